@@ -1,0 +1,355 @@
+"""What an algorithm is: `Algorithm`, and `GradientAlgorithm` for those that state a loss."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from palaestra.core import (
+    Batch,
+    CheckpointError,
+    ConfigError,
+    DataSource,
+    NonFiniteError,
+    OnPolicy,
+    Plan,
+    RunSeeds,
+    minibatches,
+)
+from palaestra.nn import CoreModel
+from palaestra.policies import Phase, Policy
+
+__all__ = ["Algorithm", "AlgorithmConfig", "GradientAlgorithm", "Gradients", "Losses", "UpdateInfo"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """Base of every algorithm's hyperparameters."""
+
+
+class Losses(NamedTuple):
+    """What `GradientAlgorithm.losses` states for one minibatch."""
+
+    terms: dict[str, Tensor]
+    """Scalars to minimise, each a mean over valid rows."""
+    metrics: dict[str, Tensor] = {}
+    """Scalars to report."""
+    priority: Tensor | None = None
+    """[N] how much each row should be sampled again; `None` where the algorithm has no opinion."""
+
+
+class Gradients(NamedTuple):
+    """What a gradient worker returns for one minibatch."""
+
+    values: dict[str, Tensor]
+    """Gradient by the parameter's full name."""
+    num_valid: Tensor
+    """0-dim, rows that counted: the weight when shards are combined."""
+    metrics: dict[str, Tensor]
+    """Scalars to report, without gradient."""
+    priority: Tensor | None
+    """[N] new priorities."""
+
+
+@dataclass(slots=True)
+class UpdateInfo:
+    """What one update did. Metrics stay tensors until they are read, so that reporting costs nothing when unused."""
+
+    policy_version: int
+    """Version after the update."""
+    gradient_steps: int
+    """Optimizer steps made."""
+    rows_trained: int
+    """Rows learned from, each counted as often as it was used."""
+    records: list[dict[str, Tensor]] = field(default_factory=list)
+    """One dict of 0-dim metrics per gradient step."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The mean of every metric over the update's gradient steps."""
+        return mean_metrics(self.records)
+
+
+def mean_metrics(records: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """The mean of each metric over records that have it.
+
+    Args:
+        records: dicts of 0-dim tensors.
+    """
+    columns: dict[str, list[Tensor]] = {}
+    for record in records:
+        for name, value in record.items():
+            columns.setdefault(name, []).append(value)
+    return {name: float(torch.stack(values).float().mean()) for name, values in columns.items()}
+
+
+class Algorithm(ABC):
+    """Anything that learns a policy from data.
+
+    Subclasses are final and are constructed as `Name(observation_spec, action_spec, config, seeds)`.
+
+    Args:
+        config: its hyperparameters.
+        policy: how to act.
+        model: what is learned, with optimizers.
+        plan: the data it wants.
+        seeds: of the run.
+    """
+
+    config_class: ClassVar[type[AlgorithmConfig]]
+    """Its configuration."""
+    stored_fields: ClassVar[tuple[str, ...]] = ()
+    """Which of the policy's `behaviour` fields the buffer has to keep."""
+
+    def __init__(
+        self, config: Any, *, policy: Policy, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
+    ) -> None:
+        seeds = seeds or RunSeeds(0)
+        self.config: Any = config
+        self.policy, self.model, self.plan = policy, model, plan
+        self.num_gradient_steps = 0
+        self._minibatch_generator = seeds.generator("minibatches")
+        self._noise_generator = seeds.generator("noise")
+        policy.version = 0
+        policy.seed(seeds.integer("acting"))
+        model.attach_policy(policy)
+
+    @property
+    def policy_version(self) -> int:
+        """Updates made so far; every row carries the version that acted."""
+        return self.policy.version
+
+    @abstractmethod
+    def update(self, source: DataSource) -> UpdateInfo:
+        """Everything learned from one unroll or sample; raises the policy version by one.
+
+        Args:
+            source: where the data comes from.
+        """
+
+    def set_progress(self, progress: float) -> None:
+        """Moves everything that follows a schedule.
+
+        Args:
+            progress: env steps taken divided by the run's total, in [0, 1].
+        """
+        self.model.set_progress(progress)
+        if self.policy.exploration is not None:
+            self.policy.exploration.set_progress(progress)
+
+    def state_tensors(self) -> dict[str, Any]:
+        """All that learning depends on, by name, for a checkpoint."""
+        state: dict[str, Any] = self.model.state_tensors()
+        state |= {"policy_version": self.policy_version, "num_gradient_steps": self.num_gradient_steps}
+        for name, generator in self._generators().items():
+            state[f"generator.{name}"] = generator.get_state()
+        if self.policy.normalizer is not None:
+            state |= {f"normalizer.{key}": value for key, value in self.policy.normalizer.state_dict().items()}
+        return state
+
+    def load_state_tensors(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `state_tensors` gave.
+
+        Args:
+            state: of an algorithm with the same configuration.
+
+        Raises:
+            CheckpointError: something is missing or does not fit.
+        """
+        self.model.load_state_tensors(state)
+        try:
+            self.policy.version = int(state["policy_version"])
+            self.num_gradient_steps = int(state["num_gradient_steps"])
+            for name, generator in self._generators().items():
+                generator.set_state(state[f"generator.{name}"])
+        except KeyError as error:
+            raise CheckpointError(f"the saved algorithm has no {error}") from error
+        if self.policy.normalizer is not None:
+            prefix = "normalizer."
+            saved = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+            self.policy.normalizer.load_state_dict(saved)
+
+    def _generators(self) -> dict[str, torch.Generator]:
+        return {
+            "minibatches": self._minibatch_generator,
+            "noise": self._noise_generator,
+            "acting": self.policy.generator,
+        }
+
+
+class GradientAlgorithm(Algorithm):
+    """An algorithm that states `losses`; everything else about gradient steps is here.
+
+    Whatever mixes rows belongs into `preprocess`, every random number a loss needs into `noise`, so that shards of a
+    minibatch give the same gradient as the whole.
+    """
+
+    trains: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """Which model components a loss term trains; by default the one of the term's own name."""
+
+    _compiled: Any = None
+
+    # -- what an algorithm file defines
+
+    def preprocess(self, batch: Batch, source: DataSource) -> Batch:
+        """Once per update, on all of its data: advantages, n-step targets, standardisation.
+
+        Args:
+            batch: what the source drew.
+            source: where it came from.
+        """
+        return batch
+
+    def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """Adds the random fields that the loss needs.
+
+        Args:
+            batch: after `preprocess`.
+            generator: source of the noise.
+        """
+        return batch
+
+    @abstractmethod
+    def losses(self, batch: Any) -> Losses:
+        """The algorithm. Reads weights, changes none, draws nothing.
+
+        Args:
+            batch: one minibatch.
+        """
+
+    def after_step(self) -> None:
+        """After each gradient step: target networks."""
+
+    # -- what every gradient algorithm does
+
+    @final
+    def gradients(self, batch: Batch) -> Gradients:
+        """Gradients of the losses on one minibatch, or on a shard of it. Stateless: runs in any gradient worker.
+
+        Args:
+            batch: one minibatch.
+
+        Raises:
+            ConfigError: a loss term trains a component that has no optimizer.
+        """
+        terms, metrics, priority = self.losses(batch)
+        by_components: dict[tuple[str, ...], Tensor] = {}
+        for name, term in terms.items():
+            components = self.trains.get(name, (name,))
+            by_components[components] = by_components[components] + term if components in by_components else term
+        values: dict[str, Tensor] = {}
+        for number, (components, term) in enumerate(by_components.items(), start=1):
+            self._require_optimizers(components)
+            gradients = self.model.get_gradients(term, components, retain_graph=number < len(by_components))
+            for name, gradient in gradients.items():
+                values[name] = values[name] + gradient if name in values else gradient
+        return Gradients(
+            values,
+            _num_valid(batch),
+            {name: value.detach() for name, value in {**terms, **metrics}.items()},
+            priority,
+        )
+
+    @final
+    def apply(self, gradients: Gradients | Sequence[Gradients]) -> dict[str, Tensor]:
+        """One gradient step: combine, clip, optimizer steps, `after_step`.
+
+        Args:
+            gradients: of a minibatch, or of each of its shards, weighted by their valid rows.
+
+        Returns:
+            Metrics of the step, 0-dim tensors.
+
+        Raises:
+            NonFiniteError: the gradient is NaN or infinite.
+        """
+        shards = [gradients] if isinstance(gradients, Gradients) else list(gradients)
+        weights = None if len(shards) == 1 else [float(shard.num_valid) for shard in shards]
+        metrics = {**shards[0].metrics, **self._optimize([shard.values for shard in shards], weights)}
+        self._after_gradient_step(metrics)
+        return metrics
+
+    @final
+    def update(self, source: DataSource) -> UpdateInfo:
+        """Draw, preprocess, then gradients and apply for every minibatch, then write priorities back.
+
+        Args:
+            source: where the data comes from.
+        """
+        with self.policy.in_phase(Phase.UPDATE):
+            drawn = source.draw(self.plan, self._minibatch_generator)
+            batch = self.noise(self.preprocess(drawn, source), self._noise_generator)
+            info = UpdateInfo(self.policy_version + 1, 0, 0)
+            for minibatch in minibatches(batch, self.plan, generator=self._minibatch_generator):
+                metrics, priority = self._learn(minibatch)
+                if priority is not None:
+                    source.write_back(minibatch["index"], priority)
+                info.records.append(metrics)
+                info.gradient_steps += 1
+                info.rows_trained += _rows(minibatch)
+        self.policy.version += 1
+        if self.policy.normalizer is not None and isinstance(self.plan, OnPolicy):
+            self.policy.normalizer.merge(self.policy.normalizer.increment(drawn["observation"]))
+        return info
+
+    def compile(self) -> None:
+        """Compiles gradients and optimizer steps into one graph; the first update then takes seconds longer.
+
+        Raises:
+            ConfigError: this machine has no C++ compiler, or this torch cannot trace gradients.
+        """
+        torch._dynamo.config.trace_autograd_ops = True  # pyright: ignore[reportAttributeAccessIssue]
+        self._compiled = torch.compile(self._gradient_step, fullgraph=True, dynamic=False)
+
+    def _gradient_step(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
+        gradients = self.gradients(batch)
+        return {**gradients.metrics, **self._optimize([gradients.values], None)}, gradients.priority
+
+    def _learn(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
+        metrics, priority = (self._compiled or self._gradient_step)(batch)
+        self._after_gradient_step(metrics)
+        return metrics, priority
+
+    def _optimize(self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None) -> dict[str, Tensor]:
+        norms = self.model.apply_gradients(gradients, weights)
+        return {f"gradient_norm/{name}": norm for name, norm in norms.items()}
+
+    def _after_gradient_step(self, metrics: Mapping[str, Tensor]) -> None:
+        for name, value in metrics.items():
+            if name.startswith("gradient_norm/") and not torch.isfinite(value):
+                state = {key: float(metric) for key, metric in metrics.items()}
+                raise NonFiniteError(
+                    f"the gradient of {name.removeprefix('gradient_norm/')!r} is not finite after "
+                    f"{self.num_gradient_steps} gradient steps; metrics of this step: {state}. "
+                    "Lower the learning rate or look at the observations and rewards"
+                )
+        self.num_gradient_steps += 1
+        self.after_step()
+
+    def _require_optimizers(self, components: Sequence[str]) -> None:
+        for component in components:
+            if component not in self.model.optimizers:
+                raise ConfigError(
+                    f"{type(self).__name__}.losses returned a term that trains {component!r}, but the optimizers are "
+                    f"{sorted(self.model.optimizers)}; every term needs one, or an entry in `trains`"
+                )
+
+
+def _num_valid(batch: Batch) -> Tensor:
+    valid = batch.get("valid")
+    return torch.tensor(float(_rows(batch))) if valid is None else valid.sum()
+
+
+def _rows(batch: Batch) -> int:
+    valid = batch.get("valid")
+    if valid is not None:
+        return valid.numel()
+    leaf = batch.values()[0]
+    while isinstance(leaf, Batch):
+        leaf = leaf.values()[0]
+    return len(leaf)

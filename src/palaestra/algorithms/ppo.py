@@ -1,0 +1,174 @@
+"""Proximal policy optimization with a clipped surrogate objective.
+
+Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, equations (7), (9) and (11).
+Departures: advantages are standardised over the whole unroll; gradients are clipped by norm; the value loss is not
+clipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm, Losses
+from palaestra.core import (
+    Batch,
+    DataSource,
+    OnPolicy,
+    RunSeeds,
+    Schedule,
+    SpecTree,
+    schedule_value,
+    seeded_initialisation,
+)
+from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
+from palaestra.ops import approximate_kl, clipped_surrogate, explained_variance, gae, masked_mean, standardize
+from palaestra.policies.stochastic import stochastic_policy
+
+__all__ = ["PPO", "PPOBatch", "PPOConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig(AlgorithmConfig):
+    """Hyperparameters of `PPO`."""
+
+    learning_rate: Schedule = 3e-4
+    """Step size of Adam; a number or a schedule such as linear(3e-4, 0)."""
+    unroll_length: float = 128
+    """Time steps collected from every environment before each update."""
+    num_updates: int = 4
+    """How often each unroll is gone through."""
+    mini_batch_size: int = 256
+    """Rows in a minibatch."""
+    gamma: float = 0.99
+    """Discount per env step, in [0, 1]."""
+    gae_lambda: float = 0.95
+    """Trace decay of the advantage estimate, in [0, 1]; 1 is Monte Carlo, 0 is one-step TD."""
+    clip: Schedule = 0.2
+    """Epsilon of equation (7): the probability ratio is clipped to [1 - epsilon, 1 + epsilon]."""
+    value_cost: float = 0.5
+    """c1 of equation (9)."""
+    entropy_cost: float = 0.0
+    """c2 of equation (9)."""
+    max_grad_norm: float = 0.5
+    """Longest gradient, Euclidean norm over all parameters."""
+    standardize_advantage: bool = True
+    """Whether advantages of an unroll are given mean 0 and standard deviation 1."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by their running mean and variance."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    """Policy and value network; they share no parameters."""
+
+
+class PPOBatch(Batch):
+    """One minibatch; every field is [N, ...]."""
+
+    observation: Any
+    action: Any
+    log_prob: Tensor
+    advantage: Tensor
+    value_target: Tensor
+    valid: Tensor
+
+
+@final
+class PPO(GradientAlgorithm):
+    """Learns a stochastic policy and a state value from unrolls of that same policy.
+
+    Args:
+        observation_spec: of the environment.
+        action_spec: of the environment: discrete, or a box.
+        config: hyperparameters.
+        seeds: of the run.
+
+    Raises:
+        ConfigError: the action space is neither.
+    """
+
+    config_class = PPOConfig
+    stored_fields = ("log_prob",)
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: PPOConfig | None = None,
+        seeds: RunSeeds | None = None,
+    ) -> None:
+        config, seeds = config or PPOConfig(), seeds or RunSeeds(0)
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = stochastic_policy(
+                observation_spec, action_spec, config.network, normalize=config.normalize_observation
+            )
+            self._value_network = Network(observation_spec, 1, config.network)
+        model = CoreModel(
+            {"ppo": nn.ModuleDict({"policy": policy.network, "value": self._value_network})},
+            {"ppo": OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)},
+        )
+        plan = OnPolicy(
+            unroll_length=config.unroll_length,
+            num_updates=config.num_updates,
+            mini_batch_size=config.mini_batch_size,
+            mini_batch_length=1,
+        )
+        self._clip = torch.tensor(schedule_value(config.clip, 0.0))
+        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
+
+    def value(self, observation: Any) -> Tensor:
+        """State values.
+
+        Args:
+            observation: [..., obs], not yet normalised.
+
+        Returns:
+            [...] in units of return.
+        """
+        return self._value_network(self.policy.normalize(observation)).squeeze(-1)
+
+    def set_progress(self, progress: float) -> None:
+        """See `Algorithm.set_progress`; the clip range may follow a schedule too."""
+        super().set_progress(progress)
+        self._clip.fill_(schedule_value(self.config.clip, progress))
+
+    @torch.no_grad()
+    def preprocess(self, batch: Any, source: DataSource) -> PPOBatch:
+        """Adds advantages and value targets to an unroll, in one batched pass."""
+        value = self.value(batch.observation)  # [T+1, B]
+        advantage = gae(
+            value,
+            batch.reward,
+            self.config.gamma * batch.discount,
+            batch.step_type,
+            lambda_=self.config.gae_lambda,
+        )  # [T, B]
+        target = value[:-1] + advantage
+        if self.config.standardize_advantage:
+            advantage = standardize(advantage, batch.valid)
+        return PPOBatch.of(
+            {
+                "observation": batch.observation[:-1],
+                "action": batch.action,
+                "log_prob": batch.policy_info.log_prob,
+                "advantage": advantage,
+                "value_target": target,
+                "valid": batch.valid,
+            }
+        )
+
+    def losses(self, batch: PPOBatch) -> Losses:
+        """Equation (9): clipped surrogate, value error and entropy."""
+        policy = self.policy.distribution(batch.observation)
+        log_ratio = policy.log_prob(batch.action) - batch.log_prob
+        surrogate = masked_mean(clipped_surrogate(log_ratio, batch.advantage, epsilon=self._clip), batch.valid)
+        value = self.value(batch.observation)
+        value_error = masked_mean((value - batch.value_target).square(), batch.valid)
+        entropy = masked_mean(policy.entropy(), batch.valid)
+        total = surrogate + self.config.value_cost * value_error - self.config.entropy_cost * entropy
+        metrics = {"surrogate": surrogate, "value_error": value_error, "entropy": entropy}
+        with torch.no_grad():
+            metrics["kl"] = approximate_kl(log_ratio, batch.valid)
+            metrics["explained_variance"] = explained_variance(value, batch.value_target, batch.valid)
+        return Losses({"ppo": total}, metrics)

@@ -1,0 +1,95 @@
+"""Monte Carlo policy gradient.
+
+Paper: Williams 1992, https://doi.org/10.1007/BF00992696, section 4; Sutton and Barto 2018, section 13.3.
+Departures: only steps whose episode ended inside the unroll are learned from, since there is no value to bootstrap
+from; for the same reason a time limit counts as an end; the baseline is the mean return of the unroll.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm, Losses
+from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
+from palaestra.ops import discounted_returns, masked_mean, policy_gradient, standardize
+from palaestra.policies.stochastic import stochastic_policy
+
+__all__ = ["Reinforce", "ReinforceBatch", "ReinforceConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReinforceConfig(AlgorithmConfig):
+    """Hyperparameters of `Reinforce`."""
+
+    learning_rate: Schedule = 3e-3
+    """Step size of Adam; a number or a schedule."""
+    unroll_length: float = 256
+    """Time steps collected from every environment before each update; several episodes should fit."""
+    gamma: float = 0.99
+    """Discount per env step, in [0, 1]."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    """Policy network."""
+
+
+class ReinforceBatch(Batch):
+    """The whole unroll; every field is [T, B, ...]."""
+
+    observation: Any
+    action: Any
+    advantage: Tensor
+    valid: Tensor
+
+
+@final
+class Reinforce(GradientAlgorithm):
+    """Raises the probability of actions by the return that followed them; the smallest algorithm of the library.
+
+    Args:
+        observation_spec: of the environment.
+        action_spec: of the environment: discrete, or a box.
+        config: hyperparameters.
+        seeds: of the run.
+    """
+
+    config_class = ReinforceConfig
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: ReinforceConfig | None = None,
+        seeds: RunSeeds | None = None,
+    ) -> None:
+        config, seeds = config or ReinforceConfig(), seeds or RunSeeds(0)
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = stochastic_policy(observation_spec, action_spec, config.network)
+        model = CoreModel({"policy": policy.network}, {"policy": OptimizerOption("adam", {"lr": config.learning_rate})})
+        super().__init__(
+            config, policy=policy, model=model, plan=OnPolicy(unroll_length=config.unroll_length), seeds=seeds
+        )
+
+    @torch.no_grad()
+    def preprocess(self, batch: Any, source: DataSource) -> ReinforceBatch:
+        """Adds standardised returns, and masks the steps whose episode goes on after the unroll."""
+        returns = discounted_returns(batch.reward, self.config.gamma * batch.discount, batch.step_type)  # [T, B]
+        ended = (batch.step_type[1:] == StepType.LAST).flip(0).cummax(0).values.flip(0)
+        valid = batch.valid * ended
+        return ReinforceBatch.of(
+            {
+                "observation": batch.observation[:-1],
+                "action": batch.action,
+                "advantage": standardize(returns, valid),
+                "valid": valid,
+            }
+        )
+
+    def losses(self, batch: ReinforceBatch) -> Losses:
+        """Sutton and Barto's equation (13.8), averaged over steps."""
+        policy = self.policy.distribution(batch.observation)
+        loss = masked_mean(policy_gradient(policy.log_prob(batch.action), batch.advantage), batch.valid)
+        return Losses({"policy": loss}, {"entropy": masked_mean(policy.entropy(), batch.valid)})

@@ -1,0 +1,7 @@
+"""Experience: streams of many lanes stored once, drawn as unrolls, sequences or n-step windows."""
+
+from palaestra.buffers.layouts import Unroll, Windows
+from palaestra.buffers.replay import ReplayBuffer
+from palaestra.buffers.storage import LaneStorage
+
+__all__ = ["LaneStorage", "ReplayBuffer", "Unroll", "Windows"]

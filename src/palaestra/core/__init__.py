@@ -1,0 +1,103 @@
+"""Words as code: batches, time steps, specs, seeds, schedules, plans, errors."""
+
+from palaestra.core.batch import Batch
+from palaestra.core.errors import (
+    CheckpointError,
+    ConfigError,
+    EnvError,
+    MissingExtraError,
+    NonFiniteError,
+    PalaestraError,
+    ShapeError,
+    SpecError,
+    did_you_mean,
+)
+from palaestra.core.experience import ExperienceSet
+from palaestra.core.minibatch import minibatches, sequences
+from palaestra.core.plan import DataSource, Offline, OnPolicy, Plan, Replay
+from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_value
+from palaestra.core.seeding import (
+    RunSeeds,
+    SeedName,
+    episode_seed,
+    generator_state,
+    seeded_initialisation,
+    set_generator_state,
+)
+from palaestra.core.spec import (
+    BoundedSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpecTree,
+    TensorSpec,
+    numpy_dtype,
+    spec_from_json,
+    spec_leaves,
+    spec_to_json,
+    torch_dtype,
+    zeros_of,
+)
+from palaestra.core.storage import load_tensors, save_tensors
+from palaestra.core.time_step import (
+    StepType,
+    TimeStep,
+    check_time_step,
+    restart,
+    termination,
+    transition,
+    truncation,
+)
+
+__all__ = [
+    "Batch",
+    "BoundedSpec",
+    "CheckpointError",
+    "ConfigError",
+    "DataSource",
+    "DiscreteSpec",
+    "EnvError",
+    "ExperienceSet",
+    "Linear",
+    "MissingExtraError",
+    "MultiBinarySpec",
+    "MultiDiscreteSpec",
+    "NonFiniteError",
+    "Offline",
+    "OnPolicy",
+    "PalaestraError",
+    "Piecewise",
+    "Plan",
+    "Replay",
+    "RunSeeds",
+    "Schedule",
+    "SeedName",
+    "ShapeError",
+    "SpecError",
+    "SpecTree",
+    "StepType",
+    "TensorSpec",
+    "TimeStep",
+    "check_time_step",
+    "did_you_mean",
+    "episode_seed",
+    "generator_state",
+    "load_tensors",
+    "minibatches",
+    "numpy_dtype",
+    "parse_schedule",
+    "restart",
+    "save_tensors",
+    "schedule_value",
+    "seeded_initialisation",
+    "sequences",
+    "set_generator_state",
+    "spec_from_json",
+    "spec_leaves",
+    "spec_to_json",
+    "termination",
+    "torch_dtype",
+    "transition",
+    "truncation",
+    "zeros_of",
+]

@@ -1,0 +1,95 @@
+"""Errors that say what was given, what is needed and what to do.
+
+Every class carries the exit code that the command line ends with.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "EnvError",
+    "MissingExtraError",
+    "NonFiniteError",
+    "PalaestraError",
+    "ShapeError",
+    "SpecError",
+    "did_you_mean",
+]
+
+
+class PalaestraError(Exception):
+    """Base of every error that this library raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(PalaestraError, ValueError):
+    """A setting is unknown, of the wrong type, or does not fit another one."""
+
+    exit_code = 2
+
+
+class MissingExtraError(ConfigError):
+    """An optional dependency is needed that is not installed.
+
+    Args:
+        package: the import that failed, for example `"ale_py"`.
+        extra: the extra of this project that brings it, for example `"atari"`.
+        purpose: what it is needed for.
+    """
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs the package {package!r}: pip install 'palaestra[{extra}]'")
+
+
+class ShapeError(PalaestraError, ValueError):
+    """Arrays whose shapes do not fit together."""
+
+    exit_code = 2
+
+
+class SpecError(PalaestraError, ValueError):
+    """Data that does not match its spec, or a space that has none."""
+
+    exit_code = 2
+
+
+class EnvError(PalaestraError, RuntimeError):
+    """An environment failed; the message names it, its seed, episode, step and action."""
+
+    exit_code = 3
+
+
+class NonFiniteError(PalaestraError, ArithmeticError):
+    """A loss, gradient, observation or reward is NaN or infinite."""
+
+    exit_code = 4
+
+
+class CheckpointError(PalaestraError, RuntimeError):
+    """A checkpoint is missing, damaged, or of a format that cannot be read."""
+
+    exit_code = 5
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name.
+
+    Args:
+        name: what was given.
+        known: what exists.
+
+    Returns:
+        `" — did you mean 'x'?"` when something is close, else the list of what exists.
+
+    Example:
+        >>> did_you_mean("learnin_rate", ["learning_rate", "gamma"])
+        " — did you mean 'learning_rate'?"
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f" — did you mean {close[0]!r}?" if close else f"; known: {', '.join(names) or 'none'}"

@@ -1,0 +1,96 @@
+"""Cutting the data of one update into minibatches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from palaestra.core.batch import Batch
+from palaestra.core.errors import ShapeError
+from palaestra.core.plan import OnPolicy, Plan
+
+__all__ = ["minibatches", "sequences"]
+
+
+def minibatches(batch: Batch, plan: Plan, *, generator: torch.Generator) -> Iterator[Batch]:
+    """The minibatches of one update, in the order in which they are learned from.
+
+    On-policy data `[T, B, ...]` is cut into sequences, shuffled over all of them and divided, `plan.num_updates` times
+    with a new order each time; time order inside a sequence stays. A sample of a replay buffer is already in random
+    order and is divided into `plan.num_updates` parts.
+
+    Args:
+        batch: every leaf `[T, B, ...]` for an on-policy plan; `[N, ...]` or `[L, N, ...]` for a sample.
+        plan: what the algorithm asked for.
+        generator: source of the order.
+
+    Yields:
+        `[N, ...]` where sequences have length 1, else `[L, N, ...]`.
+    """
+    if not isinstance(plan, OnPolicy):
+        if plan.num_updates == 1:
+            yield batch
+            return
+        dim = 0 if plan.mini_batch_length == 1 else 1
+        for i in range(plan.num_updates):
+            yield _rows(batch, slice(i * plan.mini_batch_size, (i + 1) * plan.mini_batch_size), dim)
+        return
+    num_lanes = _leaf(batch).shape[1]
+    rows = sequences(batch, plan.mini_batch_length)
+    dim = 0 if plan.mini_batch_length == 1 else 1
+    total = _leaf(rows).shape[dim]
+    size = _even_size(total, plan.mini_batch_size or num_lanes)
+    for _ in range(plan.num_updates):
+        shuffled = rows
+        if size < total:
+            order = torch.randperm(total, generator=generator, device=generator.device)
+            shuffled = rows.map(lambda leaf, order=order: leaf.index_select(dim, order.to(leaf.device)))
+        for start in range(0, total, size):
+            yield _rows(shuffled, slice(start, start + size), dim)
+
+
+def sequences(batch: Batch, length: int | None) -> Batch:
+    """Cuts `[T, B, ...]` along time into sequences of equal length; surplus steps at the end are left out.
+
+    Args:
+        batch: every leaf `[T, B, ...]`.
+        length: of a sequence; `None` is T.
+
+    Returns:
+        `[T * B, ...]` for length 1, else `[length, (T // length) * B, ...]`.
+
+    Raises:
+        ShapeError: there are fewer steps than one sequence needs.
+    """
+    steps = _leaf(batch).shape[0]
+    if length is None or length == steps != 1:
+        return batch
+    if length > steps:
+        raise ShapeError(f"mini_batch_length is {length} but the unroll has {steps} steps; unroll at least as many")
+    count = steps // length
+
+    def cut(leaf: Tensor) -> Tensor:
+        if length == 1:
+            return leaf.flatten(0, 1)
+        parts = leaf[: count * length].unflatten(0, (count, length))  # [count, L, B, ...]
+        return parts.transpose(0, 1).flatten(1, 2)
+
+    return batch.map(cut)
+
+
+def _even_size(total: int, size: int) -> int:
+    """A minibatch size near `size` that leaves no tiny last minibatch: 264 rows in 32s become 8 times 33."""
+    return math.ceil(total / max(1, total // size)) if size < total else total
+
+
+def _leaf(batch: Batch) -> Any:
+    value = batch.values()[0]
+    return _leaf(value) if isinstance(value, Batch) else value
+
+
+def _rows(batch: Batch, rows: slice, dim: int) -> Batch:
+    return batch[rows] if dim == 0 else batch[:, rows]

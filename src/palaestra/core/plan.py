@@ -1,0 +1,112 @@
+"""What data an algorithm wants: `Plan`, and where it comes from: `DataSource`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+
+import torch
+
+from palaestra.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from palaestra.core.batch import Batch
+
+__all__ = ["DataSource", "Offline", "OnPolicy", "Plan", "Replay"]
+
+
+def _require_positive(plan: object, *names: str) -> None:
+    for name in names:
+        value = getattr(plan, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{type(plan).__name__}({name}={value}): {name} must be greater than 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicy:
+    """Learn from each unroll, then discard it.
+
+    With the defaults one gradient step is made on the whole unroll (A2C). With a minibatch size the unroll is cut into
+    sequences, shuffled keeping time order inside each, and every minibatch gets one gradient step, `num_updates` times
+    (PPO; ALF's `whole_replay_buffer_training=True`).
+    """
+
+    unroll_length: float
+    """Time steps from every environment in one unroll. A fraction is met on average."""
+    num_updates: int = 1
+    """How often the whole unroll is gone through."""
+    mini_batch_size: int | None = None
+    """Sequences in a minibatch; `None` is one sequence from every environment."""
+    mini_batch_length: int | None = None
+    """Time steps in a sequence; `None` is the whole unroll. Surplus steps are cut off."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "unroll_length", "num_updates", "mini_batch_size", "mini_batch_length")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """Learn from samples of a replay buffer: one draw of `num_updates * mini_batch_size` sequences an iteration."""
+
+    unroll_length: float
+    """Time steps from every environment between two learning phases."""
+    capacity: int = 100_000
+    """Rows the buffer keeps, over all environments."""
+    num_updates: int = 1
+    """Gradient steps in one iteration."""
+    mini_batch_size: int = 32
+    """Sequences in a minibatch."""
+    mini_batch_length: int = 1
+    """Time steps in a sequence; 1 gives flat transitions."""
+    initial_collect_steps: int = 0
+    """Env steps before the first gradient step."""
+    n_step: int = 1
+    """Rewards summed before bootstrapping; windows end with their episode."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "unroll_length", "capacity", "num_updates", "mini_batch_size", "mini_batch_length")
+        _require_positive(self, "n_step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offline:
+    """Learn from a fixed data set; nothing is collected."""
+
+    num_updates: int = 1
+    """Gradient steps in one iteration."""
+    mini_batch_size: int = 256
+    """Sequences in a minibatch."""
+    mini_batch_length: int = 1
+    """Time steps in a sequence; 1 gives flat transitions."""
+    n_step: int = 1
+    """Rewards summed before bootstrapping."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "num_updates", "mini_batch_size", "mini_batch_length", "n_step")
+
+
+Plan: TypeAlias = OnPolicy | Replay | Offline
+"""The data an algorithm learns from in one training iteration."""
+
+
+@runtime_checkable
+class DataSource(Protocol):
+    """Whatever an algorithm can learn from: a replay buffer, an unroll, requests packed by a robot."""
+
+    def draw(self, plan: Plan, generator: torch.Generator) -> Batch:
+        """The data of one update.
+
+        Args:
+            plan: what the algorithm wants.
+            generator: source of every random choice.
+        """
+        ...
+
+    def write_back(self, indices: torch.Tensor, priority: torch.Tensor) -> None:
+        """Takes priorities of drawn rows; sources without priorities ignore them.
+
+        Args:
+            indices: the batch's `index` field.
+            priority: non-negative, one per row.
+        """
+        ...

@@ -1,0 +1,121 @@
+"""Settings that change over a run: a function of the env steps taken so far."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from palaestra.core.errors import ConfigError
+
+__all__ = ["Linear", "Piecewise", "Schedule", "parse_schedule", "schedule_value"]
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Goes from `start` to `end` in a straight line over the first part of a run, then stays."""
+
+    start: float
+    """Value at env step 0."""
+    end: float
+    """Value from the end of that part on."""
+    fraction: float = 1.0
+    """How much of the run it takes, in (0, 1]."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(f"a linear schedule was given fraction {self.fraction}; it must lie in (0, 1]")
+
+    def __call__(self, progress: float) -> float:
+        """Value at a point of the run.
+
+        Args:
+            progress: env steps taken divided by the run's total, in [0, 1].
+        """
+        return self.start + (self.end - self.start) * min(1.0, progress / self.fraction)
+
+    def __str__(self) -> str:
+        last = "" if self.fraction == 1 else f", {self.fraction:g}"
+        return f"linear({self.start:g}, {self.end:g}{last})"
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """Straight lines between points: MARO's multi-phase linear schedule."""
+
+    points: tuple[tuple[float, float], ...]
+    """(progress, value) pairs with progress rising from 0."""
+
+    def __post_init__(self) -> None:
+        steps = [point[0] for point in self.points]
+        if not steps or steps[0] != 0 or steps != sorted(set(steps)) or steps[-1] > 1:
+            raise ConfigError(f"piecewise schedule points lie at {steps}; they must rise from 0 to at most 1")
+
+    def __call__(self, progress: float) -> float:
+        """Value at a point of the run.
+
+        Args:
+            progress: env steps taken divided by the run's total, in [0, 1].
+        """
+        for (x0, y0), (x1, y1) in zip(self.points, self.points[1:], strict=False):
+            if progress < x1:
+                return y0 + (y1 - y0) * (progress - x0) / (x1 - x0)
+        return self.points[-1][1]
+
+    def __str__(self) -> str:
+        return f"piecewise({', '.join(f'{x:g}: {y:g}' for x, y in self.points)})"
+
+
+Schedule: TypeAlias = float | Linear | Piecewise
+"""A number, or a function of progress in [0, 1]."""
+
+
+def schedule_value(schedule: Schedule, progress: float) -> float:
+    """The value of a schedule.
+
+    Args:
+        schedule: a number stays what it is.
+        progress: env steps taken divided by the run's total, in [0, 1].
+
+    Example:
+        >>> schedule_value(Linear(1.0, 0.0, fraction=0.5), 0.25), schedule_value(3e-4, 0.9)
+        (0.5, 0.0003)
+    """
+    return schedule(progress) if isinstance(schedule, Linear | Piecewise) else schedule
+
+
+def parse_schedule(text: str) -> Schedule:
+    """A schedule as typed on a command line or in a configuration file.
+
+    Args:
+        text: a number, `linear(start, end)`, `linear(start, end, fraction)` or `piecewise(0: a, 0.5: b)`.
+
+    Raises:
+        ConfigError: it is none of these.
+
+    Example:
+        >>> parse_schedule("linear(1e-3, 0)")
+        Linear(start=0.001, end=0.0, fraction=1.0)
+        >>> parse_schedule("piecewise(0: 1, 0.5: 0.1)")
+        Piecewise(points=((0.0, 1.0), (0.5, 0.1)))
+    """
+    text = text.strip()
+    if re.fullmatch(_NUMBER, text):
+        return float(text)
+    name, _, rest = text.partition("(")
+    arguments = [part.strip() for part in rest.removesuffix(")").split(",")]
+    try:
+        if name == "linear" and rest.endswith(")") and len(arguments) in (2, 3):
+            return Linear(*(float(argument) for argument in arguments))
+        if name == "piecewise" and rest.endswith(")"):
+            pairs = (argument.split(":") for argument in arguments)
+            return Piecewise(tuple((float(x), float(y)) for x, y in pairs))
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+    raise ConfigError(
+        f"{text!r} is no schedule; give a number, linear(start, end), linear(start, end, fraction) "
+        "or piecewise(0: a, 0.5: b)"
+    )

@@ -1,0 +1,116 @@
+"""One run seed, and a named, independent generator for everything that draws.
+
+Nothing in the library draws from a global generator. `RunSeeds` derives children of one `numpy.random.SeedSequence` by
+name, so adding a consumer never shifts the numbers that another one sees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+
+__all__ = ["RunSeeds", "SeedName", "episode_seed", "generator_state", "seeded_initialisation", "set_generator_state"]
+
+SeedName = Literal["initialisation", "acting", "minibatches", "noise", "evaluation", "environments"]
+"""Who draws: parameter initialisation, acting policies, minibatch order, loss noise, evaluation, environments."""
+
+_NAMES = get_args(SeedName)
+_MASK = (1 << 64) - 1
+
+
+class RunSeeds:
+    """The seeds of one run.
+
+    Args:
+        seed: the run seed, a non-negative integer.
+
+    Example:
+        >>> seeds = RunSeeds(0)
+        >>> seeds.integer("environments", 0) != seeds.integer("environments", 1)
+        True
+        >>> seeds.integer("environments", 0) == RunSeeds(0).integer("environments", 0)
+        True
+    """
+
+    def __init__(self, seed: int) -> None:
+        if seed < 0:
+            raise ValueError(f"the run seed is {seed}; it must be at least 0")
+        self.seed = seed
+
+    def integer(self, name: SeedName, index: int = 0) -> int:
+        """A 63-bit seed for one consumer.
+
+        Args:
+            name: who draws.
+            index: which of several (an environment's lane, an acting policy).
+        """
+        child = np.random.SeedSequence(self.seed, spawn_key=(_NAMES.index(name), index))
+        return int(child.generate_state(1, np.uint64)[0]) >> 1
+
+    def generator(self, name: SeedName, index: int = 0, *, device: torch.device | str = "cpu") -> torch.Generator:
+        """A fresh torch generator for one consumer.
+
+        Args:
+            name: who draws.
+            index: which of several.
+            device: where the generator lives.
+        """
+        return torch.Generator(device=device).manual_seed(self.integer(name, index))
+
+
+def episode_seed(lane_seed: int, episode: int) -> int:
+    """The seed of one reset: a function of the lane and the episode's number alone.
+
+    So a restarted worker or a resumed run goes on with the same stream. One round of SplitMix64 (Steele et al. 2014,
+    https://doi.org/10.1145/2714064.2660195), cut to 31 bits, which every simulator accepts.
+
+    Args:
+        lane_seed: 63-bit seed of the environment's lane.
+        episode: number of the episode in that lane, from 0.
+
+    Returns:
+        An integer in [0, 2^31).
+
+    Example:
+        >>> episode_seed(7, 0) == episode_seed(7, 0), episode_seed(7, 0) == episode_seed(7, 1)
+        (True, False)
+    """
+    z = (lane_seed + (episode + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (z ^ (z >> 31)) >> 33
+
+
+@contextlib.contextmanager
+def seeded_initialisation(seed: int) -> Iterator[None]:
+    """Makes modules built inside draw from `seed`, and leaves torch's global generator as it was.
+
+    Args:
+        seed: from `RunSeeds.integer("initialisation")`.
+    """
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
+
+
+def generator_state(generator: torch.Generator) -> torch.Tensor:
+    """The state of a generator as a uint8 tensor, for a checkpoint.
+
+    Args:
+        generator: whose state.
+    """
+    return generator.get_state()
+
+
+def set_generator_state(generator: torch.Generator, state: torch.Tensor) -> None:
+    """Puts a generator back to a saved state.
+
+    Args:
+        generator: changed in place.
+        state: from `generator_state`.
+    """
+    generator.set_state(state.to(torch.uint8).cpu())

@@ -1,0 +1,27 @@
+"""Environments: one contract for everything that emits time steps.
+
+`create_environment(EnvConfig(name="CartPole-v1", num_envs=8), lane_seeds=...)` is the usual way in.
+"""
+
+from palaestra.envs.create import EnvConfig, create_environment, import_object, load, probe_specs
+from palaestra.envs.environment import Environment, EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.gym_environment import GymEnvironment
+from palaestra.envs.serial import SerialEnvironment
+from palaestra.envs.spaces import space_from_spec, spec_from_space
+from palaestra.envs.wrappers import TimeLimit
+
+__all__ = [
+    "EnvConfig",
+    "Environment",
+    "EnvironmentWrapper",
+    "GymEnvironment",
+    "SerialEnvironment",
+    "SingleEnvironment",
+    "TimeLimit",
+    "create_environment",
+    "import_object",
+    "load",
+    "probe_specs",
+    "space_from_spec",
+    "spec_from_space",
+]

@@ -1,0 +1,96 @@
+"""Driving one stack of layers: start an episode, replay one, and say everything about a failure."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from palaestra.core import EnvError, PalaestraError, SpecError, TimeStep, episode_seed
+from palaestra.envs.episode_log import Episode, EpisodeLog, digest
+from palaestra.envs.nest import problem
+
+if TYPE_CHECKING:
+    from palaestra.envs.environment import SingleEnvironment
+
+__all__ = ["begin", "describe", "failure", "replay"]
+
+
+def begin(env: SingleEnvironment, seed: int) -> TimeStep:
+    """Starts an episode and checks that its first observation fits the spec.
+
+    Args:
+        env: the outermost layer.
+        seed: of the reset.
+
+    Raises:
+        SpecError: structure, shape or dtype of the observation differ from the spec.
+    """
+    time_step = env.begin_episode(seed)
+    wrong = problem(time_step.observation, env.observation_spec)
+    if wrong:
+        raise SpecError(f"the observation has {wrong}")
+    return time_step
+
+
+def replay(env: SingleEnvironment, episode: Episode) -> TimeStep | None:
+    """Puts an environment where an episode had come to.
+
+    Args:
+        env: the outermost layer.
+        episode: with its actions and the digest of its latest time step.
+
+    Returns:
+        The latest time step; `None` if no episode had begun.
+
+    Raises:
+        EnvError: the digest differs.
+    """
+    if episode.number < 0:
+        return None
+    time_step = begin(env, episode.seed)
+    for action in episode.actions:
+        time_step = env.advance(action)
+    found = digest(time_step, env.observation_spec)
+    if found != episode.digest:
+        raise EnvError(
+            f"the episode does not replay: after {len(episode.actions)} actions its time step hashes to {found}, "
+            f"in the saved run to {episode.digest}. The environment draws from something other than the seed of its reset (a global generator, the clock), keeps state "
+            "across episodes, or its code or settings have changed since"
+        )
+    return time_step
+
+
+def describe(error: BaseException) -> tuple[str, str]:
+    """An exception as text that any process can read: its class, and its message or traceback.
+
+    Args:
+        error: raised by an environment.
+    """
+    ours = isinstance(error, PalaestraError)
+    return type(error).__name__, str(error) if ours else "\n\n" + "".join(traceback.format_exception(error))
+
+
+def failure(log: EpisodeLog, lane: int, what: str, detail: str, *, env_id: int | None = None) -> EnvError:
+    """The error that names an environment, its seed, episode, step and action.
+
+    Args:
+        log: that the lane is in.
+        lane: which failed.
+        what: happened, for example "raised KeyError".
+        detail: traceback or message.
+        env_id: the environment's number, where it is not the lane's.
+    """
+    number = log.episodes[lane]
+    place = f"environment {lane if env_id is None else env_id} {what}"
+    if number < 0:
+        return EnvError(f"{place} before its first episode: {detail}")
+    step, seed = log.steps(lane), episode_seed(log.lane_seeds[lane], number)
+    doing = f"step {step} with action {_summary(log.last_action(lane))}" if step else "its reset"
+    return EnvError(f"{place} in episode {number} (seed {seed}), at {doing}: {detail}")
+
+
+def _summary(action: Any) -> str:
+    with np.printoptions(threshold=20, edgeitems=5, precision=4):
+        return repr(action).replace("\n", " ")

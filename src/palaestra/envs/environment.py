@@ -1,0 +1,384 @@
+"""The contracts of environments: `Environment` (batched), `SingleEnvironment` (one, bare) and its wrappers.
+
+Layers, from the inside to the outside: a Gymnasium environment, Gymnasium wrappers, `GymEnvironment`, any number of
+`EnvironmentWrapper`s, and an `Environment` that steps several such stacks. Actions flow outside-in, time steps
+inside-out; every layer passes them on or transforms them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Any, Literal, Self, final
+
+import numpy as np
+import torch
+
+from palaestra.core import BoundedSpec, DiscreteSpec, EnvError, SpecTree, TensorSpec, TimeStep
+from palaestra.envs.driving import begin, describe, failure, replay
+from palaestra.envs.episode_log import EpisodeLog, digest
+from palaestra.envs.nest import flatten, leaf_dtypes, unflatten, zeros
+
+__all__ = ["Environment", "EnvironmentWrapper", "SingleEnvironment"]
+
+_STEP_TYPE = DiscreteSpec(dtype=torch.int32, num=3)
+_DISCOUNT = BoundedSpec((), minimum=np.array(0), maximum=np.array(1))
+_ENV_ID = TensorSpec((), torch.int64)
+
+
+class Environment(ABC):
+    """B environments that are stepped together; every leaf of what they emit is a CPU tensor [B, ...].
+
+    After LAST the next `step` ignores that environment's action and returns FIRST; a `step` before any `reset` returns
+    FIRST everywhere. What is returned is never written to again.
+
+    Example:
+        >>> from palaestra.envs import SerialEnvironment, load
+        >>> with SerialEnvironment([load("CartPole-v1"), load("CartPole-v1")], lane_seeds=[1, 2]) as env:
+        ...     first = env.reset()
+        ...     second = env.step(torch.tensor([0, 1]))
+        >>> first.step_type, second.prev_action
+        (tensor([0, 0], dtype=torch.int32), tensor([0, 1]))
+    """
+
+    batch_size: int
+    """Number of environments, B."""
+    seeding: Literal["per_episode", "per_lane", "per_batch"]
+    """What a seed determines: every episode of a lane by its number, a lane's whole stream, or the batch as a whole."""
+    resume: Literal["exact", "statistical"]
+    """Whether a restored environment goes on with the very same stream, or with new episodes."""
+    ended: TimeStep | None = None
+    """LAST rows of environments that reset within the step (their FIRST rows are in the step itself), else `None`."""
+
+    @property
+    @abstractmethod
+    def observation_spec(self) -> SpecTree:
+        """Of one observation, without the leading dimension; tuples are dicts with the keys "0", "1", ..."""
+
+    @property
+    @abstractmethod
+    def action_spec(self) -> SpecTree:
+        """Of one action, without the leading dimension."""
+
+    @property
+    def reward_spec(self) -> TensorSpec:
+        """Of one reward: shape () or, for vector rewards, [k]."""
+        return TensorSpec(())
+
+    @property
+    def env_info_spec(self) -> SpecTree:
+        """Of the info entries that are declared; others may come and go."""
+        return {}
+
+    @property
+    @final
+    def time_step_spec(self) -> TimeStep:
+        """A time step of specs."""
+        return _time_step_spec(self)
+
+    @abstractmethod
+    def reset(self) -> TimeStep:
+        """Starts the next episode everywhere; running ones are abandoned."""
+
+    @final
+    def step(self, action: Any) -> TimeStep:
+        """Executes one action in every environment.
+
+        Args:
+            action: [B, ...], a tensor or a nest shaped like `action_spec`.
+
+        Raises:
+            EnvError: an environment failed; the message names it, its seed, episode, step and action.
+        """
+        self.send(action)
+        return self.recv()
+
+    @abstractmethod
+    def send(self, action: Any, env_id: torch.Tensor | None = None) -> None:
+        """Hands out actions; `recv` collects what comes of them. Simulation may run in between.
+
+        Args:
+            action: as for `step`.
+            env_id: [n] which environments they are for; `None` for all.
+        """
+
+    @abstractmethod
+    def recv(self) -> TimeStep:
+        """Waits for the time steps of the actions sent."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Where every environment is, as JSON values and arrays by name."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts the environments back to a saved state.
+
+        Args:
+            state: from `state_dict`.
+
+        Raises:
+            EnvError: it does not fit, or an environment does not replay.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees what the environments hold. Closing twice is fine."""
+
+    def render(self) -> np.ndarray:
+        """A picture of environment 0, uint8 [H, W, 3].
+
+        Raises:
+            EnvError: it cannot be drawn.
+        """
+        raise EnvError(f"{type(self).__name__} cannot be rendered")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class SingleEnvironment(ABC):
+    """One bare environment: numpy in and out, no leading dimension.
+
+    A layer implements `begin_episode` and `advance`. What these return is valid until the next call; a layer that
+    keeps an observation copies it. Only the outermost layer's `seed`, `reset` and `step` are called from outside: they
+    number the episodes, reset after LAST, record actions and copy what they return. So a layer costs one Python call.
+    """
+
+    env_id: int = 0
+    """Which environment of a batch this is."""
+    _log: EpisodeLog | None = None
+    _latest: TimeStep | None = None
+
+    @property
+    @abstractmethod
+    def observation_spec(self) -> SpecTree:
+        """Of the observation."""
+
+    @property
+    @abstractmethod
+    def action_spec(self) -> SpecTree:
+        """Of the action."""
+
+    @property
+    def reward_spec(self) -> TensorSpec:
+        """Of the reward: shape () or, for vector rewards, [k]."""
+        return TensorSpec(())
+
+    @property
+    def env_info_spec(self) -> SpecTree:
+        """Of the info entries that are declared; others may come and go."""
+        return {}
+
+    @property
+    @final
+    def time_step_spec(self) -> TimeStep:
+        """A time step of specs."""
+        return _time_step_spec(self)
+
+    @abstractmethod
+    def begin_episode(self, seed: int) -> TimeStep:
+        """Starts an episode.
+
+        Args:
+            seed: all the randomness of the episode comes from it.
+
+        Returns:
+            A FIRST time step.
+        """
+
+    @abstractmethod
+    def advance(self, action: Any) -> TimeStep:
+        """Executes one action inside an episode.
+
+        Args:
+            action: as the spec says.
+
+        Returns:
+            A MID or LAST time step.
+        """
+
+    def close(self) -> None:  # noqa: B027 - a layer that holds nothing has nothing to do
+        """Frees what the environment holds."""
+
+    def render(self) -> np.ndarray:
+        """A picture of the environment, uint8 [H, W, 3].
+
+        Raises:
+            EnvError: it cannot be drawn.
+        """
+        raise EnvError(f"{type(self).__name__} cannot be rendered")
+
+    @final
+    def seed(self, lane_seed: int) -> None:
+        """Sets the seed that those of all episodes derive from, and counts episodes from 0 again.
+
+        Args:
+            lane_seed: 63 bits, from `RunSeeds.integer("environments", lane)`.
+        """
+        self._log = EpisodeLog([lane_seed], self.action_spec)
+        self._latest = None
+
+    @final
+    def reset(self) -> TimeStep:
+        """Starts the next episode."""
+        log = self._episodes()
+        log.abandon()
+        none = zeros(self.action_spec)
+        return self._drive(log, none)
+
+    @final
+    def step(self, action: Any) -> TimeStep:
+        """Executes one action; after LAST, or before any reset, ignores it and starts the next episode.
+
+        Args:
+            action: as the spec says.
+
+        Raises:
+            EnvError: the environment failed.
+        """
+        return self._drive(self._episodes(), action)
+
+    @final
+    def state_dict(self) -> dict[str, Any]:
+        """Where the environment is: the number of its episode, its actions so far, a digest of its latest time step."""
+        latest = self._latest
+        return self._episodes().state_dict([digest(latest, self.observation_spec) if latest else ""])
+
+    @final
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replays the saved episode through all layers.
+
+        Args:
+            state: from `state_dict`.
+
+        Raises:
+            EnvError: the environment does not replay.
+        """
+        log = self._episodes()
+        episodes = log.episodes_of(state)
+        log.restore(episodes, [0])
+        try:
+            time_step = replay(self, episodes[0])
+        except Exception as error:
+            raise self._failure(log, error) from error
+        if time_step is not None:
+            action = log.last_action(0)
+            self._emit(log, time_step, zeros(self.action_spec) if action is None else action)
+
+    def _episodes(self) -> EpisodeLog:
+        if self._log is None:
+            # unseeded: a fresh seed, which state_dict holds, so the episode can still be replayed
+            self.seed(int(np.random.SeedSequence().generate_state(1, np.uint64)[0]) >> 1)
+        assert self._log is not None
+        return self._log
+
+    def _drive(self, log: EpisodeLog, action: Any) -> TimeStep:
+        spec = self.action_spec
+        leaves = zip(flatten(action, spec), leaf_dtypes(spec), strict=True)
+        rows = [np.asarray(leaf, dtype)[None] for leaf, dtype in leaves]
+        seeds = log.send(rows)
+        try:
+            if seeds:
+                return self._emit(log, begin(self, seeds[0]), zeros(spec))
+            return self._emit(log, self.advance(unflatten((row[0] for row in rows), spec)), action)
+        except Exception as error:
+            self._latest = None
+            log.abandon()
+            raise self._failure(log, error) from error
+
+    def _emit(self, log: EpisodeLog, time_step: TimeStep, action: Any) -> TimeStep:
+        spec = self.observation_spec
+        leaves = zip(flatten(time_step.observation, spec), leaf_dtypes(spec), strict=True)
+        copies = [np.array(leaf, dtype) for leaf, dtype in leaves]
+        log.due = [0] if time_step.step_type == 2 else []
+        self._latest = time_step._replace(
+            observation=unflatten(iter(copies), spec), prev_action=action, env_id=self.env_id
+        )
+        return self._latest
+
+    def _failure(self, log: EpisodeLog, error: Exception) -> EnvError:
+        kind, detail = describe(error)
+        return failure(log, 0, f"raised {kind}", detail, env_id=self.env_id)
+
+
+class EnvironmentWrapper(SingleEnvironment):
+    """A layer around a bare environment that passes everything through.
+
+    Override `advance` and `begin_episode` to change time steps or actions, and the specs of whatever is changed.
+
+    Args:
+        env: the layer inside.
+
+    Example:
+        >>> class SparseReward(EnvironmentWrapper):
+        ...     def advance(self, action):
+        ...         time_step = self.env.advance(action)
+        ...         return time_step._replace(reward=float(time_step.reward > 0))
+    """
+
+    def __init__(self, env: SingleEnvironment) -> None:
+        self.env = env
+        self.env_id = env.env_id
+
+    @property
+    def observation_spec(self) -> SpecTree:
+        """Of the observation; the inner layer's unless overridden."""
+        return self.env.observation_spec
+
+    @property
+    def action_spec(self) -> SpecTree:
+        """Of the action; the inner layer's unless overridden."""
+        return self.env.action_spec
+
+    @property
+    def reward_spec(self) -> TensorSpec:
+        """Of the reward; the inner layer's unless overridden."""
+        return self.env.reward_spec
+
+    @property
+    def env_info_spec(self) -> SpecTree:
+        """Of the declared info entries; the inner layer's unless overridden."""
+        return self.env.env_info_spec
+
+    def begin_episode(self, seed: int) -> TimeStep:
+        """Starts an episode in the inner layer.
+
+        Args:
+            seed: passed on.
+        """
+        return self.env.begin_episode(seed)
+
+    def advance(self, action: Any) -> TimeStep:
+        """Executes one action in the inner layer.
+
+        Args:
+            action: passed on.
+        """
+        return self.env.advance(action)
+
+    def render(self) -> np.ndarray:
+        """The inner layer's picture."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Closes the inner layer."""
+        self.env.close()
+
+
+def _time_step_spec(env: Environment | SingleEnvironment) -> TimeStep:
+    return TimeStep(
+        _STEP_TYPE,
+        env.reward_spec,
+        _DISCOUNT,
+        env.observation_spec,
+        env.action_spec,
+        _ENV_ID,
+        (),
+        env.env_info_spec,
+    )

@@ -1,0 +1,216 @@
+"""What it takes to put an environment back where it was: the actions of its running episode, and a digest to check.
+
+A lane is one environment's stream. Its state is (seed of the lane, number of the episode, actions so far): replaying
+them through the whole stack of layers gives the same environment, and the digest of its latest time step proves it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from palaestra.core import EnvError, SpecTree, TimeStep, episode_seed, spec_leaves
+from palaestra.envs.nest import flatten, leaf_dtypes, unflatten
+
+__all__ = ["Episode", "EpisodeLog", "digest"]
+
+_FIRST_CAPACITY = 64
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One lane's running episode."""
+
+    lane_seed: int
+    """63-bit seed of the lane."""
+    number: int
+    """From 0; -1 before the first reset."""
+    actions: list[Any]
+    """The actions executed so far, as the bare environment takes them."""
+    digest: str
+    """Of the time step after the last of them; empty before the first reset."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of this episode's reset."""
+        return episode_seed(self.lane_seed, self.number)
+
+
+class EpisodeLog:
+    """The actions of every lane's running episode.
+
+    Actions are rows [B, ...] of arrays that grow by doubling; rows that no running episode needs are dropped when the
+    arrays are full. Writing one row a step costs the same for any number of lanes.
+
+    Args:
+        lane_seeds: one seed for every lane.
+        action_spec: of one bare environment.
+
+    Attributes:
+        lane_seeds: as given.
+        episodes: number of every lane's running episode, -1 before the first.
+        due: lanes whose next step starts an episode.
+    """
+
+    def __init__(self, lane_seeds: Sequence[int], action_spec: SpecTree) -> None:
+        self.lane_seeds = [int(seed) for seed in lane_seeds]
+        self.episodes = [-1] * len(self.lane_seeds)
+        self.due = list(range(len(self.lane_seeds)))
+        self._spec = action_spec
+        self._specs = spec_leaves(action_spec)
+        self._begins = [0] * len(self.lane_seeds)
+        self._length = 0
+        self._rows = self._empty(_FIRST_CAPACITY)
+
+    def send(self, actions: Sequence[np.ndarray]) -> dict[int, int]:
+        """Records one action for every lane, and starts the next episode of those that are `due`.
+
+        Args:
+            actions: leaf arrays [B, ...] in the order of the action spec; copied.
+
+        Returns:
+            The seeds to reset those lanes with; their actions do not count.
+        """
+        if self._length == len(self._rows[0]):
+            self._make_room()
+        for rows, action in zip(self._rows, actions, strict=True):
+            rows[self._length] = action
+        self._length += 1
+        seeds: dict[int, int] = {}
+        for lane in self.due:
+            self.episodes[lane] += 1
+            self._begins[lane] = self._length
+            seeds[lane] = episode_seed(self.lane_seeds[lane], self.episodes[lane])
+        self.due = []
+        return seeds
+
+    def abandon(self) -> None:
+        """Makes every lane start its next episode with the next step."""
+        self.due = list(range(len(self.lane_seeds)))
+
+    def restore(self, episodes: Sequence[Episode], due: Sequence[int]) -> None:
+        """Takes over running episodes that were replayed.
+
+        Args:
+            episodes: one for every lane.
+            due: lanes that are at the end of theirs, or before their first.
+        """
+        self.due = list(due)
+        self.lane_seeds = [episode.lane_seed for episode in episodes]
+        self.episodes = [episode.number for episode in episodes]
+        longest = max(len(episode.actions) for episode in episodes)
+        self._length = longest
+        self._rows = self._empty(max(_FIRST_CAPACITY, 2 * longest))
+        for lane, episode in enumerate(episodes):
+            self._begins[lane] = longest - len(episode.actions)
+            for row, action in enumerate(episode.actions, start=self._begins[lane]):
+                for rows, leaf in zip(self._rows, flatten(action, self._spec), strict=True):
+                    rows[row, lane] = leaf
+
+    def steps(self, lane: int) -> int:
+        """Number of env steps that a lane's running episode has.
+
+        Args:
+            lane: which.
+        """
+        return self._length - self._begins[lane]
+
+    def last_action(self, lane: int) -> Any:
+        """The action that a lane executed last, or is executing; `None` after a reset.
+
+        Args:
+            lane: which.
+        """
+        if not self.steps(lane):
+            return None
+        return unflatten((rows[self._length - 1, lane] for rows in self._rows), self._spec)
+
+    def latest(self) -> list[np.ndarray]:
+        """Copies of the leaf arrays [B, ...] recorded last."""
+        return [rows[self._length - 1].copy() for rows in self._rows]
+
+    def state_dict(self, digests: Sequence[str]) -> dict[str, Any]:
+        """Running episodes as named arrays and one string.
+
+        Args:
+            digests: of the latest time step of every lane.
+        """
+        lanes = range(len(self.lane_seeds))
+        state: dict[str, Any] = {
+            "lane_seed": np.array(self.lane_seeds, np.int64),
+            "episode": np.array(self.episodes, np.int64),
+            "steps": np.array([self.steps(lane) for lane in lanes], np.int64),
+            "digest": " ".join(digests),
+        }
+        for path, rows in zip(self._specs, self._rows, strict=True):
+            parts = [rows[self._begins[lane] : self._length, lane] for lane in lanes]
+            state[f"action.{path}" if path else "action"] = np.concatenate(parts)
+        return state
+
+    def episodes_of(self, state: dict[str, Any]) -> list[Episode]:
+        """The running episodes that `state_dict` wrote.
+
+        Args:
+            state: from `state_dict`, also after a round through torch tensors.
+
+        Raises:
+            EnvError: it is of another number of lanes, or of other actions.
+        """
+        names = [f"action.{path}" if path else "action" for path in self._specs]
+        missing = [name for name in ("lane_seed", "episode", "steps", "digest", *names) if name not in state]
+        if missing:
+            raise EnvError(f"the saved environment state lacks {missing}; it has {sorted(state)}")
+        seeds, numbers, steps = (np.asarray(state[name]) for name in ("lane_seed", "episode", "steps"))
+        if len(seeds) != len(self.lane_seeds):
+            raise EnvError(
+                f"the saved state is of {len(seeds)} environments and this has {len(self.lane_seeds)}; "
+                "resume with the same number"
+            )
+        digests = state["digest"].split(" ")
+        leaves = [np.asarray(state[name]) for name in names]
+        ends = np.cumsum(steps)
+        return [
+            Episode(
+                int(seeds[lane]),
+                int(numbers[lane]),
+                [unflatten((leaf[row] for leaf in leaves), self._spec) for row in range(end - steps[lane], end)],
+                digests[lane],
+            )
+            for lane, end in enumerate(ends.tolist())
+        ]
+
+    def _empty(self, capacity: int) -> list[np.ndarray]:
+        num_lanes = len(self.lane_seeds)
+        leaves = zip(self._specs.values(), leaf_dtypes(self._spec), strict=True)
+        return [np.empty((capacity, num_lanes, *leaf.shape), dtype) for leaf, dtype in leaves]
+
+    def _make_room(self) -> None:
+        drop = min(self._begins)
+        kept = self._length - drop
+        old = self._rows
+        if 2 * kept > len(old[0]):
+            self._rows = self._empty(2 * len(old[0]))
+        for rows, source in zip(self._rows, old, strict=True):
+            rows[:kept] = source[drop : self._length].copy()
+        self._begins = [begin - drop for begin in self._begins]
+        self._length = kept
+
+
+def digest(time_step: TimeStep, observation_spec: SpecTree) -> str:
+    """A short hash of what a bare time step shows.
+
+    Args:
+        time_step: of one environment.
+        observation_spec: of that environment; the observation is cast to its dtypes first.
+    """
+    code = hashlib.blake2b(digest_size=12)
+    code.update(np.array([time_step.step_type], np.int32).tobytes())
+    code.update(np.append(np.asarray(time_step.reward, np.float32), np.float32(time_step.discount)).tobytes())
+    leaves = flatten(time_step.observation, observation_spec)
+    for leaf, dtype in zip(leaves, leaf_dtypes(observation_spec), strict=True):
+        code.update(np.ascontiguousarray(leaf, dtype).tobytes())
+    return code.hexdigest()

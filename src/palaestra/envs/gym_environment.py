@@ -1,0 +1,122 @@
+"""`GymEnvironment`: the one place where Gymnasium's five values become a `TimeStep`."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import gymnasium
+import numpy as np
+
+from palaestra.core import EnvError, SpecError, SpecTree, TensorSpec, TimeStep
+from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.nest import zeros
+from palaestra.envs.spaces import spec_from_space
+
+__all__ = ["GymEnvironment"]
+
+# A NamedTuple's own constructor is a Python function that takes twice as long.
+_new = tuple.__new__
+
+
+@final
+class GymEnvironment(SingleEnvironment):
+    """Converts a Gymnasium environment. Fixed: change the task below it, time steps above it.
+
+    `terminated` gives (LAST, 0), even if `truncated` is set as well; `truncated` alone gives (LAST, discount).
+
+    Args:
+        gym_env: with its Gymnasium wrappers. Vector rewards are declared by an attribute `reward_space`.
+        env_id: which environment of a batch this is.
+        discount: continuation of every step that does not terminate; 1 unless a ported task has its own.
+
+    Raises:
+        SpecError: a space has no arrays of fixed shape.
+
+    Example:
+        >>> env = GymEnvironment(gymnasium.make("CartPole-v1"))
+        >>> env.reset().step_type, env.step(np.int64(1)).reward
+        (0, 1.0)
+    """
+
+    def __init__(self, gym_env: gymnasium.Env[Any, Any], env_id: int = 0, discount: float = 1.0) -> None:
+        self.gym_env = gym_env
+        self.env_id = env_id
+        self._discount = float(discount)
+        self._observation_spec = spec_from_space(gym_env.observation_space, "observation_space")
+        self._action_spec = spec_from_space(gym_env.action_space, "action_space")
+        self._reward_spec = _reward_spec(gym_env)
+        self._scalar = self._reward_spec.shape == ()
+        self._step = gym_env.step
+
+    @property
+    def observation_spec(self) -> SpecTree:
+        """From the observation space."""
+        return self._observation_spec
+
+    @property
+    def action_spec(self) -> SpecTree:
+        """From the action space."""
+        return self._action_spec
+
+    @property
+    def reward_spec(self) -> TensorSpec:
+        """A scalar, or what `reward_space` says."""
+        return self._reward_spec
+
+    def begin_episode(self, seed: int) -> TimeStep:
+        """Resets the Gymnasium environment.
+
+        Args:
+            seed: passed to `reset`.
+        """
+        observation, info = self.gym_env.reset(seed=seed)
+        reward = 0.0 if self._scalar else np.zeros(self._reward_spec.shape, np.float32)
+        return TimeStep(0, reward, 1.0, observation, zeros(self._action_spec), self.env_id, (), info)
+
+    def advance(self, action: Any) -> TimeStep:
+        """Steps the Gymnasium environment.
+
+        Args:
+            action: passed to `step`.
+        """
+        observation, reward, terminated, truncated, info = self._step(action)
+        reward = float(reward) if self._scalar else self._vector(reward)
+        if terminated:
+            return TimeStep(2, reward, 0.0, observation, action, self.env_id, (), info)
+        kind = 2 if truncated else 1
+        return _new(TimeStep, (kind, reward, self._discount, observation, action, self.env_id, (), info))
+
+    def render(self) -> np.ndarray:
+        """The picture that the environment draws.
+
+        Raises:
+            EnvError: it was made without `render_mode="rgb_array"`.
+        """
+        picture = self.gym_env.render()
+        if not isinstance(picture, np.ndarray):
+            raise EnvError(
+                f"{self.gym_env} drew {type(picture).__name__} with render_mode {self.gym_env.render_mode!r}; "
+                'make it with render_mode="rgb_array"'
+            )
+        return picture
+
+    def close(self) -> None:
+        """Closes the Gymnasium environment."""
+        self.gym_env.close()
+
+    def _vector(self, reward: Any) -> np.ndarray:
+        vector = np.asarray(reward, np.float32)
+        if vector.shape != self._reward_spec.shape:
+            raise SpecError(
+                f"environment {self.env_id} returned a reward of shape {vector.shape}; "
+                f"its reward_space says {self._reward_spec.shape}"
+            )
+        return vector
+
+
+def _reward_spec(gym_env: gymnasium.Env[Any, Any]) -> TensorSpec:
+    try:
+        space = gym_env.get_wrapper_attr("reward_space")
+    except AttributeError:
+        return TensorSpec(())
+    return TensorSpec(tuple(space.shape or ()))

@@ -1,0 +1,137 @@
+"""Nested observations and actions: flat lists of leaf arrays, in the order of the spec."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from palaestra.core import Batch, SpecError, SpecTree, TensorSpec, numpy_dtype, spec_leaves
+
+# Asking torch for a dtype's numpy name allocates a tensor.
+_dtype = functools.cache(numpy_dtype)
+
+__all__ = ["batched_spec", "flatten", "leaf_dtypes", "problem", "to_batched", "unflatten", "zeros"]
+
+
+def batched_spec(spec: SpecTree) -> SpecTree:
+    """The spec of the same data in a batched environment, where a tuple is a `Batch` with the keys "0", "1", ...
+
+    Args:
+        spec: of one bare environment.
+
+    Example:
+        >>> list(batched_spec((TensorSpec((2,)), TensorSpec(()))))
+        ['0', '1']
+    """
+    if isinstance(spec, TensorSpec):
+        return spec
+    return {str(key): batched_spec(child) for key, child in _children(spec)}
+
+
+def leaf_dtypes(spec: SpecTree) -> list[np.dtype]:
+    """The numpy dtype of every leaf.
+
+    Args:
+        spec: the tree.
+    """
+    return [_dtype(leaf.dtype) for leaf in spec_leaves(spec).values()]
+
+
+def flatten(value: Any, spec: SpecTree) -> list[Any]:
+    """The leaves of a nest, in the order of its spec.
+
+    Args:
+        value: dict, tuple or `Batch` shaped like the spec; a tuple may also be a `Batch` with the keys "0", "1", ...
+        spec: the tree.
+
+    Raises:
+        SpecError: a key is missing.
+    """
+    if isinstance(spec, TensorSpec):
+        return [value]
+    out: list[Any] = []
+    for key, child in _children(spec):
+        out += flatten(_get(value, key), child)
+    return out
+
+
+def unflatten(leaves: Iterator[Any], spec: SpecTree) -> Any:
+    """The nest of a bare environment from its leaves.
+
+    Args:
+        leaves: in the order of `spec`.
+        spec: the tree; dicts become dicts and tuples tuples.
+    """
+    if isinstance(spec, TensorSpec):
+        return next(leaves)
+    if isinstance(spec, dict):
+        return {key: unflatten(leaves, child) for key, child in spec.items()}
+    return tuple(unflatten(leaves, child) for child in spec)
+
+
+def to_batched(arrays: Sequence[np.ndarray], spec: SpecTree) -> Any:
+    """Leaf arrays [B, ...] as a tensor, or a `Batch` of tensors that share their memory.
+
+    Args:
+        arrays: in the order of `spec`.
+        spec: of one bare environment.
+    """
+    if isinstance(spec, TensorSpec):
+        return torch.from_numpy(arrays[0])
+    return _batch(iter(arrays), spec)
+
+
+def zeros(spec: SpecTree) -> Any:
+    """Zeros for one bare environment: numpy arrays, and scalars where the shape is ().
+
+    Args:
+        spec: the tree.
+    """
+    leaves = [np.zeros(leaf.shape, _dtype(leaf.dtype))[()] for leaf in spec_leaves(spec).values()]
+    return unflatten(iter(leaves), spec)
+
+
+def problem(value: Any, spec: SpecTree) -> str | None:
+    """Why a nest cannot be stored in arrays of its spec; `None` if it can.
+
+    Args:
+        value: from one bare environment.
+        spec: what it should look like.
+    """
+    if isinstance(value, np.ndarray) and isinstance(spec, TensorSpec) and value.dtype == _dtype(spec.dtype):
+        return None if value.shape == spec.shape else f"shape {value.shape}, expected {spec.shape}"
+    try:
+        leaves = flatten(value, spec)
+    except SpecError as error:
+        return str(error)
+    for (path, leaf), given in zip(spec_leaves(spec).items(), leaves, strict=True):
+        array = np.asarray(given)
+        where = f"at {path!r}: " if path else ""
+        if array.shape != leaf.shape:
+            return f"{where}shape {array.shape}, expected {leaf.shape}"
+        dtype = _dtype(leaf.dtype)
+        if not np.can_cast(array.dtype, dtype, "same_kind") and not (array.dtype.kind in "iu" and dtype.kind in "iu"):
+            return f"{where}dtype {array.dtype}, expected {dtype}"
+    return None
+
+
+def _children(spec: SpecTree) -> Any:
+    return spec.items() if isinstance(spec, dict) else enumerate(spec)
+
+
+def _get(value: Any, key: Any) -> Any:
+    try:
+        return value[str(key) if isinstance(value, Batch) or (isinstance(value, dict) and key not in value) else key]
+    except (KeyError, IndexError, TypeError):
+        held = list(value.keys()) if isinstance(value, dict | Batch) else type(value).__name__
+        raise SpecError(f"the entry {key!r} is missing; given: {held}") from None
+
+
+def _batch(leaves: Iterator[np.ndarray], spec: SpecTree) -> Any:
+    if isinstance(spec, TensorSpec):
+        return torch.from_numpy(next(leaves))
+    return Batch.of({str(key): _batch(leaves, child) for key, child in _children(spec)})

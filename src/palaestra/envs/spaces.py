@@ -1,0 +1,118 @@
+"""Specs from Gymnasium spaces and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from palaestra.core import (
+    BoundedSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpecError,
+    SpecTree,
+    TensorSpec,
+    numpy_dtype,
+    torch_dtype,
+)
+
+__all__ = ["space_from_spec", "spec_from_space"]
+
+_ADVICE = {
+    "Text": "encode the text as numbers in a gymnasium.ObservationWrapper",
+    "Graph": "encode the graph as arrays of fixed shape (padded nodes, edges and a mask) in a wrapper",
+    "Sequence": "pad it to a fixed length, with a mask, in a gymnasium.ObservationWrapper",
+    "OneOf": "use a Dict space with one entry per alternative and a Discrete entry that selects",
+}
+
+
+def spec_from_space(space: spaces.Space[Any], name: str = "") -> SpecTree:
+    """The spec of a space, with the space's own dtype.
+
+    Args:
+        space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these.
+        name: where in a nested space it lies; for the error message.
+
+    Returns:
+        A spec, or a dict or tuple of them.
+
+    Raises:
+        SpecError: the space has no arrays of fixed shape; the message says what to do.
+
+    Example:
+        >>> spec_from_space(spaces.Discrete(3, start=1))
+        DiscreteSpec(shape=(), dtype=torch.int64, num=3, start=1)
+    """
+    match space:
+        case spaces.Box():
+            return BoundedSpec(space.shape, torch_dtype(space.dtype), minimum=space.low, maximum=space.high)
+        case spaces.Discrete():
+            return DiscreteSpec(dtype=torch_dtype(space.dtype), num=int(space.n), start=int(space.start))
+        case spaces.MultiDiscrete():
+            return _multi_discrete(space, name)
+        case spaces.MultiBinary():
+            return MultiBinarySpec(space.shape, torch_dtype(space.dtype))
+        case spaces.Dict():
+            return {key: spec_from_space(child, _join(name, key)) for key, child in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(spec_from_space(child, _join(name, i)) for i, child in enumerate(space.spaces))
+    kind = type(space).__name__
+    advice = _ADVICE.get(kind, "convert it to Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple in a wrapper")
+    raise SpecError(f"the space {_where(name)}{space} is a {kind}, which has no arrays of fixed shape: {advice}")
+
+
+def space_from_spec(spec: SpecTree) -> spaces.Space[Any]:
+    """The space of a spec; `spec_from_space` is the inverse.
+
+    Args:
+        spec: a spec tree. A `TensorSpec` without bounds gives a Box as wide as its dtype.
+
+    Example:
+        >>> space_from_spec(BoundedSpec((2,), minimum=np.array([0, 0]), maximum=np.array([1, 2])))
+        Box([0. 0.], [1. 2.], (2,), float32)
+    """
+    match spec:
+        case dict():
+            return spaces.Dict({key: space_from_spec(child) for key, child in spec.items()})
+        case tuple():
+            return spaces.Tuple([space_from_spec(child) for child in spec])
+        case DiscreteSpec():
+            return spaces.Discrete(spec.num, start=spec.start)
+        case MultiDiscreteSpec():
+            return spaces.MultiDiscrete(np.asarray(spec.nvec, dtype=numpy_dtype(spec.dtype)))
+        case MultiBinarySpec():
+            return spaces.MultiBinary(spec.shape)
+        case BoundedSpec():
+            dtype: Any = numpy_dtype(spec.dtype)
+            return spaces.Box(spec.minimum, spec.maximum, spec.shape, dtype)
+    return _unbounded(spec)
+
+
+def _unbounded(spec: TensorSpec) -> spaces.Box:
+    dtype: Any = numpy_dtype(spec.dtype)
+    if dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, spec.shape, dtype)
+    if dtype.kind == "b":
+        return spaces.Box(0, 1, spec.shape, np.uint8)
+    limits = np.iinfo(dtype)
+    return spaces.Box(limits.min, limits.max, spec.shape, dtype)
+
+
+def _multi_discrete(space: spaces.MultiDiscrete, name: str) -> MultiDiscreteSpec:
+    if space.nvec.ndim != 1 or np.any(space.start != 0):
+        raise SpecError(
+            f"the space {_where(name)}{space} has {space.nvec.ndim} dimensions and starts at {space.start}; "
+            "a MultiDiscrete needs one dimension and starts of 0: flatten and shift it in a wrapper"
+        )
+    return MultiDiscreteSpec(dtype=torch_dtype(space.dtype), nvec=tuple(int(n) for n in space.nvec))
+
+
+def _join(name: str, key: Any) -> str:
+    return f"{name}.{key}" if name else str(key)
+
+
+def _where(name: str) -> str:
+    return f"{name!r} = " if name else ""

@@ -1,0 +1,267 @@
+"""`CoreModel`: named network components, each with the optimizer that trains it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from palaestra.core import CheckpointError, ConfigError, ShapeError
+from palaestra.nn.optimizer import ComponentOptimizer, OptimizerOption
+
+__all__ = ["CoreModel"]
+
+
+class _Sampler(Protocol):
+    def sample(self, observation: Any) -> tuple[Tensor, Tensor]: ...
+
+
+class CoreModel(nn.Module):
+    """Network components with embedded optimizers, so that an algorithm knows nothing of either.
+
+    A component without an option is frozen: it gets no gradients (target networks). Subclass it and define `forward`
+    for a model whose components call each other.
+
+    Args:
+        component: modules by name.
+        optim_option: how each is trained; the keys are names of components.
+
+    Raises:
+        ConfigError: an option names no component, or two trained components share a parameter.
+
+    Example:
+        >>> model = CoreModel({"q": nn.Linear(3, 1)}, {"q": OptimizerOption("sgd", {"lr": 0.1})})
+        >>> before = model.component["q"].bias.clone()
+        >>> model.step(model.component["q"](torch.zeros(1, 3)).sum())
+        >>> float((before - model.component["q"].bias).detach())  # the gradient is 1
+        0.10000000149011612
+    """
+
+    def __init__(
+        self, component: Mapping[str, nn.Module], optim_option: Mapping[str, OptimizerOption] | None = None
+    ) -> None:
+        super().__init__()
+        self.component = nn.ModuleDict(component)
+        self.optimizers: dict[str, ComponentOptimizer] = {}
+        options = optim_option or {}
+        if unknown := sorted(set(options) - set(component)):
+            raise ConfigError(f"optimizers are given for {unknown}, but the components are {sorted(component)}")
+        owner: dict[int, str] = {}
+        for name, module in component.items():
+            module.requires_grad_(name in options)
+            if name not in options:
+                continue
+            for key, parameter in module.named_parameters():
+                if other := owner.get(id(parameter)):
+                    raise ConfigError(f"the components {other!r} and {name!r} both train {key!r}; put it into one of them")
+                owner[id(parameter)] = name
+        self._rebuild_optimizers(options)
+        self._policy: list[_Sampler] = []
+
+    def _rebuild_optimizers(self, options: Mapping[str, OptimizerOption]) -> None:
+        for name, option in options.items():
+            parameters = {f"{name}.{key}": value for key, value in self.component[name].named_parameters()}
+            self.optimizers[name] = ComponentOptimizer(parameters, option)
+
+    # -- learning
+
+    def step(self, loss: Tensor) -> None:
+        """One gradient step through the optimizers of every component that the loss depends on.
+
+        Args:
+            loss: a scalar.
+        """
+        self.apply_gradients([self.get_gradients(loss)])
+
+    def get_gradients(
+        self, loss: Tensor, components: Sequence[str] | None = None, *, retain_graph: bool = False
+    ) -> dict[str, Tensor]:
+        """Gradients of a loss with respect to trained components, without touching `.grad`.
+
+        Args:
+            loss: a scalar.
+            components: which to differentiate; `None` is every one with an optimizer.
+            retain_graph: whether another loss shares this one's graph.
+
+        Returns:
+            A gradient by the parameter's full name (`"component.path.weight"`). A component that the loss does not
+            depend on at all is left out.
+        """
+        names, parameters = [], []
+        for component in self.optimizers if components is None else components:
+            names += self.optimizers[component].names
+            parameters += self.optimizers[component].parameters
+        gradients = torch.autograd.grad(loss, parameters, retain_graph=retain_graph, allow_unused=True)
+        return {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+
+    def apply_gradients(
+        self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None
+    ) -> dict[str, Tensor]:
+        """Averages gradients from one or many sources, then steps the optimizer of every component they cover.
+
+        Args:
+            gradients: from `get_gradients`, here or in a gradient worker.
+            weights: of the average, for shards of unequal size; `None` weighs all alike.
+
+        Returns:
+            The norm of each component's gradient before clipping, 0-dim.
+        """
+        combined = gradients[0] if len(gradients) == 1 else combine_gradients(gradients, weights)
+        norms: dict[str, Tensor] = {}
+        for name, optimizer in self.optimizers.items():
+            if optimizer.names[0] not in combined and not any(key in combined for key in optimizer.names):
+                continue
+            norms[name] = optimizer.step(
+                [
+                    combined[key] if key in combined else torch.zeros_like(parameter)
+                    for key, parameter in zip(optimizer.names, optimizer.parameters, strict=True)
+                ]
+            )
+        return norms
+
+    def set_progress(self, progress: float) -> None:
+        """Moves every learning rate along its schedule.
+
+        Args:
+            progress: env steps taken divided by the run's total, in [0, 1].
+        """
+        for optimizer in self.optimizers.values():
+            optimizer.set_progress(progress)
+
+    # -- copies
+
+    def sync_to(self, other: CoreModel) -> None:
+        """Copies every parameter and buffer into another model of the same structure.
+
+        Args:
+            other: changed in place.
+
+        Raises:
+            ConfigError: it is this very model, or of another class.
+            ShapeError: its parameters differ.
+        """
+        if other is self:
+            raise ConfigError("a model cannot be synchronised with itself; sharing is passing the same object")
+        if type(other) is not type(self):
+            raise ConfigError(f"{type(self).__name__} cannot be synchronised to {type(other).__name__}: classes differ")
+        _copy(self, other, tau=1.0)
+
+    def sync(self, target: str, *, source: str) -> None:
+        """Copies one component's parameters and buffers to another component.
+
+        Args:
+            target: name of the component that changes.
+            source: name of the component that is copied.
+        """
+        _copy(self.component[source], self.component[target], tau=1.0)
+
+    def polyak_update(self, target: str, *, source: str, tau: float) -> None:
+        """Moves one component towards another: target = (1 - tau) target + tau source.
+
+        Args:
+            target: name of the component that changes.
+            source: name of the component that is followed.
+            tau: in [0, 1].
+        """
+        _copy(self.component[source], self.component[target], tau=tau)
+
+    def clone(self) -> Self:
+        """A model of the same class with equal parameters and optimizer state that shares no storage with this one."""
+        policy, self._policy = self._policy, []
+        try:
+            twin = copy.deepcopy(self)
+        finally:
+            self._policy = policy
+        return twin
+
+    # -- acting
+
+    def attach_policy(self, policy: _Sampler) -> None:
+        """Says which policy acts with this model.
+
+        Args:
+            policy: built on this model's components.
+        """
+        self._policy = [policy]
+
+    def get_action(self, state: Any) -> tuple[Tensor, Tensor]:
+        """Actions for a batch of observations, and their log-probabilities: a thin view of the policy.
+
+        Args:
+            state: observations with a leading dimension.
+
+        Raises:
+            ConfigError: no policy acts with this model.
+        """
+        if not self._policy:
+            raise ConfigError("no policy acts with this model; call attach_policy, or act with a policy directly")
+        return self._policy[0].sample(state)
+
+    # -- checkpoints
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Parameters, buffers and optimizer state by name."""
+        tensors = {f"model.{name}": tensor for name, tensor in self.state_dict().items()}
+        for name, optimizer in self.optimizers.items():
+            tensors |= {f"optimizer.{name}.{key}": tensor for key, tensor in optimizer.state_tensors().items()}
+        return tensors
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Puts back what `state_tensors` gave, in place.
+
+        Args:
+            tensors: of a model with the same components.
+
+        Raises:
+            CheckpointError: names or shapes do not fit.
+        """
+        model = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
+        try:
+            self.load_state_dict(model)
+        except RuntimeError as error:
+            raise CheckpointError(f"the saved parameters do not fit this model: {error}") from error
+        for name, optimizer in self.optimizers.items():
+            prefix = f"optimizer.{name}."
+            optimizer.load_state_tensors({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+
+
+def combine_gradients(
+    gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None
+) -> dict[str, Tensor]:
+    """The average of gradients from several sources.
+
+    Args:
+        gradients: by parameter name; a missing name counts as zero.
+        weights: of the average, for example numbers of valid rows; `None` weighs all alike.
+
+    Raises:
+        ShapeError: there are not as many weights as gradients.
+    """
+    shares = [1.0] * len(gradients) if weights is None else list(weights)
+    if len(shares) != len(gradients):
+        raise ShapeError(f"{len(gradients)} gradients and {len(shares)} weights were given; one weight each is needed")
+    total = sum(shares)
+    combined: dict[str, Tensor] = {}
+    for gradient, share in zip(gradients, shares, strict=True):
+        for name, value in gradient.items():
+            part = value * (share / total) if total else torch.zeros_like(value)
+            combined[name] = combined[name] + part if name in combined else part
+    return combined
+
+
+@torch.no_grad()
+def _copy(source: nn.Module, target: nn.Module, *, tau: float) -> None:
+    mine, theirs = source.state_dict(), target.state_dict()
+    if mine.keys() != theirs.keys() or any(mine[name].shape != theirs[name].shape for name in mine):
+        different = [n for n in mine.keys() | theirs.keys() if n not in mine or n not in theirs]
+        different += [n for n in mine.keys() & theirs.keys() if mine[n].shape != theirs[n].shape]
+        raise ShapeError(f"the parameters differ: {sorted(different)[:4]}; only equal structures can be synchronised")
+    floating = [name for name, value in mine.items() if tau < 1.0 and value.is_floating_point()]
+    if floating:
+        torch._foreach_lerp_([theirs[name] for name in floating], [mine[name] for name in floating], tau)
+    for name, value in mine.items():
+        if name not in floating:
+            theirs[name].copy_(value)

@@ -1,0 +1,189 @@
+"""Networks that algorithms are built from: observation in, numbers out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from palaestra.core import ConfigError, SpecTree
+from palaestra.nn.encoder import Encoder
+from palaestra.nn.mlp import MLP, Activation, Initialisation
+
+__all__ = ["GaussianNetwork", "Network", "NetworkConfig", "QNetwork"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """How a network is built on top of the encoded observation."""
+
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Units of each hidden layer."""
+    activation: Activation = "tanh"
+    """Function after each hidden layer."""
+    init: Initialisation = "auto"
+    """How weights start: orthogonal, PyTorch's default, or auto (orthogonal for tanh)."""
+    dueling: bool = False
+    """Whether action values are split into a state value and advantages."""
+    image_size: int = 512
+    """Features of each encoded image."""
+
+
+class Network(nn.Module):
+    """An encoder and fully connected layers: a policy's logits, a state value, or anything of fixed size.
+
+    Args:
+        observation_spec: what an observation looks like, without leading dimensions.
+        out_size: numbers for each observation.
+        config: the layers.
+        out_gain: scale of the last layer's initial weights.
+
+    Raises:
+        ConfigError: a size or name in the config is impossible, or the config asks for dueling.
+
+    Example:
+        >>> from palaestra.core import TensorSpec
+        >>> Network(TensorSpec((4,)), 2)(torch.zeros(8, 4)).shape
+        torch.Size([8, 2])
+    """
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        out_size: int,
+        config: NetworkConfig | None = None,
+        *,
+        out_gain: float = 1.0,
+    ) -> None:
+        super().__init__()
+        config = config or NetworkConfig()
+        if config.dueling:
+            raise ConfigError("dueling=True splits action values, but this network has none; use it with QNetwork only")
+        self.out_size = out_size
+        self.encoder = Encoder(observation_spec, image_size=config.image_size)
+        self.mlp = _mlp(self.encoder.out_size, config.hidden_sizes, out_size, config, out_gain=out_gain)
+        self._encodes = not self.encoder.is_identity
+
+    def forward(self, observation: Any) -> Tensor:
+        """The output for every observation.
+
+        Args:
+            observation: a tensor or `Batch` as the spec says, with any leading dimensions.
+
+        Returns:
+            [..., out_size].
+        """
+        modules: dict[str, Any] = vars(self)["_modules"]  # `self.mlp` would cost a search
+        if self._encodes:
+            observation = modules["encoder"](observation)
+        return modules["mlp"].forward(observation)
+
+
+class QNetwork(nn.Module):
+    """A value for every action; with `config.dueling`, from a state value and advantages.
+
+        Q(s, a) = V(s) + A(s, a) − mean over a' of A(s, a')
+
+    Wang et al. 2016, https://arxiv.org/abs/1511.06581, equation (9). The last hidden layer is doubled, one for each
+    stream; the ones before are shared.
+
+    Args:
+        observation_spec: what an observation looks like, without leading dimensions.
+        num_actions: A.
+        config: the layers.
+
+    Raises:
+        ConfigError: a size or name in the config is impossible.
+
+    Example:
+        >>> from palaestra.core import TensorSpec
+        >>> QNetwork(TensorSpec((4,)), 2, NetworkConfig(dueling=True))(torch.zeros(8, 4)).shape
+        torch.Size([8, 2])
+    """
+
+    def __init__(self, observation_spec: SpecTree, num_actions: int, config: NetworkConfig | None = None) -> None:
+        super().__init__()
+        config = config or NetworkConfig()
+        self.num_actions = num_actions
+        self.encoder = Encoder(observation_spec, image_size=config.image_size)
+        self._encodes = not self.encoder.is_identity
+        self._dueling = config.dueling
+        if not config.dueling:
+            self.mlp = _mlp(self.encoder.out_size, config.hidden_sizes, num_actions, config)
+            return
+        shared, stream = config.hidden_sizes[:-1], config.hidden_sizes[-1:]
+        self.mlp = _mlp(self.encoder.out_size, shared, None, config)
+        self.value = _mlp(self.mlp.out_size, stream, 1, config)
+        self.advantage = _mlp(self.mlp.out_size, stream, num_actions, config)
+
+    def forward(self, observation: Any) -> Tensor:
+        """Action values for every observation.
+
+        Args:
+            observation: a tensor or `Batch` as the spec says, with any leading dimensions.
+
+        Returns:
+            [..., A] units of return.
+        """
+        modules: dict[str, Any] = vars(self)["_modules"]  # `self.mlp` would cost a search
+        if self._encodes:
+            observation = modules["encoder"](observation)
+        out = modules["mlp"].forward(observation)
+        if not self._dueling:
+            return out
+        advantage = self.advantage(out)
+        return self.value(out) + advantage - advantage.mean(-1, keepdim=True)
+
+
+class GaussianNetwork(nn.Module):
+    """The mean of a normal distribution for every observation, and a standard deviation that is learned apart.
+
+    Args:
+        observation_spec: what an observation looks like, without leading dimensions.
+        action_size: A.
+        config: the layers.
+        initial_log_std: log σ at the start, the same for every dimension; 0 is a standard deviation of 1.
+        out_gain: scale of the last layer's initial weights.
+
+    Raises:
+        ConfigError: a size or name in the config is impossible.
+
+    Example:
+        >>> from palaestra.core import TensorSpec
+        >>> mean, log_std = GaussianNetwork(TensorSpec((4,)), 2)(torch.zeros(8, 4))
+        >>> mean.shape, log_std.shape
+        (torch.Size([8, 2]), torch.Size([2]))
+    """
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_size: int,
+        config: NetworkConfig | None = None,
+        *,
+        initial_log_std: float = 0.0,
+        out_gain: float = 0.01,
+    ) -> None:
+        super().__init__()
+        self.action_size = action_size
+        self.mean = Network(observation_spec, action_size, config, out_gain=out_gain)
+        self.log_std = nn.Parameter(torch.full((action_size,), float(initial_log_std)))
+
+    def forward(self, observation: Any) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation for every observation.
+
+        Args:
+            observation: a tensor or `Batch` as the spec says, with any leading dimensions.
+
+        Returns:
+            Mean [..., A], and log σ [A], the same for all rows: `ops.DiagonalGaussian` takes the two as they are.
+        """
+        return self.mean(observation), self.log_std
+
+
+def _mlp(
+    in_size: int, hidden_sizes: tuple[int, ...], out_size: int | None, config: NetworkConfig, *, out_gain: float = 1.0
+) -> MLP:
+    return MLP(in_size, hidden_sizes, out_size, activation=config.activation, init=config.init, out_gain=out_gain)

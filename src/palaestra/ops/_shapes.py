@@ -1,0 +1,76 @@
+"""Shape checks that cost a few Python comparisons: they read no values, so they never wait for a device."""
+
+from torch import Tensor
+
+from palaestra.core import ShapeError
+
+
+def require_same_shape(needed: str, **arrays: Tensor) -> None:
+    """Refuses arrays that differ in shape.
+
+    Args:
+        needed: the shape they all must have, in words.
+        arrays: the arrays by name; the first is the one the others are compared with.
+
+    Raises:
+        ShapeError: names the first array, the one that differs, both shapes and what is needed.
+    """
+    first_name, first = next(iter(arrays.items()))
+    for name, array in arrays.items():
+        if array.shape != first.shape:
+            raise ShapeError(
+                f"{first_name} has shape {_text(first)} and {name} has shape {_text(array)}; both must be {needed}"
+            )
+
+
+def require_time_steps(**arrays: Tensor) -> None:
+    """Refuses arrays that are not all `[T+1, B]` with T of at least 1.
+
+    Args:
+        arrays: the arrays by name.
+
+    Raises:
+        ShapeError: two shapes differ, or there is no second time step.
+    """
+    require_same_shape("[T+1, B]: row t is time step t, its reward belongs to the action before it", **arrays)
+    name, first = next(iter(arrays.items()))
+    if first.ndim == 0 or first.shape[0] < 2:
+        raise ShapeError(f"{name} has shape {_text(first)}; at least two time steps [T+1, B] are needed, so T >= 1")
+
+
+def require_one_row_less(**arrays: Tensor) -> None:
+    """Refuses a pair of arrays unless the second has one row of time less than the first.
+
+    Args:
+        arrays: two arrays by name, `[T+1, B]` and `[T, B]`.
+
+    Raises:
+        ShapeError: names both arrays, their shapes and what is needed.
+    """
+    (name, array), (short_name, short) = arrays.items()
+    if short.shape[1:] != array.shape[1:] or short.shape[0] != array.shape[0] - 1:
+        raise ShapeError(
+            f"{name} has shape {_text(array)} and {short_name} has shape {_text(short)}; "
+            f"{name} must be [T+1, B] and {short_name} [T, B], one row for each action"
+        )
+
+
+def require_action_values(**arrays: Tensor) -> None:
+    """Refuses a pair of arrays unless the first is the second's shape and one axis of actions more.
+
+    Args:
+        arrays: two arrays by name, `[N, A]` and `[N]`.
+
+    Raises:
+        ShapeError: names both arrays, their shapes and what is needed.
+    """
+    (name, array), (row_name, row) = arrays.items()
+    if array.ndim == 0 or array.shape[:-1] != row.shape:
+        raise ShapeError(
+            f"{name} has shape {_text(array)} and {row_name} has shape {_text(row)}; "
+            f"{name} must be [N, A] and {row_name} [N], one number for each row of action values"
+        )
+
+
+def _text(array: Tensor) -> str:
+    return str(list(array.shape))

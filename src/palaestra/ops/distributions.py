@@ -1,0 +1,290 @@
+"""Distributions over actions: the part of `torch.distributions` that acting and losses need, at a fraction of its cost.
+
+They check no values and keep no batch-shape bookkeeping; leading axes are whatever the parameters have. The classes are
+marked `no_type_check` so that no run-time type checker wraps their methods: `torch.compile` cannot see through the
+wrapper of an object that is made inside the graph.
+"""
+
+import math
+from typing import no_type_check
+
+import torch
+from torch import Generator, Tensor
+
+from palaestra.core import ShapeError, SpecError
+from palaestra.ops._shapes import require_same_shape
+from palaestra.ops._typing import Float, Integer, Shaped
+
+__all__ = ["Categorical", "DiagonalGaussian", "check_action_mask"]
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+
+
+@no_type_check
+class Categorical:
+    """One of A actions, with probabilities in proportion to exp(logits) among the allowed ones.
+
+        log p(a) = lₐ − log Σ exp(l)
+
+    Huang and Ontañón 2022, https://arxiv.org/abs/2006.14171, on masks: the logits of forbidden actions are replaced by
+    the lowest finite number, so their probability is exactly 0, and so is the gradient of their logits.
+    The number is finite so that no 0 times infinity appears in entropies or gradients; a divergence that ought to be
+    infinite is huge instead.
+
+    Args:
+        logits: [N, A] unnormalised log-probabilities, nats.
+        mask: [N, A] which actions are allowed, bool or 0/1; default all. Each row must allow one (`check_action_mask`).
+
+    Raises:
+        ShapeError: logits and mask differ in shape; the message names both.
+
+    Example:
+        >>> policy = Categorical(torch.zeros(3), torch.tensor([True, True, False]))
+        >>> policy.probs, policy.entropy()
+        (tensor([0.5000, 0.5000, 0.0000]), tensor(0.6931))
+    """
+
+    __slots__ = ("_log_probs", "logits")
+
+    def __init__(self, logits: Float[Tensor, "*N A"], mask: Shaped[Tensor, "*N A"] | None = None) -> None:
+        if mask is not None:
+            require_same_shape("[N, A]", logits=logits, mask=mask)
+            logits = torch.where(mask.bool(), logits, torch.finfo(logits.dtype).min)
+        self.logits = logits
+        self._log_probs: Tensor | None = None
+
+    @property
+    def log_probs(self) -> Float[Tensor, "*N A"]:
+        """[N, A] log-probabilities of all actions, nats; computed once."""
+        if self._log_probs is None:
+            self._log_probs = self.logits.log_softmax(-1)
+        return self._log_probs
+
+    @property
+    def probs(self) -> Float[Tensor, "*N A"]:
+        """[N, A] probabilities of all actions."""
+        return self.log_probs.exp()
+
+    def log_prob(self, action: Integer[Tensor, "*N"]) -> Float[Tensor, "*N"]:
+        """Log-probabilities of the given actions.
+
+        Args:
+            action: [N] in 0 … A − 1.
+
+        Returns:
+            [N] nats, differentiable in the logits.
+
+        Raises:
+            ShapeError: action is not [N]; the message names both arrays.
+
+        Example:
+            >>> Categorical(torch.zeros(4)).log_prob(torch.tensor(2))
+            tensor(-1.3863)
+        """
+        _require_rows(self.logits, action)
+        return self.log_probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Float[Tensor, "*N"]:
+        """Entropies −Σ p log p; forbidden actions add 0.
+
+        Returns:
+            [N] nats, in [0, log A], differentiable in the logits.
+
+        Example:
+            >>> Categorical(torch.zeros(4)).entropy()
+            tensor(1.3863)
+        """
+        return -(self.probs * self.log_probs).sum(-1)
+
+    def mode(self) -> Integer[Tensor, "*N"]:
+        """The most probable actions; the first of them where several are.
+
+        Returns:
+            [N] int64, in 0 … A − 1.
+
+        Example:
+            >>> Categorical(torch.tensor([0.0, 2.0, 1.0])).mode()
+            tensor(1)
+        """
+        return self.logits.argmax(-1)
+
+    def sample(self, generator: Generator | None = None) -> Integer[Tensor, "*N"]:
+        """Draws one action per row: the first to arrive in a race of exponential clocks.
+
+            a = argmaxₐ (lₐ − log Eₐ),   Eₐ ~ Exp(1)
+
+        Maddison et al. 2014, https://arxiv.org/abs/1411.0030, section 2 (−log E is a Gumbel variable).
+
+        Args:
+            generator: source of the noise; default torch's global one.
+
+        Returns:
+            [N] int64, in 0 … A − 1; never a forbidden action.
+
+        Example:
+            >>> Categorical(torch.zeros(3), torch.tensor([0, 1, 0])).sample(torch.Generator().manual_seed(0))
+            tensor(1)
+        """
+        clocks = torch.empty_like(self.logits).exponential_(generator=generator)  # never 0
+        return (self.logits - clocks.log_()).argmax(-1)
+
+    def kl(self, other: "Categorical") -> Float[Tensor, "*N"]:
+        """Divergence KL(self ‖ other) = Σ p (log p − log q); actions that self forbids add 0.
+
+        Args:
+            other: over the same actions.
+
+        Returns:
+            [N] nats, at least 0 to rounding, differentiable in both distributions' logits.
+
+        Raises:
+            ShapeError: the logits differ in shape; the message names both.
+
+        Example:
+            >>> Categorical(torch.zeros(2)).kl(Categorical(torch.tensor([0.0, 1.0])))
+            tensor(0.1201)
+        """
+        require_same_shape("[N, A]", logits=self.logits, other_logits=other.logits)
+        return (self.probs * (self.log_probs - other.log_probs)).sum(-1)
+
+
+@no_type_check
+class DiagonalGaussian:
+    """A vector of A independent normal variables, as one action.
+
+        log p(a) = −Σᵢ ((aᵢ − μᵢ)² / (2 σᵢ²) + log σᵢ + ½ log 2π)
+
+    Args:
+        mean: [N, A] μ, units of the action.
+        log_std: [N, A], or [A] for all rows alike; log σ.
+
+    Raises:
+        ShapeError: log_std is neither; the message names both.
+
+    Example:
+        >>> policy = DiagonalGaussian(torch.zeros(5, 2), torch.zeros(2))
+        >>> policy.log_prob(torch.zeros(5, 2)).shape, policy.entropy().shape
+        (torch.Size([5]), torch.Size([5]))
+    """
+
+    __slots__ = ("log_std", "mean")
+
+    def __init__(self, mean: Float[Tensor, "*N A"], log_std: Float[Tensor, "..."]) -> None:
+        if mean.ndim == 0 or (log_std.shape != mean.shape and log_std.shape != mean.shape[-1:]):
+            raise ShapeError(
+                f"mean has shape {list(mean.shape)} and log_std has shape {list(log_std.shape)}; "
+                "mean must be [N, A] and log_std [N, A] or [A]"
+            )
+        self.mean = mean
+        self.log_std = log_std
+
+    def log_prob(self, action: Float[Tensor, "*N A"]) -> Float[Tensor, "*N"]:
+        """Log-densities of the given actions, summed over the action's dimensions.
+
+        Args:
+            action: [N, A] units of the action.
+
+        Returns:
+            [N] nats, differentiable in mean, log_std and action.
+
+        Raises:
+            ShapeError: action and mean differ in shape; the message names both.
+
+        Example:
+            >>> DiagonalGaussian(torch.zeros(2), torch.zeros(2)).log_prob(torch.tensor([1.0, -1.0]))
+            tensor(-2.8379)
+        """
+        require_same_shape("[N, A]", action=action, mean=self.mean)
+        distance = (action - self.mean) * (-self.log_std).exp()
+        return distance.square().sum(-1) * -0.5 - (self.log_std + _HALF_LOG_TWO_PI).sum(-1)
+
+    def entropy(self) -> Float[Tensor, "*N"]:
+        """Differential entropies Σᵢ (log σᵢ + ½ log 2πe).
+
+        Returns:
+            [N] nats, any sign, differentiable in log_std; a view of one number where log_std is [A].
+
+        Example:
+            >>> DiagonalGaussian(torch.zeros(1), torch.zeros(1)).entropy()
+            tensor(1.4189)
+        """
+        return (self.log_std + (0.5 + _HALF_LOG_TWO_PI)).sum(-1).expand(self.mean.shape[:-1])
+
+    def mode(self) -> Float[Tensor, "*N A"]:
+        """The most probable actions: the means.
+
+        Returns:
+            [N, A] units of the action.
+
+        Example:
+            >>> DiagonalGaussian(torch.tensor([3.0]), torch.zeros(1)).mode()
+            tensor([3.])
+        """
+        return self.mean
+
+    def sample(self, generator: Generator | None = None) -> Float[Tensor, "*N A"]:
+        """Draws one action per row: a = μ + σ ε, ε ~ N(0, 1).
+
+        Args:
+            generator: source of the noise; default torch's global one.
+
+        Returns:
+            [N, A] units of the action, differentiable in mean and log_std (act under `torch.no_grad()`).
+
+        Example:
+            >>> DiagonalGaussian(torch.tensor([3.0]), torch.tensor([-90.0])).sample()
+            tensor([3.])
+        """
+        noise = torch.empty_like(self.mean).normal_(generator=generator)
+        return torch.addcmul(self.mean, self.log_std.exp(), noise)
+
+    def kl(self, other: "DiagonalGaussian") -> Float[Tensor, "*N"]:
+        """Divergence KL(self ‖ other) = Σᵢ (log σ′ᵢ − log σᵢ + (σᵢ² + (μᵢ − μ′ᵢ)²) / (2 σ′ᵢ²) − ½).
+
+        Args:
+            other: over actions of the same dimensions.
+
+        Returns:
+            [N] nats, at least 0 to rounding, differentiable in both distributions' parameters.
+
+        Raises:
+            ShapeError: the means differ in shape; the message names both.
+
+        Example:
+            >>> narrow, wide = torch.tensor([0.0]), torch.tensor([1.0])
+            >>> DiagonalGaussian(torch.zeros(1), narrow).kl(DiagonalGaussian(torch.zeros(1), wide))
+            tensor(0.5677)
+        """
+        require_same_shape("[N, A]", mean=self.mean, other_mean=other.mean)
+        log_scale = self.log_std - other.log_std
+        distance = (self.mean - other.mean) * (-other.log_std).exp()
+        return (0.5 * ((2 * log_scale).exp() + distance.square() - 1) - log_scale).sum(-1)
+
+
+def check_action_mask(mask: Shaped[Tensor, "*N A"]) -> None:
+    """Refuses a mask that leaves some row without any action. It reads values, so it is for tests and debugging.
+
+    Args:
+        mask: [N, A] which actions are allowed, bool or 0/1.
+
+    Raises:
+        SpecError: a row allows nothing; the message names the first one.
+
+    Example:
+        >>> check_action_mask(torch.tensor([[True, False], [False, True]]))
+    """
+    empty = (~mask.bool().any(-1)).reshape(-1)
+    if empty.any():
+        row = int(empty.nonzero()[0])
+        raise SpecError(
+            f"action_mask allows none of the {mask.shape[-1]} actions in row {row} of {empty.numel()} "
+            f"({int(empty.sum())} such rows); each row must allow at least one: end the episode where no action is left"
+        )
+
+
+def _require_rows(logits: Tensor, action: Tensor) -> None:
+    if action.shape != logits.shape[:-1]:
+        raise ShapeError(
+            f"logits has shape {list(logits.shape)} and action has shape {list(action.shape)}; "
+            "logits must be [N, A] and action [N]"
+        )

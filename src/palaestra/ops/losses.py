@@ -1,0 +1,184 @@
+"""Terms of a loss, one number per row, and the means that reduce them.
+
+Rows that may not be learned from are left out by `masked_mean`, so a term may hold anything finite there.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import huber_loss
+
+from palaestra.ops._shapes import require_same_shape
+from palaestra.ops._typing import Float, Shaped
+
+__all__ = ["approximate_kl", "clipped_surrogate", "explained_variance", "huber", "masked_mean", "policy_gradient"]
+
+
+def huber(error: Float[Tensor, "*N"], *, delta: float) -> Float[Tensor, "*N"]:
+    """Squared error that turns linear where the error is large.
+
+        L = e² / 2  if |e| ≤ δ,  else δ (|e| − δ / 2)
+
+    Huber 1964, https://doi.org/10.1214/aoms/1177703732; δ = 1 is the clipped error of Mnih et al. 2015.
+
+    Args:
+        error: [N] prediction minus target.
+        delta: δ > 0, where it turns linear, in units of the error; also the largest gradient.
+
+    Returns:
+        [N] losses, differentiable.
+
+    Raises:
+        ValueError: delta is not positive.
+
+    Example:
+        >>> huber(torch.tensor([0.5, -3.0]), delta=1.0)
+        tensor([0.1250, 2.5000])
+    """
+    if delta <= 0:
+        raise ValueError(f"delta is {delta}; it must be positive: the error from which the loss grows linearly")
+    return huber_loss(error, torch.zeros_like(error), reduction="none", delta=delta)
+
+
+def policy_gradient(log_prob: Float[Tensor, "*N"], advantage: Float[Tensor, "*N"]) -> Float[Tensor, "*N"]:
+    """The loss whose gradient is the policy gradient.
+
+        L = −log π(a|x) Â
+
+    Williams 1992, https://doi.org/10.1007/BF00992696; Schulman et al. 2017, https://arxiv.org/abs/1707.06347,
+    equation (2), negated to be minimised.
+
+    Args:
+        log_prob: [N] log π(a|x) of the policy that learns, nats.
+        advantage: [N] how much better the action was than expected, units of return; held fixed.
+
+    Returns:
+        [N] losses, differentiable in log_prob only.
+
+    Raises:
+        ShapeError: the arrays differ in shape; the message names both.
+
+    Example:
+        >>> policy_gradient(torch.tensor([-0.5, -2.0]), torch.tensor([2.0, -1.0]))
+        tensor([ 1., -2.])
+    """
+    require_same_shape("[N]", log_prob=log_prob, advantage=advantage)
+    return -log_prob * advantage.detach()
+
+
+def clipped_surrogate(
+    log_ratio: Float[Tensor, "*N"], advantage: Float[Tensor, "*N"], *, epsilon: float | Tensor
+) -> Float[Tensor, "*N"]:
+    """The loss of a policy that may move only so far from the one that acted.
+
+        L = −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â),   ρ = exp(log ratio)
+
+    Schulman et al. 2017, https://arxiv.org/abs/1707.06347, equation (7), negated to be minimised.
+
+    Args:
+        log_ratio: [N] log π(a|x) − log μ(a|x), μ being the policy that acted; nats.
+        advantage: [N] how much better the action was than expected; held fixed.
+        epsilon: ε > 0, how far the ratio may leave 1; a number or a 0-dim tensor.
+
+    Returns:
+        [N] losses, differentiable in log_ratio only.
+
+    Raises:
+        ShapeError: the arrays differ in shape; the message names both.
+
+    Example:
+        >>> clipped_surrogate(torch.tensor([2.0, 0.5, 0.5]).log(), torch.tensor([1.0, 1.0, -1.0]), epsilon=0.25)
+        tensor([-1.2500, -0.5000,  0.7500])
+    """
+    require_same_shape("[N]", log_ratio=log_ratio, advantage=advantage)
+    gain = -advantage.detach()
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1 - epsilon, 1 + epsilon)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    return torch.maximum(ratio * gain, clipped * gain)
+
+
+def masked_mean(x: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"]) -> Float[Tensor, ""]:
+    """Mean over the rows that may be learned from.
+
+        x̄ = Σ validᵢ xᵢ / max(1, Σ validᵢ)
+
+    Departs from a plain mean: rows that are not valid are not read, so a NaN there changes nothing.
+
+    Args:
+        x: [N] any quantity per row.
+        valid: [N] bool or 0/1, which rows count.
+
+    Returns:
+        0-dim mean, differentiable in x; 0 when no row is valid.
+
+    Raises:
+        ShapeError: the arrays differ in shape; the message names both.
+
+    Example:
+        >>> masked_mean(torch.tensor([1.0, 2.0, 100.0]), torch.tensor([True, True, False]))
+        tensor(1.5000)
+    """
+    require_same_shape("[N]", x=x, valid=valid)
+    return torch.where(valid.bool(), x, 0.0).sum() / valid.sum().clamp(min=1)
+
+
+@torch.no_grad()
+def explained_variance(
+    value: Float[Tensor, "*N"], target: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"]
+) -> Float[Tensor, ""]:
+    """How much of the targets' variance the values explain; a diagnosis of a critic.
+
+        1 − Var[target − value] / Var[target]
+
+    The coefficient of determination, except that a constant offset of the values is forgiven.
+
+    Args:
+        value: [N] predictions.
+        target: [N] what they should be.
+        valid: [N] bool or 0/1, which rows count.
+
+    Returns:
+        0-dim, at most 1: 1 is perfect, 0 is no better than a constant, negative is worse. 0 when the targets do not
+        vary. Without gradient.
+
+    Raises:
+        ShapeError: the arrays differ in shape; the message names both.
+
+    Example:
+        >>> target = torch.tensor([1.0, 2.0, 3.0])
+        >>> explained_variance(target + 5.0, target, torch.ones(3))
+        tensor(1.)
+    """
+    require_same_shape("[N]", value=value, target=target, valid=valid)
+    total = _variance(target, valid)
+    unexplained = _variance(target - value, valid)
+    return torch.where(total > 0, 1 - unexplained / total, 0.0)
+
+
+def _variance(x: Tensor, valid: Tensor) -> Tensor:
+    return masked_mean((x - masked_mean(x, valid)).square(), valid)
+
+
+@torch.no_grad()
+def approximate_kl(log_ratio: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"]) -> Float[Tensor, ""]:
+    """Estimates how far the policy has moved from the one that acted, from its actions alone.
+
+        KL(μ ‖ π) ≈ mean(ρ − 1 − log ρ),   ρ = π(a|x) / μ(a|x)
+
+    Schulman 2020, http://joschu.net/blog/kl-approx.html, estimator k3: unbiased, never negative, and of less variance
+    than the mean of −log ρ.
+
+    Args:
+        log_ratio: [N] log π(a|x) − log μ(a|x), nats.
+        valid: [N] bool or 0/1, which rows count.
+
+    Returns:
+        0-dim, nats, at least 0; 0 when no row is valid. Without gradient.
+
+    Raises:
+        ShapeError: the arrays differ in shape; the message names both.
+
+    Example:
+        >>> approximate_kl(torch.tensor([0.0, 1.0]), torch.ones(2))
+        tensor(0.3591)
+    """
+    return masked_mean(log_ratio.expm1() - log_ratio, valid)

@@ -1,0 +1,190 @@
+"""What a row turned out to be worth: discounted, lambda and n-step returns, right by the table of `episode_ends`."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from palaestra.core import ShapeError, StepType
+from palaestra.ops._shapes import require_same_shape, require_time_steps
+from palaestra.ops._typing import Float, Int, Integer
+from palaestra.ops.episode_ends import n_step_end, valid_starts
+from palaestra.ops.recurrence import reverse_linear_recurrence, reverse_linear_steps
+
+__all__ = ["NStep", "discounted_returns", "lambda_returns", "n_step_returns", "n_step_targets"]
+
+_FIRST = int(StepType.FIRST)
+
+
+def discounted_returns(
+    reward: Float[Tensor, "T1 *B"],
+    discount: Float[Tensor, "T1 *B"],
+    step_type: Integer[Tensor, "T1 *B"],
+    bootstrap: Float[Tensor, "T1 *B"] | None = None,
+) -> Float[Tensor, "T1-1 *B"]:
+    """Discounted sums of the rewards up to the end of each episode.
+
+        Gₜ = rₜ₊₁ + γₜ₊₁ Gₜ₊₁,   G is the bootstrap value on rows that are no valid starts and on row T
+
+    Sutton and Barto 2018, equations (3.8) and (3.9).
+    Departs from the source: the discount is per step and holds the continuation; what lies beyond a truncation or the
+    end of the unroll is taken from `bootstrap`.
+
+    Args:
+        reward: [T+1, B] reward of the action taken at the row before; row 0 is not read.
+        discount: [T+1, B] gamma times continuation, in [0, 1]; 0 where the episode terminated; row 0 is not read.
+        step_type: [T+1, B] `StepType` of each row.
+        bootstrap: [T+1, B] V(x₀) … V(x_T), units of return. Default 0 everywhere: Monte Carlo returns of what was seen,
+            too small where a time limit or the end of the unroll cut the episode short.
+
+    Returns:
+        [T, B] returns, differentiable; on rows that are no valid starts the bootstrap value of that row.
+
+    Raises:
+        ShapeError: the arrays differ in shape, or there are fewer than two time steps; the message names both arrays.
+
+    Example:
+        >>> reward, discount = torch.ones(4, 1), torch.tensor([[0.5], [0.5], [0.5], [0.0]])
+        >>> discounted_returns(reward, discount, torch.tensor([[0], [1], [1], [2]])).squeeze()
+        tensor([1.7500, 1.5000, 1.0000])
+    """
+    if bootstrap is None:
+        bootstrap = torch.zeros_like(reward)
+    require_time_steps(reward=reward, discount=discount, step_type=step_type, bootstrap=bootstrap)
+    valid = valid_starts(step_type)
+    return reverse_linear_recurrence(
+        torch.where(valid, reward[1:], bootstrap[:-1]), torch.where(valid, discount[1:], 0.0), bootstrap[-1]
+    )
+
+
+def lambda_returns(
+    value: Float[Tensor, "T1 *B"],
+    reward: Float[Tensor, "T1 *B"],
+    discount: Float[Tensor, "T1 *B"],
+    step_type: Integer[Tensor, "T1 *B"],
+    *,
+    lambda_: float | Tensor,
+) -> Float[Tensor, "T1-1 *B"]:
+    """Mixtures of n-step returns with weights that decay by lambda.
+
+        Gₜ = rₜ₊₁ + γₜ₊₁ ((1 − λ) V(xₜ₊₁) + λ Gₜ₊₁),   G is V on rows that are no valid starts and on row T
+
+    Sutton and Barto 2018, equation (12.18).
+    Departs from the source: λ is one number; episodes that were cut off bootstrap from their final observation.
+
+    Args:
+        value: [T+1, B] V(x₀) … V(x_T), units of return.
+        reward: [T+1, B] reward of the action taken at the row before; row 0 is not read.
+        discount: [T+1, B] gamma times continuation, in [0, 1]; 0 where the episode terminated; row 0 is not read.
+        step_type: [T+1, B] `StepType` of each row.
+        lambda_: trace decay in [0, 1]; 1 is Monte Carlo, 0 is one-step TD; a number or a 0-dim tensor.
+
+    Returns:
+        [T, B] returns, differentiable; on rows that are no valid starts the value itself, so that their error is 0.
+
+    Raises:
+        ShapeError: the arrays differ in shape, or there are fewer than two time steps; the message names both arrays.
+
+    Example:
+        >>> value, reward, discount = torch.full((3, 1), 10.0), torch.ones(3, 1), torch.full((3, 1), 0.5)
+        >>> lambda_returns(value, reward, discount, torch.tensor([[0], [1], [1]]), lambda_=0.5).squeeze()
+        tensor([5., 6.])
+    """
+    require_time_steps(value=value, reward=reward, discount=discount, step_type=step_type)
+    valid = valid_starts(step_type)
+    decay = lambda_ * discount[1:]
+    one_step = torch.addcmul(reward[1:], discount[1:] - decay, value[1:])
+    return reverse_linear_recurrence(
+        torch.where(valid, one_step, value[:-1]), torch.where(valid, decay, 0.0), value[-1]
+    )
+
+
+def n_step_returns(
+    value: Float[Tensor, "T1 *B"],
+    reward: Float[Tensor, "T1 *B"],
+    discount: Float[Tensor, "T1 *B"],
+    step_type: Integer[Tensor, "T1 *B"],
+    *,
+    n: int,
+) -> Float[Tensor, "T1-1 *B"]:
+    """Returns that bootstrap after n steps, or where the episode or the unroll ends before.
+
+        Gₜ = Σᵢ₌₁ᵏ (Πⱼ₌₁ⁱ⁻¹ γₜ₊ⱼ) rₜ₊ᵢ + (Πⱼ₌₁ᵏ γₜ₊ⱼ) V(xₜ₊ₖ),   k = min(n, steps to a row that is no valid start)
+
+    Sutton and Barto 2018, equation (7.1).
+    Departs from the source: where less than n rows are left, the return bootstraps from the last one.
+
+    Args:
+        value: [T+1, B] V(x₀) … V(x_T), units of return.
+        reward: [T+1, B] reward of the action taken at the row before; row 0 is not read.
+        discount: [T+1, B] gamma times continuation, in [0, 1]; 0 where the episode terminated; row 0 is not read.
+        step_type: [T+1, B] `StepType` of each row.
+        n: number of rewards, at least 1.
+
+    Returns:
+        [T, B] returns, differentiable; on rows that are no valid starts the value itself, so that their error is 0.
+
+    Raises:
+        ShapeError: the arrays differ in shape, or there are fewer than two time steps; the message names both arrays.
+        ValueError: n is less than 1.
+
+    Example:
+        >>> value, reward, discount = torch.full((4, 1), 8.0), torch.ones(4, 1), torch.full((4, 1), 0.5)
+        >>> n_step_returns(value, reward, discount, torch.tensor([[0], [1], [1], [1]]), n=2).squeeze()
+        tensor([3.5000, 3.5000, 5.0000])
+    """
+    require_time_steps(value=value, reward=reward, discount=discount, step_type=step_type)
+    valid = valid_starts(step_type)
+    return reverse_linear_steps(
+        torch.where(valid, reward[1:], value[:-1]), torch.where(valid, discount[1:], 0.0), value, n=n
+    )
+
+
+class NStep(NamedTuple):
+    """What `n_step_targets` returns: the target of row 0 is `reward + discount * bootstrap value of row steps`."""
+
+    reward: Float[Tensor, "*N"]
+    """[N] discounted sum of the rewards up to row `steps`."""
+    discount: Float[Tensor, "*N"]
+    """[N] product of the discounts up to row `steps`; 0 where the episode terminated there."""
+    steps: Int[Tensor, "*N"]
+    """[N] k in 1 .. n, the row to bootstrap from; see `n_step_end`."""
+
+
+def n_step_targets(
+    reward: Float[Tensor, "n1 *N"], discount: Float[Tensor, "n1 *N"], step_type: Integer[Tensor, "n1 *N"]
+) -> NStep:
+    """Reduces windows of n + 1 replayed rows to one transition each.
+
+        R = Σᵢ₌₁ᵏ (Πⱼ₌₁ⁱ⁻¹ γⱼ) rᵢ,   Γ = Πⱼ₌₁ᵏ γⱼ,   k = `n_step_end`;   the target of row 0 is R + Γ V(xₖ)
+
+    Sutton and Barto 2018, equation (7.1), without the bootstrap value: which one is the algorithm's choice.
+
+    Args:
+        reward: [n+1, N] reward of the action taken at the row before; row 0 is not read.
+        discount: [n+1, N] gamma times continuation, in [0, 1]; 0 where the episode terminated; row 0 is not read.
+        step_type: [n+1, N] `StepType` of each row; row 0 is a valid start.
+
+    Returns:
+        `NStep(reward [N], discount [N], steps [N])`. Where row 0 is no valid start, the discount is 0 and the reward
+        that of a reset, 0. With n = 1 the reward is a view of the argument.
+
+    Raises:
+        ShapeError: the arrays differ in shape, or there are fewer than two rows; the message names both arrays.
+
+    Example:
+        >>> reward, discount = torch.tensor([[9.0], [1.0], [1.0], [5.0]]), torch.full((4, 1), 0.5)
+        >>> n_step_targets(reward, discount, torch.tensor([[0], [1], [2], [0]]))
+        NStep(reward=tensor([1.5000]), discount=tensor([0.2500]), steps=tensor([2]))
+    """
+    require_same_shape("[n+1, N]", reward=reward, discount=discount, step_type=step_type)
+    if reward.shape[0] < 2:
+        raise ShapeError(f"reward has shape {list(reward.shape)}; at least two rows [n+1, N] are needed, so n >= 1")
+    if reward.shape[0] == 2:
+        return NStep(reward[1], discount[1] * (step_type[1] != _FIRST), n_step_end(step_type))
+    count = valid_starts(step_type).cumprod(0)  # [n, N] 1 as long as no row before has been an end
+    inside = count > 0
+    product = torch.where(inside, discount[1:], 1.0).cumprod(0)
+    gained = torch.where(inside, reward[1:], 0.0)
+    total = gained[0] + (product[:-1] * gained[1:]).sum(0)
+    return NStep(total, product[-1] * inside[0], count.sum(0).clamp_(min=1))

@@ -1,0 +1,125 @@
+"""Means and variances: of the valid rows of a batch, and of a stream that arrives in pieces."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from palaestra.ops._shapes import require_same_shape
+from palaestra.ops._typing import Float, Num, Shaped
+from palaestra.ops.losses import masked_mean
+
+__all__ = ["Moments", "merge", "moments_of", "standardize", "variance"]
+
+
+def standardize(x: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"], *, epsilon: float = 1e-8) -> Float[Tensor, "*N"]:
+    """Shifts and scales the valid rows to mean 0 and standard deviation 1.
+
+        yᵢ = validᵢ (xᵢ − x̄) / (σ + ε),   x̄ and σ over valid rows
+
+    The population's standard deviation, so one valid row gives 0 and not NaN.
+
+    Args:
+        x: [N] any quantity per row.
+        valid: [N] bool or 0/1, which rows count.
+        epsilon: ε > 0, keeps a constant x at 0; units of x.
+
+    Returns:
+        [N] standardised rows, exactly 0 where not valid.
+
+    Raises:
+        ShapeError: the arrays differ in shape; the message names both.
+
+    Example:
+        >>> standardize(torch.tensor([1.0, 3.0, 50.0]), torch.tensor([True, True, False]))
+        tensor([-1.,  1.,  0.])
+    """
+    centred = torch.where(valid.bool(), x - masked_mean(x, valid), 0.0)
+    return centred / (masked_mean(centred.square(), valid).sqrt() + epsilon)
+
+
+class Moments(NamedTuple):
+    """What is left of a stream of rows: enough for its mean and variance, and to merge it with another stream."""
+
+    count: Float[Tensor, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
+    """0-dim float64: number of rows; exact up to 2⁵³."""
+    mean: Float[Tensor, "..."]
+    """float64: mean of the rows; 0 when there are none."""
+    m2: Float[Tensor, "..."]
+    """float64: sum of squared differences from the mean."""
+
+
+def moments_of(x: Num[Tensor, "..."], dims: int | Sequence[int] = 0) -> Moments:
+    """Reduces rows to their moments.
+
+        count = N,   mean = Σ xᵢ / N,   m2 = Σ (xᵢ − mean)²
+
+    Chan, Golub and LeVeque 1983, https://doi.org/10.1080/00031305.1983.10483115, the two-pass algorithm, in float64.
+
+    Args:
+        x: [N, ...] any numbers; rows may have several axes, as in [T, B, ...].
+        dims: the axes that number the rows: 0 for [N, ...], (0, 1) for [T, B, ...].
+
+    Returns:
+        `Moments` of the remaining shape, without gradient; count 0 when x has no rows.
+
+    Example:
+        >>> moments_of(torch.tensor([[1.0, 10.0], [3.0, 10.0]])).mean
+        tensor([ 2., 10.], dtype=torch.float64)
+    """
+    axes = (dims,) if isinstance(dims, int) else tuple(dims)
+    x = x.detach().to(torch.float64)
+    count = 1
+    for axis in axes:
+        count *= x.shape[axis]
+    mean = x.sum(axes, keepdim=True) / max(count, 1)
+    m2 = (x - mean).square_().sum(axes)
+    return Moments(torch.full((), float(count), dtype=torch.float64, device=x.device), mean.sum(axes), m2)
+
+
+def merge(a: Moments, b: Moments) -> Moments:
+    """Moments of two streams together.
+
+        n = nₐ + n_b,   mean = meanₐ + δ n_b / n,   m2 = m2ₐ + m2_b + δ² nₐ n_b / n,   δ = mean_b − meanₐ
+
+    Chan, Golub and LeVeque 1979, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances",
+    Stanford STAN-CS-79-773.
+
+    Args:
+        a: one stream; may be empty.
+        b: the other, of the same shape.
+
+    Returns:
+        `Moments` of both; whatever the grouping and order of merges, the same to rounding.
+
+    Raises:
+        ShapeError: the means differ in shape; the message names both.
+
+    Example:
+        >>> merge(moments_of(torch.tensor([1.0, 2.0])), moments_of(torch.tensor([6.0]))).mean
+        tensor(3., dtype=torch.float64)
+    """
+    require_same_shape("of one shape to be merged", a_mean=a.mean, b_mean=b.mean)
+    count = a.count + b.count
+    delta = b.mean - a.mean
+    weight = b.count / count.clamp(min=1)
+    return Moments(count, torch.addcmul(a.mean, delta, weight), a.m2 + b.m2 + delta.square() * (a.count * weight))
+
+
+def variance(moments: Moments) -> Float[Tensor, "..."]:
+    """Variance of the rows, as of a whole population.
+
+        σ² = m2 / max(1, count)
+
+    Args:
+        moments: of a stream.
+
+    Returns:
+        float64, at least 0, of the mean's shape; 0 when there are no rows.
+
+    Example:
+        >>> variance(moments_of(torch.tensor([1.0, 3.0])))
+        tensor(1., dtype=torch.float64)
+    """
+    return moments.m2 / moments.count.clamp(min=1)

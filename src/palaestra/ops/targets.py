@@ -1,0 +1,119 @@
+"""One-step targets of values and action values.
+
+None of them looks at step types: a transition's discount says whether to bootstrap, and a replay buffer gives out valid
+starts only. Gradient flows into every argument; wrap the call in `torch.no_grad()` to hold the target fixed.
+"""
+
+import torch
+from torch import Tensor
+
+from palaestra.ops._shapes import require_action_values, require_same_shape
+from palaestra.ops._typing import Float, Shaped
+
+__all__ = ["double_q_target", "q_target", "td_target"]
+
+
+def td_target(
+    next_value: Float[Tensor, "*N"], reward: Float[Tensor, "*N"], discount: Float[Tensor, "*N"]
+) -> Float[Tensor, "*N"]:
+    """What a transition says its first state is worth.
+
+        y = r + γ V(x′)
+
+    Sutton and Barto 2018, equation (6.2). With n-step rewards and discounts (`n_step_targets`), equation (7.1).
+
+    Args:
+        next_value: [N] value of the state (and, for a critic, the action) to bootstrap from, units of return.
+        reward: [N] reward of the transition.
+        discount: [N] gamma times continuation, in [0, 1]; 0 where the episode terminated.
+
+    Returns:
+        [N] targets.
+
+    Raises:
+        ShapeError: the arrays differ in shape; the message names both.
+
+    Example:
+        >>> td_target(torch.tensor([10.0, 10.0]), torch.tensor([1.0, 1.0]), torch.tensor([0.9, 0.0]))
+        tensor([10.,  1.])
+    """
+    require_same_shape("[N]", next_value=next_value, reward=reward, discount=discount)
+    return torch.addcmul(reward, discount, next_value)
+
+
+def q_target(
+    next_q: Float[Tensor, "*N A"],
+    reward: Float[Tensor, "*N"],
+    discount: Float[Tensor, "*N"],
+    action_mask: Shaped[Tensor, "*N A"] | None = None,
+) -> Float[Tensor, "*N"]:
+    """What a transition says its action was worth, if the best action follows.
+
+        y = r + γ maxₐ Q(x′, a)
+
+    Mnih et al. 2015, https://doi.org/10.1038/nature14236, the target of algorithm 1; van Hasselt et al. 2016,
+    https://arxiv.org/abs/1509.06461, equation (3).
+    Departs from the papers: the maximum is over allowed actions; where none is allowed (often so after an end) it is
+    the first one's value, which the discount of a terminated episode removes.
+
+    Args:
+        next_q: [N, A] action values of the next observation, by the target network.
+        reward: [N] reward of the transition.
+        discount: [N] gamma times continuation, in [0, 1]; 0 where the episode terminated.
+        action_mask: [N, A] which next actions are allowed, bool or 0/1; default all.
+
+    Returns:
+        [N] targets.
+
+    Raises:
+        ShapeError: the arrays do not fit together; the message names both.
+
+    Example:
+        >>> next_q, mask = torch.tensor([[1.0, 5.0]]), torch.tensor([[True, False]])
+        >>> q_target(next_q, torch.tensor([1.0]), torch.tensor([0.5]), mask)
+        tensor([1.5000])
+    """
+    return double_q_target(next_q, next_q, reward, discount, action_mask)
+
+
+def double_q_target(
+    next_q_online: Float[Tensor, "*N A"],
+    next_q_target: Float[Tensor, "*N A"],
+    reward: Float[Tensor, "*N"],
+    discount: Float[Tensor, "*N"],
+    action_mask: Shaped[Tensor, "*N A"] | None = None,
+) -> Float[Tensor, "*N"]:
+    """What a transition says its action was worth, with the next action chosen by one network and valued by another.
+
+        y = r + γ Q⁻(x′, argmaxₐ Q(x′, a))
+
+    Van Hasselt et al. 2016, https://arxiv.org/abs/1509.06461, equation (4) with the target network's weights in the
+    place of the second set (section "Double DQN").
+    Departs from the paper: the maximum is over allowed actions, as in `q_target`.
+
+    Args:
+        next_q_online: [N, A] action values of the next observation, by the network that learns.
+        next_q_target: [N, A] the same by the target network.
+        reward: [N] reward of the transition.
+        discount: [N] gamma times continuation, in [0, 1]; 0 where the episode terminated.
+        action_mask: [N, A] which next actions are allowed, bool or 0/1; default all.
+
+    Returns:
+        [N] targets.
+
+    Raises:
+        ShapeError: the arrays do not fit together; the message names both.
+
+    Example:
+        >>> online, target = torch.tensor([[1.0, 2.0]]), torch.tensor([[30.0, 10.0]])
+        >>> double_q_target(online, target, torch.tensor([1.0]), torch.tensor([0.5]))
+        tensor([6.])
+    """
+    require_same_shape("[N, A]", next_q_online=next_q_online, next_q_target=next_q_target)
+    require_same_shape("[N]", reward=reward, discount=discount)
+    require_action_values(next_q=next_q_target, reward=reward)
+    if action_mask is not None:
+        require_same_shape("[N, A]", next_q=next_q_target, action_mask=action_mask)
+        next_q_online = torch.where(action_mask.bool(), next_q_online, -torch.inf)
+    action = next_q_online.argmax(-1, keepdim=True)
+    return torch.addcmul(reward, discount, next_q_target.gather(-1, action).squeeze(-1))

@@ -1,0 +1,30 @@
+"""How to act: policies, exploration, observation normalisation."""
+
+from palaestra.policies.artefact import load_policy, save_policy
+from palaestra.policies.categorical import CategoricalPolicy
+from palaestra.policies.exploration import EpsilonGreedy, Exploration, GaussianNoise, UniformNoise
+from palaestra.policies.gaussian import GaussianPolicy
+from palaestra.policies.network_policy import NetworkPolicy
+from palaestra.policies.normalizer import ObservationNormalizer
+from palaestra.policies.policy import Phase, Policy, PolicyStep
+from palaestra.policies.rule_based import RandomPolicy, RulePolicy
+from palaestra.policies.value_greedy import ValueGreedyPolicy
+
+__all__ = [
+    "CategoricalPolicy",
+    "EpsilonGreedy",
+    "Exploration",
+    "GaussianNoise",
+    "GaussianPolicy",
+    "NetworkPolicy",
+    "ObservationNormalizer",
+    "Phase",
+    "Policy",
+    "PolicyStep",
+    "RandomPolicy",
+    "RulePolicy",
+    "UniformNoise",
+    "ValueGreedyPolicy",
+    "load_policy",
+    "save_policy",
+]

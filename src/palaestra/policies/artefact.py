@@ -1,0 +1,140 @@
+"""A policy as a directory to deploy: `policy.json` says what it is, `weights.safetensors` holds its tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from palaestra.core import (
+    CheckpointError,
+    ConfigError,
+    did_you_mean,
+    load_tensors,
+    save_tensors,
+    spec_from_json,
+    spec_to_json,
+)
+from palaestra.nn import NetworkConfig
+from palaestra.policies.categorical import CategoricalPolicy
+from palaestra.policies.gaussian import GaussianPolicy
+from palaestra.policies.network_policy import NetworkPolicy
+from palaestra.policies.normalizer import ObservationNormalizer
+from palaestra.policies.policy import Policy
+from palaestra.policies.value_greedy import ValueGreedyPolicy
+
+__all__ = ["load_policy", "save_policy"]
+
+_FORMAT = 1
+_CLASSES: tuple[type[NetworkPolicy], ...] = (CategoricalPolicy, GaussianPolicy, ValueGreedyPolicy)
+_JSON, _WEIGHTS = "policy.json", "weights.safetensors"
+
+
+def save_policy(policy: Policy, directory: str | Path) -> None:
+    """Writes everything that is needed to act: no pickle, no training state, no exploration.
+
+    Args:
+        policy: made by its class's `build`.
+        directory: made where it does not exist; an artefact in it is replaced.
+
+    Raises:
+        ConfigError: the policy was not made by `build`, so nothing says how to make its network again.
+    """
+    if not isinstance(policy, NetworkPolicy) or policy.network_config is None:
+        raise ConfigError(
+            f"this {type(policy).__name__} was not made by `build`, so an artefact could not say how to make it again: "
+            "build it, or save `policy.state_dict()` with `core.save_tensors` and construct the policy yourself"
+        )
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    weights = directory / f"{_WEIGHTS}.tmp"
+    save_tensors(weights, policy.state_dict())
+    normalizer = policy.normalizer
+    description = {
+        "format": _FORMAT,
+        "policy": type(policy).__name__,
+        "observation_spec": spec_to_json(policy.observation_spec),
+        "action_spec": spec_to_json(policy.action_spec),
+        "network": dataclasses.asdict(policy.network_config),
+        "normalizer": None if normalizer is None else {"clip": normalizer.clip},
+        "weights_sha256": _sha256(weights),
+    }
+    text = directory / f"{_JSON}.tmp"
+    text.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    weights.replace(directory / _WEIGHTS)
+    text.replace(directory / _JSON)
+
+
+def load_policy(directory: str | Path, *, classes: Sequence[type[NetworkPolicy]] = ()) -> NetworkPolicy:
+    """The policy that `save_policy` wrote, in `Phase.EVAL`.
+
+    Args:
+        directory: for example a run's `policy/`.
+        classes: policy classes of your own that the artefact may name.
+
+    Raises:
+        CheckpointError: a file is missing, damaged, or of a format that this version cannot read.
+        ConfigError: the artefact names a policy class that is not known.
+    """
+    directory = Path(directory)
+    data = _description(directory)
+    known = {cls.__name__: cls for cls in (*_CLASSES, *classes)}
+    name = data.get("policy")
+    if name not in known:
+        raise ConfigError(
+            f"{directory / _JSON} holds a policy of class {name!r}{did_you_mean(str(name), known)}. "
+            "Pass a class of your own as load_policy(directory, classes=[...])"
+        )
+    policy = _built(known[name], data, directory / _JSON)
+    tensors = load_tensors(directory / _WEIGHTS)
+    if _sha256(directory / _WEIGHTS) != data.get("weights_sha256"):
+        raise CheckpointError(
+            f"{directory / _WEIGHTS} is not the file that {_JSON} was written with; save the policy again"
+        )
+    try:
+        policy.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights in {directory} do not fit {name}: {error}") from error
+    return policy.eval()
+
+
+def _description(directory: Path) -> dict[str, Any]:
+    path = directory / _JSON
+    for needed in (path, directory / _WEIGHTS):
+        if not needed.is_file():
+            raise CheckpointError(
+                f"there is no {needed.name} in {directory}; give the directory that save_policy wrote, "
+                "for example the `policy` directory of a run"
+            )
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}; save the policy again") from error
+    version = data.get("format") if isinstance(data, dict) else None
+    if version != _FORMAT:
+        raise CheckpointError(
+            f"{path} has the format {version!r}; this version reads format {_FORMAT}: "
+            "load it with the version of palaestra that wrote it, and save it again"
+        )
+    return data
+
+
+def _built(cls: type[NetworkPolicy], data: dict[str, Any], path: Path) -> NetworkPolicy:
+    try:
+        network = dict(data["network"])
+        network["hidden_sizes"] = tuple(network["hidden_sizes"])
+        observation_spec = spec_from_json(data["observation_spec"])
+        policy = cls.build(observation_spec, spec_from_json(data["action_spec"]), NetworkConfig(**network))
+        if data["normalizer"] is not None:
+            policy.normalizer = ObservationNormalizer(observation_spec, float(data["normalizer"]["clip"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path} does not describe a {cls.__name__} ({reason}); save the policy again") from error
+    return policy
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,107 @@
+"""`CategoricalPolicy`: samples one of a few actions."""
+
+from __future__ import annotations
+
+from typing import Any, Self, final
+
+from torch import Tensor, nn
+
+from palaestra.core import Batch, DiscreteSpec, SpecTree
+from palaestra.nn import Network, NetworkConfig
+from palaestra.ops import Categorical
+from palaestra.policies.network_policy import NetworkPolicy, normalizer_of, require_discrete
+from palaestra.policies.normalizer import ObservationNormalizer
+from palaestra.policies.policy import PolicyStep
+
+__all__ = ["CategoricalPolicy"]
+
+
+@final
+class CategoricalPolicy(NetworkPolicy):
+    """Draws an action with probabilities in proportion to exp(logits) among the allowed ones.
+
+    Args:
+        network: observation [..., *observation] -> logits [..., A].
+        observation_spec: what an observation looks like; a dict's key `action_mask` says which actions are allowed.
+        action_spec: a `DiscreteSpec` of A actions.
+        normalizer: applied to every observation.
+
+    Raises:
+        ConfigError: the action space is not discrete; the message says what fits it.
+
+    Example:
+        >>> from palaestra.core import TensorSpec
+        >>> policy = CategoricalPolicy.build(TensorSpec((4,)), DiscreteSpec(num=2))
+        >>> policy([[0.0, 0.0, 0.0, 0.0]]).shape
+        (1,)
+    """
+
+    behaviour_fields = ("log_prob",)
+
+    def __init__(
+        self,
+        network: nn.Module,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        normalizer: ObservationNormalizer | None = None,
+    ) -> None:
+        self._start = require_discrete("CategoricalPolicy", observation_spec, action_spec).start
+        super().__init__(network, observation_spec, action_spec, normalizer=normalizer)
+
+    @classmethod
+    def build(
+        cls,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: NetworkConfig | None = None,
+        *,
+        normalize: bool = False,
+    ) -> Self:
+        """A policy with a fresh network that starts close to uniform.
+
+        Args:
+            observation_spec: what an observation looks like, without leading dimensions.
+            action_spec: a `DiscreteSpec`.
+            config: the network's layers.
+            normalize: whether observations are normalised by running statistics.
+
+        Raises:
+            ConfigError: the action space or the config does not fit.
+        """
+        num_actions = require_discrete(cls.__name__, observation_spec, action_spec).num
+        config = config or NetworkConfig()
+        network = Network(observation_spec, num_actions, config, out_gain=0.01)
+        policy = cls(network, observation_spec, action_spec, normalizer_of(observation_spec, normalize))
+        policy.network_config = config
+        return policy
+
+    def distribution(self, observation: Any) -> Categorical:
+        """The distribution over actions, with gradients.
+
+        Args:
+            observation: raw, leaves [..., *observation].
+
+        Returns:
+            Over [...] actions in 0 ... A - 1.
+        """
+        return Categorical(self._outputs(observation), self.action_mask(observation))
+
+    def sample(self, observation: Any) -> tuple[Tensor, Tensor]:
+        distribution = self.distribution(observation)
+        action = distribution.sample(self.generator)
+        return action, distribution.log_prob(action)
+
+    def _choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+        distribution = self.distribution(observation)
+        action = distribution.mode() if deterministic else distribution.sample(self.generator)
+        return PolicyStep(action, state)
+
+    def behaviour(self, observation: Any, action: Any) -> Batch:
+        return Batch.of({"log_prob": self.distribution(observation).log_prob(action)})
+
+    @property
+    def raw_action_spec(self) -> DiscreteSpec:
+        return DiscreteSpec(num=self.action_spec.num, dtype=self.action_spec.dtype)
+
+    def env_action(self, action: Tensor) -> Tensor:
+        return action + self._start if self._start else action

@@ -1,0 +1,192 @@
+"""Exploration: how actions depart from the policy's choice while experience is collected."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from palaestra.core import ConfigError, Schedule, schedule_value
+
+__all__ = ["EpsilonGreedy", "Exploration", "GaussianNoise", "UniformNoise"]
+
+_LEAST_EPSILON = 2.0**-24  # a float32 draw from [0, 1) has no finer steps
+_FEW = 16  # rows
+
+
+class Exploration(ABC):
+    """Changes actions at random. Call it with actions; a schedule follows the run through `set_progress`.
+
+    Args:
+        strength: the number that a schedule may change over the run.
+        seed: of the own generator, which is used where a call brings none.
+    """
+
+    def __init__(self, strength: Schedule, *, seed: int = 0) -> None:
+        self.schedule = strength
+        self.strength = schedule_value(strength, 0.0)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    @final
+    def set_progress(self, progress: float) -> None:
+        """Moves along the schedule.
+
+        Args:
+            progress: env steps taken divided by the run's total, in [0, 1].
+        """
+        self.strength = schedule_value(self.schedule, progress)
+
+    @final
+    def __call__(self, action: Any, *, generator: torch.Generator | None = None, mask: Any = None) -> Any:
+        """Actions to execute instead of the given ones.
+
+        Args:
+            action: what the policy would do: a number, a numpy array or a tensor, with any leading dimensions.
+            generator: source of the noise; default the own one.
+            mask: [..., A] which discrete actions are allowed.
+
+        Returns:
+            New actions of the same kind, shape and dtype; the given ones where nothing changes.
+        """
+        if isinstance(action, Tensor):
+            return self._explore(action, generator or self.generator, mask)
+        array = np.asarray(action)
+        allowed = None if mask is None else torch.as_tensor(np.asarray(mask))
+        changed = self._explore(torch.as_tensor(array), generator or self.generator, allowed).numpy()
+        if isinstance(action, np.ndarray):
+            return changed.astype(action.dtype, copy=False)
+        return type(action)(changed.item()) if array.ndim == 0 else type(action)(changed.tolist())
+
+    @abstractmethod
+    def _explore(self, action: Tensor, generator: torch.Generator, mask: Tensor | None) -> Tensor: ...
+
+
+@final
+class EpsilonGreedy(Exploration):
+    """Replaces each action, with probability ε, by one drawn uniformly from all allowed ones.
+
+    Args:
+        num_actions: A.
+        epsilon: ε in [0, 1], or a schedule of it.
+        seed: of the own generator.
+
+    Raises:
+        ConfigError: there is no action, or ε leaves [0, 1].
+
+    Example:
+        >>> EpsilonGreedy(num_actions=10, epsilon=0.0)(np.array([3, 1]))
+        array([3, 1])
+    """
+
+    def __init__(self, num_actions: int, epsilon: Schedule = 0.1, *, seed: int = 0) -> None:
+        if num_actions < 1:
+            raise ConfigError(f"EpsilonGreedy was given num_actions={num_actions}; it must be at least 1")
+        ends = [schedule_value(epsilon, progress) for progress in np.linspace(0, 1, 11)]
+        if min(ends) < 0 or max(ends) > 1:
+            raise ConfigError(f"EpsilonGreedy was given epsilon={epsilon}; it must stay in [0, 1]")
+        super().__init__(epsilon, seed=seed)
+        self.num_actions = num_actions
+
+    def _explore(self, action: Tensor, generator: torch.Generator, mask: Tensor | None) -> Tensor:
+        if self.strength < _LEAST_EPSILON:
+            return action
+        if mask is None:
+            # one number decides both: below A it is the new action, and it is below A with probability ε
+            draw = torch.empty_like(action, dtype=torch.float32)
+            draw.uniform_(0.0, self.num_actions / self.strength, generator=generator)
+            # a look at a few numbers costs less than the operations that most steps do not need
+            if draw.is_cpu and 0 < draw.numel() <= _FEW and min(draw.reshape(-1).tolist()) >= self.num_actions:
+                return action
+            return torch.where(draw < self.num_actions, draw.to(action.dtype), action)
+        chance = torch.empty_like(action, dtype=torch.float32).uniform_(generator=generator)
+        clocks = torch.empty(mask.shape, device=action.device).exponential_(generator=generator)
+        first = torch.where(mask.bool(), clocks, torch.inf).argmin(-1)  # the first of equal clocks is any of them
+        return torch.where(chance < self.strength, first.to(action.dtype), action)
+
+
+class _Noise(Exploration):
+    """Adds noise, then clips."""
+
+    def __init__(self, strength: Schedule, minimum: Any, maximum: Any, *, seed: int) -> None:
+        super().__init__(strength, seed=seed)
+        self.minimum, self.maximum = _bound(minimum), _bound(maximum)
+
+    def _clipped(self, action: Tensor) -> Tensor:
+        if self.minimum is not None:
+            action = torch.maximum(action, self.minimum.to(action))
+        if self.maximum is not None:
+            action = torch.minimum(action, self.maximum.to(action))
+        return action
+
+
+@final
+class UniformNoise(_Noise):
+    """Adds noise drawn uniformly between two bounds.
+
+        a' = clip(a + scale u),   u ~ U[low, high)
+
+    Args:
+        low: lower bound of the noise, a number or [A].
+        high: upper bound of the noise, a number or [A].
+        minimum: lower bound of actions, a number or [A]; `None` does not clip.
+        maximum: upper bound of actions, a number or [A]; `None` does not clip.
+        scale: multiplies the noise; may be a schedule.
+        seed: of the own generator.
+
+    Raises:
+        ConfigError: the bounds of the noise are the wrong way round.
+
+    Example:
+        >>> action = UniformNoise(-0.1, 0.1, maximum=1.0)(np.ones(3))
+        >>> bool((action > 0.9).all() and (action <= 1.0).all())
+        True
+    """
+
+    def __init__(
+        self, low: Any, high: Any, *, minimum: Any = None, maximum: Any = None, scale: Schedule = 1.0, seed: int = 0
+    ) -> None:
+        super().__init__(scale, minimum, maximum, seed=seed)
+        self.low, self.high = torch.as_tensor(low), torch.as_tensor(high)
+        if (self.low > self.high).any():
+            raise ConfigError(f"UniformNoise was given low={low}, high={high}; low must not be above high")
+
+    def _explore(self, action: Tensor, generator: torch.Generator, mask: Tensor | None) -> Tensor:
+        unit = torch.rand(action.shape, generator=generator, dtype=action.dtype, device=action.device)
+        low, high = self.low.to(action), self.high.to(action)
+        return self._clipped(action + self.strength * torch.lerp(low, high, unit))
+
+
+@final
+class GaussianNoise(_Noise):
+    """Adds normal noise.
+
+        a' = clip(a + σ ε),   or relative: a' = clip(a + σ ε a),   ε ~ N(0, 1)
+
+    Args:
+        std: σ ≥ 0, or a schedule of it; units of the action, or of one where relative.
+        relative: whether noise is in proportion to the action.
+        minimum: lower bound of actions, a number or [A]; `None` does not clip.
+        maximum: upper bound of actions, a number or [A]; `None` does not clip.
+        seed: of the own generator.
+
+    Example:
+        >>> GaussianNoise(std=0.5, relative=True)(np.zeros(2))
+        array([0., 0.])
+    """
+
+    def __init__(
+        self, std: Schedule, relative: bool = False, *, minimum: Any = None, maximum: Any = None, seed: int = 0
+    ) -> None:
+        super().__init__(std, minimum, maximum, seed=seed)
+        self.relative = relative
+
+    def _explore(self, action: Tensor, generator: torch.Generator, mask: Tensor | None) -> Tensor:
+        noise = torch.empty_like(action).normal_(generator=generator) * self.strength
+        return self._clipped(action + (noise * action if self.relative else noise))
+
+
+def _bound(bound: Any) -> Tensor | None:
+    return None if bound is None else torch.as_tensor(bound)

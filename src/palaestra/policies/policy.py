@@ -1,0 +1,324 @@
+"""`Policy`: how to act. Algorithms learn one; everything else only asks it for actions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any, NamedTuple, Self, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from palaestra.core import Batch, ShapeError, SpecTree, TensorSpec, TimeStep, numpy_dtype, spec_leaves
+from palaestra.nn import ACTION_MASK
+from palaestra.ops import check_action_mask
+from palaestra.policies.exploration import Exploration
+from palaestra.policies.normalizer import ObservationNormalizer
+
+__all__ = ["Phase", "Policy", "PolicyStep"]
+
+
+class Phase(Enum):
+    """What actions are for, and what `Policy.training` and `Policy.updating` say then.
+
+    | phase | training | updating | explores |
+    |---|---|---|---|
+    | COLLECT | True | False | yes |
+    | UPDATE | True | True | no |
+    | EVAL | False | False | no |
+    """
+
+    COLLECT = "collect"
+    """Gathering experience."""
+    EVAL = "eval"
+    """Being measured or deployed."""
+    UPDATE = "update"
+    """Inside an update."""
+
+
+class PolicyStep(NamedTuple):
+    """What a policy decided for B lanes."""
+
+    action: Any
+    """[B, ...] as `Policy.raw_action_spec` says; `Policy.env_action` makes the environment's action of it."""
+    state: Any = ()
+    """The policy's memory after this step, leaves [B, ...]; `()` for a policy without."""
+    info: Any = ()
+    """What else the policy has to say about its choice; not stored."""
+
+
+class Policy(nn.Module, ABC):
+    """How to act: observations in, actions out.
+
+    A policy owns the generator that its choices draw from, the normaliser of its observations and its exploration, so
+    evaluation, export and serving cannot forget them. Observations are handed over raw, as environments emit them.
+
+    `.train()` means `Phase.COLLECT`, `.eval()` means `Phase.EVAL`; `in_phase` enters any phase for a while.
+
+    Args:
+        observation_spec: what an observation looks like, without leading dimensions.
+        action_spec: what the environment's action looks like.
+        normalizer: applied to every observation; `None` leaves them as they are.
+        exploration: changes actions in `Phase.COLLECT`; `None` leaves them as they are.
+    """
+
+    behaviour_fields: tuple[str, ...] = ()
+    """What `behaviour` returns."""
+
+    normalizer: ObservationNormalizer | None
+    exploration: Exploration | None
+    generator: torch.Generator
+    """The source of every random choice in acting, on the parameters' device."""
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        *,
+        normalizer: ObservationNormalizer | None = None,
+        exploration: Exploration | None = None,
+    ) -> None:
+        super().__init__()
+        self.observation_spec = observation_spec
+        self.action_spec = action_spec
+        self.normalizer = normalizer
+        self.exploration = exploration
+        self.generator = torch.Generator()
+        self._phase = Phase.COLLECT
+        self._masked = isinstance(observation_spec, dict) and ACTION_MASK in observation_spec
+
+    # -- acting
+
+    @final
+    def act(
+        self, time_step: TimeStep, state: Any = (), *, phase: Phase | None = None, deterministic: bool = False
+    ) -> PolicyStep:
+        """Chooses an action for every lane, without gradients.
+
+        Args:
+            time_step: leaves [B, ...]; only its observation and step type are read.
+            state: the policy's memory from the step before, at first `initial_state(B)`.
+            phase: what the actions are for; `None` is the phase that the policy is in.
+            deterministic: take the most probable or most valuable action, whatever the phase.
+
+        Returns:
+            Actions, the new state and info.
+
+        Raises:
+            SpecError: an action mask allows nothing although the episode goes on.
+        """
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.act(time_step, state, phase=phase, deterministic=deterministic)
+        if self._masked:
+            mask = time_step.observation[ACTION_MASK].bool()
+            # the action of a LAST row is never executed, so nothing need be allowed there
+            check_action_mask(mask if time_step.step_type == () else mask | time_step.last.unsqueeze(-1))
+        explore = not deterministic and (phase or self._phase) is Phase.COLLECT
+        return self._choose(time_step.observation, state, explore, deterministic)
+
+    @abstractmethod
+    def _choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+        """Chooses actions; called without gradients.
+
+        Args:
+            observation: raw, leaves [B, ...].
+            state: the policy's memory.
+            explore: whether `exploration` applies.
+            deterministic: whether to take the most probable or most valuable action.
+        """
+
+    def initial_state(self, batch_size: int) -> Any:
+        """The memory before the first step of an episode; `()` for a policy without.
+
+        Args:
+            batch_size: B, the number of lanes.
+        """
+        return ()
+
+    def behaviour(self, observation: Any, action: Any) -> Batch:
+        """What a buffer keeps about how actions were chosen, computed in one pass with the acting weights.
+
+        Args:
+            observation: raw, leaves [..., *observation].
+            action: [..., *action], as `act` returned them.
+
+        Returns:
+            The fields that `behaviour_fields` names, each [...].
+        """
+        return Batch()
+
+    # -- actions
+
+    @property
+    def raw_action_spec(self) -> SpecTree:
+        """What `act` returns and buffers store; differs from `action_spec` where `env_action` changes anything."""
+        return self.action_spec
+
+    def env_action(self, action: Any) -> Any:
+        """What the environment executes.
+
+        Args:
+            action: [..., *action], as `act` returned them.
+
+        Returns:
+            Actions as `action_spec` says, same leading dimensions.
+        """
+        return action
+
+    # -- observations
+
+    def normalize(self, observation: Any) -> Any:
+        """The observation as networks see it.
+
+        Args:
+            observation: raw, leaves [..., *observation].
+
+        Returns:
+            The same structure; the observation itself where there is no normaliser.
+        """
+        normalizer = self._modules.get("normalizer")
+        return observation if normalizer is None else normalizer(observation)
+
+    def action_mask(self, observation: Any) -> Tensor | None:
+        """Which actions are allowed.
+
+        Args:
+            observation: leaves [..., *observation].
+
+        Returns:
+            [..., A] bool or 0/1, or `None` where the observation spec has no key `action_mask`.
+        """
+        return observation[ACTION_MASK] if self._masked else None
+
+    # -- for users
+
+    @final
+    def forward(self, observation: Any, *, deterministic: bool = True) -> Any:
+        """The environment's action for observations, outside any training.
+
+        Args:
+            observation: numpy arrays, tensors or numbers as the observation spec says, in dicts, tuples or a `Batch`;
+                bare or with leading dimensions.
+            deterministic: whether to take the most probable or most valuable action, else to sample the policy.
+
+        Returns:
+            numpy array as the action spec says, with the same leading dimensions.
+
+        Raises:
+            ShapeError: the observation does not fit the spec.
+        """
+        leading = _leading_shape(observation, self.observation_spec)
+        device = self.generator.device
+        rows = _as_rows(observation, self.observation_spec, device, leading)
+        count = int(np.prod(leading, dtype=np.int64))
+        step = TimeStep(observation=rows)
+        chosen = self.act(step, self.initial_state(count), phase=Phase.EVAL, deterministic=deterministic)
+        return _to_numpy(self.env_action(chosen.action), self.action_spec, leading)
+
+    # -- phases
+
+    @property
+    def phase(self) -> Phase:
+        """The phase that the policy is in."""
+        return self._phase
+
+    @property
+    def updating(self) -> bool:
+        """Whether an update is running."""
+        return self._phase is Phase.UPDATE
+
+    @contextmanager
+    def in_phase(self, phase: Phase) -> Iterator[Self]:
+        """Enters a phase, and goes back to the one before whatever happens.
+
+        Args:
+            phase: the one to enter.
+        """
+        before = self._phase
+        try:
+            self._enter(phase)
+            yield self
+        finally:
+            self._enter(before)
+
+    def train(self, mode: bool = True) -> Self:
+        """Enters `Phase.COLLECT`, or `Phase.EVAL`.
+
+        Args:
+            mode: whether to collect.
+        """
+        self._phase = Phase.COLLECT if mode else Phase.EVAL
+        return super().train(mode)
+
+    def _enter(self, phase: Phase) -> None:
+        if self.training != (phase is not Phase.EVAL):
+            super().train(phase is not Phase.EVAL)
+        self._phase = phase
+
+    # -- randomness
+
+    def seed(self, seed: int) -> None:
+        """Starts the acting noise anew.
+
+        Args:
+            seed: any 64-bit integer.
+        """
+        self.generator.manual_seed(seed)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Follows the parameters to another device with the generator."""
+        super()._apply(fn, recurse)
+        tensor = next(iter(self.state_dict().values()), None)
+        if tensor is not None and tensor.device != self.generator.device:
+            self.generator = torch.Generator(tensor.device).manual_seed(self.generator.initial_seed())
+        return self
+
+
+def _leading_shape(observation: Any, spec: SpecTree) -> tuple[int, ...]:
+    """The leading dimensions of a nest, read off its first leaf."""
+    path, leaf_spec = next(iter(spec_leaves(spec).items()))
+    leaf = observation
+    for key in path.split(".") if path else ():
+        leaf = _child(leaf, key, path)
+    shape = tuple(np.shape(leaf))
+    return shape[: len(shape) - len(leaf_spec.shape)]
+
+
+def _child(node: Any, key: str, path: str) -> Any:
+    try:
+        return node[int(key)] if isinstance(node, tuple | list) else node[key]
+    except (KeyError, IndexError, TypeError):
+        raise ShapeError(f"the observation is a {type(node).__name__} without the entry {path!r} of its spec") from None
+
+
+def _as_rows(value: Any, spec: SpecTree, device: torch.device, leading: tuple[int, ...], path: str = "") -> Any:
+    """A nest as tensors and batches of leading shape [N]."""
+    if not isinstance(spec, TensorSpec):
+        items = spec.items() if isinstance(spec, dict) else ((str(i), child) for i, child in enumerate(spec))
+        paths = {key: (child, f"{path}.{key}" if path else key) for key, child in items}
+        return Batch.of(
+            {
+                key: _as_rows(_child(value, key, inner), child, device, leading, inner)
+                for key, (child, inner) in paths.items()
+            }
+        )
+    array = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    if tuple(array.shape) != (*leading, *spec.shape):
+        raise ShapeError(
+            f"the observation{f' {path!r}' if path else ''} has shape {tuple(array.shape)}; its spec needs "
+            f"{(*leading, *spec.shape)}, with or without leading dimensions, the same for every entry"
+        )
+    return array.to(device, spec.dtype).reshape((-1, *spec.shape))
+
+
+def _to_numpy(action: Any, spec: SpecTree, leading: tuple[int, ...]) -> Any:
+    if isinstance(spec, dict):
+        return {key: _to_numpy(action[key], child, leading) for key, child in spec.items()}
+    if isinstance(spec, tuple):
+        return tuple(_to_numpy(action[str(index)], child, leading) for index, child in enumerate(spec))
+    array = action.detach().cpu().numpy().astype(numpy_dtype(spec.dtype), copy=False)
+    return array.reshape((*leading, *spec.shape))[()]

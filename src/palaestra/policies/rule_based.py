@@ -1,0 +1,116 @@
+"""Policies that learn nothing: a user's rule, and uniform chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from palaestra.core import (
+    Batch,
+    BoundedSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpecTree,
+    TensorSpec,
+    spec_leaves,
+)
+from palaestra.policies.policy import Policy, PolicyStep
+
+__all__ = ["RandomPolicy", "RulePolicy"]
+
+
+@final
+class RulePolicy(Policy):
+    """Acts by a function; the same whatever the phase.
+
+    Args:
+        function: takes observations, leaves [B, ...] tensors (nests are `Batch`), and returns the environment's actions
+            [B, ...] as a tensor, an array or a list.
+        observation_spec: what an observation looks like, without leading dimensions.
+        action_spec: what the environment's action looks like.
+
+    Example:
+        >>> lean = RulePolicy(lambda observation: observation[:, 2] > 0, TensorSpec((4,)), DiscreteSpec(num=2))
+        >>> int(lean([0.0, 0.0, 0.1, 0.0]))
+        1
+    """
+
+    def __init__(self, function: Callable[[Any], Any], observation_spec: SpecTree, action_spec: SpecTree) -> None:
+        super().__init__(observation_spec, action_spec)
+        self.function = function
+
+    def _choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+        return PolicyStep(_as_action(self.function(observation), self.action_spec), state)
+
+
+@final
+class RandomPolicy(Policy):
+    """Draws every action uniformly from the action space, or from what the observation's `action_mask` allows.
+
+    Dimensions without bounds are drawn from a standard normal distribution, those with one bound from an exponential
+    one, as Gymnasium does. It has no better choice, so `deterministic` changes nothing.
+
+    Args:
+        observation_spec: what an observation looks like, without leading dimensions.
+        action_spec: what the environment's action looks like.
+
+    Example:
+        >>> RandomPolicy(TensorSpec((4,)), DiscreteSpec(num=2))(np.zeros((3, 4))).shape
+        (3,)
+    """
+
+    def __init__(self, observation_spec: SpecTree, action_spec: SpecTree) -> None:
+        super().__init__(observation_spec, action_spec)
+
+    def _choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+        leaf = observation
+        for key in next(iter(spec_leaves(self.observation_spec))).split("."):
+            leaf = leaf[key] if key else leaf
+        mask = self.action_mask(observation)
+        if mask is not None and isinstance(self.action_spec, DiscreteSpec):
+            clocks = torch.empty(mask.shape, device=mask.device).exponential_(generator=self.generator)
+            first = torch.where(mask.bool(), clocks, torch.inf).argmin(-1)
+            return PolicyStep((first + self.action_spec.start).to(self.action_spec.dtype), state)
+        return PolicyStep(_uniform(self.action_spec, leaf.shape[0], self.generator), state)
+
+
+def _as_action(value: Any, spec: SpecTree) -> Any:
+    if isinstance(spec, dict):
+        return Batch.of({key: _as_action(value[key], child) for key, child in spec.items()})
+    if isinstance(spec, tuple):
+        return Batch.of({str(index): _as_action(value[index], child) for index, child in enumerate(spec)})
+    return torch.as_tensor(value).to(spec.dtype)
+
+
+def _uniform(spec: SpecTree, count: int, generator: torch.Generator) -> Any:
+    if isinstance(spec, dict):
+        return Batch.of({key: _uniform(child, count, generator) for key, child in spec.items()})
+    if isinstance(spec, tuple):
+        return Batch.of({str(index): _uniform(child, count, generator) for index, child in enumerate(spec)})
+    unit = torch.rand(count, *spec.shape, dtype=torch.float64, generator=generator, device=generator.device)
+    if isinstance(spec, DiscreteSpec):
+        return (unit * spec.num).to(spec.dtype) + spec.start
+    if isinstance(spec, MultiDiscreteSpec):
+        return (unit * torch.tensor(spec.nvec, device=unit.device)).to(spec.dtype)
+    if isinstance(spec, MultiBinarySpec):
+        return (unit < 0.5).to(spec.dtype)
+    return _uniform_box(spec, unit, generator).to(spec.dtype)
+
+
+def _uniform_box(spec: TensorSpec, unit: Tensor, generator: torch.Generator) -> Tensor:
+    normal = torch.empty_like(unit).normal_(generator=generator)
+    if not isinstance(spec, BoundedSpec):
+        return normal
+    low = torch.as_tensor(np.array(spec.minimum, dtype=np.float64), device=unit.device)
+    high = torch.as_tensor(np.array(spec.maximum, dtype=np.float64), device=unit.device)
+    if not spec.dtype.is_floating_point:
+        return torch.floor(low + unit * (high - low + 1)).minimum(high)
+    distance = -torch.log1p(-unit)  # exponential
+    between = low * (1 - unit) + high * unit
+    one_sided = torch.where(low.isfinite(), low + distance, torch.where(high.isfinite(), high - distance, normal))
+    return torch.where(low.isfinite() & high.isfinite(), between, one_sided)

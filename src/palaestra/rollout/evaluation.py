@@ -1,0 +1,109 @@
+"""Evaluation: episodes of a policy that does not learn, and what can be said about their mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from palaestra.core import StepType
+from palaestra.envs import Environment
+from palaestra.policies import Phase, Policy
+from palaestra.rollout.episodes import Episode, EpisodeTracker
+
+__all__ = ["Evaluation", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Statistics of evaluation episodes."""
+
+    return_mean: float
+    """Mean of the raw, undiscounted returns."""
+    return_std: float
+    """Their sample standard deviation; 0 for one episode."""
+    return_ci95: tuple[float, float]
+    """95% interval of the mean, by the normal approximation."""
+    length_mean: float
+    """Mean number of env steps."""
+    episodes: int
+    """How many episodes."""
+    seeds: list[int]
+    """Lane seeds of the environments; episode k of a lane follows from them."""
+    deterministic: bool
+    """Whether the policy took its most probable or most valuable action."""
+    returns: list[float]
+    """Every episode's return."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        half = (self.return_ci95[1] - self.return_ci95[0]) / 2
+        kind = "deterministic" if self.deterministic else "stochastic"
+        return f"{self.return_mean:.1f} ± {half:.1f} (95%, {self.episodes} episodes, {kind})"
+
+
+def evaluate(
+    policy: Policy,
+    env: Environment,
+    *,
+    episodes: int = 20,
+    deterministic: bool = True,
+    seeds: Sequence[int] = (),
+    generator_seed: int = 0,
+) -> Evaluation:
+    """Runs exactly so many episodes, shared out evenly over the environments, so that short ones are not preferred.
+
+    The policy's acting noise comes from a generator of its own, so that training goes on as if nothing had happened.
+
+    Args:
+        policy: acts in `Phase.EVAL`; observation statistics stay frozen.
+        env: reset at the start.
+        episodes: how many.
+        deterministic: whether to take the most probable or most valuable action.
+        seeds: the lane seeds that `env` was made with, for the record.
+        generator_seed: of the policy's noise where it samples.
+    """
+    quota = np.full(env.batch_size, episodes // env.batch_size)
+    quota[: episodes % env.batch_size] += 1
+    tracker, finished = EpisodeTracker(env.batch_size), []
+    training_generator = policy.generator
+    policy.generator = torch.Generator(device=training_generator.device).manual_seed(generator_seed)
+    try:
+        with policy.in_phase(Phase.EVAL), torch.inference_mode():
+            time_step, state = env.reset(), policy.initial_state(env.batch_size)
+            counted = np.zeros_like(quota)
+            while (counted < quota).any():
+                step = policy.act(time_step, state, phase=Phase.EVAL, deterministic=deterministic)
+                time_step, state = env.step(policy.env_action(step.action)), step.state
+                tracker.add(time_step)
+                counted += (time_step.step_type == StepType.LAST).numpy()
+            finished = _first_of_each(tracker.finished(), quota)
+    finally:
+        policy.generator = training_generator
+    return _statistics(finished, list(seeds), deterministic)
+
+
+def _first_of_each(episodes: Sequence[Episode], quota: np.ndarray) -> list[Episode]:
+    left = quota.copy()
+    kept = []
+    for episode in episodes:
+        if left[episode.env_id] > 0:
+            left[episode.env_id] -= 1
+            kept.append(episode)
+    return kept
+
+
+def _statistics(episodes: Sequence[Episode], seeds: list[int], deterministic: bool) -> Evaluation:
+    returns = [episode.episode_return for episode in episodes]
+    mean = float(np.mean(returns))
+    std = float(np.std(returns, ddof=1)) if len(returns) > 1 else 0.0
+    half = 1.96 * std / math.sqrt(len(returns))
+    length = float(np.mean([episode.length for episode in episodes]))
+    return Evaluation(mean, std, (mean - half, mean + half), length, len(returns), seeds, deterministic, returns)

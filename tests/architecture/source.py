@@ -1,0 +1,114 @@
+"""The source files that the architecture rules read, and the import order they enforce."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = "palaestra"
+
+# A package may import only those below it; packages of one line are siblings and must not import each other.
+LAYERS = (
+    ("palaestra",),  # the modules beside the packages: the public front
+    ("cli",),
+    ("experiments",),
+    ("distributed", "robots"),
+    ("multiagent",),
+    ("training",),
+    ("rollout",),
+    ("algorithms", "buffers", "envs"),
+    ("policies",),
+    ("nn",),
+    ("ops", "runtime"),
+    ("core",),
+)
+RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Source:
+    """A Python file."""
+
+    path: str
+    """Relative to the root of the repository, with forward slashes."""
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The parsed file."""
+        return ast.parse(self.text, self.path)
+
+    @property
+    def package(self) -> str:
+        """`core` for src/palaestra/core/batch.py, `palaestra` for src/palaestra/__init__.py."""
+        return _package(self.path.removeprefix("src/").split("/"))
+
+    def at(self, node: ast.AST) -> str:
+        """`file:line` of a node."""
+        return f"{self.path}:{getattr(node, 'lineno', 1)}"
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, made absolute."""
+
+    module: str
+    node: ast.AST
+    lazy: bool
+    """Inside a function, a `try` or an `if`: the file can be imported without it."""
+
+    @property
+    def top(self) -> str:
+        """`torch` for torch.nn."""
+        return self.module.split(".")[0]
+
+    @property
+    def package(self) -> str:
+        """`core` for palaestra.core.batch."""
+        return _package(self.module.split("."))
+
+
+def _package(parts: list[str]) -> str:
+    return parts[1] if len(parts) > 2 or (len(parts) == 2 and parts[1] in RANK) else PACKAGE
+
+
+def sources(folder: str) -> list[Source]:
+    """Every Python file below a folder of the repository."""
+    return [
+        Source(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    ]
+
+
+def imports(source: Source) -> Iterator[Import]:
+    """Every import of a file, wherever it stands; `from palaestra import core` counts as palaestra.core."""
+    eager = set(map(id, source.tree.body))
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = _modules(source, node)
+        else:
+            continue
+        for module in modules:
+            yield Import(module, node, lazy=id(node) not in eager)
+
+
+def _modules(source: Source, node: ast.ImportFrom) -> list[str]:
+    base = node.module or ""
+    if node.level:
+        parents = source.path.removeprefix("src/").split("/")[: -node.level]
+        base = ".".join([*parents, *([base] if base else [])])
+    return [f"{base}.{alias.name}" if base == PACKAGE else base for alias in node.names]
+
+
+def functions(tree: ast.Module) -> Iterator[tuple[Function, ast.ClassDef | None]]:
+    """Every function with the class it stands in, if it is a method."""
+    methods = {id(child): node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for child in node.body}
+    for node in ast.walk(tree):
+        if isinstance(node, Function):
+            yield node, methods.get(id(node))

@@ -1,0 +1,48 @@
+"""What every test shares: one thread, checked array shapes, and waiting by polling."""
+
+import time
+from collections.abc import Callable
+
+import hypothesis
+import jaxtyping
+import pytest
+import torch
+
+# Two test processes share two cores; and one thread adds floating-point numbers in one order.
+torch.set_num_threads(1)
+
+# Shapes and dtypes annotated in `ops/` are checked while tests run, and cost nothing otherwise.
+jaxtyping.install_import_hook("palaestra.ops", "beartype.beartype")
+
+# Every run of the tests sees the same examples; a busy machine is not a failure.
+hypothesis.settings.register_profile("palaestra", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("palaestra")
+
+WaitUntil = Callable[..., None]
+
+
+def _wait_until(
+    condition: Callable[[], object], timeout_s: float = 20.0, *, poll_s: float = 0.01, what: str = ""
+) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise AssertionError(
+                f"waited {timeout_s} s in vain for {what or getattr(condition, '__name__', condition)}"
+            )
+        time.sleep(poll_s)
+
+
+@pytest.fixture
+def wait_until() -> WaitUntil:
+    """`wait_until(condition, timeout_s, what="...")` polls until the condition holds, and fails at the deadline.
+
+    The one way a test waits: nothing sleeps for a fixed time.
+    """
+    return _wait_until
+
+
+@pytest.fixture
+def unchecked_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns the checks of annotated shapes off, for a test of the error that users get."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

@@ -1,0 +1,144 @@
+"""What every function of `palaestra.ops` promises: true annotations, whole graphs, no dependency on the test tools."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+from torch import Tensor
+from torch.testing import assert_close
+
+from palaestra import ops
+from tests.ops.trajectories import random_trajectory
+
+NUM_STEPS, NUM_LANES = 9, 3
+VALUE, REWARD, DISCOUNT, STEP_TYPE = (
+    x.float() if x.is_floating_point() else x for x in random_trajectory(0, NUM_STEPS, NUM_LANES)
+)
+TIME = (VALUE, REWARD, DISCOUNT, STEP_TYPE)
+LOG_RATIO = torch.linspace(-1, 1, NUM_STEPS * NUM_LANES).reshape(NUM_STEPS, NUM_LANES)
+VALID = ops.valid_starts(STEP_TYPE)
+LOGITS = torch.linspace(-2, 2, 12).reshape(NUM_LANES, 4)
+MASK = torch.tensor([[1, 1, 0, 1]] * NUM_LANES)
+MOMENTS = ops.moments_of(LOGITS)
+
+# name: (positional arguments, keyword arguments) of one right call
+CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "approximate_kl": ((LOG_RATIO, VALID), {}),
+    "check_action_mask": ((MASK,), {}),
+    "clipped_surrogate": ((LOG_RATIO, LOG_RATIO), {"epsilon": 0.2}),
+    "discounted_returns": ((REWARD, DISCOUNT, STEP_TYPE, VALUE), {}),
+    "double_q_target": ((LOGITS, LOGITS, REWARD[0], DISCOUNT[0], MASK), {}),
+    "explained_variance": ((LOG_RATIO, REWARD[1:], VALID), {}),
+    "gae": (TIME, {"lambda_": 0.9}),
+    "huber": ((LOG_RATIO,), {"delta": 1.0}),
+    "lambda_returns": (TIME, {"lambda_": 0.9}),
+    "masked_mean": ((LOG_RATIO, VALID.float()), {}),
+    "merge": ((MOMENTS, MOMENTS), {}),
+    "moments_of": ((LOG_RATIO, (0, 1)), {}),
+    "n_step_end": ((STEP_TYPE,), {}),
+    "n_step_returns": (TIME, {"n": 3}),
+    "n_step_targets": ((REWARD, DISCOUNT, STEP_TYPE), {}),
+    "policy_gradient": ((LOG_RATIO, LOG_RATIO), {}),
+    "q_target": ((LOGITS, REWARD[0], DISCOUNT[0]), {}),
+    "reverse_linear_recurrence": ((REWARD, DISCOUNT, VALUE[0]), {}),
+    "reverse_linear_steps": ((REWARD[1:], DISCOUNT[1:], VALUE), {"n": 3}),
+    "standardize": ((LOG_RATIO, VALID), {}),
+    "td_target": ((VALUE[1], REWARD[1], DISCOUNT[1]), {}),
+    "valid_starts": ((STEP_TYPE,), {}),
+    "variance": ((MOMENTS,), {}),
+    "vtrace": ((*TIME, LOG_RATIO), {"lambda_": 0.9}),
+}
+
+
+def categorical(logits: Tensor, mask: Tensor, action: Tensor) -> tuple[Tensor, ...]:
+    policy = ops.Categorical(logits, mask)
+    return policy.log_prob(action), policy.entropy(), policy.mode(), policy.kl(ops.Categorical(2 * logits, mask))
+
+
+def gaussian(mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, ...]:
+    policy = ops.DiagonalGaussian(mean, log_std)
+    return policy.log_prob(action), policy.entropy(), policy.mode(), policy.kl(ops.DiagonalGaussian(2 * mean, log_std))
+
+
+def compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    torch.compiler.reset()
+    return torch.compile(function, fullgraph=True, backend=backend)
+
+
+def test_every_public_function_is_in_the_table_of_calls():
+    functions = {
+        name for name in ops.__all__ if callable(getattr(ops, name)) and not isinstance(getattr(ops, name), type)
+    }
+    assert functions == CALLS.keys()
+    assert list(ops.__all__) == sorted(ops.__all__)
+
+
+def test_annotations_are_checked_in_these_tests():
+    """So every call of every test proves the annotations of arguments and results; here, a wrong dtype."""
+    with pytest.raises(TypeCheckError):
+        ops.valid_starts(VALUE)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_functions_change_no_argument(name):
+    arguments, options = CALLS[name]
+    tensors = [x for argument in arguments for x in (argument if isinstance(argument, tuple) else (argument,))]
+    before = [x.clone() if isinstance(x, Tensor) else x for x in tensors]
+    getattr(ops, name)(*arguments, **options)
+    assert all(torch.equal(x, y) for x, y in zip(tensors, before, strict=True) if isinstance(x, Tensor))
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"check_action_mask"}))
+def test_functions_are_one_graph(name):
+    """Traced whole, without a break, and equal to the eager result."""
+    arguments, options = CALLS[name]
+    function = getattr(ops, name)
+    assert_close(compiled(function, "eager")(*arguments, **options), function(*arguments, **options))
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_distributions_are_one_graph():
+    action = torch.tensor([0, 1, 3])
+    assert_close(compiled(categorical, "eager")(LOGITS, MASK, action), categorical(LOGITS, MASK, action))
+    assert_close(compiled(gaussian, "eager")(LOGITS, LOGITS[0], LOGITS + 1), gaussian(LOGITS, LOGITS[0], LOGITS + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("name", ["gae", "vtrace", "clipped_surrogate"])
+def test_compiled_functions_equal_the_eager_ones(name):
+    arguments, options = CALLS[name]
+    function = getattr(ops, name)
+    assert_close(compiled(function, "inductor")(*arguments, **options), function(*arguments, **options))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_compiled_categorical_gradients_equal_the_eager_ones():
+    action = torch.tensor([0, 1, 3])
+
+    def loss(logits: Tensor) -> Tensor:
+        log_prob, entropy, _, kl = categorical(logits, MASK, action)
+        return (clip(log_prob) - entropy + kl).sum()
+
+    def clip(log_prob: Tensor) -> Tensor:
+        return ops.clipped_surrogate(log_prob + 1.5, REWARD[1], epsilon=0.2)
+
+    logits = LOGITS.clone().requires_grad_()
+    expected = torch.autograd.grad(loss(logits), logits)
+    assert_close(torch.autograd.grad(compiled(loss, "inductor")(logits), logits), expected)
+
+
+def test_the_package_needs_no_test_tools():
+    """`jaxtyping` is a development dependency: the package works, and reads as plain tensors, without it."""
+    program = (
+        "import sys; sys.modules['jaxtyping'] = None; import torch; from palaestra import ops; "
+        "print(ops.valid_starts(torch.tensor([0, 1, 2, 0])).tolist())"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert result.stdout.strip() == "[True, True, False]", result.stderr
