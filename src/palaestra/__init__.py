@@ -1,0 +1,67 @@
+"""Palaestra: reinforcement learning on PyTorch and Gymnasium.
+
+`palaestra.train("ppo", "CartPole-v1")` trains an agent; the parts it is made of are here to be put together by hand.
+"""
+
+from palaestra.algorithms import DQN, PPO, Algorithm, DQNConfig, GradientAlgorithm, PPOConfig, Reinforce, ReinforceConfig
+from palaestra.buffers import ReplayBuffer
+from palaestra.core import Batch, ExperienceSet, Linear, RunSeeds, StepType, TimeStep
+from palaestra.envs import EnvConfig, create_environment
+from palaestra.experiments import (
+    ExperimentConfig,
+    RunConfig,
+    RunResult,
+    evaluate_run,
+    load_config,
+    preset,
+    resume,
+    run,
+    train,
+)
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
+from palaestra.policies import Phase, Policy, load_policy, save_policy
+from palaestra.rollout import Collector, Evaluation, evaluate
+from palaestra.training import Trainer, TrainerConfig
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DQN",
+    "PPO",
+    "Algorithm",
+    "Batch",
+    "Collector",
+    "CoreModel",
+    "DQNConfig",
+    "EnvConfig",
+    "Evaluation",
+    "ExperienceSet",
+    "ExperimentConfig",
+    "GradientAlgorithm",
+    "Linear",
+    "NetworkConfig",
+    "OptimizerOption",
+    "PPOConfig",
+    "Phase",
+    "Policy",
+    "Reinforce",
+    "ReinforceConfig",
+    "ReplayBuffer",
+    "RunConfig",
+    "RunResult",
+    "RunSeeds",
+    "StepType",
+    "TimeStep",
+    "Trainer",
+    "TrainerConfig",
+    "create_environment",
+    "evaluate",
+    "evaluate_run",
+    "load_config",
+    "load_policy",
+    "preset",
+    "resume",
+    "run",
+    "save_policy",
+    "train",
+]

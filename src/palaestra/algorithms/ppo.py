@@ -26,7 +26,7 @@ from palaestra.core import (
 )
 from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import approximate_kl, clipped_surrogate, explained_variance, gae, masked_mean, standardize
-from palaestra.policies.stochastic import stochastic_policy
+from palaestra.policies import stochastic_policy
 
 __all__ = ["PPO", "PPOBatch", "PPOConfig"]
 

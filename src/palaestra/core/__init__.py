@@ -38,6 +38,7 @@ from palaestra.core.spec import (
     torch_dtype,
     zeros_of,
 )
+from palaestra.core.state import join_state, split_state
 from palaestra.core.storage import load_tensors, save_tensors
 from palaestra.core.time_step import (
     StepType,
@@ -82,6 +83,7 @@ __all__ = [
     "did_you_mean",
     "episode_seed",
     "generator_state",
+    "join_state",
     "load_tensors",
     "minibatches",
     "numpy_dtype",
@@ -95,6 +97,7 @@ __all__ = [
     "spec_from_json",
     "spec_leaves",
     "spec_to_json",
+    "split_state",
     "termination",
     "torch_dtype",
     "transition",

@@ -39,23 +39,23 @@ def replay(env: SingleEnvironment, episode: Episode) -> TimeStep | None:
 
     Args:
         env: the outermost layer.
-        episode: with its actions and the digest of its latest time step.
+        episode: with its actions and the digest of its latest observation.
 
     Returns:
-        The latest time step; `None` if no episode had begun.
+        The latest time step; `None` if no episode was running.
 
     Raises:
         EnvError: the digest differs.
     """
-    if episode.number < 0:
+    if not episode.digest:
         return None
     time_step = begin(env, episode.seed)
     for action in episode.actions:
         time_step = env.advance(action)
-    found = digest(time_step, env.observation_spec)
+    found = digest(time_step.observation, env.observation_spec)
     if found != episode.digest:
         raise EnvError(
-            f"the episode does not replay: after {len(episode.actions)} actions its time step hashes to {found}, "
+            f"the episode does not replay: after {len(episode.actions)} actions its observation hashes to {found}, "
             f"in the saved run to {episode.digest}. The environment draws from something other than the seed of its reset (a global generator, the clock), keeps state "
             "across episodes, or its code or settings have changed since"
         )

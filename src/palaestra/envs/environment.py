@@ -246,9 +246,9 @@ class SingleEnvironment(ABC):
 
     @final
     def state_dict(self) -> dict[str, Any]:
-        """Where the environment is: the number of its episode, its actions so far, a digest of its latest time step."""
+        """Where the environment is: the number of its episode, its actions so far, a digest of its latest observation."""
         latest = self._latest
-        return self._episodes().state_dict([digest(latest, self.observation_spec) if latest else ""])
+        return self._episodes().state_dict([digest(latest.observation, self.observation_spec) if latest else ""])
 
     @final
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """What it takes to put an environment back where it was: the actions of its running episode, and a digest to check.
 
 A lane is one environment's stream. Its state is (seed of the lane, number of the episode, actions so far): replaying
-them through the whole stack of layers gives the same environment, and the digest of its latest time step proves it.
+them through the whole stack of layers gives the same environment, and the digest of its latest observation proves it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.core import EnvError, SpecTree, TimeStep, episode_seed, spec_leaves
+from palaestra.core import EnvError, SpecTree, episode_seed, spec_leaves
 from palaestra.envs.nest import flatten, leaf_dtypes, unflatten
 
 __all__ = ["Episode", "EpisodeLog", "digest"]
@@ -32,7 +32,7 @@ class Episode:
     actions: list[Any]
     """The actions executed so far, as the bare environment takes them."""
     digest: str
-    """Of the time step after the last of them; empty before the first reset."""
+    """Of the observation after the last of them; empty where no episode is running."""
 
     @property
     def seed(self) -> int:
@@ -91,6 +91,7 @@ class EpisodeLog:
     def abandon(self) -> None:
         """Makes every lane start its next episode with the next step."""
         self.due = list(range(len(self.lane_seeds)))
+        self._begins = [self._length] * len(self.lane_seeds)
 
     def restore(self, episodes: Sequence[Episode], due: Sequence[int]) -> None:
         """Takes over running episodes that were replayed.
@@ -137,7 +138,7 @@ class EpisodeLog:
         """Running episodes as named arrays and one string.
 
         Args:
-            digests: of the latest time step of every lane.
+            digests: of every lane's latest observation; empty where no episode is running.
         """
         lanes = range(len(self.lane_seeds))
         state: dict[str, Any] = {
@@ -200,17 +201,15 @@ class EpisodeLog:
         self._length = kept
 
 
-def digest(time_step: TimeStep, observation_spec: SpecTree) -> str:
-    """A short hash of what a bare time step shows.
+def digest(observation: Any, observation_spec: SpecTree) -> str:
+    """A short hash of an observation.
 
     Args:
-        time_step: of one environment.
-        observation_spec: of that environment; the observation is cast to its dtypes first.
+        observation: of one environment.
+        observation_spec: of that environment; the leaves are cast to its dtypes first.
     """
     code = hashlib.blake2b(digest_size=12)
-    code.update(np.array([time_step.step_type], np.int32).tobytes())
-    code.update(np.append(np.asarray(time_step.reward, np.float32), np.float32(time_step.discount)).tobytes())
-    leaves = flatten(time_step.observation, observation_spec)
+    leaves = flatten(observation, observation_spec)
     for leaf, dtype in zip(leaves, leaf_dtypes(observation_spec), strict=True):
         code.update(np.ascontiguousarray(leaf, dtype).tobytes())
     return code.hexdigest()

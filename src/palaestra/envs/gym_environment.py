@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, final
 
 import gymnasium
@@ -47,6 +48,7 @@ class GymEnvironment(SingleEnvironment):
         self._reward_spec = _reward_spec(gym_env)
         self._scalar = self._reward_spec.shape == ()
         self._step = gym_env.step
+        self._no_action = zeros(self._action_spec)
 
     @property
     def observation_spec(self) -> SpecTree:
@@ -63,6 +65,11 @@ class GymEnvironment(SingleEnvironment):
         """A scalar, or what `reward_space` says."""
         return self._reward_spec
 
+    @property
+    def direct(self) -> Callable[[Any], Any] | None:
+        """The environment's own `step`, where this layer adds nothing that a loop over many cannot do at once."""
+        return self._step if self._scalar and self._discount == 1.0 else None
+
     def begin_episode(self, seed: int) -> TimeStep:
         """Resets the Gymnasium environment.
 
@@ -71,7 +78,7 @@ class GymEnvironment(SingleEnvironment):
         """
         observation, info = self.gym_env.reset(seed=seed)
         reward = 0.0 if self._scalar else np.zeros(self._reward_spec.shape, np.float32)
-        return TimeStep(0, reward, 1.0, observation, zeros(self._action_spec), self.env_id, (), info)
+        return TimeStep(0, reward, 1.0, observation, self._no_action, self.env_id, (), info)
 
     def advance(self, action: Any) -> TimeStep:
         """Steps the Gymnasium environment.

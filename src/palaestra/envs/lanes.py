@@ -6,18 +6,24 @@ stream bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from palaestra.core import SpecError, SpecTree, TensorSpec, spec_leaves
+from palaestra.core import SpecError, SpecTree, TensorSpec, TimeStep, spec_leaves
 from palaestra.envs.driving import begin, replay
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.episode_log import Episode, digest
-from palaestra.envs.nest import flatten, leaf_dtypes
+from palaestra.envs.gym_environment import GymEnvironment
+from palaestra.envs.nest import flatten, leaf_dtypes, problem
+from palaestra.envs.wrappers.time_limit import TimeLimit
 
-__all__ = ["Infos", "Lanes", "RowMaker", "Rows", "Specs"]
+__all__ = ["Infos", "Lanes", "Rows", "Specs"]
+
+_NEVER = sys.maxsize >> 1
 
 Infos = dict[int, dict[str, float]]
 """Numeric info entries by lane; lanes without any are left out."""
@@ -37,7 +43,7 @@ class Specs(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Arrays that a step is written into, one row for every lane."""
+    """What one step of several lanes gave; every array is new."""
 
     step_type: np.ndarray
     """int32 [B]."""
@@ -47,30 +53,6 @@ class Rows(NamedTuple):
     """float32 [B]."""
     observation: list[np.ndarray]
     """One array [B, ...] for every leaf of the observation spec."""
-
-
-class RowMaker:
-    """Makes rows for a batch.
-
-    Args:
-        specs: what they hold.
-        num_lanes: how many rows, B.
-    """
-
-    def __init__(self, specs: Specs, num_lanes: int) -> None:
-        leaves = zip(spec_leaves(specs.observation).values(), leaf_dtypes(specs.observation), strict=True)
-        self.observation = [((num_lanes, *leaf.shape), dtype) for leaf, dtype in leaves]
-        self.reward = (num_lanes, *specs.reward.shape)
-        self._num_lanes = num_lanes
-
-    def empty(self) -> Rows:
-        """Fresh, uninitialised rows."""
-        return Rows(
-            np.empty(self._num_lanes, np.int32),
-            np.empty(self.reward, np.float32),
-            np.empty(self._num_lanes, np.float32),
-            [np.empty(shape, dtype) for shape, dtype in self.observation],
-        )
 
 
 class Lanes:
@@ -84,9 +66,6 @@ class Lanes:
         specs: that all of them share.
         lane: where the latest call stopped; of interest when it raised.
         over: lanes whose episode ended in the latest step.
-
-    Raises:
-        SpecError: they do not share their specs.
     """
 
     def __init__(self, envs: Sequence[SingleEnvironment], cursor: np.ndarray | None = None) -> None:
@@ -95,60 +74,135 @@ class Lanes:
         self.lane = 0
         self.over: list[int] = []
         self._cursor = cursor
+        self._dtypes = leaf_dtypes(self.specs.observation)
+        self._shapes = [(len(self.envs), *leaf.shape) for leaf in spec_leaves(self.specs.observation).values()]
         self._plain = isinstance(self.specs.observation, TensorSpec)
-        self._advance = [env.advance for env in self.envs]
-        self._latest: list[Any] = [None] * len(self.envs)
+        self._reward_shape = (len(self.envs), *self.specs.reward.shape)
+        self._mid = np.ones(len(self.envs), np.int32)
+        self._one = np.ones(len(self.envs), np.float32)
+        self._latest: Sequence[Any] = ()
+        self._clock = 0
+        direct = [_direct_step(env) for env in self.envs]
+        self._direct = all(step is not None for step, _ in direct)
+        self._steps: list[Callable[[Any], Any]] = (
+            [step for step, _ in direct if step] if self._direct else [env.advance for env in self.envs]
+        )
+        self._durations = [duration for _, duration in direct]
+        self._limits = [_NEVER] * len(self.envs)
+        self._next_limit = _NEVER
 
-    def step(self, actions: Iterable[Any], seeds: dict[int, int], rows: Rows) -> Infos | None:
+    def step(self, actions: Iterable[Any], seeds: dict[int, int]) -> tuple[Rows, Infos | None]:
         """Executes an action in every lane, or starts an episode there.
 
         Args:
             actions: one for every lane, as its environment takes it.
             seeds: of the lanes that start an episode instead.
-            rows: written completely.
 
         Returns:
-            Numeric info, or `None` where nobody reported any.
+            The rows, and numeric info, or `None` where nobody reported any.
 
         Raises:
             Exception: whatever an environment raised; `lane` says which.
         """
-        step_type, reward, discount, observation = rows
-        plain, latest, cursor = observation[0] if self._plain else None, self._latest, self._cursor
-        infos: Infos | None = None
-        over: list[int] = []
-        step_type.fill(1)
-        discount.fill(1.0)
-        lane = 0
+        self._latest = ()
+        self._clock += 1
+        steps = self._steps
+        if seeds:
+            steps = steps.copy()
+            for lane, seed in seeds.items():
+                steps[lane] = functools.partial(self._begin, lane, seed)
+        results: list[Any] = []
+        append, cursor = results.append, self._cursor
         try:
-            for lane, (advance, action) in enumerate(zip(self._advance, actions, strict=True)):
-                if cursor is not None:
-                    cursor[0] = lane
-                time_step = advance(action) if lane not in seeds else begin(self.envs[lane], seeds[lane])
-                latest[lane] = time_step
-                kind, reward[lane], continuation, seen, _, _, _, info = time_step
-                if kind != 1:
-                    step_type[lane] = kind
-                    if kind == 2:
-                        over.append(lane)
-                if continuation != 1.0:
-                    discount[lane] = continuation
-                if plain is not None:
-                    plain[lane] = seen
-                else:
-                    for array, leaf in zip(observation, flatten(seen, self.specs.observation), strict=True):
-                        array[lane] = leaf
-                if info:
-                    infos = _add_info(infos, lane, info)
-        finally:
-            self.lane = lane
+            if cursor is None:
+                for step, action in zip(steps, actions, strict=True):
+                    append(step(action))
+            else:
+                for step, action in zip(steps, actions, strict=True):
+                    cursor[0] = len(results)
+                    append(step(action))
+        except Exception:
+            self.lane = len(results)
+            raise
+        seen, infos, *rows = (self._read_direct if self._direct else self._read)(results, seeds)
+        if rows[1].shape != self._reward_shape:
+            rows[1] = self._rewards(rows[1])
+        self._latest = seen
+        return Rows(*rows, self._gather(seen)), _numeric(infos) if any(infos) else None
+
+    def _read(self, results: list[TimeStep], seeds: dict[int, int]) -> tuple[Any, ...]:
+        kinds, rewards, discounts, seen, _, _, _, infos = zip(*results, strict=True)
+        self.over = [lane for lane, kind in enumerate(kinds) if kind == 2] if 2 in kinds else []
+        rows = np.array(kinds, np.int32), np.array(rewards, np.float32), np.array(discounts, np.float32)
+        return seen, infos, *rows
+
+    def _read_direct(self, results: list[Any], seeds: dict[int, int]) -> tuple[Any, ...]:
+        """`_read` for `GymEnvironment`s under a `TimeLimit` or none, of what their Gymnasium environments return."""
+        seen, rewards, terminated, truncated, infos = zip(*results)  # noqa: B905 - every one has five
+        step_type, discount = self._mid.copy(), self._one.copy()
+        over: list[int] = []
+        if self._clock >= self._next_limit:
+            over = [lane for lane, limit in enumerate(self._limits) if self._clock == limit]
+            self._next_limit = min((limit for limit in self._limits if limit > self._clock), default=_NEVER)
+        if any(terminated) or any(truncated):
+            over = [lane for lane in range(len(results)) if terminated[lane] or truncated[lane] or lane in over]
+            discount[:] = [0.0 if ended else 1.0 for ended in terminated]
+        for lane in over:
+            step_type[lane] = 2
+        for lane in seeds:
+            step_type[lane] = 0
         self.over = over
-        return infos
+        return seen, infos, step_type, np.array(rewards, np.float32), discount
+
+    def _rewards(self, reward: np.ndarray) -> np.ndarray:
+        if reward.size != len(self.envs) or len(self._reward_shape) > 1:
+            raise SpecError(f"the rewards have shape {reward.shape}, expected {self._reward_shape}")
+        return reward.reshape(self._reward_shape)
+
+    def _begin(self, lane: int, seed: int, action: Any) -> Any:
+        time_step = begin(self.envs[lane], seed)
+        if not self._direct:
+            return time_step
+        self._set_limit(lane, 0)
+        return time_step.observation, 0.0, False, False, time_step.env_info
+
+    def _set_limit(self, lane: int, steps: int) -> None:
+        self._limits[lane] = self._clock + self._durations[lane] - steps
+        self._next_limit = min(limit for limit in self._limits if limit > self._clock)
+
+    def _gather(self, seen: Sequence[Any]) -> list[np.ndarray]:
+        """One array for every leaf, and no broadcasting of a row that has another shape."""
+        if self._plain:
+            try:
+                array = np.array(seen)
+            except ValueError:  # ragged
+                array = np.empty(0)
+            if array.dtype == self._dtypes[0] and array.shape == self._shapes[0]:
+                return [array]
+        spec = self.specs.observation
+        columns = [seen] if self._plain else zip(*[flatten(observation, spec) for observation in seen], strict=True)
+        arrays: list[np.ndarray] = []
+        for column, shape, dtype in zip(columns, self._shapes, self._dtypes, strict=True):
+            try:
+                array = np.array(column)
+            except ValueError:  # ragged
+                array = np.empty(0)
+            if array.dtype != dtype or array.shape != shape:
+                self._name_the_odd_one(seen)
+                array = array.astype(dtype)
+            arrays.append(array)
+        return arrays
+
+    def _name_the_odd_one(self, seen: Sequence[Any]) -> None:
+        for self.lane, observation in enumerate(seen):
+            wrong = problem(observation, self.specs.observation)
+            if wrong:
+                raise SpecError(f"the observation has {wrong}")
 
     def digests(self) -> list[str]:
-        """A digest of every lane's latest time step; empty before its first."""
+        """A digest of every lane's latest observation; empty where no episode is running."""
         spec = self.specs.observation
-        return [digest(latest, spec) if latest is not None else "" for latest in self._latest]
+        return [digest(latest, spec) for latest in self._latest] or [""] * len(self.envs)
 
     def load(self, episodes: Sequence[Episode]) -> None:
         """Replays a running episode in every lane, and sets `over` to those that need a new one.
@@ -159,19 +213,38 @@ class Lanes:
         Raises:
             EnvError: one does not replay; `lane` says which.
         """
-        self.over = []
+        self.over, self._latest = [], ()
+        latest: list[Any] = []
         for self.lane, (env, episode) in enumerate(zip(self.envs, episodes, strict=True)):
-            if self._cursor is not None:
-                self._cursor[0] = self.lane
-            latest = replay(env, episode)
-            self._latest[self.lane] = latest
-            if latest is None or latest.step_type == 2:
+            self._cursor[0] = self.lane
+            time_step = replay(env, episode)
+            latest.append(time_step.observation if time_step else None)
+            if time_step is None or time_step.step_type == 2:
                 self.over.append(self.lane)
+            else:
+                self._set_limit(self.lane, len(episode.actions))
+        if len(self.over) < len(self.envs) or any(time_step is not None for time_step in latest):
+            self._latest = latest
 
     def close(self) -> None:
         """Closes every environment."""
         for env in self.envs:
             env.close()
+
+
+def _direct_step(env: SingleEnvironment) -> tuple[Callable[[Any], Any] | None, int]:
+    """The Gymnasium `step` of a stack that adds nothing but a time limit, and that limit.
+
+    Args:
+        env: the outermost layer.
+
+    Returns:
+        `(None, 0)` for any other stack.
+    """
+    duration = _NEVER
+    if type(env) is TimeLimit:
+        duration, env = env.duration, env.env
+    return (env.direct, duration) if type(env) is GymEnvironment else (None, 0)
 
 
 def _common_specs(envs: Sequence[SingleEnvironment]) -> Specs:
@@ -187,14 +260,15 @@ def _common_specs(envs: Sequence[SingleEnvironment]) -> Specs:
     return specs[0]
 
 
-def _add_info(infos: Infos | None, lane: int, info: Any) -> Infos | None:
-    numbers: dict[str, float] = {}
-    _numbers(info, "", numbers)
-    if not numbers:
-        return infos
-    infos = {} if infos is None else infos
-    infos[lane] = numbers
-    return infos
+def _numeric(infos: Iterable[Any]) -> Infos | None:
+    found: Infos = {}
+    for lane, info in enumerate(infos):
+        if info:
+            numbers: dict[str, float] = {}
+            _numbers(info, "", numbers)
+            if numbers:
+                found[lane] = numbers
+    return found or None
 
 
 def _numbers(info: Any, prefix: str, out: dict[str, float]) -> None:

@@ -12,7 +12,7 @@ from palaestra.core import EnvError, SpecTree, TensorSpec, TimeStep
 from palaestra.envs.driving import describe, failure
 from palaestra.envs.environment import Environment, SingleEnvironment
 from palaestra.envs.episode_log import EpisodeLog
-from palaestra.envs.lanes import Lanes, RowMaker
+from palaestra.envs.lanes import Lanes
 from palaestra.envs.nest import batched_spec, to_batched
 from palaestra.envs.vector import ActionReader, batched_time_step, check_all_lanes, check_seeds, fresh_seeds
 
@@ -49,7 +49,6 @@ class SerialEnvironment(Environment):
         self._lanes = Lanes(envs)
         self._specs = self._lanes.specs
         self._log = EpisodeLog(seeds, self._specs.action)
-        self._rows = RowMaker(self._specs, self.batch_size)
         self._reader = ActionReader(self._specs.action, self.batch_size)
         self._observation_spec = batched_spec(self._specs.observation)
         self._action_spec = batched_spec(self._specs.action)
@@ -111,9 +110,8 @@ class SerialEnvironment(Environment):
         self._pending = None
         log, lanes = self._log, self._lanes
         seeds = log.send(actions)
-        rows = self._rows.empty()
         try:
-            infos = lanes.step(self._reader.per_lane(actions), seeds, rows)
+            rows, infos = lanes.step(self._reader.per_lane(actions), seeds)
         except Exception as error:
             log.abandon()
             raise self._failure(error) from error

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.core import Batch, ShapeError, SpecError, SpecTree, TensorSpec, TimeStep, spec_leaves
+from palaestra.core import Batch, DiscreteSpec, ShapeError, SpecError, SpecTree, TensorSpec, TimeStep, numpy_dtype, spec_leaves
 from palaestra.envs.lanes import Infos, Rows
 from palaestra.envs.nest import flatten, leaf_dtypes, to_batched, unflatten
+
+# Larger sets of discrete actions are not kept as scalars.
+_MOST_SCALARS = 4096
 
 __all__ = ["ActionReader", "batched_info", "batched_time_step", "check_all_lanes", "check_seeds", "fresh_seeds"]
 
@@ -27,6 +30,11 @@ class ActionReader:
         self._spec = spec
         self._plain = isinstance(spec, TensorSpec)
         leaves = zip(spec_leaves(spec).items(), leaf_dtypes(spec), strict=True)
+        # Making a numpy scalar takes longer than finding one, and environments want numpy scalars.
+        self._scalars: dict[int, Any] | None = None
+        if isinstance(spec, DiscreteSpec) and spec.num <= _MOST_SCALARS:
+            kind = numpy_dtype(spec.dtype).type
+            self._scalars = {value: kind(value) for value in range(spec.start, spec.start + spec.num)}
         self._expected = [(path, (batch_size, *leaf.shape), dtype) for (path, leaf), dtype in leaves]
 
     def read(self, action: Any) -> list[np.ndarray]:
@@ -39,15 +47,10 @@ class ActionReader:
             ShapeError: a shape differs from the spec.
             SpecError: the action does not have the spec's structure.
         """
-        leaves = [action] if self._plain else flatten(action, self._spec)
-        arrays: list[np.ndarray] = []
-        for leaf, (path, shape, dtype) in zip(leaves, self._expected, strict=True):
-            array = leaf.numpy(force=True) if isinstance(leaf, torch.Tensor) else np.asarray(leaf)
-            if array.shape != shape:
-                where = f" at {path!r}" if path else ""
-                raise ShapeError(f"the action{where} has shape {array.shape}, expected {shape}")
-            arrays.append(array.astype(dtype))
-        return arrays
+        if self._plain:
+            return [_array(action, *self._expected[0])]
+        leaves = flatten(action, self._spec)
+        return [_array(leaf, *expected) for leaf, expected in zip(leaves, self._expected, strict=True)]
 
     def zeros(self) -> list[np.ndarray]:
         """Leaf arrays [B, ...] of zeros."""
@@ -58,10 +61,29 @@ class ActionReader:
 
         Args:
             arrays: from `read`.
+
+        Raises:
+            SpecError: a discrete action does not exist.
         """
+        if self._scalars is not None:
+            try:
+                return [self._scalars[value] for value in arrays[0].tolist()]
+            except KeyError:
+                lane, problem = next(
+                    (lane, problem) for lane, value in enumerate(arrays[0]) if (problem := self._spec.problem(value))
+                )
+                raise SpecError(f"the action for environment {lane} has {problem}") from None
         if self._plain:
             return arrays[0]
         return [unflatten((array[lane] for array in arrays), self._spec) for lane in range(len(arrays[0]))]
+
+
+def _array(leaf: Any, path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    array = leaf.numpy(force=True) if isinstance(leaf, torch.Tensor) else np.asarray(leaf)
+    if array.shape != shape:
+        where = f" at {path!r}" if path else ""
+        raise ShapeError(f"the action{where} has shape {array.shape}, expected {shape}")
+    return array.astype(dtype)
 
 
 def batched_time_step(

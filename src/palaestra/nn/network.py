@@ -180,7 +180,8 @@ class GaussianNetwork(nn.Module):
         Returns:
             Mean [..., A], and log σ [A], the same for all rows: `ops.DiagonalGaussian` takes the two as they are.
         """
-        return self.mean(observation), self.log_std
+        fields: dict[str, Any] = vars(self)
+        return fields["_modules"]["mean"].forward(observation), fields["_parameters"]["log_std"]
 
 
 def _mlp(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import torch
@@ -51,7 +52,7 @@ class LSTM(nn.Module):
         Args:
             batch_size: B.
         """
-        zeros = torch.zeros(batch_size, self.out_size, device=self.cells.weight_hh_l0.device)
+        zeros = torch.zeros(batch_size, self.out_size, device=_device(self))
         return LSTMState(zeros, zeros.clone())
 
     def forward(self, x: Tensor, state: LSTMState, first: Tensor) -> tuple[Tensor, LSTMState]:
@@ -100,7 +101,7 @@ class GRU(nn.Module):
         Args:
             batch_size: B.
         """
-        return torch.zeros(batch_size, self.out_size, device=self.cells.weight_hh_l0.device)
+        return torch.zeros(batch_size, self.out_size, device=_device(self))
 
     def forward(self, x: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         """Runs over a sequence.
@@ -120,6 +121,10 @@ class GRU(nn.Module):
         return y, hidden
 
 
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
+
+
 def _run(cells: nn.RNNBase, x: Tensor, state: tuple[Tensor, ...], first: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Whole stretches without a FIRST row go through the fused kernel at once."""
     sizes = (cells.input_size, cells.hidden_size)
@@ -129,8 +134,7 @@ def _run(cells: nn.RNNBase, x: Tensor, state: tuple[Tensor, ...], first: Tensor)
             f"they must be [T, B, {sizes[0]}], [T, B] and [B, {sizes[1]}]"
         )
     outputs: list[Tensor] = []
-    starts = _stretches(first)
-    for start, end in zip(starts, [*starts[1:], x.shape[0]], strict=True):
+    for start, end in itertools.pairwise([*_stretches(first), x.shape[0]]):
         reset = first[start].bool().unsqueeze(-1)
         # not a product: a memory that is not finite must end with its episode as well
         before = [leaf.masked_fill(reset, 0.0).unsqueeze(0) for leaf in state]  # [1, B, H]

@@ -5,7 +5,7 @@ its reward and discount belong to the action taken at row t - 1. The discount is
 `palaestra.ops.episode_ends` says what an episode end means; nothing else in the code base does.
 """
 
-from palaestra.ops.advantages import PAPER_CLIP, VTrace, VTraceClip, gae, vtrace
+from palaestra.ops.advantages import VTrace, VTraceClip, gae, vtrace
 from palaestra.ops.distributions import Categorical, DiagonalGaussian, check_action_mask
 from palaestra.ops.episode_ends import n_step_end, valid_starts
 from palaestra.ops.losses import (
@@ -22,7 +22,6 @@ from palaestra.ops.statistics import Moments, merge, moments_of, standardize, va
 from palaestra.ops.targets import double_q_target, q_target, td_target
 
 __all__ = [
-    "PAPER_CLIP",
     "Categorical",
     "DiagonalGaussian",
     "Moments",

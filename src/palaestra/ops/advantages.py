@@ -10,7 +10,7 @@ from palaestra.ops._typing import Float, Integer
 from palaestra.ops.episode_ends import valid_starts
 from palaestra.ops.recurrence import reverse_linear_recurrence
 
-__all__ = ["PAPER_CLIP", "VTrace", "VTraceClip", "gae", "vtrace"]
+__all__ = ["VTrace", "VTraceClip", "gae", "vtrace"]
 
 
 @torch.no_grad()
@@ -66,8 +66,7 @@ class VTraceClip(NamedTuple):
     """c̄ ≤ ρ̄, bound of the traces; it decides how fast corrections travel, not what is learned."""
 
 
-PAPER_CLIP = VTraceClip()
-"""Both bounds 1, as in the paper's experiments."""
+_PAPER_CLIP = VTraceClip()
 
 
 class VTrace(NamedTuple):
@@ -87,7 +86,7 @@ def vtrace(
     step_type: Integer[Tensor, "T1 *B"],
     log_ratio: Float[Tensor, "T1-1 *B"],
     *,
-    clip: VTraceClip = PAPER_CLIP,
+    clip: VTraceClip = _PAPER_CLIP,
     lambda_: float | Tensor = 1.0,
 ) -> VTrace:
     """Off-policy corrected values and advantages (V-trace).
@@ -106,7 +105,7 @@ def vtrace(
         discount: [T+1, B] gamma times continuation, in [0, 1]; 0 where the episode terminated; row 0 is not read.
         step_type: [T+1, B] `StepType` of each row.
         log_ratio: [T, B] log π(aₜ|xₜ) − log μ(aₜ|xₜ), nats; not read on rows that are no valid starts.
-        clip: ρ̄ and c̄.
+        clip: ρ̄ and c̄; default both 1, as in the paper.
         lambda_: trace decay in [0, 1]; a number or a 0-dim tensor.
 
     Returns:

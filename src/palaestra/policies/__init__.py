@@ -8,6 +8,7 @@ from palaestra.policies.network_policy import NetworkPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import Phase, Policy, PolicyStep
 from palaestra.policies.rule_based import RandomPolicy, RulePolicy
+from palaestra.policies.stochastic import stochastic_policy
 from palaestra.policies.value_greedy import ValueGreedyPolicy
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "ValueGreedyPolicy",
     "load_policy",
     "save_policy",
+    "stochastic_policy",
 ]

@@ -44,11 +44,6 @@ class GaussianPolicy(NetworkPolicy):
 
     behaviour_fields = ("log_prob",)
 
-    _low: Tensor
-    _high: Tensor
-    _center: Tensor
-    _half_range: Tensor
-
     def __init__(
         self,
         network: nn.Module,
@@ -136,7 +131,9 @@ class GaussianPolicy(NetworkPolicy):
 
     def env_action(self, action: Tensor) -> Tensor:
         if self._rescales:
-            action = torch.addcmul(self._center, self._half_range, action).clamp_(self._low, self._high)
+            buffers: dict[str, Any] = vars(self)["_buffers"]  # `self._low` would cost a search
+            action = torch.addcmul(buffers["_center"], buffers["_half_range"], action)
+            action = action.clamp_(buffers["_low"], buffers["_high"])
         if len(self.action_spec.shape) != 1:
             action = action.reshape(*action.shape[:-1], *self.action_spec.shape)
         return action.to(self.action_spec.dtype)

@@ -114,9 +114,9 @@ class Policy(nn.Module, ABC):
             with torch.no_grad():
                 return self.act(time_step, state, phase=phase, deterministic=deterministic)
         if self._masked:
-            mask = time_step.observation[ACTION_MASK].bool()
+            mask, last = time_step.observation[ACTION_MASK].bool(), time_step.last
             # the action of a LAST row is never executed, so nothing need be allowed there
-            check_action_mask(mask if time_step.step_type == () else mask | time_step.last.unsqueeze(-1))
+            check_action_mask(mask | last.unsqueeze(-1) if isinstance(last, Tensor) else mask)
         explore = not deterministic and (phase or self._phase) is Phase.COLLECT
         return self._choose(time_step.observation, state, explore, deterministic)
 

@@ -93,8 +93,15 @@ class EpisodeTracker:
                         self._info[env].setdefault(key, []).append(value)
 
     def state(self) -> dict[str, Any]:
-        """What running episodes have gathered, as JSON values; call `finished` before."""
-        return {"return": self._return.tolist(), "length": self._length.tolist(), "info": self._info}
+        """What running episodes and waiting rows hold, for a checkpoint."""
+        return {
+            "return": self._return,
+            "length": self._length,
+            "info": self._info,
+            "rewards": list(self._rewards),
+            "step_types": list(self._step_types),
+            "infos": list(self._infos),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state` gave.
@@ -102,8 +109,10 @@ class EpisodeTracker:
         Args:
             state: of a tracker for as many environments.
         """
-        self._return, self._length = np.array(state["return"]), np.array(state["length"], np.int64)
+        self._return, self._length = state["return"], state["length"]
         self._info = [dict(info) for info in state["info"]]
+        self._rewards, self._step_types = list(state["rewards"]), list(state["step_types"])
+        self._infos = list(state["infos"])
 
 
 def _summary(info: Mapping[str, list[float]]) -> dict[str, float]:

@@ -1,0 +1,200 @@
+"""The configuration of a run: frozen dataclasses, read from and written to YAML with every mistake named."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+import tyro
+import yaml
+
+from palaestra.algorithms import ALGORITHMS, AlgorithmConfig
+from palaestra.core import ConfigError, Linear, Piecewise, Schedule, did_you_mean, parse_schedule
+from palaestra.envs import EnvConfig
+from palaestra.training import TrainerConfig
+
+__all__ = ["ExperimentConfig", "RunConfig", "config_from_mapping", "config_to_mapping", "load_config", "save_config"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What concerns a run as a whole."""
+
+    seed: Annotated[int, tyro.conf.arg(aliases=("--seed",))] = 0
+    """The one seed that everything random derives from."""
+    directory: str = "runs"
+    """Where run directories are made."""
+    name: str | None = None
+    """Name of the run directory; by default date, algorithm, environment and seed."""
+    compile: Annotated[bool, tyro.conf.arg(aliases=("--compile",))] = False
+    """Compile gradient steps: seconds of waiting at the start, then faster learning."""
+    num_threads: int | None = None
+    """Threads of torch; by default 1 for small networks, else as many as there are cores."""
+    tensorboard: bool = True
+    """Whether TensorBoard files are written."""
+    eval_num_envs: int = 4
+    """Environments that evaluation episodes are shared over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentConfig:
+    """Everything a run depends on."""
+
+    algorithm_name: tyro.conf.Suppress[str] = "ppo"
+    """Name of the algorithm, as `palaestra list` shows it."""
+    algorithm: AlgorithmConfig = field(default_factory=lambda: ALGORITHMS["ppo"].config_class())
+    """Hyperparameters."""
+    env: EnvConfig = field(default_factory=EnvConfig)
+    """Environment."""
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    """Budget and periods."""
+    run: RunConfig = field(default_factory=RunConfig)
+    """Seed, directory, speed."""
+
+
+def config_to_mapping(config: Any) -> dict[str, Any]:
+    """A configuration as nested dicts of YAML values; `config_from_mapping` is the inverse.
+
+    Args:
+        config: a configuration dataclass.
+
+    Raises:
+        ConfigError: it holds code that has no name (a lambda among the wrappers, say).
+    """
+    return {f.name: _to_yaml(getattr(config, f.name), f.name) for f in dataclasses.fields(config)}
+
+
+def _to_yaml(value: Any, path: str) -> Any:
+    if isinstance(value, Linear | Piecewise):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return config_to_mapping(value)
+    if isinstance(value, tuple | list):
+        return [_to_yaml(item, path) for item in value]
+    if isinstance(value, dict):
+        return {key: _to_yaml(item, f"{path}.{key}") for key, item in value.items()}
+    if callable(value):
+        name = getattr(value, "__qualname__", "")
+        if not name or "<" in name:
+            raise ConfigError(f"{path} holds {value!r}, which has no importable name; name it as 'my_package:MyWrapper'")
+        return f"{value.__module__}:{name}"
+    return value
+
+
+def config_from_mapping(kind: type[Any], data: Mapping[str, Any], *, base: Any = None) -> Any:
+    """A configuration dataclass from nested dicts.
+
+    Args:
+        kind: the dataclass.
+        data: what is given; every key has to be a field.
+        base: where fields that are not given come from; by default the fields' own defaults.
+
+    Raises:
+        ConfigError: unknown keys and wrong values, all of them in one message.
+
+    Example:
+        >>> config_from_mapping(RunConfig, {"seeed": 1})
+        Traceback (most recent call last):
+            ...
+        palaestra.core.errors.ConfigError: unknown key seeed — did you mean 'seed'?
+    """
+    problems: list[str] = []
+    config = _build(kind, data, base, "", problems)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, problems: list[str]) -> Any:
+    hints = typing.get_type_hints(kind)
+    names = [f.name for f in dataclasses.fields(kind)]
+    values: dict[str, Any] = {} if base is None else {name: getattr(base, name) for name in names}
+    if "algorithm_name" in data and "algorithm_name" in hints:
+        hints["algorithm"] = algorithm_class(str(data["algorithm_name"])).config_class
+        if base is not None and type(base.algorithm) is not hints["algorithm"]:
+            values.pop("algorithm")
+    for key, value in data.items():
+        where = f"{path}.{key}" if path else str(key)
+        if key not in names:
+            problems.append(f"unknown key {where}{did_you_mean(str(key), names)}")
+            continue
+        hint = type(values[key]) if key == "algorithm" and key in values else hints[key]
+        if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+            values[key] = _build(typing.cast("type[Any]", hint), value, values.get(key), where, problems)
+        else:
+            try:
+                values[key] = _value(hint, value)
+            except (pydantic.ValidationError, ConfigError) as error:
+                reason = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else str(error)
+                problems.append(f"{where} is {value!r}: {reason[0].lower()}{reason[1:]}")
+    if problems:
+        return base
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        problems.append(f"{path}: {error}" if path else str(error))
+        return base
+
+
+def _value(hint: Any, value: Any) -> Any:
+    if hint == Schedule and isinstance(value, str):
+        return parse_schedule(value)
+    return pydantic.TypeAdapter(hint, config={"arbitrary_types_allowed": True}).validate_python(value)
+
+
+def algorithm_class(name: str) -> Any:
+    """The algorithm of a name.
+
+    Args:
+        name: as on the command line.
+
+    Raises:
+        ConfigError: there is none; the message has the closest.
+    """
+    if name not in ALGORITHMS:
+        raise ConfigError(f"unknown algorithm {name!r}{did_you_mean(name, ALGORITHMS)}")
+    return ALGORITHMS[name]
+
+
+def load_config(path: str | Path, *, base: ExperimentConfig | None = None) -> ExperimentConfig:
+    """Reads a configuration file.
+
+    Args:
+        path: a YAML file.
+        base: where settings that it leaves out come from.
+
+    Raises:
+        ConfigError: it cannot be read, or holds mistakes.
+    """
+    try:
+        data = yaml.safe_load(Path(path).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"the configuration {path} holds {type(data).__name__}; a mapping of settings is needed")
+    return config_from_mapping(ExperimentConfig, data, base=base)
+
+
+def save_config(config: ExperimentConfig, path: str | Path) -> None:
+    """Writes a configuration file that `load_config` reads back to an equal configuration.
+
+    Args:
+        config: all settings.
+        path: of the YAML file.
+    """
+    Path(path).write_text(yaml.safe_dump(config_to_mapping(config), sort_keys=False))
+
+
+def file_name(text: str) -> str:
+    """A text as a part of a file name.
+
+    Args:
+        text: anything.
+    """
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-")

@@ -1,0 +1,157 @@
+"""Checkpoints that survive whatever stops a run: written aside, hashed, then renamed; the newest valid one wins."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from palaestra.core import CheckpointError, join_state, load_tensors, save_tensors, split_state
+
+__all__ = ["FORMAT_VERSION", "CheckpointStore"]
+
+FORMAT_VERSION = 1
+"""Version of the checkpoint format; it rises when older code could not read a newer checkpoint."""
+
+_log = logging.getLogger(__name__)
+
+
+class CheckpointStore:
+    """The checkpoints of one run, `step_<env steps>/` each.
+
+    A checkpoint is written to a temporary directory: one safetensors file per part, `state.json`, and last
+    `manifest.json` with the hash and size of every file. All are flushed to the disk before the directory is renamed to
+    its final name, and only then are older ones deleted. So a crash at any moment leaves the previous one valid.
+
+    Args:
+        directory: made where it is missing.
+        keep: how many to keep, at least 2.
+    """
+
+    def __init__(self, directory: str | Path, *, keep: int = 3) -> None:
+        self.directory = Path(directory)
+        self.keep = max(2, keep)
+
+    def save(self, step: int, state: Mapping[str, Any]) -> Path:
+        """Writes one checkpoint; one that exists already for this step is left as it is.
+
+        Args:
+            step: env steps so far.
+            state: a nest of JSON values, tensors and arrays for each part of the run.
+
+        Returns:
+            The checkpoint's directory.
+
+        Raises:
+            CheckpointError: it cannot be written (disk full, no permission); older checkpoints are untouched.
+        """
+        target = self.directory / f"step_{step:010d}"
+        if target.exists():
+            return target
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._remove_leftovers()
+        temporary = self.directory / f".tmp-{uuid.uuid4().hex}"
+        try:
+            temporary.mkdir()
+            values: dict[str, Any] = {}
+            for name, part in state.items():
+                values[name], tensors = split_state(part)
+                if tensors:
+                    save_tensors(temporary / f"{name}.safetensors", tensors)
+            _write_json(temporary / "state.json", values)
+            files = {file.name: _fingerprint(file) for file in sorted(temporary.iterdir())}
+            _write_json(temporary / "manifest.json", {"format_version": FORMAT_VERSION, "step": step, "files": files})
+            _flush_directory(temporary)
+            temporary.rename(target)
+            _flush_directory(self.directory)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise CheckpointError(f"the checkpoint at {target} cannot be written: {error}") from error
+        for old in self.steps()[: -self.keep]:
+            shutil.rmtree(old)
+        return target
+
+    def steps(self) -> list[Path]:
+        """The checkpoints' directories, oldest first, valid or not."""
+        return sorted(p for p in self.directory.glob("step_*") if p.name.removeprefix("step_").isdigit())
+
+    def load_newest(self) -> tuple[int, dict[str, Any]]:
+        """The newest checkpoint whose hashes are right; damaged ones are renamed to `*.corrupt` on the way.
+
+        Returns:
+            Its step and its state.
+
+        Raises:
+            CheckpointError: there is no valid one; training never starts from scratch silently.
+        """
+        damage: list[str] = []
+        for path in reversed(self.steps()):
+            try:
+                return self.load(path)
+            except CheckpointError as error:
+                damage.append(str(error))
+                corrupt = path.with_name(f"{path.name}.corrupt")
+                shutil.rmtree(corrupt, ignore_errors=True)
+                path.rename(corrupt)
+                _log.warning("%s; it is now %s and an older checkpoint is tried", error, corrupt.name)
+        found = "; ".join(damage) or "there is none"
+        raise CheckpointError(f"no valid checkpoint in {self.directory}: {found}")
+
+    def load(self, path: Path) -> tuple[int, dict[str, Any]]:
+        """One checkpoint, after checking every hash.
+
+        Args:
+            path: its directory.
+
+        Returns:
+            Its step and its state.
+
+        Raises:
+            CheckpointError: a file is missing or damaged, or the format is newer than this version of the library.
+        """
+        try:
+            manifest = json.loads((path / "manifest.json").read_text())
+            version, files, step = manifest["format_version"], manifest["files"], manifest["step"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path} has no readable manifest.json: {error!r}") from error
+        if version > FORMAT_VERSION:
+            raise CheckpointError(f"{path} has format {version}, this version reads {FORMAT_VERSION}: update palaestra")
+        for name, fingerprint in files.items():
+            file = path / name
+            if Path(name).name != name or not file.is_file() or _fingerprint(file) != fingerprint:
+                raise CheckpointError(f"{file} is missing or damaged: its hash is not the one in manifest.json")
+        values = json.loads((path / "state.json").read_text())
+        return step, {
+            name: join_state(value, load_tensors(file) if (file := path / f"{name}.safetensors").is_file() else {})
+            for name, value in values.items()
+        }
+
+    def _remove_leftovers(self) -> None:
+        for leftover in self.directory.glob(".tmp-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _fingerprint(file: Path) -> dict[str, Any]:
+    with file.open("rb") as stream:
+        return {"sha256": hashlib.file_digest(stream, "sha256").hexdigest(), "size_bytes": file.stat().st_size}
+
+
+def _write_json(path: Path, value: Any) -> None:
+    with path.open("w") as file:
+        json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,106 @@
+"""What a person watching a run sees: a live panel on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from palaestra.rollout import Episode
+
+__all__ = ["ConsoleLogger"]
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+class ConsoleLogger:
+    """Shows returns, speed, the time split and the last evaluation.
+
+    Args:
+        title: of the panel.
+        total_env_steps: of the run.
+        console: where to write.
+    """
+
+    def __init__(self, title: str, total_env_steps: int, console: Console | None = None) -> None:
+        self._title, self._total = title, total_env_steps
+        self._console = console or Console()
+        self._live: Live | None = None
+        self._returns: deque[float] = deque(maxlen=60)
+        self._last_line_s = float("-inf")
+
+    def start(self, position: Mapping[str, int]) -> None:
+        """See `Logger.start`."""
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=4, transient=False)
+            self._live.start()
+
+    def metrics(self, row: Mapping[str, float]) -> None:
+        """See `Logger.metrics`."""
+        if "return_mean" in row:
+            self._returns.append(row["return_mean"])
+        if self._live is not None:
+            self._live.update(self._panel(row))
+        elif time.monotonic() - self._last_line_s >= 1.0 or row["env_steps"] >= self._total:
+            self._last_line_s = time.monotonic()
+            self._console.print(_line(row, self._total), highlight=False, soft_wrap=True)
+
+    def episodes(self, env_steps: int, episodes: Sequence[Episode]) -> None:
+        """Episodes are in the metrics as averages."""
+
+    def close(self) -> None:
+        """See `Logger.close`."""
+        if self._live is not None:
+            self._live.stop()
+
+    def _panel(self, row: Mapping[str, float]) -> Panel:
+        done = int(row["env_steps"])
+        speed = row["time/env_steps_per_s"]
+        left_s = max(0, self._total - done) / max(speed, 1e-9)
+        table = Table.grid(padding=(0, 2))
+        table.add_row("env steps", f"{done:,} of {self._total:,}", f"{speed:,.0f}/s", f"{_duration(left_s)} left")
+        table.add_row(
+            "return",
+            f"{row['return_mean']:.1f}" if "return_mean" in row else "no episode yet",
+            Text(_sparkline(self._returns), style="cyan"),
+            f"{int(row['episodes']):,} episodes",
+        )
+        evaluation = f"{row['eval/return_mean']:.1f}" if "eval/return_mean" in row else "–"
+        table.add_row("evaluation", evaluation, "", f"policy version {int(row['policy_version']):,}")
+        table.add_row("time", _time_split(row), "", "")
+        bar = ProgressBar(total=self._total, completed=min(done, self._total))
+        return Panel(Group(table, bar), title=self._title, expand=False)
+
+
+def _line(row: Mapping[str, float], total: int) -> str:
+    returns = f"{row['return_mean']:8.1f}" if "return_mean" in row else "       –"
+    evaluation = f"  eval {row['eval/return_mean']:.1f}" if "eval/return_mean" in row else ""
+    return (
+        f"{int(row['env_steps']):>9,} / {total:,} env steps  return {returns}  "
+        f"{row['time/env_steps_per_s']:>8,.0f} steps/s{evaluation}"
+    )
+
+
+def _time_split(row: Mapping[str, float]) -> str:
+    env, learn = row["time/env_fraction"], row["time/update_fraction"]
+    return f"environment {env:.0%} · acting {max(0.0, 1 - env - learn):.0%} · learning {learn:.0%}"
+
+
+def _sparkline(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in values)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -1,0 +1,136 @@
+"""Where metrics go: JSON lines and CSV always, TensorBoard by default, anything with the same four methods."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from palaestra.rollout import Episode
+
+__all__ = ["FileLogger", "Logger", "TensorBoardLogger"]
+
+
+class Logger(Protocol):
+    """Takes what a run has to say. A logger that raises is dropped with a warning; training goes on."""
+
+    def start(self, position: Mapping[str, int]) -> None:
+        """The run begins or goes on.
+
+        Args:
+            position: `metrics` rows and `episodes` already logged and `env_steps` taken; whatever lies beyond (from a
+                process that was killed after its last checkpoint) is to be discarded.
+        """
+        ...
+
+    def metrics(self, row: Mapping[str, float]) -> None:
+        """One row of metrics.
+
+        Args:
+            row: numbers by name; `env_steps` is the x axis.
+        """
+        ...
+
+    def episodes(self, env_steps: int, episodes: Sequence[Episode]) -> None:
+        """Training episodes that ended.
+
+        Args:
+            env_steps: when they were reported.
+            episodes: in the order in which they ended.
+        """
+        ...
+
+    def close(self) -> None:
+        """The run ends."""
+        ...
+
+
+class FileLogger:
+    """Writes `metrics.jsonl` and `episodes.csv` into a run directory, a line at a time.
+
+    Args:
+        directory: of the run.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self._metrics_path = Path(directory) / "metrics.jsonl"
+        self._episodes_path = Path(directory) / "episodes.csv"
+        self._metrics: TextIO | None = None
+        self._episodes: TextIO | None = None
+
+    def start(self, position: Mapping[str, int]) -> None:
+        """See `Logger.start`."""
+        header = "env_steps,return,length,env_id,info\n"
+        self._metrics = _reopened(self._metrics_path, position["metrics"], "")
+        self._episodes = _reopened(self._episodes_path, position["episodes"], header)
+
+    def metrics(self, row: Mapping[str, float]) -> None:
+        """See `Logger.metrics`."""
+        assert self._metrics is not None
+        self._metrics.write(json.dumps(dict(row)) + "\n")
+        self._metrics.flush()
+
+    def episodes(self, env_steps: int, episodes: Sequence[Episode]) -> None:
+        """See `Logger.episodes`."""
+        assert self._episodes is not None
+        writer = csv.writer(self._episodes, lineterminator="\n")
+        for e in episodes:
+            writer.writerow([env_steps, e.episode_return, e.length, e.env_id, json.dumps(e.info) if e.info else ""])
+        self._episodes.flush()
+
+    def close(self) -> None:
+        """See `Logger.close`."""
+        for file in (self._metrics, self._episodes):
+            if file is not None:
+                file.close()
+
+
+def _reopened(path: Path, rows: int, header: str) -> TextIO:
+    """Opens a file for appending after its first rows; the rest is cut off, also half a line."""
+    if not path.exists():
+        path.write_text(header)
+    size = len(header.encode())
+    with path.open("rb+") as file:
+        file.seek(size)
+        for _ in range(rows):
+            size += len(file.readline())
+        os.ftruncate(file.fileno(), size)
+    return path.open("a")
+
+
+class TensorBoardLogger:
+    """Writes scalars for TensorBoard, against env steps.
+
+    Args:
+        directory: of the event files.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self._directory = Path(directory)
+        self._purge_step = 0
+        self._writer: Any = None
+
+    def start(self, position: Mapping[str, int]) -> None:
+        """See `Logger.start`."""
+        self._purge_step = position["env_steps"]
+
+    def metrics(self, row: Mapping[str, float]) -> None:
+        """See `Logger.metrics`."""
+        if self._writer is None:  # importing TensorBoard takes a while; the first step need not wait for it
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._directory), purge_step=self._purge_step or None)
+        for name, value in row.items():
+            if name != "env_steps":
+                self._writer.add_scalar(name, value, int(row["env_steps"]))
+
+    def episodes(self, env_steps: int, episodes: Sequence[Episode]) -> None:
+        """Episodes are in the metrics as averages."""
+
+    def close(self) -> None:
+        """See `Logger.close`."""
+        if self._writer is not None:
+            self._writer.close()

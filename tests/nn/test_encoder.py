@@ -1,0 +1,85 @@
+"""Tests of `palaestra.nn.encoder`."""
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from palaestra.core import (
+    Batch,
+    BoundedSpec,
+    ConfigError,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    TensorSpec,
+)
+from palaestra.nn import Encoder
+
+VECTOR = TensorSpec((3,))
+
+
+def test_a_float_vector_passes_through_without_a_copy():
+    encoder, x = Encoder(VECTOR), torch.randn(2, 3)
+    assert encoder.is_identity
+    assert encoder(x) is x
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "code"),
+    [
+        (TensorSpec((2,), torch.float64), torch.tensor([[1.0, 2.0]], dtype=torch.float64), [[1.0, 2.0]]),
+        (TensorSpec(()), torch.tensor([3.0]), [[3.0]]),
+        (TensorSpec((2, 2)), torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]), [[1.0, 2.0, 3.0, 4.0]]),
+        (TensorSpec((2,), torch.uint8), torch.tensor([[0, 255]], dtype=torch.uint8), [[0.0, 1.0]]),
+        (TensorSpec((2,), torch.int64), torch.tensor([[0, 255]]), [[0.0, 255.0]]),
+        (DiscreteSpec(num=3), torch.tensor([1]), [[0.0, 1.0, 0.0]]),
+        (DiscreteSpec(num=3, start=-1), torch.tensor([-1]), [[1.0, 0.0, 0.0]]),
+        (MultiDiscreteSpec(nvec=(2, 3)), torch.tensor([[1, 2]]), [[0.0, 1.0, 0.0, 0.0, 1.0]]),
+        (MultiBinarySpec((2,)), torch.tensor([[1, 0]], dtype=torch.int8), [[1.0, 0.0]]),
+    ],
+    ids=["float64", "scalar", "matrix", "bytes", "integers", "discrete", "start", "multi-discrete", "multi-binary"],
+)
+def test_leaves_are_encoded(spec, value, code):
+    encoder = Encoder(spec)
+    expected = torch.tensor(code)
+    assert_close(encoder(value), expected)
+    assert encoder.out_size == expected.shape[-1]
+    # any leading dimensions: [2, 1, ...]
+    assert_close(encoder(torch.stack([value, value])), torch.stack([expected, expected]))
+    assert encoder(value[0]).shape == expected[0].shape
+
+
+def test_nests_are_concatenated_in_the_order_of_the_spec():
+    spec = {"body": VECTOR, "rooms": (DiscreteSpec(num=2), TensorSpec((1,)))}
+    observation = Batch(
+        rooms=Batch(**{"0": torch.tensor([1]), "1": torch.tensor([[9.0]])}), body=torch.tensor([[1.0, 2.0, 3.0]])
+    )
+    assert_close(Encoder(spec)(observation), torch.tensor([[1.0, 2.0, 3.0, 0.0, 1.0, 9.0]]))
+
+
+def test_the_action_mask_is_not_encoded():
+    encoder = Encoder({"x": VECTOR, "action_mask": MultiBinarySpec((2,))})
+    x = torch.randn(1, 3)
+    for mask in (torch.tensor([[1, 0]]), torch.tensor([[0, 1]])):
+        assert torch.equal(encoder(Batch(x=x, action_mask=mask)), x)
+
+
+def test_channels_may_come_first_or_last():
+    image = torch.randint(256, (2, 3, 36, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    first, last = (Encoder(TensorSpec(shape, torch.uint8), image_size=8) for shape in ((3, 36, 40), (36, 40, 3)))
+    last.load_state_dict(first.state_dict())
+    assert first(image).shape == (2, 8)
+    assert_close(first(image), last(image.permute(0, 2, 3, 1)))
+
+
+def test_images_too_small_for_convolutions_are_flattened():
+    assert Encoder(BoundedSpec((7, 7, 3), torch.uint8, np.array(0), np.array(10))).out_size == 7 * 7 * 3
+
+
+@pytest.mark.parametrize(
+    "spec", [{}, {"action_mask": MultiBinarySpec((2,))}, TensorSpec((0,))], ids=["{}", "mask", "0"]
+)
+def test_nothing_to_encode_is_an_error(spec):
+    with pytest.raises(ConfigError, match="no numbers to encode"):
+        Encoder(spec)

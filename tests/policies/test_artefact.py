@@ -1,0 +1,162 @@
+"""Tests of `palaestra.policies.artefact`."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from palaestra.core import BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec, save_tensors
+from palaestra.nn import NetworkConfig
+from palaestra.policies import (
+    CategoricalPolicy,
+    EpsilonGreedy,
+    GaussianPolicy,
+    Phase,
+    RandomPolicy,
+    ValueGreedyPolicy,
+    load_policy,
+    save_policy,
+)
+
+SPEC = {"x": TensorSpec((4,)), "pose": (TensorSpec((2,), torch.float64), DiscreteSpec(num=3, start=1))}
+BOX = BoundedSpec((2,), minimum=np.array([-1.0, 0.0]), maximum=np.array([1.0, 4.0]))
+SMALL = NetworkConfig(hidden_sizes=(8, 4), activation="relu")
+POLICIES = {
+    "categorical": lambda: CategoricalPolicy.build(SPEC, DiscreteSpec(num=3, start=2), SMALL, normalize=True),
+    "gaussian": lambda: GaussianPolicy.build(SPEC, BOX, SMALL, initial_log_std=-1.5),
+    "value-greedy": lambda: ValueGreedyPolicy.build(
+        SPEC,
+        DiscreteSpec(num=3),
+        NetworkConfig(hidden_sizes=(8,), dueling=True),
+        normalize=True,
+        exploration=EpsilonGreedy(3, 1.0),
+    ),
+}
+
+
+def observation(count=20):
+    draw = np.random.default_rng(0).normal
+    return {"x": draw(size=(count, 4)), "pose": (draw(size=(count, 2)), np.full(count, 2))}
+
+
+def trained(make):
+    policy = make()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(3.0)
+    if policy.normalizer is not None:
+        policy.normalizer.merge(policy.normalizer.moments._replace(count=torch.tensor(5.0).double()))
+    return policy
+
+
+@pytest.fixture
+def saved(tmp_path):
+    save_policy(POLICIES["categorical"](), tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES.keys())
+def test_a_loaded_policy_acts_alike(make, tmp_path):
+    policy = trained(make)
+    save_policy(policy, tmp_path / "new" / "policy")
+    loaded = load_policy(tmp_path / "new" / "policy")
+    assert type(loaded) is type(policy)
+    assert loaded.phase is Phase.EVAL
+    assert (loaded.observation_spec, loaded.action_spec) == (policy.observation_spec, policy.action_spec)
+    assert np.array_equal(loaded(observation()), policy(observation()))
+    for each in (policy, loaded):
+        each.seed(1)
+    sampled = [each(observation(), deterministic=False) for each in (policy, loaded)]
+    assert np.array_equal(*sampled)
+
+
+def test_the_clip_of_a_normaliser_survives(tmp_path):
+    policy = POLICIES["categorical"]()
+    policy.normalizer.clip = 3.0
+    save_policy(policy, tmp_path)
+    assert load_policy(tmp_path).normalizer.clip == 3.0
+
+
+def test_an_artefact_is_replaced_and_is_two_files(saved):
+    save_policy(POLICIES["gaussian"](), saved)
+    assert sorted(path.name for path in saved.iterdir()) == ["policy.json", "weights.safetensors"]
+    assert isinstance(load_policy(saved), GaussianPolicy)
+
+
+def test_a_policy_with_a_network_of_its_own_is_refused(tmp_path):
+    policy = CategoricalPolicy(nn.Linear(4, 2), TensorSpec((4,)), DiscreteSpec(num=2))
+    with pytest.raises(ConfigError, match="CategoricalPolicy was not made by `build`"):
+        save_policy(policy, tmp_path)
+    with pytest.raises(ConfigError, match="RandomPolicy was not made by `build`"):
+        save_policy(RandomPolicy(TensorSpec((4,)), DiscreteSpec(num=2)), tmp_path)
+
+
+def rewrite(directory, **changes):
+    path = directory / "policy.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("name", ["policy.json", "weights.safetensors"])
+def test_a_missing_file_is_named(saved, name):
+    (saved / name).unlink()
+    with pytest.raises(CheckpointError, match=f"there is no {name} in .*; give the directory that save_policy wrote"):
+        load_policy(saved)
+
+
+def test_an_unknown_format_says_what_to_do(saved):
+    rewrite(saved, format=99)
+    with pytest.raises(CheckpointError, match="has the format 99; this version reads format 1: load it with"):
+        load_policy(saved)
+
+
+def test_an_unknown_class_is_named_and_a_class_of_ones_own_can_be_given(saved):
+    rewrite(saved, policy="CategoricalPolicyy")
+    with pytest.raises(ConfigError, match=r"'CategoricalPolicyy' — did you mean 'CategoricalPolicy'.*classes="):
+        load_policy(saved)
+    mine = type("CategoricalPolicyy", (CategoricalPolicy,), {})
+    assert type(load_policy(saved, classes=[mine])) is mine
+
+
+def test_text_that_is_no_json_is_refused(saved):
+    (saved / "policy.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read as JSON"):
+        load_policy(saved)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"network": {"hidden_sizes": [8], "depth": 3}}, {"network": None}, {"observation_spec": {}}, {"normalizer": {}}],
+    ids=["unknown key", "no network", "no spec", "no clip"],
+)
+def test_a_description_that_cannot_be_built_is_refused(saved, changes):
+    rewrite(saved, **changes)
+    with pytest.raises(CheckpointError, match="does not describe a CategoricalPolicy"):
+        load_policy(saved)
+
+
+def test_weights_of_another_artefact_are_noticed(saved, tmp_path):
+    save_policy(POLICIES["categorical"](), tmp_path / "other")
+    (tmp_path / "other" / "weights.safetensors").replace(saved / "weights.safetensors")
+    with pytest.raises(CheckpointError, match=r"is not the file that policy\.json was written with"):
+        load_policy(saved)
+
+
+def test_damaged_weights_are_refused(saved):
+    (saved / "weights.safetensors").write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match="cannot be read as a safetensors file"):
+        load_policy(saved)
+
+
+def test_weights_that_do_not_fit_are_refused(saved):
+    network = json.loads((saved / "policy.json").read_text())["network"]
+    rewrite(saved, network=network | {"hidden_sizes": [9]})
+    with pytest.raises(CheckpointError, match="do not fit CategoricalPolicy"):
+        load_policy(saved)
+
+
+def test_no_weight_file_can_run_code(saved):
+    # safetensors holds numbers only: an object is refused when it is written
+    with pytest.raises(TypeError, match="dtype object"):
+        save_tensors(saved / "weights.safetensors", {"x": np.array([print], dtype=object)})
