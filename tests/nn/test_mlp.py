@@ -74,7 +74,6 @@ def test_loaded_weights_are_used():
 
 
 def test_a_deep_copy_shares_nothing_and_equals():
-    """PARL-28, PARL-32."""
     mlp = MLP(4, (8,), 2)
     twin = copy.deepcopy(mlp)
     assert torch.equal(mlp(rows(3, 4)), twin(rows(3, 4)))

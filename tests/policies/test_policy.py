@@ -287,6 +287,12 @@ def test_observations_that_do_not_fit_are_named(observation, message):
         policy(observation)
 
 
-def test_a_policy_in_another_dtype_of_numpy_is_cast():
+def test_read_only_observations_are_taken():
+    observation = np.zeros((3, 4), np.float32)
+    observation.flags.writeable = False
+    assert POLICIES["categorical"]()(observation).shape == (3,)
+
+
+def test_observations_and_actions_are_cast_to_their_specs():
     assert POLICIES["categorical"]()(np.zeros((3, 4), np.float64)).dtype == np.int64
     assert POLICIES["gaussian"]()(np.zeros((3, 4), np.float64)).dtype == np.float32

@@ -1,5 +1,7 @@
 """Learning: `Algorithm`, and one file per algorithm."""
 
+from typing import Any
+
 from palaestra.algorithms.algorithm import (
     Algorithm,
     AlgorithmConfig,
@@ -13,7 +15,7 @@ from palaestra.algorithms.dqn import DQN, DQNBatch, DQNConfig
 from palaestra.algorithms.ppo import PPO, PPOBatch, PPOConfig
 from palaestra.algorithms.reinforce import Reinforce, ReinforceBatch, ReinforceConfig
 
-ALGORITHMS: dict[str, type[Algorithm]] = {"dqn": DQN, "ppo": PPO, "reinforce": Reinforce}
+ALGORITHMS: dict[str, type[Algorithm[Any]]] = {"dqn": DQN, "ppo": PPO, "reinforce": Reinforce}
 """The algorithms by the name they have on the command line."""
 
 __all__ = [

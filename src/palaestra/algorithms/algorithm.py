@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from palaestra.core import (
     minibatches,
 )
 from palaestra.nn import CoreModel
-from palaestra.policies import Phase, Policy
+from palaestra.policies import NetworkPolicy, Phase, Policy
 
 __all__ = ["Algorithm", "AlgorithmConfig", "GradientAlgorithm", "Gradients", "Losses", "UpdateInfo"]
 
@@ -37,7 +38,7 @@ class Losses(NamedTuple):
 
     terms: dict[str, Tensor]
     """Scalars to minimise, each a mean over valid rows."""
-    metrics: dict[str, Tensor] = {}
+    metrics: dict[str, Tensor]
     """Scalars to report."""
     priority: Tensor | None = None
     """[N] how much each row should be sampled again; `None` where the algorithm has no opinion."""
@@ -48,8 +49,8 @@ class Gradients(NamedTuple):
 
     values: dict[str, Tensor]
     """Gradient by the parameter's full name."""
-    num_valid: Tensor
-    """0-dim, rows that counted: the weight when shards are combined."""
+    num_valid: Tensor | int
+    """Rows that counted: the weight when shards are combined."""
     metrics: dict[str, Tensor]
     """Scalars to report, without gradient."""
     priority: Tensor | None
@@ -88,7 +89,10 @@ def mean_metrics(records: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     return {name: float(torch.stack(values).float().mean()) for name, values in columns.items()}
 
 
-class Algorithm(ABC):
+PolicyT = TypeVar("PolicyT", bound=Policy)
+
+
+class Algorithm(ABC, Generic[PolicyT]):
     """Anything that learns a policy from data.
 
     Subclasses are final and are constructed as `Name(observation_spec, action_spec, config, seeds)`.
@@ -107,17 +111,18 @@ class Algorithm(ABC):
     """Which of the policy's `behaviour` fields the buffer has to keep."""
 
     def __init__(
-        self, config: Any, *, policy: Policy, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
+        self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
     ) -> None:
         seeds = seeds or RunSeeds(0)
         self.config: Any = config
-        self.policy, self.model, self.plan = policy, model, plan
+        self.policy: PolicyT = policy
+        self.model, self.plan = model, plan
         self.num_gradient_steps = 0
         self._minibatch_generator = seeds.generator("minibatches")
         self._noise_generator = seeds.generator("noise")
-        policy.version = 0
         policy.seed(seeds.integer("acting"))
-        model.attach_policy(policy)
+        if isinstance(policy, NetworkPolicy):
+            model.attach_policy(policy)
 
     @property
     def policy_version(self) -> int:
@@ -182,7 +187,7 @@ class Algorithm(ABC):
         }
 
 
-class GradientAlgorithm(Algorithm):
+class GradientAlgorithm(Algorithm[PolicyT]):
     """An algorithm that states `losses`; everything else about gradient steps is here.
 
     Whatever mixes rows belongs into `preprocess`, every random number a loss needs into `noise`, so that shards of a
@@ -224,6 +229,14 @@ class GradientAlgorithm(Algorithm):
 
     def after_step(self) -> None:
         """After each gradient step: target networks."""
+
+    def diagnostics(self, batch: Any) -> dict[str, Tensor]:
+        """Once per update, on all of its data: what to report besides the metrics of `losses`.
+
+        Args:
+            batch: after `preprocess`.
+        """
+        return {}
 
     # -- what every gradient algorithm does
 
@@ -292,9 +305,11 @@ class GradientAlgorithm(Algorithm):
                 info.records.append(metrics)
                 info.gradient_steps += 1
                 info.rows_trained += _rows(minibatch)
+            if diagnostics := self.diagnostics(batch):
+                info.records.append(diagnostics)
         self.policy.version += 1
         if self.policy.normalizer is not None and isinstance(self.plan, OnPolicy):
-            self.policy.normalizer.merge(self.policy.normalizer.increment(drawn["observation"]))
+            self.policy.normalizer.merge(self.policy.normalizer.increment(drawn["observation"][:-1]))
         return info
 
     def compile(self) -> None:
@@ -303,7 +318,7 @@ class GradientAlgorithm(Algorithm):
         Raises:
             ConfigError: this machine has no C++ compiler, or this torch cannot trace gradients.
         """
-        torch._dynamo.config.trace_autograd_ops = True  # pyright: ignore[reportAttributeAccessIssue]
+        torch._dynamo.config.trace_autograd_ops = True
         self._compiled = torch.compile(self._gradient_step, fullgraph=True, dynamic=False)
 
     def _gradient_step(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -315,13 +330,15 @@ class GradientAlgorithm(Algorithm):
         self._after_gradient_step(metrics)
         return metrics, priority
 
-    def _optimize(self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None) -> dict[str, Tensor]:
+    def _optimize(
+        self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
+    ) -> dict[str, Tensor]:
         norms = self.model.apply_gradients(gradients, weights)
         return {f"gradient_norm/{name}": norm for name, norm in norms.items()}
 
     def _after_gradient_step(self, metrics: Mapping[str, Tensor]) -> None:
         for name, value in metrics.items():
-            if name.startswith("gradient_norm/") and not torch.isfinite(value):
+            if name.startswith("gradient_norm/") and not math.isfinite(value):
                 state = {key: float(metric) for key, metric in metrics.items()}
                 raise NonFiniteError(
                     f"the gradient of {name.removeprefix('gradient_norm/')!r} is not finite after "
@@ -340,15 +357,15 @@ class GradientAlgorithm(Algorithm):
                 )
 
 
-def _num_valid(batch: Batch) -> Tensor:
+def _num_valid(batch: Batch) -> Tensor | int:
     valid = batch.get("valid")
-    return torch.tensor(float(_rows(batch))) if valid is None else valid.sum()
+    return _rows(batch) if valid is None else valid.sum()
 
 
 def _rows(batch: Batch) -> int:
     valid = batch.get("valid")
     if valid is not None:
-        return valid.numel()
+        return int(valid.sum())
     leaf = batch.values()[0]
     while isinstance(leaf, Batch):
         leaf = leaf.values()[0]

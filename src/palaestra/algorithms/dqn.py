@@ -47,7 +47,7 @@ class DQNConfig(AlgorithmConfig):
     """Whether the online network chooses the action whose target value is used."""
     target_period: int = 250
     """Gradient steps between two copies of the online to the target network."""
-    epsilon: Schedule = Linear(1.0, 0.05, 0.2)
+    epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
     """Probability of a random action while collecting."""
     huber_delta: float = 1.0
     """Error above which the loss grows linearly."""
@@ -69,7 +69,7 @@ class DQNBatch(Batch):
 
 
 @final
-class DQN(GradientAlgorithm):
+class DQN(GradientAlgorithm[ValueGreedyPolicy]):
     """Learns action values from replayed transitions; acts greedily with probability 1 - epsilon.
 
     Args:

@@ -25,8 +25,8 @@ from palaestra.core import (
     seeded_initialisation,
 )
 from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
-from palaestra.ops import approximate_kl, clipped_surrogate, explained_variance, gae, masked_mean, standardize
-from palaestra.policies import stochastic_policy
+from palaestra.ops import clipped_surrogate, explained_variance, gae, row_weights, standardize
+from palaestra.policies import CategoricalPolicy, GaussianPolicy, stochastic_policy
 
 __all__ = ["PPO", "PPOBatch", "PPOConfig"]
 
@@ -70,12 +70,13 @@ class PPOBatch(Batch):
     action: Any
     log_prob: Tensor
     advantage: Tensor
+    value: Tensor
     value_target: Tensor
     valid: Tensor
 
 
 @final
-class PPO(GradientAlgorithm):
+class PPO(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
     """Learns a stochastic policy and a state value from unrolls of that same policy.
 
     Args:
@@ -153,22 +154,32 @@ class PPO(GradientAlgorithm):
                 "action": batch.action,
                 "log_prob": batch.policy_info.log_prob,
                 "advantage": advantage,
+                "value": value[:-1],
                 "value_target": target,
                 "valid": batch.valid,
             }
         )
 
     def losses(self, batch: PPOBatch) -> Losses:
-        """Equation (9): clipped surrogate, value error and entropy."""
+        """Equation (9): clipped surrogate, value error and entropy, each a mean over valid rows."""
+        weight = row_weights(batch.valid)
         policy = self.policy.distribution(batch.observation)
         log_ratio = policy.log_prob(batch.action) - batch.log_prob
-        surrogate = masked_mean(clipped_surrogate(log_ratio, batch.advantage, epsilon=self._clip), batch.valid)
-        value = self.value(batch.observation)
-        value_error = masked_mean((value - batch.value_target).square(), batch.valid)
-        entropy = masked_mean(policy.entropy(), batch.valid)
-        total = surrogate + self.config.value_cost * value_error - self.config.entropy_cost * entropy
-        metrics = {"surrogate": surrogate, "value_error": value_error, "entropy": entropy}
+        surrogate = weight @ clipped_surrogate(log_ratio, batch.advantage, epsilon=self._clip)
+        value_error = weight @ (self.value(batch.observation) - batch.value_target).square()
+        total = surrogate + self.config.value_cost * value_error
+        if self.config.entropy_cost:
+            total = total - self.config.entropy_cost * (weight @ policy.entropy())
         with torch.no_grad():
-            metrics["kl"] = approximate_kl(log_ratio, batch.valid)
-            metrics["explained_variance"] = explained_variance(value, batch.value_target, batch.valid)
+            metrics = {
+                "surrogate": surrogate,
+                "value_error": value_error,
+                "entropy": weight @ policy.entropy(),
+                "kl": weight @ (log_ratio.expm1() - log_ratio),
+            }
         return Losses({"ppo": total}, metrics)
+
+    @torch.no_grad()
+    def diagnostics(self, batch: PPOBatch) -> dict[str, Tensor]:
+        """How well the values before the update explained their targets: 1 is perfectly, 0 not at all."""
+        return {"explained_variance": explained_variance(batch.value, batch.value_target, batch.valid)}

@@ -17,7 +17,7 @@ from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm, L
 from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import discounted_returns, masked_mean, policy_gradient, standardize
-from palaestra.policies import stochastic_policy
+from palaestra.policies import CategoricalPolicy, GaussianPolicy, stochastic_policy
 
 __all__ = ["Reinforce", "ReinforceBatch", "ReinforceConfig"]
 
@@ -46,7 +46,7 @@ class ReinforceBatch(Batch):
 
 
 @final
-class Reinforce(GradientAlgorithm):
+class Reinforce(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
     """Raises the probability of actions by the return that followed them; the smallest algorithm of the library.
 
     Args:

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from palaestra.algorithms import ALGORITHMS
 from palaestra.cli.options import parse, positional
-from palaestra.envs import check
+from palaestra.envs.check import check
 from palaestra.experiments import PRESETS, RunDirectory, list_runs
 
 __all__ = ["check_env", "doctor", "list_all"]

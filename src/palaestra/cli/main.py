@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 
@@ -21,8 +22,9 @@ usage: palaestra VERB ...
   check-env ENVIRONMENT         check an environment      palaestra check-env my_package:MyEnvironment
   doctor                        check this installation
 
-`palaestra VERB --help` has each verb's options. Exit codes: 0 done, 2 configuration, 3 environment, 4 non-finite numbers,
-5 checkpoint or storage, 130 Ctrl-C (saved), 143 SIGTERM (saved).
+`palaestra VERB --help` has each verb's options.
+exit codes: 0 done, 2 configuration, 3 environment, 4 non-finite numbers, 5 checkpoint or storage, 130 Ctrl-C (saved),
+143 SIGTERM (saved)
 """
 
 
@@ -43,12 +45,12 @@ def _main(arguments: list[str]) -> int:
     from palaestra.core import PalaestraError, did_you_mean
 
     verb, *rest = arguments
-    verbs = _verbs()
-    if verb not in verbs:
-        _complain("ConfigError", f"unknown verb {verb!r}{did_you_mean(verb, verbs)}")
+    if verb not in _VERBS:
+        _complain("ConfigError", f"unknown verb {verb!r}{did_you_mean(verb, _VERBS)}")
         return 2
+    module, _, function = _VERBS[verb].partition(":")
     try:
-        return verbs[verb](rest)
+        return getattr(importlib.import_module(module), function)(rest)
     except PalaestraError as error:
         _complain(type(error).__name__, str(error))
         return error.exit_code
@@ -57,18 +59,16 @@ def _main(arguments: list[str]) -> int:
         return 130
 
 
-def _verbs() -> dict[str, Callable[[list[str]], int]]:
-    from palaestra.cli import inspect, play, train
-
-    return {
-        "train": train.train,
-        "resume": train.resume,
-        "eval": train.evaluate,
-        "play": play.play,
-        "list": inspect.list_all,
-        "check-env": inspect.check_env,
-        "doctor": inspect.doctor,
-    }
+_VERBS = {
+    "train": "palaestra.cli.train:train",
+    "resume": "palaestra.cli.train:resume",
+    "eval": "palaestra.cli.train:evaluate",
+    "play": "palaestra.cli.play:play",
+    "list": "palaestra.cli.inspect:list_all",
+    "check-env": "palaestra.cli.inspect:check_env",
+    "doctor": "palaestra.cli.inspect:doctor",
+}
+"""The function of each verb; only the one that is called is imported."""
 
 
 def _complain(kind: str, message: str) -> None:

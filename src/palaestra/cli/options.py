@@ -64,7 +64,7 @@ def _registry() -> Iterator[None]:
     registry = ConstructorRegistry()
 
     @registry.primitive_rule
-    def schedule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:  # pyright: ignore[reportUnusedFunction]
+    def schedule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         if info.type != Schedule:
             return None
         return PrimitiveConstructorSpec(

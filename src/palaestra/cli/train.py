@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from rich.console import Console
 
@@ -59,7 +60,11 @@ def train(arguments: list[str]) -> int:
         return 0
     console = Console()
     logger = ConsoleLogger(f"{config.algorithm_name} on {config.env.name}", config.trainer.total_env_steps, console)
-    return _report(run_experiment(config, loggers=[logger]), console)
+
+    def announce(path: Path) -> None:
+        console.print(f"run         {os.path.relpath(path)}", highlight=False, soft_wrap=True, markup=False)
+
+    return _report(run_experiment(config, loggers=[logger], on_start=announce), console)
 
 
 def _take(arguments: list[str], option: str) -> tuple[list[str], str | None]:
@@ -150,5 +155,3 @@ def evaluate(arguments: list[str]) -> int:
     else:
         sys.stdout.write(f"{find_run(name, options.root).path}  {result}\n")
     return 0
-
-

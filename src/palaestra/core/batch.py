@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import json
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import optree
 import torch
-from torch.utils import _pytree as torch_pytree
 
-from palaestra.core.errors import ShapeError, did_you_mean
+from palaestra.core.errors import CheckpointError, ShapeError, did_you_mean
+from palaestra.core.leaves import array_of, as_array, as_tensor
+from palaestra.core.nest import join, split
+from palaestra.core.node import (
+    Node,
+    compute_inplace,
+    computed,
+    flat,
+    joined,
+    protect_methods,
+    raise_with_culprit,
+    require_same_fields,
+)
+from palaestra.core.pytree import register
 from palaestra.core.storage import load_tensors, save_tensors
 
 __all__ = ["Batch"]
 
+_LEAVES = (torch.Tensor, np.ndarray, Node, str, int, float, np.generic, type(None))
 
-class Batch:
+
+class Batch(Node):
     """Named fields that are indexed, sliced, masked and computed with together.
 
     Fields live in the instance's `__dict__`, so reading one costs nothing. Lists and tuples become numpy arrays,
-    mappings become nested batches, lists of batches are stacked. A subclass that annotates fields is a typed layout:
-    its constructor takes those fields, in order or by name, and no others.
+    mappings become nested batches, lists of batches are stacked. A field may have any name; one that a method has too
+    is read as `batch["map"]`. A subclass that annotates fields is a typed layout: its constructor takes those fields,
+    in order or by name, and no others.
 
     Args:
         fields: a mapping of fields, or the values of a layout's fields in order.
@@ -31,7 +48,7 @@ class Batch:
 
     Raises:
         ShapeError: a list is ragged.
-        TypeError: a layout's field is missing or unknown, or a name is one of `Batch`'s own methods.
+        TypeError: a layout's field is missing, unknown or given twice; or there is a value without a name.
 
     Example:
         >>> data = Batch(obs={"index": np.zeros((2, 3))}, act=torch.zeros((2, 2)))
@@ -47,26 +64,30 @@ class Batch:
 
     _layout: tuple[str, ...] = ()
 
-    def __init__(self, *fields: Any, **named: Any) -> None:
+    def __init__(self, /, *fields: Any, **named: Any) -> None:
         layout = self._layout
-        if fields and isinstance(fields[0], Mapping | Batch) and not layout:
-            named = {**dict(fields[0].items()), **named}
-        elif fields:
-            named = {**dict(zip(layout, fields, strict=False)), **named}
-        if layout and set(named) != set(layout):
+        if fields:
+            named = _named(type(self), fields, named)
+        if layout and named.keys() != set(layout):
             missing, unknown = [k for k in layout if k not in named], [k for k in named if k not in layout]
             kind = type(self).__name__
             raise TypeError(f"{kind} needs the fields {list(layout)}: missing {missing}, unknown {unknown}")
         for key, value in named.items():
-            setattr(self, key, value)
+            self.__dict__[key] = _converted(key, value)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls._layout = (*cls._layout, *(k for k in cls.__dict__.get("__annotations__", {}) if not k.startswith("_")))
-        _register(cls)
+        added = [key for key in inspect.get_annotations(cls) if not key.startswith("_")]
+        if clash := [key for key in added if hasattr(cls, key)]:
+            raise TypeError(
+                f"{cls.__name__} declares the fields {clash}, which are methods or have defaults; rename them"
+            )
+        cls._layout = tuple(dict.fromkeys((*cls._layout, *added)))
+        protect_methods(cls)
+        register(cls)
 
     @classmethod
-    def of(cls, fields: dict[str, Any]) -> Self:
+    def of(cls, fields: Mapping[str, Any]) -> Self:
         """A batch of fields as they are: no conversion, no copy of a leaf, no check.
 
         Args:
@@ -79,12 +100,15 @@ class Batch:
     # -- fields
 
     def __setattr__(self, key: str, value: Any) -> None:
-        if key in _RESERVED:
-            raise TypeError(f"{key!r} is a method of Batch and cannot name a field; choose another name")
+        if hasattr(type(self), key):
+            kind = type(self).__name__
+            raise TypeError(f"{key!r} is a method of {kind}; write batch[{key!r}] for the field of that name")
         self.__dict__[key] = _converted(key, value)
 
     def __getattr__(self, key: str) -> Any:
-        raise AttributeError(f"{type(self).__name__} has no field {key!r}{did_you_mean(key, self.__dict__)}")
+        # Python and numpy look for many such names, and expect a quick answer.
+        hint = "" if key.startswith("__") else did_you_mean(key, self.__dict__)
+        raise AttributeError(f"{type(self).__name__} has no field {key!r}{hint}")
 
     def __contains__(self, key: object) -> bool:
         return key in self.__dict__
@@ -110,7 +134,7 @@ class Batch:
         """
         return self.__dict__.get(key, default)
 
-    def update(self, other: Mapping[str, Any] | Batch | None = None, **named: Any) -> None:
+    def update(self, other: Mapping[str, Any] | Batch | None = None, /, **named: Any) -> None:
         """Sets fields in place.
 
         Args:
@@ -118,15 +142,15 @@ class Batch:
             named: more fields.
         """
         for key, value in {**(dict(other.items()) if other is not None else {}), **named}.items():
-            setattr(self, key, value)
+            self.__dict__[key] = _converted(key, value)
 
-    def replace(self, **named: Any) -> Self:
+    def replace(self, /, **named: Any) -> Self:
         """A batch of the same kind with some fields exchanged or added; the others are shared.
 
         Args:
             named: the new values, taken as they are.
         """
-        return self.of({**self.__dict__, **named})
+        return type(self).of({**self.__dict__, **named})
 
     @property
     def is_empty(self) -> bool:
@@ -136,8 +160,7 @@ class Batch:
     # -- rows
 
     def __len__(self) -> int:
-        fields = self.__dict__.items()
-        lengths = {key: len(value) for key, value in fields if isinstance(value, Batch) or np.ndim(value)}
+        lengths = {".".join(path): len(leaf) for path, leaf in flat(self) if np.ndim(leaf)}
         if not lengths:
             raise TypeError("this Batch has no rows: its fields are scalars")
         if len(set(lengths.values())) > 1:
@@ -149,33 +172,29 @@ class Batch:
 
     def __getitem__(self, index: Any) -> Any:
         """One field by its name; or, by anything that indexes an array, the same rows of every leaf."""
-        if type(index) is str:
+        if isinstance(index, str):
             try:
                 return self.__dict__[index]
             except KeyError:
                 raise KeyError(f"no field {index!r}{did_you_mean(index, self.__dict__)}") from None
         try:
-            return self.of({key: value[index] for key, value in self.__dict__.items()})
-        except (TypeError, IndexError) as error:
-            raise type(error)(f"{error}{self._culprit(index)}") from None
+            return type(self).of({key: value[index] for key, value in self.__dict__.items() if not _is_text(value)})
+        except (IndexError, TypeError, ValueError) as error:
+            raise_with_culprit(self, index, error)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(index, str):
-            setattr(self, index, value)
+            self.__dict__[index] = _converted(index, value)
             return
-        if isinstance(value, Batch) and value.keys() != self.keys() and set(value.keys()) != set(self.keys()):
+        if isinstance(value, Mapping):
+            value = Batch(value)
+        if isinstance(value, Batch) and value.__dict__.keys() != self.__dict__.keys():
             raise ShapeError(f"rows with the fields {value.keys()} cannot be written to a Batch of {self.keys()}")
         for key, leaf in self.__dict__.items():
-            leaf[index] = value.__dict__[key] if isinstance(value, Batch) else value
-
-    def _culprit(self, index: Any) -> str:
-        for key, value in self.__dict__.items():
-            try:
-                value[index]
-            except (TypeError, IndexError):
-                shape = tuple(value.shape) if hasattr(value, "shape") else repr(value)
-                return f" (field {key!r}: {shape}, index {index!r})"
-        return ""
+            given = value.__dict__[key] if isinstance(value, Batch) else value
+            if isinstance(leaf, torch.Tensor) and isinstance(given, np.ndarray):
+                given = torch.from_numpy(given)
+            leaf[index] = given
 
     def split(self, size: int, *, generator: torch.Generator | None = None, merge_last: bool = False) -> Iterator[Self]:
         """Parts of at most `size` rows.
@@ -184,14 +203,18 @@ class Batch:
             size: rows in a part.
             generator: shuffles the rows first; `None` keeps their order.
             merge_last: whether a shorter last part joins the one before.
+
+        Raises:
+            ValueError: the size is less than 1.
         """
+        if size < 1:
+            raise ValueError(f"a Batch cannot be split into parts of {size} rows; give at least 1")
         length = len(self)
         rows = self if generator is None else self[torch.randperm(length, generator=generator)]
         starts = list(range(0, length, size))
         if merge_last and len(starts) > 1 and length % size:
             starts.pop()
-        for start, end in zip(starts, [*starts[1:], length], strict=True):
-            yield rows[start:end]
+        return (rows[start:end] for start, end in zip(starts, [*starts[1:], length], strict=True))
 
     @classmethod
     def cat(cls, batches: Sequence[Self]) -> Self:
@@ -203,7 +226,7 @@ class Batch:
         Raises:
             ShapeError: their fields differ.
         """
-        return _join(batches, torch.cat, np.concatenate)
+        return joined(batches, torch.cat, np.concatenate)
 
     @classmethod
     def stack(cls, batches: Sequence[Self], dim: int = 0) -> Self:
@@ -216,7 +239,7 @@ class Batch:
         Raises:
             ShapeError: their fields differ.
         """
-        return _join(batches, lambda xs: torch.stack(xs, dim), lambda xs: np.stack(xs, dim))
+        return joined(batches, functools.partial(torch.stack, dim=dim), functools.partial(np.stack, axis=dim))
 
     # -- leaves
 
@@ -226,8 +249,12 @@ class Batch:
         Args:
             function: takes a leaf, and the leaf of every other batch at the same place.
             others: batches with the same fields.
+
+        Raises:
+            ShapeError: the batches have different fields.
         """
-        return self.of(
+        require_same_fields(self, others)
+        return type(self).of(
             {
                 key: value.map(function, *(other.__dict__[key] for other in others))
                 if isinstance(value, Batch)
@@ -246,82 +273,68 @@ class Batch:
         Raises:
             TypeError: a leaf holds objects or text.
         """
-
-        def convert(leaf: Any) -> torch.Tensor:
-            array = leaf if isinstance(leaf, torch.Tensor) else np.asarray(leaf)
-            if isinstance(array, np.ndarray):
-                if array.dtype.kind not in "fiubc":
-                    sample = array.reshape(-1)[:3]
-                    raise TypeError(f"a leaf of dtype {array.dtype} ({sample} ...) cannot become a tensor")
-                array = torch.from_numpy(array)
-            return array.to(device=device, dtype=dtype if dtype is not None and array.is_floating_point() else None)
-
-        return self.map(convert)
+        return self.map(lambda leaf: as_tensor(leaf, dtype, device))
 
     def to_numpy(self) -> Self:
-        """Every tensor as a numpy array; CPU memory is shared."""
-        return self.map(lambda leaf: leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf)
+        """Every tensor as a numpy array; CPU memory is shared. bfloat16 becomes float32."""
+        return self.map(as_array)
 
     def save(self, path: str | Path) -> None:
         """Writes the batch to one safetensors file; no pickle is involved.
 
         Args:
             path: of the file.
+
+        Raises:
+            TypeError: a leaf holds objects.
         """
-        save_tensors(path, {".".join(key): leaf for key, leaf in _flat(self)})
+        values, arrays = split(self)
+        save_tensors(path, {"": json.dumps(values), **arrays})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The batch that `save` wrote.
+        """The batch that `save` wrote; nested layouts come back as plain batches.
 
         Args:
             path: of the file.
+
+        Raises:
+            CheckpointError: the file is missing, damaged, or holds no batch.
         """
-        root: dict[str, Any] = {}
-        for key, leaf in load_tensors(path).items():
-            *parents, name = key.split(".")
-            node = root
-            for parent in parents:
-                node = node.setdefault(parent, {})
-            node[name] = leaf
-        return cls(**root)
+        arrays = load_tensors(path)
+        try:
+            return cls(**join(json.loads(arrays.pop("")), arrays, Batch.of).__dict__)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path} holds no {cls.__name__}: {error}") from error
 
     # -- arithmetic over leaves
 
-    def _binary(self, other: Any, function: Callable[[Any, Any], Any]) -> Self:
-        return self.map(function, other) if isinstance(other, Batch) else self.map(lambda leaf: function(leaf, other))
-
-    def _inplace(self, other: Any, function: Callable[[Any, Any], Any]) -> Self:
-        for key, value in self._binary(other, function).__dict__.items():
-            self.__dict__[key] = value
-        return self
-
     def __add__(self, other: Any) -> Self:
-        return self._binary(other, operator.add)
+        return computed(self, other, operator.add)
 
     def __sub__(self, other: Any) -> Self:
-        return self._binary(other, operator.sub)
+        return computed(self, other, operator.sub)
 
     def __mul__(self, other: Any) -> Self:
-        return self._binary(other, operator.mul)
+        return computed(self, other, operator.mul)
 
     def __truediv__(self, other: Any) -> Self:
-        return self._binary(other, operator.truediv)
+        return computed(self, other, operator.truediv)
 
     def __iadd__(self, other: Any) -> Self:
-        return self._inplace(other, operator.iadd)
+        return compute_inplace(self, other, operator.iadd)
 
     def __isub__(self, other: Any) -> Self:
-        return self._inplace(other, operator.isub)
+        return compute_inplace(self, other, operator.isub)
 
     def __imul__(self, other: Any) -> Self:
-        return self._inplace(other, operator.imul)
+        return compute_inplace(self, other, operator.imul)
 
     def __itruediv__(self, other: Any) -> Self:
-        return self._inplace(other, operator.itruediv)
+        return compute_inplace(self, other, operator.itruediv)
 
     def __repr__(self) -> str:
-        if self.is_empty:
+        if not self.__dict__:
             return f"{type(self).__name__}()"
         lines = [f"{type(self).__name__}("]
         for key, value in self.__dict__.items():
@@ -330,86 +343,43 @@ class Batch:
         return "\n".join([*lines, ")"])
 
 
-_RESERVED = frozenset(name for name in dir(Batch) if not name.startswith("__"))
+protect_methods(Batch)
+register(Batch)
+
+
+def _named(cls: type[Batch], fields: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """The constructor's arguments by name."""
+    layout = cls._layout
+    if not layout:
+        if len(fields) > 1 or not isinstance(fields[0], Mapping | Batch):
+            given = [type(value).__name__ for value in fields]
+            raise TypeError(f"{cls.__name__} takes one mapping, or fields by name; {given} came without a name")
+        return {**dict(fields[0].items()), **named}
+    if len(fields) > len(layout):
+        raise TypeError(f"{cls.__name__} has the fields {list(layout)}, but {len(fields)} values were given")
+    if twice := [key for key in layout[: len(fields)] if key in named]:
+        raise TypeError(f"{cls.__name__} was given {twice} twice, by place and by name")
+    return {**dict(zip(layout, fields, strict=False)), **named}
 
 
 def _converted(key: str, value: Any) -> Any:
-    if isinstance(value, torch.Tensor | np.ndarray | Batch | str | int | float | np.generic) or value is None:
+    if isinstance(value, _LEAVES):
         return value
     if isinstance(value, Mapping):
         return Batch(value)
-    if isinstance(value, list | tuple):
-        return _array(key, value)
-    return value
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return Batch(value._asdict())  # pyright: ignore[reportAttributeAccessIssue]
+    if not isinstance(value, list | tuple):
+        return value
+    if value and all(isinstance(part, torch.Tensor) for part in value):
+        return _stacked(key, value, lambda parts: torch.stack(list(parts)))
+    if value and all(isinstance(part, Batch | Mapping) for part in value):
+        return _stacked(key, [part if isinstance(part, Batch) else Batch(part) for part in value], Batch.stack)
+    return array_of(key, value)
 
 
-def _array(key: str, values: Sequence[Any]) -> Any:
-    if values and all(isinstance(value, torch.Tensor) for value in values):
-        return torch.stack(list(values))
-    if values and all(isinstance(value, Batch | Mapping) for value in values):
-        return Batch.stack([value if isinstance(value, Batch) else Batch(value) for value in values])
+def _stacked(key: str, parts: Sequence[Any], stack: Callable[..., Any]) -> Any:
     try:
-        array = np.asanyarray(values)
-    except ValueError as error:
-        raise ShapeError(f"field {key!r} is ragged: {error}; pad it, or keep its parts in separate fields") from None
-    return array.astype(object) if array.dtype.kind in "US" else array
-
-
-def _join(batches: Sequence[Any], torch_join: Callable[..., Any], numpy_join: Callable[..., Any]) -> Any:
-    if not batches:
-        raise ShapeError("no batches were given; at least one is needed")
-    first = batches[0]
-    fields: dict[str, Any] = {}
-    for batch in batches:
-        if batch.__dict__.keys() != first.__dict__.keys():
-            raise ShapeError(f"batches have different fields: {first.keys()} and {batch.keys()}; they must be equal")
-    for key, value in first.__dict__.items():
-        leaves = [batch.__dict__[key] for batch in batches]
-        try:
-            if isinstance(value, Batch):
-                fields[key] = _join(leaves, torch_join, numpy_join)
-            elif isinstance(value, torch.Tensor):
-                fields[key] = torch_join(leaves)
-            else:
-                fields[key] = numpy_join(leaves)
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, ShapeError):
-                raise
-            raise ShapeError(f"field {key!r} cannot be joined: {error}") from None
-    return type(first).of(fields)
-
-
-def _flat(batch: Batch, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for key, value in batch.items():
-        if isinstance(value, Batch):
-            yield from _flat(value, (*prefix, key))
-        else:
-            yield (*prefix, key), value
-
-
-def _register(cls: type[Batch]) -> None:
-    """Makes a batch class a node of optree and torch pytrees, with its fields in sorted order."""
-
-    def flatten(batch: Batch) -> tuple[list[Any], tuple[str, ...]]:
-        keys = tuple(sorted(batch.__dict__))
-        return [batch.__dict__[key] for key in keys], keys
-
-    def flatten_with_entries(batch: Batch) -> tuple[list[Any], tuple[str, ...], tuple[str, ...]]:
-        children, keys = flatten(batch)
-        return children, keys, keys
-
-    optree.register_pytree_node(
-        cls,
-        flatten_with_entries,  # pyright: ignore[reportArgumentType]
-        lambda keys, children: cls.of(dict(zip(keys, children, strict=True))),  # pyright: ignore[reportArgumentType]
-        namespace=optree.registry.__GLOBAL_NAMESPACE,  # pyright: ignore[reportAttributeAccessIssue]
-    )
-    torch_pytree.register_pytree_node(
-        cls,
-        flatten,
-        lambda children, keys: cls.of(dict(zip(keys, children, strict=True))),
-        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
-    )
-
-
-_register(Batch)
+        return stack(parts)
+    except (RuntimeError, ValueError) as error:
+        raise ShapeError(f"field {key!r} is ragged: {error}") from None

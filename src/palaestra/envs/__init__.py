@@ -3,21 +3,29 @@
 `create_environment(EnvConfig(name="CartPole-v1", num_envs=8), lane_seeds=...)` is the usual way in.
 """
 
+from palaestra.envs.check import CheckReport, Finding, check
 from palaestra.envs.create import EnvConfig, create_environment, import_object, load, probe_specs
 from palaestra.envs.environment import Environment, EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.gym_environment import GymEnvironment
+from palaestra.envs.native_vector import NativeVectorEnvironment
+from palaestra.envs.process import ProcessEnvironment
 from palaestra.envs.serial import SerialEnvironment
 from palaestra.envs.spaces import space_from_spec, spec_from_space
 from palaestra.envs.wrappers import TimeLimit
 
 __all__ = [
+    "CheckReport",
     "EnvConfig",
     "Environment",
     "EnvironmentWrapper",
+    "Finding",
     "GymEnvironment",
+    "NativeVectorEnvironment",
+    "ProcessEnvironment",
     "SerialEnvironment",
     "SingleEnvironment",
     "TimeLimit",
+    "check",
     "create_environment",
     "import_object",
     "load",

@@ -14,9 +14,14 @@ import gymnasium
 
 from palaestra.core import ConfigError, SpecTree, TensorSpec, did_you_mean
 from palaestra.envs.environment import Environment, SingleEnvironment
+from palaestra.envs.native_vector import NativeVectorEnvironment
+from palaestra.envs.process import ProcessEnvironment
 from palaestra.envs.serial import SerialEnvironment
 from palaestra.envs.suites import gym
 from palaestra.envs.wrappers.time_limit import TimeLimit
+
+# A time limit that is never reached, for pools that cannot be without one and count in 32 bits.
+_NO_LIMIT = 1 << 30
 
 __all__ = ["EnvConfig", "create_environment", "import_object", "load", "probe_specs"]
 
@@ -125,7 +130,7 @@ def create_environment(config: EnvConfig, *, lane_seeds: Sequence[int]) -> Envir
     if maker is not None and getattr(maker, "batched", False):
         return _batched(config, maker, lane_seeds)
     if config.vectorization == "native":
-        raise ConfigError("not built yet")
+        return _native(config, lane_seeds)
     factories = [
         functools.partial(
             load,
@@ -138,6 +143,8 @@ def create_environment(config: EnvConfig, *, lane_seeds: Sequence[int]) -> Envir
         )
         for lane in range(config.num_envs)
     ]
+    if config.vectorization == "process":
+        return ProcessEnvironment(factories, lane_seeds=lane_seeds, num_workers=config.num_workers)
     return SerialEnvironment([factory() for factory in factories], lane_seeds=lane_seeds)
 
 
@@ -204,7 +211,9 @@ def _maker(name: str) -> Callable[..., Any] | None:
         return None
     maker = import_object(name)
     if not callable(maker):
-        raise ConfigError(f"{name!r} is a {type(maker).__name__}; a class or function that makes an environment is needed")
+        raise ConfigError(
+            f"{name!r} is a {type(maker).__name__}; a class or function that makes an environment is needed"
+        )
     return maker
 
 
@@ -216,6 +225,25 @@ def _made(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     except ValueError:
         pass
     return maker(**kwargs)
+
+
+def _native(config: EnvConfig, lane_seeds: Sequence[int]) -> Environment:
+    if config.gym_wrappers or config.wrappers:
+        raise ConfigError("vectorization=native steps all environments as one, which wrappers cannot be put around")
+    spec = gym.find_spec(config.name)
+    if spec.vector_entry_point is None:
+        raise ConfigError(f"{config.name!r} has no vectorised version of its own; use vectorization=serial or process")
+    kwargs = dict(config.kwargs)
+    if config.max_episode_steps is not None:
+        kwargs["max_episode_steps"] = config.max_episode_steps or _NO_LIMIT
+    try:
+        mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
+        pool = gymnasium.make_vec(spec, config.num_envs, vectorization_mode=mode, **kwargs)
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        raise gym.missing_extra(spec, error) from error
+    except (TypeError, gymnasium.error.Error) as error:
+        raise ConfigError(f"{config.name!r} cannot be made with {kwargs}: {error}") from error
+    return NativeVectorEnvironment(pool, lane_seeds=lane_seeds)
 
 
 def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[int]) -> Environment:

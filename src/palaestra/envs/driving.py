@@ -56,7 +56,8 @@ def replay(env: SingleEnvironment, episode: Episode) -> TimeStep | None:
     if found != episode.digest:
         raise EnvError(
             f"the episode does not replay: after {len(episode.actions)} actions its observation hashes to {found}, "
-            f"in the saved run to {episode.digest}. The environment draws from something other than the seed of its reset (a global generator, the clock), keeps state "
+            f"in the saved run to {episode.digest}. The environment draws from something other than the seed of its "
+            "reset (a global generator, the clock), keeps state "
             "across episodes, or its code or settings have changed since"
         )
     return time_step

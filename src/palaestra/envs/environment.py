@@ -246,7 +246,7 @@ class SingleEnvironment(ABC):
 
     @final
     def state_dict(self) -> dict[str, Any]:
-        """Where the environment is: the number of its episode, its actions so far, a digest of its latest observation."""
+        """Where the environment is: its episode's number, the actions so far, a digest of the latest observation."""
         latest = self._latest
         return self._episodes().state_dict([digest(latest.observation, self.observation_spec) if latest else ""])
 
@@ -289,7 +289,6 @@ class SingleEnvironment(ABC):
             return self._emit(log, self.advance(unflatten((row[0] for row in rows), spec)), action)
         except Exception as error:
             self._latest = None
-            log.abandon()
             raise self._failure(log, error) from error
 
     def _emit(self, log: EpisodeLog, time_step: TimeStep, action: Any) -> TimeStep:
@@ -304,7 +303,9 @@ class SingleEnvironment(ABC):
 
     def _failure(self, log: EpisodeLog, error: Exception) -> EnvError:
         kind, detail = describe(error)
-        return failure(log, 0, f"raised {kind}", detail, env_id=self.env_id)
+        found = failure(log, 0, f"raised {kind}", detail, env_id=self.env_id)
+        log.abandon()
+        return found
 
 
 class EnvironmentWrapper(SingleEnvironment):

@@ -77,9 +77,12 @@ class EpisodeLog:
         """
         if self._length == len(self._rows[0]):
             self._make_room()
-        for rows, action in zip(self._rows, actions, strict=True):
-            rows[self._length] = action
-        self._length += 1
+        length = self._length
+        for leaf, action in enumerate(actions):
+            self._rows[leaf][length] = action
+        self._length = length + 1
+        if not self.due:
+            return {}
         seeds: dict[int, int] = {}
         for lane in self.due:
             self.episodes[lane] += 1

@@ -7,6 +7,7 @@ stream bit for bit.
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from palaestra.envs.wrappers.time_limit import TimeLimit
 
 __all__ = ["Infos", "Lanes", "Rows", "Specs"]
 
+_call: Callable[[Callable[[Any], Any], Any], Any] = operator.call  # pyright: ignore[reportAssignmentType]
 _NEVER = sys.maxsize >> 1
 
 Infos = dict[int, dict[str, float]]
@@ -112,23 +114,23 @@ class Lanes:
             for lane, seed in seeds.items():
                 steps[lane] = functools.partial(self._begin, lane, seed)
         results: list[Any] = []
-        append, cursor = results.append, self._cursor
         try:
-            if cursor is None:
-                for step, action in zip(steps, actions, strict=True):
-                    append(step(action))
+            if self._cursor is None:
+                # the loop below without its overhead; what came before an exception is in the list
+                results.extend(map(_call, steps, actions))
             else:
                 for step, action in zip(steps, actions, strict=True):
-                    cursor[0] = len(results)
-                    append(step(action))
+                    self._cursor[0] = len(results)
+                    results.append(step(action))
         except Exception:
             self.lane = len(results)
             raise
-        seen, infos, *rows = (self._read_direct if self._direct else self._read)(results, seeds)
-        if rows[1].shape != self._reward_shape:
-            rows[1] = self._rewards(rows[1])
+        read = self._read_direct if self._direct else self._read
+        seen, infos, step_type, reward, discount = read(results, seeds)
+        if reward.shape != self._reward_shape:
+            reward = self._rewards(reward)
         self._latest = seen
-        return Rows(*rows, self._gather(seen)), _numeric(infos) if any(infos) else None
+        return Rows(step_type, reward, discount, self._gather(seen)), _numeric(infos) if any(infos) else None
 
     def _read(self, results: list[TimeStep], seeds: dict[int, int]) -> tuple[Any, ...]:
         kinds, rewards, discounts, seen, _, _, _, infos = zip(*results, strict=True)
@@ -167,8 +169,8 @@ class Lanes:
         return time_step.observation, 0.0, False, False, time_step.env_info
 
     def _set_limit(self, lane: int, steps: int) -> None:
-        self._limits[lane] = self._clock + self._durations[lane] - steps
-        self._next_limit = min(limit for limit in self._limits if limit > self._clock)
+        self._limits[lane] = limit = self._clock + self._durations[lane] - steps
+        self._next_limit = min(self._next_limit, limit)
 
     def _gather(self, seen: Sequence[Any]) -> list[np.ndarray]:
         """One array for every leaf, and no broadcasting of a row that has another shape."""
@@ -194,7 +196,8 @@ class Lanes:
         return arrays
 
     def _name_the_odd_one(self, seen: Sequence[Any]) -> None:
-        for self.lane, observation in enumerate(seen):
+        for lane, observation in enumerate(seen):
+            self.lane = lane
             wrong = problem(observation, self.specs.observation)
             if wrong:
                 raise SpecError(f"the observation has {wrong}")
@@ -215,16 +218,19 @@ class Lanes:
         """
         self.over, self._latest = [], ()
         latest: list[Any] = []
-        for self.lane, (env, episode) in enumerate(zip(self.envs, episodes, strict=True)):
-            self._cursor[0] = self.lane
-            time_step = replay(env, episode)
-            latest.append(time_step.observation if time_step else None)
+        for lane, episode in enumerate(episodes):
+            self.lane = lane
+            if self._cursor is not None:
+                self._cursor[0] = lane
+            time_step = replay(self.envs[lane], episode)
             if time_step is None or time_step.step_type == 2:
-                self.over.append(self.lane)
+                self.over.append(lane)
             else:
-                self._set_limit(self.lane, len(episode.actions))
-        if len(self.over) < len(self.envs) or any(time_step is not None for time_step in latest):
-            self._latest = latest
+                self._set_limit(lane, len(episode.actions))
+            if time_step is not None:
+                latest.append(time_step.observation)
+        # all lanes are stepped together, so either all of them had begun or none
+        self._latest = latest
 
     def close(self) -> None:
         """Closes every environment."""

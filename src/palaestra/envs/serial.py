@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -54,7 +54,7 @@ class SerialEnvironment(Environment):
         self._action_spec = batched_spec(self._specs.action)
         self._scalar_actions = isinstance(self._specs.action, TensorSpec) and not self._specs.action.shape
         self._env_id = torch.arange(self.batch_size)
-        self._pending: list[np.ndarray] | None = None
+        self._pending: tuple[list[np.ndarray], Iterable[Any]] | None = None
 
     @property
     def observation_spec(self) -> SpecTree:
@@ -79,7 +79,7 @@ class SerialEnvironment(Environment):
     def reset(self) -> TimeStep:
         """Starts the next episode everywhere; running ones, and actions sent, are abandoned."""
         self._log.abandon()
-        self._pending = self._reader.zeros()
+        self._pending = self._reader.zeros(), [None] * self.batch_size
         return self.recv()
 
     def send(self, action: Any, env_id: torch.Tensor | None = None) -> None:
@@ -96,7 +96,8 @@ class SerialEnvironment(Environment):
             check_all_lanes(env_id, self.batch_size, "SerialEnvironment")
         if self._pending is not None:
             raise EnvError("send was called twice without recv; every send needs its recv")
-        self._pending = self._reader.read(action)
+        actions = self._reader.read(action)
+        self._pending = actions, self._reader.per_lane(actions)
 
     def recv(self) -> TimeStep:
         """Steps every environment with the actions sent.
@@ -104,16 +105,15 @@ class SerialEnvironment(Environment):
         Raises:
             EnvError: an environment failed, or nothing was sent.
         """
-        actions = self._pending
-        if actions is None:
+        if self._pending is None:
             raise EnvError("recv was called without send; every recv needs its send")
+        actions, given = self._pending
         self._pending = None
         log, lanes = self._log, self._lanes
         seeds = log.send(actions)
         try:
-            rows, infos = lanes.step(self._reader.per_lane(actions), seeds)
+            rows, infos = lanes.step(given, seeds)
         except Exception as error:
-            log.abandon()
             raise self._failure(error) from error
         log.due = lanes.over
         if not self._scalar_actions:
@@ -122,7 +122,7 @@ class SerialEnvironment(Environment):
         for lane in seeds:
             for array in actions:
                 array[lane] = 0
-        prev_action = to_batched(actions, self._specs.action)
+        prev_action = torch.from_numpy(actions[0]) if self._scalar_actions else to_batched(actions, self._specs.action)
         return batched_time_step(rows, prev_action, self._env_id, infos, self._specs.observation)
 
     def state_dict(self) -> dict[str, Any]:
@@ -159,4 +159,6 @@ class SerialEnvironment(Environment):
 
     def _failure(self, error: Exception) -> EnvError:
         kind, detail = describe(error)
-        return failure(self._log, self._lanes.lane, f"raised {kind}", detail)
+        found = failure(self._log, self._lanes.lane, f"raised {kind}", detail)
+        self._log.abandon()
+        return found

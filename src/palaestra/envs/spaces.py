@@ -84,7 +84,7 @@ def space_from_spec(spec: SpecTree) -> spaces.Space[Any]:
         case MultiDiscreteSpec():
             return spaces.MultiDiscrete(np.asarray(spec.nvec, dtype=numpy_dtype(spec.dtype)))
         case MultiBinarySpec():
-            return spaces.MultiBinary(spec.shape)
+            return spaces.MultiBinary(spec.shape if len(spec.shape) != 1 else spec.shape[0])
         case BoundedSpec():
             dtype: Any = numpy_dtype(spec.dtype)
             return spaces.Box(spec.minimum, spec.maximum, spec.shape, dtype)

@@ -8,12 +8,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.core import Batch, DiscreteSpec, ShapeError, SpecError, SpecTree, TensorSpec, TimeStep, numpy_dtype, spec_leaves
+from palaestra.core import (
+    Batch,
+    DiscreteSpec,
+    ShapeError,
+    SpecError,
+    SpecTree,
+    TensorSpec,
+    TimeStep,
+    numpy_dtype,
+    spec_leaves,
+)
 from palaestra.envs.lanes import Infos, Rows
 from palaestra.envs.nest import flatten, leaf_dtypes, to_batched, unflatten
 
 # Larger sets of discrete actions are not kept as scalars.
 _MOST_SCALARS = 4096
+
+_tensor = torch.from_numpy
 
 __all__ = ["ActionReader", "batched_info", "batched_time_step", "check_all_lanes", "check_seeds", "fresh_seeds"]
 
@@ -69,13 +81,26 @@ class ActionReader:
             try:
                 return [self._scalars[value] for value in arrays[0].tolist()]
             except KeyError:
-                lane, problem = next(
-                    (lane, problem) for lane, value in enumerate(arrays[0]) if (problem := self._spec.problem(value))
-                )
-                raise SpecError(f"the action for environment {lane} has {problem}") from None
+                self.check(arrays)
         if self._plain:
             return arrays[0]
         return [unflatten((array[lane] for array in arrays), self._spec) for lane in range(len(arrays[0]))]
+
+    def check(self, arrays: list[np.ndarray]) -> None:
+        """Refuses a discrete action that does not exist.
+
+        Args:
+            arrays: from `read`.
+
+        Raises:
+            SpecError: the message names the environment.
+        """
+        if self._scalars is None or self._scalars.keys() >= set(arrays[0].tolist()):
+            return
+        for lane, value in enumerate(arrays[0]):
+            wrong = self._spec.problem(value)
+            if wrong:
+                raise SpecError(f"the action for environment {lane} has {wrong}")
 
 
 def _array(leaf: Any, path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -98,16 +123,13 @@ def batched_time_step(
         infos: numeric info by lane.
         observation_spec: of one bare environment.
     """
-    return TimeStep(
-        torch.from_numpy(rows.step_type),
-        torch.from_numpy(rows.reward),
-        torch.from_numpy(rows.discount),
-        to_batched(rows.observation, observation_spec),
-        prev_action,
-        env_id,
-        (),
-        () if infos is None else batched_info(infos, len(rows.step_type)),
-    )
+    step_type, reward, discount, arrays = rows
+    plain = isinstance(observation_spec, TensorSpec)
+    observation = _tensor(arrays[0]) if plain else to_batched(arrays, observation_spec)
+    info = () if infos is None else batched_info(infos, len(step_type))
+    # a NamedTuple's own constructor takes twice as long
+    fields = (_tensor(step_type), _tensor(reward), _tensor(discount), observation, prev_action, env_id, (), info)
+    return tuple.__new__(TimeStep, fields)
 
 
 def batched_info(infos: Infos, batch_size: int) -> Batch:

@@ -82,7 +82,9 @@ def _to_yaml(value: Any, path: str) -> Any:
     if callable(value):
         name = getattr(value, "__qualname__", "")
         if not name or "<" in name:
-            raise ConfigError(f"{path} holds {value!r}, which has no importable name; name it as 'my_package:MyWrapper'")
+            raise ConfigError(
+                f"{path} holds {value!r}, which has no importable name; name it as 'my_package:MyWrapper'"
+            )
         return f"{value.__module__}:{name}"
     return value
 

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 from palaestra.algorithms import Algorithm, GradientAlgorithm
 from palaestra.core import PalaestraError, RunSeeds
 from palaestra.envs import EnvConfig, Environment, create_environment, probe_specs
-from palaestra.experiments.config import ExperimentConfig, algorithm_class
+from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping
 from palaestra.experiments.presets import preset
 from palaestra.experiments.run_directory import RunDirectory, find_run
 from palaestra.nn import NetworkConfig
@@ -63,8 +63,6 @@ def train(algorithm: str, env: str, *, loggers: Sequence[Logger] = (), **setting
         >>> done.result.status
         'done'
     """
-    from palaestra.experiments.config import config_from_mapping
-
     config = settings.pop("config", None) or preset(algorithm, env)
     nested: dict[str, Any] = {}
     for path, value in settings.items():
@@ -76,18 +74,24 @@ def train(algorithm: str, env: str, *, loggers: Sequence[Logger] = (), **setting
     return run(config_from_mapping(ExperimentConfig, nested, base=config), loggers=loggers)
 
 
-def run(config: ExperimentConfig, *, loggers: Sequence[Logger] = ()) -> RunResult:
+def run(
+    config: ExperimentConfig, *, loggers: Sequence[Logger] = (), on_start: Callable[[Path], None] | None = None
+) -> RunResult:
     """Trains by a configuration, in a new run directory.
 
     Args:
         config: everything the run depends on.
         loggers: besides the run's own files and TensorBoard.
+        on_start: called with the run directory once it exists.
 
     Raises:
         ConfigError: the settings do not fit together; no environment has been stepped then.
     """
     algorithm = make_algorithm(config)
-    return _run(RunDirectory.create(config), config, algorithm, loggers, resumed=False)
+    directory = RunDirectory.create(config)
+    if on_start is not None:
+        on_start(directory.path)
+    return _run(directory, config, algorithm, loggers, resumed=False)
 
 
 def resume(name: str, *, root: str | Path = "runs", loggers: Sequence[Logger] = ()) -> RunResult:
@@ -107,7 +111,7 @@ def resume(name: str, *, root: str | Path = "runs", loggers: Sequence[Logger] = 
     return _run(directory, config, make_algorithm(config), loggers, resumed=True)
 
 
-def make_algorithm(config: ExperimentConfig) -> Algorithm:
+def make_algorithm(config: ExperimentConfig) -> Algorithm[Any]:
     """The algorithm of a configuration, on the specs of its environment.
 
     Args:
@@ -119,7 +123,7 @@ def make_algorithm(config: ExperimentConfig) -> Algorithm:
     _set_threads(config)
     observation_spec, action_spec, _ = probe_specs(config.env)
     kind: Any = algorithm_class(config.algorithm_name)
-    algorithm: Algorithm = kind(observation_spec, action_spec, config.algorithm, RunSeeds(config.run.seed))
+    algorithm: Algorithm[Any] = kind(observation_spec, action_spec, config.algorithm, RunSeeds(config.run.seed))
     if config.run.compile and isinstance(algorithm, GradientAlgorithm):
         if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
             algorithm.compile()
@@ -171,7 +175,7 @@ def evaluate_run(
 def _run(
     directory: RunDirectory,
     config: ExperimentConfig,
-    algorithm: Algorithm,
+    algorithm: Algorithm[Any],
     loggers: Sequence[Logger],
     *,
     resumed: bool,
@@ -188,9 +192,7 @@ def _run(
             num_envs = min(config.run.eval_num_envs, config.trainer.eval_episodes)
             eval_env, eval_lanes = evaluation_environment(config, config.run.seed, num_envs)
             with eval_env:
-                return evaluate(
-                    algorithm.policy, eval_env, episodes=config.trainer.eval_episodes, seeds=eval_lanes
-                )
+                return evaluate(algorithm.policy, eval_env, episodes=config.trainer.eval_episodes, seeds=eval_lanes)
 
         def keep(env_steps: int, result: Evaluation, best: bool) -> None:
             (path / "evals" / f"{env_steps}.json").write_text(json.dumps(result.to_json(), indent=2) + "\n")

@@ -15,6 +15,7 @@ from palaestra.ops.losses import (
     huber,
     masked_mean,
     policy_gradient,
+    row_weights,
 )
 from palaestra.ops.recurrence import reverse_linear_recurrence, reverse_linear_steps
 from palaestra.ops.returns import NStep, discounted_returns, lambda_returns, n_step_returns, n_step_targets
@@ -47,6 +48,7 @@ __all__ = [
     "q_target",
     "reverse_linear_recurrence",
     "reverse_linear_steps",
+    "row_weights",
     "standardize",
     "td_target",
     "valid_starts",

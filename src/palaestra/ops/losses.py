@@ -10,7 +10,15 @@ from torch.nn.functional import huber_loss
 from palaestra.ops._shapes import require_same_shape
 from palaestra.ops._typing import Float, Shaped
 
-__all__ = ["approximate_kl", "clipped_surrogate", "explained_variance", "huber", "masked_mean", "policy_gradient"]
+__all__ = [
+    "approximate_kl",
+    "clipped_surrogate",
+    "explained_variance",
+    "huber",
+    "masked_mean",
+    "policy_gradient",
+    "row_weights",
+]
 
 
 def huber(error: Float[Tensor, "*N"], *, delta: float) -> Float[Tensor, "*N"]:
@@ -119,6 +127,28 @@ def masked_mean(x: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"]) -> Float[Te
     """
     require_same_shape("[N]", x=x, valid=valid)
     return torch.where(valid.bool(), x, 0.0).sum() / valid.sum().clamp(min=1)
+
+
+@torch.no_grad()
+def row_weights(valid: Shaped[Tensor, "*N"]) -> Float[Tensor, "*N"]:
+    """What each row counts in a mean over the rows that may be learned from.
+
+        wᵢ = validᵢ / max(1, Σ validᵢ)
+
+    With them a masked mean is one dot product, `w @ x`, where `masked_mean` takes several operations. Unlike there, x
+    has to be finite on all rows.
+
+    Args:
+        valid: [N] bool or 0/1, which rows count.
+
+    Returns:
+        [N] weights that sum to 1; zeros when no row is valid.
+
+    Example:
+        >>> row_weights(torch.tensor([1.0, 1.0, 0.0])) @ torch.tensor([1.0, 2.0, 100.0])
+        tensor(1.5000)
+    """
+    return valid / valid.sum().clamp(min=1)
 
 
 @torch.no_grad()

@@ -53,8 +53,8 @@ class Exploration(ABC):
         """
         if isinstance(action, Tensor):
             return self._explore(action, generator or self.generator, mask)
-        array = np.asarray(action)
-        allowed = None if mask is None else torch.as_tensor(np.asarray(mask))
+        array = np.array(action)
+        allowed = None if mask is None else torch.as_tensor(np.array(mask))
         changed = self._explore(torch.as_tensor(array), generator or self.generator, allowed).numpy()
         if isinstance(action, np.ndarray):
             return changed.astype(action.dtype, copy=False)
@@ -149,7 +149,7 @@ class UniformNoise(_Noise):
         self, low: Any, high: Any, *, minimum: Any = None, maximum: Any = None, scale: Schedule = 1.0, seed: int = 0
     ) -> None:
         super().__init__(scale, minimum, maximum, seed=seed)
-        self.low, self.high = torch.as_tensor(low), torch.as_tensor(high)
+        self.low, self.high = torch.as_tensor(np.array(low)), torch.as_tensor(np.array(high))
         if (self.low > self.high).any():
             raise ConfigError(f"UniformNoise was given low={low}, high={high}; low must not be above high")
 
@@ -189,4 +189,4 @@ class GaussianNoise(_Noise):
 
 
 def _bound(bound: Any) -> Tensor | None:
-    return None if bound is None else torch.as_tensor(bound)
+    return None if bound is None else torch.as_tensor(np.array(bound))

@@ -58,7 +58,7 @@ class GaussianPolicy(NetworkPolicy):
             np.isfinite(spec.minimum).any() or np.isfinite(spec.maximum).any()
         )
         if isinstance(spec, BoundedSpec):
-            low, high = (np.asarray(bound, dtype=np.float64).reshape(-1) for bound in (spec.minimum, spec.maximum))
+            low, high = (np.array(bound, dtype=np.float64).reshape(-1) for bound in (spec.minimum, spec.maximum))
             both = np.isfinite(low) & np.isfinite(high)
             finite_low, finite_high = np.where(both, low, -1.0), np.where(both, high, 1.0)
             for name, bound in (

@@ -72,6 +72,8 @@ class Policy(nn.Module, ABC):
     exploration: Exploration | None
     generator: torch.Generator
     """The source of every random choice in acting, on the parameters' device."""
+    version: int
+    """Updates that went into the weights; rows carry the version that acted."""
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class Policy(nn.Module, ABC):
         self.normalizer = normalizer
         self.exploration = exploration
         self.generator = torch.Generator()
+        self.version = 0
         self._phase = Phase.COLLECT
         self._masked = isinstance(observation_spec, dict) and ACTION_MASK in observation_spec
 
@@ -257,7 +260,7 @@ class Policy(nn.Module, ABC):
     def _enter(self, phase: Phase) -> None:
         if self.training != (phase is not Phase.EVAL):
             super().train(phase is not Phase.EVAL)
-        self._phase = phase
+        object.__setattr__(self, "_phase", phase)  # nn.Module's own way is slow, and this happens twice an update
 
     # -- randomness
 
@@ -306,7 +309,7 @@ def _as_rows(value: Any, spec: SpecTree, device: torch.device, leading: tuple[in
                 for key, (child, inner) in paths.items()
             }
         )
-    array = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    array = value if isinstance(value, Tensor) else torch.as_tensor(np.array(value))
     if tuple(array.shape) != (*leading, *spec.shape):
         raise ShapeError(
             f"the observation{f' {path!r}' if path else ''} has shape {tuple(array.shape)}; its spec needs "

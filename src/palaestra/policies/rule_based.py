@@ -84,7 +84,7 @@ def _as_action(value: Any, spec: SpecTree) -> Any:
         return Batch.of({key: _as_action(value[key], child) for key, child in spec.items()})
     if isinstance(spec, tuple):
         return Batch.of({str(index): _as_action(value[index], child) for index, child in enumerate(spec)})
-    return torch.as_tensor(value).to(spec.dtype)
+    return (value if isinstance(value, Tensor) else torch.as_tensor(np.array(value))).to(spec.dtype)
 
 
 def _uniform(spec: SpecTree, count: int, generator: torch.Generator) -> Any:

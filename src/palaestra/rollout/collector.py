@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch, ConfigError, NonFiniteError, OnPolicy, Replay, StepType, TensorSpec, TimeStep
+from palaestra.core import Batch, ConfigError, NonFiniteError, OnPolicy, Replay, TensorSpec, TimeStep
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy
 from palaestra.rollout.episodes import Episode, EpisodeTracker
@@ -62,8 +62,13 @@ class Collector:
         self._state: Any = ()
         self._carry = 0.0
 
+    @property
+    def num_lanes(self) -> int:
+        """Environments stepped side by side."""
+        return self.env.batch_size
+
     @classmethod
-    def of(cls, env: Environment, algorithm: Algorithm, *, complete_episodes_only: bool = False) -> Self:
+    def of(cls, env: Environment, algorithm: Algorithm[Any], *, complete_episodes_only: bool = False) -> Self:
         """A collector with the buffer that an algorithm's plan asks for.
 
         Args:
@@ -147,6 +152,7 @@ class Collector:
         with torch.inference_mode():
             time_step = self._time_step or self._start()
             for _ in range(rows):
+                resets += time_step.step_type.tolist().count(2)  # the action on a LAST row is not executed
                 step = policy.act(time_step, state, phase=Phase.COLLECT)
                 action = policy.env_action(step.action)
                 begin = clock()
@@ -156,8 +162,6 @@ class Collector:
                 append(step.action, time_step, policy_version=version)
                 tracker.add(time_step)
             self._time_step, self._state = time_step, state
-            step_type = self.buffer.recent("step_type", rows)
-            resets = int((step_type == StepType.LAST).sum())
             self._check_finite(rows)
             if self.buffer.info_fields:
                 self._add_behaviour(rows)
@@ -172,8 +176,13 @@ class Collector:
         self.buffer.write_info(info, rows)
 
     def _check_finite(self, rows: int) -> None:
-        for name in ("observation", "reward"):
-            _require_finite(name, self.buffer.recent(name, rows))
+        """Looks at the rows that were just completed and at the newest time step."""
+        newest = self._time_step
+        assert newest is not None
+        for name, value in (("observation", newest.observation), ("reward", newest.reward)):
+            _require_finite(name, value, env_dim=0)
+            if rows > 1:
+                _require_finite(name, self.buffer.recent(name, rows), env_dim=1)
 
     def state(self) -> dict[str, Any]:
         """Where collection is, by name: tensors and JSON values, for a checkpoint."""
@@ -204,19 +213,16 @@ class Collector:
         return self._tracker.finished()
 
 
-def _require_finite(name: str, value: Any) -> None:
+def _require_finite(name: str, value: Any, *, env_dim: int) -> None:
     if isinstance(value, Batch):
         for key, part in value.items():
-            _require_finite(f"{name}.{key}", part)
+            _require_finite(f"{name}.{key}", part, env_dim=env_dim)
         return
-    if not isinstance(value, Tensor) or not value.is_floating_point():
+    if not value.is_floating_point() or math.isfinite(np.add.reduce(value.numpy(), axis=None)):
         return
-    if math.isfinite(value.sum()):
-        return
-    finite = torch.isfinite(value)
-    if not finite.all():
-        row, env, *index = (int(i) for i in (~finite).nonzero()[0])
+    for place in (~torch.isfinite(value)).nonzero().tolist():  # none where only the sum overflows
+        element = place[env_dim + 1 :] or ""
         raise NonFiniteError(
-            f"environment {env} emitted {name}{index or ''} = {value[(row, env, *index)].item()} in the "
-            f"{len(value) - row}. newest of its steps; look at the environment, or clip what it emits"
+            f"environment {place[env_dim]} emitted {name}{element} = {value[tuple(place)].item()}; "
+            "look at the environment, or clip what it emits"
         )

@@ -38,6 +38,7 @@ class EpisodeTracker:
     def __init__(self, num_envs: int) -> None:
         self._return = np.zeros(num_envs)
         self._length = np.zeros(num_envs, np.int64)
+        self._previous = np.full(num_envs, StepType.LAST, np.int32)
         self._info: list[dict[str, list[float]]] = [{} for _ in range(num_envs)]
         self._rewards: list[np.ndarray] = []
         self._step_types: list[np.ndarray] = []
@@ -69,17 +70,19 @@ class EpisodeTracker:
         start, first = np.zeros_like(self._return), np.zeros_like(self._length)
         episodes: list[Episode] = []
         done_rows = 0
-        for row, env in np.argwhere(step_type != StepType.MID):
-            if step_type[row, env] == StepType.LAST:
-                self._take_info(done_rows, row + 1)
-                done_rows = row + 1
-                value, steps = total[row, env] - start[env], length[row, env] - first[env]
-                episodes.append(Episode(float(value), int(steps), int(env), _summary(self._info[env])))
-            # also a FIRST that follows no LAST: what a broken fragment had gathered does not count
+        previous = np.concatenate([self._previous[None], step_type[:-1]])
+        # a FIRST that follows no LAST begins anew: what a broken fragment had gathered does not count
+        broken = (step_type == StepType.FIRST) & (previous == StepType.MID)
+        for row, env in np.argwhere((step_type == StepType.LAST) | broken).tolist():
+            self._take_info(done_rows, row + 1)
+            done_rows = row + 1
+            value, steps = total[row, env] - start[env], length[row, env] - first[env]
+            if not broken[row, env]:
+                episodes.append(Episode(float(value), int(steps), env, _summary(self._info[env])))
             start[env], first[env] = total[row, env], length[row, env]
-            self._info[env] = {} if step_type[row, env] == StepType.LAST else self._info[env]
+            self._info[env] = {}
         self._take_info(done_rows, len(reward))
-        self._return, self._length = total[-1] - start, length[-1] - first
+        self._return, self._length, self._previous = total[-1] - start, length[-1] - first, step_type[-1]
         self._rewards, self._step_types, self._infos = [], [], []
         return episodes
 
@@ -97,6 +100,7 @@ class EpisodeTracker:
         return {
             "return": self._return,
             "length": self._length,
+            "previous": self._previous,
             "info": self._info,
             "rewards": list(self._rewards),
             "step_types": list(self._step_types),
@@ -109,7 +113,7 @@ class EpisodeTracker:
         Args:
             state: of a tracker for as many environments.
         """
-        self._return, self._length = state["return"], state["length"]
+        self._return, self._length, self._previous = state["return"], state["length"], state["previous"]
         self._info = [dict(info) for info in state["info"]]
         self._rewards, self._step_types = list(state["rewards"]), list(state["step_types"])
         self._infos = list(state["infos"])

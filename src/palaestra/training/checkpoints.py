@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from palaestra.core import CheckpointError, join_state, load_tensors, save_tensors, split_state
 
 __all__ = ["FORMAT_VERSION", "CheckpointStore"]
@@ -20,6 +22,10 @@ FORMAT_VERSION = 1
 """Version of the checkpoint format; it rises when older code could not read a newer checkpoint."""
 
 _log = logging.getLogger(__name__)
+
+
+class _NewerFormatError(CheckpointError):
+    """Undamaged, but of a later version of the library: nothing to fall back from."""
 
 
 class CheckpointStore:
@@ -54,11 +60,10 @@ class CheckpointStore:
         target = self.directory / f"step_{step:010d}"
         if target.exists():
             return target
-        self.directory.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers()
         temporary = self.directory / f".tmp-{uuid.uuid4().hex}"
         try:
-            temporary.mkdir()
+            temporary.mkdir(parents=True)
             values: dict[str, Any] = {}
             for name, part in state.items():
                 values[name], tensors = split_state(part)
@@ -66,15 +71,16 @@ class CheckpointStore:
                     save_tensors(temporary / f"{name}.safetensors", tensors)
             _write_json(temporary / "state.json", values)
             files = {file.name: _fingerprint(file) for file in sorted(temporary.iterdir())}
-            _write_json(temporary / "manifest.json", {"format_version": FORMAT_VERSION, "step": step, "files": files})
+            manifest = {"format_version": FORMAT_VERSION, "step": step, "files": files}
+            _write_json(temporary / "manifest.json", {**manifest, "sha256": _digest(manifest)})
             _flush_directory(temporary)
             temporary.rename(target)
             _flush_directory(self.directory)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:  # a full disk is the second where tensors are written
             shutil.rmtree(temporary, ignore_errors=True)
             raise CheckpointError(f"the checkpoint at {target} cannot be written: {error}") from error
         for old in self.steps()[: -self.keep]:
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)
         return target
 
     def steps(self) -> list[Path]:
@@ -83,6 +89,8 @@ class CheckpointStore:
 
     def load_newest(self) -> tuple[int, dict[str, Any]]:
         """The newest checkpoint whose hashes are right; damaged ones are renamed to `*.corrupt` on the way.
+
+        One of a newer format is an error and stays as it is.
 
         Returns:
             Its step and its state.
@@ -94,6 +102,8 @@ class CheckpointStore:
         for path in reversed(self.steps()):
             try:
                 return self.load(path)
+            except _NewerFormatError:
+                raise
             except CheckpointError as error:
                 damage.append(str(error))
                 corrupt = path.with_name(f"{path.name}.corrupt")
@@ -115,26 +125,44 @@ class CheckpointStore:
         Raises:
             CheckpointError: a file is missing or damaged, or the format is newer than this version of the library.
         """
-        try:
-            manifest = json.loads((path / "manifest.json").read_text())
-            version, files, step = manifest["format_version"], manifest["files"], manifest["step"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} has no readable manifest.json: {error!r}") from error
-        if version > FORMAT_VERSION:
-            raise CheckpointError(f"{path} has format {version}, this version reads {FORMAT_VERSION}: update palaestra")
+        step, files = _manifest(path)
         for name, fingerprint in files.items():
             file = path / name
             if Path(name).name != name or not file.is_file() or _fingerprint(file) != fingerprint:
                 raise CheckpointError(f"{file} is missing or damaged: its hash is not the one in manifest.json")
-        values = json.loads((path / "state.json").read_text())
+        try:
+            values = json.loads((path / "state.json").read_text()) if "state.json" in files else None
+            if not isinstance(values, dict):
+                raise TypeError("a JSON object is needed")
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"{path} has no readable state.json: {error!r}") from error
         return step, {
-            name: join_state(value, load_tensors(file) if (file := path / f"{name}.safetensors").is_file() else {})
+            name: join_state(value, load_tensors(path / file) if (file := f"{name}.safetensors") in files else {})
             for name, value in values.items()
         }
 
     def _remove_leftovers(self) -> None:
         for leftover in self.directory.glob(".tmp-*"):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _manifest(path: Path) -> tuple[int, dict[str, Any]]:
+    """The step and the fingerprints of the files of a checkpoint."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        digest = manifest.pop("sha256")
+        version, step, files = int(manifest["format_version"]), int(manifest["step"]), dict(manifest["files"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} has no readable manifest.json: {error!r}") from error
+    if digest != _digest(manifest):
+        raise CheckpointError(f"{path / 'manifest.json'} is damaged: its own hash is wrong")
+    if version > FORMAT_VERSION:
+        raise _NewerFormatError(f"{path} has format {version}, this version reads {FORMAT_VERSION}: update palaestra")
+    return step, files
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _fingerprint(file: Path) -> dict[str, Any]:

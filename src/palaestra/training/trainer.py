@@ -75,6 +75,11 @@ class Collect(Protocol):
     env_steps: int
 
     @property
+    def num_lanes(self) -> int:
+        """Streams that are collected side by side."""
+        ...
+
+    @property
     def buffer(self) -> Source:
         """Where what was collected can be drawn from."""
         ...
@@ -128,7 +133,7 @@ class Trainer:
     def __init__(
         self,
         collect: Collect,
-        update: Algorithm,
+        update: Algorithm[Any],
         config: TrainerConfig | None = None,
         *,
         evaluate: Callable[[], Evaluation] | None = None,
@@ -147,6 +152,7 @@ class Trainer:
         self._best: float | None = None
         self._train_s = self._env_s = self._update_s = 0.0
         self._saved_step = -1
+        self._finished = False
 
     # -- the loop
 
@@ -164,7 +170,7 @@ class Trainer:
                 while self.collect.env_steps < total and stop.received is None:
                     self.train_iter()
                     self._do_what_is_due()
-                if stop.received is None:
+                if stop.received is None and not self._finished:
                     self._finish()
                 self.save()
         finally:
@@ -183,7 +189,7 @@ class Trainer:
                 self._take_episodes(info.episodes)
         collected = time.perf_counter()
         env_steps = self.collect.env_steps
-        if not isinstance(plan, Replay) or env_steps > max(plan.initial_collect_steps, plan.n_step):
+        if not isinstance(plan, Replay) or env_steps > self._first_update(plan):
             update = self.update.update(self.collect.buffer)
             self._averages.add(update.records)
             self._rows_trained += update.rows_trained
@@ -193,11 +199,16 @@ class Trainer:
         self._train_s += end - begin
         self._update_s += end - collected
 
+    def _first_update(self, plan: Replay) -> int:
+        """Env steps before the first update: as many as were asked for, and enough for one window in every lane."""
+        return max(plan.initial_collect_steps, max(plan.n_step, plan.mini_batch_length) * self.collect.num_lanes)
+
     def _do_what_is_due(self) -> None:
-        env_steps = self.collect.env_steps
+        if self.collect.env_steps >= self.config.total_env_steps:
+            return  # the end does all of it
         if self._is_due("log"):
             self._log()
-        if self._evaluate is not None and self._is_due("eval") and env_steps < self.config.total_env_steps:
+        if self._evaluate is not None and self._is_due("eval"):
             self.evaluate()
         if self._is_due("checkpoint"):
             self.save()
@@ -214,6 +225,7 @@ class Trainer:
         if self._evaluate is not None:
             self.evaluate()
         self._log()
+        self._finished = True
 
     # -- what happens besides
 
@@ -265,7 +277,7 @@ class Trainer:
         for logger in list(self._loggers):
             try:
                 getattr(logger, method)(*arguments)
-            except Exception as error:  # noqa: BLE001 - a logger of any make must not end a run
+            except Exception as error:  # a logger of any make must not end a run
                 self._loggers.remove(logger)
                 warnings.warn(f"{type(logger).__name__}.{method} failed ({error!r}) and is switched off", stacklevel=2)
 
@@ -288,6 +300,7 @@ class Trainer:
             "next": self._next,
             "best": self._best,
             "evaluation": None if self._evaluation is None else self._evaluation.to_json(),
+            "finished": self._finished,
             "seconds": [self._train_s, self._env_s, self._update_s],
         }
         return {
@@ -316,6 +329,7 @@ class Trainer:
         if trainer["evaluation"] is not None:
             self._evaluation = Evaluation(**trainer["evaluation"])
         self._train_s, self._env_s, self._update_s = trainer["seconds"]
+        self._finished = trainer["finished"]
         self._saved_step = self.collect.env_steps
         self.update.set_progress(min(1.0, self.collect.env_steps / self.config.total_env_steps))
 

@@ -1,0 +1,36 @@
+"""Learning curves as SVG; needs matplotlib (`pip install matplotlib`)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.learning.summary import curve
+from benchmarks.learning.zoo import NAMES, ZOO
+
+
+def draw(name: str, record: Mapping[str, Any], folder: Path) -> Path:
+    """Mean over seeds with its 95% band, every seed as a thin line, and the Zoo's mean."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = name  # the same file every time
+    from matplotlib import pyplot
+
+    algorithm, env = NAMES[name]
+    seeds, points = record["seeds"], curve(record["seeds"])
+    steps, means = [x for x, _ in points], [y.mean for _, y in points]
+    halves = [y.half_width or 0.0 for _, y in points]
+    figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
+    for seed in seeds:
+        axes.plot(seed["env_steps"], seed["return_mean"], color="C0", alpha=0.25, linewidth=0.8)
+    low, high = ([mean + sign * half for mean, half in zip(means, halves, strict=True)] for sign in (-1, 1))
+    axes.fill_between(steps, low, high, color="C0", alpha=0.2, linewidth=0, label="95% interval")
+    axes.plot(steps, means, color="C0", marker="o", markersize=3, label=f"mean of {len(seeds)} seeds")
+    axes.axhline(ZOO[algorithm, env].mean, color="grey", linestyle="--", linewidth=1, label="RL Baselines3 Zoo")
+    axes.set(title=f"{algorithm.upper()} on {env}", xlabel="env steps", ylabel="evaluation return")
+    axes.legend(loc="lower right")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.svg"
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+    return path

@@ -1,0 +1,80 @@
+"""Where a number comes from: command, date, versions, hardware, revision."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("palaestra", "torch", "numpy", "gymnasium")
+
+
+def provenance(command: str) -> dict[str, Any]:
+    return {
+        "command": command,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **versions(PACKAGES)},
+        "hardware": {
+            "cpu": cpu_model(),
+            "cores": os.cpu_count(),
+            "system": f"{platform.system()} {platform.machine()}",
+        },
+        "revision": revision(),
+    }
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "source tree"
+    return found
+
+
+def cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def revision() -> str | None:
+    """The commit that was measured, with `+` where tracked files differ from it."""
+    try:
+        commit, changes = (
+            subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=True, timeout=10).stdout
+            for args in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "-uno"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit.strip() + ("+" if changes else "")
+
+
+def origin(record: Mapping[str, Any]) -> str:
+    """The provenance as lines under a table."""
+    hardware = record["hardware"]
+    installed = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    return (
+        f"`{record['command']}` on {record['date'][:10]}; {hardware['cpu']}, {hardware['cores']} cores, "
+        f"{hardware['system']}; {installed}; revision {record['revision'] or 'unknown'}."
+    )
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

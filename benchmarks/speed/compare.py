@@ -1,0 +1,140 @@
+"""Ours and the peer in turns, each in a fresh process; and what comes out as JSON and a table."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.numbers import ratios, spread
+from benchmarks.record import ROOT, origin, table
+from benchmarks.speed.workloads import ENV, THREADS, WORKLOADS, Workload
+
+VARIANTS = ("eager", "peer", "compiled")
+"""One round, in this order."""
+PEER_NAME = "Stable-Baselines3"
+Runs = dict[str, list[dict[str, float]]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    rounds: int
+    warmup_s: float
+    window_s: float
+    peer_python: Path
+    cache: str
+    """Empty folder for compiled code, so that the first compilation is a cold one."""
+
+
+def run_rounds(name: str, plan: Plan) -> Runs:
+    runs: Runs = {variant: [] for variant in VARIANTS}
+    workload = WORKLOADS[name]
+    for number in range(plan.rounds):
+        for variant in VARIANTS:
+            result = run_once(name, variant, plan)
+            check_work(workload, variant, result)
+            runs[variant].append(result)
+            speed = f"{result[workload.metric]:,.0f} {workload.unit}"
+            print(f"{name}  round {number + 1}/{plan.rounds}  {variant:<8}  {speed}", flush=True)
+    return runs
+
+
+def run_once(name: str, variant: str, plan: Plan) -> dict[str, float]:
+    seconds = [str(plan.warmup_s), str(plan.window_s)]
+    env = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "TORCHINDUCTOR_CACHE_DIR": plan.cache}
+    if variant == "peer":
+        env.pop("PYTHONPATH", None)
+        command = [str(plan.peer_python), "-m", "benchmarks.speed.peer_sb3", name, *seconds]
+    else:
+        command = [sys.executable, "-m", "benchmarks.speed.ours", name, variant, *seconds]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def check_work(workload: Workload, variant: str, result: Mapping[str, float]) -> None:
+    """Both sides made the same number of optimizer steps on the same number of rows, on as many threads.
+
+    Resets are rows of ours but no env steps: for the same env steps we learn a little more often than the peer.
+    """
+    expected = workload.updates_per_iteration * result["iterations"]
+    rows = workload.rows_per_iteration * result["iterations"]
+    steps_are_right = result["env_steps"] == rows if variant == "peer" else 0.8 * rows <= result["env_steps"] <= rows
+    if result["updates"] != expected or not steps_are_right or result["threads"] != THREADS:
+        raise SystemExit(f"{variant} did other work than it should: {expected} updates, {rows} rows; it did {result}")
+
+
+def evaluate(workload: Workload, runs: Runs) -> dict[str, Any]:
+    """Medians, ratios to the peer within each round, and the bars."""
+    speeds = {variant: [run[workload.metric] for run in runs[variant]] for variant in VARIANTS}
+    rounds = {variant: ratios(speeds[variant], speeds["peer"]) for variant in workload.bars}
+    extra_s = [run["first_update_extra_s"] for run in runs["compiled"]]
+    return {
+        "speeds": {variant: spread(values)._asdict() for variant, values in speeds.items()},
+        "ratios": {variant: {**spread(values)._asdict(), "rounds": values} for variant, values in rounds.items()},
+        "bars": {
+            variant: {"least": least, "met": spread(rounds[variant]).median >= least}
+            for variant, least in workload.bars.items()
+        },
+        "compile_s": {"cold": extra_s[0], "cached": spread(extra_s[1:]).median if extra_s[1:] else None},
+        "updates_per_iteration": {
+            v: sum(r["updates"] for r in rs) / sum(r["iterations"] for r in rs) for v, rs in runs.items()
+        },
+        "env_steps_per_update": {
+            v: sum(r["env_steps"] for r in rs) / sum(r["updates"] for r in rs) for v, rs in runs.items()
+        },
+    }
+
+
+def make_record(name: str, runs: Runs, origin_record: Mapping[str, Any], peer: Mapping[str, str]) -> dict[str, Any]:
+    workload = WORKLOADS[name]
+    return {
+        "title": workload.title,
+        "unit": workload.unit,
+        "environment": f"{ENV}, in-process Python environments",
+        "threads": THREADS,
+        "settings": {"about": type(workload.settings).__doc__, **asdict(workload.settings)},
+        **origin_record,
+        "peer": {"name": PEER_NAME, "versions": dict(peer)},
+        "summary": evaluate(workload, runs),
+        "runs": runs,
+    }
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    summary, unit, peer = record["summary"], record["unit"], record["peer"]
+    names = {"eager": "Palaestra", "compiled": "Palaestra, `--compile`", "peer": peer["name"]}
+    rows = []
+    for variant in VARIANTS:
+        speed, ratio = summary["speeds"][variant], summary["ratios"].get(variant)
+        line = [names[variant], f"{speed['median']:,.0f}", f"{speed['low']:,.0f} to {speed['high']:,.0f}"]
+        if ratio is None:
+            rows.append([*line, "1", "", "", ""])
+        else:
+            bar = summary["bars"][variant]
+            each = ", ".join(f"{value:.2f}" for value in ratio["rounds"])
+            rows.append([*line, f"{ratio['median']:.2f}", each, f"{bar['least']}", "yes" if bar["met"] else "**no**"])
+    header = ["", f"{unit}, median", "min to max", "ratio, median", "ratio in each round", "bar", "met"]
+    compile_s = summary["compile_s"]
+    cached = "" if compile_s["cached"] is None else f", {compile_s['cached']:.1f} s from its cache"
+    settings = ", ".join(f"{key} {value}" for key, value in record["settings"].items() if key != "about")
+    counts = ", ".join(
+        f"{names[v]} {summary['updates_per_iteration'][v]:g} ({summary['env_steps_per_update'][v]:.3g} env steps each)"
+        for v in VARIANTS
+    )
+    return "\n\n".join(
+        [
+            f"## {record['title']}, {record['environment']}, {record['threads']} thread",
+            table(header, rows),
+            f"Compilation is not in these numbers: it took {compile_s['cold']:.1f} s{cached}.",
+            f"The same work: optimizer steps per iteration, counted by Adam itself: {counts}.",
+            f"Both sides: {settings}. {record['settings']['about']}",
+            "Palaestra runs its `Trainer` and writes `metrics.jsonl` and `episodes.csv`; the peer writes nothing. Evaluation, "
+            "checkpoints and TensorBoard are off on both sides.",
+            f"{origin(record)} Peer: " + ", ".join(f"{n} {v}" for n, v in peer["versions"].items()) + ".",
+        ]
+    )

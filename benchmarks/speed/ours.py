@@ -1,0 +1,134 @@
+"""One run of ours in a fresh process: `python -m benchmarks.speed.ours ppo eager WARMUP_S WINDOW_S`.
+
+The real `Trainer` runs and writes `metrics.jsonl` and `episodes.csv`, a row of metrics as often as the preset of
+CartPole-v1 does. Evaluation, checkpoints and TensorBoard are off, as they are on the peer's side. Prints one line of JSON.
+"""
+
+import json
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from benchmarks.speed.window import Window
+from benchmarks.speed.workloads import ENV, THREADS, WORKLOADS, DQNSettings, PPOSettings
+from palaestra import Collector, EnvConfig, ExperimentConfig, NetworkConfig, RunConfig, RunSeeds, Trainer, TrainerConfig
+from palaestra.algorithms import Algorithm, DQNConfig, PPOConfig
+from palaestra.envs import create_environment
+from palaestra.experiments import make_algorithm
+from palaestra.training import FileLogger
+
+LOG_EVERY_STEPS = {"ppo": 1000, "dqn": 500}
+ENDLESS = 10**9
+
+
+class WindowLogger:
+    """Ticks a window at every row of metrics, which the trainer writes between two iterations; then stops the run."""
+
+    def __init__(self, algorithm: Algorithm, warmup_s: float, window_s: float) -> None:
+        self.window = Window(self._counters, warmup_s, window_s)
+        self._algorithm = algorithm
+        self._row: Mapping[str, float] = {}
+        self._first: tuple[float, int] | None = None
+        self._open: tuple[float, int] | None = None
+
+    def start(self, position: Mapping[str, int]) -> None: ...
+
+    def episodes(self, env_steps: int, episodes: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+    def metrics(self, row: Mapping[str, float]) -> None:
+        self._row = row
+        done = self.window.tick()
+        update_s = row["time/train_s"] * row["time/update_fraction"]
+        if self._first is None and row["gradient_steps"]:
+            self._first = update_s, int(row["gradient_steps"])
+        if self._open is None and self.window.is_open:
+            self._open = update_s, int(row["gradient_steps"])
+        if done:
+            self.window.result["first_update_extra_s"] = self._extra_s(update_s, int(row["gradient_steps"]))
+            signal.raise_signal(signal.SIGTERM)  # the trainer finishes as it does for anybody
+
+    def _extra_s(self, update_s: float, updates: int) -> float:
+        """Seconds that the first updates took beyond the usual ones: compilation."""
+        assert self._first is not None and self._open is not None
+        usual_s = (update_s - self._open[0]) / (updates - self._open[1])
+        return self._first[0] - self._first[1] * usual_s
+
+    def _counters(self) -> dict[str, int]:
+        """Optimizer steps are read from Adam's own state, not from the library's counter."""
+        (optimizer,) = self._algorithm.model.optimizers.values()
+        steps = {int(step) for step in optimizer.state["step"]}
+        return {
+            "env_steps": int(self._row["env_steps"]),
+            "updates": max(steps),
+            "iterations": int(self._row["iterations"]),
+        }
+
+
+def configuration(name: str, *, compiled: bool) -> ExperimentConfig:
+    settings = WORKLOADS[name].settings
+    return ExperimentConfig(
+        algorithm_name=name,
+        algorithm=ppo(settings) if isinstance(settings, PPOSettings) else dqn(settings),
+        env=EnvConfig(name=ENV, num_envs=settings.num_envs, vectorization="serial"),
+        trainer=TrainerConfig(total_env_steps=ENDLESS, log_every_steps=LOG_EVERY_STEPS[name]),
+        run=RunConfig(num_threads=THREADS, compile=compiled),
+    )
+
+
+def ppo(settings: PPOSettings) -> PPOConfig:
+    return PPOConfig(
+        learning_rate=settings.learning_rate,
+        unroll_length=settings.unroll_length,
+        num_updates=settings.epochs,
+        mini_batch_size=settings.minibatch_size,
+        gamma=settings.gamma,
+        gae_lambda=settings.gae_lambda,
+        clip=settings.clip,
+        value_cost=settings.value_cost,
+        entropy_cost=settings.entropy_cost,
+        max_grad_norm=settings.max_grad_norm,
+        network=NetworkConfig(hidden_sizes=settings.hidden_sizes, activation=settings.activation),
+    )
+
+
+def dqn(settings: DQNSettings) -> DQNConfig:
+    return DQNConfig(
+        learning_rate=settings.learning_rate,
+        unroll_length=settings.unroll_length,
+        num_updates=settings.gradient_steps,
+        mini_batch_size=settings.minibatch_size,
+        capacity=settings.capacity,
+        initial_collect_steps=settings.initial_steps,
+        gamma=settings.gamma,
+        n_step=1,
+        double=False,
+        target_period=settings.target_period,
+        epsilon=settings.epsilon,
+        max_grad_norm=settings.max_grad_norm,
+        network=NetworkConfig(hidden_sizes=settings.hidden_sizes, activation=settings.activation),
+    )
+
+
+def measure(name: str, *, compiled: bool, warmup_s: float, window_s: float) -> dict[str, float]:
+    if compiled and not any(shutil.which(compiler) for compiler in ("c++", "g++", "clang++")):
+        raise SystemExit("the compiled variant needs a C++ compiler")
+    config = configuration(name, compiled=compiled)
+    algorithm = make_algorithm(config)
+    lanes = [RunSeeds(0).integer("environments", lane) for lane in range(config.env.num_envs)]
+    timer = WindowLogger(algorithm, warmup_s, window_s)
+    with create_environment(config.env, lane_seeds=lanes) as env, tempfile.TemporaryDirectory() as directory:
+        loggers = [FileLogger(directory), timer]
+        Trainer(Collector.of(env, algorithm), algorithm, config.trainer, loggers=loggers).run()
+    return {**timer.window.result, "threads": torch.get_num_threads()}
+
+
+if __name__ == "__main__":
+    name, variant, warmup_s, window_s = sys.argv[1:]
+    print(json.dumps(measure(name, compiled=variant == "compiled", warmup_s=float(warmup_s), window_s=float(window_s))))

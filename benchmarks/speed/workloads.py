@@ -1,0 +1,84 @@
+"""What is measured: the same hyperparameters for both sides, and the bars to reach.
+
+Plain Python: the peers' environments, which know nothing of Palaestra, read this file too.
+"""
+
+from dataclasses import dataclass
+
+ENV = "CartPole-v1"
+THREADS = 1
+
+
+@dataclass(frozen=True)
+class PPOSettings:
+    """Policy and value network are separate; Adam's epsilon is 1e-5; one unroll is 4 x 4 gradient steps."""
+
+    num_envs: int = 8
+    unroll_length: int = 128
+    minibatch_size: int = 256
+    epochs: int = 4
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    learning_rate: float = 3e-4
+    clip: float = 0.2
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    value_cost: float = 0.5
+    entropy_cost: float = 0.0
+    max_grad_norm: float = 0.5
+
+
+@dataclass(frozen=True)
+class DQNSettings:
+    """No double Q-learning, one-step targets, a constant epsilon, one gradient step after each step."""
+
+    num_envs: int = 1
+    unroll_length: int = 1
+    minibatch_size: int = 128
+    gradient_steps: int = 1
+    hidden_sizes: tuple[int, ...] = (120, 84)
+    activation: str = "relu"
+    learning_rate: float = 1e-3
+    gamma: float = 0.99
+    capacity: int = 100_000
+    initial_steps: int = 500
+    target_period: int = 500
+    epsilon: float = 0.05
+    max_grad_norm: float = 10.0
+
+
+@dataclass(frozen=True)
+class Workload:
+    title: str
+    settings: PPOSettings | DQNSettings
+    metric: str
+    """What is compared: `env_steps_per_s` or `updates_per_s`."""
+    unit: str
+    updates_per_iteration: int
+    """Optimizer steps between two unrolls; both sides must have made exactly so many."""
+    bars: dict[str, float]
+    """Least median ratio to the peer, by variant of ours."""
+
+    @property
+    def rows_per_iteration(self) -> int:
+        return self.settings.num_envs * self.settings.unroll_length
+
+
+WORKLOADS = {
+    "ppo": Workload(
+        title="PPO, 8 environments x 128 steps",
+        settings=PPOSettings(),
+        metric="env_steps_per_s",
+        unit="env steps/s",
+        updates_per_iteration=16,
+        bars={"eager": 2.0, "compiled": 2.5},
+    ),
+    "dqn": Workload(
+        title="DQN, one update per step",
+        settings=DQNSettings(),
+        metric="updates_per_s",
+        unit="updates/s",
+        updates_per_iteration=1,
+        bars={"eager": 1.8, "compiled": 2.7},
+    ),
+}

@@ -1,0 +1,363 @@
+"""Checks an environment against the contract, and says what to change."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+
+from palaestra.core import PalaestraError, SpecError, TimeStep, check_time_step, episode_seed, spec_leaves
+from palaestra.envs.create import load
+from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.gym_environment import GymEnvironment
+from palaestra.envs.nest import flatten, leaf_dtypes
+from palaestra.envs.spaces import space_from_spec, spec_from_space
+from palaestra.envs.suites.gym import wrap
+from palaestra.envs.wrappers.time_limit import TimeLimit
+
+__all__ = ["CheckReport", "Finding", "check"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One rule, and whether the environment keeps it."""
+
+    rule: str
+    """The rule, as a sentence."""
+    ok: bool
+    """Whether it holds."""
+    expected: str = ""
+    """What should have been seen."""
+    got: str = ""
+    """What was seen."""
+    fix: str = ""
+    """What to change."""
+    level: Literal["error", "warning"] = "error"
+    """An error makes training wrong or impossible; a warning may be meant."""
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"ok       {self.rule}"
+        lines = [f"{self.level:8} {self.rule}"]
+        lines += [f"           {name}: {value}" for name, value in self._details() if value]
+        return "\n".join(lines)
+
+    def _details(self) -> Iterator[tuple[str, str]]:
+        yield "expected", self.expected
+        yield "got     ", self.got
+        yield "fix     ", self.fix
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What `check` found."""
+
+    name: str
+    """Of the environment."""
+    findings: list[Finding] = field(default_factory=list)
+    """One for every rule that could be checked."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether no rule is broken; warnings do not count."""
+        return all(finding.ok or finding.level == "warning" for finding in self.findings)
+
+    def __str__(self) -> str:
+        broken = [finding for finding in self.findings if not finding.ok]
+        errors = sum(finding.level == "error" for finding in broken)
+        summary = f"{len(self.findings)} rules: {errors} broken, {len(broken) - errors} warnings"
+        return "\n".join([self.name, *(str(finding) for finding in self.findings), summary])
+
+
+Stream = list[TimeStep]
+
+
+def check(env: str | Callable[[], Any], *, steps: int = 1000, seed: int = 0) -> CheckReport:
+    """Plays with random actions and compares what is emitted with the contract.
+
+    What it checks hardest is the end of an episode: a time limit reported as `terminated` teaches a learner that the
+    future is worth nothing there.
+
+    Args:
+        env: a name as `load` takes it, or a class or function that makes a `gymnasium.Env` or `SingleEnvironment`.
+        steps: env steps of each of the runs that are compared.
+        seed: of environment and actions.
+
+    Returns:
+        Findings, each with what was expected, what came and what to do.
+
+    Example:
+        >>> check("CartPole-v1", steps=100).ok
+        True
+    """
+    name = env if isinstance(env, str) else getattr(env, "__name__", repr(env))
+    make = functools.partial(load, env) if isinstance(env, str) else functools.partial(_layered, env)
+    findings: list[Finding] = []
+    try:
+        with_gym = make()
+    except Exception as error:
+        made = "an environment with spaces of fixed shape"
+        fix = "see the message" if isinstance(error, PalaestraError) else "let the constructor run without arguments"
+        finding = Finding("The environment can be made", False, made, f"{type(error).__name__}: {error}", fix)
+        return CheckReport(name, [finding])
+    findings.append(Finding("The environment can be made", True))
+    try:
+        gym_env = _innermost(with_gym)
+        if gym_env is not None:
+            try:
+                findings += _gym_rules(gym_env, seed)
+            except Exception:
+                rule, trace = "Stepping with random actions raises nothing", traceback.format_exc()
+                findings.append(Finding(rule, False, "an observation", trace, "see the traceback"))
+        if all(finding.ok or finding.level == "warning" for finding in findings):
+            findings += _stream_rules(with_gym, make, steps, seed)
+    finally:
+        with_gym.close()
+    return CheckReport(name, findings)
+
+
+def _layered(make: Callable[[], Any]) -> SingleEnvironment:
+    env = make()
+    if isinstance(env, SingleEnvironment):
+        return env
+    if not isinstance(env, gymnasium.Env):
+        raise SpecError(f"{type(env).__name__} is neither a gymnasium.Env nor a SingleEnvironment")
+    return wrap(env)
+
+
+def _innermost(env: Any) -> gymnasium.Env[Any, Any] | None:
+    while not isinstance(env, GymEnvironment):
+        if not hasattr(env, "env"):
+            return None
+        env = env.env
+    return env.gym_env
+
+
+# -- what only a Gymnasium environment promises
+
+
+def _gym_rules(gym_env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Finding]:
+    rule = "reset(seed=...) returns (observation, info)"
+    signature = "def reset(self, *, seed=None, options=None): super().reset(seed=seed); ...; return observation, {}"
+    try:
+        result = gym_env.reset(seed=seed)
+    except TypeError as error:
+        yield Finding(rule, False, "a pair", f"TypeError: {error}", signature)
+        return
+    pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+    yield Finding(rule, pair, "a pair of an observation and a dict", _kinds(result), signature)
+    if not pair:
+        return
+    gym_env.action_space.seed(seed)
+    result: Any = gym_env.step(gym_env.action_space.sample())
+    rule = "step returns (observation, reward, terminated, truncated, info)"
+    five = isinstance(result, tuple) and len(result) == 5 and isinstance(result[4], dict)
+    fix = "the last is a dict; an old `done` is split into terminated (the task ended) and truncated (it was cut off)"
+    yield Finding(rule, five, "five values, the last of them a dict", _kinds(result), fix)
+    if not five:
+        return
+    flags = all(isinstance(flag, bool | np.bool_) for flag in result[2:4])
+    kinds = f"{type(result[2]).__name__} and {type(result[3]).__name__}"
+    yield Finding("terminated and truncated are booleans", flags, "bool and bool", kinds, "wrap them in bool(...)")
+    yield _overwrites(gym_env, seed)
+    spec = spec_from_space(gym_env.observation_space)
+    leaves = zip(flatten(result[0], spec), leaf_dtypes(spec), strict=True)
+    odd = next(
+        (f"{np.asarray(leaf).dtype}, the space says {dtype}" for leaf, dtype in leaves if _cast(leaf, dtype)), ""
+    )
+    fix = "np.asarray(observation, dtype); this library casts it at every step, other libraries may not"
+    yield Finding("Observations have the dtype of their space", not odd, "equal dtypes", odd, fix, "warning")
+
+
+def _overwrites(gym_env: gymnasium.Env[Any, Any], seed: int) -> Finding:
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    observation, _ = gym_env.reset(seed=seed)
+    for _ in range(5):
+        seen += [(leaf, leaf.copy()) for leaf in _arrays(observation)]
+        observation, _, terminated, truncated, _ = gym_env.step(gym_env.action_space.sample())
+        if terminated or truncated:
+            break
+    kept = all(np.array_equal(leaf, copy, equal_nan=leaf.dtype.kind == "f") for leaf, copy in seen)
+    return Finding(
+        "Observations are not overwritten by later steps",
+        kept,
+        "a new array from every step",
+        "an array returned earlier has changed since",
+        "return a copy; this library copies what it gets, but wrappers and other libraries may not",
+        "warning",
+    )
+
+
+# -- what every environment promises
+
+
+def _stream_rules(
+    env: SingleEnvironment, make: Callable[[], SingleEnvironment], steps: int, seed: int
+) -> list[Finding]:
+    rule = "Stepping with random actions raises nothing"
+    try:
+        stream = _play(env, steps, seed)
+        other = make()
+        try:
+            again, different = _play(other, steps, seed), _play(other, steps, seed + 1)
+        finally:
+            other.close()
+    except PalaestraError as error:
+        return [Finding(rule, False, "time steps", str(error), "the message says in which step, with which action")]
+    return [
+        Finding(rule, True),
+        _pairs(stream),
+        _order(stream),
+        _firsts(stream),
+        *_specs(stream, env),
+        _reproducible(stream, again, env),
+        _seeded(stream, different, env),
+        *_ends([*stream, *different], env),
+    ]
+
+
+def _play(env: SingleEnvironment, steps: int, seed: int) -> Stream:
+    space = space_from_spec(env.action_spec)
+    space.seed(episode_seed(seed, 0))
+    env.seed(seed)
+    return [env.reset(), *(env.step(space.sample()) for _ in range(steps))]
+
+
+def _pairs(stream: Stream) -> Finding:
+    rule = "discount is 0 or 1, and 0 only with LAST"
+    fix = "a layer changed step_type or discount: use core.termination, truncation or transition"
+    for time_step in stream:
+        try:
+            check_time_step(time_step)
+        except PalaestraError as error:
+            return Finding(rule, False, "(FIRST, 1), (MID, 1), (LAST, 0) or (LAST, 1)", str(error), fix)
+    return Finding(rule, True)
+
+
+def _order(stream: Stream) -> Finding:
+    rule = "An episode is FIRST, MID, ..., LAST, and the step after LAST ignores its action and is FIRST"
+    for number, (before, after) in enumerate(itertools.pairwise(stream)):
+        if (before.step_type == 2) != (after.step_type == 0):
+            got = f"step type {int(after.step_type)} after {int(before.step_type)}, at step {number + 1}"
+            return Finding(rule, False, "FIRST after LAST, else MID or LAST", got, "let begin_episode return FIRST")
+    return Finding(rule, True)
+
+
+def _firsts(stream: Stream) -> Finding:
+    firsts = [time_step for time_step in stream if time_step.step_type == 0]
+    bad = next((first for first in firsts if np.any(first.reward) or any(np.any(x) for x in _leaves(first))), None)
+    got = "" if bad is None else f"reward {bad.reward}, prev_action {bad.prev_action}"
+    rule = "A FIRST step has reward 0 and the previous action zeros"
+    return Finding(rule, bad is None, "reward 0, prev_action zeros", got, "do not give a reward in begin_episode")
+
+
+def _specs(stream: Stream, env: SingleEnvironment) -> Iterator[Finding]:
+    fix = "correct the observation space, or the observation (np.asarray(..., dtype), np.clip)"
+    observations = (time_step.observation for time_step in stream)
+    yield _fits("Observations fit their spec and are finite", observations, env.observation_spec, fix)
+    rewards = (np.asarray(time_step.reward, np.float32) for time_step in stream)
+    yield _fits("Rewards fit their spec and are finite", rewards, env.reward_spec, "return one finite float")
+
+
+def _fits(rule: str, values: Iterable[Any], spec: Any, fix: str) -> Finding:
+    paths = spec_leaves(spec)
+    for number, value in enumerate(values):
+        for (path, leaf_spec), leaf in zip(paths.items(), flatten(value, spec), strict=True):
+            wrong = leaf_spec.problem(leaf)
+            if wrong:
+                got, _, expected = wrong.partition(", expected ")
+                where = f" at {path!r}" if path else ""
+                return Finding(rule, False, expected, f"{got}{where}, in time step {number}", fix)
+    return Finding(rule, True)
+
+
+def _reproducible(stream: Stream, again: Stream, env: SingleEnvironment) -> Finding:
+    where = next((i for i, (one, two) in enumerate(zip(stream, again, strict=True)) if not _equal(one, two, env)), None)
+    return Finding(
+        "The same seed and actions give the same stream",
+        where is None,
+        "two equal streams from two instances",
+        f"they differ from time step {where} on",
+        "draw every random number from self.np_random, which super().reset(seed=seed) seeds; "
+        "keep no state across episodes. Else a resumed run is not the run that was interrupted",
+    )
+
+
+def _seeded(stream: Stream, different: Stream, env: SingleEnvironment) -> Finding:
+    differ = not _equal(stream[0], different[0], env) or any(
+        not _equal(one, two, env) for one, two in zip(stream, different, strict=True)
+    )
+    expected, got = "two different streams", "two equal ones, with different actions as well"
+    fix = "nothing, if the task is the same every time; else use self.np_random in reset"
+    return Finding("Another seed gives another stream", differ, expected, got, fix, "warning")
+
+
+def _ends(stream: Stream, env: SingleEnvironment) -> Iterator[Finding]:
+    """Whether episodes end, and whether what looks like an end is a time limit."""
+    limited = _has_limit(env)
+    lengths: dict[bool, list[int]] = {True: [], False: []}
+    length = 0
+    for time_step in stream:
+        length = 0 if time_step.step_type == 0 else length + 1
+        if time_step.step_type == 2:
+            lengths[bool(time_step.discount == 0)].append(length)
+    terminated, truncated = lengths[True], lengths[False]
+    yield Finding(
+        "Episodes end, or there is a time limit",
+        bool(terminated or truncated or limited),
+        "an episode that ends",
+        f"none in {len(stream)} time steps",
+        "register the environment with max_episode_steps, or set env.max_episode_steps in the config",
+        "warning",
+    )
+    same = len(terminated) > 1 and len(set(terminated)) == 1 and terminated[0] > 1 and not truncated
+    steps = terminated[0] if terminated else 0
+    yield Finding(
+        "A time limit is reported as truncated, not as terminated",
+        not same,
+        "episodes that terminate at different steps, or truncated=True at a limit",
+        f"all {len(terminated)} episodes terminated at step {steps} exactly",
+        f"if that is a time limit: return truncated=True there, or, where the code cannot be changed, wrap with "
+        f"TimeLimit(env, {steps - 1}). If the task is over after {steps} steps, all is well",
+        "warning",
+    )
+
+
+def _has_limit(env: Any) -> bool:
+    while isinstance(env, SingleEnvironment) and not isinstance(env, TimeLimit):
+        env = getattr(env, "env", None)
+    return isinstance(env, TimeLimit)
+
+
+def _equal(one: TimeStep, two: TimeStep, env: SingleEnvironment) -> bool:
+    if one.step_type != two.step_type or one.discount != two.discount or not np.array_equal(one.reward, two.reward):
+        return False
+    spec = env.observation_spec
+    leaves = zip(flatten(one.observation, spec), flatten(two.observation, spec), strict=True)
+    return all(np.array_equal(left, right, equal_nan=left.dtype.kind == "f") for left, right in leaves)
+
+
+def _leaves(time_step: TimeStep) -> list[np.ndarray]:
+    return list(_arrays(time_step.prev_action))
+
+
+def _arrays(value: Any) -> Iterator[np.ndarray]:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        for child in value:
+            yield from _arrays(child)
+    elif isinstance(value, np.ndarray | np.generic):
+        yield np.asarray(value)
+
+
+def _kinds(result: Any) -> str:
+    if not isinstance(result, tuple):
+        return f"a {type(result).__name__}"
+    return f"{len(result)} values: {', '.join(type(value).__name__ for value in result)}"

@@ -1,0 +1,264 @@
+"""`NativeVectorEnvironment`: environments that Gymnasium, or a simulator, steps as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from palaestra.core import Batch, ConfigError, EnvError, SpecTree, TensorSpec, TimeStep, episode_seed
+from palaestra.envs.driving import describe
+from palaestra.envs.environment import Environment
+from palaestra.envs.lanes import Rows
+from palaestra.envs.nest import batched_spec, flatten, leaf_dtypes, to_batched, unflatten
+from palaestra.envs.spaces import spec_from_space
+from palaestra.envs.vector import ActionReader, batched_time_step, check_all_lanes, check_seeds, fresh_seeds
+
+__all__ = ["NativeVectorEnvironment"]
+
+
+@final
+class NativeVectorEnvironment(Environment):
+    """Adapts a Gymnasium `VectorEnv`, in any of its three ways to reset.
+
+    NEXT_STEP is what this library does everywhere. One that resets within the step (SAME_STEP), or not by itself
+    (DISABLED; then it is reset here), returns the FIRST row of the new episode, and the LAST rows in `ended`.
+
+    A pool takes one seed for all its environments and cannot be put back into the middle of an episode, so a restored
+    one starts new episodes.
+
+    Args:
+        vector_env: that nobody else uses.
+        lane_seeds: one for every environment; fresh ones if left out.
+
+    Raises:
+        ConfigError: it does not say how it resets.
+        SpecError: a space has no arrays of fixed shape, or there is another number of seeds.
+
+    Example:
+        >>> import gymnasium
+        >>> pool = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point")
+        >>> env = NativeVectorEnvironment(pool, lane_seeds=[1, 2])
+        >>> env.reset().step_type, env.step(torch.tensor([0, 1])).step_type
+        (tensor([0, 0], dtype=torch.int32), tensor([1, 1], dtype=torch.int32))
+    """
+
+    seeding = "per_batch"
+    resume = "statistical"
+
+    def __init__(self, vector_env: VectorEnv[Any, Any, Any], *, lane_seeds: Sequence[int] | None = None) -> None:
+        mode = vector_env.metadata.get("autoreset_mode")
+        if mode is None:
+            raise ConfigError(
+                f"{vector_env} does not say how it resets; set metadata['autoreset_mode'] to one of "
+                f"{[mode.name for mode in AutoresetMode]} of gymnasium.vector.AutoresetMode"
+            )
+        self.batch_size = vector_env.num_envs
+        self.vector_env = vector_env
+        self._mode = AutoresetMode(mode)
+        self._seeds = list(lane_seeds) if lane_seeds is not None else fresh_seeds(self.batch_size)
+        check_seeds(self._seeds, self.batch_size)
+        self._observation = spec_from_space(vector_env.single_observation_space, "observation_space")
+        self._action = spec_from_space(vector_env.single_action_space, "action_space")
+        space = getattr(vector_env, "single_reward_space", None)
+        self._reward = TensorSpec(tuple(space.shape or ()) if space is not None else ())
+        self._dtypes = leaf_dtypes(self._observation)
+        self._reader = ActionReader(self._action, self.batch_size)
+        self._env_id = torch.arange(self.batch_size)
+        self._resets = 0
+        self._steps = 0
+        self._running = False
+        self._over = np.zeros(self.batch_size, np.bool_)
+        self._pending: list[np.ndarray] | None = None
+
+    @property
+    def observation_spec(self) -> SpecTree:
+        """Of one observation."""
+        return batched_spec(self._observation)
+
+    @property
+    def action_spec(self) -> SpecTree:
+        """Of one action."""
+        return batched_spec(self._action)
+
+    @property
+    def reward_spec(self) -> TensorSpec:
+        """Of one reward: a scalar, or what `single_reward_space` says."""
+        return self._reward
+
+    def reset(self) -> TimeStep:
+        """Resets all environments with the next seed of the batch."""
+        self._pending, self.ended, self._steps = None, None, 0
+        seed = self._next_seeds()
+        try:
+            observation, info = self.vector_env.reset(seed=seed)
+        except Exception as error:
+            raise self._failure(error, f"reset {self._resets} with seed {seed}") from error
+        self._running = True
+        self._over[:] = False
+        self._resets += 1
+        size = self.batch_size
+        arrays = self._arrays(observation)
+        reward = np.zeros((size, *self._reward.shape), np.float32)
+        rows = Rows(np.zeros(size, np.int32), reward, np.ones(size, np.float32), arrays)
+        return self._emitted(rows, self._reader.zeros(), info)
+
+    def send(self, action: Any, env_id: torch.Tensor | None = None) -> None:
+        """Takes the actions; they are executed by `recv`.
+
+        Args:
+            action: [B, ...].
+            env_id: all environments, or `None`.
+
+        Raises:
+            EnvError: the actions sent before have not been received.
+        """
+        if env_id is not None:
+            check_all_lanes(env_id, self.batch_size, "NativeVectorEnvironment")
+        if self._pending is not None:
+            raise EnvError("send was called twice without recv; every send needs its recv")
+        self._pending = self._reader.read(action)
+        self._reader.check(self._pending)
+
+    def recv(self) -> TimeStep:
+        """Steps the pool with the actions sent; the first time, and after `load_state_dict`, resets it instead.
+
+        Raises:
+            EnvError: the pool failed, or nothing was sent.
+        """
+        actions = self._pending
+        if actions is None:
+            raise EnvError("recv was called without send; every recv needs its send")
+        if not self._running:
+            return self.reset()
+        self._pending, self.ended = None, None
+        self._steps += 1
+        try:
+            # the pool may keep or change what it is given
+            given = unflatten(iter([array.copy() for array in actions]), self._action)
+            observation, reward, terminated, truncated, info = self.vector_env.step(given)
+            over = np.logical_or(terminated, truncated)
+            reward = np.array(reward, np.float32)
+            discount = 1.0 - np.asarray(terminated, np.float32)
+            if self._mode is AutoresetMode.NEXT_STEP:
+                step_type = np.where(over, np.int32(2), np.int32(1))
+                began, self._over = self._over, over
+                if began.any():
+                    self._begin(began, step_type, reward, discount, actions)
+                return self._emitted(Rows(step_type, reward, discount, self._arrays(observation)), actions, info)
+            return self._same_step(actions, observation, reward, discount, over, info)
+        except Exception as error:
+            self._running = False
+            raise self._failure(error, f"step {self._steps} after reset {self._resets - 1}") from error
+
+    def state_dict(self) -> dict[str, Any]:
+        """The seeds, and how often the pool was reset."""
+        return {"lane_seed": np.array(self._seeds, np.int64), "resets": self._resets}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over the seeds; the next step starts new episodes everywhere, with a seed not used before.
+
+        Args:
+            state: from `state_dict`.
+
+        Raises:
+            EnvError: it is of another number of environments.
+        """
+        seeds = np.asarray(state["lane_seed"])
+        if len(seeds) != self.batch_size:
+            raise EnvError(f"the saved state is of {len(seeds)} environments and this has {self.batch_size}")
+        self._seeds, self._resets = [int(seed) for seed in seeds], int(state["resets"])
+        self._pending, self._running = None, False
+
+    def render(self) -> np.ndarray:
+        """A picture of environment 0."""
+        pictures = self.vector_env.render()
+        if pictures is None or not isinstance(pictures[0], np.ndarray):
+            raise EnvError(f'{self.vector_env} draws nothing; make it with render_mode="rgb_array"')
+        return pictures[0]
+
+    def close(self) -> None:
+        """Closes the pool."""
+        if not self.vector_env.closed:
+            self.vector_env.close()
+
+    def _same_step(
+        self, actions: Any, observation: Any, reward: np.ndarray, discount: np.ndarray, over: np.ndarray, info: Any
+    ) -> TimeStep:
+        """A step after which no lane waits to be reset: ended lanes show their FIRST, and `ended` their LAST."""
+        step_type = np.ones(self.batch_size, np.int32)
+        if over.any():
+            lanes = np.flatnonzero(over)
+            if self._mode is AutoresetMode.SAME_STEP:
+                # one final observation for every lane, in whatever it is that holds them
+                finals = zip(*[flatten(info["final_obs"][lane], self._observation) for lane in lanes], strict=True)
+                final = [np.array(column, dtype) for column, dtype in zip(finals, self._dtypes, strict=True)]
+                final_info = info.get("final_info", {})
+                info = {key: value for key, value in info.items() if key.lstrip("_") not in ("final_obs", "final_info")}
+            else:
+                final, final_info = [array[lanes] for array in self._arrays(observation)], info
+                observation, _ = self.vector_env.reset(options={"reset_mask": over.copy()})
+            last = Rows(np.full(len(lanes), 2, np.int32), reward[lanes], discount[lanes], final)
+            prev_action = to_batched([array[lanes] for array in actions], self._action)
+            ended = batched_time_step(last, prev_action, torch.from_numpy(lanes), None, self._observation)
+            self.ended = ended._replace(env_info=_info(final_info, self.batch_size, lanes))
+            self._begin(over, step_type, reward, discount, actions)
+        time_step = self._emitted(Rows(step_type, reward, discount, self._arrays(observation)), actions, info)
+        if self._mode is AutoresetMode.DISABLED and time_step.env_info != ():
+            # what the ended lanes reported is in `ended`
+            for column in time_step.env_info.values():
+                column[torch.from_numpy(over)] = torch.nan
+        return time_step
+
+    def _begin(self, began: np.ndarray, step_type: Any, reward: Any, discount: Any, actions: list[np.ndarray]) -> None:
+        """Makes FIRST rows of the lanes that show a new episode."""
+        step_type[began], reward[began], discount[began] = 0, 0.0, 1.0
+        for array in actions:
+            array[began] = 0
+
+    def _emitted(self, rows: Rows, actions: list[np.ndarray], info: Any) -> TimeStep:
+        prev_action = to_batched(actions, self._action)
+        time_step = batched_time_step(rows, prev_action, self._env_id, None, self._observation)
+        return time_step._replace(env_info=_info(info, self.batch_size)) if info else time_step
+
+    def _arrays(self, observation: Any) -> list[np.ndarray]:
+        leaves = flatten(observation, self._observation)
+        return [np.array(leaf, dtype) for leaf, dtype in zip(leaves, self._dtypes, strict=True)]
+
+    def _next_seeds(self) -> Any:
+        if isinstance(self.vector_env.unwrapped, SyncVectorEnv | AsyncVectorEnv):
+            return [episode_seed(seed, self._resets) for seed in self._seeds]
+        return episode_seed(self._seeds[0], self._resets)
+
+    def _failure(self, error: Exception, where: str) -> EnvError:
+        kind, detail = describe(error)
+        return EnvError(f"the vector environment {self.vector_env} raised {kind} at {where}: {detail}")
+
+
+def _info(info: dict[str, Any], batch_size: int, lanes: np.ndarray | None = None) -> Any:
+    columns: dict[str, torch.Tensor] = {}
+    _columns(info, "", batch_size, columns)
+    if not columns:
+        return ()
+    return Batch.of(columns if lanes is None else {key: column[lanes] for key, column in columns.items()})
+
+
+def _columns(info: dict[str, Any], prefix: str, batch_size: int, out: dict[str, torch.Tensor]) -> None:
+    for key, value in info.items():
+        if key.startswith("_") and key[1:] in info:
+            continue
+        if isinstance(value, dict):
+            _columns(value, f"{prefix}{key}/", batch_size, out)
+            continue
+        array = np.asarray(value)
+        if array.dtype.kind not in "fiub" or array.shape != (batch_size,):
+            continue
+        column = array.astype(np.float64)
+        mask = info.get(f"_{key}")
+        if mask is not None:
+            column[~np.asarray(mask, np.bool_)] = np.nan
+        if not np.isnan(column).all():
+            out[f"{prefix}{key}"] = torch.from_numpy(column)

@@ -1,0 +1,116 @@
+"""`SharedArrays`: numpy arrays that several processes see, in memory without a name, so nothing can be left behind."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any, Self
+
+import numpy as np
+
+__all__ = ["SharedArrays"]
+
+Layout = dict[str, tuple[tuple[int, ...], str]]
+"""Shape and dtype of every array."""
+
+_ALIGNMENT = 64
+
+
+class SharedArrays:
+    """Zeroed arrays in one block of memory.
+
+    The block is a file without a name: it is gone when the last process that maps it is, however that one ended.
+
+    Args:
+        layout: shape and dtype (as numpy takes it) of every array.
+
+    Example:
+        >>> shared = SharedArrays({"reward": ((2,), "float32")})
+        >>> shared["reward"]
+        array([0., 0.], dtype=float32)
+        >>> shared.close()
+    """
+
+    def __init__(self, layout: dict[str, tuple[tuple[int, ...], Any]]) -> None:
+        self._layout: Layout = {name: (tuple(shape), np.dtype(dtype).str) for name, (shape, dtype) in layout.items()}
+        self._file: int | None = _unnamed_file(_size(self._layout))
+        self._arrays = _mapped(self._file, self._layout)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """One of the arrays.
+
+        Args:
+            name: from the layout.
+        """
+        return self._arrays[name]
+
+    def send(self, connection: Connection, pid: int) -> None:
+        """Lets another process map the same memory; it calls `receive`.
+
+        Args:
+            connection: duplex, to that process.
+            pid: its process id.
+        """
+        if self._file is None:
+            raise ValueError("these SharedArrays are sealed or closed; send them before")
+        connection.send(self._layout)
+        reduction.send_handle(connection, self._file, pid)
+
+    @classmethod
+    def receive(cls, connection: Connection) -> Self:
+        """The arrays that another process sent.
+
+        Args:
+            connection: to that process.
+        """
+        shared = cls.__new__(cls)
+        shared._layout = connection.recv()
+        file = reduction.recv_handle(connection)
+        shared._file = file
+        shared._arrays = _mapped(file, shared._layout)
+        shared.seal()
+        return shared
+
+    def seal(self) -> None:
+        """Gives up the file descriptor: nobody can be sent the arrays any more, those who have them keep them."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def close(self) -> None:
+        """Lets go of the memory. Arrays taken from here before stay valid for as long as they are held."""
+        self.seal()
+        self._arrays = {}
+
+
+def _size(layout: Layout) -> int:
+    return max(sum(_padded(shape, dtype) for shape, dtype in layout.values()), mmap.PAGESIZE)
+
+
+def _padded(shape: tuple[int, ...], dtype: str) -> int:
+    size_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _unnamed_file(size_bytes: int) -> int:
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("palaestra", os.MFD_CLOEXEC)
+    else:
+        file, path = tempfile.mkstemp(prefix="palaestra-")
+        os.unlink(path)
+    os.ftruncate(file, size_bytes)
+    return file
+
+
+def _mapped(file: int, layout: Layout) -> dict[str, np.ndarray]:
+    block = mmap.mmap(file, _size(layout))
+    arrays: dict[str, np.ndarray] = {}
+    offset = 0
+    for name, (shape, dtype) in layout.items():
+        count = int(np.prod(shape, dtype=np.int64))
+        arrays[name] = np.frombuffer(block, dtype, count, offset).reshape(shape)
+        offset += _padded(shape, dtype)
+    return arrays

@@ -1,0 +1,241 @@
+"""Worker processes that are watched: a dead one is named, a silent one has a deadline, none is left behind.
+
+A worker ignores Ctrl-C (whoever started it decides), ends when its parent does, and prints the stacks of its threads
+on request, even if it hangs in native code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from multiprocessing import connection as mp_connection
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Semaphore
+from typing import Any, Literal
+
+from palaestra.core import ConfigError, PalaestraError
+
+__all__ = ["SupervisedProcess", "WorkerDiedError", "WorkerTimeoutError", "spin_acquire", "stop_all"]
+
+Context = Literal["spawn", "forkserver"]
+
+# How often a waiting parent looks whether the worker still lives; a death is seen within this time.
+_PULSE_S = 0.1
+# Length of the busy part of a wait. Longer than a step of a cheap environment, shorter than anybody notices.
+_SPIN_TRIES = 300
+
+
+class WorkerDiedError(PalaestraError):
+    """A worker process ended without being asked to; the message says how."""
+
+
+class WorkerTimeoutError(PalaestraError):
+    """A worker process did not answer in time."""
+
+
+class SupervisedProcess:
+    """A worker process and a connection to it.
+
+    Args:
+        target: a function of a module, called in the worker with the other end of the connection and `args`.
+        args: sent by value.
+        context: how processes are started: afresh, or by forking a server that has imported `preload`.
+        name: for error messages, for example "worker 2".
+        preload: modules that the fork server imports once.
+
+    Raises:
+        ConfigError: `args` cannot be sent to another process.
+    """
+
+    def __init__(
+        self,
+        target: Callable[..., None],
+        args: tuple[Any, ...],
+        *,
+        context: Context,
+        name: str,
+        preload: Iterable[str] = (),
+    ) -> None:
+        ctx: Any = multiprocessing.get_context(context)
+        if context == "forkserver":
+            ctx.set_forkserver_preload(list(preload))
+        self.name = name
+        self.connection, theirs = ctx.Pipe()
+        self._stacks, stacks = ctx.Pipe(duplex=False)
+        arguments = (target, theirs, stacks, args)
+        self._process = ctx.Process(target=_main, args=arguments, name=name, daemon=True)
+        try:
+            self._process.start()
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"what {name} needs cannot be sent to another process: {error}. Lambdas and local functions cannot; "
+                "use a function of a module, or functools.partial of one"
+            ) from error
+        finally:
+            theirs.close()
+            stacks.close()
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the worker still runs."""
+        return not mp_connection.wait([self._process.sentinel], 0)
+
+    def cause(self) -> str:
+        """How a dead worker ended, for example "was killed by signal 9 (SIGKILL)"."""
+        self._process.join(1.0)
+        code = self._process.exitcode
+        if code is None:
+            return "does not answer"
+        if code >= 0:
+            return f"exited with code {code}"
+        names = {sig.value: sig.name for sig in signal.Signals}
+        return f"was killed by signal {-code} ({names.get(-code, 'unknown')})"
+
+    def acquire(self, semaphore: Semaphore, deadline: float) -> None:
+        """Waits until the worker releases a semaphore.
+
+        Args:
+            semaphore: that the worker releases.
+            deadline: in `time.monotonic()` seconds.
+
+        Raises:
+            WorkerDiedError: it never will.
+            WorkerTimeoutError: it did not in time.
+        """
+        if spin_acquire(semaphore):
+            return
+        while not semaphore.acquire(True, _PULSE_S):
+            if not self.alive and not semaphore.acquire(False):
+                raise WorkerDiedError(f"{self.name} (process {self.pid}) {self.cause()}")
+            if time.monotonic() >= deadline:
+                raise WorkerTimeoutError(f"{self.name} (process {self.pid}) did not answer in time")
+
+    def receive(self, deadline: float) -> Any:
+        """The worker's next message.
+
+        Args:
+            deadline: in `time.monotonic()` seconds.
+
+        Raises:
+            WorkerDiedError: there will be none.
+            WorkerTimeoutError: there was none in time.
+        """
+        try:
+            ready = mp_connection.wait([self.connection, self._process.sentinel], deadline - time.monotonic())
+            if self.connection in ready or self.connection.poll():
+                return self.connection.recv()
+        except (EOFError, OSError):
+            ready = [self._process.sentinel]
+        if ready:
+            raise WorkerDiedError(f"{self.name} (process {self.pid}) {self.cause()}")
+        raise WorkerTimeoutError(f"{self.name} (process {self.pid}) did not answer in time")
+
+    def send(self, message: Any) -> None:
+        """Sends the worker a message.
+
+        Args:
+            message: anything that can be pickled.
+
+        Raises:
+            WorkerDiedError: nobody is there to receive it.
+        """
+        try:
+            self.connection.send(message)
+        except OSError as error:
+            raise WorkerDiedError(f"{self.name} (process {self.pid}) {self.cause()}") from error
+
+    def stacks(self, timeout_s: float = 1.0) -> str:
+        """What every thread of the worker is doing; empty if it cannot say.
+
+        Args:
+            timeout_s: how long it may take.
+        """
+        if not self.alive:
+            return ""
+        os.kill(self.pid, signal.SIGUSR1)
+        parts: list[bytes] = []
+        while self._stacks.poll(timeout_s):
+            parts.append(os.read(self._stacks.fileno(), 1 << 16))
+            timeout_s = 0.05
+            if not parts[-1]:
+                break
+        return b"".join(parts).decode(errors="replace")
+
+    def kill(self) -> None:
+        """Ends the worker now."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self.stop(5.0)
+
+    def stop(self, timeout_s: float) -> None:
+        """Waits for the worker to end, kills it if it does not, and frees what it held.
+
+        Args:
+            timeout_s: how long it may take.
+        """
+        self._process.join(timeout_s)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join(5.0)
+        self.connection.close()
+        self._stacks.close()
+
+
+def spin_acquire(semaphore: Semaphore) -> bool:
+    """Tries for a short while to acquire a semaphore, and lets others run in between.
+
+    Cheaper than going to sleep when the wait is a few microseconds, and bounded where it is not.
+
+    Args:
+        semaphore: to acquire.
+
+    Returns:
+        Whether it was acquired.
+    """
+    acquire = semaphore.acquire
+    for _ in range(_SPIN_TRIES):
+        if acquire(False):
+            return True
+        _yield()
+    return False
+
+
+def stop_all(workers: Iterable[SupervisedProcess], timeout_s: float) -> None:
+    """Waits for workers that were told to end; those that have not when the time is over are killed.
+
+    Args:
+        workers: any number, in any state.
+        timeout_s: for all of them together.
+    """
+    deadline = time.monotonic() + timeout_s
+    for worker in workers:
+        worker.stop(max(deadline - time.monotonic(), 0.0))
+
+
+def _main(target: Callable[..., None], connection: Connection, stacks: Connection, args: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.register(signal.SIGUSR1, file=stacks.fileno(), all_threads=True)
+    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
+    target(connection, *args)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    mp_connection.wait([parent.sentinel])
+    os._exit(1)
+
+
+_yield = getattr(os, "sched_yield", lambda: time.sleep(0))

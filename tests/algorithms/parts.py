@@ -1,0 +1,120 @@
+"""Small environments and algorithms for every test of something that learns."""
+
+import dataclasses
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from palaestra import Collector, EnvConfig, NetworkConfig, RunSeeds, create_environment
+from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
+from palaestra.core import ConfigError
+from palaestra.envs import Environment
+
+# What makes any algorithm small; an algorithm takes the fields that its configuration has.
+TINY: dict[str, Any] = {
+    "network": NetworkConfig(hidden_sizes=(8,)),
+    "unroll_length": 12,
+    "num_updates": 2,
+    "mini_batch_size": 10,
+    "capacity": 120,
+    "initial_collect_steps": 0,
+    "target_period": 3,
+}
+
+
+class Track(gymnasium.Env[np.ndarray, np.ndarray]):
+    """Continuous actions: pays for following a random walk; an episode ends by chance, or by a time limit."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-4, 4, (3,), np.float32)
+        self.action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._observation(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        reward = -float(np.square(action - 0.3).sum())
+        return self._observation(), reward, bool(self.np_random.random() < 0.1), False, {"error": -reward}
+
+    def _observation(self) -> np.ndarray:
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
+
+
+class Masked(gymnasium.Env[dict[str, np.ndarray], np.int64]):
+    """A dict of observations, and a mask that forbids one of three actions at random; a forbidden one raises."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Dict(
+            {"action_mask": spaces.MultiBinary(3), "position": spaces.Box(-1, 1, (2,), np.float32)}
+        )
+        self.action_space = spaces.Discrete(3)
+        self._forbidden = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._observation(), {}
+
+    def step(self, action: np.int64) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+        if action == self._forbidden:
+            raise ValueError(f"action {action} is forbidden")
+        return self._observation(), float(action), bool(self.np_random.random() < 0.2), False, {}
+
+    def _observation(self) -> dict[str, np.ndarray]:
+        self._forbidden = int(self.np_random.integers(3))
+        mask = np.ones(3, np.int8)
+        mask[self._forbidden] = 0
+        return {"action_mask": mask, "position": self.np_random.uniform(-1, 1, 2).astype(np.float32)}
+
+
+KINDS = {
+    "discrete": EnvConfig(name="palaestra.envs.tiny:Catch", kwargs={"num_rows": 6, "num_columns": 3}),
+    "continuous": EnvConfig(name="tests.algorithms.parts:Track", max_episode_steps=5),
+    "masked": EnvConfig(name="tests.algorithms.parts:Masked", max_episode_steps=4),
+}
+"""An environment for each kind of action that an algorithm may accept."""
+
+
+def environment(config: EnvConfig | str, num_envs: int = 3, seed: int = 3, **changes: Any) -> Environment:
+    """Environments by configuration, by a name in `palaestra.envs.tiny`, or by a kind of action."""
+    if isinstance(config, str):
+        config = KINDS.get(config) or EnvConfig(name=f"palaestra.envs.tiny:{config}")
+    lanes = [RunSeeds(seed).integer("environments", lane) for lane in range(num_envs)]
+    return create_environment(dataclasses.replace(config, num_envs=num_envs, **changes), lane_seeds=lanes)
+
+
+def tiny_config(kind: type[Algorithm], **changes: Any) -> Any:
+    """The configuration of any algorithm with small sizes, and with the changes that it knows."""
+    fields = {field.name for field in dataclasses.fields(kind.config_class)}
+    return kind.config_class(**{name: value for name, value in {**TINY, **changes}.items() if name in fields})
+
+
+def make(name: str, env: Environment, seed: int = 3, **changes: Any) -> GradientAlgorithm:
+    """A small algorithm for an environment."""
+    kind: Any = ALGORITHMS[name]
+    return kind(env.observation_spec, env.action_spec, tiny_config(kind, **changes), RunSeeds(seed))
+
+
+def accepted(name: str, kind: str) -> bool:
+    """Whether an algorithm takes such actions; it says no by a `ConfigError`."""
+    with environment(kind, 1) as env:
+        try:
+            make(name, env)
+        except ConfigError:
+            return False
+    return True
+
+
+CASES = [(name, kind) for name in ALGORITHMS for kind in KINDS if accepted(name, kind)]
+"""Every algorithm with every kind of action that it accepts."""
+
+
+def collected(name: str, kind: str, seed: int = 3, **changes: Any) -> tuple[GradientAlgorithm, Collector]:
+    """An algorithm, and a collector whose buffer holds data with ends of episodes inside."""
+    env = environment(kind, seed=seed)
+    algorithm = make(name, env, seed, **changes)
+    collector = Collector.of(env, algorithm)
+    collector.unroll(12)
+    return algorithm, collector

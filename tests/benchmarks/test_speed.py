@@ -1,0 +1,130 @@
+"""The window, the check that both sides did the same work, and the report of the speed benchmark."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.record import provenance
+from benchmarks.speed import compare, peers, start_up
+from benchmarks.speed.window import Window
+from benchmarks.speed.workloads import WORKLOADS
+
+ORIGIN = provenance("python -m benchmarks.speed ppo")
+
+
+class Machine:
+    """One iteration a second; the first `waiting` iterations make no optimizer step."""
+
+    def __init__(self, waiting):
+        self.now, self.waiting = 0.0, waiting
+        self.window = Window(self.counters, warmup_s=3.0, window_s=5.0, clock=lambda: self.now)
+
+    def counters(self):
+        iterations = int(self.now)
+        return {
+            "env_steps": 1024 * iterations,
+            "updates": 16 * max(0, iterations - self.waiting),
+            "iterations": iterations,
+        }
+
+    def run(self):
+        while not self.window.tick():
+            self.now += 1.0
+        return self.window.result
+
+
+@pytest.mark.parametrize("waiting", [0, 10])
+def test_the_window_begins_a_warm_up_after_the_first_optimizer_step(waiting):
+    machine = Machine(waiting)
+    assert machine.run() == {
+        "window_s": 5.0,
+        "env_steps": 5 * 1024,
+        "updates": 80,
+        "iterations": 5,
+        "env_steps_per_s": 1024.0,
+        "updates_per_s": 16.0,
+    }
+    assert machine.now == waiting + 1 + 3 + 5
+
+
+def result(speed, **changes):
+    work = {"env_steps": 10_240, "updates": 160, "iterations": 10, "threads": 1}
+    return {
+        "env_steps_per_s": speed,
+        "updates_per_s": speed / 64,
+        "first_update_extra_s": speed / 1000,
+        **work,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(("variant", "steps"), [("peer", 10_240), ("eager", 10_240), ("eager", 10_000)])
+def test_the_same_work_passes(variant, steps):
+    compare.check_work(WORKLOADS["ppo"], variant, result(1.0, env_steps=steps))
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes"),
+    [
+        ("eager", {"updates": 150}),
+        ("peer", {"updates": 170}),
+        ("peer", {"env_steps": 10_000}),
+        ("eager", {"env_steps": 11_000}),
+        ("compiled", {"threads": 2}),
+    ],
+)
+def test_other_work_ends_the_benchmark(variant, changes):
+    with pytest.raises(SystemExit, match="other work"):
+        compare.check_work(WORKLOADS["ppo"], variant, result(1.0, **changes))
+
+
+def test_the_report_has_the_median_ratio_of_the_rounds_and_whether_each_bar_is_met():
+    runs = {
+        "eager": [result(s) for s in (21_000.0, 9_500.0, 22_000.0)],
+        "peer": [result(s) for s in (10_000.0, 5_000.0, 10_000.0)],
+        "compiled": [result(s) for s in (24_000.0, 13_000.0, 24_000.0)],
+    }
+    record = compare.make_record("ppo", runs, ORIGIN, {"stable-baselines3": "2.9.2"})
+    summary = record["summary"]
+    assert summary["ratios"]["eager"]["median"] == 2.1
+    assert summary["bars"] == {"eager": {"least": 2.0, "met": True}, "compiled": {"least": 2.5, "met": False}}
+    assert summary["compile_s"] == {"cold": 24.0, "cached": 18.5}
+    text = compare.markdown(record)
+    assert "| Palaestra | 21,000 | 9,500 to 22,000 | 2.10 | 2.10, 1.90, 2.20 | 2.0 | yes |" in text
+    assert "| Palaestra, `--compile` | 24,000 | 13,000 to 24,000 | 2.40 | 2.40, 2.60, 2.40 | 2.5 | **no** |" in text
+    assert "stable-baselines3 2.9.2" in text
+    assert ORIGIN["command"] in text
+
+
+def test_one_round_has_no_cached_compilation():
+    runs = {variant: [result(1000.0)] for variant in compare.VARIANTS}
+    record = compare.make_record("ppo", runs, ORIGIN, {})
+    assert record["summary"]["compile_s"] == {"cold": 1.0, "cached": None}
+    assert "it took 1.0 s." in compare.markdown(record)
+
+
+def test_the_start_up_report_compares_within_rounds():
+    seconds = {"import torch": [1.0, 2.0], "import palaestra": [1.4, 2.6], "first step": [3.0, 6.0]}
+    summary = start_up.evaluate(seconds)
+    assert summary["ratio"]["median"] == pytest.approx(1.35)
+    assert [bar["met"] for bar in summary["bars"].values()] == [True, False]
+    assert "| 1.35 (1.40, 1.30) | ratio below 1.5 | yes |" in start_up.markdown({**ORIGIN, "summary": summary})
+
+
+def test_a_peer_environment_with_other_versions_is_refused(tmp_path, monkeypatch):
+    python = tmp_path / "sb3" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    found = {peers.PEER: peers.PEER_VERSION, **peers.versions(peers.SHARED)}
+    monkeypatch.setattr(peers, "installed", lambda _: found)
+    assert peers.peer_python(tmp_path) == (python, found)
+    monkeypatch.setattr(peers, "installed", lambda _: {**found, "torch": "1.0.0"})
+    with pytest.raises(SystemExit, match=r"torch 1\.0\.0 instead of"):
+        peers.peer_python(tmp_path)
+
+
+def test_peers_are_installed_outside_the_tree(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert peers.default_directory() == tmp_path / "palaestra" / "peers"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert peers.default_directory() == Path.home() / ".cache" / "palaestra" / "peers"

@@ -1,0 +1,398 @@
+"""What every algorithm promises; a class in `palaestra.algorithms.ALGORITHMS` is enrolled by being there."""
+
+import copy
+import dataclasses
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from palaestra.algorithms import ALGORITHMS, GradientAlgorithm, Gradients
+from palaestra.core import (
+    Batch,
+    ConfigError,
+    MultiBinarySpec,
+    NonFiniteError,
+    OnPolicy,
+    RunSeeds,
+    StepType,
+    TensorSpec,
+    load_tensors,
+    minibatches,
+    save_tensors,
+)
+from palaestra.policies import Phase
+from tests.algorithms.parts import CASES, TINY, collected, environment, make, tiny_config
+
+every_case = pytest.mark.parametrize(("name", "kind"), CASES)
+every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+
+
+def prepared(algorithm: GradientAlgorithm, collector: Any) -> Batch:
+    """All the data of one update, ready for `losses`."""
+    generator = torch.Generator().manual_seed(1)
+    with algorithm.policy.in_phase(Phase.UPDATE):
+        drawn = collector.buffer.draw(algorithm.plan, generator)
+        return algorithm.noise(algorithm.preprocess(drawn, collector.buffer), generator)
+
+
+def minibatches_of(algorithm: GradientAlgorithm, batch: Batch) -> list[Batch]:
+    return list(minibatches(batch, algorithm.plan, generator=torch.Generator().manual_seed(2)))
+
+
+def cut(algorithm: GradientAlgorithm, batch: Batch, rows: slice) -> Batch:
+    """Some rows `[N]`, or some sequences of `[T, N]`."""
+    return batch[rows] if getattr(algorithm.plan, "mini_batch_length", None) == 1 else batch[:, rows]
+
+
+def width(algorithm: GradientAlgorithm, batch: Batch) -> int:
+    leaf = next(value for value in batch.values() if isinstance(value, Tensor))
+    return leaf.shape[0 if getattr(algorithm.plan, "mini_batch_length", None) == 1 else 1]
+
+
+def shaken(algorithm: GradientAlgorithm) -> GradientAlgorithm:
+    """Away from the initial weights, where policies are almost uniform and values almost zero."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in algorithm.model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return algorithm
+
+
+def whole_state(algorithm: GradientAlgorithm) -> dict[str, Any]:
+    """Everything that an algorithm and its policy hold, copied."""
+    state = {**algorithm.state_tensors(), **{f"policy.{k}": v for k, v in algorithm.policy.state_dict().items()}}
+    return copy.deepcopy(state)
+
+
+def global_generators() -> list[Any]:
+    numbers = np.random.get_state()  # noqa: NPY002 - the legacy global generator is the one that must stay as it is
+    return [torch.get_rng_state().tolist(), numbers[1].tolist(), numbers[2], random.getstate()]
+
+
+def different(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    """Names whose values are not bit-equal."""
+    assert a.keys() == b.keys()
+
+    def equal(x: Any, y: Any) -> bool:
+        return torch.equal(x, y) if isinstance(x, Tensor) else x == y
+
+    return [name for name in a if not equal(a[name], b[name])]
+
+
+def parameters(algorithm: GradientAlgorithm) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in algorithm.model.state_dict().items()}
+
+
+# -- gradients
+
+
+@every_case
+def test_gradients_of_uneven_shards_combine_to_the_gradient_of_the_whole(name, kind):
+    """MARO-30, MARO-31, MARO-39: weighted by valid rows; some rows of an unroll are not valid."""
+    algorithm, collector = collected(name, kind)
+    batch = prepared(shaken(algorithm), collector)
+    minibatch = minibatches_of(algorithm, batch)[0]
+    whole = algorithm.gradients(minibatch)
+    third = max(1, width(algorithm, minibatch) // 3)
+    shards = [algorithm.gradients(cut(algorithm, minibatch, rows)) for rows in (slice(third), slice(third, None))]
+    counts = [float(shard.num_valid) for shard in shards]
+    assert counts[0] != counts[1]
+    assert sum(counts) == float(whole.num_valid)
+    for key, gradient in whole.values.items():
+        parts = [count * shard.values[key] for count, shard in zip(counts, shards, strict=True)]
+        assert_close(sum(parts) / sum(counts), gradient, rtol=1e-4, atol=1e-6)
+    twin = make(name, collector.env)
+    twin.load_state_tensors(algorithm.state_tensors())
+    together, apart = algorithm.apply(whole), twin.apply(shards)
+    for norm in (key for key in together if key.startswith("gradient_norm/")):
+        assert_close(apart[norm], together[norm], rtol=1e-4, atol=1e-6)
+    assert twin.num_gradient_steps == algorithm.num_gradient_steps == 1
+
+
+@every_case
+def test_a_shard_without_valid_rows_counts_nothing(name, kind):
+    """MARO-30: a gradient worker may be handed nothing but ends of episodes."""
+    algorithm, collector = collected(name, kind)
+    batch = prepared(algorithm, collector)
+    if "valid" not in batch:
+        pytest.skip("every row that this algorithm draws is valid")
+    minibatch = minibatches_of(algorithm, batch)[0]
+    empty = minibatch.replace(valid=torch.zeros_like(minibatch.valid))
+    whole, nothing = algorithm.gradients(minibatch), algorithm.gradients(empty)
+    assert float(nothing.num_valid) == 0
+    assert all(torch.isfinite(gradient).all() for gradient in nothing.values.values())
+    other = make(name, collector.env)
+    other.apply([whole, nothing])
+    algorithm.apply(whole)
+    assert not different(parameters(algorithm), parameters(other))
+
+
+@every_case
+def test_losses_read_weights_and_change_nothing(name, kind):
+    """MARO-31, PARL-10: no parameter, buffer, generator, optimizer or global random state moves."""
+    algorithm, collector = collected(name, kind)
+    minibatch = minibatches_of(algorithm, prepared(algorithm, collector))[0]
+    batch_before = copy.deepcopy(dict(minibatch.items()))
+    before, generators = whole_state(algorithm), global_generators()
+    first, second = algorithm.losses(minibatch), algorithm.losses(minibatch)
+    algorithm.gradients(minibatch)
+    assert not different(whole_state(algorithm), before)
+    assert global_generators() == generators
+    assert all(torch.equal(first.terms[term], second.terms[term]) for term in first.terms)
+    for field, value in batch_before.items():
+        if isinstance(value, Tensor):
+            assert torch.equal(minibatch[field], value), field
+    assert all(parameter.grad is None for parameter in algorithm.model.parameters())
+
+
+def cost_fields() -> Iterator[tuple[str, str]]:
+    for name, kind in ALGORITHMS.items():
+        for field in dataclasses.fields(kind.config_class):
+            if field.name.endswith("_cost"):
+                yield name, field.name
+
+
+@pytest.mark.parametrize(("name", "cost"), list(cost_fields()))
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_every_coefficient_of_a_loss_moves_the_gradient(name, cost, kind):
+    if (name, kind) not in CASES:
+        pytest.skip(f"{name} takes no {kind} actions")
+    gradients = []
+    for value in (0.1, 0.7):
+        algorithm, collector = collected(name, kind, **{cost: value})
+        batch = prepared(shaken(algorithm), collector)
+        gradients.append(algorithm.gradients(minibatches_of(algorithm, batch)[0]).values)
+    moved = [float((gradients[0][key] - gradients[1][key]).norm()) for key in gradients[0]]
+    assert max(moved) > 1e-3, f"{cost} changes no gradient"
+
+
+@every_case
+def test_optimizers_cover_each_trainable_parameter_exactly_once(name, kind):
+    """MARO-32, MARO-35: what needs a gradient has one optimizer, what has none is frozen."""
+    algorithm, _ = collected(name, kind)
+    covered = [id(p) for optimizer in algorithm.model.optimizers.values() for p in optimizer.parameters]
+    trainable = {id(p): key for key, p in algorithm.model.named_parameters() if p.requires_grad}
+    assert len(covered) == len(set(covered))
+    assert set(covered) == set(trainable)
+    assert {id(p) for p in algorithm.policy.parameters()} <= {id(p) for p in algorithm.model.parameters()}
+
+
+@every_case
+def test_an_update_reaches_every_trainable_parameter(name, kind):
+    algorithm, collector = collected(name, kind)
+    before = parameters(shaken(algorithm))
+    algorithm.update(collector.buffer)
+    trained = {key for optimizer in algorithm.model.optimizers.values() for key in optimizer.names}
+    still = {key for key in different(before, parameters(algorithm))}
+    assert {f"component.{key}" for key in trained} <= still
+
+
+# -- an update
+
+
+@every_case
+def test_an_update_draws_preprocesses_then_takes_each_minibatch_once(name, kind, monkeypatch):
+    """TS-12, TS-13, TS-14, TS-15, ALF-07..09: draw, preprocess, noise, then losses and one step for each minibatch."""
+    algorithm, collector = collected(name, kind)
+    expected = len(minibatches_of(algorithm, prepared(algorithm, collector)))
+    calls: list[str] = []
+    weights: list[dict[str, Tensor]] = []
+
+    def spy(owner: Any, method: str) -> None:
+        original = getattr(owner, method)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            calls.append(method)
+            weights.append(parameters(algorithm))
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, method, called, raising=False)
+
+    for method in ("preprocess", "noise", "losses", "after_step"):
+        spy(algorithm, method)
+    spy(collector.buffer, "draw")
+    info = algorithm.update(collector.buffer)
+    assert calls == ["draw", "preprocess", "noise", *(["losses", "after_step"] * expected)]
+    assert info.gradient_steps == expected
+    assert algorithm.num_gradient_steps == expected
+    for losses_at in range(3, len(calls), 2):
+        assert different(weights[losses_at], weights[losses_at + 1]), "no optimizer step before after_step"
+
+
+@every_case
+def test_an_update_raises_the_version_by_one_whatever_its_gradient_steps(name, kind):
+    """MARO-22: the version counts updates."""
+    algorithm, collector = collected(name, kind)
+    assert algorithm.policy_version == 0
+    info = algorithm.update(collector.buffer)
+    assert (algorithm.policy_version, info.policy_version) == (1, 1)
+    collector.unroll(12)
+    assert int(collector.buffer.newest(1).policy_version.max()) == 1
+    assert algorithm.update(collector.buffer).policy_version == 2
+
+
+@every_case
+def test_the_policy_is_updating_only_during_an_update(name, kind, monkeypatch):
+    """TS-16, TS-17: collecting True, False; updating True, True; and back after an exception."""
+    algorithm, collector = collected(name, kind)
+    policy = algorithm.policy
+    flags = []
+
+    def losses(batch: Any) -> Any:
+        flags.append((policy.training, policy.updating))
+        raise RuntimeError("on purpose")
+
+    assert (policy.training, policy.updating) == (True, False)
+    with monkeypatch.context() as patch:
+        patch.setattr(algorithm, "losses", losses)
+        with pytest.raises(RuntimeError, match="on purpose"):
+            algorithm.update(collector.buffer)
+    assert flags == [(True, True)]
+    assert (policy.training, policy.updating) == (True, False)
+    assert algorithm.policy_version == 0
+    with policy.in_phase(Phase.EVAL):
+        assert (policy.training, policy.updating) == (False, False)
+
+
+@every_case
+def test_an_update_with_ends_of_episodes_inside_is_finite(name, kind):
+    """ALF-23..26: LAST rows, terminated and truncated, lie inside the data."""
+    algorithm, collector = collected(name, kind)
+    for _ in range(3):
+        assert (collector.buffer.recent("step_type", 12) == StepType.LAST).any()
+        info = algorithm.update(collector.buffer)
+        assert all(np.isfinite(value) for value in info.metrics.values()), info.metrics
+        collector.unroll(12)
+    assert all(torch.isfinite(value).all() for value in parameters(algorithm).values())
+
+
+@every_case
+def test_a_gradient_that_is_not_finite_raises(name, kind, monkeypatch):
+    """F23: the error names the component and the numbers of the step, and the command line ends with 4."""
+    algorithm, collector = collected(name, kind)
+    original = algorithm.losses
+
+    def losses(batch: Any) -> Any:
+        stated = original(batch)
+        return stated._replace(terms={key: term * torch.nan for key, term in stated.terms.items()})
+
+    monkeypatch.setattr(algorithm, "losses", losses)
+    with pytest.raises(NonFiniteError, match=r"the gradient of '\w+' is not finite") as caught:
+        algorithm.update(collector.buffer)
+    assert caught.value.exit_code == 4
+    assert not algorithm.policy.updating
+
+
+# -- collecting, saving, building
+
+
+@every_case
+def test_collecting_changes_no_parameter(name, kind):
+    """ALF-03: bit-equal before and after; only the generator that acts moves."""
+    algorithm, collector = collected(name, kind)
+    before = whole_state(algorithm)
+    collector.unroll(20)
+    assert different(before, whole_state(algorithm)) in ([], ["generator.acting"])
+
+
+@every_case
+def test_the_update_after_loading_is_bit_equal(name, kind, tmp_path):
+    """F25: save, load into a fresh instance of another seed, learn from the same data."""
+    algorithm, collector = collected(name, kind)
+    algorithm.update(collector.buffer)
+    collector.unroll(12)
+    save_tensors(tmp_path / "state.safetensors", algorithm.state_tensors())
+    save_tensors(tmp_path / "buffer.safetensors", collector.buffer.state_tensors())
+    other, twin = collected(name, kind, seed=9)
+    assert different(parameters(algorithm), parameters(other))
+    other.load_state_tensors(load_tensors(tmp_path / "state.safetensors"))
+    twin.buffer.load_state_tensors(load_tensors(tmp_path / "buffer.safetensors"))
+    info, again = algorithm.update(collector.buffer), other.update(twin.buffer)
+    assert info.metrics == again.metrics
+    assert not different(whole_state(algorithm), whole_state(other))
+
+
+@every_case
+def test_nothing_draws_from_a_global_generator(name, kind):
+    """DESIGN.md, randomness: building, collecting and updating leave torch, numpy and random as they are."""
+    before = global_generators()
+    algorithm, collector = collected(name, kind)
+    algorithm.update(collector.buffer)
+    collector.unroll(12)
+    algorithm.update(collector.buffer)
+    assert global_generators() == before
+
+
+@every_case
+def test_equal_seeds_give_equal_runs_and_other_seeds_others(name, kind):
+    states = []
+    for seed in (3, 3, 4):
+        algorithm, collector = collected(name, kind, seed=seed)
+        algorithm.update(collector.buffer)
+        states.append(parameters(algorithm))
+    assert not different(states[0], states[1])
+    assert different(states[0], states[2])
+
+
+@every_algorithm
+def test_an_impossible_action_space_is_a_configuration_error(name):
+    """F27: by name, before anything is built on it."""
+    kind: Any = ALGORITHMS[name]
+    for spec in ({"left": TensorSpec((2,))}, MultiBinarySpec((3,))):
+        with pytest.raises(ConfigError) as caught:
+            kind(TensorSpec((4,)), spec, tiny_config(kind), RunSeeds(0))
+        assert caught.value.exit_code == 2
+
+
+@every_algorithm
+def test_a_configuration_documents_every_field_and_is_frozen(name):
+    config = ALGORITHMS[name].config_class()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.gamma = 0.5
+    assert set(TINY) & {field.name for field in dataclasses.fields(config)}
+
+
+@every_algorithm
+def test_the_plan_agrees_with_the_configuration(name):
+    """ALF-07, ALF-08, ALF-09: what the data is asked for is what the configuration says."""
+    with environment("discrete") as env:
+        algorithm = make(name, env, unroll_length=7.5)
+    config, plan = algorithm.config, algorithm.plan
+    assert plan.unroll_length == 7.5
+    for field in ("num_updates", "mini_batch_size", "n_step", "initial_collect_steps", "capacity"):
+        if hasattr(config, field):
+            assert getattr(plan, field) == getattr(config, field)
+    assert isinstance(plan, OnPolicy) or plan.capacity == 120
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked_shapes")
+@every_algorithm
+def test_a_compiled_gradient_step_equals_the_eager_one(name):
+    """DESIGN.md section 10: eager is the reference, compiled results equal it to rounding."""
+    results = []
+    for compiled in (False, True):
+        algorithm, collector = collected(name, "discrete")
+        if compiled:
+            torch.compiler.reset()
+            algorithm.compile()
+        metrics = [algorithm.update(collector.buffer).metrics]
+        collector.unroll(12)
+        metrics.append(algorithm.update(collector.buffer).metrics)
+        results.append((metrics, parameters(algorithm)))
+    (eager, weights), (fast, others) = results
+    for before, after in zip(eager, fast, strict=True):
+        assert after == pytest.approx(before, rel=1e-4, abs=1e-5)
+    for key in weights:
+        assert_close(others[key], weights[key], rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_carry_what_a_worker_has_to_send():
+    """MARO-31: values by name, the weight of the shard, metrics and priorities; nothing else."""
+    assert Gradients._fields == ("values", "num_valid", "metrics", "priority")

@@ -1,0 +1,121 @@
+"""Tests of `palaestra.envs.environment`: one bare environment and its wrappers."""
+
+import numpy as np
+import pytest
+
+from palaestra.core import BoundedSpec, EnvError, RunSeeds, episode_seed
+from palaestra.envs import EnvironmentWrapper, GymEnvironment, load
+from tests.envs.worlds import Counter, Doubled, Global, Nested, counter
+
+
+def test_the_step_after_the_last_ignores_its_action_and_starts_the_next_episode():
+    """ALF-33."""
+    gym_env = Counter({2: "terminated"})
+    env = GymEnvironment(gym_env)
+    env.seed(7)
+    kinds = [int(env.step(1).step_type) for _ in range(7)]
+    assert kinds == [0, 1, 2, 0, 1, 2, 0]
+    assert len(gym_env.actions) == 4
+
+
+def test_every_episode_gets_its_seed_from_lane_and_number():
+    """ALF-55, ALF-56."""
+    gym_env = Counter({1: "terminated"})
+    env = GymEnvironment(gym_env)
+    env.seed(RunSeeds(3).integer("environments", 0))
+    for _ in range(5):
+        env.step(0)
+    lane = RunSeeds(3).integer("environments", 0)
+    assert gym_env.seeds == [episode_seed(lane, number) for number in range(3)]
+
+
+def test_seeding_again_starts_the_stream_again():
+    env = counter({3: "terminated"}, noisy=True)
+    streams = []
+    for _ in range(2):
+        env.seed(11)
+        streams.append([env.reset().observation[1], *(env.step(0).observation[1] for _ in range(9))])
+    assert streams[0] == streams[1]
+
+
+def test_a_wrapper_passes_everything_through():
+    """ALF-43."""
+    inner = GymEnvironment(Counter({2: "truncated"}))
+    env = EnvironmentWrapper(inner)
+    assert env.observation_spec is inner.observation_spec
+    assert env.action_spec is inner.action_spec
+    assert env.reward_spec == inner.reward_spec
+    assert env.env_info_spec == {}
+    env.reset()
+    assert [env.step(0).reward for _ in range(2)] == [10.0, 20.0]
+
+
+def test_wrappers_change_time_steps_and_stack():
+    """ALF-43."""
+    env = Doubled(Doubled(GymEnvironment(Counter())))
+    env.reset()
+    assert env.step(0).reward == 40.0
+
+
+def test_only_the_outermost_layer_resets_and_records():
+    inner = GymEnvironment(Counter({1: "terminated"}))
+    env = Doubled(inner)
+    env.seed(1)
+    assert [int(env.step(0).step_type) for _ in range(4)] == [0, 2, 0, 2]
+    assert env.state_dict()["episode"].tolist() == [1]
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "tests.envs.worlds:Nested"])
+@pytest.mark.parametrize("steps", [0, 1, 13])
+def test_a_saved_environment_goes_on_as_if_nothing_had_happened(name, steps):
+    """F25: the episode's seed and actions are replayed through all layers."""
+    one, two = load(name, wrappers=(Doubled,)), load(name, wrappers=(Doubled,))
+    from palaestra.envs import space_from_spec
+
+    space = space_from_spec(one.action_spec)
+    space.seed(0)
+    actions = [space.sample() for _ in range(steps + 20)]
+    one.seed(4)
+    one.reset()
+    for action in actions[:steps]:
+        one.step(action)
+    two.load_state_dict(one.state_dict())
+    for action in actions[steps:]:
+        expected, found = one.step(action), two.step(action)
+        np.testing.assert_equal(found.observation, expected.observation)
+        assert found[:3] == expected[:3]
+
+
+def test_an_environment_saved_before_its_first_reset_starts_at_the_beginning():
+    one, two = counter(noisy=True), counter(noisy=True)
+    one.seed(5)
+    two.load_state_dict(one.state_dict())
+    np.testing.assert_array_equal(two.reset().observation, one.reset().observation)
+
+
+def test_an_environment_that_does_not_replay_says_why():
+    """The digest of the observation is compared."""
+    one, two = GymEnvironment(Global()), GymEnvironment(Global())
+    one.reset()
+    with pytest.raises(EnvError, match="does not replay.*global generator"):
+        two.load_state_dict(one.state_dict())
+
+
+def test_the_state_consists_of_arrays_and_text():
+    env = GymEnvironment(Nested())
+    env.reset()
+    env.step({"move": np.ones(2, np.float32), "gear": np.int64(1)})
+    state = env.state_dict()
+    assert set(state) == {"lane_seed", "episode", "steps", "digest", "action.move", "action.gear"}
+    assert all(isinstance(value, np.ndarray | str) for value in state.values())
+
+
+def test_specs_of_a_wrapper_are_those_of_what_it_emits():
+    """ALF-43."""
+
+    class Scaled(EnvironmentWrapper):
+        @property
+        def observation_spec(self):
+            return BoundedSpec((2,), minimum=np.zeros(2), maximum=np.ones(2))
+
+    assert Scaled(counter()).time_step_spec.observation.bounded

@@ -1,0 +1,106 @@
+"""Tests of `palaestra.envs.gym_environment`."""
+
+import numpy as np
+import pytest
+
+from palaestra.core import EnvError, TensorSpec
+from palaestra.envs import GymEnvironment
+from tests.envs.worlds import Counter, Drawing, Faulty, Reusing, Switches
+
+
+@pytest.mark.parametrize(
+    ("end", "pair"),
+    [("", (1, 1.0)), ("terminated", (2, 0.0)), ("truncated", (2, 1.0)), ("both", (2, 0.0))],
+)
+def test_the_two_flags_become_step_type_and_discount(end, pair):
+    """ALF-28, ALF-31."""
+    env = GymEnvironment(Counter({1: end}))
+    env.reset()
+    time_step = env.step(1)
+    assert (time_step.step_type, time_step.discount) == pair
+
+
+def test_the_reward_belongs_to_the_action_just_executed():
+    """ALF-15, ALF-17."""
+    env = GymEnvironment(Counter(), env_id=3)
+    first = env.reset()
+    assert (first.step_type, first.reward, first.prev_action, first.env_id) == (0, 0.0, 0, 3)
+    second = env.step(2)
+    assert (second.step_type, second.reward, second.prev_action) == (1, 10.0, 2)
+    assert isinstance(second.reward, float)
+
+
+def test_a_discount_of_its_own_stays_at_a_truncation():
+    """ALF-28."""
+    env = GymEnvironment(Counter({2: "truncated", 3: "terminated"}), discount=0.5)
+    env.reset()
+    assert [env.step(0).discount for _ in range(2)] == [0.5, 0.5]
+
+
+def test_discrete_actions_arrive_as_numpy_scalars():
+    gym_env = Counter()
+    env = GymEnvironment(gym_env)
+    env.reset()
+    env.step(1)
+    assert type(gym_env.actions[0]) is np.int64
+
+
+def test_specs_come_from_the_spaces():
+    """ALF-42."""
+    env = GymEnvironment(Switches())
+    assert env.reward_spec == TensorSpec((2,))
+    assert env.time_step_spec.observation is env.observation_spec
+    assert env.time_step_spec.prev_action is env.action_spec
+    env.reset()
+    assert env.step(np.array([2, 1])).reward.tolist() == [3, 2]
+
+
+def test_what_is_returned_is_never_overwritten():
+    env = GymEnvironment(Reusing())
+    steps = [env.reset(), *(env.step(np.ones(1, np.float32)) for _ in range(3))]
+    assert [step.observation.item() for step in steps] == [0, 1, 2, 3]
+
+
+def test_a_failure_names_environment_seed_episode_step_action_and_cause():
+    """F1."""
+    env = GymEnvironment(Faulty("raise", at=2), env_id=5)
+    env.seed(9)
+    env.reset()
+    env.reset()
+    env.step(0)
+    seed = env.gym_env.seeds[-1]
+    with pytest.raises(EnvError) as caught:
+        env.step(2)
+    words = ("environment 5", "KeyError", "the wheel came off", "worlds.py", "episode 1", f"seed {seed}", "step 2")
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert "action 2" in str(caught.value).replace("np.int64(2)", "2")
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_failing_reset_is_named_as_one():
+    env = GymEnvironment(Faulty("raise", at=0))
+    with pytest.raises(EnvError, match="in episode 0 .* at its reset"):
+        env.reset()
+
+
+def test_an_observation_that_does_not_fit_its_space_is_refused_at_the_reset():
+    class Wrong(Counter):
+        def _seen(self):
+            return np.zeros((2, 2), np.float32)
+
+    with pytest.raises(EnvError, match=r"shape \(2, 2\), expected \(2,\)"):
+        GymEnvironment(Wrong()).reset()
+
+
+def test_rendering_gives_a_picture_or_says_how_to_get_one():
+    env = GymEnvironment(Drawing())
+    env.reset()
+    env.step(0)
+    assert env.render().shape == (2, 3, 3)
+
+    class Blank(Drawing):
+        def render(self):
+            return None
+
+    with pytest.raises(EnvError, match='make it with render_mode="rgb_array"'):
+        GymEnvironment(Blank()).render()

@@ -1,0 +1,202 @@
+"""Tests of `palaestra.envs.serial`."""
+
+import multiprocessing
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from palaestra.core import Batch, EnvError, ShapeError, SpecError
+from palaestra.envs import GymEnvironment, SerialEnvironment, load
+from tests.envs.worlds import Counter, Drawing, Faulty, Nested, Pid, Reusing, Shifty, counter, layered
+
+ZEROS = torch.zeros(2, dtype=torch.int64)
+
+
+def test_environments_run_in_this_process():
+    """ALF-01."""
+    before = len(multiprocessing.active_children())
+    env = SerialEnvironment([layered("Pid")])
+    env.reset()
+    info = env.step(torch.zeros(1, dtype=torch.int64)).env_info
+    assert int(info.pid) == os.getpid()
+    assert len(multiprocessing.active_children()) == before
+
+
+def test_lanes_that_end_are_reset_alone():
+    """ALF-33."""
+    env = SerialEnvironment([counter({2: "terminated"}), counter({3: "truncated"})], lane_seeds=[1, 2])
+    steps = [env.step(ZEROS + 1) for _ in range(5)]
+    assert torch.stack([step.step_type for step in steps]).tolist() == [[0, 0], [1, 1], [2, 1], [0, 2], [1, 0]]
+    assert torch.stack([step.discount for step in steps]).tolist() == [[1, 1], [1, 1], [0, 1], [1, 1], [1, 1]]
+    assert torch.stack([step.reward for step in steps]).tolist() == [[0, 0], [10, 10], [20, 20], [0, 30], [10, 0]]
+    assert torch.stack([step.prev_action for step in steps]).tolist() == [[0, 0], [1, 1], [1, 1], [0, 1], [1, 0]]
+
+
+def test_the_last_row_shows_the_true_final_observation():
+    env = SerialEnvironment([counter({2: "terminated"})], lane_seeds=[1])
+    seen = [env.step(ZEROS[:1]).observation[0, 0].item() for _ in range(4)]
+    assert seen == [0, 1, 2, 0]
+
+
+def test_a_reset_abandons_running_episodes_and_counts_on():
+    env = SerialEnvironment([counter(), counter()], lane_seeds=[1, 2])
+    env.reset()
+    env.step(ZEROS)
+    assert env.reset().step_type.tolist() == [0, 0]
+    assert env.state_dict()["episode"].tolist() == [1, 1]
+
+
+def test_time_steps_can_be_kept():
+    env = SerialEnvironment([GymEnvironment(Reusing()), GymEnvironment(Reusing())])
+    ones = torch.ones(2, 1)
+    steps = [env.reset(), *(env.step(ones) for _ in range(3))]
+    assert [step.observation[0].item() for step in steps] == [0, 1, 2, 3]
+    # the environment zeroes the action it is given: neither ours nor what we report may change
+    assert ones.tolist() == [[1.0], [1.0]]
+    assert steps[-1].prev_action.tolist() == [[1.0], [1.0]]
+
+
+def test_changing_what_was_returned_does_no_harm():
+    env, twin = (SerialEnvironment([counter(noisy=True)] * 1, lane_seeds=[1]) for _ in range(2))
+    for one in (env, twin):
+        one.reset()
+    for _ in range(3):
+        step = env.step(ZEROS[:1])
+        step.observation.zero_()
+        step.prev_action.fill_(2)
+        twin.step(ZEROS[:1])
+    a, b = env.state_dict(), twin.state_dict()
+    assert a["digest"] == b["digest"]
+    assert a["action"].tolist() == b["action"].tolist()
+
+
+def test_nested_data_are_batches_and_info_comes_and_goes():
+    """ALF-16, ALF-20."""
+    env = SerialEnvironment([GymEnvironment(Nested()) for _ in range(3)], lane_seeds=[1, 2, 3])
+    first = env.reset()
+    assert isinstance(first.observation, Batch)
+    assert first.observation.body.shape == (3, 2, 3)
+    assert first.observation.body.dtype == torch.float64
+    assert first.observation.pair["0"].dtype == torch.uint8
+    assert first.env_info.fresh.tolist() == [1, 1, 1]
+    action = Batch(move=torch.ones(3, 2), gear=torch.tensor([0, 1, 2]))
+    second = env.step(action)
+    assert second.reward.tolist() == [2, 3, 4]
+    assert second.prev_action.gear.tolist() == [0, 1, 2]
+    assert sorted(second.env_info.keys()) == ["deep/x", "speed"]
+    assert second.env_info["deep/x"].dtype == torch.float64
+    assert list(env.observation_spec["pair"]) == ["0", "1"]
+
+
+def test_info_that_one_lane_reports_is_nan_in_the_others():
+    env = SerialEnvironment([layered("Pid"), layered("Counter")])
+    env.reset()
+    assert torch.isnan(env.step(ZEROS).env_info.pid).tolist() == [False, True]
+    assert SerialEnvironment([layered("Counter")]).reset().env_info == ()
+
+
+@pytest.mark.parametrize("action", [torch.zeros(3, dtype=torch.int64), torch.zeros(2, 1), 0])
+def test_an_action_of_the_wrong_shape_is_refused(action):
+    with pytest.raises(ShapeError, match=r"expected \(2,\)"):
+        SerialEnvironment([counter(), counter()]).step(action)
+
+
+def test_a_discrete_action_that_does_not_exist_is_refused_before_the_environment_sees_it():
+    """F8."""
+    gym_env = Counter()
+    env = SerialEnvironment([GymEnvironment(gym_env)])
+    env.reset()
+    for bad in (-1, 3):
+        with pytest.raises(SpecError, match=f"environment 0 has value {bad}"):
+            env.step(torch.tensor([bad]))
+    assert gym_env.actions == []
+
+
+def test_actions_of_another_dtype_are_cast():
+    env = SerialEnvironment([load("Pendulum-v1")])
+    env.reset()
+    assert env.step(torch.zeros(1, 1, dtype=torch.float64)).prev_action.dtype == torch.float32
+    assert env.step(torch.zeros(1, 1, requires_grad=True)).reward.shape == (1,)
+
+
+def test_a_failure_names_the_lane_and_the_others_go_on_with_new_episodes():
+    """F1."""
+    envs = [counter(), GymEnvironment(Faulty("raise", at=2))]
+    env = SerialEnvironment(envs, lane_seeds=[1, 2])
+    env.reset()
+    env.step(ZEROS)
+    with pytest.raises(EnvError, match=r"environment 1 raised KeyError in episode 0 \(seed \d+\), at step 2"):
+        env.step(ZEROS)
+    assert env.step(ZEROS).step_type.tolist() == [0, 0]
+    assert env.state_dict()["episode"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("lane", [0, 1])
+def test_a_shape_that_changes_within_an_episode_is_named_and_not_broadcast(lane):
+    """F7."""
+    envs = [counter(), counter()]
+    envs[lane] = GymEnvironment(Shifty())
+    env = SerialEnvironment(envs)
+    env.reset()
+    env.step(ZEROS)
+    with pytest.raises(EnvError, match=rf"environment {lane} .*shape \(1,\), expected \(2,\)"):
+        env.step(ZEROS)
+
+
+def test_send_and_recv_come_in_pairs():
+    env = SerialEnvironment([counter()])
+    with pytest.raises(EnvError, match="without send"):
+        env.recv()
+    env.send(ZEROS[:1])
+    with pytest.raises(EnvError, match="twice"):
+        env.send(ZEROS[:1])
+    with pytest.raises(EnvError, match="between"):
+        env.state_dict()
+    assert env.recv().step_type.tolist() == [0]
+
+
+def test_only_all_environments_can_be_stepped():
+    env = SerialEnvironment([counter(), counter()])
+    env.send(ZEROS, torch.arange(2))
+    env.recv()
+    with pytest.raises(SpecError, match="leave env_id out"):
+        env.send(ZEROS, torch.tensor([1]))
+
+
+def test_environments_with_different_specs_are_refused():
+    with pytest.raises(SpecError, match="environment 1 has the specs"):
+        SerialEnvironment([counter(), layered("Nested")])
+    with pytest.raises(SpecError, match="at least one"):
+        SerialEnvironment([])
+
+
+def test_seeds_must_be_different():
+    """ALF-55."""
+    with pytest.raises(SpecError, match="each needs one of its own"):
+        SerialEnvironment([counter(), counter()], lane_seeds=[1, 1])
+
+
+def test_a_state_of_another_size_is_refused():
+    two, one = SerialEnvironment([counter(), counter()]), SerialEnvironment([counter()])
+    with pytest.raises(EnvError, match="of 2 environments and this has 1"):
+        one.load_state_dict(two.state_dict())
+
+
+def test_rendering_and_closing():
+    with SerialEnvironment([GymEnvironment(Drawing()), GymEnvironment(Drawing())]) as env:
+        env.reset()
+        env.step(ZEROS)
+        assert env.render().tolist() == np.ones((2, 3, 3)).tolist()
+
+
+def test_a_scalar_reward_may_come_as_an_array_of_one():
+    class Wrapped(Pid):
+        def step(self, action):
+            observation, reward, *rest = super().step(action)
+            return observation, np.array([reward]), *rest
+
+    env = SerialEnvironment([GymEnvironment(Wrapped()), GymEnvironment(Wrapped())])
+    env.reset()
+    assert env.step(ZEROS).reward.tolist() == [10, 10]

@@ -1,0 +1,58 @@
+"""Tests of `palaestra.envs.wrappers.time_limit`."""
+
+import pytest
+import torch
+
+from palaestra.core import ConfigError
+from palaestra.envs import SerialEnvironment, TimeLimit, load
+from tests.envs.worlds import Doubled, counter
+
+
+def pairs(env, count):
+    steps = [env.step(0) for _ in range(count)]
+    return [(int(step.step_type), float(step.discount)) for step in steps]
+
+
+def test_only_the_step_type_changes_at_the_limit():
+    """ALF-26, ALF-28, ALF-30."""
+    env = counter(limit=3)
+    assert pairs(env, 5) == [(0, 1.0), (1, 1.0), (1, 1.0), (2, 1.0), (0, 1.0)]
+
+
+def test_a_termination_on_the_limit_step_stays_one():
+    """ALF-31, ALF-25."""
+    assert pairs(counter({3: "terminated"}, limit=3), 4)[-1] == (2, 0.0)
+
+
+def test_the_limit_counts_from_every_reset():
+    assert pairs(counter({2: "terminated"}, limit=3), 6)[3:] == [(0, 1.0), (1, 1.0), (2, 0.0)]
+
+
+def test_a_native_limit_at_n_is_hijacked_at_n_minus_one():
+    """ALF-32: the environment calls its time limit of 4 steps an end."""
+    assert pairs(counter({4: "terminated"}), 5)[-1] == (2, 0.0)
+    assert pairs(counter({4: "terminated"}, limit=3), 4)[-1] == (2, 1.0)
+
+
+def test_the_registered_limit_is_the_default_and_can_be_changed():
+    """ALF-30."""
+    assert load("CartPole-v1").duration == 500
+    assert load("CartPole-v1", max_episode_steps=7).duration == 7
+    assert not isinstance(load("CartPole-v1", max_episode_steps=0), TimeLimit)
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, Doubled], ids=["direct", "wrapped"])
+def test_the_limit_is_the_same_in_a_batch(wrap):
+    """ALF-30, ALF-31: with and without the shorter way that a batch takes through plain layers."""
+    scripts = [{}, {2: "terminated"}, {3: "terminated"}, {3: "truncated"}]
+    env = SerialEnvironment([wrap(counter(script, limit=3)) for script in scripts], lane_seeds=range(4))
+    actions = torch.zeros(4, dtype=torch.int64)
+    steps = [env.step(actions) for _ in range(9)]
+    for lane, script in enumerate(scripts):
+        alone = pairs(counter(script, limit=3), 9)
+        assert [(int(step.step_type[lane]), float(step.discount[lane])) for step in steps] == alone
+
+
+def test_a_limit_below_one_is_refused():
+    with pytest.raises(ConfigError, match="at least 1"):
+        TimeLimit(counter(), 0)

@@ -1,0 +1,74 @@
+"""Writes the golden losses: the first 10 of each algorithm, on small environments.
+
+    python tests/golden/generate.py                     # show what they are now, write nothing
+    python tests/golden/generate.py --overwrite ppo     # accept them, after a change that is meant to move them
+
+A refactoring must not move them. A commit that does says why.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+COUNT = 10
+
+
+def golden_file(name: str) -> Path:
+    """Where an algorithm's losses are kept."""
+    return Path(__file__).with_name(f"{name}.json")
+
+
+def first_losses(name: str, kind: str) -> list[float]:
+    """The sum of the loss terms in each of the first gradient steps."""
+    from palaestra import Collector, NetworkConfig
+    from tests.algorithms.parts import environment, make
+
+    env = environment(kind, num_envs=4, seed=11)
+    changes: dict[str, Any] = {"network": NetworkConfig(hidden_sizes=(32, 32)), "learning_rate": 1e-3, "entropy_cost": 0.01}
+    algorithm = make(name, env, 11, unroll_length=24, mini_batch_size=24, capacity=400, **changes)
+    collector = Collector.of(env, algorithm)
+    terms: list[dict[str, float]] = []
+    original = algorithm.losses
+
+    def losses(batch: Any) -> Any:
+        stated = original(batch)
+        terms.append({key: float(term.detach()) for key, term in stated.terms.items()})
+        return stated
+
+    algorithm.losses = losses
+    while len(terms) < COUNT:
+        collector.unroll(24)
+        algorithm.update(collector.buffer)
+    return [sum(row.values()) for row in terms[:COUNT]]
+
+
+def losses_by_kind(name: str) -> dict[str, list[float]]:
+    """The losses for every kind of action that the algorithm accepts."""
+    from tests.algorithms.parts import CASES
+
+    return {kind: first_losses(name, kind) for algorithm, kind in CASES if algorithm == name}
+
+
+def main() -> None:
+    """The command."""
+    import torch
+
+    from palaestra.algorithms import ALGORITHMS
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--overwrite", nargs="+", choices=[*ALGORITHMS, "all"], default=[], help="which files to write")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in ALGORITHMS:
+        text = json.dumps(losses_by_kind(name), indent=1) + "\n"
+        sys.stdout.write(f"{name}: {text}")
+        if {name, "all"} & set(options.overwrite):
+            golden_file(name).write_text(text)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()

@@ -1,0 +1,67 @@
+"""Values at the ends of episodes are right, and a learner that mistakes a time limit for an end is caught."""
+
+import pytest
+import torch
+
+from palaestra import EnvConfig, Linear
+from palaestra.algorithms import GradientAlgorithm
+from tests.learning.parts import TruncationAsTermination, learned
+
+GAMMA = 0.9
+EXACT = 1 / (1 - GAMMA)  # reward 1 forever; every state, every action
+TOLERANCE = 0.05
+
+# An episode is cut off after 5 steps, so half of what a state is worth lies beyond the time limit.
+ENDLESS = EnvConfig(name="palaestra.envs.tiny:Endless", max_episode_steps=5, kwargs={"random": True})
+MUTANT = EnvConfig(
+    name="palaestra.envs.tiny:Endless",
+    max_episode_steps=5,
+    kwargs={"random": True},
+    wrappers=(TruncationAsTermination,),
+)
+
+SETTINGS = {
+    "ppo": {"unroll_length": 32, "num_updates": 4, "mini_batch_size": 64, "value_cost": 1.0, "max_grad_norm": 10.0},
+    "dqn": {
+        "unroll_length": 4,
+        "num_updates": 2,
+        "mini_batch_size": 64,
+        "capacity": 4000,
+        "initial_collect_steps": 100,
+        "target_period": 50,
+    },
+}
+
+
+def values(algorithm: GradientAlgorithm) -> torch.Tensor:
+    observation = torch.linspace(0, 1, 11)[:, None]
+    with torch.no_grad():
+        if hasattr(algorithm, "value"):
+            return algorithm.value(observation)
+        return algorithm.policy.q_values(observation)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_values_do_not_see_a_time_limit(name):
+    """ALF-26, ALF-28, TS-22: within 5% of 1 / (1 - gamma) everywhere."""
+    found = values(learned(name, ENDLESS, 12_000, gamma=GAMMA, learning_rate=Linear(1e-2, 0.0), **SETTINGS[name]))
+    assert (found / EXACT - 1).abs().max() < TOLERANCE, found
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_mutant_that_takes_truncation_for_termination_is_far_off(name):
+    """ALF-26: so the test above would see a learner with that mistake."""
+    found = values(learned(name, MUTANT, 12_000, gamma=GAMMA, learning_rate=Linear(1e-2, 0.0), **SETTINGS[name]))
+    assert (1 - found / EXACT).min() > 4 * TOLERANCE, found
+
+
+def test_reinforce_counts_a_time_limit_as_an_end_and_says_so():
+    """ALF-29: it has no value to bootstrap from; with a time limit in sight of the return the best action still wins."""
+    algorithm = learned("reinforce", ENDLESS, 1_000, gamma=GAMMA)
+    assert "time limit counts as an end" in " ".join((type(algorithm).__module__ and _module_text(algorithm)).split())
+
+
+def _module_text(algorithm: GradientAlgorithm) -> str:
+    import sys
+
+    return sys.modules[type(algorithm).__module__].__doc__ or ""
