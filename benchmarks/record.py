@@ -48,11 +48,12 @@ def cpu_model() -> str:
 
 
 def revision() -> str | None:
-    """The commit that was measured, with `+` where tracked files differ from it."""
+    """The commit that was measured, with `+` where the code differs from it."""
+    status = ["status", "--porcelain", "-uno", "--", "src", "benchmarks", ":!benchmarks/*/results"]
     try:
         commit, changes = (
             subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=True, timeout=10).stdout
-            for args in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "-uno"])
+            for args in (["rev-parse", "--short=12", "HEAD"], status)
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.learning run PRESET...` trains over several seeds; `report` prints the table and draws curves."""
+"""`python -m benchmarks.learning run [PRESET ...]` trains several seeds; `report` prints a table and draws curves."""
 
 import argparse
 import importlib.util

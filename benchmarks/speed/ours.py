@@ -1,7 +1,8 @@
 """One run of ours in a fresh process: `python -m benchmarks.speed.ours ppo eager WARMUP_S WINDOW_S`.
 
 The real `Trainer` runs and writes `metrics.jsonl` and `episodes.csv`, a row of metrics as often as the preset of
-CartPole-v1 does. Evaluation, checkpoints and TensorBoard are off, as they are on the peer's side. Prints one line of JSON.
+CartPole-v1 does. Evaluation, checkpoints and TensorBoard are off, as they are on the peer's side. Prints one line of
+JSON.
 """
 
 import json

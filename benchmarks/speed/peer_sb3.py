@@ -3,6 +3,7 @@
 Runs in the peer's own virtual environment, without loggers (its default). Prints one line of JSON.
 """
 
+import contextlib
 import json
 import sys
 from typing import Any
@@ -95,10 +96,8 @@ def dqn(settings: DQNSettings, env: Any, network: dict[str, Any]) -> DQN:
 def measure(name: str, *, warmup_s: float, window_s: float) -> dict[str, float]:
     torch.set_num_threads(THREADS)
     callback = WindowCallback(warmup_s, window_s)
-    try:
+    with contextlib.suppress(WindowOverError):
         model(WORKLOADS[name].settings).learn(total_timesteps=ENDLESS, callback=callback)
-    except WindowOverError:
-        pass
     return {**callback.window.result, "threads": torch.get_num_threads()}
 
 

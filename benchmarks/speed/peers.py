@@ -19,7 +19,7 @@ def default_directory() -> Path:
 
 
 def peer_python(directory: Path) -> tuple[Path, dict[str, str]]:
-    """The interpreter of Stable-Baselines3's environment `DIRECTORY/sb3`, made where it is missing, and its versions."""
+    """The interpreter in `DIRECTORY/sb3`, which is made where it is missing, and the versions it has."""
     home = directory / "sb3"
     python = home / "bin" / "python"
     wanted = {PEER: PEER_VERSION, **{name: public(version) for name, version in versions(SHARED).items()}}

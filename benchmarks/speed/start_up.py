@@ -1,4 +1,4 @@
-"""How long a user waits: `import palaestra` beside `import torch`, and the first environment step of a typed command."""
+"""How long a user waits: `import palaestra` beside `import torch`, and a typed command's first environment step."""
 
 import os
 import subprocess

@@ -97,7 +97,7 @@ def test_an_environment_that_does_not_replay_says_why():
     """The digest of the observation is compared."""
     one, two = GymEnvironment(Global()), GymEnvironment(Global())
     one.reset()
-    with pytest.raises(EnvError, match="does not replay.*global generator"):
+    with pytest.raises(EnvError, match=r"does not replay.*global generator"):
         two.load_state_dict(one.state_dict())
 
 

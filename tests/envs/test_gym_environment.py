@@ -79,7 +79,7 @@ def test_a_failure_names_environment_seed_episode_step_action_and_cause():
 
 def test_a_failing_reset_is_named_as_one():
     env = GymEnvironment(Faulty("raise", at=0))
-    with pytest.raises(EnvError, match="in episode 0 .* at its reset"):
+    with pytest.raises(EnvError, match=r"in episode 0 .* at its reset"):
         env.reset()
 
 

@@ -53,15 +53,3 @@ def test_the_mutant_that_takes_truncation_for_termination_is_far_off(name):
     """ALF-26: so the test above would see a learner with that mistake."""
     found = values(learned(name, MUTANT, 12_000, gamma=GAMMA, learning_rate=Linear(1e-2, 0.0), **SETTINGS[name]))
     assert (1 - found / EXACT).min() > 4 * TOLERANCE, found
-
-
-def test_reinforce_counts_a_time_limit_as_an_end_and_says_so():
-    """ALF-29: it has no value to bootstrap from; with a time limit in sight of the return the best action still wins."""
-    algorithm = learned("reinforce", ENDLESS, 1_000, gamma=GAMMA)
-    assert "time limit counts as an end" in " ".join((type(algorithm).__module__ and _module_text(algorithm)).split())
-
-
-def _module_text(algorithm: GradientAlgorithm) -> str:
-    import sys
-
-    return sys.modules[type(algorithm).__module__].__doc__ or ""

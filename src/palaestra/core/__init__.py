@@ -49,6 +49,16 @@ from palaestra.core.time_step import (
     transition,
     truncation,
 )
+from palaestra.core.views import (
+    Experiences,
+    Transitions,
+    done_of,
+    experiences_from_rows,
+    game_over_of,
+    rows_from_experiences,
+    rows_from_transitions,
+    transitions_from_rows,
+)
 
 __all__ = [
     "Batch",
@@ -59,6 +69,7 @@ __all__ = [
     "DiscreteSpec",
     "EnvError",
     "ExperienceSet",
+    "Experiences",
     "Linear",
     "MissingExtraError",
     "MultiBinarySpec",
@@ -79,9 +90,13 @@ __all__ = [
     "StepType",
     "TensorSpec",
     "TimeStep",
+    "Transitions",
     "check_time_step",
     "did_you_mean",
+    "done_of",
     "episode_seed",
+    "experiences_from_rows",
+    "game_over_of",
     "generator_state",
     "join_state",
     "load_tensors",
@@ -89,6 +104,8 @@ __all__ = [
     "numpy_dtype",
     "parse_schedule",
     "restart",
+    "rows_from_experiences",
+    "rows_from_transitions",
     "save_tensors",
     "schedule_value",
     "seeded_initialisation",
@@ -101,6 +118,7 @@ __all__ = [
     "termination",
     "torch_dtype",
     "transition",
+    "transitions_from_rows",
     "truncation",
     "zeros_of",
 ]

@@ -24,6 +24,7 @@ from palaestra.core.node import (
     joined,
     protect_methods,
     raise_with_culprit,
+    refuse_text,
     require_same_fields,
 )
 from palaestra.core.pytree import register
@@ -178,7 +179,8 @@ class Batch(Node):
             except KeyError:
                 raise KeyError(f"no field {index!r}{did_you_mean(index, self.__dict__)}") from None
         try:
-            return type(self).of({key: value[index] for key, value in self.__dict__.items() if not _is_text(value)})
+            rows = {k: v[index] if type(v) is not str else refuse_text(v) for k, v in self.__dict__.items()}
+            return type(self).of(rows)
         except (IndexError, TypeError, ValueError) as error:
             raise_with_culprit(self, index, error)
 
@@ -351,10 +353,11 @@ def _named(cls: type[Batch], fields: tuple[Any, ...], named: dict[str, Any]) -> 
     """The constructor's arguments by name."""
     layout = cls._layout
     if not layout:
-        if len(fields) > 1 or not isinstance(fields[0], Mapping | Batch):
+        mapping, *others = fields
+        if others or not isinstance(mapping, Mapping | Batch):
             given = [type(value).__name__ for value in fields]
             raise TypeError(f"{cls.__name__} takes one mapping, or fields by name; {given} came without a name")
-        return {**dict(fields[0].items()), **named}
+        return {**dict(mapping.items()), **named}
     if len(fields) > len(layout):
         raise TypeError(f"{cls.__name__} has the fields {list(layout)}, but {len(fields)} values were given")
     if twice := [key for key in layout[: len(fields)] if key in named]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from palaestra.core.batch import Batch
 from palaestra.core.errors import ShapeError
+from palaestra.core.node import flat
 from palaestra.core.plan import OnPolicy, Plan
 
 __all__ = ["minibatches", "sequences"]
@@ -30,19 +30,21 @@ def minibatches(batch: Batch, plan: Plan, *, generator: torch.Generator) -> Iter
 
     Yields:
         `[N, ...]` where sequences have length 1, else `[L, N, ...]`.
+
+    Raises:
+        ShapeError: leaves that are to be cut differ in `[T, B]`, or there are fewer steps than one sequence needs.
     """
+    dim = 0 if plan.mini_batch_length == 1 else 1
     if not isinstance(plan, OnPolicy):
         if plan.num_updates == 1:
             yield batch
             return
-        dim = 0 if plan.mini_batch_length == 1 else 1
         for i in range(plan.num_updates):
             yield _rows(batch, slice(i * plan.mini_batch_size, (i + 1) * plan.mini_batch_size), dim)
         return
-    num_lanes = _leaf(batch).shape[1]
+    num_lanes = _leading(batch)[1]
     rows = sequences(batch, plan.mini_batch_length)
-    dim = 0 if plan.mini_batch_length == 1 else 1
-    total = _leaf(rows).shape[dim]
+    total = _leading(rows)[dim]
     size = _even_size(total, plan.mini_batch_size or num_lanes)
     for _ in range(plan.num_updates):
         shuffled = rows
@@ -64,13 +66,16 @@ def sequences(batch: Batch, length: int | None) -> Batch:
         `[T * B, ...]` for length 1, else `[length, (T // length) * B, ...]`.
 
     Raises:
-        ShapeError: there are fewer steps than one sequence needs.
+        ShapeError: leaves differ in `[T, B]`, or there are fewer steps than one sequence needs.
     """
-    steps = _leaf(batch).shape[0]
+    steps = _leading(batch)[0]
     if length is None or length == steps != 1:
         return batch
     if length > steps:
         raise ShapeError(f"mini_batch_length is {length} but the unroll has {steps} steps; unroll at least as many")
+    shapes = {".".join(path): tuple(leaf.shape[:2]) for path, leaf in flat(batch)}
+    if len(set(shapes.values())) > 1:
+        raise ShapeError(f"the fields have the leading shapes {shapes}; to be cut into minibatches they must be equal")
     count = steps // length
 
     def cut(leaf: Tensor) -> Tensor:
@@ -87,9 +92,10 @@ def _even_size(total: int, size: int) -> int:
     return math.ceil(total / max(1, total // size)) if size < total else total
 
 
-def _leaf(batch: Batch) -> Any:
-    value = batch.values()[0]
-    return _leaf(value) if isinstance(value, Batch) else value
+def _leading(batch: Batch) -> tuple[int, ...]:
+    """Shape of the first leaf."""
+    _, leaf = next(flat(batch))
+    return tuple(leaf.shape)
 
 
 def _rows(batch: Batch, rows: slice, dim: int) -> Batch:

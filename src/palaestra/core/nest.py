@@ -101,4 +101,9 @@ def _join(value: Any, arrays: Mapping[str, Any], batch: Callable[[dict[str, Any]
     if kind not in ("$batch", "$record"):
         raise CheckpointError(f"the saved state holds {kind!r}, which this version does not know")
     parts = {key: _join(child, arrays, batch) for key, child in content.items()}
-    return batch(parts) if kind == "$batch" else namedtuple("Record", parts)(**parts)
+    return batch(parts) if kind == "$batch" else _record(parts)
+
+
+def _record(fields: dict[str, Any]) -> Any:
+    """A named tuple of fields that only the file knows."""
+    return namedtuple("Record", fields)(**fields)  # pyright: ignore[reportUntypedNamedTuple]

@@ -19,6 +19,7 @@ __all__ = [
     "joined",
     "protect_methods",
     "raise_with_culprit",
+    "refuse_text",
     "require_same_fields",
 ]
 
@@ -103,13 +104,26 @@ def raise_with_culprit(node: Node, index: Any, error: Exception) -> NoReturn:
     where = ""
     for path, leaf in flat(node):
         try:
-            leaf[() if isinstance(leaf, str) else index]
+            refuse_text(leaf) if isinstance(leaf, str) else leaf[index]
         except (IndexError, TypeError, ValueError) as refusal:
-            shape = tuple(leaf.shape) if hasattr(leaf, "shape") else repr(leaf)
-            error, where = refusal, f" (field {'.'.join(path)!r}: {shape}, index {index!r})"
+            shape = getattr(leaf, "shape", None)
+            what = repr(leaf) if shape is None else tuple(shape)
+            error, where = refusal, f" (field {'.'.join(path)!r}: {what}, index {index!r})"
             break
     kind = next(kind for kind in (IndexError, TypeError, ValueError) if isinstance(error, kind))
     raise kind(f"{error}{where}") from None
+
+
+def refuse_text(text: str) -> NoReturn:
+    """Says that text is one value, where Python would index its letters.
+
+    Args:
+        text: what was indexed.
+
+    Raises:
+        TypeError: always.
+    """
+    raise TypeError("text has no rows")
 
 
 def joined(nodes: Sequence[Any], torch_join: Callable[..., Any], numpy_join: Callable[..., Any]) -> Any:

@@ -18,7 +18,7 @@ __all__ = ["DataSource", "Offline", "OnPolicy", "Plan", "Replay"]
 def _require_positive(plan: object, *names: str) -> None:
     for name in names:
         value = getattr(plan, name)
-        if value is not None and value <= 0:
+        if value is not None and not value > 0:
             raise ConfigError(f"{type(plan).__name__}({name}={value}): {name} must be greater than 0")
 
 
@@ -66,6 +66,8 @@ class Replay:
     def __post_init__(self) -> None:
         _require_positive(self, "unroll_length", "capacity", "num_updates", "mini_batch_size", "mini_batch_length")
         _require_positive(self, "n_step")
+        if self.initial_collect_steps < 0:
+            raise ConfigError(f"Replay(initial_collect_steps={self.initial_collect_steps}): give at least 0 env steps")
 
 
 @dataclass(frozen=True, kw_only=True)

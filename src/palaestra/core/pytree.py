@@ -34,7 +34,7 @@ def register(cls: Any) -> None:
 
     optree.register_pytree_node(
         cls,
-        flatten_with_entries,  # pyright: ignore[reportArgumentType]
+        flatten_with_entries,
         unflatten,
         path_entry_type=optree.MappingEntry,
         namespace=optree.registry.__GLOBAL_NAMESPACE,  # pyright: ignore[reportAttributeAccessIssue]

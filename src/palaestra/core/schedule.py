@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -11,6 +13,17 @@ from palaestra.core.errors import ConfigError
 __all__ = ["Linear", "Piecewise", "Schedule", "parse_schedule", "schedule_value"]
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+
+
+def _require_finite(kind: str, *values: float) -> None:
+    if not all(map(math.isfinite, values)):
+        raise ConfigError(f"a {kind} schedule was given the values {list(values)}; they must be finite numbers")
+
+
+def _exact(value: float) -> str:
+    """The shortest text that reads back as the same number, so that a saved configuration means what it meant."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(float(value))
 
 
 @dataclass(frozen=True)
@@ -25,6 +38,7 @@ class Linear:
     """How much of the run it takes, in (0, 1]."""
 
     def __post_init__(self) -> None:
+        _require_finite("linear", self.start, self.end)
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"a linear schedule was given fraction {self.fraction}; it must lie in (0, 1]")
 
@@ -34,11 +48,12 @@ class Linear:
         Args:
             progress: env steps taken divided by the run's total, in [0, 1].
         """
-        return self.start + (self.end - self.start) * min(1.0, progress / self.fraction)
+        done = min(1.0, max(0.0, progress) / self.fraction)
+        return self.end if done == 1 else self.start + (self.end - self.start) * done
 
     def __str__(self) -> str:
-        last = "" if self.fraction == 1 else f", {self.fraction:g}"
-        return f"linear({self.start:g}, {self.end:g}{last})"
+        last = "" if self.fraction == 1 else f", {_exact(self.fraction)}"
+        return f"linear({_exact(self.start)}, {_exact(self.end)}{last})"
 
 
 @dataclass(frozen=True)
@@ -50,8 +65,9 @@ class Piecewise:
 
     def __post_init__(self) -> None:
         steps = [point[0] for point in self.points]
-        if not steps or steps[0] != 0 or steps != sorted(set(steps)) or steps[-1] > 1:
+        if not steps or steps[0] != 0 or steps != sorted(set(steps)) or not steps[-1] <= 1:
             raise ConfigError(f"piecewise schedule points lie at {steps}; they must rise from 0 to at most 1")
+        _require_finite("piecewise", *(point[1] for point in self.points))
 
     def __call__(self, progress: float) -> float:
         """Value at a point of the run.
@@ -59,13 +75,13 @@ class Piecewise:
         Args:
             progress: env steps taken divided by the run's total, in [0, 1].
         """
-        for (x0, y0), (x1, y1) in zip(self.points, self.points[1:], strict=False):
+        for (x0, y0), (x1, y1) in itertools.pairwise(self.points):
             if progress < x1:
-                return y0 + (y1 - y0) * (progress - x0) / (x1 - x0)
+                return y0 + (y1 - y0) * (max(0.0, progress) - x0) / (x1 - x0)
         return self.points[-1][1]
 
     def __str__(self) -> str:
-        return f"piecewise({', '.join(f'{x:g}: {y:g}' for x, y in self.points)})"
+        return f"piecewise({', '.join(f'{_exact(x)}: {_exact(y)}' for x, y in self.points)})"
 
 
 Schedule: TypeAlias = float | Linear | Piecewise

@@ -13,6 +13,8 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
+from palaestra.core.errors import ConfigError, did_you_mean
+
 __all__ = ["RunSeeds", "SeedName", "episode_seed", "generator_state", "seeded_initialisation", "set_generator_state"]
 
 SeedName = Literal["initialisation", "acting", "minibatches", "noise", "evaluation", "environments"]
@@ -28,6 +30,9 @@ class RunSeeds:
     Args:
         seed: the run seed, a non-negative integer.
 
+    Raises:
+        ConfigError: it is negative, or no integer.
+
     Example:
         >>> seeds = RunSeeds(0)
         >>> seeds.integer("environments", 0) != seeds.integer("environments", 1)
@@ -37,9 +42,9 @@ class RunSeeds:
     """
 
     def __init__(self, seed: int) -> None:
-        if seed < 0:
-            raise ValueError(f"the run seed is {seed}; it must be at least 0")
-        self.seed = seed
+        if not isinstance(seed, int | np.integer) or seed < 0:
+            raise ConfigError(f"the run seed is {seed!r}; it must be an integer of at least 0")
+        self.seed = int(seed)
 
     def integer(self, name: SeedName, index: int = 0) -> int:
         """A 63-bit seed for one consumer.
@@ -47,7 +52,12 @@ class RunSeeds:
         Args:
             name: who draws.
             index: which of several (an environment's lane, an acting policy).
+
+        Raises:
+            ValueError: nobody of that name draws.
         """
+        if name not in _NAMES:
+            raise ValueError(f"nobody named {name!r} draws random numbers{did_you_mean(name, _NAMES)}")
         child = np.random.SeedSequence(self.seed, spawn_key=(_NAMES.index(name), index))
         return int(child.generate_state(1, np.uint64)[0]) >> 1
 

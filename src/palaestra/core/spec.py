@@ -6,6 +6,7 @@ are built from specs.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -30,13 +31,20 @@ __all__ = [
 ]
 
 
+@functools.cache
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
     """The numpy dtype of a torch dtype.
 
     Args:
         dtype: a dtype that numpy has as well.
+
+    Raises:
+        SpecError: numpy has no such dtype (bfloat16).
     """
-    return torch.empty(0, dtype=dtype).numpy().dtype
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError:
+        raise SpecError(f"{dtype} has no numpy counterpart; environments and buffers exchange numpy arrays") from None
 
 
 def torch_dtype(dtype: Any) -> torch.dtype:
@@ -63,6 +71,14 @@ class TensorSpec:
     dtype: torch.dtype = torch.float32
     """Data type."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.shape, tuple) or not all(isinstance(n, int | np.integer) and n >= 0 for n in self.shape):
+            raise SpecError(
+                f"{type(self).__name__} was given shape {self.shape!r}; give a tuple of lengths, such as (3,)"
+            )
+        if not isinstance(self.dtype, torch.dtype):
+            raise SpecError(f"{type(self).__name__} was given dtype {self.dtype!r}; give a torch dtype")
+
     @property
     def size(self) -> int:
         """Number of elements."""
@@ -87,7 +103,7 @@ class TensorSpec:
         Args:
             value: an array, tensor or number.
         """
-        array = value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
         if array.shape != self.shape:
             return f"shape {array.shape}, expected {self.shape}"
         if array.dtype != numpy_dtype(self.dtype):
@@ -102,7 +118,11 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class BoundedSpec(TensorSpec):
-    """A tensor whose elements lie in [minimum, maximum]; either may be infinite."""
+    """A tensor whose elements lie in [minimum, maximum]; either may be infinite.
+
+    Raises:
+        SpecError: a bound has another shape, or a minimum is not below its maximum.
+    """
 
     minimum: np.ndarray = field(default_factory=lambda: np.array(-np.inf), compare=False)
     """Lower bounds, of the spec's shape."""
@@ -110,9 +130,20 @@ class BoundedSpec(TensorSpec):
     """Upper bounds, of the spec's shape."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        dtype = numpy_dtype(self.dtype)
         for name in ("minimum", "maximum"):
-            bound = np.broadcast_to(np.asarray(getattr(self, name), dtype=numpy_dtype(self.dtype)), self.shape)
-            object.__setattr__(self, name, bound)
+            bound = np.array(getattr(self, name))
+            if dtype.kind in "iu" and bound.dtype.kind == "f":
+                limit = np.array(getattr(np.iinfo(dtype), name[:3]), dtype)
+                bound = np.where(np.isinf(bound), limit, np.where(np.isinf(bound), 0, bound).astype(dtype))
+            try:
+                object.__setattr__(self, name, np.broadcast_to(bound.astype(dtype), self.shape))
+            except ValueError:
+                shapes = f"of shape {self.shape} was given a {name} of shape {bound.shape}"
+                raise SpecError(f"a BoundedSpec {shapes}; give one number, or one for each element") from None
+        if not (self.minimum <= self.maximum).all():
+            raise SpecError(f"a BoundedSpec was given minimum {self.minimum} and maximum {self.maximum}; exchange them")
 
     @property
     def bounded(self) -> bool:
@@ -149,6 +180,13 @@ class DiscreteSpec(TensorSpec):
     start: int = 0
     """The smallest value."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shape or self.num < 1:
+            raise SpecError(
+                f"a DiscreteSpec has shape () and at least one category; shape {self.shape}, num {self.num}"
+            )
+
     @property
     def encoded_size(self) -> int:
         """Length of the one-hot code."""
@@ -170,7 +208,10 @@ class MultiDiscreteSpec(TensorSpec):
     """Number of categories of each choice."""
 
     def __post_init__(self) -> None:
+        if min(self.nvec, default=0) < 1:
+            raise SpecError(f"a MultiDiscreteSpec was given nvec {self.nvec}; every choice needs at least one category")
         object.__setattr__(self, "shape", (len(self.nvec),))
+        super().__post_init__()
 
     @property
     def encoded_size(self) -> int:
@@ -206,6 +247,9 @@ def spec_leaves(spec: SpecTree, prefix: str = "") -> dict[str, TensorSpec]:
         spec: the tree.
         prefix: path of the tree itself.
 
+    Raises:
+        SpecError: two leaves have the same path, because a key contains a dot.
+
     Example:
         >>> list(spec_leaves({"camera": TensorSpec((3,)), "body": (TensorSpec(()), TensorSpec(()))}))
         ['camera', 'body.0', 'body.1']
@@ -215,7 +259,10 @@ def spec_leaves(spec: SpecTree, prefix: str = "") -> dict[str, TensorSpec]:
     items = spec.items() if isinstance(spec, dict) else enumerate(spec)
     leaves: dict[str, TensorSpec] = {}
     for key, child in items:
-        leaves |= spec_leaves(child, f"{prefix}.{key}" if prefix else str(key))
+        found = spec_leaves(child, f"{prefix}.{key}" if prefix else str(key))
+        if twice := sorted(leaves.keys() & found):
+            raise SpecError(f"two leaves have the path {twice[0]!r}; rename the key that contains a dot")
+        leaves |= found
     return leaves
 
 
@@ -246,9 +293,10 @@ def spec_to_json(spec: SpecTree) -> Any:
     out: dict[str, Any] = {"kind": type(spec).__name__, "shape": list(spec.shape)}
     out["dtype"] = str(spec.dtype).removeprefix("torch.")
     if isinstance(spec, BoundedSpec):
-        # repr of a float is exact, and JSON has no infinity
-        out["minimum"] = [repr(float(x)) for x in spec.minimum.reshape(-1)]
-        out["maximum"] = [repr(float(x)) for x in spec.maximum.reshape(-1)]
+        # the text of a number is exact, and JSON has no infinity
+        number = float if spec.dtype.is_floating_point else int
+        out["minimum"] = [str(number(x)) for x in spec.minimum.reshape(-1)]
+        out["maximum"] = [str(number(x)) for x in spec.maximum.reshape(-1)]
     if isinstance(spec, DiscreteSpec):
         out |= {"num": spec.num, "start": spec.start}
     if isinstance(spec, MultiDiscreteSpec):
@@ -262,21 +310,31 @@ def spec_from_json(data: Any) -> SpecTree:
     Args:
         data: JSON values.
 
+    Raises:
+        SpecError: they describe no spec.
+
     Example:
         >>> spec = {"x": BoundedSpec((2,), minimum=np.array([-1, 0])), "n": DiscreteSpec(num=3)}
         >>> spec_from_json(spec_to_json(spec)) == spec
         True
     """
-    if data["kind"] == "dict":
-        return {key: spec_from_json(child) for key, child in data["items"].items()}
-    if data["kind"] == "tuple":
-        return tuple(spec_from_json(child) for child in data["items"])
-    arguments = {key: value for key, value in data.items() if key != "kind"}
-    arguments["shape"] = tuple(data["shape"])
-    arguments["dtype"] = getattr(torch, data["dtype"])
-    for bound in ("minimum", "maximum"):
-        if bound in arguments:
-            arguments[bound] = np.array([float(x) for x in arguments[bound]]).reshape(arguments["shape"])
-    if "nvec" in arguments:
-        arguments["nvec"] = tuple(arguments["nvec"])
-    return _KINDS[data["kind"]](**arguments)
+    try:
+        if data["kind"] == "dict":
+            return {key: spec_from_json(child) for key, child in data["items"].items()}
+        if data["kind"] == "tuple":
+            return tuple(spec_from_json(child) for child in data["items"])
+        arguments = {key: value for key, value in data.items() if key != "kind"}
+        arguments["shape"] = tuple(data["shape"])
+        arguments["dtype"] = getattr(torch, data["dtype"])
+        for bound in ("minimum", "maximum"):
+            if bound in arguments:
+                number = float if arguments["dtype"].is_floating_point else int
+                array = np.array([number(x) for x in arguments[bound]], numpy_dtype(arguments["dtype"]))
+                arguments[bound] = array.reshape(arguments["shape"])
+        if "nvec" in arguments:
+            arguments["nvec"] = tuple(arguments["nvec"])
+        return _KINDS[data["kind"]](**arguments)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, SpecError):
+            raise
+        raise SpecError(f"{data!r} describes no spec: {error!r}") from None

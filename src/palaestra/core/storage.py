@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +18,34 @@ from palaestra.core.errors import CheckpointError
 __all__ = ["load_tensors", "save_tensors"]
 
 
-def save_tensors(path: str | Path, tensors: dict[str, Any]) -> None:
+def save_tensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
     """Writes arrays, numbers and text under names, and waits until they are on the disk.
 
     Args:
         path: of the file.
-        tensors: torch tensors, numpy arrays, numbers, booleans or strings by name.
+        tensors: torch tensors, numpy arrays, numbers, booleans, strings or `None` by name.
 
     Raises:
         TypeError: a value is of none of these kinds (for example an array of objects).
     """
     arrays: dict[str, torch.Tensor] = {}
     kinds: dict[str, Any] = {}
+    seen: set[int] = set()
     for name, value in tensors.items():
-        if isinstance(value, str | bool | int | float) or value is None:
+        if not isinstance(value, np.generic) and (value is None or isinstance(value, str | bool | int | float)):
             kinds[name] = ["value", value]
             continue
         if isinstance(value, np.ndarray | np.generic):
             if value.dtype.kind not in "fiub":
                 raise TypeError(f"{name!r} has dtype {value.dtype}; only numbers and booleans can be saved")
             kinds[name] = ["numpy", None]
-            value = torch.from_numpy(np.array(value))
+            value = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{name!r} is a {type(value).__name__}; tensors, arrays, numbers and text can be saved")
-        # a clone gives every name memory of its own, as the format wants
-        arrays[name] = value.detach().cpu().contiguous().clone()
+        array = value.detach().cpu().contiguous()
+        memory = array.untyped_storage().data_ptr()
+        arrays[name] = array.clone() if memory in seen else array  # the format wants memory of its own for each name
+        seen.add(memory)
     save_file(arrays, path, metadata={"palaestra": json.dumps(kinds)})
     with open(path, "rb") as file:
         os.fsync(file.fileno())
@@ -60,8 +64,8 @@ def load_tensors(path: str | Path) -> dict[str, Any]:
         with safe_open(path, framework="pt") as file:
             kinds = json.loads((file.metadata() or {}).get("palaestra", "{}"))
             loaded: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
+        for name, (kind, value) in kinds.items():
+            loaded[name] = loaded[name].numpy() if kind == "numpy" else value
+    except (AttributeError, KeyError, OSError, SafetensorError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as a safetensors file: {error}") from error
-    for name, (kind, value) in kinds.items():
-        loaded[name] = loaded[name].numpy() if kind == "numpy" else value
     return loaded

@@ -79,20 +79,28 @@ class TimeStep(NamedTuple):
         return (self.step_type == StepType.LAST) & (self.discount != 0)
 
 
-def restart(observation: Any, *, prev_action: Any = (), env_id: Any = (), env_info: Any = ()) -> TimeStep:
+def restart(
+    observation: Any, *, reward: Any = 0.0, prev_action: Any = (), env_id: Any = (), env_info: Any = ()
+) -> TimeStep:
     """The first step of one environment's episode.
 
     Args:
         observation: what the reset returned.
+        reward: zeros; give them where the reward is a vector.
         prev_action: zeros of the action spec.
         env_id: the environment's number.
         env_info: what the reset reported.
+
+    Raises:
+        SpecError: the reward is not 0; nothing was done yet that could earn one.
 
     Example:
         >>> restart(np.zeros(2)).first
         True
     """
-    return TimeStep(0, 0.0, 1.0, observation, prev_action, env_id, (), env_info)
+    if np.any(_numpy(reward) != 0):
+        raise SpecError(f"the reward of a first step is {reward}; it must be 0, since no action came before")
+    return TimeStep(0, reward, 1.0, observation, prev_action, env_id, (), env_info)
 
 
 def transition(
@@ -144,10 +152,10 @@ def check_time_step(time_step: TimeStep) -> None:
     """Refuses every pair of step type and discount that is not in the table above.
 
     Args:
-        time_step: bare or batched.
+        time_step: bare, or of leading shape [B] or [T, B].
 
     Raises:
-        SpecError: a pair is illegal; the message names the first.
+        SpecError: a pair is illegal; the message names the first environment.
         ShapeError: step types and discounts differ in shape.
 
     Example:
@@ -156,17 +164,19 @@ def check_time_step(time_step: TimeStep) -> None:
             ...
         palaestra.core.errors.SpecError: environment 0 emitted (MID, discount 0.0): discount is 0 only with LAST, else 1
     """
-    step_type = np.atleast_1d(_numpy(time_step.step_type))
-    discount = np.atleast_1d(_numpy(time_step.discount))
+    step_type, discount = _numpy(time_step.step_type), _numpy(time_step.discount)
     if step_type.shape != discount.shape:
         raise ShapeError(f"step_type has shape {step_type.shape} and discount {discount.shape}; they must be equal")
     legal = np.isin(step_type, (0, 1, 2)) & ((discount == 1) | ((discount == 0) & (step_type == StepType.LAST)))
     if not legal.all():
         index = int(np.flatnonzero(~legal)[0])
-        kind = int(step_type[index])
+        kind = int(step_type.flat[index])
         name = StepType(kind).name if kind in (0, 1, 2) else f"step type {kind}"
+        ids = _numpy(time_step.env_id)
+        lanes = step_type.shape[-1] if step_type.ndim else 1
+        env = int(ids.flat[index]) if ids.shape == step_type.shape else index % lanes
         raise SpecError(
-            f"environment {index} emitted ({name}, discount {float(discount[index])}): "
+            f"environment {env} emitted ({name}, discount {float(discount.flat[index])}): "
             "discount is 0 only with LAST, else 1"
         )
 

@@ -167,10 +167,8 @@ def _gym_rules(gym_env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Finding]
     yield Finding("terminated and truncated are booleans", flags, "bool and bool", kinds, "wrap them in bool(...)")
     yield _overwrites(gym_env, seed)
     spec = spec_from_space(gym_env.observation_space)
-    leaves = zip(flatten(result[0], spec), leaf_dtypes(spec), strict=True)
-    odd = next(
-        (f"{np.asarray(leaf).dtype}, the space says {dtype}" for leaf, dtype in leaves if _cast(leaf, dtype)), ""
-    )
+    dtypes = zip((np.asarray(leaf).dtype for leaf in flatten(result[0], spec)), leaf_dtypes(spec), strict=True)
+    odd = next((f"{given}, the space says {dtype}" for given, dtype in dtypes if given != dtype), "")
     fix = "np.asarray(observation, dtype); this library casts it at every step, other libraries may not"
     yield Finding("Observations have the dtype of their space", not odd, "equal dtypes", odd, fix, "warning")
 

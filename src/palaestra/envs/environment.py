@@ -14,10 +14,10 @@ from typing import Any, Literal, Self, final
 import numpy as np
 import torch
 
-from palaestra.core import BoundedSpec, DiscreteSpec, EnvError, SpecTree, TensorSpec, TimeStep
+from palaestra.core import BoundedSpec, DiscreteSpec, EnvError, SpecError, SpecTree, TensorSpec, TimeStep
 from palaestra.envs.driving import begin, describe, failure, replay
 from palaestra.envs.episode_log import EpisodeLog, digest
-from palaestra.envs.nest import flatten, leaf_dtypes, unflatten, zeros
+from palaestra.envs.nest import flatten, leaf_dtypes, problem, unflatten, zeros
 
 __all__ = ["Environment", "EnvironmentWrapper", "SingleEnvironment"]
 
@@ -293,6 +293,9 @@ class SingleEnvironment(ABC):
 
     def _emit(self, log: EpisodeLog, time_step: TimeStep, action: Any) -> TimeStep:
         spec = self.observation_spec
+        wrong = problem(time_step.observation, spec)
+        if wrong:
+            raise SpecError(f"the observation has {wrong}")
         leaves = zip(flatten(time_step.observation, spec), leaf_dtypes(spec), strict=True)
         copies = [np.array(leaf, dtype) for leaf, dtype in leaves]
         log.due = [0] if time_step.step_type == 2 else []

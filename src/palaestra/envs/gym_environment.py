@@ -99,7 +99,10 @@ class GymEnvironment(SingleEnvironment):
         Raises:
             EnvError: it was made without `render_mode="rgb_array"`.
         """
-        picture = self.gym_env.render()
+        try:
+            picture = self.gym_env.render()
+        except NotImplementedError:
+            picture = None
         if not isinstance(picture, np.ndarray):
             raise EnvError(
                 f"{self.gym_env} drew {type(picture).__name__} with render_mode {self.gym_env.render_mode!r}; "

@@ -120,8 +120,9 @@ class NativeVectorEnvironment(Environment):
             check_all_lanes(env_id, self.batch_size, "NativeVectorEnvironment")
         if self._pending is not None:
             raise EnvError("send was called twice without recv; every send needs its recv")
-        self._pending = self._reader.read(action)
-        self._reader.check(self._pending)
+        actions = self._reader.read(action)
+        self._reader.check(actions)
+        self._pending = actions
 
     def recv(self) -> TimeStep:
         """Steps the pool with the actions sent; the first time, and after `load_state_dict`, resets it instead.
@@ -175,7 +176,10 @@ class NativeVectorEnvironment(Environment):
 
     def render(self) -> np.ndarray:
         """A picture of environment 0."""
-        pictures = self.vector_env.render()
+        try:
+            pictures = self.vector_env.render()
+        except NotImplementedError:
+            pictures = None
         if pictures is None or not isinstance(pictures[0], np.ndarray):
             raise EnvError(f'{self.vector_env} draws nothing; make it with render_mode="rgb_array"')
         return pictures[0]

@@ -72,6 +72,7 @@ class ProcessEnvironment(Environment):
         self._timeout_s, self._reset_timeout_s = timeout_s, reset_timeout_s
         self._bounds = _bounds(self.batch_size, num_workers)
         self._workers: list[SupervisedProcess] = []
+        self._shared: SharedArrays | None = None
         self._closed = ""
         self._finalizer = weakref.finalize(self, _kill_all, self._workers)
         ctx = get_context(context)
@@ -146,7 +147,7 @@ class ProcessEnvironment(Environment):
             target[:] = source
         if seeds:
             self._view.seed[list(seeds)] = list(seeds.values())
-        self._shared["command"][:] = STEP
+        self._command[:] = STEP
         for go in self._go:
             go.release()
         timeout_s = self._reset_timeout_s if seeds else self._timeout_s
@@ -208,9 +209,13 @@ class ProcessEnvironment(Environment):
         if self._closed:
             return
         self._closed = "it was closed"
-        for number, worker in enumerate(self._workers):
-            if worker.alive:
-                self._post(number, ("close",))
+        if self._shared is None:
+            # nobody has been stepped yet
+            _kill_all(self._workers)
+        else:
+            for number, worker in enumerate(self._workers):
+                if worker.alive:
+                    self._post(number, ("close",))
         stop_all(self._workers, _CLOSE_S)
         self._release()
 
@@ -252,6 +257,7 @@ class ProcessEnvironment(Environment):
         for worker in self._workers:
             self._shared.send(worker.connection, worker.pid)
         self._shared.seal()
+        self._command, self._status, self._cursor = (self._shared[name] for name in ("command", "status", "cursor"))
         self._view = View.of(self._shared, specs, slice(0, self.batch_size))
         self._view.seed[:] = -1
 
@@ -263,7 +269,7 @@ class ProcessEnvironment(Environment):
         failed: EnvError | None = None
         for number, worker in enumerate(self._workers):
             self._wait(number, deadline)
-            status = self._shared["status"][number]
+            status = self._status[number]
             if status == INFO:
                 first = self._bounds[number].start
                 for lane, entries in self._hear(worker, number, deadline).items():
@@ -287,15 +293,14 @@ class ProcessEnvironment(Environment):
         for number, worker in enumerate(self._workers[: len(messages)]):
             self._wait(number, deadline)
             answers.append(self._hear(worker, number, deadline))
-            if self._shared["status"][number] == FAILED:
+            if self._status[number] == FAILED:
                 failed = self._failure(number, answers[-1], failed)
         if failed is not None:
             raise failed
         return answers
 
     def _post(self, number: int, message: tuple[Any, ...]) -> None:
-        if hasattr(self, "_shared"):
-            self._shared["command"][number] = MESSAGE
+        self._command[number] = MESSAGE
         try:
             self._workers[number].send(message)
         except WorkerDiedError as error:
@@ -322,7 +327,7 @@ class ProcessEnvironment(Environment):
     def _lost(self, number: int, error: WorkerDiedError | WorkerTimeoutError) -> NoReturn:
         """A worker is gone or silent: ends all of them, and says what it was doing."""
         worker = self._workers[number]
-        lane = self._bounds[number].start + int(self._shared["cursor"][number])
+        lane = self._bounds[number].start + int(self._cursor[number])
         if isinstance(error, WorkerDiedError):
             what, detail = "lost its worker process", str(error)
         else:
@@ -342,7 +347,7 @@ class ProcessEnvironment(Environment):
         self._finalizer.detach()
         # a semaphore's name is freed with the object
         self._go, self._done = [], []
-        if hasattr(self, "_shared"):
+        if self._shared is not None:
             self._shared.close()
 
 

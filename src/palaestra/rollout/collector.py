@@ -179,10 +179,11 @@ class Collector:
         """Looks at the rows that were just completed and at the newest time step."""
         newest = self._time_step
         assert newest is not None
-        for name, value in (("observation", newest.observation), ("reward", newest.reward)):
-            _require_finite(name, value, env_dim=0)
-            if rows > 1:
-                _require_finite(name, self.buffer.recent(name, rows), env_dim=1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for name, value in (("observation", newest.observation), ("reward", newest.reward)):
+                _require_finite(name, value, env_dim=0)
+                if rows > 1:
+                    _require_finite(name, self.buffer.recent(name, rows), env_dim=1)
 
     def state(self) -> dict[str, Any]:
         """Where collection is, by name: tensors and JSON values, for a checkpoint."""

@@ -90,7 +90,7 @@ class SupervisedProcess:
     @property
     def alive(self) -> bool:
         """Whether the worker still runs."""
-        return not mp_connection.wait([self._process.sentinel], 0)
+        return self._process.exitcode is None and not mp_connection.wait([self._process.sentinel], 0)
 
     def cause(self) -> str:
         """How a dead worker ended, for example "was killed by signal 9 (SIGKILL)"."""

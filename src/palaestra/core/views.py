@@ -1,0 +1,232 @@
+"""One trajectory written in the four ways of the literature, and the way from each to the others.
+
+| | row t holds | the reward of action t is in | the end is said by |
+|---|---|---|---|
+| `TimeStep` rows (ALF, dm_env) | what arrived at t | row t + 1 | `step_type` and `discount` of row t + 1 |
+| `Transitions` (MARO, Gymnasium) | observation, action and both outcomes | row t | `terminated`, `truncated` of row t |
+| the same with `done` (Tianshou, old Gym) | the same | row t | `done` of row t: one of the two |
+| `Experiences` (PARL) | observation and action at t | row t | `game_over` of row t + 1 |
+
+Every function takes one stream in time order, numpy or torch, and copies numbers bit by bit. They convert data of other
+libraries; training never calls them, since a buffer stores rows and reads transitions out of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from palaestra.core.batch import Batch
+from palaestra.core.errors import ShapeError
+from palaestra.core.node import flat
+from palaestra.core.time_step import StepType, TimeStep
+
+__all__ = [
+    "Experiences",
+    "Transitions",
+    "done_of",
+    "experiences_from_rows",
+    "game_over_of",
+    "rows_from_experiences",
+    "rows_from_transitions",
+    "transitions_from_rows",
+]
+
+
+class Transitions(Batch):
+    """N actions with what came before and after each, in time order."""
+
+    observation: Any
+    """[N, ...] on which the action was taken."""
+    action: Any
+    """[N, ...]."""
+    reward: Any
+    """[N] what the action earned."""
+    terminated: Any
+    """[N] whether the episode ended by itself with this action."""
+    truncated: Any
+    """[N] whether it was cut off after this action."""
+    next_observation: Any
+    """[N, ...] to which the action led; at an end the final observation, never that of the next reset."""
+
+
+class Experiences(Batch):
+    """PARL's record of T + 1 time steps; where the game is over, action and reward are dummies of zeros."""
+
+    inputs: Any
+    """[T+1, ...] observations."""
+    states: Any
+    """What a recurrent policy remembered; an empty batch where there is no memory."""
+    actions: Any
+    """[T+1, ...] taken on the inputs."""
+    rewards: Any
+    """[T+1] for taking the actions."""
+    game_over: Any
+    """[T+1] integer, 1 where the *current* step is the last of its episode."""
+    discount: Any
+    """[T+1] continuation. PARL has no such field: without it every end counts as a termination."""
+
+
+def done_of(step_type: Any) -> Any:
+    """Gym's old `done`: whether the action of row t ended its episode.
+
+    Args:
+        step_type: [T+1] of consecutive rows.
+
+    Returns:
+        [T] booleans: done[t] says what row t + 1 is.
+    """
+    return step_type[1:] == StepType.LAST
+
+
+def game_over_of(step_type: Any) -> Any:
+    """PARL's `game_over`: whether row t itself is the end of its episode.
+
+    Args:
+        step_type: [T+1] of consecutive rows.
+
+    Returns:
+        [T+1] integers: game_over[t] = done[t - 1], and 0 at FIRST.
+    """
+    over = step_type == StepType.LAST
+    return over.to(torch.int64) if isinstance(over, torch.Tensor) else over.astype(np.int64)
+
+
+def transitions_from_rows(rows: TimeStep) -> Transitions:
+    """The transitions of a stream of time steps: each action with the reward that arrived one row later.
+
+    Args:
+        rows: [T+1, ...]; of its fields `step_type`, `reward`, `discount`, `observation` and `prev_action` are read.
+
+    Returns:
+        One transition for every row with a successor in its own episode.
+    """
+    step_type = _numpy(rows.step_type)
+    index = np.flatnonzero((step_type[:-1] != StepType.LAST) & (step_type[1:] != StepType.FIRST))
+    stream = Batch(_fields(rows))
+    before, after = stream[index], stream[index + 1]
+    last = after.step_type == StepType.LAST
+    return Transitions(
+        before.observation,
+        after.prev_action,
+        after.reward,
+        last & (after.discount == 0),
+        last & (after.discount != 0),
+        after.observation,
+    )
+
+
+def rows_from_transitions(transitions: Transitions) -> TimeStep:
+    """The stream of time steps that transitions in time order were cut from.
+
+    A new episode begins after an end, and wherever an observation is not the next observation of the transition before:
+    there the stream was broken, as data sets are that do not mark their time limits.
+
+    Args:
+        transitions: at least one.
+
+    Returns:
+        Rows with `step_type`, `reward`, `discount`, `observation`, `prev_action`; at FIRST reward and action are 0.
+
+    Raises:
+        ShapeError: there are no transitions.
+    """
+    count = len(transitions)
+    if count == 0:
+        raise ShapeError("no transitions were given; at least one is needed to make rows of")
+    terminated = _numpy(transitions.terminated).astype(bool)
+    ended = terminated | _numpy(transitions.truncated).astype(bool)
+    begins = np.ones(count, bool)
+    begins[1:] = ended[:-1] | ~_continues(transitions.next_observation[:-1], transitions.observation[1:])
+    # before each transition that begins an episode stands a FIRST row; then one row for each transition's outcome
+    arrives = np.arange(count) + np.cumsum(begins)
+    first = arrives[begins] - 1
+    order = np.empty(count + len(first), np.int64)
+    order[arrives], order[first] = np.arange(count), count + np.flatnonzero(begins)
+    outcome = Batch(prev_action=transitions.action, reward=transitions.reward)
+    arrived = outcome.replace(observation=transitions.next_observation)
+    reset = outcome.map(_zeros).replace(observation=transitions.observation)
+    rows = Batch.cat([arrived, reset])[order]
+    step_type = np.full(len(order), StepType.FIRST, np.int32)
+    step_type[arrives] = np.where(ended, StepType.LAST, StepType.MID)
+    discount = np.ones(len(order), np.float32)
+    discount[arrives] = ~terminated
+    return TimeStep(
+        step_type=_like(rows.reward, step_type),
+        reward=rows.reward,
+        discount=_like(rows.reward, discount),
+        observation=rows.observation,
+        prev_action=rows.prev_action,
+    )
+
+
+def experiences_from_rows(rows: TimeStep) -> Experiences:
+    """PARL's experiences: the reward moves from the step it arrives with to the step whose action earned it.
+
+    PARL has no sign for a stream that broke off without an end: cut such a stream before.
+
+    Args:
+        rows: [T+1, ...]; of its fields `step_type`, `reward`, `discount`, `observation` and `prev_action` are read.
+
+    Returns:
+        T + 1 experiences. The newest one has no action yet: dummies of zeros, like those of an episode's last step.
+    """
+    outcome = Batch(action=rows.prev_action, reward=rows.reward)
+    following = Batch.cat([outcome[1:], outcome[:1].map(_zeros)])
+    return Experiences(
+        rows.observation, Batch(), following.action, following.reward, game_over_of(rows.step_type), rows.discount
+    )
+
+
+def rows_from_experiences(experiences: Experiences) -> TimeStep:
+    """The stream of time steps behind PARL's experiences; it begins with the first step of an episode.
+
+    Args:
+        experiences: at least one.
+    """
+    outcome = Batch(action=experiences.actions, reward=experiences.rewards)
+    arrived = Batch.cat([outcome[:1].map(_zeros), outcome[:-1]])
+    over = _numpy(experiences.game_over) != 0
+    step_type = np.where(over, StepType.LAST, StepType.MID).astype(np.int32)
+    step_type[np.concatenate([[True], over[:-1]])] = StepType.FIRST
+    return TimeStep(
+        step_type=_like(experiences.rewards, step_type),
+        reward=arrived.reward,
+        discount=experiences.discount,
+        observation=experiences.inputs,
+        prev_action=arrived.action,
+    )
+
+
+def _fields(rows: TimeStep) -> dict[str, Any]:
+    names = ("step_type", "reward", "discount", "observation", "prev_action")
+    return {name: getattr(rows, name) for name in names}
+
+
+def _continues(next_observation: Any, observation: Any) -> np.ndarray:
+
+    equal = np.ones(len(observation), bool)
+    leaves = zip(flat(Batch(x=next_observation)), flat(Batch(x=observation)), strict=True)
+    for (_, left), (_, right) in leaves:
+        if left.size if isinstance(left, np.ndarray) else left.numel():
+            equal &= (_bytes(left) == _bytes(right)).all(1)
+    return equal
+
+
+def _bytes(leaf: Any) -> np.ndarray:
+    array = np.ascontiguousarray(_numpy(leaf))
+    return array.reshape(len(array), -1).view(np.uint8)
+
+
+def _zeros(leaf: Any) -> Any:
+    return torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else np.zeros_like(leaf)
+
+
+def _like(model: Any, array: np.ndarray) -> Any:
+    return torch.from_numpy(array) if isinstance(model, torch.Tensor) else array
+
+
+def _numpy(value: Any) -> np.ndarray:
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)

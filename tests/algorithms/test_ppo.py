@@ -1,0 +1,124 @@
+"""Tests of `palaestra.algorithms.ppo`."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from palaestra.algorithms import PPO
+from palaestra.core import Batch, Linear, StepType
+from palaestra.ops import gae
+from tests.algorithms.parts import collected
+
+ROWS = 12 * 3
+
+
+def unroll(algorithm: PPO, collector: Any) -> Batch:
+    return collector.buffer.draw(algorithm.plan, torch.Generator())
+
+
+def ppo(kind: str = "discrete", **settings: Any) -> tuple[PPO, Any]:
+    algorithm, collector = collected("ppo", kind, **settings)
+    assert isinstance(algorithm, PPO)
+    return algorithm, collector
+
+
+def test_preprocess_adds_advantages_and_targets_in_one_pass():
+    """TS-14, ALF-22: GAE with gamma times the environment's discount; targets are not standardised."""
+    algorithm, collector = ppo(standardize_advantage=False, gamma=0.9, gae_lambda=0.7)
+    drawn = unroll(algorithm, collector)
+    batch = algorithm.preprocess(drawn, collector.buffer)
+    value = algorithm.value(drawn.observation).detach()
+    expected = gae(value, drawn.reward, 0.9 * drawn.discount, drawn.step_type, lambda_=0.7)
+    assert_close(batch.advantage, expected)
+    assert_close(batch.value_target, value[:-1] + expected)
+    last = drawn.step_type[:-1] == StepType.LAST
+    assert last.any()
+    assert batch.valid[last].max() == 0
+
+
+def test_advantages_are_standardised_over_the_valid_rows_of_the_whole_unroll():
+    """DESIGN.md section 5: what mixes rows happens in `preprocess`."""
+    algorithm, collector = ppo()
+    batch = algorithm.preprocess(unroll(algorithm, collector), collector.buffer)
+    valid = batch.advantage[batch.valid > 0]
+    assert_close(valid.mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
+    assert_close(valid.std(correction=0), torch.tensor(1.0), atol=2e-2, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous", "masked"])
+def test_the_stored_log_probabilities_are_those_of_the_acting_weights(kind):
+    """DESIGN.md section 5: computed by whoever acted, so the first ratio is 1 and the first divergence 0."""
+    algorithm, collector = ppo(kind, mini_batch_size=10**6, num_updates=1, normalize_observation=kind == "continuous")
+    for _ in range(2):
+        metrics = algorithm.update(collector.buffer).records[0]
+        assert abs(float(metrics["kl"])) < 1e-6
+        assert abs(float(metrics["surrogate"])) < 1e-5  # minus the mean of standardised advantages
+        collector.unroll(12)
+
+
+def test_the_surrogate_stops_at_the_clip_range():
+    """Schulman et al. equation (7): a ratio beyond 1 + epsilon has no gradient where the advantage is positive."""
+    algorithm, collector = ppo(entropy_cost=0.0, value_cost=0.0, clip=0.2)
+    batch = algorithm.preprocess(unroll(algorithm, collector), collector.buffer)
+    flat = batch.map(lambda leaf: leaf.flatten(0, 1))
+    far = flat.replace(log_prob=flat.log_prob - 1.0, advantage=torch.ones_like(flat.advantage))
+    assert max(float(g.abs().max()) for g in algorithm.gradients(far).values.values()) == 0.0
+    assert algorithm.losses(far).metrics["surrogate"].item() == pytest.approx(-1.2)
+    near = far.replace(log_prob=flat.log_prob)
+    assert max(float(g.abs().max()) for g in algorithm.gradients(near).values.values()) > 0.0
+
+
+def test_schedules_of_learning_rate_and_clip_range_are_followed():
+    algorithm, collector = ppo(learning_rate=Linear(1e-2, 0.0), clip=Linear(0.2, 0.0))
+    optimizer = algorithm.model.optimizers["ppo"]
+    for progress, rate, clip in ((0.0, 1e-2, 0.2), (0.5, 5e-3, 0.1), (1.0, 0.0, 0.0)):
+        algorithm.set_progress(progress)
+        assert float(optimizer.learning_rate) == pytest.approx(rate)
+        assert float(algorithm._clip) == pytest.approx(clip)
+    before = {name: p.clone() for name, p in algorithm.model.named_parameters()}
+    algorithm.update(collector.buffer)
+    assert all(torch.equal(before[name], p) for name, p in algorithm.model.named_parameters())
+
+
+def test_each_row_is_used_once_in_every_pass_and_in_another_order():
+    """ALF-08, scenario 3: U · N / size steps, each stored step seen exactly U times, shuffled between the passes."""
+    algorithm, collector = ppo(num_updates=3, mini_batch_size=9)
+    rows = torch.arange(ROWS, dtype=torch.float32)
+    original, seen = algorithm.preprocess, []
+    algorithm.preprocess = lambda batch, source: original(batch, source).replace(value_target=rows.view(12, 3))
+    losses = algorithm.losses
+
+    def spy(batch: Any) -> Any:
+        seen.append(batch.value_target.tolist())
+        return losses(batch)
+
+    algorithm.losses = spy
+    info = algorithm.update(collector.buffer)
+    assert [len(minibatch) for minibatch in seen] == [9] * 12
+    assert info.gradient_steps == 3 * ROWS // 9
+    flat = [row for minibatch in seen for row in minibatch]
+    assert Counter(flat) == dict.fromkeys(map(float, range(ROWS)), 3)
+    passes = [flat[i * ROWS : (i + 1) * ROWS] for i in range(3)]
+    assert len({tuple(one) for one in passes}) == 3
+
+
+def test_observation_statistics_are_frozen_during_an_update_and_take_each_row_once():
+    """DESIGN.md section 5: merged after the update; the row to bootstrap from counts with the next unroll."""
+    algorithm, collector = ppo("continuous", normalize_observation=True)
+    normalizer = algorithm.policy.normalizer
+    assert normalizer is not None
+    original, counts = algorithm.losses, []
+
+    def losses(batch: Any) -> Any:
+        counts.append(float(normalizer.count))
+        return original(batch)
+
+    algorithm.losses = losses
+    for update in range(3):
+        algorithm.update(collector.buffer)
+        assert set(counts[-2:]) == {float(update * ROWS)}
+        assert float(normalizer.count) == (update + 1) * ROWS
+        collector.unroll(12)

@@ -1,0 +1,278 @@
+"""The contract of `Environment`: every vectorisation times environments of every kind.
+
+A row of `VECTORISATIONS` enrols a way to step environments, a row of `WORLDS` an environment.
+"""
+
+import functools
+import multiprocessing
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import palaestra.envs
+from palaestra.core import Batch, RunSeeds, TimeStep, check_time_step, load_tensors, save_tensors, spec_leaves
+from palaestra.envs import (
+    Environment,
+    EnvironmentWrapper,
+    GymEnvironment,
+    NativeVectorEnvironment,
+    ProcessEnvironment,
+    SerialEnvironment,
+    load,
+    space_from_spec,
+)
+from tests.envs.worlds import Recorder, StepRecorder
+
+SIZE = 3
+SEEDS = [RunSeeds(17).integer("environments", lane) for lane in range(SIZE)]
+
+WORLDS = {
+    "CartPole": functools.partial(load, "CartPole-v1", max_episode_steps=25),
+    "Pendulum": functools.partial(load, "Pendulum-v1", max_episode_steps=9),
+    "Bandit": functools.partial(load, "palaestra.envs.tiny:Bandit", kwargs={"noise": 1.0}),
+    "Catch": functools.partial(load, "palaestra.envs.tiny:Catch"),
+    "Endless": functools.partial(load, "palaestra.envs.tiny:Endless", max_episode_steps=5, kwargs={"random": True}),
+    "Nested": functools.partial(load, "tests.envs.worlds:Nested", max_episode_steps=11),
+    "Switches": functools.partial(load, "tests.envs.worlds:Switches"),
+    "wrapped": functools.partial(load, "CartPole-v1", max_episode_steps=25, wrappers=(EnvironmentWrapper,)),
+}
+
+
+def serial(make, size=SIZE, seeds=SEEDS):
+    return SerialEnvironment([make(env_id=lane) for lane in range(size)], lane_seeds=seeds)
+
+
+def process(make, workers, size=SIZE, seeds=SEEDS):
+    factories = [functools.partial(make, env_id=lane) for lane in range(size)]
+    return ProcessEnvironment(factories, lane_seeds=seeds, num_workers=workers)
+
+
+def native(make, mode):
+    import gymnasium
+
+    def bare():
+        env = make()
+        while not isinstance(env, GymEnvironment):
+            env = env.env
+        return gymnasium.wrappers.TimeLimit(env.gym_env, 12)
+
+    vector_env = gymnasium.vector.SyncVectorEnv([bare] * SIZE, autoreset_mode=mode)
+    return NativeVectorEnvironment(vector_env, lane_seeds=SEEDS)
+
+
+VECTORISATIONS = {
+    "serial": serial,
+    "process-1": functools.partial(process, workers=1),
+    "process-2": functools.partial(process, workers=2),
+    "process-3": functools.partial(process, workers=3),
+    "native-next-step": functools.partial(native, mode="NextStep"),
+}
+EXACT = [name for name in VECTORISATIONS if not name.startswith("native")]
+
+everywhere = pytest.mark.parametrize("vectorisation", VECTORISATIONS)
+exactly = pytest.mark.parametrize("vectorisation", EXACT)
+every_world = pytest.mark.parametrize("world", WORLDS)
+
+
+def actions_for(env: Environment, seed: int = 0):
+    """An endless stream of batched random actions."""
+    spaces = [space_from_spec(env.action_spec) for _ in range(env.batch_size)]
+    for lane, space in enumerate(spaces):
+        space.seed(1000 * seed + lane)
+    while True:
+        yield stack([space.sample() for space in spaces])
+
+
+def stack(values):
+    if isinstance(values[0], dict):
+        return Batch({key: stack([value[key] for value in values]) for key in values[0]})
+    return torch.from_numpy(np.stack(values))
+
+
+def play(env: Environment, steps: int, seed: int = 0) -> list[TimeStep]:
+    actions = actions_for(env, seed)
+    return [env.reset(), *(env.step(next(actions)) for _ in range(steps))]
+
+
+def leaves(value):
+    """Every tensor of a time step by its path."""
+    if isinstance(value, torch.Tensor):
+        return {"": value}
+    if isinstance(value, Batch):
+        pairs = value.items()
+    elif isinstance(value, TimeStep):
+        pairs = value._asdict().items()
+    else:
+        return {}
+    return {f"{key}.{path}": leaf for key, child in pairs for path, leaf in leaves(child).items()}
+
+
+def assert_equal(one: TimeStep, two: TimeStep):
+    ours, theirs = leaves(one), leaves(two)
+    assert ours.keys() == theirs.keys()
+    for key, leaf in ours.items():
+        assert leaf.dtype == theirs[key].dtype, key
+        assert torch.equal(leaf.nan_to_num(123.0), theirs[key].nan_to_num(123.0)), key
+
+
+@everywhere
+@every_world
+def test_the_contract_of_time_steps(vectorisation, world):
+    """ALF-13 to ALF-18, ALF-27, ALF-33, ALF-42."""
+    with VECTORISATIONS[vectorisation](WORLDS[world]) as env:
+        stream = play(env, 40)
+        specs = spec_leaves(env.observation_spec), spec_leaves(env.action_spec)
+        reward_shape = (SIZE, *env.reward_spec.shape)
+    for before, after in zip([None, *stream], stream, strict=False):
+        check_time_step(after)
+        assert after.step_type.dtype == torch.int32
+        assert (after.reward.dtype, tuple(after.reward.shape)) == (torch.float32, reward_shape)
+        assert (after.discount.dtype, tuple(after.discount.shape)) == (torch.float32, (SIZE,))
+        assert after.env_id.tolist() == list(range(SIZE))
+        assert after.untransformed == ()
+        first = after.first
+        assert torch.equal(first, torch.ones(SIZE, dtype=torch.bool) if before is None else before.last)
+        assert not after.reward[first].any()
+        for paths, value in zip(specs, (after.observation, after.prev_action), strict=True):
+            found = leaves(value)
+            assert len(found) == len(paths)
+            for spec, leaf in zip(paths.values(), found.values(), strict=True):
+                assert all(spec.problem(row) is None for row in leaf) or value is after.prev_action
+                assert (leaf.dtype, tuple(leaf.shape)) == (spec.dtype, (SIZE, *spec.shape))
+                assert value is after.observation or not leaf[first].any()
+    kinds = torch.stack([step.step_type for step in stream])
+    assert (kinds == 2).sum() > SIZE
+
+
+@everywhere
+@pytest.mark.parametrize("world", ["CartPole", "Nested"])
+def test_what_was_returned_is_never_written_to_again(vectorisation, world):
+    with VECTORISATIONS[vectorisation](WORLDS[world]) as env:
+        actions = actions_for(env)
+        kept = []
+        for _ in range(20):
+            step = env.step(next(actions))
+            kept.append((step, {key: leaf.clone() for key, leaf in leaves(step).items()}))
+    for step, copies in kept:
+        found = leaves(step)
+        assert all(torch.equal(found[key].nan_to_num(0.5), copy.nan_to_num(0.5)) for key, copy in copies.items())
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@every_world
+def test_worker_processes_give_the_serial_stream_bit_for_bit(workers, world):
+    """ALF-47, ALF-56, acceptance scenario 2."""
+    with serial(WORLDS[world]) as one, process(WORLDS[world], workers) as two:
+        assert two.seeding == one.seeding == "per_episode"
+        assert spec_leaves(two.observation_spec) == spec_leaves(one.observation_spec)
+        for ours, theirs in zip(play(one, 60), play(two, 60), strict=True):
+            assert_equal(ours, theirs)
+
+
+@everywhere
+@pytest.mark.parametrize("world", ["CartPole", "Catch", "Nested"])
+def test_seeds_are_distinct_and_reproducible(vectorisation, world):
+    """ALF-55, ALF-56, acceptance scenario 2."""
+    make = VECTORISATIONS[vectorisation]
+    with make(WORLDS[world]) as one, make(WORLDS[world]) as two:
+        streams = play(one, 30), play(two, 30)
+    for ours, theirs in zip(*streams, strict=True):
+        assert_equal(ours, theirs)
+    if world != "Catch":
+        rows = next(iter(leaves(streams[0][0].observation).values()))
+        assert len({tuple(row.reshape(-1).tolist()) for row in rows}) == SIZE
+
+
+@exactly
+@every_world
+def test_a_restored_environment_goes_on_exactly(vectorisation, world, tmp_path):
+    """F25: by replay, also from a serial environment's checkpoint, through a file."""
+    make = VECTORISATIONS[vectorisation]
+    with serial(WORLDS[world]) as one, make(WORLDS[world], seeds=[4, 5, 6]) as two:
+        assert two.resume == "exact"
+        for cut in (0, 1, 17):
+            play(one, cut)
+            save_tensors(tmp_path / "state", one.state_dict())
+            two.load_state_dict(load_tensors(tmp_path / "state"))
+            ours, theirs = two.state_dict(), one.state_dict()
+            assert all(np.array_equal(ours[key], theirs[key]) for key in theirs)
+            actions = actions_for(one, seed=cut)
+            for _ in range(15):
+                action = next(actions)
+                assert_equal(one.step(action), two.step(action))
+
+
+@exactly
+def test_an_environment_saved_before_its_first_step_starts_at_the_beginning(vectorisation):
+    make = VECTORISATIONS[vectorisation]
+    with make(WORLDS["CartPole"]) as one, make(WORLDS["CartPole"], seeds=[4, 5, 6]) as two:
+        two.load_state_dict(one.state_dict())
+        assert_equal(one.reset(), two.reset())
+
+
+@everywhere
+def test_a_step_before_any_reset_starts_the_first_episodes(vectorisation):
+    with VECTORISATIONS[vectorisation](WORLDS["Catch"]) as env:
+        assert env.step(next(actions_for(env))).step_type.tolist() == [0] * SIZE
+
+
+@everywhere
+def test_the_last_observation_is_the_true_final_one(vectorisation):
+    with VECTORISATIONS[vectorisation](WORLDS["Catch"]) as env:
+        stream = play(env, 9)
+    final = stream[9]
+    assert final.step_type.tolist() == [2] * SIZE
+    assert final.discount.tolist() == [0] * SIZE
+    # the ball has arrived in the last row
+    board = final.observation.reshape(SIZE, 10, 5)
+    assert not board[:, :-1].any()
+
+
+@everywhere
+def test_an_episode_that_is_cut_off_keeps_its_discount(vectorisation):
+    """ALF-26, ALF-28, ALF-30."""
+    with VECTORISATIONS[vectorisation](WORLDS["Endless"]) as env:
+        stream = play(env, 30)
+    last = torch.stack([step.last for step in stream])
+    discount = torch.stack([step.discount for step in stream])
+    assert last.any()
+    assert (discount == 1).all()
+
+
+def test_one_environment_in_this_process_starts_no_other():
+    """ALF-01."""
+    before = {child.pid for child in multiprocessing.active_children()}
+    env = serial(functools.partial(load, "tests.envs.worlds:Pid"), 1, SEEDS[:1])
+    env.reset()
+    assert int(env.step(torch.zeros(1, dtype=torch.int64)).env_info.pid) == os.getpid()
+    assert {child.pid for child in multiprocessing.active_children()} == before
+
+
+def test_actions_flow_inwards_and_time_steps_outwards():
+    """ALF-34, ALF-35, ALF-43, ALF-44."""
+    notes: list[str] = []
+    env = load(
+        "CartPole-v1",
+        gym_wrappers=[lambda env: Recorder(env, "gym 1", notes), lambda env: Recorder(env, "gym 2", notes)],
+        wrappers=[lambda env: StepRecorder(env, "step 1", notes), lambda env: StepRecorder(env, "step 2", notes)],
+    )
+    batch = SerialEnvironment([env])
+    batch.reset()
+    batch.step(torch.zeros(1, dtype=torch.int64))
+    inwards = ["step 2", "step 1", "gym 2", "gym 1"]
+    assert notes == [f"{name} down" for name in inwards] + [f"{name} up" for name in reversed(inwards)]
+
+
+def test_every_vectorisation_of_the_package_is_enrolled():
+    kinds = {
+        kind
+        for kind in vars(palaestra.envs).values()
+        if isinstance(kind, type) and issubclass(kind, Environment) and kind is not Environment
+    }
+    enrolled = set()
+    for make in VECTORISATIONS.values():
+        with make(WORLDS["Bandit"]) as env:
+            enrolled.add(type(env))
+    assert enrolled == kinds

@@ -1,0 +1,129 @@
+"""Tests of `palaestra.envs.check`."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from palaestra.envs import EnvironmentWrapper, GymEnvironment, check
+from palaestra.envs.tiny import Bandit, Catch, Chain, Endless
+from tests.envs.worlds import Counter, Faulty, Global, Nested, Reusing, Shifty, Switches, counter
+
+
+def broken(report):
+    return {finding.rule: finding for finding in report.findings if not finding.ok}
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", Bandit, Catch, Chain, Nested, Switches])
+def test_good_environments_pass(env):
+    """ALF-27, ALF-43."""
+    report = check(env, steps=300)
+    assert report.ok, str(report)
+
+
+def test_a_time_limit_reported_as_an_end_is_flagged_with_the_way_out():
+    """ALF-32, ALF-58."""
+    report = check(lambda: Counter({5: "terminated"}, noisy=True), steps=100)
+    finding = broken(report)["A time limit is reported as truncated, not as terminated"]
+    assert finding.level == "warning"
+    assert "step 5" in finding.got
+    assert "TimeLimit(env, 4)" in finding.fix
+    assert not broken(check(lambda: Counter({5: "truncated"}, noisy=True), steps=100))
+
+
+def test_an_endless_environment_without_a_limit_is_flagged():
+    assert "Episodes end, or there is a time limit" in broken(check(Endless, steps=50))
+    assert "Episodes end, or there is a time limit" not in broken(check(lambda: counter({}, limit=99), steps=50))
+
+
+class FromOldTimes(Counter):
+    def reset(self):
+        return np.zeros(2, np.float32)
+
+
+class Done(Counter):
+    def step(self, action):
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
+class Flags(Counter):
+    def step(self, action):
+        observation, reward, *_ = super().step(action)
+        return observation, reward, 0, 1, {}
+
+
+class Bounds(Counter):
+    def __init__(self):
+        super().__init__({9: "terminated"})
+        self.observation_space = spaces.Box(0, 3, (2,), np.float32)
+
+
+class NotANumber(Counter):
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, float("nan"), *rest
+
+
+class Double(Counter):
+    def _seen(self):
+        return super()._seen().astype(np.float64)
+
+
+class Unknown(Counter):
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Text(3)
+
+
+@pytest.mark.parametrize(
+    ("env", "rule"),
+    [
+        (FromOldTimes, "reset(seed=...) returns (observation, info)"),
+        (Done, "step returns (observation, reward, terminated, truncated, info)"),
+        (Flags, "terminated and truncated are booleans"),
+        (Bounds, "Observations fit their spec and are finite"),
+        (NotANumber, "Rewards fit their spec and are finite"),
+        (Double, "Observations have the dtype of their space"),
+        (Global, "The same seed and actions give the same stream"),
+        (Counter, "Another seed gives another stream"),
+        (Reusing, "Observations are not overwritten by later steps"),
+        (Shifty, "Stepping with random actions raises nothing"),
+        (lambda: Faulty("raise"), "Stepping with random actions raises nothing"),
+        (lambda: Faulty("raise", 1), "Stepping with random actions raises nothing"),
+        (lambda: Faulty("raise", -1), "The environment can be made"),
+        (Unknown, "The environment can be made"),
+        ("no-such-thing", "The environment can be made"),
+        (dict, "The environment can be made"),
+    ],
+    ids=str,
+)
+def test_a_broken_rule_is_found_with_expected_got_and_fix(env, rule):
+    """F5, F6, F7."""
+    finding = broken(check(env, steps=60))[rule]
+    assert all((finding.expected, finding.got, finding.fix))
+    assert str(finding).startswith(finding.level)
+
+
+class Late(EnvironmentWrapper):
+    """Wrong above the Gymnasium layer."""
+
+    def begin_episode(self, seed):
+        return self.env.begin_episode(seed)._replace(reward=1.0, step_type=1)
+
+    def advance(self, action):
+        return self.env.advance(action)._replace(discount=0.0)
+
+
+def test_wrappers_are_held_to_the_same_rules():
+    """ALF-27, ALF-43."""
+    rules = broken(check(lambda: Late(GymEnvironment(Counter({3: "truncated"}))), steps=20))
+    assert "discount is 0 or 1, and 0 only with LAST" in rules
+    assert any(rule.startswith("An episode is FIRST") for rule in rules)
+
+
+def test_a_report_reads_as_a_table_of_rules():
+    report = check(Endless, steps=20)
+    text = str(report)
+    assert text.startswith("Endless\nok       The environment can be made")
+    assert text.endswith("0 broken, 2 warnings")
+    assert report.ok

@@ -1,0 +1,212 @@
+"""Tests of `palaestra.envs.create`."""
+
+import dataclasses
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from palaestra.core import ConfigError, DiscreteSpec, MissingExtraError, RunSeeds
+from palaestra.envs import (
+    EnvConfig,
+    GymEnvironment,
+    NativeVectorEnvironment,
+    ProcessEnvironment,
+    SerialEnvironment,
+    TimeLimit,
+    create_environment,
+    import_object,
+    load,
+    probe_specs,
+)
+from palaestra.envs.tiny import Chain
+from tests.envs.worlds import Constant, Doubled, StepRecorder
+
+SEEDS = [RunSeeds(1).integer("environments", lane) for lane in range(3)]
+
+
+def test_layers_come_in_their_order():
+    """ALF-44: gym wrappers in list order, converter, time limit, time step wrappers in list order."""
+    notes = []
+
+    def gym_wrapper(name):
+        return lambda env: gymnasium.wrappers.TransformReward(env, lambda reward: notes.append(name) or reward)
+
+    env = load(
+        "CartPole-v1",
+        max_episode_steps=9,
+        gym_wrappers=[gym_wrapper("inner"), gym_wrapper("outer")],
+        wrappers=[lambda env: StepRecorder(env, "first", notes), Doubled],
+    )
+    assert isinstance(env, Doubled)
+    assert isinstance(env.env, StepRecorder)
+    assert isinstance(env.env.env, TimeLimit)
+    assert isinstance(env.env.env.env, GymEnvironment)
+    env.reset()
+    assert env.step(0).reward == 2.0
+    assert notes == ["first down", "inner", "outer", "first up"]
+
+
+def test_gymnasiums_own_limit_and_checks_are_bypassed():
+    """ALF-30."""
+    env = load("CartPole-v1")
+    assert type(env.env.gym_env).__name__ == "CartPoleEnv"
+
+
+def test_standard_gymnasium_wrappers_work_unchanged():
+    """ALF-35, ALF-36."""
+    stacked = load("CartPole-v1", gym_wrappers=[lambda env: gymnasium.wrappers.FrameStackObservation(env, 3)])
+    assert stacked.observation_spec.shape == (3, 4)
+    assert stacked.reset().observation.shape == (3, 4)
+    low, high = np.float32(-1), np.float32(1)
+
+    def rescale(env):
+        return gymnasium.wrappers.RescaleAction(env, low, high)
+
+    scaled = load("Pendulum-v1", gym_wrappers=[rescale])
+    assert scaled.action_spec.maximum.tolist() == [1]
+
+
+def test_wrappers_can_be_named():
+    """ALF-38: from a configuration file."""
+    config = EnvConfig(
+        gym_wrappers=("gymnasium.wrappers:FlattenObservation",), wrappers=("tests.envs.worlds:Doubled",), num_envs=2
+    )
+    env = create_environment(config, lane_seeds=SEEDS[:2])
+    env.reset()
+    assert env.step(torch.zeros(2, dtype=torch.int64)).reward.tolist() == [2, 2]
+
+
+def test_arguments_reach_the_constructor():
+    env = load("palaestra.envs.tiny:Chain", kwargs={"num_states": 3})
+    assert env.observation_spec.shape == (3,)
+    reward = create_environment(
+        EnvConfig(kwargs={"sutton_barto_reward": True}, max_episode_steps=2), lane_seeds=SEEDS[:1]
+    )
+    reward.reset()
+    assert reward.step(torch.zeros(1, dtype=torch.int64)).reward.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("vectorization", "kind"),
+    [
+        ("auto", SerialEnvironment),
+        ("serial", SerialEnvironment),
+        ("process", ProcessEnvironment),
+        ("native", NativeVectorEnvironment),
+    ],
+)
+def test_the_vectorization_is_what_was_asked_for(vectorization, kind):
+    """ALF-45."""
+    config = EnvConfig(num_envs=3, vectorization=vectorization, num_workers=1, max_episode_steps=4)
+    with create_environment(config, lane_seeds=SEEDS) as env:
+        assert type(env) is kind
+        zeros = torch.zeros(3, dtype=torch.int64)
+        steps = [env.step(zeros) for _ in range(5)]
+        assert steps[0].step_type.tolist() == [0, 0, 0]
+        assert steps[4].step_type.tolist() == [2, 2, 2]
+        assert steps[4].discount.tolist() == [1, 1, 1]
+
+
+def test_a_native_pool_can_be_without_a_time_limit():
+    config = EnvConfig(num_envs=1, vectorization="native", max_episode_steps=0)
+    with create_environment(config, lane_seeds=SEEDS[:1]) as env:
+        assert isinstance(env, NativeVectorEnvironment)
+        assert env.vector_env.max_episode_steps > 10**9
+
+
+def test_an_environment_that_is_batched_itself_is_called_with_the_batch_size():
+    """ALF-46."""
+    env = create_environment(EnvConfig(name="tests.envs.worlds:Constant", num_envs=3), lane_seeds=SEEDS)
+    assert isinstance(env, Constant)
+    assert (env.batch_size, env.lane_seeds) == (3, SEEDS)
+    with pytest.raises(ConfigError, match="brings its own wrappers"):
+        create_environment(EnvConfig(name="tests.envs.worlds:Constant", wrappers=(Doubled,)), lane_seeds=SEEDS[:1])
+    with pytest.raises(ConfigError, match="is native, not process"):
+        create_environment(EnvConfig(name="tests.envs.worlds:Constant", vectorization="process"), lane_seeds=SEEDS[:1])
+
+
+def test_a_single_environment_gets_its_limit_and_wrappers():
+    env = load("tests.envs.worlds:counter", max_episode_steps=2, wrappers=[Doubled], env_id=4)
+    assert isinstance(env, Doubled)
+    assert isinstance(env.env, TimeLimit)
+    assert env.reset().env_id == 4
+    with pytest.raises(ConfigError, match="use wrappers"):
+        load("tests.envs.worlds:counter", gym_wrappers=[Doubled])
+
+
+def test_specs_can_be_had_without_keeping_an_environment():
+    observation, action, reward = probe_specs(EnvConfig(num_envs=64, vectorization="process"))
+    assert observation.shape == (4,)
+    assert action == DiscreteSpec(num=2)
+    assert reward.shape == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("CartPol-v1", "CartPole"),
+        ("CartPole-v9", "did you mean 'CartPole-v1'"),
+        ("palaestra.envs.tiny:Chian", "did you mean 'Chain'"),
+        ("no_such_package:Thing", "cannot be imported"),
+        ("palaestra.envs.tiny:__all__", "a class or function"),
+        ("tests.envs.worlds:Constant", "create_environment"),
+        ("os:getcwd", "made a str"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_refused_with_a_suggestion(name, words):
+    """F27."""
+    with pytest.raises(ConfigError, match=words):
+        load(name, kwargs={"batch_size": 1, "lane_seeds": [1]} if "Constant" in name else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"), [("LunarLander-v3", "box2d"), ("HalfCheetah-v5", "mujoco"), ("ALE/Pong-v5", "atari")]
+)
+def test_a_missing_extra_is_named(name, extra):
+    try:
+        load(name).close()
+    except MissingExtraError as error:
+        assert f"palaestra[{extra}]" in str(error)  # noqa: PT017 - where the extra is installed nothing is raised
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"num_envs": 0}, "num_envs is 0"),
+        ({"num_envs": 2}, "there are 1 lane seeds"),
+        ({"max_episode_steps": -1}, "at least 0"),
+        ({"kwargs": {"colour": "red"}}, "colour"),
+        ({"name": "palaestra.envs.tiny:Chain", "kwargs": {"colour": "red"}}, "cannot be called with"),
+        ({"wrappers": ("palaestra.envs.tiny",)}, "my_package.module:attribute"),
+        ({"wrappers": (3,)}, "cannot be called"),
+        ({"vectorization": "native", "wrappers": (Doubled,)}, "native"),
+        ({"vectorization": "native", "name": "Acrobot-v1"}, "has no vectorised version"),
+        ({"vectorization": "native", "kwargs": {"colour": "red"}}, "colour"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, words):
+    """F27."""
+    with pytest.raises(ConfigError, match=words):
+        create_environment(EnvConfig(**settings), lane_seeds=SEEDS[:1])
+
+
+def test_a_class_can_carry_its_registered_limit():
+    gymnasium.register("palaestra-test/Chain-v0", entry_point=Chain, max_episode_steps=6)
+    try:
+        assert load("palaestra-test/Chain-v0").duration == 6
+    finally:
+        del gymnasium.registry["palaestra-test/Chain-v0"]
+
+
+def test_objects_are_imported_by_name():
+    assert import_object("palaestra.envs.tiny:Chain") is Chain
+    assert import_object("palaestra.envs.tiny:Chain.step") is Chain.step
+
+
+def test_the_config_is_a_value():
+    config = EnvConfig()
+    assert dataclasses.replace(config, num_envs=2) != config
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.num_envs = 3

@@ -1,0 +1,140 @@
+"""Tests of `palaestra.envs.native_vector`."""
+
+import functools
+
+import gymnasium
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from palaestra.core import ConfigError, EnvError, RunSeeds, SpecError
+from palaestra.envs import NativeVectorEnvironment
+from tests.envs.worlds import Counter, Faulty, Nested, Pid
+
+SEEDS = [RunSeeds(0).integer("environments", lane) for lane in range(3)]
+SCRIPTS = [{2: "terminated"}, {3: "truncated"}, {}]
+ONES = torch.ones(3, dtype=torch.int64)
+
+
+def pool(mode=AutoresetMode.NEXT_STEP, kind=Counter, arguments=SCRIPTS):
+    makers = [functools.partial(kind, *([argument] if argument is not None else [])) for argument in arguments]
+    return NativeVectorEnvironment(SyncVectorEnv(makers, autoreset_mode=mode), lane_seeds=SEEDS)
+
+
+def repeat(env, count):
+    for _ in range(count):
+        env.step(ONES)
+
+
+def rows(steps, name):
+    return torch.stack([getattr(step, name) for step in steps]).tolist()
+
+
+def test_next_step_pools_are_taken_as_they_are():
+    """ALF-33."""
+    env = pool()
+    steps = [env.reset(), *(env.step(ONES) for _ in range(4))]
+    assert rows(steps, "step_type") == [[0, 0, 0], [1, 1, 1], [2, 1, 1], [0, 2, 1], [1, 0, 1]]
+    assert rows(steps, "discount") == [[1, 1, 1], [1, 1, 1], [0, 1, 1], [1, 1, 1], [1, 1, 1]]
+    assert rows(steps, "reward") == [[0, 0, 0], [10, 10, 10], [20, 20, 20], [0, 30, 30], [10, 0, 40]]
+    assert rows(steps, "prev_action") == [[0, 0, 0], [1, 1, 1], [1, 1, 1], [0, 1, 1], [1, 0, 1]]
+    assert [step.observation[0, 0].item() for step in steps] == [0, 1, 2, 0, 1]
+    assert env.ended is None
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_pools_that_reset_within_the_step_report_the_last_rows_apart(mode):
+    env = pool(mode)
+    env.reset()
+    assert env.step(ONES).step_type.tolist() == [1, 1, 1]
+    assert env.ended is None
+    step = env.step(ONES)
+    assert step.step_type.tolist() == [0, 1, 1]
+    assert step.reward.tolist() == [0, 20, 20]
+    assert step.discount.tolist() == [1, 1, 1]
+    assert step.prev_action.tolist() == [0, 1, 1]
+    assert step.observation[:, 0].tolist() == [0, 2, 2]
+    assert env.ended is not None
+    last = env.ended
+    assert (last.step_type.tolist(), last.discount.tolist(), last.reward.tolist()) == ([2], [0], [20])
+    assert (last.env_id.tolist(), last.prev_action.tolist(), last.observation[0, 0].item()) == ([0], [1], 2)
+    env.step(ONES)
+    assert env.ended.env_id.tolist() == [1]
+    assert env.ended.discount.tolist() == [1]
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_info_is_nan_where_nobody_reported_it(mode):
+    env = pool(mode, Pid, [None] * 3)
+    assert env.reset().env_info == ()
+    assert not torch.isnan(env.step(ONES).env_info.pid).any()
+
+
+def test_nested_observations_and_actions():
+    env = pool(kind=Nested, arguments=[None] * 3)
+    first = env.reset()
+    assert first.observation.body.shape == (3, 2, 3)
+    assert first.observation.pair["1"].dtype == torch.int8
+    assert first.env_info.fresh.tolist() == [1, 1, 1]
+    second = env.step({"move": torch.ones(3, 2), "gear": torch.tensor([0, 1, 2])})
+    assert second.reward.tolist() == [2, 3, 4]
+    assert sorted(second.env_info.keys()) == ["deep/x", "speed"]
+
+
+def test_the_same_seeds_give_the_same_stream_and_every_reset_has_its_own():
+    """ALF-55, ALF-56."""
+    make = functools.partial(gymnasium.make_vec, "CartPole-v1", 3, vectorization_mode="vector_entry_point")
+    one, two = (NativeVectorEnvironment(make(), lane_seeds=SEEDS) for _ in range(2))
+    first = one.reset().observation
+    assert torch.equal(first, two.reset().observation)
+    for _ in range(60):
+        assert torch.equal(one.step(ONES).observation, two.step(ONES).observation)
+    assert not torch.equal(one.reset().observation, first)
+    assert one.seeding == "per_batch"
+
+
+def test_a_restored_pool_starts_new_episodes_with_a_seed_not_used_before():
+    one, two = pool(), pool()
+    first = one.reset().observation
+    one.step(ONES)
+    two.load_state_dict(one.state_dict())
+    step = two.step(ONES)
+    assert step.step_type.tolist() == [0, 0, 0]
+    assert two.resume == "statistical"
+    assert two.vector_env.envs[0].seeds != one.vector_env.envs[0].seeds
+    assert first.shape == step.observation.shape
+    with pytest.raises(EnvError, match="of 2 environments"):
+        one.load_state_dict({"lane_seed": [1, 2], "resets": 0})
+
+
+def test_a_step_before_any_reset_resets():
+    assert pool().step(ONES).step_type.tolist() == [0, 0, 0]
+
+
+def test_a_failure_says_where():
+    env = pool(kind=Faulty, arguments=["raise"] * 3)
+    env.reset()
+    with pytest.raises(EnvError, match="raised KeyError at step 3 after reset 0"):
+        repeat(env, 3)
+
+
+def test_a_pool_that_does_not_say_how_it_resets_is_refused():
+    vector_env = SyncVectorEnv([Counter])
+    vector_env.metadata = {}
+    with pytest.raises(ConfigError, match="autoreset_mode"):
+        NativeVectorEnvironment(vector_env)
+
+
+def test_wrong_use_is_refused():
+    env = pool()
+    with pytest.raises(EnvError, match="without send"):
+        env.recv()
+    with pytest.raises(SpecError, match="environment 1 has value 5"):
+        env.send(torch.tensor([0, 5, 0]))
+    env.send(ONES)
+    with pytest.raises(EnvError, match="twice"):
+        env.send(ONES)
+    with pytest.raises(EnvError, match="rgb_array"):
+        env.render()
+    env.close()
+    env.close()

@@ -1,0 +1,276 @@
+"""Tests of `palaestra.envs.process`: what only worker processes can get wrong.
+
+That their stream is the one of `SerialEnvironment` is in `contracts/test_environments.py`.
+"""
+
+import functools
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from palaestra.core import ConfigError, EnvError, SpecError
+from palaestra.envs import GymEnvironment, ProcessEnvironment, load
+from tests.envs.worlds import counter, faulty, layered
+
+ZEROS = torch.zeros(2, dtype=torch.int64)
+TWO = [counter, counter]
+
+
+def gone(pid: int) -> bool:
+    """Whether no such process runs any more (a zombie, which only waits to be collected, does not run)."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def repeat(env: ProcessEnvironment, count: int) -> None:
+    for _ in range(count):
+        env.step(torch.zeros(env.batch_size, dtype=torch.int64))
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_environments_run_in_their_workers_and_none_is_left(wait_until):
+    """ALF-47, ALF-49."""
+    with ProcessEnvironment([functools.partial(layered, "Pid")] * 4, num_workers=2) as env:
+        env.reset()
+        pids = env.step(torch.zeros(4, dtype=torch.int64)).env_info.pid.long().tolist()
+        assert pids == [env.worker_pids[0]] * 2 + [env.worker_pids[1]] * 2
+        assert os.getpid() not in pids
+    assert all(gone(pid) for pid in pids)
+    assert not multiprocessing.active_children()
+
+
+def test_there_are_never_more_workers_than_environments():
+    with ProcessEnvironment(TWO[:1], num_workers=8) as env:
+        assert len(env.worker_pids) == 1
+    with pytest.raises(ConfigError, match="at least 1"):
+        ProcessEnvironment(TWO, num_workers=0)
+
+
+def test_opening_and_closing_leaves_no_files_and_no_shared_memory():
+    """F31."""
+    with ProcessEnvironment(TWO, num_workers=2) as env:
+        env.reset()
+    files, segments = open_files(), set(os.listdir("/dev/shm"))
+    for _ in range(3):
+        with ProcessEnvironment(TWO, num_workers=2) as env:
+            env.step(ZEROS)
+    assert open_files() == files
+    assert set(os.listdir("/dev/shm")) == segments
+
+
+@pytest.mark.fault
+def test_a_killed_worker_is_named_with_what_it_was_doing_within_a_second():
+    """F3."""
+    env = ProcessEnvironment([counter, counter, functools.partial(faulty, "kill", 4)], num_workers=2)
+    actions = torch.tensor([0, 1, 2])
+    env.reset()
+    for _ in range(3):
+        env.step(actions)
+    started = time.monotonic()
+    with pytest.raises(EnvError) as caught:
+        env.step(actions)
+    assert time.monotonic() - started < 1
+    message = str(caught.value)
+    words = (
+        "environment 2 lost its worker",
+        "signal 9 (SIGKILL)",
+        "environments 1 to 2",
+        "episode 0",
+        "seed",
+        "step 4",
+    )
+    assert all(word in message for word in words), message
+    assert "action np.int64(2)" in message
+    assert all(gone(pid) for pid in env.worker_pids)
+    with pytest.raises(EnvError, match="has ended"):
+        env.step(actions)
+    env.close()
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("when", [0, 3, 8])
+def test_a_worker_killed_from_outside_is_noticed_at_the_next_step(when):
+    """F3."""
+    env = ProcessEnvironment(TWO, num_workers=2)
+    env.reset()
+    for _ in range(when):
+        env.step(ZEROS)
+    os.kill(env.worker_pids[1], signal.SIGKILL)
+    with pytest.raises(EnvError, match=r"environment 1 lost its worker .*SIGKILL"):
+        repeat(env, 2)
+    env.close()
+
+
+@pytest.mark.fault
+def test_a_worker_that_exits_is_named_with_its_code():
+    """F3."""
+    env = ProcessEnvironment([functools.partial(faulty, "exit")], num_workers=1)
+    env.reset()
+    with pytest.raises(EnvError, match="exited with code 0"):
+        repeat(env, 3)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("raise", "KeyError"), ("unpicklable", "UnpicklableError"), ("two arguments", "TwoArgumentError")],
+)
+def test_any_exception_arrives_as_text_with_its_traceback(fault, words):
+    """F1, F2: also of a class that cannot be pickled or rebuilt."""
+    with ProcessEnvironment([counter, functools.partial(faulty, fault)], num_workers=2) as env:
+        env.reset()
+        for _ in range(2):
+            env.step(ZEROS)
+        with pytest.raises(EnvError, match=rf"environment 1 raised {words} .*at step 3") as caught:
+            env.step(ZEROS)
+        assert "in misbehave" in str(caught.value)
+        # nobody died: all go on, with new episodes
+        assert env.step(ZEROS).step_type.tolist() == [0, 0]
+        assert env.state_dict()["episode"].tolist() == [1, 1]
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_hanging_environment_is_stopped_at_the_deadline_and_its_stack_shown(at):
+    """F4."""
+    env = ProcessEnvironment(
+        [counter, functools.partial(faulty, "hang", at)], num_workers=2, timeout_s=0.5, reset_timeout_s=1.5
+    )
+    pids = env.worker_pids
+    started = time.monotonic()
+    with pytest.raises(EnvError, match=r"environment 1 did not answer in time .*(step 2|its reset)") as caught:
+        repeat(env, 4)
+    assert time.monotonic() - started < 5
+    assert "misbehave" in str(caught.value)
+    assert all(gone(pid) for pid in pids)
+
+
+@pytest.mark.fault
+def test_a_hanging_worker_does_not_hold_up_closing(monkeypatch):
+    """F4: shutdown within seconds."""
+    monkeypatch.setattr("palaestra.envs.process._CLOSE_S", 0.3)
+    env = ProcessEnvironment([functools.partial(faulty, "hang", 1)], num_workers=1)
+    env.reset()
+    env.send(ZEROS[:1])
+    started = time.monotonic()
+    env.close()
+    assert time.monotonic() - started < 3
+    assert all(gone(pid) for pid in env.worker_pids)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("fault", "words"), [("raise", "environment 1 could not be made: KeyError"), ("exit", "exited with code 0")]
+)
+def test_an_environment_that_cannot_be_made_is_named(fault, words):
+    with pytest.raises(EnvError, match=words):
+        ProcessEnvironment([counter, functools.partial(faulty, fault, -1)], num_workers=1)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.fault
+def test_workers_end_when_their_parent_is_killed(wait_until):
+    """F16: also one that hangs in a step."""
+    script = (
+        "import functools, os, sys, torch\n"
+        "from palaestra.envs import ProcessEnvironment\n"
+        "from tests.envs.worlds import counter, faulty\n"
+        "if __name__ == '__main__':\n"
+        "    env = ProcessEnvironment([counter, functools.partial(faulty, 'hang', 1)], num_workers=2)\n"
+        "    env.reset()\n"
+        "    env.send(torch.zeros(2, dtype=torch.int64))\n"
+        "    sys.stdout.write(' '.join(map(str, env.worker_pids)) + '\\n')\n"
+        "    sys.stdout.flush()\n"
+        "    sys.stdin.read()\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    parent.kill()
+    parent.communicate()
+    wait_until(lambda: all(gone(pid) for pid in pids), 10, what="the workers to end")
+
+
+def test_factories_that_cannot_be_sent_are_refused():
+    with pytest.raises(ConfigError, match=r"functools\.partial"):
+        ProcessEnvironment([lambda: counter()])
+
+
+def test_workers_with_different_specs_are_refused():
+    with pytest.raises(SpecError, match="environment 1 has the specs"):
+        ProcessEnvironment([counter, functools.partial(layered, "Nested")], num_workers=2)
+
+
+def test_send_and_recv_overlap_and_come_in_pairs():
+    with ProcessEnvironment(TWO, num_workers=1) as env:
+        with pytest.raises(EnvError, match="without send"):
+            env.recv()
+        env.send(ZEROS)
+        with pytest.raises(EnvError, match="twice"):
+            env.send(ZEROS)
+        with pytest.raises(EnvError, match="between"):
+            env.state_dict()
+        assert env.recv().step_type.tolist() == [0, 0]
+        env.send(ZEROS)
+        assert env.reset().step_type.tolist() == [0, 0]
+        with pytest.raises(SpecError, match="environment 1 has value 7"):
+            env.step(torch.tensor([0, 7]))
+
+
+def test_large_infos_do_not_block_anybody():
+    """More than a pipe holds, from both workers."""
+    with ProcessEnvironment([talkative] * 2, num_workers=2) as env:
+        env.reset()
+        info = env.step(ZEROS).env_info
+        assert len(info.keys()) == 20_000
+        assert info["key 7"].tolist() == [7, 7]
+
+
+def talkative() -> GymEnvironment:
+    class Talkative(type(layered("Counter").gym_env)):
+        def step(self, action):
+            *values, _ = super().step(action)
+            return *values, {f"key {i}": i for i in range(20_000)}
+
+    return GymEnvironment(Talkative())
+
+
+def test_spawned_workers_do_the_same():
+    with ProcessEnvironment(TWO, num_workers=1, context="spawn") as env:
+        env.reset()
+        assert env.step(ZEROS).reward.tolist() == [10, 10]
+
+
+def test_a_picture_of_the_first_environment():
+    with ProcessEnvironment([functools.partial(layered, "Drawing")] * 2, num_workers=2) as env:
+        env.step(ZEROS)
+        env.step(ZEROS)
+        assert env.render().tolist() == np.ones((2, 3, 3)).tolist()
+
+
+def test_a_forgotten_environment_leaves_nothing(wait_until):
+    env = ProcessEnvironment([functools.partial(load, "CartPole-v1")], num_workers=1)
+    pids = env.worker_pids
+    del env
+    wait_until(lambda: all(gone(pid) for pid in pids), 5, what="the workers to end")

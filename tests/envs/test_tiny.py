@@ -1,0 +1,53 @@
+"""Tests of `palaestra.envs.tiny`: the closed forms in the docstrings are right."""
+
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from palaestra.envs.tiny import Bandit, Catch, Chain, Endless
+
+
+@pytest.mark.parametrize("kind", [Bandit, Chain, Catch, Endless])
+def test_gymnasiums_own_checker_agrees(kind):
+    check_env(kind(), skip_render_check=True)
+
+
+def play(env, policy, gamma, seed=0, limit=1000):
+    observation, _ = env.reset(seed=seed)
+    value, weight = 0.0, 1.0
+    for _ in range(limit):
+        observation, reward, terminated, _, _ = env.step(policy(observation))
+        value, weight = value + weight * reward, weight * gamma
+        if terminated:
+            break
+    return value
+
+
+def test_bandit_pays_in_proportion_to_the_arm():
+    assert [play(Bandit(5), lambda _, arm=arm: np.int64(arm), 0.9) for arm in range(5)] == [0, 0.25, 0.5, 0.75, 1]
+    noisy = [play(Bandit(2, noise=0.5), lambda _: np.int64(1), 1.0, seed) for seed in range(400)]
+    assert abs(np.mean(noisy) - 1) < 0.1
+    assert abs(np.std(noisy) - 0.5) < 0.1
+
+
+@pytest.mark.parametrize("num_states", [1, 2, 5])
+def test_chain_is_worth_gamma_to_the_distance(num_states):
+    assert play(Chain(num_states), lambda _: np.int64(1), 0.9) == pytest.approx(0.9 ** (num_states - 1))
+    assert play(Chain(num_states), lambda _: np.int64(0), 0.9) == 0
+
+
+def test_catch_can_always_be_won_in_nine_steps():
+    def follow(observation):
+        board = observation.reshape(10, 5)
+        ball, paddle = board[:-1].any(0).argmax(), board[-1].argmax()
+        return np.int64(1 + np.sign(int(ball) - int(paddle)))
+
+    for seed in range(20):
+        assert play(Catch(), follow, 0.9, seed) == pytest.approx(0.9**8)
+    still = [play(Catch(), lambda _: np.int64(1), 1.0, seed) for seed in range(200)]
+    assert np.mean(np.array(still) == 1) == pytest.approx(1 / 5, abs=0.1)
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_endless_is_worth_one_over_one_minus_gamma(random):
+    assert play(Endless(random), lambda _: np.int64(0), 0.9) == pytest.approx(1 / (1 - 0.9))

@@ -1,0 +1,213 @@
+"""Tests of `palaestra.rollout.collector`."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from palaestra import Collector, EnvConfig, ReplayBuffer
+from palaestra.core import ConfigError, NonFiniteError, Offline, Replay, StepType, join_state, split_state
+from tests.algorithms.parts import collected, environment, make
+
+FIRST, MID, LAST = 0, 1, 2
+
+
+class Poisoned(gymnasium.Env[np.ndarray, np.int64]):
+    """Emits a value of choice in its third step."""
+
+    def __init__(self, observation: float = 1.0, reward: float = 1.0) -> None:
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self._values, self._count = (observation, reward), 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.ones(2, np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._count += 1
+        observation, reward = self._values if self._count == 3 else (1.0, 1.0)
+        return np.array([1.0, observation], np.float32), reward, False, False, {}
+
+
+def test_collecting_steps_gathers_at_least_so_many_and_stores_them():
+    """TS-23, TS-25: 10 steps from 3 environments are 12, plus what resets displaced."""
+    with environment("discrete", 3) as env:
+        collector = Collector.of(env, make("ppo", env))
+        info = collector.collect(n_step=10)
+        assert 10 <= info.env_steps <= 12
+        assert collector.env_steps == info.env_steps
+        drawn = collector.buffer.newest(len(collector.buffer) // 3)
+        assert int(drawn.valid.sum()) == info.env_steps
+
+
+def test_collecting_episodes_gathers_at_least_so_many():
+    """TS-23, TS-25, TS-26: the statistics have each episode's return, length and environment."""
+    with environment("discrete", 3) as env:
+        collector = Collector.of(env, make("ppo", env))
+        info = collector.collect(n_episode=4)
+        assert len(info.episodes) >= 4
+        assert {episode.length for episode in info.episodes} == {5}
+        assert {episode.episode_return for episode in info.episodes} <= {1.0, -1.0}
+        assert info.env_steps >= 4 * 5
+        assert info.env_s > 0.0
+        assert len(collector.collect(n_episode=1).episodes) >= 1
+
+
+@pytest.mark.parametrize("request_", [{}, {"n_step": 1, "n_episode": 1}])
+def test_exactly_one_request_is_needed(request_):
+    """TS-23: exactly one argument."""
+    _, collector = collected("ppo", "discrete")
+    with pytest.raises(ConfigError, match="give exactly one of the two"):
+        collector.collect(**request_)
+
+
+def test_an_unroll_takes_so_many_time_steps_from_every_environment():
+    """ALF-02, ALF-04: B environments give B · unroll_length time steps; a reset is a time step and no env step."""
+    with environment("discrete", 3) as env:
+        collector = Collector.of(env, make("ppo", env))
+        info = collector.unroll(12)
+        assert len(collector.buffer) == 36
+        resets = int((collector.buffer.recent("step_type", 12) == StepType.LAST).sum())
+        assert resets > 0
+        assert info.env_steps == 36 - resets
+
+
+@pytest.mark.parametrize(("length", "rows"), [(2.5, [2, 3, 2, 3]), (0.25, [0, 0, 0, 1]), (1.75, [1, 2, 2, 2])])
+def test_a_fractional_unroll_length_is_met_on_average(length, rows):
+    """ALF-04: between floor and ceiling, and right in the mean."""
+    with environment("Endless", 2) as env:
+        collector = Collector.of(env, make("dqn", env))
+        assert [collector.unroll(length).env_steps // 2 for _ in range(4)] == rows
+
+
+def test_every_lane_keeps_its_own_time_order():
+    """TS-24, scenario 6: no interleaving: in each lane FIRST comes first and after LAST, and boards fall row by row."""
+    with environment("discrete", 3) as env:
+        collector = Collector.of(env, make("ppo", env))
+        collector.unroll(30)
+        drawn = collector.buffer.newest(30)
+        for lane in range(3):
+            kinds = drawn.step_type[:, lane].tolist()
+            expected = [FIRST, MID, MID, MID, MID, LAST]
+            assert kinds == [expected[t % 6] for t in range(31)]
+            ball = drawn.observation[:, lane].view(-1, 6, 3)[:, :5].sum(-1).argmax(-1).tolist()
+            assert [row for row, kind in zip(ball, kinds, strict=True) if kind != LAST] == [
+                t % 6 for t in range(31) if t % 6 != 5
+            ]
+
+
+def test_only_complete_episodes_are_drawn_where_that_is_asked_for():
+    """TS-24, scenario 6: what has not ended is in the buffer, and not in what is learned from."""
+    with environment("discrete", 2) as env:
+        algorithm = make("ppo", env)
+        collector = Collector.of(env, algorithm, complete_episodes_only=True)
+        collector.unroll(9)  # rows FIRST MID MID MID MID LAST | FIRST MID MID
+        drawn = collector.buffer.draw(algorithm.plan, torch.Generator())
+        assert drawn.valid[:, 0].tolist() == [1, 1, 1, 1, 1, 0, 0, 0, 0]
+
+
+def test_a_replay_of_complete_episodes_samples_no_running_one():
+    """TS-24: every sampled row belongs to an episode that has ended."""
+    with environment("discrete", 2) as env:
+        algorithm = make("dqn", env, mini_batch_size=500)
+        collector = Collector.of(env, algorithm, complete_episodes_only=True)
+        collector.unroll(10)
+        drawn = collector.buffer.draw(algorithm.plan, torch.Generator().manual_seed(0))
+        assert set((drawn.index // 2).tolist()) == {0, 1, 2, 3, 4}
+
+
+def test_rows_carry_the_version_that_acted():
+    """DESIGN.md section 1: every row carries the version that acted."""
+    algorithm, collector = collected("dqn", "discrete")
+    for version in range(1, 3):
+        algorithm.update(collector.buffer)
+        collector.unroll(2)
+        assert collector.buffer.recent("policy_version", 2).unique().tolist() == [version]
+
+
+def test_on_policy_data_is_discarded_after_its_update_and_replayed_data_is_kept():
+    """ALF-05, ALF-06: one-time use against many later iterations."""
+    ppo, unrolls = collected("ppo", "discrete")
+    dqn, replay = collected("dqn", "discrete")
+    for algorithm, collector, rows in ((ppo, unrolls, [36, 36]), (dqn, replay, [72, 108])):
+        for count in rows:
+            algorithm.update(collector.buffer)
+            collector.unroll(12)
+            assert len(collector.buffer) == count
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["observation", "reward"])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_non_finite_data_is_caught_where_it_enters(value, where, at_once):
+    """F5: environment, field and index are named, before anything is learned from it."""
+    config = EnvConfig(name="tests.rollout.test_collector:Poisoned", kwargs={where: value})
+    with environment(config, 2) as env:
+        collector = Collector.of(env, make("dqn", env))
+        place = r"observation\[1\]" if where == "observation" else "reward"
+        with pytest.raises(NonFiniteError, match=rf"environment 0 emitted {place} = -?(nan|inf)") as caught:
+            for _ in range(1 if at_once else 8):
+                collector.unroll(8 if at_once else 1)
+        assert caught.value.exit_code == 4
+
+
+def test_numbers_whose_sum_overflows_are_finite():
+    config = EnvConfig(name="tests.rollout.test_collector:Poisoned", kwargs={"observation": 3e38})
+    with environment(config, 3) as env:
+        collector = Collector.of(env, make("dqn", env))
+        assert collector.unroll(8).env_steps == 24
+
+
+def test_a_buffer_needs_a_lane_for_every_environment():
+    with environment("discrete", 3) as env:
+        buffer = ReplayBuffer(10, 2, observation_spec=env.observation_spec, action_spec=env.action_spec)
+        with pytest.raises(ConfigError, match="2 lanes for 3 environments"):
+            Collector(env, make("ppo", env).policy, buffer)
+
+
+def test_an_offline_plan_collects_nothing():
+    with environment("discrete", 1) as env:
+        algorithm = make("dqn", env)
+        algorithm.plan = Offline()
+        with pytest.raises(ConfigError, match="collects nothing"):
+            Collector.of(env, algorithm)
+
+
+def test_the_buffer_is_as_large_as_the_plan_says():
+    with environment("discrete", 3) as env:
+        algorithm = make("dqn", env, capacity=60)
+        assert isinstance(algorithm.plan, Replay)
+        assert Collector.of(env, algorithm).buffer.rows_per_lane == 20
+
+
+@pytest.mark.parametrize("vectorization", ["serial", "process"])
+@pytest.mark.parametrize(("name", "kind"), [("dqn", "discrete"), ("ppo", "continuous")])
+def test_collection_goes_on_exactly_from_a_saved_state(name, kind, vectorization):
+    """F25: environment, running episode, waiting rows and acting noise; the next rows are bit-equal."""
+    runs = []
+    for resumed in (False, True):
+        env = environment(kind, 2, vectorization=vectorization)
+        algorithm = make(name, env)
+        collector = Collector.of(env, algorithm)
+        collector.unroll(7.5)
+        if resumed:
+            saved = [split_state(part) for part in (collector.state(), algorithm.state_tensors())]
+            buffer = collector.buffer.state_tensors()
+            env.close()
+            env = environment(kind, 2, vectorization=vectorization)
+            algorithm = make(name, env, seed=8)
+            collector = Collector.of(env, algorithm)
+            algorithm.load_state_tensors(join_state(*saved[1]))
+            collector.buffer.load_state_tensors(buffer)
+            collector.load_state(join_state(*saved[0]))
+        info = collector.unroll(8.5)
+        runs.append((collector.buffer.newest(15), info.episodes, collector.env_steps))
+        env.close()
+    (before, episodes, steps), (after, others, count) = runs
+    assert episodes == others
+    assert steps == count
+    for field in ("observation", "action", "reward", "step_type", "discount", "policy_version"):
+        assert torch.equal(before[field], after[field]), field

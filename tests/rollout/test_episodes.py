@@ -1,0 +1,112 @@
+"""Tests of `palaestra.rollout.episodes`."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from palaestra.core import Batch, TimeStep, join_state, split_state
+from palaestra.rollout import Episode, EpisodeTracker, episode_metrics
+
+FIRST, MID, LAST = 0, 1, 2
+NAN = float("nan")
+
+
+def tracker_after(
+    step_types: list[list[int]], rewards: list[list[float]], infos: list[Any] | None = None, flush_every: int = 1000
+) -> list[Episode]:
+    """The episodes of lanes given as lists of rows, with `finished` called every so many rows."""
+    tracker = EpisodeTracker(len(step_types[0]))
+    episodes = []
+    for number, (step_type, reward) in enumerate(zip(step_types, rewards, strict=True), start=1):
+        info = Batch.of({k: torch.tensor(v) for k, v in infos[number - 1].items()}) if infos else ()
+        tracker.add(TimeStep(torch.tensor(step_type), torch.tensor(reward), env_info=info))
+        if number % flush_every == 0:
+            episodes += tracker.finished()
+    return episodes + tracker.finished()
+
+
+STEP_TYPES = [[FIRST, FIRST], [MID, LAST], [LAST, FIRST], [FIRST, MID], [LAST, LAST]]
+REWARDS = [[0.0, 0.0], [1.0, 5.0], [2.0, 0.0], [0.0, 1.0], [4.0, 1.0]]
+
+
+@pytest.mark.parametrize("flush_every", [1, 2, 3, 1000])
+def test_returns_and_lengths_are_sums_over_an_episode(flush_every):
+    """TS-26: in the order in which episodes ended, however often one looks."""
+    episodes = tracker_after(STEP_TYPES, REWARDS, flush_every=flush_every)
+    found = [(e.episode_return, e.length, e.env_id) for e in episodes]
+    assert found == [(5.0, 1, 1), (3.0, 2, 0), (4.0, 1, 0), (2.0, 2, 1)]
+
+
+def test_a_reset_is_not_an_env_step():
+    (episode,) = tracker_after([[FIRST], [MID], [LAST]], [[0.0], [0.0], [0.0]])
+    assert episode.length == 2
+
+
+def test_a_vector_reward_is_added_over_its_elements():
+    (episode,) = tracker_after([[FIRST], [LAST]], [[[0.0, 0.0]], [[1.0, 3.0]]])
+    assert episode.episode_return == 4.0
+
+
+@pytest.mark.parametrize("flush_every", [1, 1000])
+def test_what_a_broken_fragment_had_gathered_does_not_count(flush_every):
+    """DESIGN.md section 4: MID followed by FIRST is a crashed environment; its episode never ended."""
+    step_types, rewards = [[FIRST], [MID], [FIRST], [LAST]], [[0.0], [100.0], [0.0], [1.0]]
+    infos = [{"x": [0.0]}, {"x": [100.0]}, {"x": [0.0]}, {"x": [7.0]}]
+    (episode,) = tracker_after(step_types, rewards, infos, flush_every)
+    assert (episode.episode_return, episode.length) == (1.0, 1)
+    assert episode.info["x"] == 7.0
+
+
+@pytest.mark.parametrize("flush_every", [1, 2, 1000])
+def test_numeric_infos_are_summed_and_have_a_mean_and_a_maximum(flush_every):
+    """ALF-57: `x` is the sum over the episode, `x@mean` the mean, `x@max` the maximum; non-finite values are skipped."""
+    infos = [
+        {"speed": [1.0, 10.0]},
+        {"speed": [2.0, 30.0]},
+        {"speed": [NAN, 1.0]},
+        {"speed": [0.0, float("inf")]},
+        {"speed": [5.0, 3.0]},
+    ]
+    episodes = tracker_after(STEP_TYPES, REWARDS, infos, flush_every)
+    assert [e.info for e in episodes] == [
+        {"speed": 40.0, "speed@mean": 20.0, "speed@max": 30.0},
+        {"speed": 3.0, "speed@mean": 1.5, "speed@max": 2.0},
+        {"speed": 5.0, "speed@mean": 2.5, "speed@max": 5.0},
+        {"speed": 4.0, "speed@mean": 2.0, "speed@max": 3.0},
+    ]
+
+
+def test_an_info_that_appears_later_is_taken_from_then_on():
+    infos = [{}, {"late": [4.0]}, {"late": [2.0], "other": [1.0]}]
+    (episode,) = tracker_after([[FIRST], [MID], [LAST]], [[0.0], [0.0], [0.0]], infos)
+    assert episode.info["late"] == 6.0
+    assert episode.info["other"] == 1.0
+
+
+@pytest.mark.parametrize("cut", range(1, 5))
+def test_a_tracker_goes_on_from_a_saved_state(cut):
+    """F25: running sums, and rows that nobody has looked at yet."""
+    rows = [
+        TimeStep(torch.tensor(s), torch.tensor(r), env_info=Batch.of({"x": torch.tensor(r)}))
+        for s, r in zip(STEP_TYPES, REWARDS, strict=True)
+    ]
+    whole, before, after = EpisodeTracker(2), EpisodeTracker(2), EpisodeTracker(2)
+    for row in rows:
+        whole.add(row)
+    for number, row in enumerate(rows[:cut]):
+        before.add(row)
+        if number == 1:
+            found = before.finished()
+    found = found if cut > 1 else []
+    after.load_state(join_state(*split_state(before.state())))
+    for row in rows[cut:]:
+        after.add(row)
+    assert found + after.finished() == whole.finished()
+
+
+def test_metrics_are_averages_over_the_episodes_that_have_them():
+    """ALF-57: averaged over the episodes that reported the entry."""
+    episodes = [Episode(1.0, 2, 0, {"x": 1.0}), Episode(3.0, 4, 0, {}), Episode(8.0, 6, 0, {"x": 2.0})]
+    assert episode_metrics(episodes) == {"return_mean": 4.0, "length_mean": 4.0, "info/x": 1.5}
+    assert episode_metrics([]) == {}

@@ -1,0 +1,126 @@
+"""Tests of `palaestra.rollout.evaluation`."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from palaestra import evaluate
+from palaestra.core import StepType
+from palaestra.envs import SerialEnvironment, load
+from palaestra.policies import Phase
+from tests.algorithms.parts import collected, environment, make
+
+ENDLESS = "palaestra.envs.tiny:Endless"
+
+
+def test_short_episodes_are_not_preferred():
+    """One environment's episodes take 1 step, the other's 9; the first 10 that end would be 9 short ones and 1 long."""
+    env = SerialEnvironment(
+        [load(ENDLESS, env_id=0, max_episode_steps=1), load(ENDLESS, env_id=1, max_episode_steps=9)], lane_seeds=[1, 2]
+    )
+    evaluation = evaluate(make("ppo", env).policy, env, episodes=10)
+    assert evaluation.episodes == 10
+    assert sorted(evaluation.returns) == [1.0] * 5 + [9.0] * 5
+    assert evaluation.return_mean == evaluation.length_mean == 5.0
+
+
+@pytest.mark.parametrize(("episodes", "num_envs"), [(1, 1), (1, 3), (7, 3), (6, 3), (2, 4)])
+def test_exactly_so_many_episodes_are_counted(episodes, num_envs):
+    with environment("Chain", num_envs, max_episode_steps=3) as env:
+        evaluation = evaluate(make("ppo", env).policy, env, episodes=episodes)
+    assert evaluation.episodes == len(evaluation.returns) == episodes
+
+
+def test_the_interval_is_that_of_the_mean():
+    """Returns 1 and 9, five each: standard deviation 4.2164 (n - 1), half width 1.96 times that over the root of 10."""
+    env = SerialEnvironment(
+        [load(ENDLESS, env_id=0, max_episode_steps=1), load(ENDLESS, env_id=1, max_episode_steps=9)], lane_seeds=[1, 2]
+    )
+    evaluation = evaluate(make("ppo", env).policy, env, episodes=10)
+    assert evaluation.return_std == pytest.approx(math.sqrt(160 / 9))
+    half = 1.96 * math.sqrt(160 / 9) / math.sqrt(10)
+    assert evaluation.return_ci95 == pytest.approx((5 - half, 5 + half))
+    assert str(evaluation) == f"5.0 ± {half:.1f} (95%, 10 episodes, deterministic)"
+
+
+def test_one_episode_has_no_spread():
+    with environment("Chain", 1, max_episode_steps=3) as env:
+        evaluation = evaluate(make("ppo", env).policy, env, episodes=1)
+    assert evaluation.return_std == 0.0
+    assert evaluation.return_ci95 == (evaluation.return_mean, evaluation.return_mean)
+
+
+def test_the_record_is_json():
+    """DESIGN.md section 9: `return_mean, return_std, return_ci95, length_mean, episodes, seeds, deterministic`."""
+    with environment("Chain", 2, max_episode_steps=3) as env:
+        evaluation = evaluate(make("ppo", env).policy, env, episodes=2, seeds=[5, 6])
+    record = json.loads(json.dumps(evaluation.to_json()))
+    needed = {"return_mean", "return_std", "return_ci95", "length_mean", "episodes", "seeds", "deterministic"}
+    assert needed <= record.keys()
+    assert record["seeds"] == [5, 6]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_evaluation_leaves_policy_and_training_stream_as_they_are(deterministic):
+    """TS-16: no parameter, statistic, generator or phase of the policy moves; inside, training and updating are False."""
+    algorithm, _ = collected("ppo", "continuous", normalize_observation=True)
+    policy = algorithm.policy
+    state = {name: value.clone() for name, value in policy.state_dict().items()}
+    generator = policy.generator
+    stream = generator.get_state()
+    phases = []
+    original = policy._choose
+    policy._choose = lambda *args: (phases.append((policy.training, policy.updating)), original(*args))[1]
+    with environment("continuous", 2) as env:
+        evaluate(policy, env, episodes=4, deterministic=deterministic)
+    assert set(phases) == {(False, False)}
+    assert policy.generator is generator
+    assert torch.equal(generator.get_state(), stream)
+    assert policy.phase is Phase.COLLECT
+    assert all(torch.equal(value, state[name]) for name, value in policy.state_dict().items())
+
+
+def test_the_generator_comes_back_after_a_failure():
+    algorithm, _ = collected("ppo", "discrete")
+    generator = algorithm.policy.generator
+
+    class Broken:
+        batch_size = 1
+
+        def reset(self) -> None:
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        evaluate(algorithm.policy, Broken(), episodes=1)
+    assert algorithm.policy.generator is generator
+    assert algorithm.policy.phase is Phase.COLLECT
+
+
+def test_equal_seeds_evaluate_to_equal_returns():
+    """Also where the policy samples: its noise has a seed of its own."""
+    algorithm, _ = collected("ppo", "continuous")
+
+    def returns(generator_seed: int) -> list[float]:
+        with environment("continuous", 2) as env:
+            return evaluate(
+                algorithm.policy, env, episodes=4, deterministic=False, generator_seed=generator_seed
+            ).returns
+
+    assert returns(1) == returns(1)
+    assert returns(1) != returns(2)
+
+
+def test_an_evaluation_does_not_explore():
+    """TS-16, TS-17: epsilon 1, and still the greedy policy; a reset of the environment is no step of an episode."""
+    algorithm, _ = collected("dqn", "discrete", epsilon=1.0)
+    with environment("discrete", 3) as env:
+        first, second = (evaluate(algorithm.policy, env, episodes=6, deterministic=d) for d in (True, False))
+    assert first.length_mean == second.length_mean == 5.0
+    with environment("discrete", 1) as env:
+        time_step, greedy = env.reset(), []
+        while time_step.step_type[0] != StepType.LAST:
+            greedy.append(int(algorithm.policy.greedy(time_step.observation)))
+            time_step = env.step(torch.tensor(greedy[-1:]))
+        assert evaluate(algorithm.policy, environment("discrete", 1), episodes=1).returns == [float(time_step.reward)]

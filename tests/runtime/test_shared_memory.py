@@ -1,0 +1,50 @@
+"""Tests of `palaestra.runtime.shared_memory`."""
+
+import multiprocessing
+import os
+
+import numpy as np
+import pytest
+
+from palaestra.runtime import SharedArrays
+
+
+def writes_back(connection):
+    shared = SharedArrays.receive(connection)
+    shared["numbers"][:] = np.arange(3)
+    connection.send(shared["flags"].tolist())
+
+
+def test_two_processes_see_the_same_arrays():
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=writes_back, args=(theirs,))
+    process.start()
+    shared = SharedArrays({"numbers": ((3,), np.float32), "flags": ((2, 2), bool), "none": ((0,), np.int64)})
+    shared["flags"][1] = True
+    assert process.pid is not None
+    shared.send(ours, process.pid)
+    assert ours.recv() == [[False, False], [True, True]]
+    assert shared["numbers"].tolist() == [0, 1, 2]
+    process.join()
+    shared.close()
+
+
+def test_nothing_is_named_and_everything_is_freed():
+    before, segments = len(os.listdir("/proc/self/fd")), os.listdir("/dev/shm")
+    shared = SharedArrays({"a": ((1000,), np.float64)})
+    assert os.listdir("/dev/shm") == segments
+    kept = shared["a"]
+    shared.close()
+    kept[:] = 1
+    assert kept.sum() == 1000
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    del kept
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_sealed_arrays_cannot_be_sent():
+    shared = SharedArrays({"a": ((1,), np.float64)})
+    shared.seal()
+    with pytest.raises(ValueError, match="sealed"):
+        shared.send(multiprocessing.Pipe()[0], os.getpid())

@@ -1,0 +1,95 @@
+"""Tests of `palaestra.runtime.supervision`."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from palaestra.runtime import SupervisedProcess, WorkerDiedError, WorkerTimeoutError, stop_all
+
+NAME, PRELOAD = "the worker under test", ["palaestra.envs.worker"]
+
+
+def echo(connection, *words):
+    connection.send(words)
+    while (message := connection.recv()) != "stop":
+        connection.send(message)
+
+
+def hang_here(connection):
+    connection.send("ready")
+    threading.Event().wait()
+
+
+def fall(connection, semaphore):
+    connection.recv()
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def soon(seconds: float = 5.0) -> float:
+    return time.monotonic() + seconds
+
+
+@pytest.fixture
+def start():
+    workers = []
+
+    def start_worker(target, *args):
+        workers.append(SupervisedProcess(target, args, context="forkserver", name=NAME, preload=PRELOAD))
+        return workers[-1]
+
+    yield start_worker
+    for worker in workers:
+        worker.kill()
+
+
+def test_a_worker_talks_and_stops(start):
+    worker = start(echo, "a", 1)
+    assert worker.receive(soon(20)) == ("a", 1)
+    worker.send({"x": 2})
+    assert worker.receive(soon()) == {"x": 2}
+    worker.send("stop")
+    stop_all([worker], 5.0)
+    assert not worker.alive
+    assert worker.cause() == "exited with code 0"
+
+
+@pytest.mark.fault
+def test_a_silent_worker_has_a_deadline_and_shows_its_stack(start):
+    """F4."""
+    worker = start(hang_here)
+    worker.receive(soon(20))
+    semaphore = multiprocessing.get_context("forkserver").Semaphore(0)
+    with pytest.raises(WorkerTimeoutError, match="the worker under test"):
+        worker.receive(soon(0.1))
+    with pytest.raises(WorkerTimeoutError, match="did not answer"):
+        worker.acquire(semaphore, soon(0.1))
+    assert "hang_here" in worker.stacks()
+    stop_all([worker], 0.1)
+    assert worker.cause() == "was killed by signal 9 (SIGKILL)"
+    assert worker.stacks() == ""
+
+
+@pytest.mark.fault
+def test_a_dead_worker_is_named_with_its_signal(start):
+    """F3."""
+    semaphore = multiprocessing.get_context("forkserver").Semaphore(0)
+    worker = start(fall, semaphore)
+    worker.send("now")
+    with pytest.raises(WorkerDiedError, match=r"SIGSEGV"):
+        worker.acquire(semaphore, soon(20))
+    with pytest.raises(WorkerDiedError, match=r"signal 11"):
+        worker.receive(soon())
+
+
+@pytest.mark.fault
+def test_ctrl_c_reaches_only_whoever_started_the_worker(start):
+    """F22."""
+    worker = start(echo)
+    worker.receive(soon(20))
+    os.kill(worker.pid, signal.SIGINT)
+    worker.send("still there")
+    assert worker.receive(soon()) == "still there"

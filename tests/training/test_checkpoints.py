@@ -1,0 +1,127 @@
+"""Tests of `palaestra.training.checkpoints`; what may go wrong is in tests/faults."""
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from palaestra.core import Batch, CheckpointError
+from palaestra.training import CheckpointStore
+
+
+def state(step: int) -> dict[str, Any]:
+    """Of every kind that a checkpoint holds."""
+    return {
+        "trainer": {"step": step, "best": None, "next": {"eval": 3.5}, "recent": [[1.0, 2, 0, {"x": 1.0}]]},
+        "buffer": {"field.reward": torch.arange(6.0).view(2, 3) + step, "count": np.array([step, 2]), "used": True},
+        "algorithm": {"model.q.weight": torch.full((2, 2), float(step)), "generator": torch.zeros(3, dtype=torch.uint8)},
+        "collect": {"time_step": Batch.of({"observation": torch.ones(2), "nested": Batch.of({"a": torch.zeros(1)})})},
+    }
+
+
+def test_what_is_saved_comes_back(tmp_path):
+    """F25: values, tensors, arrays, batches and tuples, each of its own kind and dtype."""
+    store = CheckpointStore(tmp_path)
+    path = store.save(12, state(12) | {"extra": {"tuple": (1, torch.ones(1)), "nothing": None}})
+    assert path.name == "step_0000000012"
+    step, loaded = store.load(path)
+    assert step == 12
+    assert loaded["trainer"] == state(12)["trainer"]
+    assert torch.equal(loaded["buffer"]["field.reward"], state(12)["buffer"]["field.reward"])
+    assert isinstance(loaded["buffer"]["count"], np.ndarray)
+    assert loaded["buffer"]["count"].tolist() == [12, 2]
+    assert loaded["buffer"]["used"] is True
+    assert loaded["algorithm"]["generator"].dtype == torch.uint8
+    assert isinstance(loaded["collect"]["time_step"], Batch)
+    assert loaded["extra"]["tuple"] == (1, torch.ones(1))
+
+
+def test_a_checkpoint_is_made_of_safetensors_json_and_a_manifest(tmp_path):
+    """RELIABILITY.md, mechanism 4: sizes and hashes of all files, the format version and the step."""
+    path = CheckpointStore(tmp_path).save(3, state(3))
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert (manifest["format_version"], manifest["step"]) == (1, 3)
+    assert set(manifest["files"]) == {file.name for file in path.iterdir()} - {"manifest.json"}
+    assert {name.split(".")[-1] for name in manifest["files"]} == {"safetensors", "json"}
+    for name, fingerprint in manifest["files"].items():
+        assert fingerprint["size_bytes"] == (path / name).stat().st_size
+        assert len(fingerprint["sha256"]) == 64
+
+
+def test_the_newest_ones_are_kept(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in (5, 10, 100, 20_000_000_000):
+        store.save(step, state(0))
+    assert [path.name for path in store.steps()] == ["step_0000000100", "step_20000000000"]
+    assert store.load_newest()[0] == 20_000_000_000
+
+
+@pytest.mark.parametrize("keep", [0, 1, -3])
+def test_never_fewer_than_two_are_kept(tmp_path, keep):
+    """RELIABILITY.md, mechanism 4: one to fall back to."""
+    store = CheckpointStore(tmp_path, keep=keep)
+    for step in (1, 2, 3):
+        store.save(step, state(step))
+    assert len(store.steps()) == 2
+
+
+def test_a_checkpoint_is_never_overwritten(tmp_path):
+    store = CheckpointStore(tmp_path)
+    path = store.save(1, state(1))
+    before = {file.name: (file.read_bytes(), file.stat().st_ino) for file in path.iterdir()}
+    assert store.save(1, state(2)) == path
+    assert {file.name: (file.read_bytes(), file.stat().st_ino) for file in path.iterdir()} == before
+
+
+def test_everything_is_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
+    """F9, mechanism 4: files, then the manifest, then the directory, then the rename, then the parent; prune at last."""
+    events: list[str] = []
+    names: dict[int, str] = {}
+    fsync, opened, rename = os.fsync, os.open, os.rename
+
+    def spy_open(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        descriptor = opened(path, flags, *args, **kwargs)
+        names[descriptor] = os.path.basename(os.fspath(path))
+        return descriptor
+
+    def spy_fsync(descriptor: int) -> None:
+        target = os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
+        events.append(f"sync {'the temporary directory' if target.startswith('.tmp-') else target}")
+        fsync(descriptor)
+
+    def spy_rename(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
+        events.append(f"rename to {os.path.basename(os.fspath(target))}")
+        rename(source, target, *args, **kwargs)
+
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("needs /proc to see what is flushed")
+    monkeypatch.setattr(os, "open", spy_open)
+    monkeypatch.setattr(os, "fsync", spy_fsync)
+    monkeypatch.setattr(os, "rename", spy_rename)
+    store = CheckpointStore(tmp_path / "checkpoints")
+    store.save(7, state(7))
+    parts = {f"sync {name}" for name in ("algorithm.safetensors", "buffer.safetensors", "collect.safetensors")}
+    assert {*events[:4]} == {*parts, "sync state.json"}
+    assert events[4:] == [
+        "sync manifest.json",
+        "sync the temporary directory",
+        "rename to step_0000000007",
+        "sync checkpoints",
+    ]
+
+
+def test_without_a_checkpoint_there_is_an_error_and_no_fresh_start(tmp_path):
+    """Mechanism 4: never start from scratch silently."""
+    with pytest.raises(CheckpointError, match=r"no valid checkpoint in .*: there is none") as caught:
+        CheckpointStore(tmp_path / "checkpoints").load_newest()
+    assert caught.value.exit_code == 5
+
+
+def test_a_value_that_cannot_be_saved_is_named_and_leaves_nothing(tmp_path):
+    store = CheckpointStore(tmp_path)
+    with pytest.raises(TypeError, match="object"):
+        store.save(1, {"part": {"x": object()}})
+    assert store.steps() == []

@@ -1,0 +1,66 @@
+"""Tests of `palaestra.training.console`: a panel on a terminal, plain lines in a pipe."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from palaestra.training import ConsoleLogger
+from tests.training.parts import trainer
+
+START = {"env_steps": 0, "metrics": 0, "episodes": 0}
+ROW = {
+    "env_steps": 5_000,
+    "episodes": 1_234,
+    "policy_version": 17,
+    "return_mean": 21.5,
+    "time/train_s": 2.0,
+    "time/env_steps_per_s": 2_500.0,
+    "time/env_fraction": 0.25,
+    "time/update_fraction": 0.5,
+}
+
+
+def shown(terminal: bool, rows: list[dict[str, float]]) -> str:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=terminal, width=100, color_system=None)
+    logger = ConsoleLogger("ppo on CartPole-v1", 10_000, console)
+    logger.start(START)
+    for row in rows:
+        logger.metrics(row)
+    logger.episodes(5_000, [])
+    logger.close()
+    return stream.getvalue()
+
+
+def test_a_terminal_shows_a_panel():
+    """Returns, speed, time left, the time split, episodes, the last evaluation."""
+    text = shown(True, [ROW, {**ROW, "return_mean": 43.0, "eval/return_mean": 99.5}])
+    for part in ("ppo on CartPole-v1", "5,000 of 10,000", "2,500/s", "2 s left", "43.0", "99.5", "1,234 episodes"):
+        assert part in text
+    assert "environment 25% · acting 25% · learning 50%" in text
+    assert "▁█" in text
+    assert "╭" in text
+
+
+def test_a_terminal_shows_a_panel_before_the_first_episode():
+    row = {name: value for name, value in ROW.items() if name != "return_mean"}
+    assert "no episode yet" in shown(True, [row])
+
+
+def test_a_pipe_gets_plain_lines():
+    """No control codes, one line a second at most, and always the last one."""
+    last = {**ROW, "env_steps": 10_000, "eval/return_mean": 99.5}
+    lines = shown(False, [ROW, ROW, ROW, last]).splitlines()
+    assert lines == [
+        "    5,000 / 10,000 env steps  return     21.5     2,500 steps/s",
+        "   10,000 / 10,000 env steps  return     21.5     2,500 steps/s  eval 99.5",
+    ]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_it_takes_the_rows_of_a_real_run(terminal):
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=terminal, width=100, color_system=None)
+    trainer("ppo", total=150, loggers=[ConsoleLogger("title", 150, console)]).run()
+    assert "150" in stream.getvalue()

@@ -1,0 +1,112 @@
+"""Tests of `palaestra.training.loggers` and `palaestra.training.averages`."""
+
+import csv
+import json
+
+import pytest
+import torch
+
+from palaestra.core import join_state, split_state
+from palaestra.rollout import Episode
+from palaestra.training import Averages, FileLogger, TensorBoardLogger
+from tests.training.parts import trainer
+
+START = {"env_steps": 0, "metrics": 0, "episodes": 0}
+
+
+def test_metrics_are_json_lines_and_episodes_are_csv(tmp_path):
+    """ALF-57: a row per period, a row per episode; an episode's infos are JSON in one column."""
+    logger = FileLogger(tmp_path)
+    logger.start(START)
+    logger.metrics({"env_steps": 10, "return_mean": 1.5})
+    logger.episodes(10, [Episode(1.5, 7, 2, {}), Episode(-2.0, 1, 0, {"x@max": 3.0})])
+    logger.close()
+    assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
+        {"env_steps": 10, "return_mean": 1.5}
+    ]
+    rows = list(csv.DictReader((tmp_path / "episodes.csv").read_text().splitlines()))
+    assert [row["return"] for row in rows] == ["1.5", "-2.0"]
+    assert (rows[1]["env_steps"], rows[1]["length"], rows[1]["env_id"]) == ("10", "1", "0")
+    assert json.loads(rows[1]["info"]) == {"x@max": 3.0}
+
+
+def test_lines_are_in_the_file_as_soon_as_they_are_told(tmp_path):
+    """F28: a process that is killed loses no line."""
+    logger = FileLogger(tmp_path)
+    logger.start(START)
+    logger.metrics({"env_steps": 1})
+    logger.episodes(1, [Episode(1.0, 1, 0, {})])
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+    assert len((tmp_path / "episodes.csv").read_text().splitlines()) == 2
+    logger.close()
+
+
+def test_what_lies_beyond_the_checkpoint_is_cut_off(tmp_path):
+    """F25, F9: rows of a process that was killed after its last checkpoint, and half a line."""
+    logger = FileLogger(tmp_path)
+    logger.start(START)
+    for step in (1, 2, 3):
+        logger.metrics({"env_steps": step})
+        logger.episodes(step, [Episode(float(step), 1, 0, {})])
+    logger.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"env_st')
+    again = FileLogger(tmp_path)
+    again.start({"env_steps": 2, "metrics": 2, "episodes": 1})
+    again.metrics({"env_steps": 30})
+    again.episodes(30, [Episode(9.0, 1, 0, {})])
+    again.close()
+    assert [json.loads(line)["env_steps"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2, 30]
+    assert [row["return"] for row in csv.DictReader((tmp_path / "episodes.csv").read_text().splitlines())] == ["1.0", "9.0"]
+
+
+def test_tensorboard_files_hold_every_number_against_env_steps(tmp_path):
+    """ALF-57: summarised in TensorBoard automatically."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    made = trainer("ppo", "continuous", total=100, log_every_steps=50, loggers=[TensorBoardLogger(tmp_path)])
+    made.run()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    names = set(events.Tags()["scalars"])
+    assert {"return_mean", "info/error@max", "learning/ppo", "policy_version", "time/train_s"} <= names
+    assert "env_steps" not in names
+    assert [scalar.step // 50 for scalar in events.Scalars("return_mean")] == [1, 2]
+
+
+def test_a_run_that_logs_nothing_writes_no_tensorboard_file(tmp_path):
+    logger = TensorBoardLogger(tmp_path / "tensorboard")
+    logger.start(START)
+    logger.close()
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_averages_do_not_depend_on_where_a_run_was_cut():
+    """F25: sums in float64, in order; the last digit is the same."""
+    generator = torch.Generator().manual_seed(0)
+    records = [{"a": x, **({"b": x * 3} if i % 3 == 0 else {})} for i, x in enumerate(torch.rand(50, generator=generator))]
+    whole = Averages()
+    whole.add(records)
+    expected = whole.take()
+    for cut in (0, 1, 17, 50):
+        before, after = Averages(), Averages()
+        before.add(records[:cut])
+        after.load_state(join_state(*split_state(before.state())))
+        after.add(records[cut:])
+        assert after.take() == expected
+    assert whole.take() == {}
+
+
+def test_a_metric_is_averaged_over_the_records_that_have_it():
+    averages = Averages()
+    averages.add([{"a": torch.tensor(1.0)}, {"a": torch.tensor(2.0), "b": torch.tensor(5.0)}])
+    assert averages.take() == {"a": 1.5, "b": 5.0}
+
+
+@pytest.mark.parametrize("count", [4095, 4096, 9000])
+def test_many_records_are_settled_on_the_way(count):
+    averages = Averages()
+    for _ in range(count):
+        averages.add([{"a": torch.tensor(0.5)}])
+    assert len(averages._pending) < 4096
+    assert averages.take() == {"a": 0.5}

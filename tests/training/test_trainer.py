@@ -1,0 +1,315 @@
+"""Tests of `palaestra.training.trainer`."""
+
+import signal
+from typing import Any
+
+import pytest
+import torch
+
+from palaestra import Trainer, TrainerConfig
+from palaestra.core import ConfigError, Linear, StepType
+from palaestra.training import CheckpointStore
+from tests.training.parts import Recorder, evaluation_of, trainer
+
+
+def parameters(made: Trainer) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in made.update.model.state_dict().items()}
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+# -- the scheme: unroll, then learn by the plan
+
+
+def test_unrolls_and_updates_alternate(monkeypatch):
+    """ALF-02, ALF-03: parameters move in the updates and nowhere else."""
+    made = trainer("ppo")
+    calls: list[tuple[str, bool]] = []
+    for owner, method in ((made.collect, "unroll"), (made.update, "update")):
+        original = getattr(owner, method)
+
+        def spy(argument: Any, original: Any = original, method: str = method) -> Any:
+            before = parameters(made)
+            result = original(argument)
+            calls.append((method, not equal(before, parameters(made))))
+            return result
+
+        monkeypatch.setattr(owner, method, spy)
+    for _ in range(3):
+        made.train_iter()
+    assert calls == [("unroll", False), ("update", True)] * 3
+
+
+@pytest.mark.parametrize("name", ["reinforce", "ppo"])
+def test_on_policy_experience_is_used_once_and_env_steps_are_what_is_trained_on(name):
+    """ALF-05, ALF-07, ALF-11, scenario 3: counters at the ends of iterations."""
+    made = trainer(name, "continuous", num_updates=1, mini_batch_size=10**6)
+    for iteration in range(1, 4):
+        made.train_iter()
+        assert made.update.num_gradient_steps == iteration
+        if name == "ppo":  # REINFORCE leaves out what has not ended
+            assert made._rows_trained == made.collect.env_steps
+
+
+def test_replayed_experience_is_used_many_times():
+    """ALF-06, ALF-09, ALF-11, scenario 3: one draw of U minibatches an iteration; env steps ≪ experiences trained on."""
+    made = trainer("dqn", num_updates=4, mini_batch_size=32, unroll_length=3)
+    for _ in range(10):
+        made.train_iter()
+    assert made.update.num_gradient_steps == 40
+    assert made._rows_trained == 40 * 32
+    assert made.collect.env_steps < made._rows_trained / 10
+
+
+def test_nothing_is_trained_before_the_initial_steps():
+    """ALF-10: with 3 environments and 1 step each, the 21st env step is the first that is followed by an update."""
+    made = trainer("dqn", "discrete", initial_collect_steps=20, unroll_length=1, num_updates=1)
+    trained = []
+    while made.collect.env_steps < 30:
+        made.train_iter()
+        trained.append((made.collect.env_steps, made.update.num_gradient_steps))
+    assert all(steps == 0 for env_steps, steps in trained if env_steps <= 20)
+    assert next(env_steps for env_steps, steps in trained if steps) in (21, 22, 23)
+
+
+@pytest.mark.parametrize("n_step", [1, 3, 5])
+def test_learning_waits_until_every_lane_holds_a_window(n_step):
+    """ALF-10, TS-22: without initial steps, several environments and n-step targets."""
+    made = trainer("dqn", "discrete", initial_collect_steps=0, unroll_length=1, n_step=n_step, num_envs=4)
+    for _ in range(12):
+        made.train_iter()
+    assert made.update.num_gradient_steps > 0
+
+
+def test_a_fractional_unroll_length_trains_every_iteration():
+    """ALF-04: half a time step is one every second iteration; replay learns in between."""
+    made = trainer("dqn", unroll_length=0.5, num_updates=1)
+    for _ in range(40):
+        made.train_iter()
+    assert int(made.collect.buffer._count.max()) == 20
+    assert made.update.num_gradient_steps > 30
+
+
+def test_schedules_follow_env_steps():
+    """MARO-46: learning rate and epsilon are functions of env steps divided by the budget."""
+    made = trainer("dqn", total=200, epsilon=Linear(1.0, 0.0), learning_rate=Linear(1e-2, 0.0), loggers=[])
+    for _ in range(4):
+        made.train_iter()
+        left = 1 - made.collect.env_steps / 200
+        assert made.update.policy.exploration.strength == pytest.approx(left)
+        assert float(made.update.model.optimizers["q"].learning_rate) == pytest.approx(1e-2 * left)
+
+
+def test_the_budget_is_used_up_and_hardly_more():
+    result = trainer("ppo", total=100).run()
+    assert result.status == "done"
+    assert result.exit_code == 0
+    assert 100 <= result.env_steps < 100 + 36
+
+
+# -- what is told
+
+
+def test_metrics_come_once_a_period_and_once_at_the_end():
+    """TS-28: env steps, episodes, iterations, versions, gradient steps, rows, returns, losses and times."""
+    recorder = Recorder()
+    made = trainer("ppo", total=300, log_every_steps=100, loggers=[recorder])
+    made.run()
+    steps = [row["env_steps"] for row in recorder.rows]
+    assert len(steps) == len(set(steps)) == 3
+    assert [step // 100 for step in steps] == [1, 2, 3]
+    last = recorder.rows[-1]
+    assert last["episodes"] == len(recorder.ended)
+    assert last["iterations"] == last["policy_version"] == made.update.policy_version
+    assert last["gradient_steps"] == made.update.num_gradient_steps
+    assert last["rows_trained"] == 2 * last["env_steps"]  # two passes
+    assert {"return_mean", "length_mean", "learning/ppo", "learning/gradient_norm/ppo"} <= last.keys()
+    assert {"time/train_s", "time/env_steps_per_s", "time/env_fraction", "time/update_fraction"} <= last.keys()
+    assert recorder.calls == ["start", "close"]
+
+
+def test_every_episode_is_told_once_with_its_env_steps():
+    """ALF-57: returns and lengths of every episode, and its infos in the metrics."""
+    recorder = Recorder()
+    made = trainer("ppo", "continuous", total=300, loggers=[recorder])
+    made.run()
+    running = sum(1 for kind in made.collect.buffer.recent("step_type", 1)[0].tolist() if kind != StepType.LAST)
+    lengths = sum(episode.length for episode in recorder.ended)
+    assert lengths <= made.collect.env_steps <= lengths + 5 * (running + 3)
+    assert {"info/error", "info/error@mean", "info/error@max"} <= recorder.rows[-1].keys()
+
+
+def test_losses_of_all_gradient_steps_since_the_last_row_are_averaged():
+    recorder = Recorder()
+    made = trainer("reinforce", total=200, log_every_steps=100, loggers=[recorder])
+    losses: list[float] = []
+    update = made.update.update
+
+    def spy(source: Any) -> Any:
+        info = update(source)
+        losses.append(info.metrics["policy"])
+        return info
+
+    made.update.update = spy
+    made.run()
+    counts = [int(row["gradient_steps"]) for row in recorder.rows]
+    assert recorder.rows[0]["learning/policy"] == pytest.approx(sum(losses[: counts[0]]) / counts[0])
+    rest = losses[counts[0] : counts[1]]
+    assert recorder.rows[1]["learning/policy"] == pytest.approx(sum(rest) / len(rest))
+
+
+class Failing(Recorder):
+    """Raises in one of its methods."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        setattr(self, method, self._raise)
+
+    def _raise(self, *args: Any) -> None:
+        raise ConnectionError("no route to the tracking server")
+
+
+@pytest.mark.parametrize("method", ["start", "metrics", "episodes", "close"])
+def test_a_logger_that_raises_is_dropped_and_training_goes_on(method):
+    """F28: training is unaffected, the other loggers are complete, and the warning names logger, method and cause."""
+    reference, whole = Recorder(), Recorder()
+    plain = trainer("ppo", total=100, loggers=[reference])
+    plain.run()
+    made = trainer("ppo", total=100, loggers=[Failing(method), whole])
+    with pytest.warns(UserWarning, match=rf"Failing.{method} failed \(ConnectionError\('no route .*switched off") as seen:
+        assert made.run().status == "done"
+    assert len(seen) == 1
+    assert equal(parameters(plain), parameters(made))
+    assert whole.ended == reference.ended
+    assert [row["env_steps"] for row in whole.rows] == [row["env_steps"] for row in reference.rows]
+
+
+# -- evaluation
+
+
+@pytest.mark.parametrize(("name", "kind"), [("ppo", "continuous"), ("dqn", "discrete")])
+def test_evaluation_leaves_training_as_it_is(name, kind):
+    """The same training with and without evaluations, bit for bit."""
+    plain = trainer(name, kind, total=200)
+    plain.run()
+    made: Trainer = trainer(name, kind, total=200, eval_every_steps=20, evaluate=evaluation_of(lambda: made, kind))
+    made.run()
+    assert equal(parameters(plain), parameters(made))
+    assert torch.equal(plain.update.policy.generator.get_state(), made.update.policy.generator.get_state())
+
+
+def test_evaluations_come_once_a_period_and_at_the_end_and_the_best_is_known():
+    """MARO-47: evaluation after every period and after the last episode, with a callback."""
+    seen: list[tuple[int, bool]] = []
+    returns = iter([3.0, 1.0, 3.0, 2.0])
+
+    class Result:
+        def __init__(self, value: float) -> None:
+            self.return_mean = value
+
+    made: Trainer = trainer(
+        "ppo",
+        total=200,
+        eval_every_steps=50,
+        evaluate=lambda: Result(next(returns)),
+        on_evaluation=lambda steps, result, best: seen.append((steps // 50, best)),
+    )
+    made.run()
+    assert seen == [(1, True), (2, False), (3, True), (4, False)]
+
+
+def test_there_is_nothing_to_evaluate_in_without_an_evaluation():
+    with pytest.raises(ConfigError, match="made without `evaluate`"):
+        trainer("ppo").evaluate()
+
+
+# -- checkpoints and signals
+
+
+def test_checkpoints_come_once_a_period_and_at_the_end(tmp_path):
+    store = CheckpointStore(tmp_path, keep=10)
+    made = trainer("ppo", total=200, checkpoint_every_steps=60, checkpoints=store)
+    made.run()
+    steps = [int(path.name.removeprefix("step_")) for path in store.steps()]
+    assert [step // 60 for step in steps] == [1, 2, 3, 3]
+    assert steps[-1] == made.collect.env_steps
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_iteration_saves_and_says_so(tmp_path, number, code):
+    """F22: the handler that was there before is back afterwards."""
+    store = CheckpointStore(tmp_path)
+    before = signal.getsignal(number)
+
+    class Interrupting(Recorder):
+        def metrics(self, row: Any) -> None:
+            signal.raise_signal(number)
+
+    made = trainer("ppo", total=10_000, log_every_steps=100, loggers=[Interrupting()], checkpoints=store)
+    result = made.run()
+    assert (result.status, result.exit_code) == ("interrupted", code)
+    step, state = store.load_newest()
+    assert step == result.env_steps == state["collect"]["env_steps"] < 200
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_signal_stops_at_once_and_saves_nothing(tmp_path):
+    """F22: Ctrl-C twice."""
+    store = CheckpointStore(tmp_path)
+
+    class Impatient(Recorder):
+        def metrics(self, row: Any) -> None:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    recorder = Impatient()
+    made = trainer("ppo", total=10_000, log_every_steps=100, loggers=[recorder], checkpoints=store)
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+    assert store.steps() == []
+    assert recorder.calls == ["start", "close"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_finished_run_that_is_resumed_changes_nothing(tmp_path):
+    """F25: no second evaluation, no further row, no further checkpoint."""
+    store = CheckpointStore(tmp_path)
+    made: Trainer = trainer("ppo", total=100, evaluate=evaluation_of(lambda: made), checkpoints=store)
+    first = made.run()
+    _, state = store.load_newest()
+    recorder = Recorder()
+    again: Trainer = trainer(
+        "ppo", total=100, evaluate=lambda: pytest.fail("evaluated"), loggers=[recorder], checkpoints=store
+    )
+    again.load_state(state)
+    result = again.run()
+    assert (result.status, result.env_steps, result.evaluation) == ("done", first.env_steps, first.evaluation)
+    assert recorder.rows == []
+    assert equal(parameters(made), parameters(again))
+
+
+# -- configuration
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"total_env_steps": 0}, r"trainer.total_env_steps is 0; it must be greater than 0"),
+        ({"eval_every_steps": -1}, r"trainer.eval_every_steps is -1; it must be at least 0"),
+        ({"checkpoint_every_steps": -5}, r"trainer.checkpoint_every_steps is -5"),
+        ({"log_every_steps": -5}, r"trainer.log_every_steps is -5"),
+        ({"eval_episodes": 0}, r"trainer.eval_episodes is 0; it must be at least 1"),
+    ],
+)
+def test_an_impossible_budget_is_refused(settings, message):
+    """F27: what was given and what is needed."""
+    with pytest.raises(ConfigError, match=message):
+        TrainerConfig(**settings)
+
+
+def test_periods_default_to_parts_of_the_run():
+    config = TrainerConfig(total_env_steps=5_000, checkpoint_every_steps=7)
+    assert [config.period(name) for name in ("eval", "checkpoint", "log")] == [500, 7, 50]
+    assert TrainerConfig(total_env_steps=5).period("log") == 1
