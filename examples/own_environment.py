@@ -37,7 +37,7 @@ class Thermostat(gymnasium.Env[np.ndarray, np.int64]):
 def main() -> None:
     name = "own_environment:Thermostat"  # module:class, on the Python path
     settings = {"env__max_episode_steps": STEPS, "algorithm__gamma": 0.95, "algorithm__learning_rate": 1e-3}
-    done = palaestra.train("ppo", name, trainer__total_env_steps=60_000, **settings)
+    done = palaestra.train("ppo", name, trainer__total_env_steps=40_000, **settings)
     print("ppo    ", done.result.evaluation)
 
     config = palaestra.EnvConfig(name=name, num_envs=4, max_episode_steps=STEPS)

@@ -71,7 +71,7 @@ def whole_state(algorithm: GradientAlgorithm) -> dict[str, Any]:
 
 
 def global_generators() -> list[Any]:
-    numbers = np.random.get_state()  # noqa: NPY002 - the legacy global generator is the one that must stay as it is
+    numbers = np.random.get_state()  # the legacy generator is the global one
     return [torch.get_rng_state().tolist(), numbers[1].tolist(), numbers[2], random.getstate()]
 
 
@@ -189,8 +189,8 @@ def test_an_update_reaches_every_trainable_parameter(name, kind):
     before = parameters(shaken(algorithm))
     algorithm.update(collector.buffer)
     trained = {key for optimizer in algorithm.model.optimizers.values() for key in optimizer.names}
-    still = {key for key in different(before, parameters(algorithm))}
-    assert {f"component.{key}" for key in trained} <= still
+    moved = set(different(before, parameters(algorithm)))
+    assert {f"component.{key}" for key in trained} <= moved
 
 
 # -- an update

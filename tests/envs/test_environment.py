@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from palaestra.core import BoundedSpec, EnvError, RunSeeds, episode_seed
-from palaestra.envs import EnvironmentWrapper, GymEnvironment, load
+from palaestra.core import BoundedSpec, EnvError, RunSeeds, SpecError, episode_seed
+from palaestra.envs import EnvironmentWrapper, GymEnvironment, SerialEnvironment, load, space_from_spec
 from tests.envs.worlds import Counter, Doubled, Global, Nested, counter
 
 
@@ -70,8 +70,6 @@ def test_only_the_outermost_layer_resets_and_records():
 def test_a_saved_environment_goes_on_as_if_nothing_had_happened(name, steps):
     """F25: the episode's seed and actions are replayed through all layers."""
     one, two = load(name, wrappers=(Doubled,)), load(name, wrappers=(Doubled,))
-    from palaestra.envs import space_from_spec
-
     space = space_from_spec(one.action_spec)
     space.seed(0)
     actions = [space.sample() for _ in range(steps + 20)]
@@ -108,6 +106,13 @@ def test_the_state_consists_of_arrays_and_text():
     state = env.state_dict()
     assert set(state) == {"lane_seed", "episode", "steps", "digest", "action.move", "action.gear"}
     assert all(isinstance(value, np.ndarray | str) for value in state.values())
+
+
+def test_a_layer_around_a_bare_gymnasium_environment_is_refused():
+    with pytest.raises(SpecError, match=r"GymEnvironment\(Counter\(\)\)"):
+        EnvironmentWrapper(Counter())
+    with pytest.raises(SpecError, match=r"GymEnvironment\(Counter\(\)\)"):
+        SerialEnvironment([Counter()])
 
 
 def test_specs_of_a_wrapper_are_those_of_what_it_emits():

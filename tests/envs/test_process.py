@@ -137,7 +137,8 @@ def test_any_exception_arrives_as_text_with_its_traceback(fault, words):
         with pytest.raises(EnvError, match=rf"environment 1 raised {words} .*at step 3") as caught:
             env.step(ZEROS)
         assert "in misbehave" in str(caught.value)
-        # nobody died: all go on, with new episodes
+        # nobody died: all go on, with new episodes, also from a checkpoint
+        env.load_state_dict(env.state_dict())
         assert env.step(ZEROS).step_type.tolist() == [0, 0]
         assert env.state_dict()["episode"].tolist() == [1, 1]
 

@@ -133,6 +133,28 @@ def test_a_failure_names_the_lane_and_the_others_go_on_with_new_episodes():
     assert env.state_dict()["episode"].tolist() == [1, 1]
 
 
+def test_an_iterator_that_runs_out_in_an_environment_is_no_quiet_end():
+    class Exhausted(Counter):
+        def step(self, action):
+            return next(iter(()))
+
+    env = SerialEnvironment([counter(), GymEnvironment(Exhausted())])
+    env.reset()
+    with pytest.raises(EnvError, match=r"(?s)environment 1 .*StopIteration"):
+        env.step(ZEROS)
+
+
+def test_a_state_saved_after_a_failure_starts_new_episodes():
+    env = SerialEnvironment([counter(), GymEnvironment(Faulty("raise", at=1))], lane_seeds=[1, 2])
+    env.reset()
+    with pytest.raises(EnvError):
+        env.step(ZEROS)
+    twin = SerialEnvironment([counter(), counter()], lane_seeds=[3, 4])
+    twin.load_state_dict(env.state_dict())
+    assert twin.step(ZEROS).step_type.tolist() == [0, 0]
+    assert twin.state_dict()["episode"].tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("lane", [0, 1])
 def test_a_shape_that_changes_within_an_episode_is_named_and_not_broadcast(lane):
     """F7."""

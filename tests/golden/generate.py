@@ -27,7 +27,11 @@ def first_losses(name: str, kind: str) -> list[float]:
     from tests.algorithms.parts import environment, make
 
     env = environment(kind, num_envs=4, seed=11)
-    changes: dict[str, Any] = {"network": NetworkConfig(hidden_sizes=(32, 32)), "learning_rate": 1e-3, "entropy_cost": 0.01}
+    changes: dict[str, Any] = {
+        "network": NetworkConfig(hidden_sizes=(32, 32)),
+        "learning_rate": 1e-3,
+        "entropy_cost": 0.01,
+    }
     algorithm = make(name, env, 11, unroll_length=24, mini_batch_size=24, capacity=400, **changes)
     collector = Collector.of(env, algorithm)
     terms: list[dict[str, float]] = []

@@ -60,7 +60,7 @@ def test_what_a_broken_fragment_had_gathered_does_not_count(flush_every):
 
 @pytest.mark.parametrize("flush_every", [1, 2, 1000])
 def test_numeric_infos_are_summed_and_have_a_mean_and_a_maximum(flush_every):
-    """ALF-57: `x` is the sum over the episode, `x@mean` the mean, `x@max` the maximum; non-finite values are skipped."""
+    """ALF-57: `x` is the episode's sum, `x@mean` the mean, `x@max` the maximum; non-finite ones are left out."""
     infos = [
         {"speed": [1.0, 10.0]},
         {"speed": [2.0, 30.0]},

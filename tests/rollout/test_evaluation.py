@@ -64,7 +64,7 @@ def test_the_record_is_json():
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_evaluation_leaves_policy_and_training_stream_as_they_are(deterministic):
-    """TS-16: no parameter, statistic, generator or phase of the policy moves; inside, training and updating are False."""
+    """TS-16: no parameter, statistic, generator or phase moves; inside, training and updating are False."""
     algorithm, _ = collected("ppo", "continuous", normalize_observation=True)
     policy = algorithm.policy
     state = {name: value.clone() for name, value in policy.state_dict().items()}

@@ -32,11 +32,13 @@ class Recorder:
 def trainer(
     name: str, kind: str = "discrete", *, total: int = 120, seed: int = 3, num_envs: int = 3, **settings: Any
 ) -> Trainer:
-    """A trainer of a small algorithm; settings of `TrainerConfig`, of `Trainer` and of the algorithm go where they fit."""
+    """A trainer of a small algorithm; settings go to `TrainerConfig`, `Trainer` or the algorithm, where they fit."""
     env = environment(kind, num_envs, seed)
     own = {key: settings.pop(key) for key in list(settings) if key in TrainerConfig.__dataclass_fields__}
     parts = {
-        key: settings.pop(key) for key in list(settings) if key in ("evaluate", "checkpoints", "loggers", "on_evaluation")
+        key: settings.pop(key)
+        for key in list(settings)
+        if key in ("evaluate", "checkpoints", "loggers", "on_evaluation")
     }
     algorithm = make(name, env, seed, **settings)
     config = TrainerConfig(total_env_steps=total, **own)

@@ -17,7 +17,10 @@ def state(step: int) -> dict[str, Any]:
     return {
         "trainer": {"step": step, "best": None, "next": {"eval": 3.5}, "recent": [[1.0, 2, 0, {"x": 1.0}]]},
         "buffer": {"field.reward": torch.arange(6.0).view(2, 3) + step, "count": np.array([step, 2]), "used": True},
-        "algorithm": {"model.q.weight": torch.full((2, 2), float(step)), "generator": torch.zeros(3, dtype=torch.uint8)},
+        "algorithm": {
+            "model.q.weight": torch.full((2, 2), float(step)),
+            "generator": torch.zeros(3, dtype=torch.uint8),
+        },
         "collect": {"time_step": Batch.of({"observation": torch.ones(2), "nested": Batch.of({"a": torch.zeros(1)})})},
     }
 
@@ -77,7 +80,7 @@ def test_a_checkpoint_is_never_overwritten(tmp_path):
 
 
 def test_everything_is_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
-    """F9, mechanism 4: files, then the manifest, then the directory, then the rename, then the parent; prune at last."""
+    """F9, mechanism 4: files, then the manifest, the directory, the rename, the parent; pruning last."""
     events: list[str] = []
     names: dict[int, str] = {}
     fsync, opened, rename = os.fsync, os.open, os.rename

@@ -56,8 +56,15 @@ def test_what_lies_beyond_the_checkpoint_is_cut_off(tmp_path):
     again.metrics({"env_steps": 30})
     again.episodes(30, [Episode(9.0, 1, 0, {})])
     again.close()
-    assert [json.loads(line)["env_steps"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2, 30]
-    assert [row["return"] for row in csv.DictReader((tmp_path / "episodes.csv").read_text().splitlines())] == ["1.0", "9.0"]
+    assert [json.loads(line)["env_steps"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
+        1,
+        2,
+        30,
+    ]
+    assert [row["return"] for row in csv.DictReader((tmp_path / "episodes.csv").read_text().splitlines())] == [
+        "1.0",
+        "9.0",
+    ]
 
 
 def test_tensorboard_files_hold_every_number_against_env_steps(tmp_path):
@@ -84,7 +91,9 @@ def test_a_run_that_logs_nothing_writes_no_tensorboard_file(tmp_path):
 def test_averages_do_not_depend_on_where_a_run_was_cut():
     """F25: sums in float64, in order; the last digit is the same."""
     generator = torch.Generator().manual_seed(0)
-    records = [{"a": x, **({"b": x * 3} if i % 3 == 0 else {})} for i, x in enumerate(torch.rand(50, generator=generator))]
+    records = [
+        {"a": x, **({"b": x * 3} if i % 3 == 0 else {})} for i, x in enumerate(torch.rand(50, generator=generator))
+    ]
     whole = Averages()
     whole.add(records)
     expected = whole.take()

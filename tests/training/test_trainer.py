@@ -54,7 +54,7 @@ def test_on_policy_experience_is_used_once_and_env_steps_are_what_is_trained_on(
 
 
 def test_replayed_experience_is_used_many_times():
-    """ALF-06, ALF-09, ALF-11, scenario 3: one draw of U minibatches an iteration; env steps ≪ experiences trained on."""
+    """ALF-06, ALF-09, ALF-11, scenario 3: one draw of U minibatches an iteration; env steps ≪ rows trained on."""
     made = trainer("dqn", num_updates=4, mini_batch_size=32, unroll_length=3)
     for _ in range(10):
         made.train_iter()
@@ -178,7 +178,9 @@ def test_a_logger_that_raises_is_dropped_and_training_goes_on(method):
     plain = trainer("ppo", total=100, loggers=[reference])
     plain.run()
     made = trainer("ppo", total=100, loggers=[Failing(method), whole])
-    with pytest.warns(UserWarning, match=rf"Failing.{method} failed \(ConnectionError\('no route .*switched off") as seen:
+    with pytest.warns(
+        UserWarning, match=rf"Failing.{method} failed \(ConnectionError\('no route .*switched off"
+    ) as seen:
         assert made.run().status == "done"
     assert len(seen) == 1
     assert equal(parameters(plain), parameters(made))

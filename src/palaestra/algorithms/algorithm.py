@@ -28,9 +28,30 @@ from palaestra.policies import NetworkPolicy, Phase, Policy
 __all__ = ["Algorithm", "AlgorithmConfig", "GradientAlgorithm", "Gradients", "Losses", "UpdateInfo"]
 
 
+_FRACTIONS = ("gamma", "gae_lambda")
+_POSITIVE = (
+    *("unroll_length", "num_updates", "mini_batch_size", "capacity", "n_step"),
+    *("target_period", "huber_delta", "max_grad_norm"),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
-    """Base of every algorithm's hyperparameters."""
+    """Base of every algorithm's hyperparameters.
+
+    Raises:
+        ConfigError: numbers that mean the same everywhere are out of range; the message has all of them.
+    """
+
+    def __post_init__(self) -> None:
+        problems = []
+        for name, value in vars(self).items():
+            if name in _FRACTIONS and not 0 <= value <= 1:
+                problems.append(f"algorithm.{name} is {value}; it must lie in [0, 1]")
+            if name in _POSITIVE and value is not None and not value > 0:
+                problems.append(f"algorithm.{name} is {value}; it must be greater than 0")
+        if problems:
+            raise ConfigError("\n".join(problems))
 
 
 class Losses(NamedTuple):
@@ -308,8 +329,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             if diagnostics := self.diagnostics(batch):
                 info.records.append(diagnostics)
         self.policy.version += 1
-        if self.policy.normalizer is not None and isinstance(self.plan, OnPolicy):
-            self.policy.normalizer.merge(self.policy.normalizer.increment(drawn["observation"][:-1]))
+        if self.policy.normalizer is not None:
+            seen = drawn["observation"]
+            if isinstance(self.plan, OnPolicy):
+                seen = seen[:-1]  # the last row begins the next unroll
+            self.policy.normalizer.merge(self.policy.normalizer.increment(seen))
         return info
 
     def compile(self) -> None:

@@ -53,6 +53,8 @@ class DQNConfig(AlgorithmConfig):
     """Error above which the loss grows linearly."""
     max_grad_norm: float = 10.0
     """Longest gradient, Euclidean norm over all parameters."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
     network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
     """Q-network; `dueling` is an option of it."""
 
@@ -93,7 +95,9 @@ class DQN(GradientAlgorithm[ValueGreedyPolicy]):
     ) -> None:
         config, seeds = config or DQNConfig(), seeds or RunSeeds(0)
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = ValueGreedyPolicy.build(observation_spec, action_spec, config.network)
+            policy = ValueGreedyPolicy.build(
+                observation_spec, action_spec, config.network, normalize=config.normalize_observation
+            )
             policy.exploration = EpsilonGreedy(action_spec.num, config.epsilon)
             self._target_network = QNetwork(observation_spec, action_spec.num, config.network)
         model = CoreModel(

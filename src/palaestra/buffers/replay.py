@@ -28,6 +28,8 @@ from palaestra.ops import n_step_end, valid_starts
 __all__ = ["ReplayBuffer"]
 
 _STEP = ("step_type", "reward", "discount", "observation")
+_FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
+_FIRST_ROWS = 128  # of every lane, where the buffer grows
 
 
 class ReplayBuffer:
@@ -38,13 +40,13 @@ class ReplayBuffer:
     transition is complete as soon as its time step has arrived. When a lane is full its oldest row is overwritten.
 
     Args:
-        capacity: complete rows to keep, over all lanes.
+        capacity: complete rows to keep, over all lanes; with `None` a full lane gets more room instead of losing its
+            oldest row (for unrolls of any length).
         num_lanes: environments (or agents) that write.
         observation_spec: of one time step, before any normalisation.
         action_spec: of one action as the policy samples it.
         info_spec: what the policy's `behaviour` returns, by name.
         reward_spec: of one reward.
-        growing: whether a full lane gets more room instead of losing its oldest row (for unrolls of any length).
         complete_episodes_only: whether only rows of episodes that have ended are drawn (Tianshou's rule for several
             environments).
 
@@ -54,20 +56,19 @@ class ReplayBuffer:
 
     def __init__(
         self,
-        capacity: int,
+        capacity: int | None,
         num_lanes: int,
         *,
         observation_spec: SpecTree,
         action_spec: SpecTree,
         info_spec: Mapping[str, TensorSpec] | None = None,
         reward_spec: TensorSpec | None = None,
-        growing: bool = False,
         complete_episodes_only: bool = False,
     ) -> None:
-        if capacity < num_lanes or num_lanes < 1:
+        if num_lanes < 1 or (capacity is not None and capacity < num_lanes):
             raise ConfigError(f"capacity {capacity} has no room for one row in each of {num_lanes} lanes")
-        rows = capacity // num_lanes + 1
-        self._growing, self._complete_only = growing, complete_episodes_only
+        rows = (_FIRST_ROWS if capacity is None else capacity // num_lanes) + 1
+        self._growing, self._complete_only = capacity is None, complete_episodes_only
         self.info_fields = tuple(info_spec or ())
         self._storage = LaneStorage(
             rows,
@@ -130,19 +131,26 @@ class ReplayBuffer:
             self._checked = True
         if self._used:
             self.clear()
-        if self._growing and (self._count == self.rows_per_lane).any():
+        if self._growing and int(self._count.max()) == self.rows_per_lane:
             self._grow()
         storage, index = self._storage, self._index(lanes)
         storage.write("action", index, action)
         storage.write("policy_version", index, policy_version)
-        mine = slice(None) if lanes is None else lanes
-        head = self._head[mine] + 1
-        head[head > self.rows_per_lane] = 0
-        self._head[mine] = head
-        self._count[mine] = np.minimum(self._count[mine] + 1, self.rows_per_lane)
-        self._write_step(self._index(lanes), time_step)
+        if lanes is None and isinstance(index, int):
+            index = 0 if index == self.rows_per_lane else index + 1
+            self._head.fill(index)
+            self._count.fill(min(int(self._count[0]) + 1, self.rows_per_lane))
+        else:
+            mine = slice(None) if lanes is None else lanes
+            head = self._head[mine] + 1
+            head[head > self.rows_per_lane] = 0
+            self._head[mine] = head
+            self._count[mine] = np.minimum(self._count[mine] + 1, self.rows_per_lane)
+            index = self._index(lanes)
+        self._write_step(index, time_step)
         if self._complete_only:
-            last = np.asarray(time_step.step_type) == StepType.LAST
+            mine = slice(None) if lanes is None else lanes
+            last = np.asarray(time_step.step_type) == _LAST
             self._unfinished[mine] = np.where(last, 0, self._unfinished[mine] + 1)
 
     def write_info(self, info: Batch, rows: int) -> None:
@@ -187,7 +195,8 @@ class ReplayBuffer:
     @property
     def lockstep(self) -> bool:
         """Whether all lanes are written together, so that a vector step is one contiguous row."""
-        return self.num_lanes == 1 or bool((self._head == self._head[0]).all())
+        head = self._head.tolist()
+        return head.count(head[0]) == self.num_lanes
 
     def _write_step(self, index: Any, time_step: TimeStep) -> None:
         storage = self._storage
@@ -249,8 +258,8 @@ class ReplayBuffer:
             n_step: n.
         """
         storage = self._storage
-        rows = index[None] + np.arange(n_step + 1)[:, None] * self.num_lanes  # [n+1, N]
-        rows %= (self.rows_per_lane + 1) * self.num_lanes
+        rows = index + self.num_lanes * np.arange(n_step + 1)[:, None]  # [n+1, N]
+        rows[1:] %= (self.rows_per_lane + 1) * self.num_lanes
         step_type = storage.take("step_type", rows)
         last = rows[1] if n_step == 1 else np.take_along_axis(rows, n_step_end(step_type).numpy()[None], 0)[0]
         return Windows.of(
@@ -324,37 +333,37 @@ class ReplayBuffer:
 
     def _starts(self, count: int, length: int, generator: torch.Generator) -> np.ndarray:
         """Uniform row numbers of valid starts whose next `length` rows exist."""
-        index = self._random_rows(count, length, generator)
-        invalid = self._invalid(index)
+        found: list[np.ndarray] = []
+        missing = count
         for _ in range(100):
-            if not invalid.any():
-                return index
-            index[invalid] = self._random_rows(int(invalid.sum()), length, generator)
-            invalid = self._invalid(index)
+            drawn = self._random_rows(missing + missing // 4 + 8, length, generator)
+            found.append(drawn[self._valid(drawn)][:missing])
+            missing -= len(found[-1])
+            if not missing:
+                return found[0] if len(found) == 1 else np.concatenate(found)
         raise ShapeError(f"hardly any of the {len(self)} rows can be learned from: episodes end at once; collect more")
 
     def _random_rows(self, count: int, length: int, generator: torch.Generator) -> np.ndarray:
+        rows, lanes = self.rows_per_lane + 1, self.num_lanes
         # the window must not cross the write head
         usable = np.maximum(self._count - np.maximum(length - 1, self._unfinished), 0)
         total = int(usable.sum())
         if total == 0:
             raise ShapeError(f"no row has {length} successors yet; the lanes hold {self._count.tolist()} rows")
         number = torch.randint(total, (count,), generator=generator).numpy()
-        if self.num_lanes == 1:
-            lane, age = 0, number
-        elif self.lockstep and not self._complete_only:
-            lane, age = number % self.num_lanes, number // self.num_lanes
-        else:
-            ends = np.cumsum(usable)
-            lane = np.searchsorted(ends, number, side="right")
-            age = number - (ends - usable)[lane]
-        oldest = self._head[lane] - self._count[lane]
-        return (oldest + age) % (self.rows_per_lane + 1) * self.num_lanes + lane
+        if self.lockstep and not self._complete_only:
+            first = (int(self._head[0]) - int(self._count[0])) % rows * lanes
+            return number + first if first + total <= rows * lanes else (number + first) % (rows * lanes)
+        ends = np.cumsum(usable)
+        lane = np.searchsorted(ends, number, side="right")
+        age = number - (ends - usable)[lane]
+        return (self._head[lane] - self._count[lane] + age) % rows * lanes + lane
 
-    def _invalid(self, index: np.ndarray) -> np.ndarray:
+    def _valid(self, index: np.ndarray) -> np.ndarray:
+        """Which rows are valid starts; the rows after them exist."""
         after = (index + self.num_lanes) % ((self.rows_per_lane + 1) * self.num_lanes)
         flat = self._storage.flat("step_type")
-        return (flat[index] == StepType.LAST) | (flat[after] == StepType.FIRST)
+        return (flat.take(index) != _LAST) & (flat.take(after) != _FIRST)
 
     def _sequences(self, count: int, length: int, generator: torch.Generator) -> Unroll:
         index = self._starts(count, length, generator)

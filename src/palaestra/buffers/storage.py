@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import Batch, ShapeError, SpecTree, TensorSpec, spec_leaves
+from palaestra.core import Batch, ShapeError, SpecTree, TensorSpec, numpy_dtype, spec_leaves
 
 __all__ = ["LaneStorage"]
 
 
+class _Leaf(NamedTuple):
+    """One tensor and the numpy views of its memory."""
+
+    tensor: Tensor
+    array: np.ndarray
+    """[rows, lanes, ...]."""
+    flat: np.ndarray
+    """[rows * lanes, ...]."""
+    row_shape: tuple[int, ...]
+    """[lanes, ...]."""
+    dtype: np.dtype
+
+
 class LaneStorage:
-    """Preallocated `[rows, lanes, ...]` tensors, written through numpy views of the same memory.
+    """Preallocated `[rows, lanes, ...]` tensors, written and read through numpy views of the same memory.
 
     Args:
         rows: rows of each lane.
@@ -26,73 +39,61 @@ class LaneStorage:
     def __init__(self, rows: int, lanes: int, specs: Mapping[str, SpecTree]) -> None:
         self.rows, self.lanes = rows, lanes
         self.specs = dict(specs)
-        self.tensors: dict[str, Tensor] = {}
-        self._arrays: dict[str, np.ndarray] = {}
-        self._flat: dict[str, np.ndarray] = {}
-        for name, spec in specs.items():
-            for path, leaf in spec_leaves(spec, name).items():
-                tensor = leaf.zeros(rows, lanes)
-                self.tensors[path] = tensor
-                self._arrays[path] = tensor.numpy()
-                self._flat[path] = tensor.flatten(0, 1).numpy()
+        self._leaves: dict[str, _Leaf] = {}
+        # A buffer grows while a policy acts, and what is learned from must not be an inference tensor.
+        with torch.inference_mode(False):
+            for name, spec in specs.items():
+                for path, leaf in spec_leaves(spec, name).items():
+                    tensor = leaf.zeros(rows, lanes)
+                    array, flat = tensor.numpy(), tensor.flatten(0, 1).numpy()
+                    self._leaves[path] = _Leaf(tensor, array, flat, array.shape[1:], numpy_dtype(leaf.dtype))
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by its path; a nested field has one for each leaf."""
+        return {path: leaf.tensor for path, leaf in self._leaves.items()}
 
     @property
     def size_bytes(self) -> int:
         """Memory of all fields."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
+        return sum(leaf.tensor.nbytes for leaf in self._leaves.values())
 
-    def write(self, name: str, index: Any, value: Any) -> None:
-        """Writes one field of one or more rows.
+    def checked(self, name: str, value: Any, *leading: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The arrays of a value, each with the array `[rows, lanes, ...]` that it belongs into.
 
-        Args:
-            name: of the field.
-            index: anything that indexes `[rows, lanes]`.
-            value: a tensor, or a nest of tensors for a nested spec.
-        """
-        if isinstance(value, Tensor):
-            self._arrays[name][index] = value.numpy()
-        elif isinstance(value, Batch):
-            for key, part in value.items():
-                self.write(f"{name}.{key}", index, part)
-        else:
-            self._arrays[name][index] = value
-
-    def check(self, name: str, value: Any, *leading: int) -> None:
-        """Refuses a value whose structure, shape or dtype is not the field's; writing alone would broadcast or cast.
+        Nothing is cast or broadcast: what an assignment would do in silence is refused.
 
         Args:
             name: of the field.
-            value: a tensor or a nest of tensors.
-            leading: the leading dimensions it must have.
+            value: a tensor or array; for a nested field a batch, mapping or tuple of them.
+            leading: its leading dimensions; none stands for `[lanes]`.
 
         Raises:
-            ShapeError: names the leaf, what was given and what is needed.
+            ShapeError: structure, shape or dtype is not the field's; the message says what was given and is needed.
         """
-        given = {path: leaf for path, leaf in _leaves(name, value)}
-        needed = spec_leaves(self.specs[name], name)
-        if given.keys() != needed.keys():
-            raise ShapeError(f"{name} has the leaves {sorted(given)}, but the buffer was made for {sorted(needed)}")
-        for path, spec in needed.items():
-            leaf = torch.as_tensor(given[path])
-            shape = (*leading, *spec.shape)
-            if tuple(leaf.shape) != shape or leaf.dtype != spec.dtype:
-                raise ShapeError(
-                    f"{path} is {leaf.dtype} of shape {tuple(leaf.shape)}, but the buffer was made for {spec.dtype} "
-                    f"of shape {shape}"
-                )
+        leaf = self._leaves.get(name)
+        if leaf is None:
+            return [pair for path, part in self._parts(name, value) for pair in self.checked(path, part, *leading)]
+        given = value.numpy() if type(value) is Tensor else np.asarray(value)
+        shape = (*leading, *leaf.row_shape[1:]) if leading else leaf.row_shape
+        if given.shape != shape or (given.dtype is not leaf.dtype and given.dtype != leaf.dtype):
+            _refuse(name, given, leaf.dtype, shape)
+        return [(leaf.array, given)]
 
     def take(self, name: str, index: np.ndarray) -> Any:
         """A copy of one field at flat row numbers.
 
         Args:
             name: of the field.
-            index: row numbers `t * lanes + b`, of any shape.
+            index: row numbers `t * lanes + b`, of any shape; past the end they start again at the front.
 
         Returns:
             A tensor of shape `[*index.shape, ...]`, or a `Batch` of them for a nested field.
         """
-        spec = self.specs[name]
-        return self._nest(spec, name, lambda path: torch.from_numpy(self._flat[path].take(index, axis=0)))
+        leaf = self._leaves.get(name)
+        if leaf is not None:
+            return torch.from_numpy(leaf.flat.take(index, 0, None, "wrap"))
+        return self._nested(name, lambda path: self.take(path, index))
 
     def flat(self, name: str) -> np.ndarray:
         """All rows of a plain field as `[rows * lanes, ...]`: a view.
@@ -100,7 +101,7 @@ class LaneStorage:
         Args:
             name: of the field.
         """
-        return self._flat[name]
+        return self._leaves[name].flat
 
     def view(self, name: str, rows: slice) -> Any:
         """A view of consecutive rows of all lanes: no copy.
@@ -109,26 +110,54 @@ class LaneStorage:
             name: of the field.
             rows: a slice of ring positions.
         """
-        return self._nest(self.specs[name], name, lambda path: self.tensors[path][rows])
+        leaf = self._leaves.get(name)
+        return leaf.tensor[rows] if leaf is not None else self._nested(name, lambda path: self.view(path, rows))
 
-    def move_row(self, source: int, target: int) -> None:
-        """Copies one row of all lanes to another place.
+    def move(self, source: Any, target: Any) -> None:
+        """Copies rows of every field to other places.
 
         Args:
-            source: ring position.
-            target: ring position.
+            source: anything that indexes `[rows, lanes]`.
+            target: the same, of equal shape.
         """
-        for array in self._arrays.values():
-            array[target] = array[source]
+        for leaf in self._leaves.values():
+            leaf.array[target] = leaf.array[source]
 
-    def _nest(self, spec: SpecTree, path: str, get: Any) -> Any:
-        if isinstance(spec, TensorSpec):
-            return get(path)
-        items = spec.items() if isinstance(spec, dict) else enumerate(spec)
-        return Batch.of({str(key): self._nest(child, f"{path}.{key}", get) for key, child in items})
+    def resized(self, rows: int, order: np.ndarray) -> LaneStorage:
+        """Storage of the same fields and another length, with rows of this one at its front.
+
+        Args:
+            rows: its length.
+            order: [n, lanes] which rows of each lane.
+        """
+        other = LaneStorage(rows, self.lanes, self.specs)
+        for path, leaf in self._leaves.items():
+            other._leaves[path].array[: len(order)] = leaf.array[order, np.arange(self.lanes)]
+        return other
+
+    def _parts(self, name: str, value: Any) -> list[tuple[str, Any]]:
+        """The children of a nested value by path, in the order of the spec."""
+        children = self._children(name)
+        if isinstance(value, tuple):
+            value = {str(i): part for i, part in enumerate(value)}
+        given = list(value.keys()) if isinstance(value, Batch | Mapping) else type(value).__name__
+        if not isinstance(value, Batch | Mapping) or set(value.keys()) != set(children):
+            raise ShapeError(f"{name} has the leaves {given}, but the buffer was made for {children}")
+        return [(f"{name}.{key}", value[key]) for key in children]
+
+    def _nested(self, name: str, get: Any) -> Batch:
+        return Batch.of({key: get(f"{name}.{key}") for key in self._children(name)})
+
+    def _children(self, name: str) -> list[str]:
+        field, *path = name.split(".")
+        spec = self.specs[field]
+        for key in path:
+            spec = spec[key] if isinstance(spec, dict) else spec[int(key)]
+        assert not isinstance(spec, TensorSpec)
+        return [str(key) for key in spec] if isinstance(spec, dict) else [str(i) for i in range(len(spec))]
 
 
-def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
-    if not isinstance(value, Batch):
-        return [(path, value)]
-    return [leaf for key, part in value.items() for leaf in _leaves(f"{path}.{key}", part)]
+def _refuse(name: str, given: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> NoReturn:
+    raise ShapeError(
+        f"{name} is {given.dtype} of shape {given.shape}, but the buffer was made for {dtype} of shape {shape}"
+    )

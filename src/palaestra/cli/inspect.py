@@ -10,7 +10,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from rich.console import Console
@@ -90,9 +90,8 @@ def check_env(arguments: list[str]) -> int:
     """
     (name,), rest = positional(arguments, ("the environment",), "palaestra check-env my_package:MyEnvironment")
     options = parse(CheckOptions, rest, prog="palaestra check-env ENVIRONMENT")
-    sys.path.insert(0, os.getcwd())
     report = check(name)
-    print(report.to_json() if options.json else str(report))
+    print(json.dumps(asdict(report) | {"ok": report.ok}) if options.json else str(report))
     return 0 if report.ok else 3
 
 
@@ -129,7 +128,8 @@ def doctor(arguments: list[str]) -> int:
         console = Console(highlight=False)
         for what, ok, note in findings:
             mark = "[green]ok  [/]" if ok else "[yellow]none[/]" if ok is None else "[red]no  [/]"
-            console.print(f"{mark} {what}", note, markup=True)
+            console.print(f"{mark} {what}", end="  ")
+            console.print(note, markup=False)
     return 0 if all(ok is not False for _, ok, _ in findings) else 2
 
 

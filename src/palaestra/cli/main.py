@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -49,6 +50,7 @@ def _main(arguments: list[str]) -> int:
         _complain("ConfigError", f"unknown verb {verb!r}{did_you_mean(verb, _VERBS)}")
         return 2
     module, _, function = _VERBS[verb].partition(":")
+    _import_from_here()
     try:
         return getattr(importlib.import_module(module), function)(rest)
     except PalaestraError as error:
@@ -69,6 +71,12 @@ _VERBS = {
     "doctor": "palaestra.cli.inspect:doctor",
 }
 """The function of each verb; only the one that is called is imported."""
+
+
+def _import_from_here() -> None:
+    """Makes code in the current folder importable, as `python -m` does; but never code in a run directory."""
+    if os.getcwd() not in sys.path and not os.path.exists("run.json"):
+        sys.path.insert(0, os.getcwd())
 
 
 def _complain(kind: str, message: str) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import tyro
+import yaml
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from palaestra.core import ConfigError, Schedule, did_you_mean, parse_schedule
@@ -75,8 +76,27 @@ def _registry() -> Iterator[None]:
             str_from_instance=lambda value: [str(value)],
         )
 
+    @registry.primitive_rule
+    def settings(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:  # pyright: ignore[reportUnusedFunction]
+        if info.type != dict[str, Any]:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs="*",
+            metavar="[NAME VALUE ...]",
+            instance_from_str=_named_values,
+            is_instance=lambda value: isinstance(value, dict),
+            str_from_instance=lambda value: [str(part) for item in value.items() for part in item],
+        )
+
     with registry:
         yield
+
+
+def _named_values(words: list[str]) -> dict[str, Any]:
+    """`size 3 label x` as {"size": 3, "label": "x"}: values are read as YAML."""
+    if len(words) % 2:
+        raise ValueError(f"{words[-1]!r} has no value; give names and values in turn")
+    return {name: yaml.safe_load(value) for name, value in zip(words[::2], words[1::2], strict=True)}
 
 
 def _refuse_unknown(kind: Any, default: Any, arguments: Sequence[str]) -> None:

@@ -106,9 +106,10 @@ def raise_with_culprit(node: Node, index: Any, error: Exception) -> NoReturn:
         try:
             refuse_text(leaf) if isinstance(leaf, str) else leaf[index]
         except (IndexError, TypeError, ValueError) as refusal:
-            shape = getattr(leaf, "shape", None)
-            what = repr(leaf) if shape is None else tuple(shape)
-            error, where = refusal, f" (field {'.'.join(path)!r}: {what}, index {index!r})"
+            what, by = (
+                f"of shape {tuple(value.shape)}" if hasattr(value, "shape") else repr(value) for value in (leaf, index)
+            )
+            error, where = refusal, f" (field {'.'.join(path)!r} {what}, index {by})"
             break
     kind = next(kind for kind in (IndexError, TypeError, ValueError) if isinstance(error, kind))
     raise kind(f"{error}{where}") from None

@@ -183,9 +183,8 @@ class DiscreteSpec(TensorSpec):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.shape or self.num < 1:
-            raise SpecError(
-                f"a DiscreteSpec has shape () and at least one category; shape {self.shape}, num {self.num}"
-            )
+            given = f"shape {self.shape} and num {self.num}"
+            raise SpecError(f"a DiscreteSpec was given {given}; its shape is (), and it needs at least one category")
 
     @property
     def encoded_size(self) -> int:

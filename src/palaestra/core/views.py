@@ -206,7 +206,7 @@ def _fields(rows: TimeStep) -> dict[str, Any]:
 
 
 def _continues(next_observation: Any, observation: Any) -> np.ndarray:
-
+    """[N] whether two observations are equal bit by bit."""
     equal = np.ones(len(observation), bool)
     leaves = zip(flat(Batch(x=next_observation)), flat(Batch(x=observation)), strict=True)
     for (_, left), (_, right) in leaves:

@@ -1,4 +1,4 @@
-"""Driving one stack of layers: start an episode, replay one, and say everything about a failure."""
+"""Driving one stack of layers: replay an episode, and say everything about a failure."""
 
 from __future__ import annotations
 
@@ -7,31 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from palaestra.core import EnvError, PalaestraError, SpecError, TimeStep, episode_seed
+from palaestra.core import EnvError, PalaestraError, TimeStep, episode_seed
 from palaestra.envs.episode_log import Episode, EpisodeLog, digest
-from palaestra.envs.nest import problem
 
 if TYPE_CHECKING:
     from palaestra.envs.environment import SingleEnvironment
 
-__all__ = ["begin", "describe", "failure", "replay"]
-
-
-def begin(env: SingleEnvironment, seed: int) -> TimeStep:
-    """Starts an episode and checks that its first observation fits the spec.
-
-    Args:
-        env: the outermost layer.
-        seed: of the reset.
-
-    Raises:
-        SpecError: structure, shape or dtype of the observation differ from the spec.
-    """
-    time_step = env.begin_episode(seed)
-    wrong = problem(time_step.observation, env.observation_spec)
-    if wrong:
-        raise SpecError(f"the observation has {wrong}")
-    return time_step
+__all__ = ["describe", "failure", "replay"]
 
 
 def replay(env: SingleEnvironment, episode: Episode) -> TimeStep | None:
@@ -49,7 +31,7 @@ def replay(env: SingleEnvironment, episode: Episode) -> TimeStep | None:
     """
     if not episode.digest:
         return None
-    time_step = begin(env, episode.seed)
+    time_step = env.begin_episode(episode.seed)
     for action in episode.actions:
         time_step = env.advance(action)
     found = digest(time_step.observation, env.observation_spec)

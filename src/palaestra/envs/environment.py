@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from palaestra.core import BoundedSpec, DiscreteSpec, EnvError, SpecError, SpecTree, TensorSpec, TimeStep
-from palaestra.envs.driving import begin, describe, failure, replay
+from palaestra.envs.driving import describe, failure, replay
 from palaestra.envs.episode_log import EpisodeLog, digest
 from palaestra.envs.nest import flatten, leaf_dtypes, problem, unflatten, zeros
 
@@ -263,6 +263,7 @@ class SingleEnvironment(ABC):
         log = self._episodes()
         episodes = log.episodes_of(state)
         log.restore(episodes, [0])
+        self._latest = None
         try:
             time_step = replay(self, episodes[0])
         except Exception as error:
@@ -285,7 +286,7 @@ class SingleEnvironment(ABC):
         seeds = log.send(rows)
         try:
             if seeds:
-                return self._emit(log, begin(self, seeds[0]), zeros(spec))
+                return self._emit(log, self.begin_episode(seeds[0]), zeros(spec))
             return self._emit(log, self.advance(unflatten((row[0] for row in rows), spec)), action)
         except Exception as error:
             self._latest = None
@@ -319,6 +320,9 @@ class EnvironmentWrapper(SingleEnvironment):
     Args:
         env: the layer inside.
 
+    Raises:
+        SpecError: a Gymnasium environment was given, without the layer that converts it.
+
     Example:
         >>> class SparseReward(EnvironmentWrapper):
         ...     def advance(self, action):
@@ -327,6 +331,9 @@ class EnvironmentWrapper(SingleEnvironment):
     """
 
     def __init__(self, env: SingleEnvironment) -> None:
+        if not isinstance(env, SingleEnvironment):
+            kind, outer = type(env).__name__, type(self).__name__
+            raise SpecError(f"{outer} was given a {kind}; it goes around a SingleEnvironment: GymEnvironment({kind}())")
         self.env = env
         self.env_id = env.env_id
 

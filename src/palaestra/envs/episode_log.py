@@ -64,6 +64,7 @@ class EpisodeLog:
         self._specs = spec_leaves(action_spec)
         self._begins = [0] * len(self.lane_seeds)
         self._length = 0
+        self._running = False
         self._rows = self._empty(_FIRST_CAPACITY)
 
     def send(self, actions: Sequence[np.ndarray]) -> dict[int, int]:
@@ -81,6 +82,7 @@ class EpisodeLog:
         for leaf, action in enumerate(actions):
             self._rows[leaf][length] = action
         self._length = length + 1
+        self._running = True
         if not self.due:
             return {}
         seeds: dict[int, int] = {}
@@ -95,6 +97,7 @@ class EpisodeLog:
         """Makes every lane start its next episode with the next step."""
         self.due = list(range(len(self.lane_seeds)))
         self._begins = [self._length] * len(self.lane_seeds)
+        self._running = False
 
     def restore(self, episodes: Sequence[Episode], due: Sequence[int]) -> None:
         """Takes over running episodes that were replayed.
@@ -104,6 +107,7 @@ class EpisodeLog:
             due: lanes that are at the end of theirs, or before their first.
         """
         self.due = list(due)
+        self._running = all(episode.digest for episode in episodes)
         self.lane_seeds = [episode.lane_seed for episode in episodes]
         self.episodes = [episode.number for episode in episodes]
         longest = max(len(episode.actions) for episode in episodes)
@@ -148,7 +152,7 @@ class EpisodeLog:
             "lane_seed": np.array(self.lane_seeds, np.int64),
             "episode": np.array(self.episodes, np.int64),
             "steps": np.array([self.steps(lane) for lane in lanes], np.int64),
-            "digest": " ".join(digests),
+            "digest": " ".join(digests if self._running else [""] * len(digests)),
         }
         for path, rows in zip(self._specs, self._rows, strict=True):
             parts = [rows[self._begins[lane] : self._length, lane] for lane in lanes]

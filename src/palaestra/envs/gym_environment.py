@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, final
 
 import gymnasium
@@ -66,9 +65,9 @@ class GymEnvironment(SingleEnvironment):
         return self._reward_spec
 
     @property
-    def direct(self) -> Callable[[Any], Any] | None:
-        """The environment's own `step`, where this layer adds nothing that a loop over many cannot do at once."""
-        return self._step if self._scalar and self._discount == 1.0 else None
+    def plain(self) -> bool:
+        """Whether rewards are scalars and the discount is 1, so that a loop over many can do this layer's work."""
+        return self._scalar and self._discount == 1.0
 
     def begin_episode(self, seed: int) -> TimeStep:
         """Resets the Gymnasium environment.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from palaestra.core import SpecError, SpecTree, TensorSpec, TimeStep, spec_leaves
-from palaestra.envs.driving import begin, replay
+from palaestra.envs.driving import replay
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.episode_log import Episode, digest
 from palaestra.envs.gym_environment import GymEnvironment
@@ -84,12 +84,12 @@ class Lanes:
         self._one = np.ones(len(self.envs), np.float32)
         self._latest: Sequence[Any] = ()
         self._clock = 0
-        direct = [_direct_step(env) for env in self.envs]
-        self._direct = all(step is not None for step, _ in direct)
-        self._steps: list[Callable[[Any], Any]] = (
-            [step for step, _ in direct if step] if self._direct else [env.advance for env in self.envs]
-        )
-        self._durations = [duration for _, duration in direct]
+        self._direct = [_direct(env) for env in self.envs]
+        self._all_direct = all(direct is not None for direct in self._direct)
+        self._steps: list[Callable[[Any], Any]] = [
+            direct.step if direct and self._all_direct else env.advance
+            for direct, env in zip(self._direct, self.envs, strict=True)
+        ]
         self._limits = [_NEVER] * len(self.envs)
         self._next_limit = _NEVER
 
@@ -118,6 +118,8 @@ class Lanes:
             if self._cursor is None:
                 # the loop below without its overhead; what came before an exception is in the list
                 results.extend(map(_call, steps, actions))
+                if len(results) < len(steps):
+                    raise RuntimeError("the environment raised StopIteration")
             else:
                 for step, action in zip(steps, actions, strict=True):
                     self._cursor[0] = len(results)
@@ -125,12 +127,13 @@ class Lanes:
         except Exception:
             self.lane = len(results)
             raise
-        read = self._read_direct if self._direct else self._read
+        read = self._read_direct if self._all_direct else self._read
         seen, infos, step_type, reward, discount = read(results, seeds)
         if reward.shape != self._reward_shape:
             reward = self._rewards(reward)
+        rows = Rows(step_type, reward, discount, self._gather(seen))
         self._latest = seen
-        return Rows(step_type, reward, discount, self._gather(seen)), _numeric(infos) if any(infos) else None
+        return rows, _numeric(infos) if any(infos) else None
 
     def _read(self, results: list[TimeStep], seeds: dict[int, int]) -> tuple[Any, ...]:
         kinds, rewards, discounts, seen, _, _, _, infos = zip(*results, strict=True)
@@ -162,14 +165,16 @@ class Lanes:
         return reward.reshape(self._reward_shape)
 
     def _begin(self, lane: int, seed: int, action: Any) -> Any:
-        time_step = begin(self.envs[lane], seed)
-        if not self._direct:
-            return time_step
+        direct = self._direct[lane]
+        if direct is None or not self._all_direct:
+            return self.envs[lane].begin_episode(seed)
         self._set_limit(lane, 0)
-        return time_step.observation, 0.0, False, False, time_step.env_info
+        observation, info = direct.reset(seed=seed)
+        return observation, 0.0, False, False, info
 
     def _set_limit(self, lane: int, steps: int) -> None:
-        self._limits[lane] = limit = self._clock + self._durations[lane] - steps
+        direct = self._direct[lane]
+        self._limits[lane] = limit = self._clock + (direct.duration if direct else _NEVER) - steps
         self._next_limit = min(self._next_limit, limit)
 
     def _gather(self, seen: Sequence[Any]) -> list[np.ndarray]:
@@ -238,24 +243,30 @@ class Lanes:
             env.close()
 
 
-def _direct_step(env: SingleEnvironment) -> tuple[Callable[[Any], Any] | None, int]:
-    """The Gymnasium `step` of a stack that adds nothing but a time limit, and that limit.
+class _Direct(NamedTuple):
+    """The Gymnasium environment of a stack that adds nothing but a time limit."""
 
-    Args:
-        env: the outermost layer.
+    step: Callable[[Any], Any]
+    reset: Callable[..., Any]
+    duration: int
 
-    Returns:
-        `(None, 0)` for any other stack.
-    """
+
+def _direct(env: SingleEnvironment) -> _Direct | None:
     duration = _NEVER
     if type(env) is TimeLimit:
         duration, env = env.duration, env.env
-    return (env.direct, duration) if type(env) is GymEnvironment else (None, 0)
+    if type(env) is not GymEnvironment or not env.plain:
+        return None
+    return _Direct(env.gym_env.step, env.gym_env.reset, duration)
 
 
 def _common_specs(envs: Sequence[SingleEnvironment]) -> Specs:
     if not envs:
         raise SpecError("no environments were given; at least one is needed")
+    for lane, env in enumerate(envs):
+        if not isinstance(env, SingleEnvironment):
+            kind = type(env).__name__
+            raise SpecError(f"environment {lane} is a {kind}, not a SingleEnvironment; use GymEnvironment({kind}())")
     specs = [Specs(env.observation_spec, env.action_spec, env.reward_spec, env.env_info_spec) for env in envs]
     for lane, other in enumerate(specs):
         if other[:3] != specs[0][:3]:

@@ -122,7 +122,8 @@ class ProcessEnvironment(Environment):
         if self._sent is not None:
             self.recv()
         self._log.abandon()
-        self.send(np.zeros_like)
+        self._check_open()
+        self._dispatch(self._reader.zeros())
         return self.recv()
 
     def send(self, action: Any, env_id: torch.Tensor | None = None) -> None:
@@ -140,18 +141,9 @@ class ProcessEnvironment(Environment):
             check_all_lanes(env_id, self.batch_size, "ProcessEnvironment")
         if self._sent is not None:
             raise EnvError("send was called twice without recv; every send needs its recv")
-        actions = self._reader.zeros() if action is np.zeros_like else self._reader.read(action)
+        actions = self._reader.read(action)
         self._reader.check(actions)
-        seeds = self._log.send(actions)
-        for target, source in zip(self._view.action, actions, strict=True):
-            target[:] = source
-        if seeds:
-            self._view.seed[list(seeds)] = list(seeds.values())
-        self._command[:] = STEP
-        for go in self._go:
-            go.release()
-        timeout_s = self._reset_timeout_s if seeds else self._timeout_s
-        self._sent = actions, seeds, time.monotonic() + timeout_s
+        self._dispatch(actions)
 
     def recv(self) -> TimeStep:
         """Waits for all workers.
@@ -167,7 +159,8 @@ class ProcessEnvironment(Environment):
         infos = self._collect(deadline)
         step_type, reward, discount, observation = self._view.rows
         rows = Rows(step_type.copy(), reward.copy(), discount.copy(), [array.copy() for array in observation])
-        self._log.due = np.flatnonzero(rows.step_type == 2).tolist()
+        kinds = rows.step_type.tolist()
+        self._log.due = [lane for lane, kind in enumerate(kinds) if kind == 2] if 2 in kinds else []
         if seeds:
             self._view.seed[:] = -1
         for array in actions:
@@ -262,6 +255,18 @@ class ProcessEnvironment(Environment):
         self._view.seed[:] = -1
 
     # -- talking to workers
+
+    def _dispatch(self, actions: list[np.ndarray]) -> None:
+        seeds = self._log.send(actions)
+        for target, source in zip(self._view.action, actions, strict=True):
+            target[:] = source
+        if seeds:
+            self._view.seed[list(seeds)] = list(seeds.values())
+        self._command[:] = STEP
+        for go in self._go:
+            go.release()
+        timeout_s = self._reset_timeout_s if seeds else self._timeout_s
+        self._sent = actions, seeds, time.monotonic() + timeout_s
 
     def _collect(self, deadline: float) -> Infos | None:
         """Waits for a step of every worker; the first failure is raised when all have answered."""

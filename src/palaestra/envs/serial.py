@@ -33,9 +33,9 @@ class SerialEnvironment(Environment):
         SpecError: no environments, other specs, or another number of seeds.
 
     Example:
-        >>> from palaestra.envs.tiny import Endless
-        >>> env = SerialEnvironment([Endless(), Endless()], lane_seeds=[1, 2])
-        >>> env.reset().step_type, env.step(torch.tensor([0, 0])).reward
+        >>> from palaestra.envs import load
+        >>> env = SerialEnvironment([load("CartPole-v1"), load("CartPole-v1")], lane_seeds=[1, 2])
+        >>> env.reset().step_type, env.step(torch.tensor([0, 1])).reward
         (tensor([0, 0], dtype=torch.int32), tensor([1., 1.]))
     """
 
@@ -126,7 +126,7 @@ class SerialEnvironment(Environment):
         return batched_time_step(rows, prev_action, self._env_id, infos, self._specs.observation)
 
     def state_dict(self) -> dict[str, Any]:
-        """Every lane's episode number, its actions so far, and a digest of its latest time step."""
+        """Every lane's episode number, its actions so far, and a digest of its latest observation."""
         if self._pending is not None:
             raise EnvError("state_dict was called between send and recv; receive first")
         return self._log.state_dict(self._lanes.digests())

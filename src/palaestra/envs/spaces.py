@@ -71,8 +71,8 @@ def space_from_spec(spec: SpecTree) -> spaces.Space[Any]:
         spec: a spec tree. A `TensorSpec` without bounds gives a Box as wide as its dtype.
 
     Example:
-        >>> space_from_spec(BoundedSpec((2,), minimum=np.array([0, 0]), maximum=np.array([1, 2])))
-        Box([0. 0.], [1. 2.], (2,), float32)
+        >>> space_from_spec(DiscreteSpec(num=3, start=1))
+        Discrete(3, start=1)
     """
     match spec:
         case dict():

@@ -41,6 +41,12 @@ class RunConfig:
     eval_num_envs: int = 4
     """Environments that evaluation episodes are shared over."""
 
+    def __post_init__(self) -> None:
+        for name, least in (("seed", 0), ("num_threads", 1), ("eval_num_envs", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"run.{name} is {value}; it must be at least {least}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
@@ -56,6 +62,10 @@ class ExperimentConfig:
     """Budget and periods."""
     run: RunConfig = field(default_factory=RunConfig)
     """Seed, directory, speed."""
+
+    def __post_init__(self) -> None:
+        if self.env.num_envs < 1:
+            raise ConfigError(f"env.num_envs is {self.env.num_envs}; it must be at least 1")
 
 
 def config_to_mapping(config: Any) -> dict[str, Any]:
@@ -127,8 +137,14 @@ def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, probl
             problems.append(f"unknown key {where}{did_you_mean(str(key), names)}")
             continue
         hint = type(values[key]) if key == "algorithm" and key in values else hints[key]
-        if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-            values[key] = _build(typing.cast("type[Any]", hint), value, values.get(key), where, problems)
+        if dataclasses.is_dataclass(hint):
+            nested = typing.cast("type[Any]", hint)
+            if isinstance(value, Mapping):
+                values[key] = _build(nested, value, values.get(key), where, problems)
+            elif isinstance(value, nested):
+                values[key] = value
+            else:
+                problems.append(f"{where} is {value!r}: a mapping of settings is needed")
         else:
             try:
                 values[key] = _value(hint, value)
@@ -176,7 +192,7 @@ def load_config(path: str | Path, *, base: ExperimentConfig | None = None) -> Ex
     """
     try:
         data = yaml.safe_load(Path(path).read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
     if not isinstance(data, Mapping):
         raise ConfigError(f"the configuration {path} holds {type(data).__name__}; a mapping of settings is needed")

@@ -32,7 +32,7 @@ PRESETS: dict[tuple[str, str], ExperimentConfig] = {
     ),
     ("ppo", "Pendulum-v1"): ExperimentConfig(
         algorithm=PPOConfig(
-            learning_rate=1e-3,
+            learning_rate=Linear(1e-3, 0.0),
             unroll_length=256,
             num_updates=10,
             mini_batch_size=64,
@@ -45,7 +45,7 @@ PRESETS: dict[tuple[str, str], ExperimentConfig] = {
     ("dqn", "CartPole-v1"): ExperimentConfig(
         algorithm_name="dqn",
         algorithm=DQNConfig(
-            learning_rate=2.3e-3,
+            learning_rate=Linear(2.3e-3, 0.0),
             unroll_length=256,
             num_updates=128,
             mini_batch_size=64,

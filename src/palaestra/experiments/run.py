@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from palaestra.algorithms import Algorithm, GradientAlgorithm
-from palaestra.core import PalaestraError, RunSeeds
+from palaestra.core import ConfigError, RunSeeds
 from palaestra.envs import EnvConfig, Environment, create_environment, probe_specs
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping
 from palaestra.experiments.presets import preset
@@ -123,7 +123,10 @@ def make_algorithm(config: ExperimentConfig) -> Algorithm[Any]:
     _set_threads(config)
     observation_spec, action_spec, _ = probe_specs(config.env)
     kind: Any = algorithm_class(config.algorithm_name)
-    algorithm: Algorithm[Any] = kind(observation_spec, action_spec, config.algorithm, RunSeeds(config.run.seed))
+    try:
+        algorithm: Algorithm[Any] = kind(observation_spec, action_spec, config.algorithm, RunSeeds(config.run.seed))
+    except ConfigError as error:
+        raise ConfigError(f"{config.algorithm_name} does not fit {config.env.name}: {error}") from error
     if config.run.compile and isinstance(algorithm, GradientAlgorithm):
         if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
             algorithm.compile()
@@ -232,7 +235,5 @@ def _set_threads(config: ExperimentConfig) -> None:
     rows = getattr(config.algorithm, "mini_batch_size", 0)
     small = isinstance(network, NetworkConfig) and max(network.hidden_sizes, default=0) * rows <= 256 * 256
     threads = config.run.num_threads or (1 if small else os.cpu_count() or 1)
-    if threads < 1:
-        raise PalaestraError(f"run.num_threads is {threads}; it must be at least 1")
     torch.set_num_threads(threads)
     _log.info("torch uses %d thread(s)", threads)

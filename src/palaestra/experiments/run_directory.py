@@ -6,6 +6,7 @@ import datetime
 import fcntl
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 import socket
@@ -18,6 +19,8 @@ from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments.config import ExperimentConfig, file_name, load_config, save_config
 
 __all__ = ["RunDirectory", "find_run", "list_runs"]
+
+_log = logging.getLogger(__name__)
 
 
 class RunDirectory:
@@ -83,9 +86,13 @@ class RunDirectory:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What `run.json` says."""
+        """What `run.json` says; nothing where it is damaged, since nothing depends on it."""
         file = self.path / "run.json"
-        return json.loads(file.read_text()) if file.is_file() else {}
+        try:
+            return dict(json.loads(file.read_text())) if file.is_file() else {}
+        except (ValueError, TypeError) as error:
+            _log.warning("%s is damaged (%r) and is begun anew", file, error)
+            return {}
 
     def write_info(self, values: dict[str, Any]) -> None:
         """Adds entries to `run.json`.

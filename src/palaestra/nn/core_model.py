@@ -56,7 +56,9 @@ class CoreModel(nn.Module):
                 continue
             for key, parameter in module.named_parameters():
                 if other := owner.get(id(parameter)):
-                    raise ConfigError(f"the components {other!r} and {name!r} both train {key!r}; put it into one of them")
+                    raise ConfigError(
+                        f"the components {other!r} and {name!r} both train {key!r}; leave it to one of them"
+                    )
                 owner[id(parameter)] = name
         self._rebuild_optimizers(options)
         self._policy: list[_Sampler] = []
@@ -112,14 +114,11 @@ class CoreModel(nn.Module):
         combined = gradients[0] if len(gradients) == 1 else combine_gradients(gradients, weights)
         norms: dict[str, Tensor] = {}
         for name, optimizer in self.optimizers.items():
-            if optimizer.names[0] not in combined and not any(key in combined for key in optimizer.names):
+            found = [combined.get(key) for key in optimizer.names]
+            if all(gradient is None for gradient in found):
                 continue
-            norms[name] = optimizer.step(
-                [
-                    combined[key] if key in combined else torch.zeros_like(parameter)
-                    for key, parameter in zip(optimizer.names, optimizer.parameters, strict=True)
-                ]
-            )
+            pairs = zip(found, optimizer.parameters, strict=True)
+            norms[name] = optimizer.step([torch.zeros_like(p) if g is None else g for g, p in pairs])
         return norms
 
     def set_progress(self, progress: float) -> None:
@@ -225,7 +224,8 @@ class CoreModel(nn.Module):
             raise CheckpointError(f"the saved parameters do not fit this model: {error}") from error
         for name, optimizer in self.optimizers.items():
             prefix = f"optimizer.{name}."
-            optimizer.load_state_tensors({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+            saved = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+            optimizer.load_state_tensors(saved)
 
 
 def combine_gradients(
@@ -261,7 +261,9 @@ def _copy(source: nn.Module, target: nn.Module, *, tau: float) -> None:
         raise ShapeError(f"the parameters differ: {sorted(different)[:4]}; only equal structures can be synchronised")
     floating = [name for name, value in mine.items() if tau < 1.0 and value.is_floating_point()]
     if floating:
-        torch._foreach_lerp_([theirs[name] for name in floating], [mine[name] for name in floating], tau)
+        torch._foreach_lerp_(  # pyright: ignore[reportPrivateImportUsage]
+            [theirs[name] for name in floating], [mine[name] for name in floating], tau
+        )
     for name, value in mine.items():
         if name not in floating:
             theirs[name].copy_(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,18 +17,22 @@ from palaestra.core import CheckpointError, ConfigError, Schedule, did_you_mean,
 
 __all__ = ["ComponentOptimizer", "OptimizerOption"]
 
+_foreach_norm: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
+_foreach_mul_: Any = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
+
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
     "adamw": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01},
     "rmsprop": {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0, "centered": False},
-    "sgd": {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False},
+    "sgd": {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False},
 }
-_STATE: dict[str, tuple[str, ...]] = {
-    "adam": ("step", "exp_avg", "exp_avg_sq"),
-    "adamw": ("step", "exp_avg", "exp_avg_sq"),
-    "rmsprop": ("step", "square_avg", "grad_avg", "momentum_buffer"),
-    "sgd": ("momentum_buffer",),
+_STATE: dict[str, dict[str, str | None]] = {
+    "adam": {"step": None, "exp_avg": None, "exp_avg_sq": None},
+    "adamw": {"step": None, "exp_avg": None, "exp_avg_sq": None},
+    "rmsprop": {"step": None, "square_avg": None, "grad_avg": "centered", "momentum_buffer": "momentum"},
+    "sgd": {"momentum_buffer": "momentum"},
 }
+"""What each optimizer remembers, and the setting without which it does not."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +75,17 @@ class ComponentOptimizer:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], option: OptimizerOption) -> None:
         self.names = tuple(parameters)
-        self.parameters = list(parameters.values())
+        self.parameters: list[Tensor] = list(parameters.values())
         self.option = option
         self._settings = {**_DEFAULTS[option.cls], **option.params}
         self._schedule: Schedule = self._settings.pop("lr")
+        self._apply: Callable[[list[Tensor]], None] = getattr(self, f"_{option.cls}")
         self.learning_rate = torch.tensor(schedule_value(self._schedule, 0.0), dtype=torch.float64)
         """0-dim float64 tensor, so that a compiled step sees its changes."""
         self.state: dict[str, list[Tensor]] = {
             name: [torch.tensor(0.0) if name == "step" else torch.zeros_like(p) for p in self.parameters]
-            for name in _STATE[option.cls]
+            for name, setting in _STATE[option.cls].items()
+            if setting is None or self._settings[setting]
         }
 
     def set_progress(self, progress: float) -> None:
@@ -101,11 +107,16 @@ class ComponentOptimizer:
             The Euclidean norm of the whole gradient before it was scaled, 0-dim.
         """
         grads = list(gradients)
-        norm = torch.nn.utils.get_total_norm(grads)
-        if self.option.max_grad_norm is not None:
-            scale = (self.option.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-            grads = [grad * scale for grad in grads] if torch.compiler.is_compiling() else _scaled(grads, scale)
-        getattr(self, f"_{self.option.cls}")(grads)
+        norm = torch.linalg.vector_norm(torch.stack(_foreach_norm(grads)))
+        limit = self.option.max_grad_norm
+        if limit is not None:
+            # outside compiled code a look at the norm costs less than a multiplication by 1
+            if torch.compiler.is_compiling():
+                scale = (limit / (norm + 1e-6)).clamp(max=1.0)
+                grads = [grad * scale for grad in grads]
+            elif norm > limit:
+                _foreach_mul_(grads, limit / (norm + 1e-6))
+        self._apply(grads)
         return norm
 
     def _adam(self, grads: list[Tensor], function: Any = adam) -> None:
@@ -139,11 +150,11 @@ class ComponentOptimizer:
             self.parameters,
             grads,
             state["square_avg"],
-            state["grad_avg"] if settings["centered"] else [],
-            state["momentum_buffer"] if settings["momentum"] else [],
+            state.get("grad_avg", []),
+            state.get("momentum_buffer", []),
             state["step"],
             foreach=False,
-            lr=self.learning_rate.item(),
+            lr=self._number(),
             alpha=settings["alpha"],
             eps=settings["eps"],
             weight_decay=settings["weight_decay"],
@@ -153,7 +164,7 @@ class ComponentOptimizer:
 
     def _sgd(self, grads: list[Tensor]) -> None:
         settings = self._settings
-        buffers: list[Tensor | None] = [*self.state["momentum_buffer"]]
+        buffers: list[Tensor | None] = [*self.state.get("momentum_buffer", [None] * len(grads))]
         sgd(
             self.parameters,
             grads,
@@ -162,11 +173,15 @@ class ComponentOptimizer:
             fused=False,
             weight_decay=settings["weight_decay"],
             momentum=settings["momentum"],
-            lr=self.learning_rate.item(),
-            dampening=settings["dampening"],
+            lr=self._number(),
+            dampening=0.0,
             nesterov=settings["nesterov"],
             maximize=False,
         )
+
+    def _number(self) -> Any:
+        """The learning rate as the functions without a tensor form take it; compiled code keeps it a tensor."""
+        return self.learning_rate if torch.compiler.is_compiling() else self.learning_rate.item()
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The state by name, for a checkpoint."""
@@ -191,8 +206,3 @@ class ComponentOptimizer:
             raise CheckpointError(f"the saved optimizer state does not fit {self.option.cls}: {different[:4]}")
         for name, tensor in mine.items():
             tensor.copy_(tensors[name])
-
-
-def _scaled(grads: list[Tensor], scale: Tensor) -> list[Tensor]:
-    torch._foreach_mul_(grads, scale)
-    return grads

@@ -81,7 +81,7 @@ class Collector:
         """
         plan, policy = algorithm.plan, algorithm.policy
         if isinstance(plan, OnPolicy):
-            capacity = math.ceil(plan.unroll_length) * env.batch_size
+            capacity = None
         elif isinstance(plan, Replay):
             capacity = max(plan.capacity, env.batch_size * (plan.n_step + 1))
         else:
@@ -93,7 +93,6 @@ class Collector:
             action_spec=policy.raw_action_spec,
             info_spec={name: TensorSpec(()) for name in policy.behaviour_fields if name in algorithm.stored_fields},
             reward_spec=env.reward_spec,
-            growing=isinstance(plan, OnPolicy),
             complete_episodes_only=complete_episodes_only,
         )
         return cls(env, policy, buffer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -102,7 +103,7 @@ def _reopened(path: Path, rows: int, header: str) -> TextIO:
 
 
 class TensorBoardLogger:
-    """Writes scalars for TensorBoard, against env steps.
+    """Writes scalars for TensorBoard, against env steps: one event for a whole row of metrics.
 
     Args:
         directory: of the event files.
@@ -110,22 +111,28 @@ class TensorBoardLogger:
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
-        self._purge_step = 0
+        self._resumed_at = 0
         self._writer: Any = None
 
     def start(self, position: Mapping[str, int]) -> None:
         """See `Logger.start`."""
-        self._purge_step = position["env_steps"]
+        self._resumed_at = position["env_steps"]
 
     def metrics(self, row: Mapping[str, float]) -> None:
         """See `Logger.metrics`."""
-        if self._writer is None:  # importing TensorBoard takes a while; the first step need not wait for it
-            from torch.utils.tensorboard import SummaryWriter
+        # importing TensorBoard takes a while; the first step need not wait for it
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-            self._writer = SummaryWriter(str(self._directory), purge_step=self._purge_step or None)
-        for name, value in row.items():
-            if name != "env_steps":
-                self._writer.add_scalar(name, value, int(row["env_steps"]))
+        if self._writer is None:
+            self._writer = EventFileWriter(str(self._directory))
+            if self._resumed_at:  # TensorBoard then hides what a killed process wrote after its last checkpoint
+                start = SessionLog(status=SessionLog.START)
+                self._writer.add_event(Event(wall_time=time.time(), step=self._resumed_at + 1, session_log=start))
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in row.items() if name != "env_steps"]
+        summary = Summary(value=values)
+        self._writer.add_event(Event(wall_time=time.time(), step=int(row["env_steps"]), summary=summary))
 
     def episodes(self, env_steps: int, episodes: Sequence[Episode]) -> None:
         """Episodes are in the metrics as averages."""

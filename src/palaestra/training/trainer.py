@@ -44,8 +44,9 @@ class TrainerConfig:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ConfigError(f"trainer.{name} is {value}; it must be at least 0")
-        if self.eval_episodes < 1:
-            raise ConfigError(f"trainer.eval_episodes is {self.eval_episodes}; it must be at least 1")
+        for name, least in (("eval_episodes", 1), ("keep_checkpoints", 2)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"trainer.{name} is {getattr(self, name)}; it must be at least {least}")
 
     def period(self, name: Literal["eval", "checkpoint", "log"]) -> int:
         """Env steps between two of something, with the default filled in.

@@ -25,8 +25,8 @@ class TimeLimit(EnvironmentWrapper):
         ConfigError: the duration is below 1.
 
     Example:
-        >>> from palaestra.envs.tiny import Endless
-        >>> env = TimeLimit(Endless(), 2)
+        >>> from palaestra.envs import load
+        >>> env = TimeLimit(load("palaestra.envs.tiny:Endless"), 2)
         >>> time_steps = [env.reset(), env.step(0), env.step(0)]
         >>> [(int(time_step.step_type), time_step.discount) for time_step in time_steps]
         [(0, 1.0), (1, 1.0), (2, 1.0)]

@@ -1,0 +1,198 @@
+"""Where each lane of a ring of rows is written next, and which rows it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from palaestra.core import CheckpointError
+
+__all__ = ["WriteHeads"]
+
+
+class WriteHeads:
+    """A write head per lane in rings of `rows + 1` places: complete rows, and after them the open one.
+
+    As long as all lanes are written together, one pair of numbers stands for all of them and a vector step is one
+    contiguous row. From the first write to some lanes on, each lane has its own pair.
+
+    Args:
+        num_lanes: number of lanes.
+        rows: complete rows that a lane can hold.
+    """
+
+    def __init__(self, num_lanes: int, rows: int) -> None:
+        self.num_lanes, self.rows = num_lanes, rows
+        self.together = True
+        """Whether all lanes are at the same place."""
+        self.head, self.count = 0, 0
+        """Place of the open row and number of complete rows of every lane; meaningless once they are apart."""
+        self._heads, self._counts = np.zeros(num_lanes, np.int64), np.zeros(num_lanes, np.int64)
+        self.opened = np.zeros(num_lanes, bool)
+        """[B] which lanes have an open row."""
+        self.unfinished = np.zeros(num_lanes, np.int64)
+        """[B] complete rows of the episode that is still running; kept only where the buffer asks for it."""
+
+    @property
+    def places(self) -> int:
+        """Rows of a ring."""
+        return self.rows + 1
+
+    @property
+    def heads(self) -> np.ndarray:
+        """[B] place of each lane's open row."""
+        return np.full(self.num_lanes, self.head) if self.together else self._heads
+
+    @property
+    def counts(self) -> np.ndarray:
+        """[B] complete rows of each lane."""
+        return np.full(self.num_lanes, self.count) if self.together else self._counts
+
+    @property
+    def total(self) -> int:
+        """Complete rows over all lanes."""
+        return self.count * self.num_lanes if self.together else int(self._counts.sum())
+
+    @property
+    def longest(self) -> int:
+        """Complete rows of the lane that holds most."""
+        return self.count if self.together else int(self._counts.max())
+
+    @property
+    def shortest(self) -> int:
+        """Complete rows of the lane that holds fewest."""
+        return self.count if self.together else int(self._counts.min())
+
+    def after(self, lanes: np.ndarray) -> np.ndarray:
+        """The places that come after the open rows.
+
+        Args:
+            lanes: which lanes.
+        """
+        return (self.heads[lanes] + 1) % self.places
+
+    def advance(self) -> None:
+        """Completes the open rows of all lanes, which are together."""
+        self.head = 0 if self.head == self.rows else self.head + 1
+        if self.count < self.rows:
+            self.count += 1
+
+    def advance_lanes(self, lanes: np.ndarray) -> None:
+        """Completes the open rows of some lanes, which from now on are apart.
+
+        Args:
+            lanes: distinct.
+        """
+        self._separate()
+        self._heads[lanes] = self.after(lanes)
+        self._counts[lanes] = np.minimum(self._counts[lanes] + 1, self.rows)
+
+    def rewind(self, lanes: np.ndarray, rows: np.ndarray) -> None:
+        """Takes the newest complete rows of some lanes back.
+
+        Args:
+            lanes: distinct.
+            rows: how many of each; more than it holds are all that it holds.
+        """
+        self._separate()
+        rows = np.minimum(rows, self._counts[lanes])
+        self._heads[lanes] = (self._heads[lanes] - rows) % self.places
+        self._counts[lanes] -= rows
+
+    def keep(self, counts: np.ndarray) -> None:
+        """Forgets all but the newest complete rows of each lane.
+
+        Args:
+            counts: [B] how many to keep.
+        """
+        self._separate()
+        self._counts[:] = np.minimum(self._counts, counts)
+
+    def restart(self, counts: np.ndarray | int, rows: int | None = None) -> None:
+        """Says that the complete rows lie at the front of the rings.
+
+        Args:
+            counts: how many rows each lane holds.
+            rows: what a lane can hold from now on.
+        """
+        self.rows = self.rows if rows is None else rows
+        counts = np.full(self.num_lanes, counts)
+        self.together = bool((counts == counts[0]).all())
+        self.head = self.count = int(counts[0])
+        self._heads[:] = self._counts[:] = counts
+
+    def newest(self, rows: int, *, and_open: bool) -> slice | np.ndarray:
+        """Places of the newest complete rows in time order.
+
+        Args:
+            rows: T; a lane that holds fewer repeats its oldest one in front.
+            and_open: whether the open row comes after them.
+
+        Returns:
+            A slice where the rows of all lanes lie together, else [T, B].
+        """
+        length = rows + and_open
+        if self.together and self.count >= rows and (start := self.head - rows) >= 0:
+            return slice(start, start + length)
+        age = np.minimum(np.arange(rows, rows - length, -1)[:, None], self.counts)  # [T, B] rows before the open one
+        return (self.heads - age) % self.places
+
+    def numbers(self, places: np.ndarray) -> np.ndarray:
+        """Row numbers in `[rows * lanes]` storage.
+
+        Args:
+            places: [..., B].
+        """
+        return places * self.num_lanes + np.arange(self.num_lanes)
+
+    def pick(self, number: np.ndarray, usable: np.ndarray | int) -> np.ndarray:
+        """Row numbers of the n-th usable rows, counted over all lanes from the oldest on.
+
+        Args:
+            number: [N] below the sum over lanes.
+            usable: how many of the oldest rows of each lane count; one number where all lanes are together.
+        """
+        places, lanes = self.places, self.num_lanes
+        if not isinstance(usable, np.ndarray):
+            first = (self.head - self.count) % places * lanes
+            return number + first if first + usable * lanes <= places * lanes else (number + first) % (places * lanes)
+        ends = np.cumsum(usable)
+        lane = np.searchsorted(ends, number, side="right")
+        age = number - (ends - usable)[lane]
+        return (self.heads[lane] - self.counts[lane] + age) % places * lanes + lane
+
+    def state(self) -> dict[str, Any]:
+        """Everything by name, for a checkpoint."""
+        return {
+            "head": self.heads.copy(),
+            "count": self.counts.copy(),
+            "opened": self.opened.copy(),
+            "unfinished": self.unfinished.copy(),
+            "together": self.together,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `state` gave.
+
+        Args:
+            state: of as many lanes with rings of the same length.
+
+        Raises:
+            CheckpointError: something is missing, or belongs to another number of lanes.
+        """
+        try:
+            mine = {"head": self._heads, "count": self._counts, "opened": self.opened, "unfinished": self.unfinished}
+            for name, array in mine.items():
+                if np.shape(state[name]) != array.shape:
+                    raise CheckpointError(f"the saved buffer has {len(state[name])} lanes, but this one {len(array)}")
+                array[:] = state[name]
+            self.together = bool(state["together"])
+        except KeyError as error:
+            raise CheckpointError(f"the saved buffer has no {error}") from None
+        self.head, self.count = int(self._heads[0]), int(self._counts[0])
+
+    def _separate(self) -> None:
+        if self.together:
+            self._heads[:], self._counts[:], self.together = self.head, self.count, False

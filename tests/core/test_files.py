@@ -1,0 +1,154 @@
+"""Tests of what files hold: `save_tensors`, `Batch.save`, and state as JSON values and arrays."""
+
+import json
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from palaestra.core import (
+    Batch,
+    CheckpointError,
+    ExperienceSet,
+    join_state,
+    load_tensors,
+    save_tensors,
+    split_state,
+)
+from tests.core.nests import assert_same
+
+
+class Memory(NamedTuple):
+    hidden: torch.Tensor
+    cell: torch.Tensor
+
+
+def test_tensors_arrays_numbers_and_text_keep_their_kind(tmp_path):
+    values = {
+        "tensor": torch.arange(3, dtype=torch.bfloat16),
+        "array": np.arange(6, dtype=np.uint8).reshape(2, 3),
+        "big endian": np.arange(3, dtype=">f8"),
+        "scalar": np.float64(0.1),
+        "empty": torch.zeros(0, 4),
+        "bool": True,
+        "int": 2**60,
+        "float": 0.1,
+        "nothing": None,
+        "text": "ünïcode.with/dots",
+        "odd.name/": torch.tensor(3),
+    }
+    save_tensors(tmp_path / "file", values)
+    loaded = load_tensors(tmp_path / "file")
+    assert loaded.keys() == values.keys()
+    for name, value in values.items():
+        back = loaded[name]
+        if isinstance(value, torch.Tensor):
+            assert back.dtype == value.dtype
+            assert torch.equal(back, value)
+        elif isinstance(value, np.ndarray | np.generic):
+            assert back.dtype == value.dtype.newbyteorder("=")
+            np.testing.assert_array_equal(back, value)
+        else:
+            assert (type(back), back) == (type(value), value)
+
+
+def test_views_of_one_memory_are_saved_apart(tmp_path):
+    whole = torch.arange(6.0)
+    save_tensors(tmp_path / "file", {"whole": whole, "part": whole[2:4], "again": whole, "every": whole[::2]})
+    loaded = load_tensors(tmp_path / "file")
+    assert [loaded[name].tolist() for name in ("part", "again", "every")] == [[2, 3], [0, 1, 2, 3, 4, 5], [0, 2, 4]]
+
+
+def test_what_cannot_be_saved_is_named(tmp_path):
+    with pytest.raises(TypeError, match="'words' has dtype object; only numbers and booleans can be saved"):
+        save_tensors(tmp_path / "file", {"words": np.array(["a", None])})
+    with pytest.raises(TypeError, match="'f' is a builtin_function_or_method"):
+        save_tensors(tmp_path / "file", {"f": math.cos})
+    with pytest.raises(TypeError, match=r"a builtin_function_or_method cannot be saved \(at 'a.1'\)"):
+        split_state({"a": [1, math.cos]})
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\x80\x04]\x94."], ids=["empty", "garbage", "pickle"])
+def test_a_file_that_is_no_safetensors_file_is_refused(tmp_path, content):
+    """F11, F12: a pickle is refused like any other stranger."""
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(CheckpointError, match="cannot be read as a safetensors file"):
+        load_tensors(tmp_path / "file")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_tensors(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("metadata", ["[]", "{", '{"x": 1}', '{"gone": ["numpy", null]}'])
+def test_damaged_metadata_is_refused(tmp_path, metadata):
+    save_file({"a": torch.zeros(1)}, tmp_path / "file", metadata={"palaestra": metadata})
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_tensors(tmp_path / "file")
+
+
+def test_a_safetensors_file_of_another_program_can_be_read(tmp_path):
+    save_file({"a": torch.zeros(2)}, tmp_path / "file")
+    assert load_tensors(tmp_path / "file")["a"].tolist() == [0, 0]
+    with pytest.raises(CheckpointError, match="holds no Batch"):
+        Batch.load(tmp_path / "file")
+
+
+def test_a_batch_with_dotted_names_and_empty_nests_comes_back(tmp_path):
+    """TS-06: names that would meet in one flat file stay apart."""
+    batch = Batch({"a.b": np.zeros(1), "a": {"b": np.ones(1), "": np.full(1, 2.0)}, "e": {}, "n": 3, "t": "text"})
+    batch.save(tmp_path / "file")
+    assert_same(Batch.load(tmp_path / "file"), batch)
+    assert "e" in Batch.load(tmp_path / "file")
+
+
+def test_a_layout_comes_back_as_one(tmp_path):
+    """MARO-40."""
+    experiences = ExperienceSet(np.zeros((2, 1)), [1, 2], [0.5, 1.0], np.ones((2, 1)), {"priority": torch.ones(2)})
+    experiences.save(tmp_path / "file")
+    loaded = ExperienceSet.load(tmp_path / "file")
+    assert type(loaded) is ExperienceSet
+    assert_same(loaded, experiences)
+    Batch(a=1).save(tmp_path / "other")
+    with pytest.raises(CheckpointError, match=r"holds no ExperienceSet: .*missing"):
+        ExperienceSet.load(tmp_path / "other")
+
+
+def test_objects_are_refused_instead_of_pickled(tmp_path):
+    """TS-03, F12."""
+    with pytest.raises(TypeError, match="'d' has dtype object"):
+        Batch(d=("a", -2, -3)).save(tmp_path / "file")
+
+
+def test_named_tuples_keep_their_fields():
+    """The memory of a recurrent policy can be read by name after a resume."""
+    values, arrays = split_state({"state": Memory(torch.zeros(1), torch.ones(1))})
+    state = join_state(json.loads(json.dumps(values)), arrays)["state"]
+    assert state.cell.item() == 1
+    assert [x.item() for x in state] == [0, 1]
+
+
+def test_state_goes_through_json_text():
+    state = {"a": [1, (2.5, None)], 3: {"$array": True}, "inf": math.inf, "g": np.float32(0.5), "t": torch.ones(2)}
+    values, arrays = split_state(state)
+    back = join_state(json.loads(json.dumps(values)), arrays)
+    assert torch.equal(back.pop("t"), state.pop("t"))
+    assert back == state
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"$array": "gone"}, "refers to the array 'gone', which is missing"),
+        ({"$future": 1}, "holds '\\$future', which this version does not know"),
+        ({"$tuple": 5}, "not what this version writes"),
+        ({"$record": {"class": 1}}, "not what this version writes"),
+        ({"$items": [[1]]}, "not what this version writes"),
+        ({"$array": ["a"]}, "not what this version writes"),
+    ],
+)
+def test_damaged_state_is_refused(values, message):
+    """F11."""
+    with pytest.raises(CheckpointError, match=message):
+        join_state(values, {})

@@ -1,0 +1,138 @@
+"""Tests of `palaestra.core.minibatch`: what is learned from, how often, and in which order."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palaestra.core import Batch, Offline, OnPolicy, Replay, ShapeError, minibatches, sequences
+
+bounded = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+def numbered(num_steps, num_lanes):
+    """An unroll whose rows say which step and lane they are."""
+    step = torch.arange(num_steps)[:, None].expand(num_steps, num_lanes)
+    lane = torch.arange(num_lanes).expand(num_steps, num_lanes)
+    return Batch(step=step, lane=lane, nested=Batch(pair=torch.stack([step, lane], -1)), empty=Batch())
+
+
+def parts(batch, plan, seed=0):
+    return list(minibatches(batch, plan, generator=torch.Generator().manual_seed(seed)))
+
+
+def visits(minibatches_, num_steps, num_lanes):
+    """[T, B] how often each row was learned from."""
+    count = torch.zeros(num_steps, num_lanes, dtype=torch.int64)
+    for part in minibatches_:
+        assert torch.equal(part.nested.pair[..., 0], part.step)
+        index = (part.step * num_lanes + part.lane).flatten()
+        count += torch.bincount(index, minlength=num_steps * num_lanes).reshape(num_steps, num_lanes)
+    return count
+
+
+@bounded
+@given(
+    num_steps=st.integers(1, 12),
+    num_lanes=st.integers(1, 5),
+    num_updates=st.integers(1, 3),
+    size=st.one_of(st.none(), st.integers(1, 20)),
+    length=st.one_of(st.none(), st.integers(1, 12)),
+    seed=st.integers(0, 99),
+)
+def test_every_row_is_learned_from_once_in_each_repeat(num_steps, num_lanes, num_updates, size, length, seed):
+    """ALF-08, ALF-10: a visit counter; rows beyond a multiple of the length are left out and no others."""
+    length = None if length is None else min(length, num_steps)
+    plan = OnPolicy(unroll_length=num_steps, num_updates=num_updates, mini_batch_size=size, mini_batch_length=length)
+    drawn = parts(numbered(num_steps, num_lanes), plan, seed)
+    kept = num_steps // (length or num_steps) * (length or num_steps)
+    count = visits(drawn, num_steps, num_lanes)
+    assert (count[:kept] == num_updates).all()
+    assert (count[kept:] == 0).all()
+    total, per_update = kept // (length or num_steps) * num_lanes, len(drawn) // num_updates
+    wanted = size or num_lanes
+    assert len(drawn) == num_updates * per_update
+    assert per_update in (max(1, total // wanted), math.ceil(total / wanted))
+    for part in drawn:
+        if part.step.ndim == 2:  # sequences: time order inside, one lane each
+            assert (part.step.diff(dim=0) == 1).all()
+            assert (part.lane == part.lane[0]).all()
+
+
+def test_a_sequence_keeps_its_time_order():
+    """ALF-08: 8 steps of 2 lanes in sequences of 4; each begins at a multiple of 4."""
+    plan = OnPolicy(unroll_length=8, num_updates=2, mini_batch_size=1, mini_batch_length=4)
+    drawn = parts(numbered(8, 2), plan)
+    assert len(drawn) == 8
+    assert all(part.step.shape == (4, 1) for part in drawn)
+    assert {tuple(part.step[:, 0].tolist()) for part in drawn} == {(0, 1, 2, 3), (4, 5, 6, 7)}
+
+
+def test_every_repeat_has_another_order():
+    """ALF-08."""
+    plan = OnPolicy(unroll_length=32, num_updates=4, mini_batch_size=8, mini_batch_length=1)
+    drawn = parts(numbered(32, 1), plan)
+    orders = [tuple(torch.cat([part.step for part in drawn[i : i + 4]]).tolist()) for i in range(0, 16, 4)]
+    assert len(set(orders)) == 4
+    assert all(sorted(order) == list(range(32)) for order in orders)
+    assert orders == [
+        tuple(torch.cat([part.step for part in parts(numbered(32, 1), plan)[i : i + 4]]).tolist())
+        for i in range(0, 16, 4)
+    ]
+
+
+def test_a_tiny_last_minibatch_is_avoided():
+    """ALF-10: 264 rows in minibatches of 32 become 8 of 33, not 8 of 32 and one of 8."""
+    plan = OnPolicy(unroll_length=33, mini_batch_size=32, mini_batch_length=1)
+    assert [len(part) for part in parts(numbered(33, 8), plan)] == [33] * 8
+    for total, size, expected in [
+        (100, 32, [34, 34, 32]),
+        (10, 20, [10]),
+        (10, 10, [10]),
+        (11, 10, [11]),
+        (9, 2, [3] * 3),
+    ]:
+        plan = OnPolicy(unroll_length=total, mini_batch_size=size, mini_batch_length=1)
+        assert [len(part) for part in parts(numbered(total, 1), plan)] == expected
+
+
+def test_without_sizes_the_whole_unroll_is_one_gradient_step():
+    """ALF-07, ALF-10: `None` is the number of environments for the size, and the full length for the length."""
+    batch = numbered(5, 3)
+    (part,) = parts(batch, OnPolicy(unroll_length=5))
+    assert torch.equal(part.step, batch.step)
+    drawn = parts(batch, OnPolicy(unroll_length=5, mini_batch_length=1))
+    assert [len(part) for part in drawn] == [3] * 5
+    drawn = parts(batch, OnPolicy(unroll_length=5, mini_batch_length=2))
+    assert [part.step.shape for part in drawn] == [(2, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("plan_class", [Replay, Offline])
+def test_one_sample_is_divided_into_the_updates(plan_class):
+    """ALF-09: exactly `num_updates` minibatches; flat rows are cut along N, sequences along their second dimension."""
+    unroll = {"unroll_length": 1} if plan_class is Replay else {}
+    plan = plan_class(num_updates=3, mini_batch_size=4, **unroll)
+    drawn = parts(Batch(row=torch.arange(12), nested={"row": torch.arange(12)}), plan)
+    assert [part.row.tolist() for part in drawn] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    plan = plan_class(num_updates=2, mini_batch_size=3, mini_batch_length=5, **unroll)
+    assert [part.step.shape for part in parts(numbered(5, 6), plan)] == [(5, 3), (5, 3)]
+    whole = Batch(row=torch.arange(4))
+    (part,) = parts(whole, plan_class(mini_batch_size=4, **unroll))
+    assert part is whole
+
+
+def test_sequences_need_enough_steps_and_equal_leaves():
+    """ALF-10: and rows that do not belong together are never paired in silence."""
+    with pytest.raises(ShapeError, match="mini_batch_length is 6 but the unroll has 5 steps; unroll at least as many"):
+        sequences(numbered(5, 2), 6)
+    batch = numbered(4, 2).replace(observation=torch.zeros(5, 2, 3))
+    with pytest.raises(ShapeError, match=r"'observation': \(5, 2\)"):
+        sequences(batch, 1)
+    assert sequences(batch, None) is batch
+
+
+def test_the_first_of_many_steps_can_be_a_single_one():
+    assert sequences(numbered(1, 3), 1).step.shape == (3,)
+    assert sequences(numbered(1, 3), None).step.shape == (1, 3)

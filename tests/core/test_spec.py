@@ -1,0 +1,155 @@
+"""Tests of `palaestra.core.spec`."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from palaestra.core import (
+    BoundedSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpecError,
+    TensorSpec,
+    numpy_dtype,
+    spec_from_json,
+    spec_leaves,
+    spec_to_json,
+    torch_dtype,
+    zeros_of,
+)
+
+INF = np.inf
+BOX = BoundedSpec((2,), minimum=np.array([-1.0, 0.1]), maximum=np.array([INF, 1 / 3]))
+
+SPECS = {
+    "tensor": TensorSpec((3, 4), torch.float64),
+    "scalar": TensorSpec(()),
+    "box": BOX,
+    "pixels": BoundedSpec((2, 2), torch.uint8, np.array(0), np.array(255)),
+    "unbounded": BoundedSpec((1,)),
+    "long": BoundedSpec((1,), torch.int64, np.array([-(2**63)]), np.array([2**63 - 1])),
+    "unbounded integers": BoundedSpec((2,), torch.int32),
+    "booleans": BoundedSpec((2,), torch.bool, np.array(False), np.array([True, False])),
+    "discrete": DiscreteSpec(num=5, start=-2),
+    "multi-discrete": MultiDiscreteSpec(nvec=(2, 3)),
+    "multi-binary": MultiBinarySpec((4,)),
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_specs_come_back_from_json_text(name):
+    """ALF-42: exact bounds, also infinite ones and those that no float holds."""
+    spec = {"a": SPECS[name], "b": (SPECS[name], {"c": BOX})}
+    back = spec_from_json(json.loads(json.dumps(spec_to_json(spec), allow_nan=False)))
+    assert back == spec
+    if isinstance(SPECS[name], BoundedSpec):
+        assert back["a"].minimum.dtype == numpy_dtype(SPECS[name].dtype)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"kind": "FutureSpec", "shape": [], "dtype": "float32"},
+        {"kind": "TensorSpec", "shape": [], "dtype": "load"},
+        {"kind": "TensorSpec", "shape": []},
+        {"kind": "DiscreteSpec", "shape": [], "dtype": "int64", "num": 0, "start": 0},
+        {"kind": "dict", "items": 3},
+        [],
+    ],
+    ids=str,
+)
+def test_json_that_describes_no_spec_is_refused(data):
+    """F12: a name from a file is looked up among dtypes only."""
+    with pytest.raises(SpecError):
+        spec_from_json(data)
+
+
+def test_specs_compare_by_value():
+    assert BoundedSpec((2,), minimum=np.array([-1.0, 0.1]), maximum=np.array([INF, 1 / 3])) == BOX
+    assert BoundedSpec((2,), minimum=np.array([-1.0, 0.2]), maximum=np.array([INF, 1 / 3])) != BOX
+    assert TensorSpec((2,)) != BoundedSpec((2,))
+    assert len({BOX, BOX, TensorSpec((2,))}) == 2
+    assert DiscreteSpec(num=2) != DiscreteSpec(num=2, start=1)
+
+
+def test_bounds_are_copied_and_fit_the_dtype():
+    low = np.zeros(2)
+    spec = BoundedSpec((2,), minimum=low, maximum=np.ones(2))
+    low[0] = 5
+    assert spec.minimum.tolist() == [0, 0]
+    assert spec.minimum.dtype == np.float32
+    assert not spec.minimum.flags.writeable
+    assert SPECS["unbounded integers"].maximum.tolist() == [2**31 - 1] * 2
+    assert (SPECS["pixels"].bounded, BOX.bounded) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: BoundedSpec((2,), minimum=np.zeros(3)), r"of shape \(2,\) was given a minimum of shape \(3,\)"),
+        (lambda: BoundedSpec((1,), minimum=np.ones(1), maximum=np.zeros(1)), "minimum .* exchange them"),
+        (lambda: TensorSpec(3), r"TensorSpec was given shape 3; give a tuple"),
+        (lambda: TensorSpec((2,), np.float32), "give a torch dtype"),
+        (lambda: DiscreteSpec(4), "DiscreteSpec was given shape 4"),
+        (lambda: DiscreteSpec((2,), num=3), r"shape \(2,\) and num 3; its shape is \(\)"),
+        (lambda: DiscreteSpec(num=0), "num 0; its shape is .* at least one category"),
+        (lambda: MultiDiscreteSpec(nvec=(2, 0)), "every choice needs at least one category"),
+    ],
+)
+def test_impossible_specs_are_refused(make, message):
+    with pytest.raises(SpecError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "problem"),
+    [
+        (TensorSpec((2,)), np.zeros(2, np.float32), None),
+        (TensorSpec((2,)), torch.zeros(2, requires_grad=True), None),
+        (TensorSpec((2,)), np.zeros(3, np.float32), "shape (3,), expected (2,)"),
+        (TensorSpec((2,)), np.zeros(2), "dtype float64, expected float32"),
+        (TensorSpec((2,)), np.array([0, np.nan], np.float32), "value nan, expected finite numbers"),
+        (BOX, np.array([0, 0.5], np.float32), "value 0.5 at index (1,), expected [0.1"),
+        (DiscreteSpec(num=3, start=1), np.int64(3), None),
+        (DiscreteSpec(num=3, start=1), np.int64(0), "value 0, expected an integer in [1, 4)"),
+        (MultiDiscreteSpec(nvec=(2, 3)), np.array([1, 3]), "value 3 at index 1, expected [0, 3)"),
+        (MultiBinarySpec((2,)), np.array([0, 2], np.int8), "value 2, expected 0 or 1"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_explained(spec, value, problem):
+    """ALF-43."""
+    found = spec.problem(value)
+    assert found is None if problem is None else found.startswith(problem)
+
+
+def test_sizes_are_those_that_a_network_sees():
+    assert (BOX.encoded_size, DiscreteSpec(num=5).encoded_size) == (2, 5)
+    assert (MultiDiscreteSpec(nvec=(2, 3)).encoded_size, MultiDiscreteSpec(nvec=(2, 3)).size) == (5, 2)
+    assert TensorSpec(()).size == 1
+
+
+def test_zeros_have_the_structure_of_the_spec():
+    """ALF-15: what `prev_action` is at FIRST."""
+    zeros = zeros_of({"a": SPECS["tensor"], "b": (DiscreteSpec(num=2),)}, 5, 2)
+    assert zeros["a"].shape == (5, 2, 3, 4)
+    assert zeros["b"][0].dtype == torch.int64
+
+
+def test_leaves_have_one_path_each():
+    assert list(spec_leaves({"a": (BOX, {"b": BOX}), "c": BOX})) == ["a.0", "a.1.b", "c"]
+    assert spec_leaves(BOX) == {"": BOX}
+    with pytest.raises(SpecError, match=r"two leaves have the path 'a\.b'; rename the key that contains a dot"):
+        spec_leaves({"a": {"b": BOX}, "a.b": BOX})
+
+
+def test_dtypes_have_counterparts_or_say_so():
+    for dtype in (torch.float32, torch.uint8, torch.bool, torch.int64):
+        assert torch_dtype(numpy_dtype(dtype)) == dtype
+    with pytest.raises(SpecError, match="has no torch counterpart"):
+        torch_dtype(np.dtype("U3"))
+    with pytest.raises(SpecError, match=r"torch.bfloat16 has no numpy counterpart"):
+        numpy_dtype(torch.bfloat16)

@@ -1,0 +1,91 @@
+"""Two processes on one run directory (F26)."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import palaestra
+from palaestra.core import ConfigError
+from palaestra.experiments import RunDirectory
+from tests.faults.parts import child_environment, command
+
+HOLD = """
+import sys
+from palaestra.experiments import RunDirectory
+run = RunDirectory(sys.argv[1])
+run.lock()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that has come to its end."""
+    return palaestra.train(
+        "ppo",
+        "palaestra.envs.tiny:Chain",
+        env__max_episode_steps=5,
+        trainer__total_env_steps=64,
+        trainer__eval_episodes=1,
+        algorithm__unroll_length=8,
+        run__directory=str(tmp_path / "runs"),
+        run__name="run",
+        run__tensorboard=False,
+    ).directory
+
+
+def test_a_second_process_is_refused_and_a_dead_one_does_not_matter(run):
+    """F26: the message names process and machine; the lock of a process that was killed is no lock."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(run)],
+        env=child_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        before = sorted(path.name for path in run.rglob("*"))
+        with pytest.raises(ConfigError, match=rf"in use by process {holder.pid} on {os.uname().nodename}; wait") as caught:
+            palaestra.resume(str(run))
+        assert caught.value.exit_code == 2
+        assert sorted(path.name for path in run.rglob("*")) == before
+        text = command("resume", "run", folder=run.parent.parent, check=2)
+        assert f"in use by process {holder.pid}" in text
+        holder.send_signal(signal.SIGKILL)
+    assert palaestra.resume(str(run)).result.status == "done"
+
+
+def test_a_lock_is_let_go_at_the_end_and_can_be_taken_again(run):
+    first, second = RunDirectory(run), RunDirectory(run)
+    first.lock()
+    with pytest.raises(ConfigError, match="in use by process"):
+        second.lock()
+    first.unlock()
+    second.lock()
+    second.unlock()
+    second.unlock()
+
+
+def test_evaluating_needs_no_lock(run):
+    directory = RunDirectory(run)
+    directory.lock()
+    assert palaestra.evaluate_run(str(run), episodes=2).episodes == 2
+    directory.unlock()
+
+
+def test_a_new_run_never_writes_into_an_old_directory(run):
+    """F26, F27: a name that is taken is an error that says how to continue it."""
+    with pytest.raises(ConfigError, match=r"exists already; choose another --run.name, or continue it with `palaestra"):
+        palaestra.train("ppo", "CartPole-v1", run__directory=str(run.parent), run__name="run")
+
+
+def test_runs_without_a_name_never_share_a_directory(tmp_path):
+    """F26: even when they start in the same second."""
+    config = palaestra.ExperimentConfig(run=palaestra.RunConfig(directory=str(tmp_path)))
+    assert len({RunDirectory.create(config).path for _ in range(3)}) == 3

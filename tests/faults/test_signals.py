@@ -1,0 +1,95 @@
+"""Ctrl-C, twice, and SIGTERM, on a real process with a terminal (F22)."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from palaestra.training import CheckpointStore
+from tests.faults.parts import TIMEOUT_S, Terminal, logged, steps_of
+
+ENDLESSLY = ("--trainer.total-env-steps", "50000000", "--trainer.log-every-steps", "1000", "--run.no-tensorboard")
+QUICKLY = ("--trainer.eval-every-steps", "0", "--trainer.checkpoint-every-steps", "3000", "--run.name", "run")
+
+
+def trained(folder: Path, *options: str) -> tuple[str, ...]:
+    return ("train", "ppo", "CartPole-v1", "--env.num-envs", "4", *ENDLESSLY, *QUICKLY, *options)
+
+
+def check_saved(run: Path) -> int:
+    """The newest checkpoint is valid and is where the run stopped."""
+    step, state = CheckpointStore(run / "checkpoints").load_newest()
+    assert not list((run / "checkpoints").glob("*.corrupt"))
+    assert not list((run / "checkpoints").glob(".tmp-*"))
+    assert state["collect"]["env_steps"] == step
+    return step
+
+
+@pytest.mark.parametrize("vectorization", ["serial", "process"])
+def test_ctrl_c_saves_and_ends_with_130_and_the_run_goes_on_until_sigterm_ends_it_with_143(
+    tmp_path, wait_until, vectorization
+):
+    """F22: the terminal sends Ctrl-C to every process; workers leave it to the trainer, and none is left behind."""
+    run = tmp_path / "runs" / "run"
+    with Terminal(*trained(tmp_path, "--env.vectorization", vectorization), folder=tmp_path) as terminal:
+        wait_until(lambda: terminal.read() and len(logged(run)) >= 2, TIMEOUT_S, what="two rows of metrics")
+        terminal.type("\x03")
+        wait_until(terminal.ended, TIMEOUT_S, what="the end of the process")
+        text = terminal.read()
+        assert terminal.process.returncode == 130, text
+        wait_until(lambda: not terminal.orphans(), 10.0, what="the end of every worker")
+    assert "Traceback" not in text
+    assert "╭" in text
+    assert "palaestra resume runs/run" in text
+    stopped_at = check_saved(run)
+    assert f"stopped after {stopped_at:,} env steps; saved" in text
+
+    with Terminal("resume", "last", folder=tmp_path) as terminal:
+        wait_until(
+            lambda: terminal.read() and logged(run)[-1]["env_steps"] > stopped_at + 2000, TIMEOUT_S, what="more rows"
+        )
+        terminal.process.send_signal(signal.SIGTERM)
+        wait_until(terminal.ended, TIMEOUT_S, what="the end of the process")
+        assert terminal.process.returncode == 143, terminal.read()
+        wait_until(lambda: not terminal.orphans(), 10.0, what="the end of every worker")
+    assert check_saved(run) > stopped_at
+
+
+def test_ctrl_c_twice_stops_at_once_with_the_last_checkpoint_intact(tmp_path, wait_until):
+    """F22: while the first waits for the iteration to end, which it does not."""
+    run, waited = tmp_path / "runs" / "run", tmp_path / "waited"
+    arguments = (
+        *("train", "dqn", "tests.faults.parts:Gate", "--env.kwargs", "folder", str(tmp_path), *ENDLESSLY, *QUICKLY),
+        *("--algorithm.network.hidden-sizes", "8", "--trainer.checkpoint-every-steps", "200"),
+        *("--algorithm.initial-collect-steps", "100000000"),
+    )
+    with Terminal(*arguments, folder=tmp_path) as terminal:
+        wait_until(lambda: terminal.read() and steps_of(run), TIMEOUT_S, what="a checkpoint")
+        (tmp_path / "closed").touch()
+        wait_until(waited.exists, TIMEOUT_S, what="a step that does not end")
+        terminal.type("\x03")
+        count = int(waited.read_text() or 0)
+        wait_until(lambda: int(waited.read_text() or 0) > count + 5, TIMEOUT_S, what="more waiting")
+        assert not terminal.ended()
+        before = steps_of(run)
+        terminal.type("\x03")
+        wait_until(terminal.ended, 20.0, what="the end of the process")
+        assert terminal.process.returncode == 130
+        assert "at once; the last checkpoint is intact" in terminal.read()
+    assert steps_of(run) == before
+    assert check_saved(run) == before[-1]
+
+
+def test_a_pipe_gets_lines_without_control_codes(tmp_path, wait_until):
+    """The same command in a pipe: plain lines, and the interrupted run says how to go on."""
+    from tests.faults.parts import command
+
+    text = command(
+        *("train", "ppo", "palaestra.envs.tiny:Chain", "--env.max-episode-steps", "5"),
+        *("--trainer.total-env-steps", "600", "--trainer.log-every-steps", "200", "--run.name", "run"),
+        folder=tmp_path,
+    )
+    assert "\x1b" not in text
+    assert "/ 600 env steps" in text
+    assert "evaluation  " in text
+    assert "next        palaestra play runs/run" in text
