@@ -129,9 +129,11 @@ class Terminal:
 def logged(run: Path) -> list[dict[str, Any]]:
     """The rows of metrics that a run has written so far."""
     path = run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if (
-        path.exists()
-    ) else []
+    return (
+        [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        if (path.exists())
+        else []
+    )
 
 
 def steps_of(run: Path) -> list[int]:
@@ -142,9 +144,13 @@ def steps_of(run: Path) -> list[int]:
 def differences(a: Any, b: Any, path: str = "") -> list[str]:
     """Where two nests are not bit-equal."""
     if isinstance(a, torch.Tensor | np.ndarray):
-        same = type(a) is type(b) and a.dtype == b.dtype and bytes(memoryview(np.asarray(a)).cast("B")) == bytes(
-            memoryview(np.asarray(b)).cast("B")
-        ) if np.asarray(a).size else np.asarray(a).shape == np.asarray(b).shape
+        same = (
+            type(a) is type(b)
+            and a.dtype == b.dtype
+            and bytes(memoryview(np.asarray(a)).cast("B")) == bytes(memoryview(np.asarray(b)).cast("B"))
+            if np.asarray(a).size
+            else np.asarray(a).shape == np.asarray(b).shape
+        )
         return [] if same else [path]
     if hasattr(a, "items") and hasattr(b, "items"):
         if set(a) != set(b):

@@ -51,7 +51,9 @@ def test_a_second_process_is_refused_and_a_dead_one_does_not_matter(run):
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         before = sorted(path.name for path in run.rglob("*"))
-        with pytest.raises(ConfigError, match=rf"in use by process {holder.pid} on {os.uname().nodename}; wait") as caught:
+        with pytest.raises(
+            ConfigError, match=rf"in use by process {holder.pid} on {os.uname().nodename}; wait"
+        ) as caught:
             palaestra.resume(str(run))
         assert caught.value.exit_code == 2
         assert sorted(path.name for path in run.rglob("*")) == before

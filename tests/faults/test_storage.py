@@ -67,7 +67,10 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
     ("owner", "name", "error", "at"),
     [
         *((os, "fsync", FULL, at) for at in range(1, 6)),
-        *((palaestra.core.storage, "save_file", SafetensorError("I/O error: No space left on device"), at) for at in (1, 2)),
+        *(
+            (palaestra.core.storage, "save_file", SafetensorError("I/O error: No space left on device"), at)
+            for at in (1, 2)
+        ),
         *((checkpoints, "_write_json", FULL, at) for at in (1, 2)),
         (Path, "mkdir", FULL, 1),
         (Path, "rename", FULL, 1),
@@ -229,19 +232,32 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "file", ["config.yaml", "run.json", "policy/policy.json", "policy/weights.safetensors", "evals", "metrics.jsonl"]
+    ("file", "refused_by"),
+    [
+        ("config.yaml", ("resume", "evaluate")),
+        ("policy/policy.json", ("evaluate",)),
+        ("policy/weights.safetensors", ("evaluate",)),
+        ("run.json", ()),
+        ("metrics.jsonl", ()),
+        ("episodes.csv", ()),
+        ("evals/0.json", ()),
+    ],
 )
-def test_a_pickle_in_a_run_directory_is_refused_and_never_executed(tmp_path, finished, file):
-    """F12: every other file slot of a run; resuming and evaluating say what is wrong, or do not need the file."""
+def test_a_pickle_in_a_run_directory_is_never_executed(tmp_path, finished, file, refused_by):
+    """F12: every other file slot of a run; what needs the file refuses it by name, what does not goes on."""
     canary = tmp_path / "executed"
     run = Path(shutil.copytree(finished, tmp_path / "run"))
-    target = next((run / "evals").iterdir()) if file == "evals" else run / file
-    target.write_bytes(pickle.dumps(Canary(canary)))
-    for use in (lambda: palaestra.resume(str(run)), lambda: palaestra.evaluate_run(str(run), episodes=1)):
-        try:
+    (run / file).write_bytes(pickle.dumps(Canary(canary)))
+    uses: dict[str, Callable[[], Any]] = {
+        "resume": lambda: palaestra.resume(str(run)),
+        "evaluate": lambda: palaestra.evaluate_run(str(run), episodes=1),
+    }
+    for name, use in uses.items():
+        if name in refused_by:
+            with pytest.raises(PalaestraError, match=file.split("/")[-1]):
+                use()
+        else:
             use()
-        except PalaestraError as error:
-            assert target.name in str(error) or "config" in str(error)
     assert not canary.exists()
 
 

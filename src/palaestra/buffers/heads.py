@@ -32,6 +32,8 @@ class WriteHeads:
         self._heads, self._counts = np.zeros(num_lanes, np.int64), np.zeros(num_lanes, np.int64)
         self.opened = np.zeros(num_lanes, bool)
         """[B] which lanes have an open row."""
+        self.all_open = False
+        """Whether every lane has one."""
         self.unfinished = np.zeros(num_lanes, np.int64)
         """[B] complete rows of the episode that is still running; kept only where the buffer asks for it."""
 
@@ -65,13 +67,14 @@ class WriteHeads:
         """Complete rows of the lane that holds fewest."""
         return self.count if self.together else int(self._counts.min())
 
-    def after(self, lanes: np.ndarray) -> np.ndarray:
-        """The places that come after the open rows.
+    def open(self, lanes: np.ndarray) -> None:
+        """Says that lanes have an open row from now on.
 
         Args:
-            lanes: which lanes.
+            lanes: distinct.
         """
-        return (self.heads[lanes] + 1) % self.places
+        self.opened[lanes] = True
+        self.all_open = bool(self.opened.all())
 
     def advance(self) -> None:
         """Completes the open rows of all lanes, which are together."""
@@ -86,7 +89,7 @@ class WriteHeads:
             lanes: distinct.
         """
         self._separate()
-        self._heads[lanes] = self.after(lanes)
+        self._heads[lanes] = (self._heads[lanes] + 1) % self.places
         self._counts[lanes] = np.minimum(self._counts[lanes] + 1, self.rows)
 
     def rewind(self, lanes: np.ndarray, rows: np.ndarray) -> None:
@@ -192,6 +195,7 @@ class WriteHeads:
         except KeyError as error:
             raise CheckpointError(f"the saved buffer has no {error}") from None
         self.head, self.count = int(self._heads[0]), int(self._counts[0])
+        self.all_open = bool(self.opened.all())
 
     def _separate(self) -> None:
         if self.together:

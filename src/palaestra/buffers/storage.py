@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn
+import ctypes
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import Batch, ShapeError, SpecTree, TensorSpec, numpy_dtype, spec_leaves
+from palaestra.core import Batch, ShapeError, SpecTree, TensorSpec, spec_leaves
 
 __all__ = ["LaneStorage"]
 
 
-class _Leaf(NamedTuple):
+# The same function, called without releasing the interpreter lock: a row is copied in less time than that takes.
+_copy_bytes = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
+)
+
+
+class _Leaf:
     """One tensor and the numpy views of its memory."""
 
-    tensor: Tensor
-    array: np.ndarray
-    """[rows, lanes, ...]."""
-    flat: np.ndarray
-    """[rows * lanes, ...]."""
-    row_shape: tuple[int, ...]
-    """[lanes, ...]."""
-    dtype: np.dtype
+    __slots__ = ("array", "dtype", "flat", "numpy_dtype", "pointer", "row_bytes", "row_shape", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor  # [rows, lanes, ...]
+        self.array = tensor.numpy()
+        self.flat = tensor.flatten(0, 1).numpy()  # [rows * lanes, ...]
+        self.dtype, self.numpy_dtype = tensor.dtype, self.array.dtype
+        self.row_shape = self.array.shape[1:]  # [lanes, ...]
+        self.row_bytes = tensor[:1].nbytes
+        self.pointer = tensor.data_ptr()
 
 
 class LaneStorage:
@@ -40,13 +49,13 @@ class LaneStorage:
         self.rows, self.lanes = rows, lanes
         self.specs = dict(specs)
         self._leaves: dict[str, _Leaf] = {}
+        self._children: dict[str, list[str]] = {}
         # A buffer grows while a policy acts, and what is learned from must not be an inference tensor.
         with torch.inference_mode(False):
             for name, spec in specs.items():
+                self._learn_structure(name, spec)
                 for path, leaf in spec_leaves(spec, name).items():
-                    tensor = leaf.zeros(rows, lanes)
-                    array, flat = tensor.numpy(), tensor.flatten(0, 1).numpy()
-                    self._leaves[path] = _Leaf(tensor, array, flat, array.shape[1:], numpy_dtype(leaf.dtype))
+                    self._leaves[path] = _Leaf(leaf.zeros(rows, lanes))
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -76,9 +85,39 @@ class LaneStorage:
             return [pair for path, part in self._parts(name, value) for pair in self.checked(path, part, *leading)]
         given = value.numpy() if type(value) is Tensor else np.asarray(value)
         shape = (*leading, *leaf.row_shape[1:]) if leading else leaf.row_shape
-        if given.shape != shape or (given.dtype is not leaf.dtype and given.dtype != leaf.dtype):
-            _refuse(name, given, leaf.dtype, shape)
+        if given.shape != shape or given.dtype != leaf.numpy_dtype:
+            _refuse(name, given, leaf.numpy_dtype, shape)
         return [(leaf.array, given)]
+
+    def write_rows(self, fields: Iterable[tuple[str, Any, int]]) -> None:
+        """Writes one row of all lanes of several fields; if one is refused, none is written.
+
+        Args:
+            fields: name, value and row of each.
+
+        Raises:
+            ShapeError: see `checked`.
+        """
+        copies: list[tuple[int, int, int]] = []
+        others: list[tuple[int, np.ndarray, np.ndarray]] = []
+        for name, value, row in fields:
+            leaf = self._leaves.get(name)
+            # `Tensor.numpy` alone would take longer than the rest: where all bytes fit, they are copied as they are
+            if (
+                leaf is not None
+                and type(value) is Tensor
+                and value.dtype is leaf.dtype
+                and value.shape == leaf.row_shape
+                and value.is_contiguous()
+                and value.is_cpu
+            ):
+                copies.append((leaf.pointer + row * leaf.row_bytes, value.data_ptr(), leaf.row_bytes))
+            else:
+                others += [(row, array, given) for array, given in self.checked(name, value)]
+        for target, source, size in copies:
+            _copy_bytes(target, source, size)
+        for row, array, given in others:
+            array[row] = given
 
     def take(self, name: str, index: np.ndarray) -> Any:
         """A copy of one field at flat row numbers.
@@ -137,7 +176,7 @@ class LaneStorage:
 
     def _parts(self, name: str, value: Any) -> list[tuple[str, Any]]:
         """The children of a nested value by path, in the order of the spec."""
-        children = self._children(name)
+        children = self._children[name]
         if isinstance(value, tuple):
             value = {str(i): part for i, part in enumerate(value)}
         given = list(value.keys()) if isinstance(value, Batch | Mapping) else type(value).__name__
@@ -146,15 +185,15 @@ class LaneStorage:
         return [(f"{name}.{key}", value[key]) for key in children]
 
     def _nested(self, name: str, get: Any) -> Batch:
-        return Batch.of({key: get(f"{name}.{key}") for key in self._children(name)})
+        return Batch.of({key: get(f"{name}.{key}") for key in self._children[name]})
 
-    def _children(self, name: str) -> list[str]:
-        field, *path = name.split(".")
-        spec = self.specs[field]
-        for key in path:
-            spec = spec[key] if isinstance(spec, dict) else spec[int(key)]
-        assert not isinstance(spec, TensorSpec)
-        return [str(key) for key in spec] if isinstance(spec, dict) else [str(i) for i in range(len(spec))]
+    def _learn_structure(self, path: str, spec: SpecTree) -> None:
+        if isinstance(spec, TensorSpec):
+            return
+        children = {str(key): child for key, child in (spec.items() if isinstance(spec, dict) else enumerate(spec))}
+        self._children[path] = list(children)
+        for key, child in children.items():
+            self._learn_structure(f"{path}.{key}", child)
 
 
 def _refuse(name: str, given: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> NoReturn:

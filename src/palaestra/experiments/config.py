@@ -66,6 +66,12 @@ class ExperimentConfig:
     def __post_init__(self) -> None:
         if self.env.num_envs < 1:
             raise ConfigError(f"env.num_envs is {self.env.num_envs}; it must be at least 1")
+        needed = algorithm_class(self.algorithm_name).config_class
+        if type(self.algorithm) is not needed:
+            raise ConfigError(
+                f"algorithm_name is {self.algorithm_name!r} and algorithm is a {type(self.algorithm).__name__}; "
+                f"it must be a {needed.__name__}"
+            )
 
 
 def config_to_mapping(config: Any) -> dict[str, Any]:
@@ -124,19 +130,20 @@ def config_from_mapping(kind: type[Any], data: Mapping[str, Any], *, base: Any =
 
 
 def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, problems: list[str]) -> Any:
-    hints = typing.get_type_hints(kind)
+    hints, found_before = typing.get_type_hints(kind), len(problems)
     names = [f.name for f in dataclasses.fields(kind)]
     values: dict[str, Any] = {} if base is None else {name: getattr(base, name) for name in names}
-    if "algorithm_name" in data and "algorithm_name" in hints:
-        hints["algorithm"] = algorithm_class(str(data["algorithm_name"])).config_class
-        if base is not None and type(base.algorithm) is not hints["algorithm"]:
-            values.pop("algorithm")
+    if kind is ExperimentConfig:
+        name = data.get("algorithm_name", (base or ExperimentConfig()).algorithm_name)
+        hints["algorithm"] = algorithm_class(str(name)).config_class
+        if type(values.get("algorithm")) is not hints["algorithm"]:
+            values["algorithm"] = hints["algorithm"]()
     for key, value in data.items():
         where = f"{path}.{key}" if path else str(key)
         if key not in names:
             problems.append(f"unknown key {where}{did_you_mean(str(key), names)}")
             continue
-        hint = type(values[key]) if key == "algorithm" and key in values else hints[key]
+        hint = hints[key]
         if dataclasses.is_dataclass(hint):
             nested = typing.cast("type[Any]", hint)
             if isinstance(value, Mapping):
@@ -151,7 +158,7 @@ def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, probl
             except (pydantic.ValidationError, ConfigError) as error:
                 reason = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else str(error)
                 problems.append(f"{where} is {value!r}: {reason[0].lower()}{reason[1:]}")
-    if problems:
+    if len(problems) > found_before:
         return base
     try:
         return kind(**values)

@@ -1,0 +1,121 @@
+"""Tests of `palaestra list`, `check-env` and `doctor`."""
+
+import json
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from palaestra.algorithms import ALGORITHMS
+from palaestra.experiments import PRESETS
+from tests.cli.parts import exit_code, output, train
+
+
+class Wrong(gymnasium.Env[np.ndarray, np.int64]):
+    """Emits what its space forbids."""
+
+    def __init__(self) -> None:
+        self.observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.full(2, 7.0, np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return np.full(2, 7.0, np.float32), 0.0, True, False, {}
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+
+
+def test_the_list_names_algorithms_presets_and_runs(capsys):
+    assert exit_code("list") == 0
+    text = output(capsys)
+    assert "no runs yet; start one with `palaestra train ppo CartPole-v1`" in text
+    for name, kind in ALGORITHMS.items():
+        assert f"{name} {(kind.__doc__ or '').splitlines()[0]}"[:60] in text
+    train(name="first")
+    capsys.readouterr()
+    assert exit_code("list") == 0
+    assert "runs/first done " in output(capsys)
+
+
+def test_the_list_is_also_json(capsys):
+    train(name="first")
+    capsys.readouterr()
+    assert exit_code("list", "--json") == 0
+    listing = json.loads(capsys.readouterr().out)
+    assert listing["algorithms"] == sorted(ALGORITHMS)
+    assert listing["presets"] == [list(key) for key in PRESETS]
+    assert listing["runs"] == [{"path": "runs/first", "status": "done"}]
+
+
+def test_a_run_with_a_damaged_record_is_listed(capsys):
+    run = train(name="first")
+    (run / "run.json").write_text("damaged")
+    capsys.readouterr()
+    assert exit_code("list") == 0
+    assert "runs/first ?" in output(capsys)
+
+
+def test_a_right_environment_passes_its_check(capsys):
+    """ALF-58, ALF-27, ALF-43: `palaestra check-env`."""
+    assert exit_code("check-env", "palaestra.envs.tiny:Catch") == 0
+    assert "ok " in output(capsys)
+    assert exit_code("check-env", "CartPole-v1", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is True
+    assert report["findings"]
+
+
+def test_a_wrong_environment_is_told_what_to_change(capsys):
+    """F6, ALF-43: emitted data is compared with the specs; exit code 3."""
+    assert exit_code("check-env", "tests.cli.test_inspect:Wrong") == 3
+    text = output(capsys)
+    assert "expected" in text
+    assert "fix" in text
+    assert exit_code("check-env", "tests.cli.test_inspect:Wrong", "--json") == 3
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+
+
+def test_an_environment_to_check_is_needed(capsys):
+    assert exit_code("check-env") == 2
+    assert "the environment is missing: palaestra check-env my_package:MyEnvironment" in output(capsys)
+
+
+def test_the_doctor_says_what_there_is(capsys):
+    assert exit_code("doctor") == 0
+    text = output(capsys)
+    for part in ("ok python", "ok torch", "device", "C++ compiler", "this folder can be written", "extra atari"):
+        assert part in text
+    assert exit_code("doctor", "--json") == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert {"what", "ok", "note"} == findings[0].keys()
+    assert all(finding["ok"] for finding in findings)
+
+
+def test_the_doctor_says_what_is_missing_for_what(monkeypatch, capsys):
+    import importlib.metadata
+    import importlib.util
+    import shutil
+
+    version, find_spec = importlib.metadata.version, importlib.util.find_spec
+
+    def without(name: str) -> str:
+        if name == "tensorboard":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", without)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ale_py" else find_spec(name))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert exit_code("doctor") == 2
+    text = output(capsys)
+    assert "no tensorboard pip install tensorboard" in text
+    assert "none extra atari pip install 'palaestra[atari]'" in text
+    assert "training works without, only slower" in text

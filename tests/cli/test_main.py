@@ -1,0 +1,131 @@
+"""Tests of `palaestra.cli.main` and `palaestra.cli.options`: verbs, help, exit codes."""
+
+import subprocess
+import sys
+
+import pytest
+
+import palaestra.cli.train
+from palaestra.cli.main import _VERBS, main
+from palaestra.core import CheckpointError, ConfigError, EnvError, MissingExtraError, NonFiniteError, SpecError
+from tests.cli.parts import exit_code, output
+from tests.faults.parts import COMMAND, child_environment
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["help"]])
+def test_help_lists_every_verb(arguments, capsys):
+    assert exit_code(*arguments) == 0
+    text = output(capsys)
+    assert all(f"\n {verb} " in text for verb in _VERBS)
+    codes = "0 done, 2 configuration, 3 environment, 4 non-finite numbers, 5 checkpoint or storage"
+    assert f"xit codes: {codes}, 130 Ctrl-C (saved), 143 SIGTERM (saved)" in " ".join(text.split())
+
+
+def test_without_a_verb_the_help_is_an_error(capsys):
+    assert exit_code() == 2
+    assert "usage: palaestra VERB" in output(capsys)
+
+
+@pytest.mark.parametrize("verb", _VERBS)
+def test_every_verb_explains_its_options(verb, capsys):
+    assert exit_code(verb, "--help") == 0
+    text = output(capsys)
+    assert f"usage: palaestra {verb}" in text
+    assert "--help" in text
+
+
+def test_the_help_of_a_training_shows_the_tuned_settings_of_the_pair(capsys):
+    """Every field with the docstring under it, and the preset's value as its default."""
+    assert exit_code("train", "ppo", "CartPole-v1", "--help") == 0
+    text = " ".join(output(capsys).replace("│", " ").split())
+    assert "--algorithm.gamma FLOAT Discount per env step, in [0, 1]. (default: 0.98)" in text
+    assert "--algorithm.learning-rate NUMBER|SCHEDULE" in text
+    assert "(default: 'linear(0.001, 0)')" in text
+    assert "--seed" in text
+    assert "--compile" in text
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (MissingExtraError("a", "b", "c"), 2),
+        (SpecError("x"), 2),
+        (EnvError("x"), 3),
+        (NonFiniteError("x"), 4),
+        (CheckpointError("x"), 5),
+    ],
+)
+def test_each_kind_of_failure_has_its_exit_code(error, code, monkeypatch, capsys):
+    """RELIABILITY.md, mechanism 9."""
+
+    def fail(arguments: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(palaestra.cli.train, "train", fail)
+    assert exit_code("train") == code
+    assert output(capsys).strip() == f"{type(error).__name__} {error}"
+
+
+def test_an_interrupt_before_training_ends_with_130(monkeypatch, capsys):
+    """F22: while the environments are being made, say."""
+
+    def interrupt(arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(palaestra.cli.train, "train", interrupt)
+    assert exit_code("train") == 130
+    assert "Traceback" not in output(capsys)
+
+
+def test_a_message_is_printed_as_it_is(monkeypatch, capsys):
+    """Brackets are no markup, and a long line is not broken."""
+
+    def fail(arguments: list[str]) -> int:
+        raise ConfigError("[red] " + "word " * 60 + "[/]")
+
+    monkeypatch.setattr(palaestra.cli.train, "train", fail)
+    assert exit_code("train") == 2
+    assert "[red] word" in (text := output(capsys))
+    assert len(text.splitlines()) == 1
+
+
+def test_main_ends_the_process_with_the_code_of_the_command():
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+
+
+def test_help_is_fast_and_imports_no_torch(tmp_path):
+    """Reading the usage does not wait for the learning library."""
+    program = (
+        f"import sys\ntry:\n    {COMMAND.replace('; ', chr(10) + '    ')}\nfinally:\n    print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--help"],
+        env=child_environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] in ("True", "False")
+
+
+def test_code_of_the_current_folder_can_be_named_and_code_of_a_run_cannot(tmp_path, monkeypatch, capsys):
+    """F12: imported from the user's Python path, never from a run directory."""
+    (tmp_path / "of_the_user.py").write_text("from palaestra.envs.tiny import Chain\n")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    (run / "of_the_run.py").write_text("raise SystemExit('executed')\n")
+    path = [entry for entry in sys.path if entry]
+    monkeypatch.setattr(sys, "path", list(path))
+    monkeypatch.chdir(run)
+    assert exit_code("train", "ppo", "of_the_run:Chain", "--print-config") == 0
+    assert exit_code("train", "ppo", "of_the_run:Chain") == 2
+    assert "No module named 'of_the_run'" in output(capsys)
+    monkeypatch.chdir(tmp_path)
+    assert exit_code("check-env", "of_the_user:Chain") == 0

@@ -1,0 +1,68 @@
+"""Tests of `palaestra play`: a film where there is no screen."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.parts import exit_code, output
+
+imageio = pytest.importorskip("imageio.v3")
+pytest.importorskip("pygame")
+
+pytestmark = pytest.mark.filterwarnings("ignore:pkg_resources is deprecated", "ignore:Deprecated call to")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a run of an environment that can be drawn."""
+    folder = tmp_path_factory.mktemp("play")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        short = ("--trainer.total-env-steps", "64", "--trainer.eval-episodes", "1", "--run.no-tensorboard")
+        steps = ("--env.max-episode-steps", "20", "--env.num-envs", "2", "--algorithm.unroll-length", "16")
+        assert exit_code("train", "ppo", "CartPole-v1", *short, *steps, "--run.name", "run") == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _without_a_screen(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+
+
+# Reading an mp4 back leaves imageio-ffmpeg's pipes to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("suffix", [".mp4", ".gif"])
+def test_a_film_has_a_picture_for_every_step(suffix, capsys):
+    """Issue 2: `play` writes an mp4 or gif when headless."""
+    if suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
+        pytest.skip("needs imageio-ffmpeg")
+    assert exit_code("play", "last", "--output", f"film{suffix}", "--episodes", "2") == 0
+    text = output(capsys)
+    assert "2 episode(s), return " in text
+    assert f"film film{suffix}" in text
+    with imageio.imopen(f"film{suffix}", "r") as film:
+        frames = np.stack(list(film.iter()))
+    assert frames.ndim == 4
+    assert frames.shape[-1] == 3
+    assert 10 < len(frames) <= 2 * 21
+    assert frames.std() > 1  # something is drawn
+
+
+def test_without_a_file_name_the_film_lies_in_the_run(capsys):
+    assert exit_code("play", "run", "--fps", "10") == 0
+    assert "film runs/run/videos/play.mp4" in output(capsys)
+    assert Path("runs/run/videos/play.mp4").stat().st_size > 500
+
+
+def test_a_missing_extra_is_named(monkeypatch, capsys):
+    """F27."""
+    import sys
+
+    monkeypatch.setitem(sys.modules, "imageio.v3", None)
+    assert exit_code("play", "run", "--output", "film.gif") == 2
+    assert "pip install 'palaestra[video]'" in output(capsys)

@@ -1,0 +1,127 @@
+"""Tests of `palaestra train`, `resume` and `eval`."""
+
+import json
+
+import pytest
+import yaml
+
+from palaestra.experiments import RunDirectory, load_config, preset
+from tests.cli.parts import CHAIN, SHORT, exit_code, output, train
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_training_prints_where_the_run_is_and_what_to_do_next(capsys):
+    """Scenario of the README: train, look at the evaluation, go on."""
+    run = train()
+    text = output(capsys)
+    assert text.startswith("run runs/run\n")
+    assert "evaluation " in text
+    assert "next palaestra play runs/run" in text
+    assert "palaestra eval runs/run --episodes 100" in text
+    assert "tensorboard --logdir runs" in text
+    assert RunDirectory(run).info["status"] == "done"
+
+
+def test_options_override_the_preset():
+    run = train("--algorithm.gamma", "0.5", "--seed", "7", "--algorithm.learning-rate", "linear(1e-2, 0)")
+    config = RunDirectory(run).config
+    assert (config.algorithm.gamma, config.run.seed) == (0.5, 7)
+    assert str(config.algorithm.learning_rate) == "linear(0.01, 0)"
+    assert config.algorithm.clip == preset("ppo", "x").algorithm.clip
+
+
+def test_a_printed_configuration_trains_the_same_run(capsys, tmp_path):
+    """F25: --print-config, then --config, gives equal configurations and equal runs."""
+    options = ("--algorithm.unroll-length", "8", "--seed", "3", "--algorithm.learning-rate", "linear(1e-2, 0, 0.5)")
+    assert exit_code("train", "ppo", *CHAIN, *SHORT, *options, "--print-config") == 0
+    text = capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
+    assert yaml.safe_load(text)["algorithm"]["learning_rate"] == "linear(0.01, 0, 0.5)"
+    (tmp_path / "printed.yaml").write_text(text)
+    assert exit_code("train", "--config", "printed.yaml", "--print-config") == 0
+    assert capsys.readouterr().out == text
+    assert exit_code("train", "ppo", *CHAIN, *SHORT, *options, "--run.name", "typed") == 0
+    assert exit_code("train", "--config=printed.yaml", "--run.name", "read") == 0
+    typed, read = ((tmp_path / "runs" / name / "episodes.csv").read_text() for name in ("typed", "read"))
+    assert typed == read
+
+
+def test_a_file_can_change_a_preset_and_options_can_change_the_file(tmp_path):
+    (tmp_path / "changes.yaml").write_text("algorithm: {gamma: 0.5, gae_lambda: 0.1}\nrun: {name: run}\n")
+    assert exit_code("train", "ppo", *CHAIN, *SHORT, "--config", "changes.yaml", "--algorithm.gamma", "0.7") == 0
+    config = load_config(tmp_path / "runs" / "run" / "config.yaml")
+    assert (config.algorithm.gamma, config.algorithm.gae_lambda) == (0.7, 0.1)
+    assert config.env.name == CHAIN[0]
+
+
+def test_a_file_may_hold_another_algorithm(tmp_path, capsys):
+    (tmp_path / "dqn.yaml").write_text("algorithm_name: dqn\nalgorithm: {capacity: 77}\nenv: {name: Acrobot-v1}\n")
+    assert exit_code("train", "--config", "dqn.yaml", "--algorithm.n-step", "2", "--print-config") == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert (printed["algorithm"]["capacity"], printed["algorithm"]["n_step"]) == (77, 2)
+    assert printed["env"]["name"] == "Acrobot-v1"
+
+
+def test_what_an_environment_is_made_with_can_be_typed(capsys):
+    """ALF-34, ALF-35: its arguments and its wrappers."""
+    arguments = ("train", "dqn", "palaestra.envs.tiny:Chain", "--env.kwargs", "num_states", "7")
+    wrappers = ("--env.gym-wrappers", "gymnasium.wrappers:ClipReward")
+    assert exit_code(*arguments, *wrappers, "--print-config") == 0
+    printed = yaml.safe_load(capsys.readouterr().out)["env"]
+    assert printed["kwargs"] == {"num_states": 7}
+    assert printed["gym_wrappers"] == ["gymnasium.wrappers:ClipReward"]
+
+
+@pytest.mark.parametrize("which", ["last", "run", "runs/run"])
+def test_a_finished_run_can_be_resumed_and_says_that_it_is_done(which, capsys):
+    train()
+    capsys.readouterr()
+    assert exit_code("resume", which) == 0
+    text = output(capsys)
+    assert text.startswith("resuming runs/run\n")
+    assert "next palaestra play runs/run" in text
+
+
+def test_resuming_what_is_not_there_ends_with_5(capsys):
+    """F11: and what is there is listed."""
+    train(name="this")
+    capsys.readouterr()
+    assert exit_code("resume", "that") == 5
+    assert "CheckpointError there is no run 'that'; runs in runs: this" in output(capsys)
+
+
+def test_resuming_without_a_valid_checkpoint_ends_with_5(capsys):
+    """F11: never from scratch silently."""
+    run = train()
+    for manifest in run.glob("checkpoints/*/manifest.json"):
+        manifest.write_text("damaged")
+    capsys.readouterr()
+    assert exit_code("resume", "run") == 5
+    assert "no valid checkpoint in runs/run/checkpoints" in output(capsys)
+    assert list(run.glob("checkpoints/*.corrupt"))
+
+
+def test_an_evaluation_prints_a_line_or_json(capsys):
+    """`--json` is one object that a script can read."""
+    train()
+    capsys.readouterr()
+    assert exit_code("eval", "last", "--episodes", "3") == 0
+    text = output(capsys)
+    assert text.startswith("runs/run ")
+    assert "(95%, 3 episodes, deterministic)" in text
+    assert exit_code("eval", "run", "--episodes", "5", "--stochastic", "--seed", "3", "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["episodes"], record["deterministic"], record["run"]) == (5, False, "runs/run")
+    assert len(record["returns"]) == 5
+
+
+def test_evaluating_a_run_without_a_policy_ends_with_5(capsys):
+    run = train()
+    (run / "policy" / "policy.json").unlink()
+    capsys.readouterr()
+    assert exit_code("eval", "run") == 5
+    assert "there is no policy.json" in output(capsys)

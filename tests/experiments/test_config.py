@@ -1,0 +1,142 @@
+"""Tests of `palaestra.experiments.config` and `palaestra.experiments.presets`."""
+
+import dataclasses
+
+import pytest
+
+from palaestra import DQNConfig, EnvConfig, ExperimentConfig, Linear, NetworkConfig, PPOConfig, RunConfig, TrainerConfig
+from palaestra.algorithms import ALGORITHMS
+from palaestra.core import ConfigError, Piecewise
+from palaestra.envs.wrappers import TimeLimit
+from palaestra.experiments import (
+    PRESETS,
+    config_from_mapping,
+    config_to_mapping,
+    load_config,
+    make_algorithm,
+    preset,
+    save_config,
+)
+
+FULL = ExperimentConfig(
+    algorithm_name="dqn",
+    algorithm=DQNConfig(
+        learning_rate=Piecewise(((0.0, 1e-3), (0.5, 1e-4))),
+        epsilon=Linear(1.0, 0.05, 0.25),
+        network=NetworkConfig(hidden_sizes=(32, 16), dueling=True),
+    ),
+    env=EnvConfig(
+        name="palaestra.envs.tiny:Chain", kwargs={"num_states": 3}, wrappers=("my_package:Wrapper",), num_workers=2
+    ),
+    trainer=TrainerConfig(total_env_steps=10, eval_every_steps=0),
+    run=RunConfig(seed=3, name="a name", compile=True),
+)
+
+
+@pytest.mark.parametrize("config", [ExperimentConfig(), FULL, *PRESETS.values()])
+def test_a_file_reads_back_to_an_equal_configuration(config, tmp_path):
+    """DESIGN.md section 9: config.yaml holds everything; schedules as they are typed."""
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config
+
+
+def test_a_file_is_plain_yaml(tmp_path):
+    save_config(FULL, tmp_path / "config.yaml")
+    text = (tmp_path / "config.yaml").read_text()
+    assert "epsilon: linear(1, 0.05, 0.25)" in text
+    assert "learning_rate: 'piecewise(0: 0.001, 0.5: 0.0001)'" in text
+    assert "!!" not in text
+
+
+def test_settings_that_are_left_out_come_from_the_base():
+    base = preset("ppo", "CartPole-v1")
+    config = config_from_mapping(ExperimentConfig, {"algorithm": {"gamma": 0.5}, "run": {"seed": 9}}, base=base)
+    assert (config.algorithm.gamma, config.run.seed) == (0.5, 9)
+    assert dataclasses.replace(config.algorithm, gamma=base.algorithm.gamma) == base.algorithm
+    assert config.env == base.env
+
+
+def test_another_algorithm_brings_its_own_settings():
+    """Those of the base belong to another algorithm."""
+    config = config_from_mapping(ExperimentConfig, {"algorithm_name": "dqn"}, base=preset("ppo", "CartPole-v1"))
+    assert config.algorithm == DQNConfig()
+    config = config_from_mapping(ExperimentConfig, {"algorithm_name": "dqn", "algorithm": {"capacity": 7}})
+    assert config.algorithm == DQNConfig(capacity=7)
+
+
+def test_whole_parts_may_be_given_as_they_are():
+    config = config_from_mapping(
+        ExperimentConfig, {"algorithm": {"network": NetworkConfig(hidden_sizes=(3,))}, "env": EnvConfig(name="X")}
+    )
+    assert config.algorithm.network.hidden_sizes == (3,)
+    assert config.env == EnvConfig(name="X")
+
+
+def test_wrappers_are_written_by_their_importable_name():
+    env = EnvConfig(wrappers=(TimeLimit,), gym_wrappers=("gymnasium.wrappers:ClipReward",))
+    mapping = config_to_mapping(ExperimentConfig(env=env))
+    assert mapping["env"]["wrappers"] == ["palaestra.envs.wrappers.time_limit:TimeLimit"]
+    assert mapping["env"]["gym_wrappers"] == ["gymnasium.wrappers:ClipReward"]
+
+
+def test_code_without_a_name_cannot_be_written():
+    """F27: the message says what to do instead."""
+    config = ExperimentConfig(env=EnvConfig(wrappers=(lambda env: env,)))
+    with pytest.raises(ConfigError, match=r"wrappers holds .*no importable name; name it as 'my_package:MyWrapper'"):
+        config_to_mapping(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (lambda: RunConfig(seed=-1), "run.seed is -1; it must be at least 0"),
+        (lambda: RunConfig(num_threads=0), "run.num_threads is 0; it must be at least 1"),
+        (lambda: RunConfig(eval_num_envs=0), "run.eval_num_envs is 0; it must be at least 1"),
+        (lambda: ExperimentConfig(env=EnvConfig(num_envs=0)), "env.num_envs is 0; it must be at least 1"),
+        (lambda: PPOConfig(gamma=1.1), r"algorithm.gamma is 1.1; it must lie in \[0, 1\]"),
+        (lambda: PPOConfig(gae_lambda=float("nan")), r"algorithm.gae_lambda is nan; it must lie in \[0, 1\]"),
+        (lambda: DQNConfig(target_period=0), "algorithm.target_period is 0; it must be greater than 0"),
+    ],
+)
+def test_a_value_out_of_range_is_refused(config, message):
+    """F27: what was given and what is needed."""
+    with pytest.raises(ConfigError, match=message):
+        config()
+
+
+# -- presets
+
+
+@pytest.mark.parametrize("key", PRESETS)
+def test_every_preset_makes_its_algorithm(key):
+    name, env = key
+    config = preset(name, env)
+    assert (config.algorithm_name, config.env.name) == key
+    assert type(config.algorithm) is ALGORITHMS[name].config_class
+    assert isinstance(make_algorithm(config), ALGORITHMS[name])
+
+
+def test_the_promised_presets_exist():
+    """Issue 2: CartPole, Acrobot, MountainCar (DQN), Pendulum (PPO)."""
+    assert {
+        ("ppo", "CartPole-v1"),
+        ("dqn", "CartPole-v1"),
+        ("dqn", "Acrobot-v1"),
+        ("dqn", "MountainCar-v0"),
+        ("ppo", "Pendulum-v1"),
+    } <= set(PRESETS)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_environment_without_a_preset_gets_the_defaults_of_the_algorithm(name):
+    config = preset(name, "Elsewhere-v0")
+    assert config.algorithm == ALGORITHMS[name].config_class()
+    assert config.env.name == "Elsewhere-v0"
+
+
+def test_an_algorithm_needs_its_own_settings():
+    """F27: an impossible pair."""
+    with pytest.raises(
+        ConfigError, match="algorithm_name is 'dqn' and algorithm is a PPOConfig; it must be a DQNConfig"
+    ):
+        ExperimentConfig(algorithm_name="dqn", algorithm=PPOConfig())

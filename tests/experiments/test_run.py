@@ -1,0 +1,210 @@
+"""Tests of `palaestra.experiments.run` and `palaestra.experiments.run_directory`."""
+
+import dataclasses
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import palaestra
+from palaestra import ExperimentConfig, RunSeeds, load_policy
+from palaestra.core import CheckpointError, ConfigError
+from palaestra.experiments import RunDirectory, evaluation_environment, find_run, list_runs, make_algorithm, preset
+from tests.training.parts import Recorder
+
+SMALL: dict[str, Any] = {
+    "env__max_episode_steps": 6,
+    "env__num_envs": 2,
+    "trainer__total_env_steps": 96,
+    "trainer__eval_every_steps": 40,
+    "trainer__eval_episodes": 4,
+    "algorithm__unroll_length": 8,
+    "run__tensorboard": False,
+}
+CHAIN = "palaestra.envs.tiny:Chain"
+
+
+def trained(folder: Path, name: str = "run", **settings: Any) -> palaestra.RunResult:
+    return palaestra.train("ppo", CHAIN, run__directory=str(folder), run__name=name, **(SMALL | settings))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A finished run, to look at."""
+    return trained(tmp_path_factory.mktemp("runs"), run__tensorboard=True, run__seed=4)
+
+
+def test_a_run_directory_holds_everything(done):
+    """DESIGN.md section 9."""
+    names = {path.name for path in done.directory.iterdir()}
+    assert {"config.yaml", "run.json", "metrics.jsonl", "episodes.csv", "checkpoints", "policy", "evals"} <= names
+    assert {"videos", "plots", "tensorboard", "faults"} <= names
+    assert list((done.directory / "tensorboard").iterdir())
+    config = palaestra.load_config(done.directory / "config.yaml")
+    assert (config.algorithm_name, config.env.name, config.run.seed) == ("ppo", CHAIN, 4)
+    assert config.trainer.total_env_steps == 96
+
+
+def test_run_json_says_where_the_run_comes_from_and_how_it_ended(done):
+    info = json.loads((done.directory / "run.json").read_text())
+    assert info["status"] == "done"
+    assert info["seed"] == 4
+    assert info["env_steps"] == done.result.env_steps
+    assert {"python", "torch", "numpy", "gymnasium", "palaestra"} <= info["versions"].keys()
+    assert {"command", "hardware", "git", "threads", "started"} <= info.keys()
+
+
+def test_evaluations_are_files_named_by_env_steps(done):
+    files = sorted((done.directory / "evals").iterdir(), key=lambda path: int(path.stem))
+    assert [int(path.stem) // 40 for path in files] == [1, 2, 2]
+    assert int(files[-1].stem) == done.result.env_steps
+    record = json.loads(files[-1].read_text())
+    assert record["episodes"] == 4
+    assert record["return_mean"] == done.result.evaluation.return_mean
+    assert record["deterministic"] is True
+
+
+def test_the_result_is_a_policy_that_acts(done):
+    assert done.result.status == "done"
+    assert done.policy([1.0, 0.0, 0.0, 0.0, 0.0]) in (0, 1)
+
+
+def test_evaluation_seeds_are_never_training_seeds():
+    """REQUIREMENTS section 6: an evaluation environment must not reuse a training environment's seed."""
+    config = preset("ppo", "CartPole-v1")
+    training = {RunSeeds(seed).integer("environments", lane) for seed in range(5) for lane in range(64)}
+    evaluation: set[int] = set()
+    for seed in range(5):
+        env, lanes = evaluation_environment(config, seed, 8)
+        env.close()
+        evaluation |= set(lanes)
+    assert len(evaluation) == 5 * 8
+    assert not training & evaluation
+
+
+def test_the_artefact_is_the_best_policy_so_far(tmp_path, monkeypatch):
+    """Not the last: returns of the evaluations are 1, 3, 2 here."""
+    module = importlib.import_module("palaestra.experiments.run")  # the package's `run` is the function
+    returns = iter([1.0, 3.0, 2.0])
+    versions = []
+    original = module.evaluate
+
+    def evaluate(policy: Any, *args: Any, **kwargs: Any) -> Any:
+        versions.append({key: value.clone() for key, value in policy.state_dict().items()})
+        return dataclasses.replace(original(policy, *args, **kwargs), return_mean=next(returns))
+
+    monkeypatch.setattr(module, "evaluate", evaluate)
+    run = trained(tmp_path)
+    kept = load_policy(run.directory / "policy").state_dict()
+    assert all(torch.equal(kept[key], versions[1][key]) for key in kept)
+    assert not all(torch.equal(kept[key], versions[2][key]) for key in kept)
+
+
+def test_a_run_is_evaluated_with_its_own_seeds_or_with_others(done):
+    own, again, other = (palaestra.evaluate_run(str(done.directory), episodes=4, seed=seed) for seed in (None, 4, 5))
+    assert own == again
+    assert own.seeds != other.seeds
+    stochastic = palaestra.evaluate_run(str(done.directory), episodes=3, deterministic=False)
+    assert (stochastic.deterministic, stochastic.episodes) == (False, 3)
+
+
+def test_equal_seeds_give_equal_runs_and_other_seeds_others(tmp_path):
+    """F25, ALF-56: everything random derives from the one seed."""
+    files = [
+        (trained(tmp_path, str(number), run__seed=seed).directory / "episodes.csv").read_text()
+        for number, seed in enumerate((1, 1, 2))
+    ]
+    assert files[0] == files[1] != files[2]
+
+
+def test_a_run_that_is_resumed_at_its_end_stays_as_it_is(tmp_path):
+    """F25: the same files, byte for byte, but for its record of being resumed."""
+    run = trained(tmp_path)
+    before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
+    again = palaestra.resume("run", root=tmp_path)
+    assert again.result.env_steps == run.result.env_steps
+    assert again.result.evaluation == run.result.evaluation
+    after = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
+    assert {path.name for path in after if before.get(path) != after[path]} <= {"run.json", "run.lock"}
+
+
+def test_loggers_of_ones_own_are_told(tmp_path):
+    recorder = Recorder()
+    run = palaestra.train(
+        "ppo", CHAIN, loggers=[recorder], run__directory=str(tmp_path), **(SMALL | {"run__name": "run"})
+    )
+    assert recorder.calls == ["start", "close"]
+    assert recorder.rows[-1]["env_steps"] == run.result.env_steps
+
+
+def test_a_configuration_can_be_handed_over_whole(tmp_path):
+    """The two-level API: one call, or parts; here the configuration in between."""
+    config = preset("dqn", CHAIN)
+    config = dataclasses.replace(
+        config, run=dataclasses.replace(config.run, directory=str(tmp_path), tensorboard=False)
+    )
+    run = palaestra.train("dqn", CHAIN, config=config, trainer__total_env_steps=30, env__max_episode_steps=5)
+    assert run.result.env_steps == 30
+
+
+def test_a_run_that_fails_says_so(tmp_path):
+    with pytest.raises(palaestra.core.PalaestraError):
+        trained(tmp_path, env__name="tests.rollout.test_collector:Poisoned", env__kwargs={"reward": float("nan")})
+    info = RunDirectory(tmp_path / "run").info
+    assert info["status"] == "failed"
+    assert "NonFiniteError" in info["error"]
+
+
+def test_a_mistake_makes_no_run_directory(tmp_path):
+    """F27."""
+    with pytest.raises(ConfigError, match="did you mean"):
+        trained(tmp_path, trainer__total_env_step=3)
+    with pytest.raises(ConfigError, match="does not fit"):
+        palaestra.train("dqn", "Pendulum-v1", run__directory=str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_threads_are_few_for_small_networks_and_as_asked_for_otherwise(monkeypatch):
+    """DESIGN.md section 10."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    small = preset("ppo", "CartPole-v1")
+    make_algorithm(small)
+    make_algorithm(dataclasses.replace(small, run=dataclasses.replace(small.run, num_threads=3)))
+    assert chosen == [1, 3]
+
+
+# -- finding runs
+
+
+def test_runs_are_found_by_path_by_name_and_as_the_last(tmp_path):
+    first, second = (trained(tmp_path, name, trainer__total_env_steps=8) for name in ("one", "two"))
+    assert find_run("one", tmp_path).path == first.directory
+    assert find_run(str(second.directory), "elsewhere").path == second.directory
+    assert find_run("last", tmp_path).path == second.directory
+    assert list_runs(tmp_path) == [first.directory, second.directory]
+
+
+def test_a_run_that_does_not_exist_is_named_with_those_that_do(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no run 'last'; runs in .*: none yet; start one with"):
+        find_run("last", tmp_path)
+    trained(tmp_path, "this-one", trainer__total_env_steps=8)
+    with pytest.raises(CheckpointError, match=r"no run 'that-one'; runs in .*: this-one"):
+        find_run("that-one", tmp_path)
+
+
+def test_a_damaged_run_json_is_no_reason_to_lose_a_run(tmp_path):
+    run = trained(tmp_path)
+    (run.directory / "run.json").write_text('{"sta')
+    assert palaestra.resume("run", root=tmp_path).result.status == "done"
+    assert RunDirectory(run.directory).info["status"] == "done"
+
+
+def test_directories_are_named_by_time_algorithm_environment_and_seed(tmp_path):
+    config = ExperimentConfig(run=palaestra.RunConfig(directory=str(tmp_path), seed=5))
+    config = dataclasses.replace(config, env=palaestra.EnvConfig(name="ALE/Pong-v5"))
+    path = RunDirectory.create(config).path
+    assert path.name.endswith("_ppo_ALE-Pong-v5_s5")
