@@ -3,9 +3,20 @@
 `palaestra.train("ppo", "CartPole-v1")` trains an agent; the parts it is made of are here to be put together by hand.
 """
 
-from palaestra.algorithms import DQN, PPO, Algorithm, DQNConfig, GradientAlgorithm, PPOConfig, Reinforce, ReinforceConfig
+from palaestra.algorithms import (
+    DQN,
+    PPO,
+    Algorithm,
+    AlgorithmConfig,
+    DQNConfig,
+    GradientAlgorithm,
+    Losses,
+    PPOConfig,
+    Reinforce,
+    ReinforceConfig,
+)
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch, ExperienceSet, Linear, RunSeeds, StepType, TimeStep
+from palaestra.core import Batch, ExperienceSet, Linear, OnPolicy, Replay, RunSeeds, StepType, TimeStep
 from palaestra.envs import EnvConfig, create_environment
 from palaestra.experiments import (
     ExperimentConfig,
@@ -18,10 +29,10 @@ from palaestra.experiments import (
     run,
     train,
 )
-from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
-from palaestra.policies import Phase, Policy, load_policy, save_policy
+from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
+from palaestra.policies import Phase, Policy, load_policy, save_policy, stochastic_policy
 from palaestra.rollout import Collector, Evaluation, evaluate
-from palaestra.training import Trainer, TrainerConfig
+from palaestra.training import ConsoleLogger, Trainer, TrainerConfig
 
 __version__ = "0.1.0"
 
@@ -29,8 +40,10 @@ __all__ = [
     "DQN",
     "PPO",
     "Algorithm",
+    "AlgorithmConfig",
     "Batch",
     "Collector",
+    "ConsoleLogger",
     "CoreModel",
     "DQNConfig",
     "EnvConfig",
@@ -39,13 +52,17 @@ __all__ = [
     "ExperimentConfig",
     "GradientAlgorithm",
     "Linear",
+    "Losses",
+    "Network",
     "NetworkConfig",
+    "OnPolicy",
     "OptimizerOption",
     "PPOConfig",
     "Phase",
     "Policy",
     "Reinforce",
     "ReinforceConfig",
+    "Replay",
     "ReplayBuffer",
     "RunConfig",
     "RunResult",
@@ -63,5 +80,6 @@ __all__ = [
     "resume",
     "run",
     "save_policy",
+    "stochastic_policy",
     "train",
 ]

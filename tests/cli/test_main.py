@@ -1,6 +1,5 @@
 """Tests of `palaestra.cli.main` and `palaestra.cli.options`: verbs, help, exit codes."""
 
-import subprocess
 import sys
 
 import pytest
@@ -9,7 +8,6 @@ import palaestra.cli.train
 from palaestra.cli.main import _VERBS, main
 from palaestra.core import CheckpointError, ConfigError, EnvError, MissingExtraError, NonFiniteError, SpecError
 from tests.cli.parts import exit_code, output
-from tests.faults.parts import COMMAND, child_environment
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["help"]])
@@ -94,24 +92,6 @@ def test_main_ends_the_process_with_the_code_of_the_command():
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
     assert caught.value.code == 0
-
-
-def test_help_is_fast_and_imports_no_torch(tmp_path):
-    """Reading the usage does not wait for the learning library."""
-    program = (
-        f"import sys\ntry:\n    {COMMAND.replace('; ', chr(10) + '    ')}\nfinally:\n    print('torch' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "--help"],
-        env=child_environment(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] in ("True", "False")
 
 
 def test_code_of_the_current_folder_can_be_named_and_code_of_a_run_cannot(tmp_path, monkeypatch, capsys):

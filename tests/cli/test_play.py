@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.parts import exit_code, output
+from tests.cli.parts import exit_code, output, train
 
 imageio = pytest.importorskip("imageio.v3")
 pytest.importorskip("pygame")
@@ -57,6 +57,14 @@ def test_without_a_file_name_the_film_lies_in_the_run(capsys):
     assert exit_code("play", "run", "--fps", "10") == 0
     assert "film runs/run/videos/play.mp4" in output(capsys)
     assert Path("runs/run/videos/play.mp4").stat().st_size > 500
+
+
+def test_an_environment_that_cannot_be_drawn_is_named(capsys):
+    """F27."""
+    train(name="plain")
+    capsys.readouterr()
+    assert exit_code("play", "plain") == 2
+    assert "ConfigError palaestra.envs.tiny:Chain cannot be drawn as 'rgb_array': " in output(capsys)
 
 
 def test_a_missing_extra_is_named(monkeypatch, capsys):

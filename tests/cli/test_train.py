@@ -1,10 +1,15 @@
 """Tests of `palaestra train`, `resume` and `eval`."""
 
 import json
+import re
+from pathlib import Path
+from typing import Any
 
+import gymnasium
 import pytest
 import yaml
 
+from palaestra.envs.tiny import Chain
 from palaestra.experiments import RunDirectory, load_config, preset
 from tests.cli.parts import CHAIN, SHORT, exit_code, output, train
 
@@ -125,3 +130,35 @@ def test_evaluating_a_run_without_a_policy_ends_with_5(capsys):
     capsys.readouterr()
     assert exit_code("eval", "run") == 5
     assert "there is no policy.json" in output(capsys)
+
+
+class Failing(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A chain that raises in its 30th step, or pays NaN there."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(Chain())
+        self._kind, self._count = kind, 0
+
+    def step(self, action: Any) -> Any:
+        self._count += 1
+        observation, reward, *rest = super().step(action)
+        if self._count == 30 and self._kind == "raise":
+            raise ValueError("the wheel came off")
+        return observation, float("nan") if self._count == 30 else reward, *rest
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "message"),
+    [("raise", 3, "EnvError environment 0 .*the wheel came off"), ("nan", 4, "NonFiniteError .*reward = nan")],
+)
+def test_a_run_that_fails_ends_with_the_code_of_its_failure_and_can_be_resumed(kind, code, message, capsys):
+    """F1, F5: the environment is named; checkpoints made before are there."""
+    arguments = ("tests.cli.test_train:Failing", "--env.kwargs", "kind", kind, "--env.max-episode-steps", "5")
+    steps = ("--algorithm.unroll-length", "4", "--env.num-envs", "2", "--trainer.checkpoint-every-steps", "20")
+    assert exit_code("train", "ppo", *arguments, *SHORT, *steps, "--trainer.total-env-steps", "200") == code
+    text = " ".join(output(capsys).split())
+    assert re.search(message, text), text
+    assert "Traceback (most recent call last)" not in text.split("Error ")[0]
+    (run,) = Path("runs").iterdir()
+    assert RunDirectory(run).info["status"] == "failed"
+    assert list(run.glob("checkpoints/step_*/manifest.json"))

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import palaestra
+from palaestra.experiments import RunDirectory
 from tests.faults.child import train
 from tests.faults.parts import TIMEOUT_S, child_environment, differences, logged, run_contents, steps_of
 
@@ -34,7 +36,7 @@ DQN = {
 RUNS = {
     "ppo-serial": ("ppo", "Pendulum-v1", PPO | {"algorithm__normalize_observation": True}),
     "ppo-process": ("ppo", "CartPole-v1", PPO | {"env__vectorization": "process", "env__num_workers": 2}),
-    "dqn-serial": ("dqn", "CartPole-v1", DQN),
+    "dqn-serial": ("dqn", "CartPole-v1", DQN | {"algorithm__normalize_observation": True}),
     "dqn-process": ("dqn", "CartPole-v1", DQN | {"env__vectorization": "process", "env__num_workers": 1}),
 }
 # Saved where it stopped, killed between two checkpoints, and saved again.
@@ -68,6 +70,19 @@ def test_a_run_cut_at_three_points_equals_the_uninterrupted_one(case, tmp_path):
     assert differences(whole, cut) == []
     assert whole["step"] >= 480
     assert len(whole["metrics"]) == len({row["env_steps"] for row in whole["metrics"]}) >= 9
+
+
+def test_environments_that_cannot_go_on_exactly_are_said_to(tmp_path):
+    """RELIABILITY.md, mechanism 6: a pool of the simulator's own begins new episodes, and run.json says so."""
+    settings = SMALL | PPO | {"env__vectorization": "native"}
+    order = {"algorithm": "ppo", "env": "CartPole-v1", "directory": str(tmp_path), "name": "run", "settings": settings}
+    child({**order, "verb": "train", "stop_at": 115, "how": "SIGINT"}, 130)
+    done = palaestra.resume("run", root=tmp_path)
+    assert done.result.status == "done"
+    assert RunDirectory(tmp_path / "run").info["resume"] == "statistical"
+    steps = [row["env_steps"] for row in logged(tmp_path / "run")]
+    assert steps == sorted(set(steps))
+    assert steps[-1] >= 480
 
 
 def test_the_comparison_sees_a_single_bit():

@@ -11,7 +11,7 @@ GAMMA = 0.9
 EXACT = 1 / (1 - GAMMA)  # reward 1 forever; every state, every action
 TOLERANCE = 0.05
 
-# An episode is cut off after 5 steps, so half of what a state is worth lies beyond the time limit.
+# An episode is cut off after 5 steps, so 0.9^5, more than half, of what its first state is worth lies beyond.
 ENDLESS = EnvConfig(name="palaestra.envs.tiny:Endless", max_episode_steps=5, kwargs={"random": True})
 MUTANT = EnvConfig(
     name="palaestra.envs.tiny:Endless",
@@ -28,7 +28,8 @@ SETTINGS = {
         "mini_batch_size": 64,
         "capacity": 4000,
         "initial_collect_steps": 100,
-        "target_period": 50,
+        "target_period": 25,
+        "huber_delta": 100.0,  # a mean of targets, not a median, so that a fifth of wrong ones counts
     },
 }
 
@@ -52,4 +53,4 @@ def test_values_do_not_see_a_time_limit(name):
 def test_the_mutant_that_takes_truncation_for_termination_is_far_off(name):
     """ALF-26: so the test above would see a learner with that mistake."""
     found = values(learned(name, MUTANT, 12_000, gamma=GAMMA, learning_rate=Linear(1e-2, 0.0), **SETTINGS[name]))
-    assert (1 - found / EXACT).min() > 4 * TOLERANCE, found
+    assert (1 - found / EXACT).min() > 10 * TOLERANCE, found

@@ -107,6 +107,10 @@ def test_only_complete_episodes_are_drawn_where_that_is_asked_for():
         collector.unroll(9)  # rows FIRST MID MID MID MID LAST | FIRST MID MID
         drawn = collector.buffer.draw(algorithm.plan, torch.Generator())
         assert drawn.valid[:, 0].tolist() == [1, 1, 1, 1, 1, 0, 0, 0, 0]
+        collector.unroll(3)  # the running episode was kept, and ends here
+        drawn = collector.buffer.draw(algorithm.plan, torch.Generator())
+        assert drawn.step_type[:, 0].tolist() == [FIRST, MID, MID, MID, MID, LAST, FIRST]
+        assert drawn.valid[:, 0].tolist() == [1, 1, 1, 1, 1, 0]
 
 
 def test_a_replay_of_complete_episodes_samples_no_running_one():

@@ -1,6 +1,7 @@
 """Tests of `palaestra.training.trainer`."""
 
 import signal
+import threading
 from typing import Any
 
 import pytest
@@ -315,3 +316,30 @@ def test_periods_default_to_parts_of_the_run():
     config = TrainerConfig(total_env_steps=5_000, checkpoint_every_steps=7)
     assert [config.period(name) for name in ("eval", "checkpoint", "log")] == [500, 7, 50]
     assert TrainerConfig(total_env_steps=5).period("log") == 1
+
+
+# -- nothing is global
+
+
+def test_two_trainers_in_one_process_do_not_meet():
+    """REQUIREMENTS section 6, ALF: no global singletons; interleaved they learn what each learns alone."""
+    alone = []
+    for name in ("ppo", "dqn"):
+        made = trainer(name)
+        for _ in range(4):
+            made.train_iter()
+        alone.append(parameters(made))
+    ppo, dqn = trainer("ppo"), trainer("dqn")
+    for _ in range(4):
+        ppo.train_iter()
+        dqn.train_iter()
+    assert equal(parameters(ppo), alone[0])
+    assert equal(parameters(dqn), alone[1])
+
+
+def test_training_works_in_a_thread_where_python_delivers_no_signals():
+    results = []
+    thread = threading.Thread(target=lambda: results.append(trainer("ppo", total=100).run()))
+    thread.start()
+    thread.join(60)
+    assert [result.status for result in results] == ["done"]

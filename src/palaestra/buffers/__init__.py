@@ -3,5 +3,6 @@
 from palaestra.buffers.layouts import Unroll, Windows
 from palaestra.buffers.replay import ReplayBuffer
 from palaestra.buffers.storage import LaneStorage
+from palaestra.buffers.streams import LaneStreams
 
-__all__ = ["LaneStorage", "ReplayBuffer", "Unroll", "Windows"]
+__all__ = ["LaneStorage", "LaneStreams", "ReplayBuffer", "Unroll", "Windows"]

@@ -89,8 +89,11 @@ class WriteHeads:
             lanes: distinct.
         """
         self._separate()
-        self._heads[lanes] = (self._heads[lanes] + 1) % self.places
-        self._counts[lanes] = np.minimum(self._counts[lanes] + 1, self.rows)
+        after = self._heads[lanes] + 1
+        after[after == self.places] = 0
+        self._heads[lanes] = after
+        self._counts[lanes] += 1
+        np.minimum(self._counts, self.rows, out=self._counts)
 
     def rewind(self, lanes: np.ndarray, rows: np.ndarray) -> None:
         """Takes the newest complete rows of some lanes back.
@@ -142,8 +145,16 @@ class WriteHeads:
         age = np.minimum(np.arange(rows, rows - length, -1)[:, None], self.counts)  # [T, B] rows before the open one
         return (self.heads - age) % self.places
 
-    def numbers(self, places: np.ndarray) -> np.ndarray:
-        """Row numbers in `[rows * lanes]` storage.
+    def numbers(self, lanes: np.ndarray) -> np.ndarray:
+        """Row numbers of open rows in `[rows * lanes]` storage.
+
+        Args:
+            lanes: which lanes.
+        """
+        return (self.head if self.together else self._heads[lanes]) * self.num_lanes + lanes
+
+    def numbers_at(self, places: np.ndarray) -> np.ndarray:
+        """Row numbers of places of all lanes.
 
         Args:
             places: [..., B].

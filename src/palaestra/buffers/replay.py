@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, final
 
 import numpy as np
@@ -9,18 +10,33 @@ import torch
 from torch import Tensor
 
 from palaestra.buffers.layouts import Unroll, Windows
-from palaestra.buffers.streams import LaneStreams
+from palaestra.buffers.streams import FIRST, LAST, LaneStreams
 from palaestra.core import Batch, ConfigError, OnPolicy, Plan, ShapeError
-from palaestra.ops import n_step_end, valid_starts
 
 __all__ = ["ReplayBuffer"]
 
 
 @final
 class ReplayBuffer(LaneStreams):
-    """Draws what a plan asks for, uniformly, from the streams it keeps: see `LaneStreams`.
+    """Keeps the newest rows of every lane; a lane is one stream in time order.
 
-    On-policy algorithms use it as off-policy ones do; with capacity `None` it holds unrolls of any length.
+    Row t holds time step t and the action taken on it. The newest row of each lane is *open*: its time step is known,
+    its action is not yet. So a transition is two neighbouring rows, no observation is stored twice, and the newest
+    transition is complete as soon as its time step has arrived. When a lane is full its oldest row is overwritten.
+
+    Args:
+        capacity: complete rows to keep, over all lanes; with `None` a full lane gets more room instead of losing its
+            oldest row (for unrolls of any length).
+        num_lanes: environments (or agents) that write.
+        observation_spec: of one time step, before any normalisation.
+        action_spec: of one action as the policy samples it.
+        info_spec: what the policy's `behaviour` returns, by name.
+        reward_spec: of one reward.
+        complete_episodes_only: whether only rows of episodes that have ended are learned from (Tianshou's rule for
+            several environments). Rows of a stream that breaks off are dropped.
+
+    Raises:
+        ConfigError: there is not room for one row in every lane.
     """
 
     def draw(self, plan: Plan, generator: torch.Generator) -> Batch:
@@ -59,21 +75,20 @@ class ReplayBuffer(LaneStreams):
             index: [N] row numbers whose next `n_step` rows exist.
             n_step: n.
         """
-        take = self._storage.take
-        rows = index + self.num_lanes * np.arange(n_step + 1)[:, None]  # [n+1, N]
-        step_type = take("step_type", rows)
-        # rows of the observations before and after
-        ends = rows if n_step == 1 else np.stack((index, index + self.num_lanes * n_step_end(step_type).numpy()))
-        observation = take("observation", ends)
+        take, rows = self._storage.take, index + _offsets(n_step, self.num_lanes)  # [n+1, N]
+        last = rows[1]
+        kinds = self._kinds.take(rows, mode="wrap")
+        if n_step > 1:  # `ops.n_step_end`
+            last = index + self.num_lanes * np.maximum(_unbroken(kinds).sum(0), 1)
         return Windows.of(
             {
-                "observation": observation[0],
+                "observation": take("observation", index),
                 "action": take("action", index),
-                "next_observation": observation[1],
+                "next_observation": take("observation", last),
                 "reward": take("reward", rows),
                 "discount": take("discount", rows),
-                "step_type": step_type,
-                "policy_info": take("policy_info", index),
+                "step_type": torch.from_numpy(kinds),
+                "policy_info": take("policy_info", index) if self.info_fields else Batch.of({}),
                 "index": torch.from_numpy(index),
             }
         )
@@ -111,19 +126,33 @@ class ReplayBuffer(LaneStreams):
         for _ in range(100):
             number = torch.randint(total, (missing + missing // 4 + 8,), generator=generator).numpy()
             drawn = heads.pick(number, usable)
-            found.append(drawn[self._valid(drawn)][:missing])
-            missing -= len(found[-1])
+            drawn = drawn[self._valid(drawn)][:missing]
+            if len(drawn) == count:
+                return drawn
+            found.append(drawn)
+            missing -= len(drawn)
             if not missing:
-                return found[0] if len(found) == 1 else np.concatenate(found)
+                return np.concatenate(found)
         raise ShapeError(f"hardly any row can be learned from, for episodes end at once; {self._held()}")
-
-    def _held(self) -> str:
-        return f"the lanes hold {self._heads.counts.tolist()} rows"
 
     def _sequences(self, count: int, length: int, generator: torch.Generator) -> Unroll:
         take, index = self._storage.take, self._starts(count, length, generator)
-        rows = index + self.num_lanes * np.arange(length + 1)[:, None]  # [L+1, N]
+        rows = index + _offsets(length, self.num_lanes)  # [L+1, N]
         fields = {name: take(name, rows) for name in self.step_fields}
         fields |= {name: take(name, rows[:-1]) for name in ("action", "policy_info", "policy_version")}
         # what lies after the end of the first episode is another episode's
-        return Unroll.of({**fields, "valid": valid_starts(fields["step_type"]).to(torch.float32).cumprod(0)})
+        valid = _unbroken(fields["step_type"].numpy()).astype(np.float32)
+        return Unroll.of({**fields, "valid": torch.from_numpy(valid)})
+
+
+@functools.cache
+def _offsets(steps: int, lanes: int) -> np.ndarray:
+    """[steps + 1, 1] from a row number to those of the rows after it; past the end of the ring, `take` wraps."""
+    offsets = lanes * np.arange(steps + 1)[:, None]
+    offsets.flags.writeable = False
+    return offsets
+
+
+def _unbroken(kinds: np.ndarray) -> np.ndarray:
+    """[n, N] whether all rows up to here are valid starts: `ops.valid_starts`, accumulated."""
+    return np.logical_and.accumulate((kinds[:-1] != LAST) & (kinds[1:] != FIRST), axis=0)

@@ -67,8 +67,8 @@ class LaneStorage:
         """Memory of all fields."""
         return sum(leaf.tensor.nbytes for leaf in self._leaves.values())
 
-    def checked(self, name: str, value: Any, *leading: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The arrays of a value, each with the array `[rows, lanes, ...]` that it belongs into.
+    def checked(self, name: str, value: Any, *leading: int) -> list[tuple[str, np.ndarray]]:
+        """The arrays of a value, each with the path of its leaf.
 
         Nothing is cast or broadcast: what an assignment would do in silence is refused.
 
@@ -87,7 +87,7 @@ class LaneStorage:
         shape = (*leading, *leaf.row_shape[1:]) if leading else leaf.row_shape
         if given.shape != shape or given.dtype != leaf.numpy_dtype:
             _refuse(name, given, leaf.numpy_dtype, shape)
-        return [(leaf.array, given)]
+        return [(name, given)]
 
     def write_rows(self, fields: Iterable[tuple[str, Any, int]]) -> None:
         """Writes one row of all lanes of several fields; if one is refused, none is written.
@@ -99,7 +99,7 @@ class LaneStorage:
             ShapeError: see `checked`.
         """
         copies: list[tuple[int, int, int]] = []
-        others: list[tuple[int, np.ndarray, np.ndarray]] = []
+        others: list[tuple[int, str, np.ndarray]] = []
         for name, value, row in fields:
             leaf = self._leaves.get(name)
             # `Tensor.numpy` alone would take longer than the rest: where all bytes fit, they are copied as they are
@@ -113,11 +113,32 @@ class LaneStorage:
             ):
                 copies.append((leaf.pointer + row * leaf.row_bytes, value.data_ptr(), leaf.row_bytes))
             else:
-                others += [(row, array, given) for array, given in self.checked(name, value)]
+                others += [(row, path, given) for path, given in self.checked(name, value)]
         for target, source, size in copies:
             _copy_bytes(target, source, size)
-        for row, array, given in others:
-            array[row] = given
+        for row, path, given in others:
+            self._leaves[path].array[row] = given
+
+    def write(self, checked: Iterable[tuple[str, np.ndarray]], numbers: np.ndarray) -> None:
+        """Writes rows of some lanes.
+
+        Args:
+            checked: from `checked`.
+            numbers: row numbers `t * lanes + b`, of the shape of the leading dimensions.
+        """
+        for path, given in checked:
+            self._leaves[path].flat[numbers] = given
+
+    def zero(self, names: Iterable[str], numbers: np.ndarray) -> None:
+        """Writes zeros.
+
+        Args:
+            names: of the fields.
+            numbers: row numbers.
+        """
+        for path, leaf in self._leaves.items():
+            if path.split(".")[0] in names:
+                leaf.flat[numbers] = 0
 
     def take(self, name: str, index: np.ndarray) -> Any:
         """A copy of one field at flat row numbers.
@@ -156,11 +177,11 @@ class LaneStorage:
         """Copies rows of every field to other places.
 
         Args:
-            source: anything that indexes `[rows, lanes]`.
-            target: the same, of equal shape.
+            source: row numbers.
+            target: row numbers.
         """
         for leaf in self._leaves.values():
-            leaf.array[target] = leaf.array[source]
+            leaf.flat[target] = leaf.flat[source]
 
     def resized(self, rows: int, order: np.ndarray) -> LaneStorage:
         """Storage of the same fields and another length, with rows of this one at its front.

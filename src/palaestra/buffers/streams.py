@@ -17,27 +17,21 @@ from palaestra.ops import valid_starts
 
 __all__ = ["LaneStreams"]
 
-_FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
+FIRST, LAST = int(StepType.FIRST), int(StepType.LAST)
 _FIRST_ROWS = 128  # of every lane, where the buffer grows
 
 
 class LaneStreams:
-    """Keeps the newest rows of every lane; a lane is one stream in time order.
-
-    Row t holds time step t and the action taken on it. The newest row of each lane is *open*: its time step is known,
-    its action is not yet. So a transition is two neighbouring rows, no observation is stored twice, and the newest
-    transition is complete as soon as its time step has arrived. When a lane is full its oldest row is overwritten.
+    """The streams themselves: writing, the newest rows, and checkpoints. `ReplayBuffer` adds what is drawn.
 
     Args:
-        capacity: complete rows to keep, over all lanes; with `None` a full lane gets more room instead of losing its
-            oldest row (for unrolls of any length).
-        num_lanes: environments (or agents) that write.
-        observation_spec: of one time step, before any normalisation.
-        action_spec: of one action as the policy samples it.
-        info_spec: what the policy's `behaviour` returns, by name.
+        capacity: see `ReplayBuffer`.
+        num_lanes: streams side by side.
+        observation_spec: of one time step.
+        action_spec: of one action.
+        info_spec: of what the policy adds to a row, by name.
         reward_spec: of one reward.
-        complete_episodes_only: whether only rows of episodes that have ended are learned from (Tianshou's rule for
-            several environments). Rows of a stream that breaks off are dropped.
+        complete_episodes_only: see `ReplayBuffer`.
 
     Raises:
         ConfigError: there is not room for one row in every lane.
@@ -108,15 +102,16 @@ class LaneStreams:
         heads, which = self._heads, self._which(lanes)
         arrived = self._checked_step(time_step, len(which))
         going = which[heads.opened[which]]
-        ended = going[self._step_types[heads.heads[going], going] == _LAST]
+        ended = going[self._kinds[heads.numbers(going)] == LAST]
         if ended.size:  # the last step of an episode stays, as a row whose action does not count
             self._make_room(ended)
+            self._storage.zero(("action", "policy_version", "policy_info"), heads.numbers(ended))
             heads.advance_lanes(ended)
         if self._complete_only and going.size:
             heads.rewind(going, heads.unfinished[going])
             heads.unfinished[going] = 0
         heads.open(which)
-        self._write(arrived, (heads.heads[which], which))
+        self._storage.write(arrived, heads.numbers(which))
 
     def append(
         self, action: Any, time_step: TimeStep, *, policy_version: int = 0, lanes: np.ndarray | None = None
@@ -135,8 +130,12 @@ class LaneStreams:
             ShapeError: a structure, shape or dtype is not what the buffer was made for, or a lane was never opened.
         """
         heads = self._heads
-        if lanes is not None or not heads.together or not heads.all_open or self._complete_only:
-            self._append_to(self._which(lanes), action, time_step, policy_version)
+        which = None if lanes is None else self._which(lanes)
+        if which is not None and which.tolist() == list(range(self.num_lanes)):
+            which = None
+        if which is not None or not heads.together or not heads.all_open or self._complete_only:
+            which = self._which(None) if which is None else which
+            self._append_to(which, action, time_step, policy_version)
             return
         if self._used:
             self._discard()
@@ -153,12 +152,12 @@ class LaneStreams:
                 ("observation", time_step.observation, after),
             )
         )
-        self._versions[head] = policy_version
+        self._versions[head * self.num_lanes : (head + 1) * self.num_lanes] = policy_version
         heads.advance()
 
     def _append_to(self, lanes: np.ndarray, action: Any, time_step: TimeStep, policy_version: int) -> None:
         heads = self._heads
-        if not heads.opened[lanes].all():
+        if not heads.all_open and not heads.opened[lanes].all():
             closed = lanes[~heads.opened[lanes]].tolist()
             raise ShapeError(f"the lanes {closed} have no open row to complete; call open(time_step, lanes) first")
         taken = self._storage.checked("action", action, len(lanes))
@@ -166,24 +165,24 @@ class LaneStreams:
         if self._used:
             self._discard()
         self._make_room(lanes)
-        before = (heads.heads[lanes], lanes)
-        self._write(taken, before)
-        self._versions[before] = policy_version
+        completed = heads.numbers(lanes)
+        self._storage.write(taken, completed)
+        self._versions[completed] = policy_version
         heads.advance_lanes(lanes)
-        self._write(arrived, (heads.heads[lanes], lanes))
+        self._storage.write(arrived, heads.numbers(lanes))
         if self._complete_only:
-            self._note_ends(before)
+            self._note_ends(lanes, completed)
 
-    def _note_ends(self, before: tuple[np.ndarray, np.ndarray]) -> None:
+    def _note_ends(self, lanes: np.ndarray, completed: np.ndarray) -> None:
         """Counts the rows of running episodes, and drops those of episodes that broke off."""
-        heads, lanes = self._heads, before[1]
-        places = heads.heads[lanes]
-        left, arrived = self._step_types[before], self._step_types[places, lanes]
-        running = np.where((left == _LAST) | (arrived == _LAST), 0, heads.unfinished[lanes] + 1)
-        broken = (arrived == _FIRST) & (left != _LAST)
+        heads = self._heads
+        opened = heads.numbers(lanes)
+        left, arrived = self._kinds[completed], self._kinds[opened]
+        running = np.where((left == LAST) | (arrived == LAST), 0, heads.unfinished[lanes] + 1)
+        broken = (arrived == FIRST) & (left != LAST)
         if broken.any():
             heads.rewind(lanes[broken], running[broken])
-            self._storage.move((places[broken], lanes[broken]), (heads.heads[lanes[broken]], lanes[broken]))
+            self._storage.move(opened[broken], heads.numbers(lanes[broken]))
             running[broken] = 0
         heads.unfinished[lanes] = running
 
@@ -191,23 +190,22 @@ class LaneStreams:
         """Adds what the policy computed about its newest actions, in one batched pass after acting.
 
         Args:
-            info: the fields of `info_spec`, `[rows, lanes, ...]`, of the newest complete rows.
+            info: the fields of `info_spec`, `[rows, lanes, ...]`, of the rows that `recent` gives.
             rows: how many rows of every lane.
 
         Raises:
-            ShapeError: a lane has fewer rows, or the info is not what the buffer was made for.
+            ShapeError: the info is not what the buffer was made for.
         """
-        places = self._newest(rows)
-        index = places if isinstance(places, slice) else (places, np.arange(self.num_lanes))
-        self._write(self._storage.checked("policy_info", info, rows, self.num_lanes), index)
+        checked = self._storage.checked("policy_info", info, rows, self.num_lanes)
+        places = self._heads.newest(rows, and_open=False)
+        if isinstance(places, slice):
+            places = np.arange(places.start, places.stop)[:, None]
+        self._storage.write(checked, self._heads.numbers_at(places))
 
     def clear(self) -> None:
         """Forgets all complete rows; the open rows stay, so streams go on."""
-        heads, all_lanes = self._heads, np.arange(self.num_lanes)
-        if heads.together:
-            self._storage.move(heads.head, 0)
-        else:
-            self._storage.move((heads.heads, all_lanes), (0 * all_lanes, all_lanes))
+        heads, lanes = self._heads, np.arange(self.num_lanes)
+        self._storage.move(heads.numbers(lanes), lanes)
         heads.restart(0)
         heads.unfinished[:] = 0
         self._used = False
@@ -236,10 +234,9 @@ class LaneStreams:
 
     def _set_storage(self, storage: LaneStorage) -> None:
         self._storage = storage
-        self._step_types = storage.tensors["step_type"].numpy()
-        self._versions = storage.tensors["policy_version"].numpy()
+        self._kinds, self._versions = storage.flat("step_type"), storage.flat("policy_version")
 
-    def _checked_step(self, time_step: TimeStep, *leading: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _checked_step(self, time_step: TimeStep, *leading: int) -> list[tuple[str, np.ndarray]]:
         checked = self._storage.checked
         return [
             *checked("step_type", time_step.step_type, *leading),
@@ -247,11 +244,6 @@ class LaneStreams:
             *checked("discount", time_step.discount, *leading),
             *checked("observation", time_step.observation, *leading),
         ]
-
-    @staticmethod
-    def _write(pairs: list[tuple[np.ndarray, np.ndarray]], index: Any) -> None:
-        for array, given in pairs:
-            array[index] = given
 
     def _which(self, lanes: Any) -> np.ndarray:
         if lanes is None:
@@ -278,22 +270,21 @@ class LaneStreams:
         Raises:
             ShapeError: a lane has fewer rows.
         """
-        return self._unroll(self._newest(rows, and_open=True))
+        if not 0 < rows <= self._heads.shortest:
+            raise ShapeError(f"{rows} rows were asked for, but {self._held()}")
+        return self._unroll(self._heads.newest(rows, and_open=True))
 
     def recent(self, name: str, rows: int) -> Any:
         """One field of the newest complete rows of every lane, in time order.
 
         Args:
             name: of the field.
-            rows: T, at most the rows that every lane has.
+            rows: T; a lane that holds fewer repeats its oldest one in front.
 
         Returns:
             [T, B, ...]; a view where the rows lie together.
-
-        Raises:
-            ShapeError: a lane has fewer rows.
         """
-        return self._get(name, self._newest(rows))
+        return self._get(name, self._heads.newest(rows, and_open=False))
 
     def take(self, name: str, index: np.ndarray | Tensor) -> Any:
         """A copy of one field at row numbers.
@@ -317,19 +308,17 @@ class LaneStreams:
             [N] row numbers.
         """
         rows = index.numpy()
-        heads = self._heads.numbers(self._heads.heads)[rows % self.num_lanes]
+        heads = self._heads.numbers(rows % self.num_lanes)
         after = (rows + self.num_lanes) % (self._heads.places * self.num_lanes)
         return torch.from_numpy(np.where((rows != heads) & self._valid(rows), after, rows))
 
-    def _newest(self, rows: int, *, and_open: bool = False) -> slice | np.ndarray:
-        if rows > self._heads.shortest:
-            raise ShapeError(f"{rows} rows were asked for, but the lanes hold {self._heads.counts.tolist()}")
-        return self._heads.newest(rows, and_open=and_open)
+    def _held(self) -> str:
+        return f"the lanes hold {self._heads.counts.tolist()} rows"
 
     def _get(self, name: str, places: slice | np.ndarray) -> Any:
         if isinstance(places, slice):
             return self._storage.view(name, places)
-        return self._storage.take(name, self._heads.numbers(places))
+        return self._storage.take(name, self._heads.numbers_at(places))
 
     def _unroll(self, places: slice | np.ndarray) -> Unroll:
         complete = slice(places.start, places.stop - 1) if isinstance(places, slice) else places[:-1]
@@ -339,8 +328,8 @@ class LaneStreams:
 
     def _valid(self, index: np.ndarray) -> np.ndarray:
         """`ops.valid_starts` at row numbers; the rows after them exist."""
-        flat = self._storage.flat("step_type")
-        return (flat.take(index) != _LAST) & (flat.take(index + self.num_lanes, mode="wrap") != _FIRST)
+        kinds = self._kinds
+        return (kinds.take(index) != LAST) & (kinds.take(index + self.num_lanes, mode="wrap") != FIRST)
 
     # -- checkpoints
 
@@ -369,9 +358,10 @@ class LaneStreams:
             self._heads.restart(0, rows)
         for name, tensor in self._storage.tensors.items():
             saved = tensors.get(f"field.{name}")
-            if saved is None or saved.shape[1:] != tensor.shape[1:] or len(saved) > len(tensor):
-                shape = None if saved is None else tuple(saved.shape)
-                raise CheckpointError(f"the saved buffer field {name!r} {shape} does not fit {tuple(tensor.shape)}")
+            given = None if saved is None else (tuple(saved.shape[1:]), saved.dtype)
+            if saved is None or given != (tuple(tensor.shape[1:]), tensor.dtype) or len(saved) > len(tensor):
+                needed = (tuple(tensor.shape[1:]), tensor.dtype)
+                raise CheckpointError(f"the saved buffer field {name!r} has rows of {given}, but this one of {needed}")
             tensor[: len(saved)] = saved
         self._heads.load_state(tensors)
         self._used = bool(tensors["used"])

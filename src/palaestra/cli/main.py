@@ -57,7 +57,7 @@ def _main(arguments: list[str]) -> int:
         _complain(type(error).__name__, str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _complain("stopped", "at once; the last checkpoint is intact")
+        _complain("stopped", "at once; the last checkpoint, if there is one, is intact")
         return 130
 
 

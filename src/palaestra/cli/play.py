@@ -69,7 +69,12 @@ def _environment(config: ExperimentConfig, render_mode: str, seed: int) -> Envir
         num_workers=None,
         kwargs={**config.env.kwargs, "render_mode": render_mode},
     )
-    return create_environment(env, lane_seeds=[RunSeeds(seed).integer("evaluation", 1000)])
+    try:
+        return create_environment(env, lane_seeds=[RunSeeds(seed).integer("evaluation", 1000)])
+    except MissingExtraError:
+        raise
+    except ConfigError as error:
+        raise ConfigError(f"{config.env.name} cannot be drawn as {render_mode!r}: {error}") from error
 
 
 def _episodes(policy: Policy, env: Environment, count: int, *, film: bool) -> tuple[list[np.ndarray], list[float]]:

@@ -21,6 +21,7 @@ from palaestra.experiments import (
     find_run,
     load_config,
     preset,
+    require_same_task,
 )
 from palaestra.experiments import resume as resume_run
 from palaestra.experiments import run as run_experiment
@@ -48,6 +49,7 @@ def train(arguments: list[str]) -> int:
         base = preset(algorithm or "ppo", env or "CartPole-v1")
         if config_file is not None:
             base = load_config(config_file, base=base)
+            require_same_task(base, algorithm, env)
     config = parse(
         ExperimentConfig,
         rest,
@@ -107,6 +109,7 @@ def _report(done: RunResult, console: Console) -> int:
     lines = []
     if result.evaluation is not None:
         lines.append(f"evaluation  {result.evaluation}")
+        lines.append(f"best        {result.best_return:.1f}: the policy that eval and play use")
     if result.status == "interrupted":
         lines.append(f"stopped after {result.env_steps:,} env steps; saved")
     lines.append(f"run         {run}   ({result.train_s:.1f} s of training)")

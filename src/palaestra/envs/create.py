@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import gymnasium
 
-from palaestra.core import ConfigError, SpecTree, TensorSpec, did_you_mean
+from palaestra.core import ConfigError, RunSeeds, SpecTree, TensorSpec, did_you_mean
 from palaestra.envs.environment import Environment, SingleEnvironment
 from palaestra.envs.native_vector import NativeVectorEnvironment
 from palaestra.envs.process import ProcessEnvironment
@@ -46,6 +46,12 @@ class EnvConfig:
     """Gymnasium wrappers, the innermost first: callables, or `my_package:Wrapper`."""
     wrappers: tuple[Any, ...] = ()
     """Time step wrappers, the innermost first: callables, or `my_package:Wrapper`."""
+
+    def __post_init__(self) -> None:
+        if self.num_envs < 1:
+            raise ConfigError(f"env.num_envs is {self.num_envs}; it must be at least 1")
+        if self.num_workers is not None and self.num_workers < 1:
+            raise ConfigError(f"env.num_workers is {self.num_workers}; it must be at least 1")
 
 
 def load(
@@ -108,22 +114,23 @@ def load(
     return env
 
 
-def create_environment(config: EnvConfig, *, lane_seeds: Sequence[int]) -> Environment:
+def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence[int] | None = None) -> Environment:
     """A batch of environments.
 
     Args:
         config: which, how many and how.
-        lane_seeds: one for each, from `RunSeeds.integer("environments", lane)`.
+        seed: the run seed that the environments' seeds are derived from.
+        lane_seeds: one for each instead, for example from `RunSeeds.integer("evaluation", lane)`.
 
     Raises:
         ConfigError: the settings do not fit together, or name something that does not exist.
 
     Example:
-        >>> create_environment(EnvConfig(num_envs=2), lane_seeds=[1, 2]).batch_size
+        >>> create_environment(EnvConfig(num_envs=2), seed=3).batch_size
         2
     """
-    if config.num_envs < 1:
-        raise ConfigError(f"num_envs is {config.num_envs}; it must be at least 1")
+    if lane_seeds is None:
+        lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(config.num_envs)]
     if len(lane_seeds) != config.num_envs:
         raise ConfigError(f"num_envs is {config.num_envs} and there are {len(lane_seeds)} lane seeds; they must agree")
     maker = _maker(config.name)

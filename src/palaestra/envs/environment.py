@@ -50,6 +50,9 @@ class Environment(ABC):
     ended: TimeStep | None = None
     """LAST rows of environments that reset within the step (their FIRST rows are in the step itself), else `None`."""
 
+    interrupted: bool = False
+    """Whether somebody else has stepped it since its collector last did; the collector then begins new episodes."""
+
     @property
     @abstractmethod
     def observation_spec(self) -> SpecTree:

@@ -14,9 +14,9 @@ import pydantic
 import tyro
 import yaml
 
-from palaestra.algorithms import ALGORITHMS, AlgorithmConfig
+from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from palaestra.core import ConfigError, Linear, Piecewise, Schedule, did_you_mean, parse_schedule
-from palaestra.envs import EnvConfig
+from palaestra.envs import EnvConfig, import_object
 from palaestra.training import TrainerConfig
 
 __all__ = ["ExperimentConfig", "RunConfig", "config_from_mapping", "config_to_mapping", "load_config", "save_config"]
@@ -141,7 +141,9 @@ def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, probl
     for key, value in data.items():
         where = f"{path}.{key}" if path else str(key)
         if key not in names:
-            problems.append(f"unknown key {where}{did_you_mean(str(key), names)}")
+            elsewhere = [] if path else _nested_paths(kind, str(key))
+            hint = f" — did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(str(key), names)
+            problems.append(f"unknown key {where}{hint}")
             continue
         hint = hints[key]
         if dataclasses.is_dataclass(hint):
@@ -163,8 +165,14 @@ def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, probl
     try:
         return kind(**values)
     except ConfigError as error:
-        problems.append(f"{path}: {error}" if path else str(error))
+        problems.append(str(error))
         return base
+
+
+def _nested_paths(kind: type[Any], name: str) -> list[str]:
+    """Where a setting of this name lies one level below, for those who forgot the group."""
+    groups = {f.name: f.default_factory() for f in dataclasses.fields(kind) if callable(f.default_factory)}
+    return [f"{group}.{name}" for group, value in groups.items() if name in getattr(value, "__dataclass_fields__", ())]
 
 
 def _value(hint: Any, value: Any) -> Any:
@@ -177,11 +185,16 @@ def algorithm_class(name: str) -> Any:
     """The algorithm of a name.
 
     Args:
-        name: as on the command line.
+        name: as on the command line: of the library, or `my_package:MyAlgorithm`.
 
     Raises:
         ConfigError: there is none; the message has the closest.
     """
+    if ":" in name:
+        kind = import_object(name)
+        if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+            raise ConfigError(f"{name!r} is {kind!r}; an algorithm of your own is a subclass of Algorithm")
+        return kind
     if name not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {name!r}{did_you_mean(name, ALGORITHMS)}")
     return ALGORITHMS[name]

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,15 @@ from palaestra.experiments.run_directory import RunDirectory, find_run
 from palaestra.nn import NetworkConfig
 from palaestra.policies import Policy, load_policy, save_policy
 from palaestra.rollout import Collector, Evaluation, evaluate
-from palaestra.training import CheckpointStore, FileLogger, Logger, TensorBoardLogger, Trainer, TrainResult
+from palaestra.training import (
+    CheckpointStore,
+    ConsoleLogger,
+    FileLogger,
+    Logger,
+    TensorBoardLogger,
+    Trainer,
+    TrainResult,
+)
 
 __all__ = ["RunResult", "evaluate_run", "evaluation_environment", "make_algorithm", "resume", "run", "train"]
 
@@ -39,17 +47,20 @@ class RunResult:
     """Everything it left."""
     result: TrainResult
     """How it ended."""
-    policy: Policy
-    """As it is after the last update."""
+    policy: Policy = field(repr=False)
+    """As it is after the last update; the directory's `policy/` has the one of the best evaluation."""
 
 
-def train(algorithm: str, env: str, *, loggers: Sequence[Logger] = (), **settings: Any) -> RunResult:
+def train(
+    algorithm: str, env: str | type, /, *, progress: bool = False, loggers: Sequence[Logger] = (), **settings: Any
+) -> RunResult:
     """Trains an agent: the command `palaestra train` as a function.
 
     Args:
         algorithm: its name, for example `"ppo"`.
-        env: as `EnvConfig.name`.
-        loggers: further loggers, for example a `ConsoleLogger`.
+        env: as `EnvConfig.name`, or an environment's class.
+        progress: whether to show how it goes, as the command does.
+        loggers: further loggers.
         settings: `config=` an `ExperimentConfig`, or single settings by their path with `__` for dots:
             `trainer__total_env_steps=20_000, run__seed=3`.
 
@@ -63,7 +74,9 @@ def train(algorithm: str, env: str, *, loggers: Sequence[Logger] = (), **setting
         >>> done.result.status
         'done'
     """
-    config = settings.pop("config", None) or preset(algorithm, env)
+    name = f"{env.__module__}:{env.__qualname__}" if isinstance(env, type) else env
+    base = settings.pop("config", None) or preset(algorithm, name)
+    require_same_task(base, algorithm, name)
     nested: dict[str, Any] = {}
     for path, value in settings.items():
         *parents, name = path.split("__")
@@ -71,7 +84,29 @@ def train(algorithm: str, env: str, *, loggers: Sequence[Logger] = (), **setting
         for parent in parents:
             node = node.setdefault(parent, {})
         node[name] = value
-    return run(config_from_mapping(ExperimentConfig, nested, base=config), loggers=loggers)
+    config = config_from_mapping(ExperimentConfig, nested, base=base)
+    if progress:
+        title = f"{config.algorithm_name} on {config.env.name}"
+        loggers = [*loggers, ConsoleLogger(title, config.trainer.total_env_steps)]
+    return run(config, loggers=loggers)
+
+
+def require_same_task(config: ExperimentConfig, algorithm: str, env: str) -> None:
+    """Refuses a configuration that is for something else than what was asked for.
+
+    Args:
+        config: from a file, say.
+        algorithm: as it was named beside it.
+        env: as it was named beside it.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    if (config.algorithm_name, config.env.name) != (algorithm, env):
+        raise ConfigError(
+            f"the configuration is for {config.algorithm_name} on {config.env.name}, but {algorithm} on {env} was asked "
+            "for; leave one of them out, or make them agree"
+        )
 
 
 def run(
@@ -187,9 +222,7 @@ def _run(
     with ExitStack() as stack:
         directory.lock()
         stack.callback(directory.unlock)
-        seeds = RunSeeds(config.run.seed)
-        lanes = [seeds.integer("environments", lane) for lane in range(config.env.num_envs)]
-        env = stack.enter_context(create_environment(config.env, lane_seeds=lanes))
+        env = stack.enter_context(create_environment(config.env, seed=config.run.seed))
 
         def evaluation() -> Evaluation:
             num_envs = min(config.run.eval_num_envs, config.trainer.eval_episodes)

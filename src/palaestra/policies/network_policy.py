@@ -131,7 +131,7 @@ def _is_continuous(spec: SpecTree) -> bool:
 
 def _advice(spec: SpecTree) -> str:
     if isinstance(spec, DiscreteSpec):
-        return "For discrete actions use DQN, or PPO, A2C or REINFORCE with a CategoricalPolicy"
+        return "For discrete actions use DQN, PPO or REINFORCE"
     if _is_continuous(spec):
-        return "For continuous actions use PPO, A2C or REINFORCE with a GaussianPolicy"
+        return "For continuous actions use PPO or REINFORCE"
     return "No algorithm takes it yet; wrap the environment so that its action is one Discrete or one float Box"

@@ -45,7 +45,7 @@ class Collector:
 
     Example:
         >>> from palaestra import PPO, Collector, EnvConfig, create_environment
-        >>> env = create_environment(EnvConfig(name="CartPole-v1", num_envs=2), lane_seeds=[0, 1])
+        >>> env = create_environment(EnvConfig(name="CartPole-v1", num_envs=2))
         >>> collector = Collector.of(env, PPO(env.observation_spec, env.action_spec))
         >>> collector.collect(n_step=10).env_steps
         10
@@ -140,16 +140,20 @@ class Collector:
         return info
 
     def _start(self) -> TimeStep:
+        """Begins new episodes; running ones break off, which the buffer sees as fragments that end with no LAST."""
         time_step = self.env.reset()
+        self.env.interrupted = False
         self._state = self.policy.initial_state(self.env.batch_size)
         self.buffer.open(time_step)
+        self._tracker.add(time_step)
         return time_step
 
     def _run(self, rows: int, info: CollectInfo) -> None:
         env, policy, tracker, append = self.env, self.policy, self._tracker, self.buffer.append
-        state, version, clock, env_s, resets = self._state, policy.version, time.perf_counter, 0.0, 0
+        version, clock, env_s, resets = policy.version, time.perf_counter, 0.0, 0
         with torch.inference_mode():
-            time_step = self._time_step or self._start()
+            time_step = self._start() if self._time_step is None or env.interrupted else self._time_step
+            state = self._state
             for _ in range(rows):
                 resets += time_step.step_type.tolist().count(2)  # the action on a LAST row is not executed
                 step = policy.act(time_step, state, phase=Phase.COLLECT)
@@ -157,6 +161,11 @@ class Collector:
                 begin = clock()
                 time_step = env.step(action)
                 env_s += clock() - begin
+                if env.ended is not None:
+                    raise ConfigError(
+                        f"{type(env).__name__} resets within the step, which the collector cannot store yet; "
+                        "use an environment that resets at the next step"
+                    )
                 state = step.state
                 append(step.action, time_step, policy_version=version)
                 tracker.add(time_step)

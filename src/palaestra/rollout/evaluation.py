@@ -87,6 +87,7 @@ def evaluate(
             finished = _first_of_each(tracker.finished(), quota)
     finally:
         policy.generator = training_generator
+        env.interrupted = True
     return _statistics(finished, list(seeds), deterministic)
 
 

@@ -116,6 +116,8 @@ class TrainResult:
     """Seconds of collecting and learning, without evaluation and checkpoints."""
     evaluation: Evaluation | None
     """The last one."""
+    best_return: float | None = None
+    """The best mean return of all of them."""
 
 
 class Trainer:
@@ -177,7 +179,7 @@ class Trainer:
         finally:
             self._tell("close")
         status = "interrupted" if stop.received is not None else "done"
-        return TrainResult(status, stop.exit_code, self.collect.env_steps, self._train_s, self._evaluation)
+        return TrainResult(status, stop.exit_code, self.collect.env_steps, self._train_s, self._evaluation, self._best)
 
     def train_iter(self) -> None:
         """One training iteration: an unroll, then learning by the algorithm's plan."""

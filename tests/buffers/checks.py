@@ -1,0 +1,51 @@
+"""Comparisons of what a buffer hands out with the model in `tests.buffers.model`."""
+
+import itertools
+from collections.abc import Iterable
+
+import pytest
+
+from palaestra.buffers import ReplayBuffer, Unroll, Windows
+from palaestra.ops import n_step_targets
+from tests.buffers.model import FIRST, GAMMA, LAST, Lane, Row, World
+
+
+def check_contents(buffer: ReplayBuffer, world: World) -> None:
+    """Number of rows, and every row of every lane in time order."""
+    assert len(buffer) == sum(len(lane.rows) for lane in world.lanes)
+    rows = min(len(lane.rows) for lane in world.lanes)
+    if rows:
+        check_unroll(buffer.newest(rows), [(lane, len(lane.rows) - rows) for lane in world.lanes])
+
+
+def check_unroll(unroll: Unroll, starts: Iterable[tuple[Lane, int]], *, one_episode: bool = False) -> None:
+    """Columns of an unroll against the streams that begin at given positions."""
+    for b, (lane, start) in enumerate(starts):
+        steps = len(unroll.action)
+        rows = lane.stream[start : start + steps + 1]
+        assert unroll.observation[:, b].tolist() == [row.serial for row in rows]
+        assert unroll.step_type[:, b].tolist() == [row.kind for row in rows]
+        assert unroll.reward[:, b].tolist() == [row.reward for row in rows]
+        assert unroll.discount[:, b].tolist() == [row.discount for row in rows]
+        assert unroll.action[:, b].tolist() == [row.action for row in rows[:-1]]
+        assert unroll.policy_version[:, b].tolist() == [row.version for row in rows[:-1]]
+        assert unroll.valid[:, b].tolist() == valid(rows, one_episode=one_episode)
+
+
+def valid(rows: list[Row], *, one_episode: bool) -> list[float]:
+    """Which rows may be learned from; with `one_episode`, only those before the first end."""
+    flags = [row.kind != LAST and following.kind != FIRST for row, following in itertools.pairwise(rows)]
+    return [float(all(flags[: i + 1]) if one_episode else flag) for i, flag in enumerate(flags)]
+
+
+def check_windows(windows: Windows, world: World, n_step: int) -> None:
+    """Every window against a sum that walks along its lane."""
+    targets = n_step_targets(windows.reward, GAMMA * windows.discount, windows.step_type)
+    for i, serial in enumerate(windows.observation.tolist()):
+        lane, start = world.find(serial)
+        assert start in lane.starts(n_step)
+        total, discount, last = lane.target(start, n_step)
+        assert windows.action[i] == lane.stream[start].action
+        assert windows.next_observation[i] == last.serial
+        assert targets.reward[i].item() == pytest.approx(total, rel=1e-5)
+        assert targets.discount[i].item() == pytest.approx(discount, rel=1e-5)
