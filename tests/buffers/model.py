@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import DiscreteSpec, StepType, TensorSpec, TimeStep
+from palaestra.core import Batch, BoundedSpec, DiscreteSpec, Replay, StepType, TensorSpec, TimeStep
 
 FIRST, MID, LAST = (int(kind) for kind in StepType)
 GAMMA = 0.9
@@ -70,6 +70,12 @@ class Lane:
             if stream[i].kind == LAST or i + 1 == len(stream) or stream[i + 1].kind == FIRST:
                 break
         return total, factor, stream[i]
+
+
+NESTED = {
+    "camera": BoundedSpec((2, 2), torch.uint8, np.array(0), np.array(255)),
+    "pair": (TensorSpec(()), {"n": TensorSpec((3,))}),
+}
 
 
 class World:
@@ -146,3 +152,34 @@ def filled(capacity: int | None, num_lanes: int, steps: int, seed: int = 0, **na
     for _ in range(steps):
         world.append(buffer)
     return buffer, world
+
+
+def generator(seed=0):
+    """A generator of its own."""
+    return torch.Generator().manual_seed(seed)
+
+
+def replay(**named):
+    """A replay plan."""
+    return Replay(unroll_length=1, **named)
+
+
+def step(kinds, observation=None, reward=None, discount=None):
+    """A time step of so many lanes; what is not given is zero, and every episode goes on."""
+    count = len(kinds)
+    return TimeStep(
+        step_type=torch.tensor(kinds, dtype=torch.int32),
+        reward=torch.zeros(count) if reward is None else reward,
+        discount=torch.ones(count) if discount is None else discount,
+        observation=torch.zeros(count, dtype=torch.int64) if observation is None else observation,
+    )
+
+
+def nested(values):
+    """Observations of `NESTED` that hold these numbers in every leaf."""
+    count = len(values)
+    numbers = torch.tensor(values, dtype=torch.float32)
+    return Batch(
+        camera=numbers.to(torch.uint8)[:, None, None].expand(count, 2, 2),
+        pair={"0": numbers, "1": {"n": numbers[:, None].expand(count, 3)}},
+    )

@@ -13,6 +13,7 @@ import select
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,10 @@ def forked(work: Callable[[], None]) -> int:
         return child
     try:
         work()
-    finally:
-        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
 
 
 def die_at(point: int, folder: Path, report: int) -> None:
@@ -127,6 +130,8 @@ def at_every_point(store: CheckpointStore) -> None:
         event = os.read(reader, 200).decode()
         os.close(reader)
         killed = os.WIFSIGNALED(status)
+        if not killed and os.WEXITSTATUS(status):
+            raise SystemExit(f"the save failed after {point - 1} points")
         print(json.dumps(examined(store, killed, last, event)), flush=True)
         if not killed:
             return

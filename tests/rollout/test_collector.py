@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from palaestra import Collector, EnvConfig, ReplayBuffer
+from palaestra import Collector, EnvConfig, ReplayBuffer, evaluate
 from palaestra.core import ConfigError, NonFiniteError, Offline, Replay, StepType, join_state, split_state
 from tests.algorithms.parts import collected, environment, make
 
@@ -217,3 +217,17 @@ def test_collection_goes_on_exactly_from_a_saved_state(name, kind, vectorization
     assert steps == count
     for field in ("observation", "action", "reward", "step_type", "discount", "policy_version"):
         assert torch.equal(before[field], after[field]), field
+
+
+def test_an_evaluation_in_the_training_environment_breaks_the_running_episodes_off():
+    """DESIGN.md section 4: MID followed by FIRST is neither trained nor bootstrapped, and no episode is reported."""
+    with environment("discrete", 2) as env:
+        algorithm = make("ppo", env)
+        collector = Collector.of(env, algorithm)
+        collector.unroll(3)
+        evaluate(algorithm.policy, env, episodes=2)
+        info = collector.unroll(9)
+        drawn = collector.buffer.draw(algorithm.plan, torch.Generator())
+        assert drawn.step_type[:6, 0].tolist() == [FIRST, MID, MID, FIRST, MID, MID]
+        assert drawn.valid[:6, 0].tolist() == [1, 1, 0, 1, 1, 1]
+        assert [episode.length for episode in info.episodes] == [5, 5]

@@ -22,7 +22,7 @@ from palaestra.core import (
     RunSeeds,
     minibatches,
 )
-from palaestra.nn import CoreModel
+from palaestra.nn import CoreModel, combine_gradients
 from palaestra.policies import NetworkPolicy, Phase, Policy
 
 __all__ = ["Algorithm", "AlgorithmConfig", "GradientAlgorithm", "Gradients", "Losses", "UpdateInfo"]
@@ -294,7 +294,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """One gradient step: combine, clip, optimizer steps, `after_step`.
 
         Args:
-            gradients: of a minibatch, or of each of its shards, weighted by their valid rows.
+            gradients: of a minibatch, or of each of its shards, weighted by their valid rows. A single one is scaled in
+                place where it is too long.
 
         Returns:
             Metrics of the step, 0-dim tensors.
@@ -304,7 +305,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """
         shards = [gradients] if isinstance(gradients, Gradients) else list(gradients)
         weights = None if len(shards) == 1 else [float(shard.num_valid) for shard in shards]
-        metrics = {**shards[0].metrics, **self._optimize([shard.values for shard in shards], weights)}
+        reported = shards[0].metrics if weights is None else combine_gradients([s.metrics for s in shards], weights)
+        metrics = {**reported, **self._optimize([shard.values for shard in shards], weights)}
         self._after_gradient_step(metrics)
         return metrics
 

@@ -77,7 +77,7 @@ def _registry() -> Iterator[None]:
         )
 
     @registry.primitive_rule
-    def settings(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:  # pyright: ignore[reportUnusedFunction]
+    def settings(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         if info.type != dict[str, Any]:
             return None
         return PrimitiveConstructorSpec(

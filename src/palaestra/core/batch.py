@@ -51,7 +51,7 @@ class Batch(Node):
         ShapeError: a list is ragged.
         TypeError: a layout's field is missing, unknown or given twice; or there is a value without a name.
 
-    Example:
+    Examples:
         >>> data = Batch(obs={"index": np.zeros((2, 3))}, act=torch.zeros((2, 2)))
         >>> data[:, 1] += 6
         >>> data[-1]

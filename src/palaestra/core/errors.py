@@ -86,7 +86,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     Returns:
         `" — did you mean 'x'?"` when something is close, else the list of what exists.
 
-    Example:
+    Examples:
         >>> did_you_mean("learnin_rate", ["learning_rate", "gamma"])
         " — did you mean 'learning_rate'?"
     """

@@ -21,7 +21,7 @@ class ExperienceSet(Batch):
     Raises:
         ShapeError: the fields differ in length, or are single values.
 
-    Example:
+    Examples:
         >>> states = np.zeros((4, 2))
         >>> experiences = ExperienceSet(states, np.arange(4), np.ones(4), states, {"loss": np.ones(4)})
         >>> experiences.size, experiences[0:4:2].actions, experiences[-1].actions

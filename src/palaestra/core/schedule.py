@@ -95,7 +95,7 @@ def schedule_value(schedule: Schedule, progress: float) -> float:
         schedule: a number stays what it is.
         progress: env steps taken divided by the run's total, in [0, 1].
 
-    Example:
+    Examples:
         >>> schedule_value(Linear(1.0, 0.0, fraction=0.5), 0.25), schedule_value(3e-4, 0.9)
         (0.5, 0.0003)
     """
@@ -111,7 +111,7 @@ def parse_schedule(text: str) -> Schedule:
     Raises:
         ConfigError: it is none of these.
 
-    Example:
+    Examples:
         >>> parse_schedule("linear(1e-3, 0)")
         Linear(start=0.001, end=0.0, fraction=1.0)
         >>> parse_schedule("piecewise(0: 1, 0.5: 0.1)")

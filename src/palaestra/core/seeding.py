@@ -33,7 +33,7 @@ class RunSeeds:
     Raises:
         ConfigError: it is negative, or no integer.
 
-    Example:
+    Examples:
         >>> seeds = RunSeeds(0)
         >>> seeds.integer("environments", 0) != seeds.integer("environments", 1)
         True
@@ -85,7 +85,7 @@ def episode_seed(lane_seed: int, episode: int) -> int:
     Returns:
         An integer in [0, 2^31).
 
-    Example:
+    Examples:
         >>> episode_seed(7, 0) == episode_seed(7, 0), episode_seed(7, 0) == episode_seed(7, 1)
         (True, False)
     """

@@ -249,7 +249,7 @@ def spec_leaves(spec: SpecTree, prefix: str = "") -> dict[str, TensorSpec]:
     Raises:
         SpecError: two leaves have the same path, because a key contains a dot.
 
-    Example:
+    Examples:
         >>> list(spec_leaves({"camera": TensorSpec((3,)), "body": (TensorSpec(()), TensorSpec(()))}))
         ['camera', 'body.0', 'body.1']
     """
@@ -312,7 +312,7 @@ def spec_from_json(data: Any) -> SpecTree:
     Raises:
         SpecError: they describe no spec.
 
-    Example:
+    Examples:
         >>> spec = {"x": BoundedSpec((2,), minimum=np.array([-1, 0])), "n": DiscreteSpec(num=3)}
         >>> spec_from_json(spec_to_json(spec)) == spec
         True

@@ -25,7 +25,7 @@ def split_state(nest: Any) -> tuple[Any, dict[str, torch.Tensor | np.ndarray]]:
     Raises:
         TypeError: it holds anything else; the message says where.
 
-    Example:
+    Examples:
         >>> split_state({"a": torch.zeros(1), "b": (1, "x")})
         ({'a': {'$array': 'a'}, 'b': {'$tuple': [1, 'x']}}, {'a': tensor([0.])})
     """

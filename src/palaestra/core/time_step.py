@@ -94,7 +94,7 @@ def restart(
     Raises:
         SpecError: the reward is not 0; nothing was done yet that could earn one.
 
-    Example:
+    Examples:
         >>> restart(np.zeros(2)).first
         True
     """
@@ -158,7 +158,7 @@ def check_time_step(time_step: TimeStep) -> None:
         SpecError: a pair is illegal; the message names the first environment.
         ShapeError: step types and discounts differ in shape.
 
-    Example:
+    Examples:
         >>> check_time_step(TimeStep(1, 0.0, 0.0))
         Traceback (most recent call last):
             ...

@@ -92,7 +92,7 @@ def check(env: str | Callable[[], Any], *, steps: int = 1000, seed: int = 0) -> 
     Returns:
         Findings, each with what was expected, what came and what to do.
 
-    Example:
+    Examples:
         >>> check("CartPole-v1", steps=100).ok
         True
     """

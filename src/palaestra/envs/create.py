@@ -77,7 +77,7 @@ def load(
         ConfigError: no such environment or wrapper, or the arguments do not fit.
         MissingExtraError: it needs an optional package.
 
-    Example:
+    Examples:
         >>> load("palaestra.envs.tiny:Chain", kwargs={"num_states": 3}).observation_spec.shape
         (3,)
     """
@@ -125,7 +125,7 @@ def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence
     Raises:
         ConfigError: the settings do not fit together, or name something that does not exist.
 
-    Example:
+    Examples:
         >>> create_environment(EnvConfig(num_envs=2), seed=3).batch_size
         2
     """

@@ -32,7 +32,7 @@ class Environment(ABC):
     After LAST the next `step` ignores that environment's action and returns FIRST; a `step` before any `reset` returns
     FIRST everywhere. What is returned is never written to again.
 
-    Example:
+    Examples:
         >>> from palaestra.envs import SerialEnvironment, load
         >>> with SerialEnvironment([load("CartPole-v1"), load("CartPole-v1")], lane_seeds=[1, 2]) as env:
         ...     first = env.reset()
@@ -326,7 +326,7 @@ class EnvironmentWrapper(SingleEnvironment):
     Raises:
         SpecError: a Gymnasium environment was given, without the layer that converts it.
 
-    Example:
+    Examples:
         >>> class SparseReward(EnvironmentWrapper):
         ...     def advance(self, action):
         ...         time_step = self.env.advance(action)

@@ -32,7 +32,7 @@ class GymEnvironment(SingleEnvironment):
     Raises:
         SpecError: a space has no arrays of fixed shape.
 
-    Example:
+    Examples:
         >>> env = GymEnvironment(gymnasium.make("CartPole-v1"))
         >>> env.reset().step_type, env.step(np.int64(1)).reward
         (0, 1.0)

@@ -38,7 +38,7 @@ class NativeVectorEnvironment(Environment):
         ConfigError: it does not say how it resets.
         SpecError: a space has no arrays of fixed shape, or there is another number of seeds.
 
-    Example:
+    Examples:
         >>> import gymnasium
         >>> pool = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point")
         >>> env = NativeVectorEnvironment(pool, lane_seeds=[1, 2])

@@ -23,7 +23,7 @@ def batched_spec(spec: SpecTree) -> SpecTree:
     Args:
         spec: of one bare environment.
 
-    Example:
+    Examples:
         >>> list(batched_spec((TensorSpec((2,)), TensorSpec(()))))
         ['0', '1']
     """

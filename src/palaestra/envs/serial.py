@@ -32,7 +32,7 @@ class SerialEnvironment(Environment):
     Raises:
         SpecError: no environments, other specs, or another number of seeds.
 
-    Example:
+    Examples:
         >>> from palaestra.envs import load
         >>> env = SerialEnvironment([load("CartPole-v1"), load("CartPole-v1")], lane_seeds=[1, 2])
         >>> env.reset().step_type, env.step(torch.tensor([0, 1])).reward

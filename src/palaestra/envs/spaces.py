@@ -42,7 +42,7 @@ def spec_from_space(space: spaces.Space[Any], name: str = "") -> SpecTree:
     Raises:
         SpecError: the space has no arrays of fixed shape; the message says what to do.
 
-    Example:
+    Examples:
         >>> spec_from_space(spaces.Discrete(3, start=1))
         DiscreteSpec(shape=(), dtype=torch.int64, num=3, start=1)
     """
@@ -70,7 +70,7 @@ def space_from_spec(spec: SpecTree) -> spaces.Space[Any]:
     Args:
         spec: a spec tree. A `TensorSpec` without bounds gives a Box as wide as its dtype.
 
-    Example:
+    Examples:
         >>> space_from_spec(DiscreteSpec(num=3, start=1))
         Discrete(3, start=1)
     """

@@ -116,7 +116,7 @@ def config_from_mapping(kind: type[Any], data: Mapping[str, Any], *, base: Any =
     Raises:
         ConfigError: unknown keys and wrong values, all of them in one message.
 
-    Example:
+    Examples:
         >>> config_from_mapping(RunConfig, {"seeed": 1})
         Traceback (most recent call last):
             ...

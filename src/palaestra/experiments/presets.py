@@ -110,7 +110,7 @@ def preset(algorithm: str, env_name: str) -> ExperimentConfig:
     Raises:
         ConfigError: there is no such algorithm.
 
-    Example:
+    Examples:
         >>> preset("ppo", "CartPole-v1").algorithm.gamma
         0.98
     """

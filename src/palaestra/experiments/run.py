@@ -67,7 +67,7 @@ def train(
     Raises:
         ConfigError: a setting is unknown or wrong; nothing has been started then.
 
-    Example:
+    Examples:
         >>> import palaestra, tempfile
         >>> folder = tempfile.mkdtemp()
         >>> done = palaestra.train("ppo", "CartPole-v1", trainer__total_env_steps=512, run__directory=folder)
@@ -104,8 +104,8 @@ def require_same_task(config: ExperimentConfig, algorithm: str, env: str) -> Non
     """
     if (config.algorithm_name, config.env.name) != (algorithm, env):
         raise ConfigError(
-            f"the configuration is for {config.algorithm_name} on {config.env.name}, but {algorithm} on {env} was asked "
-            "for; leave one of them out, or make them agree"
+            f"the configuration is for {config.algorithm_name} on {config.env.name}, "
+            f"but {algorithm} on {env} was named; leave one of them out, or make them agree"
         )
 
 

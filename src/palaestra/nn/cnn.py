@@ -27,7 +27,7 @@ class NatureCNN(nn.Module):
     Raises:
         ShapeError: the shape is no image or too small.
 
-    Example:
+    Examples:
         >>> NatureCNN((4, 84, 84))(torch.zeros(2, 4, 84, 84, dtype=torch.uint8)).shape
         torch.Size([2, 512])
     """

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from palaestra.core import CheckpointError, ConfigError, ShapeError
 from palaestra.nn.optimizer import ComponentOptimizer, OptimizerOption
 
-__all__ = ["CoreModel"]
+__all__ = ["CoreModel", "combine_gradients"]
 
 
 class _Sampler(Protocol):
@@ -32,7 +32,7 @@ class CoreModel(nn.Module):
     Raises:
         ConfigError: an option names no component, or two trained components share a parameter.
 
-    Example:
+    Examples:
         >>> model = CoreModel({"q": nn.Linear(3, 1)}, {"q": OptimizerOption("sgd", {"lr": 0.1})})
         >>> before = model.component["q"].bias.clone()
         >>> model.step(model.component["q"](torch.zeros(1, 3)).sum())

@@ -44,7 +44,7 @@ class Encoder(nn.Module):
     Raises:
         ConfigError: there is nothing to encode.
 
-    Example:
+    Examples:
         >>> from palaestra.core import Batch
         >>> encoder = Encoder({"position": TensorSpec((2,)), "room": DiscreteSpec(num=3)})
         >>> encoder(Batch(position=torch.tensor([[0.5, 1.0]]), room=torch.tensor([2])))

@@ -51,7 +51,7 @@ class MLP(nn.Module):
     Raises:
         ConfigError: a size is not positive, or the activation is unknown.
 
-    Example:
+    Examples:
         >>> MLP(4, (64, 64), 2)(torch.zeros(8, 4)).shape
         torch.Size([8, 2])
     """

@@ -43,7 +43,7 @@ class Network(nn.Module):
     Raises:
         ConfigError: a size or name in the config is impossible, or the config asks for dueling.
 
-    Example:
+    Examples:
         >>> from palaestra.core import TensorSpec
         >>> Network(TensorSpec((4,)), 2)(torch.zeros(8, 4)).shape
         torch.Size([8, 2])
@@ -97,7 +97,7 @@ class QNetwork(nn.Module):
     Raises:
         ConfigError: a size or name in the config is impossible.
 
-    Example:
+    Examples:
         >>> from palaestra.core import TensorSpec
         >>> QNetwork(TensorSpec((4,)), 2, NetworkConfig(dueling=True))(torch.zeros(8, 4)).shape
         torch.Size([8, 2])
@@ -150,7 +150,7 @@ class GaussianNetwork(nn.Module):
     Raises:
         ConfigError: a size or name in the config is impossible.
 
-    Example:
+    Examples:
         >>> from palaestra.core import TensorSpec
         >>> mean, log_std = GaussianNetwork(TensorSpec((4,)), 2)(torch.zeros(8, 4))
         >>> mean.shape, log_std.shape

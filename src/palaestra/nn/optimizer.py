@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adam import adam
-from torch.optim.adamw import adamw
-from torch.optim.rmsprop import rmsprop
-from torch.optim.sgd import sgd
 
-from palaestra.core import CheckpointError, ConfigError, Schedule, did_you_mean, schedule_value
+from palaestra.core import CheckpointError, ConfigError, Linear, Piecewise, Schedule, did_you_mean, schedule_value
 
 __all__ = ["ComponentOptimizer", "OptimizerOption"]
-
-_foreach_norm: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
-_foreach_mul_: Any = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
@@ -26,13 +20,22 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "rmsprop": {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0, "centered": False},
     "sgd": {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False},
 }
+# What each remembers of every parameter, and the setting without which it does not.
 _STATE: dict[str, dict[str, str | None]] = {
-    "adam": {"step": None, "exp_avg": None, "exp_avg_sq": None},
-    "adamw": {"step": None, "exp_avg": None, "exp_avg_sq": None},
-    "rmsprop": {"step": None, "square_avg": None, "grad_avg": "centered", "momentum_buffer": "momentum"},
+    "adam": {"exp_avg": None, "exp_avg_sq": None},
+    "adamw": {"exp_avg": None, "exp_avg_sq": None},
+    "rmsprop": {"square_avg": None, "grad_avg": "centered", "momentum_buffer": "momentum"},
     "sgd": {"momentum_buffer": "momentum"},
 }
-"""What each optimizer remembers, and the setting without which it does not."""
+# torch.optim's own kernels; its public functions spend six times as long on sorting their arguments
+_FUSED: dict[str, Callable[..., None]] = {
+    "adam": torch._fused_adam_,  # pyright: ignore[reportPrivateImportUsage]
+    "adamw": torch._fused_adamw_,  # pyright: ignore[reportPrivateImportUsage]
+}
+_foreach_norm: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
+_foreach_mul: Any = torch._foreach_mul  # pyright: ignore[reportPrivateImportUsage]
+
+_SMALL = 1 << 18  # elements up to which one concatenation is quicker than a norm of each tensor
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,9 @@ class OptimizerOption:
     """How one component of a model is optimised.
 
     Raises:
-        ConfigError: a parameter is unknown to that optimizer.
+        ConfigError: a parameter is unknown to that optimizer, or out of its range.
 
-    Example:
+    Examples:
         >>> OptimizerOption("adam", {"lr": 3e-4}).params["lr"]
         0.0003
     """
@@ -60,16 +63,25 @@ class OptimizerOption:
         for name in self.params:
             if name not in _DEFAULTS[self.cls]:
                 raise ConfigError(f"{self.cls} has no parameter {name!r}{did_you_mean(name, _DEFAULTS[self.cls])}")
+        for name, value in {**self.params, "max_grad_norm": self.max_grad_norm}.items():
+            numbers = value if isinstance(value, tuple | list) else [value]
+            if any(isinstance(number, int | float) and not number >= 0 for number in numbers):
+                raise ConfigError(f"{self.cls} was given {name} = {value}; it must not be negative")
+        if not all(0 <= beta < 1 for beta in self.params.get("betas", ())):
+            raise ConfigError(f"{self.cls} was given betas = {self.params['betas']}; they must lie in [0, 1)")
+        if self.params.get("nesterov") and not self.params.get("momentum"):
+            raise ConfigError("Nesterov's method needs a momentum above 0")
 
 
 class ComponentOptimizer:
-    """Applies gradients to the parameters of one component with torch's own optimizer functions.
+    """Applies gradients to the parameters of one component as torch's optimizers do.
 
-    The functions are called directly (fused kernels outside compiled code, plain operations inside) on state that is
-    created at once, so that a step can be part of a compiled graph and a checkpoint needs no lazy initialisation.
+    The state is created at once, so that a step can be part of a compiled graph and a checkpoint needs no lazy
+    initialisation. Outside compiled code Adam runs as torch's fused kernel; inside, and for the others, as plain
+    operations.
 
     Args:
-        parameters: by full name; all of one device.
+        parameters: by full name.
         option: which optimizer, with which parameters.
     """
 
@@ -79,14 +91,20 @@ class ComponentOptimizer:
         self.option = option
         self._settings = {**_DEFAULTS[option.cls], **option.params}
         self._schedule: Schedule = self._settings.pop("lr")
-        self._apply: Callable[[list[Tensor]], None] = getattr(self, f"_{option.cls}")
         self.learning_rate = torch.tensor(schedule_value(self._schedule, 0.0), dtype=torch.float64)
         """0-dim float64 tensor, so that a compiled step sees its changes."""
         self.state: dict[str, list[Tensor]] = {
-            name: [torch.tensor(0.0) if name == "step" else torch.zeros_like(p) for p in self.parameters]
+            name: [torch.zeros_like(parameter) for parameter in self.parameters]
             for name, setting in _STATE[option.cls].items()
             if setting is None or self._settings[setting]
         }
+        """What it remembers of every parameter, by name."""
+        device = self.parameters[0].device if self.parameters else None
+        self.steps = torch.zeros((), device=device)
+        """0-dim, gradient steps made."""
+        kinds = {(parameter.device, parameter.dtype) for parameter in self.parameters}
+        self._fused = _FUSED.get(option.cls) if len(kinds) == 1 else None
+        self._small = sum(parameter.numel() for parameter in self.parameters) <= _SMALL and len(kinds) == 1
 
     def set_progress(self, progress: float) -> None:
         """Moves the learning rate along its schedule.
@@ -94,102 +112,89 @@ class ComponentOptimizer:
         Args:
             progress: env steps taken divided by the run's total, in [0, 1].
         """
-        self.learning_rate.fill_(schedule_value(self._schedule, progress))
+        if isinstance(self._schedule, Linear | Piecewise):
+            self.learning_rate.fill_(schedule_value(self._schedule, progress))
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> Tensor:
-        """One optimizer step.
+        """One optimizer step. A gradient that is not finite changes nothing.
 
         Args:
-            gradients: one per parameter, in the parameters' order; scaled in place where they are too long.
+            gradients: one per parameter, in the parameters' order.
 
         Returns:
             The Euclidean norm of the whole gradient before it was scaled, 0-dim.
         """
-        grads = list(gradients)
-        norm = torch.linalg.vector_norm(torch.stack(_foreach_norm(grads)))
+        if not self.parameters:
+            return torch.zeros(())
         limit = self.option.max_grad_norm
-        if limit is not None:
-            # outside compiled code a look at the norm costs less than a multiplication by 1
-            if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            grads = list(gradients)
+            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
+            if limit is not None:
                 scale = (limit / (norm + 1e-6)).clamp(max=1.0)
                 grads = [grad * scale for grad in grads]
-            elif norm > limit:
-                _foreach_mul_(grads, limit / (norm + 1e-6))
-        self._apply(grads)
+            self._update(grads, self.learning_rate, torch.isfinite(norm))
+            return norm
+        grads = [_in_order_of(parameter, grad) for parameter, grad in zip(self.parameters, gradients, strict=True)]
+        norm = self._norm(grads)
+        length = float(norm)
+        if math.isfinite(length):
+            if limit is not None and length > limit:
+                grads = _foreach_mul(grads, limit / (length + 1e-6))
+            if self._fused is None:
+                self._update(grads, float(self.learning_rate), None)
+            else:
+                self._update_fused(self._fused, grads)
         return norm
 
-    def _adam(self, grads: list[Tensor], function: Any = adam) -> None:
-        settings = self._settings
-        function(
+    def _norm(self, grads: list[Tensor]) -> Tensor:
+        if self._small:
+            return torch.linalg.vector_norm(torch.cat([grad.view(-1) for grad in grads]))
+        norms = [norm.to(grads[0].device, torch.float32) for norm in _foreach_norm(grads)]
+        return torch.linalg.vector_norm(torch.stack(norms))
+
+    def _update_fused(self, kernel: Callable[..., None], grads: list[Tensor]) -> None:
+        self.steps += 1
+        settings, state = self._settings, self.state
+        kernel(
             self.parameters,
             grads,
-            self.state["exp_avg"],
-            self.state["exp_avg_sq"],
+            state["exp_avg"],
+            state["exp_avg_sq"],
             [],
-            self.state["step"],
-            foreach=False,
-            fused=not torch.compiler.is_compiling(),
-            grad_scale=None,
-            found_inf=None,
-            amsgrad=False,
+            [self.steps] * len(grads),
+            lr=float(self.learning_rate),
             beta1=settings["betas"][0],
             beta2=settings["betas"][1],
-            lr=self.learning_rate,
             weight_decay=settings["weight_decay"],
             eps=settings["eps"],
+            amsgrad=False,
             maximize=False,
         )
 
-    def _adamw(self, grads: list[Tensor]) -> None:
-        self._adam(grads, adamw)
-
-    def _rmsprop(self, grads: list[Tensor]) -> None:
-        settings, state = self._settings, self.state
-        rmsprop(
-            self.parameters,
-            grads,
-            state["square_avg"],
-            state.get("grad_avg", []),
-            state.get("momentum_buffer", []),
-            state["step"],
-            foreach=False,
-            lr=self._number(),
-            alpha=settings["alpha"],
-            eps=settings["eps"],
-            weight_decay=settings["weight_decay"],
-            momentum=settings["momentum"],
-            centered=settings["centered"],
-        )
-
-    def _sgd(self, grads: list[Tensor]) -> None:
-        settings = self._settings
-        buffers: list[Tensor | None] = [*self.state.get("momentum_buffer", [None] * len(grads))]
-        sgd(
-            self.parameters,
-            grads,
-            buffers,
-            foreach=False,
-            fused=False,
-            weight_decay=settings["weight_decay"],
-            momentum=settings["momentum"],
-            lr=self._number(),
-            dampening=0.0,
-            nesterov=settings["nesterov"],
-            maximize=False,
-        )
-
-    def _number(self) -> Any:
-        """The learning rate as the functions without a tensor form take it; compiled code keeps it a tensor."""
-        return self.learning_rate if torch.compiler.is_compiling() else self.learning_rate.item()
+    def _update(self, grads: list[Tensor], rate: Any, finite: Tensor | None) -> None:
+        """The step in plain operations; where `finite` is false, everything keeps its value."""
+        rule = {"adam": _adam, "adamw": _adam, "rmsprop": _rmsprop, "sgd": _sgd}[self.option.cls]
+        settings = {**self._settings, "decoupled": self.option.cls == "adamw"}
+        _write(self.steps, self.steps + 1, finite)
+        for i, (parameter, grad) in enumerate(zip(self.parameters, grads, strict=True)):
+            old = {name: tensors[i] for name, tensors in self.state.items()}
+            change, new = rule(parameter, grad, old, settings, self.steps)
+            if settings["decoupled"]:
+                change = change + settings["weight_decay"] * parameter
+            _write(parameter, parameter - rate * change, finite)
+            for name, value in new.items():
+                _write(old[name], value, finite)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The state by name, for a checkpoint."""
-        return {
+        tensors = {
             f"{kind}.{name}": tensor
             for kind, tensors in self.state.items()
             for name, tensor in zip(self.names, tensors, strict=True)
         }
+        return {"steps": self.steps, **tensors}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Puts a saved state back, in place.
@@ -201,8 +206,68 @@ class ComponentOptimizer:
             CheckpointError: names or shapes differ.
         """
         mine = self.state_tensors()
-        if mine.keys() != tensors.keys():
-            different = sorted(mine.keys() ^ tensors.keys())
-            raise CheckpointError(f"the saved optimizer state does not fit {self.option.cls}: {different[:4]}")
+        different = mine.keys() ^ tensors.keys()
+        different |= {name for name in mine.keys() & tensors.keys() if mine[name].shape != tensors[name].shape}
+        if different:
+            raise CheckpointError(f"the saved optimizer state does not fit {self.option.cls}: {sorted(different)[:4]}")
         for name, tensor in mine.items():
             tensor.copy_(tensors[name])
+
+    def move(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Follows parameters that were moved to another device.
+
+        Args:
+            change: what was done to each parameter.
+        """
+        for tensors in self.state.values():
+            tensors[:] = [change(tensor) for tensor in tensors]
+        self.steps = change(self.steps).float()
+
+
+def _in_order_of(parameter: Tensor, grad: Tensor) -> Tensor:
+    """A gradient laid out as its parameter is: fused kernels walk through memory, and autograd gives views."""
+    if grad.is_contiguous() and parameter.is_contiguous():
+        return grad
+    return torch.empty_like(parameter).copy_(grad)
+
+
+def _write(old: Tensor, new: Tensor, finite: Tensor | None) -> None:
+    old.copy_(new if finite is None else torch.where(finite, new, old))
+
+
+_State = dict[str, Tensor]
+
+
+def _adam(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any], steps: Tensor) -> tuple[Tensor, _State]:
+    """Kingma and Ba 2015, algorithm 1; with `decoupled`, the weight decay of Loshchilov and Hutter 2019."""
+    beta1, beta2 = settings["betas"]
+    if settings["weight_decay"] and not settings["decoupled"]:
+        g = g + settings["weight_decay"] * p
+    mean, square = old["exp_avg"].lerp(g, 1 - beta1), beta2 * old["exp_avg_sq"] + (1 - beta2) * g * g
+    deviation = square.sqrt() / (1 - beta2**steps).sqrt() + settings["eps"]
+    return mean / (1 - beta1**steps) / deviation, {"exp_avg": mean, "exp_avg_sq": square}
+
+
+def _rmsprop(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any], steps: Tensor) -> tuple[Tensor, _State]:
+    """Tieleman and Hinton 2012, lecture 6.5; centred as in Graves 2013, equations (38) to (41)."""
+    if settings["weight_decay"]:
+        g = g + settings["weight_decay"] * p
+    new = {"square_avg": settings["alpha"] * old["square_avg"] + (1 - settings["alpha"]) * g * g}
+    variance = new["square_avg"]
+    if settings["centered"]:
+        new["grad_avg"] = old["grad_avg"].lerp(g, 1 - settings["alpha"])
+        variance = variance - new["grad_avg"] ** 2
+    change = g / (variance.sqrt() + settings["eps"])
+    if settings["momentum"]:
+        change = new["momentum_buffer"] = settings["momentum"] * old["momentum_buffer"] + change
+    return change, new
+
+
+def _sgd(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any], steps: Tensor) -> tuple[Tensor, _State]:
+    """Sutskever et al. 2013, section 2, in torch's form: the learning rate is outside the momentum."""
+    if settings["weight_decay"]:
+        g = g + settings["weight_decay"] * p
+    if not settings["momentum"]:
+        return g, {}
+    buffer = settings["momentum"] * old["momentum_buffer"] + g
+    return g + settings["momentum"] * buffer if settings["nesterov"] else buffer, {"momentum_buffer": buffer}

@@ -32,7 +32,7 @@ class LSTM(nn.Module):
         in_size: F, features of each row.
         size: H, units.
 
-    Example:
+    Examples:
         >>> lstm = LSTM(3, 8)
         >>> first = torch.tensor([[True, True], [False, True]])
         >>> y, state = lstm(torch.zeros(2, 2, 3), lstm.initial_state(2), first)
@@ -82,7 +82,7 @@ class GRU(nn.Module):
         in_size: F, features of each row.
         size: H, units.
 
-    Example:
+    Examples:
         >>> gru = GRU(3, 8)
         >>> y, state = gru(torch.zeros(5, 2, 3), gru.initial_state(2), torch.zeros(5, 2, dtype=torch.bool))
         >>> y.shape, state.shape

@@ -45,7 +45,7 @@ def gae(
     Raises:
         ShapeError: the arrays differ in shape, or there are fewer than two time steps; the message names both arrays.
 
-    Example:
+    Examples:
         >>> value, reward, discount = torch.zeros(4, 1), torch.ones(4, 1), torch.ones(4, 1)
         >>> gae(value, reward, discount, torch.tensor([[0], [1], [2], [0]]), lambda_=1.0).squeeze()
         tensor([2., 1., 0.])
@@ -114,7 +114,7 @@ def vtrace(
     Raises:
         ShapeError: the arrays differ in shape, or log_ratio does not have one row less; the message names both arrays.
 
-    Example:
+    Examples:
         >>> zeros, ones, mid = torch.zeros(3, 1), torch.ones(3, 1), torch.ones(3, 1, dtype=torch.int32)
         >>> vtrace(zeros, ones, ones, mid, torch.zeros(2, 1)).target.squeeze()
         tensor([2., 1.])

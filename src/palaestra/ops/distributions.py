@@ -38,7 +38,7 @@ class Categorical:
     Raises:
         ShapeError: logits and mask differ in shape; the message names both.
 
-    Example:
+    Examples:
         >>> policy = Categorical(torch.zeros(3), torch.tensor([True, True, False]))
         >>> policy.probs, policy.entropy()
         (tensor([0.5000, 0.5000, 0.0000]), tensor(0.6931))
@@ -77,7 +77,7 @@ class Categorical:
         Raises:
             ShapeError: action is not [N]; the message names both arrays.
 
-        Example:
+        Examples:
             >>> Categorical(torch.zeros(4)).log_prob(torch.tensor(2))
             tensor(-1.3863)
         """
@@ -90,7 +90,7 @@ class Categorical:
         Returns:
             [N] nats, in [0, log A], differentiable in the logits.
 
-        Example:
+        Examples:
             >>> Categorical(torch.zeros(4)).entropy()
             tensor(1.3863)
         """
@@ -102,7 +102,7 @@ class Categorical:
         Returns:
             [N] int64, in 0 … A − 1.
 
-        Example:
+        Examples:
             >>> Categorical(torch.tensor([0.0, 2.0, 1.0])).mode()
             tensor(1)
         """
@@ -121,7 +121,7 @@ class Categorical:
         Returns:
             [N] int64, in 0 … A − 1; never a forbidden action.
 
-        Example:
+        Examples:
             >>> Categorical(torch.zeros(3), torch.tensor([0, 1, 0])).sample(torch.Generator().manual_seed(0))
             tensor(1)
         """
@@ -140,7 +140,7 @@ class Categorical:
         Raises:
             ShapeError: the logits differ in shape; the message names both.
 
-        Example:
+        Examples:
             >>> Categorical(torch.zeros(2)).kl(Categorical(torch.tensor([0.0, 1.0])))
             tensor(0.1201)
         """
@@ -161,7 +161,7 @@ class DiagonalGaussian:
     Raises:
         ShapeError: log_std is neither; the message names both.
 
-    Example:
+    Examples:
         >>> policy = DiagonalGaussian(torch.zeros(5, 2), torch.zeros(2))
         >>> policy.log_prob(torch.zeros(5, 2)).shape, policy.entropy().shape
         (torch.Size([5]), torch.Size([5]))
@@ -190,7 +190,7 @@ class DiagonalGaussian:
         Raises:
             ShapeError: action and mean differ in shape; the message names both.
 
-        Example:
+        Examples:
             >>> DiagonalGaussian(torch.zeros(2), torch.zeros(2)).log_prob(torch.tensor([1.0, -1.0]))
             tensor(-2.8379)
         """
@@ -204,7 +204,7 @@ class DiagonalGaussian:
         Returns:
             [N] nats, any sign, differentiable in log_std; a view of one number where log_std is [A].
 
-        Example:
+        Examples:
             >>> DiagonalGaussian(torch.zeros(1), torch.zeros(1)).entropy()
             tensor(1.4189)
         """
@@ -216,7 +216,7 @@ class DiagonalGaussian:
         Returns:
             [N, A] units of the action.
 
-        Example:
+        Examples:
             >>> DiagonalGaussian(torch.tensor([3.0]), torch.zeros(1)).mode()
             tensor([3.])
         """
@@ -231,7 +231,7 @@ class DiagonalGaussian:
         Returns:
             [N, A] units of the action, differentiable in mean and log_std (act under `torch.no_grad()`).
 
-        Example:
+        Examples:
             >>> DiagonalGaussian(torch.tensor([3.0]), torch.tensor([-90.0])).sample()
             tensor([3.])
         """
@@ -250,7 +250,7 @@ class DiagonalGaussian:
         Raises:
             ShapeError: the means differ in shape; the message names both.
 
-        Example:
+        Examples:
             >>> narrow, wide = torch.tensor([0.0]), torch.tensor([1.0])
             >>> DiagonalGaussian(torch.zeros(1), narrow).kl(DiagonalGaussian(torch.zeros(1), wide))
             tensor(0.5677)
@@ -270,7 +270,7 @@ def check_action_mask(mask: Shaped[Tensor, "*N A"]) -> None:
     Raises:
         SpecError: a row allows nothing; the message names the first one.
 
-    Example:
+    Examples:
         >>> check_action_mask(torch.tensor([[True, False], [False, True]]))
     """
     empty = (~mask.bool().any(-1)).reshape(-1)

@@ -44,7 +44,7 @@ def valid_starts(step_type: Integer[Tensor, "T1 *B"]) -> Bool[Tensor, "T1-1 *B"]
     Raises:
         ShapeError: there are fewer than two time steps.
 
-    Example:
+    Examples:
         >>> valid_starts(torch.tensor([0, 1, 2, 0, 1, 0]))
         tensor([ True,  True, False,  True, False])
     """
@@ -72,7 +72,7 @@ def n_step_end(step_type: Integer[Tensor, "n1 *N"]) -> Int[Tensor, "*N"]:
     Raises:
         ShapeError: there are fewer than two rows.
 
-    Example:
+    Examples:
         >>> n_step_end(torch.tensor([[0, 0, 0], [1, 1, 2], [1, 2, 0], [1, 0, 1]]))
         tensor([3, 2, 1])
     """

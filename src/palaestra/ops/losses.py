@@ -38,7 +38,7 @@ def huber(error: Float[Tensor, "*N"], *, delta: float) -> Float[Tensor, "*N"]:
     Raises:
         ValueError: delta is not positive.
 
-    Example:
+    Examples:
         >>> huber(torch.tensor([0.5, -3.0]), delta=1.0)
         tensor([0.1250, 2.5000])
     """
@@ -65,7 +65,7 @@ def policy_gradient(log_prob: Float[Tensor, "*N"], advantage: Float[Tensor, "*N"
     Raises:
         ShapeError: the arrays differ in shape; the message names both.
 
-    Example:
+    Examples:
         >>> policy_gradient(torch.tensor([-0.5, -2.0]), torch.tensor([2.0, -1.0]))
         tensor([ 1., -2.])
     """
@@ -93,7 +93,7 @@ def clipped_surrogate(
     Raises:
         ShapeError: the arrays differ in shape; the message names both.
 
-    Example:
+    Examples:
         >>> clipped_surrogate(torch.tensor([2.0, 0.5, 0.5]).log(), torch.tensor([1.0, 1.0, -1.0]), epsilon=0.25)
         tensor([-1.2500, -0.5000,  0.7500])
     """
@@ -121,7 +121,7 @@ def masked_mean(x: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"]) -> Float[Te
     Raises:
         ShapeError: the arrays differ in shape; the message names both.
 
-    Example:
+    Examples:
         >>> masked_mean(torch.tensor([1.0, 2.0, 100.0]), torch.tensor([True, True, False]))
         tensor(1.5000)
     """
@@ -144,7 +144,7 @@ def row_weights(valid: Shaped[Tensor, "*N"]) -> Float[Tensor, "*N"]:
     Returns:
         [N] weights that sum to 1; zeros when no row is valid.
 
-    Example:
+    Examples:
         >>> row_weights(torch.tensor([1.0, 1.0, 0.0])) @ torch.tensor([1.0, 2.0, 100.0])
         tensor(1.5000)
     """
@@ -173,7 +173,7 @@ def explained_variance(
     Raises:
         ShapeError: the arrays differ in shape; the message names both.
 
-    Example:
+    Examples:
         >>> target = torch.tensor([1.0, 2.0, 3.0])
         >>> explained_variance(target + 5.0, target, torch.ones(3))
         tensor(1.)
@@ -207,7 +207,7 @@ def approximate_kl(log_ratio: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"]) 
     Raises:
         ShapeError: the arrays differ in shape; the message names both.
 
-    Example:
+    Examples:
         >>> approximate_kl(torch.tensor([0.0, 1.0]), torch.ones(2))
         tensor(0.3591)
     """

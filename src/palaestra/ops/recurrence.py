@@ -33,7 +33,7 @@ def reverse_linear_recurrence(
     Raises:
         ShapeError: a, b and initial do not fit together; the message names both arrays.
 
-    Example:
+    Examples:
         >>> reverse_linear_recurrence(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([0.5, 0.0, 0.5]), torch.tensor(4.0))
         tensor([1.5000, 1.0000, 3.0000])
     """
@@ -79,7 +79,7 @@ def reverse_linear_steps(
         ShapeError: a and b differ, or x does not have one row more; the message names both arrays.
         ValueError: n is less than 1.
 
-    Example:
+    Examples:
         >>> a, b, x = torch.ones(3), torch.ones(3), torch.tensor([10.0, 20.0, 30.0, 40.0])
         >>> reverse_linear_steps(a, b, x, n=2)
         tensor([32., 42., 41.])

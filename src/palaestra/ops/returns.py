@@ -43,7 +43,7 @@ def discounted_returns(
     Raises:
         ShapeError: the arrays differ in shape, or there are fewer than two time steps; the message names both arrays.
 
-    Example:
+    Examples:
         >>> reward, discount = torch.ones(4, 1), torch.tensor([[0.5], [0.5], [0.5], [0.0]])
         >>> discounted_returns(reward, discount, torch.tensor([[0], [1], [1], [2]])).squeeze()
         tensor([1.7500, 1.5000, 1.0000])
@@ -85,7 +85,7 @@ def lambda_returns(
     Raises:
         ShapeError: the arrays differ in shape, or there are fewer than two time steps; the message names both arrays.
 
-    Example:
+    Examples:
         >>> value, reward, discount = torch.full((3, 1), 10.0), torch.ones(3, 1), torch.full((3, 1), 0.5)
         >>> lambda_returns(value, reward, discount, torch.tensor([[0], [1], [1]]), lambda_=0.5).squeeze()
         tensor([5., 6.])
@@ -128,7 +128,7 @@ def n_step_returns(
         ShapeError: the arrays differ in shape, or there are fewer than two time steps; the message names both arrays.
         ValueError: n is less than 1.
 
-    Example:
+    Examples:
         >>> value, reward, discount = torch.full((4, 1), 8.0), torch.ones(4, 1), torch.full((4, 1), 0.5)
         >>> n_step_returns(value, reward, discount, torch.tensor([[0], [1], [1], [1]]), n=2).squeeze()
         tensor([3.5000, 3.5000, 5.0000])
@@ -172,7 +172,7 @@ def n_step_targets(
     Raises:
         ShapeError: the arrays differ in shape, or there are fewer than two rows; the message names both arrays.
 
-    Example:
+    Examples:
         >>> reward, discount = torch.tensor([[9.0], [1.0], [1.0], [5.0]]), torch.full((4, 1), 0.5)
         >>> n_step_targets(reward, discount, torch.tensor([[0], [1], [2], [0]]))
         NStep(reward=tensor([1.5000]), discount=tensor([0.2500]), steps=tensor([2]))

@@ -31,7 +31,7 @@ def standardize(x: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"], *, epsilon:
     Raises:
         ShapeError: the arrays differ in shape; the message names both.
 
-    Example:
+    Examples:
         >>> standardize(torch.tensor([1.0, 3.0, 50.0]), torch.tensor([True, True, False]))
         tensor([-1.,  1.,  0.])
     """
@@ -64,7 +64,7 @@ def moments_of(x: Num[Tensor, "..."], dims: int | Sequence[int] = 0) -> Moments:
     Returns:
         `Moments` of the remaining shape, without gradient; count 0 when x has no rows.
 
-    Example:
+    Examples:
         >>> moments_of(torch.tensor([[1.0, 10.0], [3.0, 10.0]])).mean
         tensor([ 2., 10.], dtype=torch.float64)
     """
@@ -96,7 +96,7 @@ def merge(a: Moments, b: Moments) -> Moments:
     Raises:
         ShapeError: the means differ in shape; the message names both.
 
-    Example:
+    Examples:
         >>> merge(moments_of(torch.tensor([1.0, 2.0])), moments_of(torch.tensor([6.0]))).mean
         tensor(3., dtype=torch.float64)
     """
@@ -118,7 +118,7 @@ def variance(moments: Moments) -> Float[Tensor, "..."]:
     Returns:
         float64, at least 0, of the mean's shape; 0 when there are no rows.
 
-    Example:
+    Examples:
         >>> variance(moments_of(torch.tensor([1.0, 3.0])))
         tensor(1., dtype=torch.float64)
     """

@@ -33,7 +33,7 @@ def td_target(
     Raises:
         ShapeError: the arrays differ in shape; the message names both.
 
-    Example:
+    Examples:
         >>> td_target(torch.tensor([10.0, 10.0]), torch.tensor([1.0, 1.0]), torch.tensor([0.9, 0.0]))
         tensor([10.,  1.])
     """
@@ -68,7 +68,7 @@ def q_target(
     Raises:
         ShapeError: the arrays do not fit together; the message names both.
 
-    Example:
+    Examples:
         >>> next_q, mask = torch.tensor([[1.0, 5.0]]), torch.tensor([[True, False]])
         >>> q_target(next_q, torch.tensor([1.0]), torch.tensor([0.5]), mask)
         tensor([1.5000])
@@ -104,7 +104,7 @@ def double_q_target(
     Raises:
         ShapeError: the arrays do not fit together; the message names both.
 
-    Example:
+    Examples:
         >>> online, target = torch.tensor([[1.0, 2.0]]), torch.tensor([[30.0, 10.0]])
         >>> double_q_target(online, target, torch.tensor([1.0]), torch.tensor([0.5]))
         tensor([6.])

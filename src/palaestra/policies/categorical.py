@@ -29,7 +29,7 @@ class CategoricalPolicy(NetworkPolicy):
     Raises:
         ConfigError: the action space is not discrete; the message says what fits it.
 
-    Example:
+    Examples:
         >>> from palaestra.core import TensorSpec
         >>> policy = CategoricalPolicy.build(TensorSpec((4,)), DiscreteSpec(num=2))
         >>> policy([[0.0, 0.0, 0.0, 0.0]]).shape

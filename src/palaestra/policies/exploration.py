@@ -76,7 +76,7 @@ class EpsilonGreedy(Exploration):
     Raises:
         ConfigError: there is no action, or ε leaves [0, 1].
 
-    Example:
+    Examples:
         >>> EpsilonGreedy(num_actions=10, epsilon=0.0)(np.array([3, 1]))
         array([3, 1])
     """
@@ -139,7 +139,7 @@ class UniformNoise(_Noise):
     Raises:
         ConfigError: the bounds of the noise are the wrong way round.
 
-    Example:
+    Examples:
         >>> action = UniformNoise(-0.1, 0.1, maximum=1.0)(np.ones(3))
         >>> bool((action > 0.9).all() and (action <= 1.0).all())
         True
@@ -172,7 +172,7 @@ class GaussianNoise(_Noise):
         maximum: upper bound of actions, a number or [A]; `None` does not clip.
         seed: of the own generator.
 
-    Example:
+    Examples:
         >>> GaussianNoise(std=0.5, relative=True)(np.zeros(2))
         array([0., 0.])
     """

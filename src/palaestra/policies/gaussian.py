@@ -36,7 +36,7 @@ class GaussianPolicy(NetworkPolicy):
     Raises:
         ConfigError: the action space is not continuous; the message says what fits it.
 
-    Example:
+    Examples:
         >>> policy = GaussianPolicy.build(TensorSpec((4,)), BoundedSpec((2,), minimum=np.zeros(2), maximum=np.ones(2)))
         >>> policy([0.0, 0.0, 0.0, 0.0])  # the mean starts near 0: the middle
         array([0.5, 0.5], dtype=float32)

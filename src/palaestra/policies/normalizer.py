@@ -32,7 +32,7 @@ class ObservationNormalizer(nn.Module):
     Raises:
         ConfigError: no leaf is floating-point, or c is not positive.
 
-    Example:
+    Examples:
         >>> normalizer = ObservationNormalizer(TensorSpec((1,)))
         >>> normalizer.merge(normalizer.increment(torch.tensor([[1.0], [3.0]])))
         >>> normalizer(torch.tensor([[3.0], [99.0]]))

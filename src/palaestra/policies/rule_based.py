@@ -34,7 +34,7 @@ class RulePolicy(Policy):
         observation_spec: what an observation looks like, without leading dimensions.
         action_spec: what the environment's action looks like.
 
-    Example:
+    Examples:
         >>> lean = RulePolicy(lambda observation: observation[:, 2] > 0, TensorSpec((4,)), DiscreteSpec(num=2))
         >>> int(lean([0.0, 0.0, 0.1, 0.0]))
         1
@@ -59,7 +59,7 @@ class RandomPolicy(Policy):
         observation_spec: what an observation looks like, without leading dimensions.
         action_spec: what the environment's action looks like.
 
-    Example:
+    Examples:
         >>> RandomPolicy(TensorSpec((4,)), DiscreteSpec(num=2))(np.zeros((3, 4))).shape
         (3,)
     """

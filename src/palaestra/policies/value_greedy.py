@@ -31,7 +31,7 @@ class ValueGreedyPolicy(NetworkPolicy):
     Raises:
         ConfigError: the action space is not discrete; the message says what fits it.
 
-    Example:
+    Examples:
         >>> from palaestra.core import TensorSpec
         >>> policy = ValueGreedyPolicy.build(TensorSpec((4,)), DiscreteSpec(num=2))
         >>> policy([[0.0, 0.0, 0.0, 0.0]]).shape

@@ -43,7 +43,7 @@ class Collector:
         policy: how to act, in `Phase.COLLECT`.
         buffer: what rows are appended to, one lane per environment.
 
-    Example:
+    Examples:
         >>> from palaestra import PPO, Collector, EnvConfig, create_environment
         >>> env = create_environment(EnvConfig(name="CartPole-v1", num_envs=2))
         >>> collector = Collector.of(env, PPO(env.observation_spec, env.action_spec))

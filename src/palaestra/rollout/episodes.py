@@ -135,7 +135,7 @@ def episode_metrics(episodes: Iterable[Episode] | deque[Episode]) -> dict[str, f
     Returns:
         `return_mean`, `length_mean` and `info/x` for every info entry; empty without episodes.
 
-    Example:
+    Examples:
         >>> episode_metrics([Episode(3.0, 2, 0, {}), Episode(5.0, 4, 1, {})])
         {'return_mean': 4.0, 'length_mean': 3.0}
     """

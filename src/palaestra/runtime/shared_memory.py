@@ -27,7 +27,7 @@ class SharedArrays:
     Args:
         layout: shape and dtype (as numpy takes it) of every array.
 
-    Example:
+    Examples:
         >>> shared = SharedArrays({"reward": ((2,), "float32")})
         >>> shared["reward"]
         array([0., 0.], dtype=float32)

@@ -14,7 +14,7 @@ __all__ = ["Averages"]
 class Averages:
     """Running sums in float64, added up in order, so that stopping in between changes no digit.
 
-    Example:
+    Examples:
         >>> averages = Averages()
         >>> averages.add([{"loss": torch.tensor(1.0)}, {"loss": torch.tensor(2.0)}])
         >>> averages.take()

@@ -50,7 +50,7 @@ def load(
         ConfigError: no such id, or its constructor refuses the arguments.
         MissingExtraError: it needs an optional package.
 
-    Example:
+    Examples:
         >>> load("CartPole-v1").duration
         500
     """

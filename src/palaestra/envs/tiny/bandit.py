@@ -21,7 +21,7 @@ class Bandit(gymnasium.Env[np.ndarray, np.int64]):
         num_arms: k, at least 2.
         noise: standard deviation of the Gaussian noise on the reward.
 
-    Example:
+    Examples:
         >>> env = Bandit(3)
         >>> _ = env.reset(seed=0)
         >>> env.step(np.int64(1))[1:3]

@@ -25,7 +25,7 @@ class Catch(gymnasium.Env[np.ndarray, np.int64]):
         num_rows: of the board.
         num_columns: of the board.
 
-    Example:
+    Examples:
         >>> env = Catch()
         >>> observation, _ = env.reset(seed=0)
         >>> observation.shape, float(observation.sum())

@@ -24,7 +24,7 @@ class Chain(gymnasium.Env[np.ndarray, np.int64]):
     Args:
         num_states: n, at least 1.
 
-    Example:
+    Examples:
         >>> env = Chain(2)
         >>> env.reset(seed=0)[0], env.step(np.int64(1))[1:3], env.step(np.int64(1))[1:3]
         (array([1., 0.], dtype=float32), (0.0, False), (1.0, True))

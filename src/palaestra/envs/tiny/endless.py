@@ -22,7 +22,7 @@ class Endless(gymnasium.Env[np.ndarray, np.int64]):
         random: whether observations are uniform noise in [0, 1] rather than ones.
         size: numbers in an observation.
 
-    Example:
+    Examples:
         >>> env = Endless()
         >>> env.reset(seed=0)[0], env.step(np.int64(0))[1:4]
         (array([1.], dtype=float32), (1.0, False, False))

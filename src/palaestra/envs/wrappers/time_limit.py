@@ -24,7 +24,7 @@ class TimeLimit(EnvironmentWrapper):
     Raises:
         ConfigError: the duration is below 1.
 
-    Example:
+    Examples:
         >>> from palaestra.envs import load
         >>> env = TimeLimit(load("palaestra.envs.tiny:Endless"), 2)
         >>> time_steps = [env.reset(), env.step(0), env.step(0)]
