@@ -106,8 +106,10 @@ def raise_with_culprit(node: Node, index: Any, error: Exception) -> NoReturn:
         try:
             refuse_text(leaf) if isinstance(leaf, str) else leaf[index]
         except (IndexError, TypeError, ValueError) as refusal:
+            shapes = (getattr(value, "shape", None) for value in (leaf, index))
             what, by = (
-                f"of shape {tuple(value.shape)}" if hasattr(value, "shape") else repr(value) for value in (leaf, index)
+                repr(value) if shape is None else f"of shape {tuple(shape)}"
+                for value, shape in zip((leaf, index), shapes, strict=True)
             )
             error, where = refusal, f" (field {'.'.join(path)!r} {what}, index {by})"
             break

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import CheckpointError, ConfigError, ShapeError
+from palaestra.core import CheckpointError, ConfigError, ShapeError, did_you_mean
 from palaestra.nn.optimizer import ComponentOptimizer, OptimizerOption
 
 __all__ = ["CoreModel", "combine_gradients"]
@@ -23,11 +23,12 @@ class CoreModel(nn.Module):
     """Network components with embedded optimizers, so that an algorithm knows nothing of either.
 
     A component without an option is frozen: it gets no gradients (target networks). Subclass it and define `forward`
-    for a model whose components call each other.
+    for a model whose components call each other. Passing the same module, or the same model, to several users shares
+    its parameters; `clone` and `create_algorithm_func` give new ones.
 
     Args:
         component: modules by name.
-        optim_option: how each is trained; the keys are names of components.
+        optim_option: how each is trained, by the component's name; no entry, or `None`, freezes it.
 
     Raises:
         ConfigError: an option names no component, or two trained components share a parameter.
@@ -36,37 +37,33 @@ class CoreModel(nn.Module):
         >>> model = CoreModel({"q": nn.Linear(3, 1)}, {"q": OptimizerOption("sgd", {"lr": 0.1})})
         >>> before = model.component["q"].bias.clone()
         >>> model.step(model.component["q"](torch.zeros(1, 3)).sum())
-        >>> float((before - model.component["q"].bias).detach())  # the gradient is 1
-        0.10000000149011612
+        >>> round(float((before - model.component["q"].bias).detach()), 6)  # the gradient is 1
+        0.1
     """
 
     def __init__(
-        self, component: Mapping[str, nn.Module], optim_option: Mapping[str, OptimizerOption] | None = None
+        self, component: Mapping[str, nn.Module], optim_option: Mapping[str, OptimizerOption | None] | None = None
     ) -> None:
         super().__init__()
         self.component = nn.ModuleDict(component)
         self.optimizers: dict[str, ComponentOptimizer] = {}
-        options = optim_option or {}
+        options = {name: option for name, option in (optim_option or {}).items() if option is not None}
         if unknown := sorted(set(options) - set(component)):
             raise ConfigError(f"optimizers are given for {unknown}, but the components are {sorted(component)}")
+        for name in component.keys() - options.keys():
+            component[name].requires_grad_(False)
         owner: dict[int, str] = {}
-        for name, module in component.items():
-            module.requires_grad_(name in options)
-            if name not in options:
-                continue
-            for key, parameter in module.named_parameters():
+        for name, option in options.items():
+            parameters = dict(component[name].requires_grad_().named_parameters())
+            for key, parameter in parameters.items():
                 if other := owner.get(id(parameter)):
                     raise ConfigError(
                         f"the components {other!r} and {name!r} both train {key!r}; leave it to one of them"
                     )
                 owner[id(parameter)] = name
-        self._rebuild_optimizers(options)
+            named = {f"{name}.{key}": parameter for key, parameter in parameters.items()}
+            self.optimizers[name] = ComponentOptimizer(named, option)
         self._policy: list[_Sampler] = []
-
-    def _rebuild_optimizers(self, options: Mapping[str, OptimizerOption]) -> None:
-        for name, option in options.items():
-            parameters = {f"{name}.{key}": value for key, value in self.component[name].named_parameters()}
-            self.optimizers[name] = ComponentOptimizer(parameters, option)
 
     # -- learning
 
@@ -91,11 +88,24 @@ class CoreModel(nn.Module):
         Returns:
             A gradient by the parameter's full name (`"component.path.weight"`). A component that the loss does not
             depend on at all is left out.
+
+        Raises:
+            ConfigError: a component has no optimizer, or was frozen by another model that shares it.
         """
-        names, parameters = [], []
+        names: list[str] = []
+        parameters: list[Tensor] = []
         for component in self.optimizers if components is None else components:
+            if component not in self.optimizers:
+                raise ConfigError(f"no optimizer trains {component!r}{did_you_mean(component, self.optimizers)}")
             names += self.optimizers[component].names
             parameters += self.optimizers[component].parameters
+        if not parameters:
+            raise ConfigError(f"no optimizer trains any of the components {list(self.component)}; give `optim_option`")
+        if not all(parameter.requires_grad for parameter in parameters):
+            frozen = [name for name, parameter in zip(names, parameters, strict=True) if not parameter.requires_grad]
+            raise ConfigError(
+                f"{frozen[:4]} were frozen after this model was built, by another model that shares them?"
+            )
         gradients = torch.autograd.grad(loss, parameters, retain_graph=retain_graph, allow_unused=True)
         return {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
 
@@ -109,16 +119,27 @@ class CoreModel(nn.Module):
             weights: of the average, for shards of unequal size; `None` weighs all alike.
 
         Returns:
-            The norm of each component's gradient before clipping, 0-dim.
+            The norm of each component's gradient before clipping, 0-dim. One that is not finite was not applied.
+
+        Raises:
+            ShapeError: a gradient belongs to no trained parameter, or no gradients were given.
         """
         combined = gradients[0] if len(gradients) == 1 else combine_gradients(gradients, weights)
         norms: dict[str, Tensor] = {}
+        used = 0
         for name, optimizer in self.optimizers.items():
-            found = [combined.get(key) for key in optimizer.names]
-            if all(gradient is None for gradient in found):
+            found = [combined[key] for key in optimizer.names if key in combined]
+            used += len(found)
+            if not found:
                 continue
-            pairs = zip(found, optimizer.parameters, strict=True)
-            norms[name] = optimizer.step([torch.zeros_like(p) if g is None else g for g, p in pairs])
+            if len(found) < len(optimizer.names):
+                pairs = zip(optimizer.names, optimizer.parameters, strict=True)
+                found = [combined[key] if key in combined else torch.zeros_like(p) for key, p in pairs]
+            norms[name] = optimizer.step(found)
+        if used < len(combined):
+            known = [key for optimizer in self.optimizers.values() for key in optimizer.names]
+            unknown = [key for key in combined if key not in known]
+            raise ShapeError(f"the gradients {unknown[:4]} belong to no trained parameter; known are {known[:4]}, ...")
         return norms
 
     def set_progress(self, progress: float) -> None:
@@ -238,8 +259,10 @@ def combine_gradients(
         weights: of the average, for example numbers of valid rows; `None` weighs all alike.
 
     Raises:
-        ShapeError: there are not as many weights as gradients.
+        ShapeError: there are no gradients, or not as many weights as gradients.
     """
+    if not gradients:
+        raise ShapeError("no gradients were given; at least one source is needed")
     shares = [1.0] * len(gradients) if weights is None else list(weights)
     if len(shares) != len(gradients):
         raise ShapeError(f"{len(gradients)} gradients and {len(shares)} weights were given; one weight each is needed")
@@ -259,7 +282,7 @@ def _copy(source: nn.Module, target: nn.Module, *, tau: float) -> None:
         different = [n for n in mine.keys() | theirs.keys() if n not in mine or n not in theirs]
         different += [n for n in mine.keys() & theirs.keys() if mine[n].shape != theirs[n].shape]
         raise ShapeError(f"the parameters differ: {sorted(different)[:4]}; only equal structures can be synchronised")
-    floating = [name for name, value in mine.items() if tau < 1.0 and value.is_floating_point()]
+    floating = {name: None for name, value in mine.items() if tau < 1.0 and value.is_floating_point()}
     if floating:
         torch._foreach_lerp_(  # pyright: ignore[reportPrivateImportUsage]
             [theirs[name] for name in floating], [mine[name] for name in floating], tau
@@ -267,3 +290,32 @@ def _copy(source: nn.Module, target: nn.Module, *, tau: float) -> None:
     for name, value in mine.items():
         if name not in floating:
             theirs[name].copy_(value)
+
+
+def create_algorithm_func(
+    model_class: Callable[..., Any],
+    model_args: Mapping[str, Any],
+    algorithm_class: Callable[..., Any],
+    algorithm_args: Mapping[str, Any],
+) -> Callable[[], Any]:
+    """A function without arguments that makes an algorithm with a model of its own: PARL's way of cloning.
+
+    Args:
+        model_class: makes a model.
+        model_args: its arguments by name.
+        algorithm_class: makes an algorithm; it is given `model_func`, which makes a new model whenever it is called.
+        algorithm_args: its other arguments by name.
+
+    Examples:
+        >>> make = create_algorithm_func(dict, {"size": 3}, lambda model_func, gamma: (model_func(), gamma), {"gamma": 1})
+        >>> make(), make()[0] is make()[0]
+        (({'size': 3}, 1), False)
+    """
+
+    def model_func() -> Any:
+        return model_class(**model_args)
+
+    def algorithm_func() -> Any:
+        return algorithm_class(model_func=model_func, **algorithm_args)
+
+    return algorithm_func

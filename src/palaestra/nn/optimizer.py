@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors as flatten
 
 from palaestra.core import CheckpointError, ConfigError, Linear, Piecewise, Schedule, did_you_mean, schedule_value
 
@@ -35,7 +36,8 @@ _FUSED: dict[str, Callable[..., None]] = {
 _foreach_norm: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
 _foreach_mul: Any = torch._foreach_mul  # pyright: ignore[reportPrivateImportUsage]
 
-_SMALL = 1 << 18  # elements up to which one concatenation is quicker than a norm of each tensor
+
+_SMALL = 1 << 18  # elements up to which one copy into a vector is quicker than work on each tensor
 
 
 @dataclass(frozen=True)
@@ -99,12 +101,21 @@ class ComponentOptimizer:
             if setting is None or self._settings[setting]
         }
         """What it remembers of every parameter, by name."""
-        device = self.parameters[0].device if self.parameters else None
-        self.steps = torch.zeros((), device=device)
+        self.steps = torch.zeros(())
         """0-dim, gradient steps made."""
+        self._follow_parameters()
+
+    def _follow_parameters(self) -> None:
+        """Keeps the state where the parameters are, and chooses the quickest way to work on them."""
+        for tensors in self.state.values():
+            tensors[:] = [tensor.to(p.device, p.dtype) for tensor, p in zip(tensors, self.parameters, strict=True)]
+        self._device = self.parameters[0].device if self.parameters else self.steps.device
+        self.steps = self.steps.to(self._device)
         kinds = {(parameter.device, parameter.dtype) for parameter in self.parameters}
-        self._fused = _FUSED.get(option.cls) if len(kinds) == 1 else None
-        self._small = sum(parameter.numel() for parameter in self.parameters) <= _SMALL and len(kinds) == 1
+        self._fused = _FUSED.get(self.option.cls) if len(kinds) == 1 else None
+        sizes = [parameter.numel() for parameter in self.parameters]
+        plain = all(parameter.is_contiguous() and parameter.is_cpu for parameter in self.parameters)
+        self._vector_sizes = sizes if self._fused and plain and sum(sizes) <= _SMALL else None
 
     def set_progress(self, progress: float) -> None:
         """Moves the learning rate along its schedule.
@@ -136,8 +147,15 @@ class ComponentOptimizer:
                 grads = [grad * scale for grad in grads]
             self._update(grads, self.learning_rate, torch.isfinite(norm))
             return norm
-        grads = [_in_order_of(parameter, grad) for parameter, grad in zip(self.parameters, gradients, strict=True)]
-        norm = self._norm(grads)
+        if self.parameters[0].device != self._device:
+            self._follow_parameters()
+        if self._vector_sizes is not None:
+            grads = [flatten(gradients)]
+            norm = torch.linalg.vector_norm(grads[0])
+        else:
+            grads = [_in_order_of(parameter, grad) for parameter, grad in zip(self.parameters, gradients, strict=True)]
+            norms = [norm.to(grads[0].device, torch.float32) for norm in _foreach_norm(grads)]
+            norm = torch.linalg.vector_norm(torch.stack(norms))
         length = float(norm)
         if math.isfinite(length):
             if limit is not None and length > limit:
@@ -148,13 +166,9 @@ class ComponentOptimizer:
                 self._update_fused(self._fused, grads)
         return norm
 
-    def _norm(self, grads: list[Tensor]) -> Tensor:
-        if self._small:
-            return torch.linalg.vector_norm(torch.cat([grad.view(-1) for grad in grads]))
-        norms = [norm.to(grads[0].device, torch.float32) for norm in _foreach_norm(grads)]
-        return torch.linalg.vector_norm(torch.stack(norms))
-
-    def _update_fused(self, kernel: Callable[..., None], grads: list[Tensor]) -> None:
+    def _update_fused(self, kernel: Callable[..., None], grads: Sequence[Tensor]) -> None:
+        if self._vector_sizes is not None:
+            grads = grads[0].split_with_sizes(self._vector_sizes)
         self.steps += 1
         settings, state = self._settings, self.state
         kernel(
@@ -178,9 +192,10 @@ class ComponentOptimizer:
         rule = {"adam": _adam, "adamw": _adam, "rmsprop": _rmsprop, "sgd": _sgd}[self.option.cls]
         settings = {**self._settings, "decoupled": self.option.cls == "adamw"}
         _write(self.steps, self.steps + 1, finite)
+        steps = self.steps.double()  # 1 - 0.999 loses half of its digits in float32
         for i, (parameter, grad) in enumerate(zip(self.parameters, grads, strict=True)):
             old = {name: tensors[i] for name, tensors in self.state.items()}
-            change, new = rule(parameter, grad, old, settings, self.steps)
+            change, new = rule(parameter, grad, old, settings, steps)
             if settings["decoupled"]:
                 change = change + settings["weight_decay"] * parameter
             _write(parameter, parameter - rate * change, finite)
@@ -212,16 +227,6 @@ class ComponentOptimizer:
             raise CheckpointError(f"the saved optimizer state does not fit {self.option.cls}: {sorted(different)[:4]}")
         for name, tensor in mine.items():
             tensor.copy_(tensors[name])
-
-    def move(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Follows parameters that were moved to another device.
-
-        Args:
-            change: what was done to each parameter.
-        """
-        for tensors in self.state.values():
-            tensors[:] = [change(tensor) for tensor in tensors]
-        self.steps = change(self.steps).float()
 
 
 def _in_order_of(parameter: Tensor, grad: Tensor) -> Tensor:
