@@ -1,7 +1,7 @@
 """Networks: layers, encoders of nested observations, recurrent cells, and models with embedded optimizers."""
 
 from palaestra.nn.cnn import NatureCNN
-from palaestra.nn.core_model import CoreModel, combine_gradients
+from palaestra.nn.core_model import CoreModel, combine_gradients, create_algorithm_func
 from palaestra.nn.encoder import ACTION_MASK, Encoder
 from palaestra.nn.mlp import MLP, Activation, Initialisation
 from palaestra.nn.network import GaussianNetwork, Network, NetworkConfig, QNetwork
@@ -25,4 +25,5 @@ __all__ = [
     "OptimizerOption",
     "QNetwork",
     "combine_gradients",
+    "create_algorithm_func",
 ]

@@ -307,9 +307,9 @@ def create_algorithm_func(
         algorithm_args: its other arguments by name.
 
     Examples:
-        >>> make = create_algorithm_func(dict, {"size": 3}, lambda model_func, gamma: (model_func(), gamma), {"gamma": 1})
+        >>> make = create_algorithm_func(dict, {"size": 3}, lambda model_func, rate: [model_func(), rate], {"rate": 1})
         >>> make(), make()[0] is make()[0]
-        (({'size': 3}, 1), False)
+        ([{'size': 3}, 1], False)
     """
 
     def model_func() -> Any:
