@@ -10,10 +10,8 @@ TOTAL_ENV_STEPS = 10_000
 
 def main() -> None:
     torch.set_num_threads(1)  # networks this small are slower with more
-    seeds = RunSeeds(0)
-    env = create_environment(EnvConfig(name="CartPole-v1"), lane_seeds=[seeds.integer("environments")])
-    eval_lanes = [seeds.integer("evaluation", lane) for lane in range(4)]
-    eval_env = create_environment(EnvConfig(name="CartPole-v1", num_envs=4), lane_seeds=eval_lanes)
+    env = create_environment(EnvConfig(name="CartPole-v1"), seed=0)
+    eval_env = create_environment(EnvConfig(name="CartPole-v1", num_envs=4), seed=1)
     config = DQNConfig(
         learning_rate=2e-3,
         num_updates=128,
@@ -23,7 +21,7 @@ def main() -> None:
         epsilon=Linear(1.0, 0.04, 0.2),
         network=NetworkConfig(hidden_sizes=(64, 64)),
     )
-    algorithm = DQN(env.observation_spec, env.action_spec, config, seeds)
+    algorithm = DQN(env.observation_spec, env.action_spec, config, RunSeeds(0))
     collector = Collector.of(env, algorithm)
     buffer, best = collector.buffer, float("-inf")
 

@@ -11,16 +11,13 @@ TOTAL_ENV_STEPS = 40_000
 
 def main() -> None:
     torch.set_num_threads(1)  # networks this small are slower with more
-    seeds = RunSeeds(0)
-    lanes = [seeds.integer("environments", lane) for lane in range(8)]
-    env = create_environment(EnvConfig(name="CartPole-v1", num_envs=8), lane_seeds=lanes)
-    eval_lanes = [seeds.integer("evaluation", lane) for lane in range(4)]
-    eval_env = create_environment(EnvConfig(name="CartPole-v1", num_envs=4), lane_seeds=eval_lanes)
+    env = create_environment(EnvConfig(name="CartPole-v1", num_envs=8), seed=0)
+    eval_env = create_environment(EnvConfig(name="CartPole-v1", num_envs=4), seed=1)
 
     config = PPOConfig(
         learning_rate=Linear(1e-3, 0.0), clip=Linear(0.2, 0.0), num_updates=20, gamma=0.98, gae_lambda=0.8
     )
-    algorithm = PPO(env.observation_spec, env.action_spec, config, seeds)
+    algorithm = PPO(env.observation_spec, env.action_spec, config, RunSeeds(0))
     collector = Collector.of(env, algorithm)  # with the buffer that PPO's plan asks for
     returns: deque[float] = deque(maxlen=50)
 

@@ -25,9 +25,9 @@ SETTINGS = {
     "rmsprop": ("rmsprop", {}),
     "rmsprop with momentum": ("rmsprop", {"momentum": 0.9, "weight_decay": 0.1}),
     "rmsprop, centred": ("rmsprop", {"centered": True, "alpha": 0.9, "eps": 1e-3}),
-    "sgd": ("sgd", {"lr": 0.1}),
-    "sgd with momentum": ("sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}),
-    "sgd, nesterov": ("sgd", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "sgd": ("sgd", {"lr": 0.01}),
+    "sgd with momentum": ("sgd", {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.1}),
+    "sgd, nesterov": ("sgd", {"lr": 0.01, "momentum": 0.9, "nesterov": True}),
 }
 
 
