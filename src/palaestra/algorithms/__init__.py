@@ -2,17 +2,10 @@
 
 from typing import Any
 
-from palaestra.algorithms.algorithm import (
-    Algorithm,
-    AlgorithmConfig,
-    GradientAlgorithm,
-    Gradients,
-    Losses,
-    UpdateInfo,
-    mean_metrics,
-)
+from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, GradientAlgorithm
 from palaestra.algorithms.dqn import DQN, DQNBatch, DQNConfig
 from palaestra.algorithms.ppo import PPO, PPOBatch, PPOConfig
+from palaestra.algorithms.records import Gradients, Losses, UpdateInfo, mean_metrics
 from palaestra.algorithms.reinforce import Reinforce, ReinforceBatch, ReinforceConfig
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {"dqn": DQN, "ppo": PPO, "reinforce": Reinforce}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, final
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar, final
 
 import torch
 from torch import Tensor
 
+from palaestra.algorithms.records import Gradients, Losses, UpdateInfo
 from palaestra.core import (
     Batch,
     CheckpointError,
@@ -25,7 +26,7 @@ from palaestra.core import (
 from palaestra.nn import CoreModel, combine_gradients
 from palaestra.policies import NetworkPolicy, Phase, Policy
 
-__all__ = ["Algorithm", "AlgorithmConfig", "GradientAlgorithm", "Gradients", "Losses", "UpdateInfo"]
+__all__ = ["Algorithm", "AlgorithmConfig", "GradientAlgorithm"]
 
 
 _FRACTIONS = ("gamma", "gae_lambda")
@@ -52,62 +53,6 @@ class AlgorithmConfig:
                 problems.append(f"algorithm.{name} is {value}; it must be greater than 0")
         if problems:
             raise ConfigError("\n".join(problems))
-
-
-class Losses(NamedTuple):
-    """What `GradientAlgorithm.losses` states for one minibatch."""
-
-    terms: dict[str, Tensor]
-    """Scalars to minimise, each a mean over valid rows."""
-    metrics: dict[str, Tensor]
-    """Scalars to report."""
-    priority: Tensor | None = None
-    """[N] how much each row should be sampled again; `None` where the algorithm has no opinion."""
-
-
-class Gradients(NamedTuple):
-    """What a gradient worker returns for one minibatch."""
-
-    values: dict[str, Tensor]
-    """Gradient by the parameter's full name."""
-    num_valid: Tensor | int
-    """Rows that counted: the weight when shards are combined."""
-    metrics: dict[str, Tensor]
-    """Scalars to report, without gradient."""
-    priority: Tensor | None
-    """[N] new priorities."""
-
-
-@dataclass(slots=True)
-class UpdateInfo:
-    """What one update did. Metrics stay tensors until they are read, so that reporting costs nothing when unused."""
-
-    policy_version: int
-    """Version after the update."""
-    gradient_steps: int
-    """Optimizer steps made."""
-    rows_trained: int
-    """Rows learned from, each counted as often as it was used."""
-    records: list[dict[str, Tensor]] = field(default_factory=list)
-    """One dict of 0-dim metrics per gradient step."""
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The mean of every metric over the update's gradient steps."""
-        return mean_metrics(self.records)
-
-
-def mean_metrics(records: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """The mean of each metric over records that have it.
-
-    Args:
-        records: dicts of 0-dim tensors.
-    """
-    columns: dict[str, list[Tensor]] = {}
-    for record in records:
-        for name, value in record.items():
-            columns.setdefault(name, []).append(value)
-    return {name: float(torch.stack(values).float().mean()) for name, values in columns.items()}
 
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
@@ -345,7 +290,9 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             ConfigError: this machine has no C++ compiler, or this torch cannot trace gradients.
         """
         torch._dynamo.config.trace_autograd_ops = True
-        self._compiled = torch.compile(self._gradient_step, fullgraph=True, dynamic=False)
+        self._compiled = torch.compile(
+            self._gradient_step, fullgraph=True, dynamic=False, options={"guard_filter_fn": _batch_guards}
+        )
 
     def _gradient_step(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
         gradients = self.gradients(batch)
@@ -381,6 +328,18 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                     f"{type(self).__name__}.losses returned a term that trains {component!r}, but the optimizers are "
                     f"{sorted(self.model.optimizers)}; every term needs one, or an entry in `trains`"
                 )
+
+
+_GLOBAL_STATE = ("GRAD_MODE", "GLOBAL_STATE", "SHAPE_ENV", "DEFAULT_DEVICE", "DETERMINISTIC_ALGORITHMS")
+
+
+def _batch_guards(guards: Sequence[Any]) -> list[bool]:
+    """Which conditions compiled code checks at every call: those on the batch and on torch's global state.
+
+    What belongs to the algorithm (parameters, settings, optimizer state) stays the same object after `compile`, and
+    checking some two hundred conditions on it takes a tenth of a small gradient step.
+    """
+    return [guard.name.startswith("L['batch']") or guard.guard_type in _GLOBAL_STATE for guard in guards]
 
 
 def _num_valid(batch: Batch) -> Tensor | int:

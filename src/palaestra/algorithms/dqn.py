@@ -14,7 +14,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm, Losses
+from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption, QNetwork
 from palaestra.ops import double_q_target, huber, n_step_targets, q_target

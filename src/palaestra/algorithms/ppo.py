@@ -13,7 +13,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm, Losses
+from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.records import Losses
 from palaestra.core import (
     Batch,
     DataSource,

@@ -13,7 +13,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm, Losses
+from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import discounted_returns, masked_mean, policy_gradient, standardize

@@ -1,0 +1,68 @@
+"""What algorithms state and report: losses, gradients, updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Gradients", "Losses", "UpdateInfo", "mean_metrics"]
+
+
+class Losses(NamedTuple):
+    """What `GradientAlgorithm.losses` states for one minibatch."""
+
+    terms: dict[str, Tensor]
+    """Scalars to minimise, each a mean over valid rows."""
+    metrics: dict[str, Tensor]
+    """Scalars to report."""
+    priority: Tensor | None = None
+    """[N] how much each row should be sampled again; `None` where the algorithm has no opinion."""
+
+
+class Gradients(NamedTuple):
+    """What a gradient worker returns for one minibatch."""
+
+    values: dict[str, Tensor]
+    """Gradient by the parameter's full name."""
+    num_valid: Tensor | int
+    """Rows that counted: the weight when shards are combined."""
+    metrics: dict[str, Tensor]
+    """Scalars to report, without gradient."""
+    priority: Tensor | None
+    """[N] new priorities."""
+
+
+@dataclass(slots=True)
+class UpdateInfo:
+    """What one update did. Metrics stay tensors until they are read, so that reporting costs nothing when unused."""
+
+    policy_version: int
+    """Version after the update."""
+    gradient_steps: int
+    """Optimizer steps made."""
+    rows_trained: int
+    """Rows learned from, each counted as often as it was used."""
+    records: list[dict[str, Tensor]] = field(default_factory=list)
+    """One dict of 0-dim metrics per gradient step."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The mean of every metric over the update's gradient steps."""
+        return mean_metrics(self.records)
+
+
+def mean_metrics(records: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """The mean of each metric over records that have it.
+
+    Args:
+        records: dicts of 0-dim tensors.
+    """
+    columns: dict[str, list[Tensor]] = {}
+    for record in records:
+        for name, value in record.items():
+            columns.setdefault(name, []).append(value)
+    return {name: float(torch.stack(values).float().mean()) for name, values in columns.items()}
