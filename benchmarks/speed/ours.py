@@ -62,12 +62,11 @@ class WindowLogger:
         return self._first[0] - self._first[1] * usual_s
 
     def _counters(self) -> dict[str, int]:
-        """Optimizer steps are read from Adam's own state, not from the library's counter."""
+        """Gradient steps are read from the optimizer's own state, not from the algorithm's counter."""
         (optimizer,) = self._algorithm.model.optimizers.values()
-        steps = {int(step) for step in optimizer.state["step"]}
         return {
             "env_steps": int(self._row["env_steps"]),
-            "updates": max(steps),
+            "updates": int(optimizer.steps),
             "iterations": int(self._row["iterations"]),
         }
 

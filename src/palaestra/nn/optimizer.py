@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors as flatten
+from torch._utils import _unflatten_dense_tensors as unflatten
 
 from palaestra.core import CheckpointError, ConfigError, Linear, Piecewise, Schedule, did_you_mean, schedule_value
 
@@ -114,8 +115,8 @@ class ComponentOptimizer:
         kinds = {(parameter.device, parameter.dtype) for parameter in self.parameters}
         self._fused = _FUSED.get(self.option.cls) if len(kinds) == 1 else None
         sizes = [parameter.numel() for parameter in self.parameters]
-        plain = all(parameter.is_contiguous() and parameter.is_cpu for parameter in self.parameters)
-        self._vector_sizes = sizes if self._fused and plain and sum(sizes) <= _SMALL else None
+        in_order = all(parameter.is_contiguous() and parameter.is_cpu for parameter in self.parameters)
+        self._vector_sizes = sizes if in_order and len(kinds) == 1 and sum(sizes) <= _SMALL else None
 
     def set_progress(self, progress: float) -> None:
         """Moves the learning rate along its schedule.
@@ -149,26 +150,48 @@ class ComponentOptimizer:
             return norm
         if self.parameters[0].device != self._device:
             self._follow_parameters()
-        if self._vector_sizes is not None:
-            grads = [flatten(gradients)]
-            norm = torch.linalg.vector_norm(grads[0])
+        return self._step_vector(gradients) if self._vector_sizes else self._step_each(gradients)
+
+    def _step_vector(self, gradients: Sequence[Tensor]) -> Tensor:
+        """A step on a copy of the whole gradient in one vector."""
+        vector = flatten(gradients)
+        norm = torch.linalg.vector_norm(vector)
+        scale = self._scale(float(norm))
+        if scale is None:
+            return norm
+        if scale < 1:
+            vector *= scale
+        if self._fused is not None:
+            self._update_fused(self._fused, vector.split_with_sizes(self._vector_sizes))
         else:
-            grads = [_in_order_of(parameter, grad) for parameter, grad in zip(self.parameters, gradients, strict=True)]
-            norms = [norm.to(grads[0].device, torch.float32) for norm in _foreach_norm(grads)]
-            norm = torch.linalg.vector_norm(torch.stack(norms))
-        length = float(norm)
-        if math.isfinite(length):
-            if limit is not None and length > limit:
-                grads = _foreach_mul(grads, limit / (length + 1e-6))
-            if self._fused is None:
-                self._update(grads, float(self.learning_rate), None)
-            else:
-                self._update_fused(self._fused, grads)
+            grads = list(gradients) if scale == 1 else unflatten(vector, gradients)
+            self._update(grads, float(self.learning_rate), None)
         return norm
 
+    def _step_each(self, gradients: Sequence[Tensor]) -> Tensor:
+        """A step on one gradient after the other."""
+        grads = [_in_order_of(parameter, grad) for parameter, grad in zip(self.parameters, gradients, strict=True)]
+        norms = [norm.to(grads[0].device, torch.float32) for norm in _foreach_norm(grads)]
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        scale = self._scale(float(norm))
+        if scale is None:
+            return norm
+        if scale < 1:
+            grads = _foreach_mul(grads, scale)
+        if self._fused is not None:
+            self._update_fused(self._fused, grads)
+        else:
+            self._update(grads, float(self.learning_rate), None)
+        return norm
+
+    def _scale(self, norm: float) -> float | None:
+        """What to multiply a gradient of this length with; `None` where it is not finite and must not be applied."""
+        if not math.isfinite(norm):
+            return None
+        limit = self.option.max_grad_norm
+        return 1.0 if limit is None or norm <= limit else limit / (norm + 1e-6)
+
     def _update_fused(self, kernel: Callable[..., None], grads: Sequence[Tensor]) -> None:
-        if self._vector_sizes is not None:
-            grads = grads[0].split_with_sizes(self._vector_sizes)
         self.steps += 1
         settings, state = self._settings, self.state
         kernel(
@@ -198,7 +221,10 @@ class ComponentOptimizer:
             change, new = rule(parameter, grad, old, settings, steps)
             if settings["decoupled"]:
                 change = change + settings["weight_decay"] * parameter
-            _write(parameter, parameter - rate * change, finite)
+            if finite is None:
+                parameter.sub_(change, alpha=rate)
+            else:
+                _write(parameter, parameter - rate * change, finite)
             for name, value in new.items():
                 _write(old[name], value, finite)
 
@@ -248,7 +274,7 @@ def _adam(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any], steps: Te
     beta1, beta2 = settings["betas"]
     if settings["weight_decay"] and not settings["decoupled"]:
         g = g + settings["weight_decay"] * p
-    mean, square = old["exp_avg"].lerp(g, 1 - beta1), beta2 * old["exp_avg_sq"] + (1 - beta2) * g * g
+    mean, square = old["exp_avg"].lerp(g, 1 - beta1), old["exp_avg_sq"].lerp(g * g, 1 - beta2)
     deviation = square.sqrt() / (1 - beta2**steps).sqrt() + settings["eps"]
     return mean / (1 - beta1**steps) / deviation, {"exp_avg": mean, "exp_avg_sq": square}
 
@@ -257,7 +283,7 @@ def _rmsprop(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any], steps:
     """Tieleman and Hinton 2012, lecture 6.5; centred as in Graves 2013, equations (38) to (41)."""
     if settings["weight_decay"]:
         g = g + settings["weight_decay"] * p
-    new = {"square_avg": settings["alpha"] * old["square_avg"] + (1 - settings["alpha"]) * g * g}
+    new = {"square_avg": old["square_avg"].lerp(g * g, 1 - settings["alpha"])}
     variance = new["square_avg"]
     if settings["centered"]:
         new["grad_avg"] = old["grad_avg"].lerp(g, 1 - settings["alpha"])
@@ -274,5 +300,5 @@ def _sgd(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any], steps: Ten
         g = g + settings["weight_decay"] * p
     if not settings["momentum"]:
         return g, {}
-    buffer = settings["momentum"] * old["momentum_buffer"] + g
-    return g + settings["momentum"] * buffer if settings["nesterov"] else buffer, {"momentum_buffer": buffer}
+    buffer = g.add(old["momentum_buffer"], alpha=settings["momentum"])
+    return g.add(buffer, alpha=settings["momentum"]) if settings["nesterov"] else buffer, {"momentum_buffer": buffer}

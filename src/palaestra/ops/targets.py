@@ -73,7 +73,11 @@ def q_target(
         >>> q_target(next_q, torch.tensor([1.0]), torch.tensor([0.5]), mask)
         tensor([1.5000])
     """
-    return double_q_target(next_q, next_q, reward, discount, action_mask)
+    if action_mask is not None:
+        return double_q_target(next_q, next_q, reward, discount, action_mask)
+    require_same_shape("[N]", reward=reward, discount=discount)
+    require_action_values(next_q=next_q, reward=reward)
+    return torch.addcmul(reward, discount, next_q.amax(-1))
 
 
 def double_q_target(
