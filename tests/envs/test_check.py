@@ -95,7 +95,7 @@ class Unknown(Counter):
         ("no-such-thing", "The environment can be made"),
         (dict, "The environment can be made"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_a_broken_rule_is_found_with_expected_got_and_fix(env, rule):
     """F5, F6, F7."""

@@ -46,6 +46,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "q_target": ((LOGITS, REWARD[0], DISCOUNT[0]), {}),
     "reverse_linear_recurrence": ((REWARD, DISCOUNT, VALUE[0]), {}),
     "reverse_linear_steps": ((REWARD[1:], DISCOUNT[1:], VALUE), {"n": 3}),
+    "row_weights": ((VALID.float(),), {}),
     "standardize": ((LOG_RATIO, VALID), {}),
     "td_target": ((VALUE[1], REWARD[1], DISCOUNT[1]), {}),
     "valid_starts": ((STEP_TYPE,), {}),

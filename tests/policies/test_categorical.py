@@ -88,7 +88,7 @@ def test_observations_are_normalised_once_and_everywhere():
 @pytest.mark.parametrize(
     ("space", "advice"),
     [
-        (BoundedSpec((2,)), "For continuous actions use PPO, A2C or REINFORCE with a GaussianPolicy"),
+        (BoundedSpec((2,)), "For continuous actions use PPO or REINFORCE"),
         (MultiBinarySpec((2,)), "No algorithm takes it yet; wrap the environment"),
     ],
     ids=["box", "multi-binary"],

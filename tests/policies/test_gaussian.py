@@ -104,6 +104,6 @@ def test_sample_gives_actions_and_their_log_probabilities():
 
 @pytest.mark.parametrize("space", [DiscreteSpec(num=2), box([0], [3], torch.int64), {"a": TensorSpec((1,))}], ids=str)
 def test_other_action_spaces_are_refused_with_what_fits(space):
-    advice = "For discrete actions use DQN, or PPO" if isinstance(space, DiscreteSpec) else "No algorithm takes it yet"
+    advice = "For discrete actions use DQN, PPO" if isinstance(space, DiscreteSpec) else "No algorithm takes it yet"
     with pytest.raises(ConfigError, match=f"GaussianPolicy needs a continuous action space.*{advice}"):
         policy_for(space)

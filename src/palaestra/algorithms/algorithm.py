@@ -239,8 +239,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """One gradient step: combine, clip, optimizer steps, `after_step`.
 
         Args:
-            gradients: of a minibatch, or of each of its shards, weighted by their valid rows. A single one is scaled in
-                place where it is too long.
+            gradients: of a minibatch, or of each of its shards, weighted by their valid rows.
 
         Returns:
             Metrics of the step, 0-dim tensors.
