@@ -1,5 +1,7 @@
 """Tests of `palaestra.envs.check`."""
 
+import functools
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -88,14 +90,13 @@ class Unknown(Counter):
         (Counter, "Another seed gives another stream"),
         (Reusing, "Observations are not overwritten by later steps"),
         (Shifty, "Stepping with random actions raises nothing"),
-        (lambda: Faulty("raise"), "Stepping with random actions raises nothing"),
-        (lambda: Faulty("raise", 1), "Stepping with random actions raises nothing"),
-        (lambda: Faulty("raise", -1), "The environment can be made"),
+        (functools.partial(Faulty, "raise"), "Stepping with random actions raises nothing"),
+        (functools.partial(Faulty, "raise", 1), "Stepping with random actions raises nothing"),
+        (functools.partial(Faulty, "raise", -1), "The environment can be made"),
         (Unknown, "The environment can be made"),
         ("no-such-thing", "The environment can be made"),
         (dict, "The environment can be made"),
     ],
-    ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_a_broken_rule_is_found_with_expected_got_and_fix(env, rule):
     """F5, F6, F7."""
