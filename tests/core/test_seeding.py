@@ -10,9 +10,7 @@ from palaestra.core import (
     RunSeeds,
     SeedName,
     episode_seed,
-    generator_state,
     seeded_initialisation,
-    set_generator_state,
 )
 
 NAMES = get_args(SeedName)
@@ -82,14 +80,3 @@ def test_initialisation_leaves_the_global_generator_alone():
     with seeded_initialisation(6):
         assert not torch.equal(torch.rand(3), first)
     assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_a_generator_goes_on_where_its_state_was_saved():
-    """F25."""
-    generator = RunSeeds(1).generator("acting")
-    torch.rand(7, generator=generator)
-    state = generator_state(generator).clone()
-    expected = torch.rand(5, generator=generator)
-    other = torch.Generator()
-    set_generator_state(other, state)
-    assert torch.equal(torch.rand(5, generator=other), expected)

@@ -18,7 +18,6 @@ from palaestra.core import (
     spec_leaves,
     spec_to_json,
     torch_dtype,
-    zeros_of,
 )
 
 INF = np.inf
@@ -130,13 +129,6 @@ def test_sizes_are_those_that_a_network_sees():
     assert (BOX.encoded_size, DiscreteSpec(num=5).encoded_size) == (2, 5)
     assert (MultiDiscreteSpec(nvec=(2, 3)).encoded_size, MultiDiscreteSpec(nvec=(2, 3)).size) == (5, 2)
     assert TensorSpec(()).size == 1
-
-
-def test_zeros_have_the_structure_of_the_spec():
-    """ALF-15: what `prev_action` is at FIRST."""
-    zeros = zeros_of({"a": SPECS["tensor"], "b": (DiscreteSpec(num=2),)}, 5, 2)
-    assert zeros["a"].shape == (5, 2, 3, 4)
-    assert zeros["b"][0].dtype == torch.int64
 
 
 def test_leaves_have_one_path_each():

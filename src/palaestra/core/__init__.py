@@ -20,9 +20,7 @@ from palaestra.core.seeding import (
     RunSeeds,
     SeedName,
     episode_seed,
-    generator_state,
     seeded_initialisation,
-    set_generator_state,
 )
 from palaestra.core.spec import (
     BoundedSpec,
@@ -36,7 +34,6 @@ from palaestra.core.spec import (
     spec_leaves,
     spec_to_json,
     torch_dtype,
-    zeros_of,
 )
 from palaestra.core.state import join_state, split_state
 from palaestra.core.storage import load_tensors, save_tensors
@@ -97,7 +94,6 @@ __all__ = [
     "episode_seed",
     "experiences_from_rows",
     "game_over_of",
-    "generator_state",
     "join_state",
     "load_tensors",
     "minibatches",
@@ -110,7 +106,6 @@ __all__ = [
     "schedule_value",
     "seeded_initialisation",
     "sequences",
-    "set_generator_state",
     "spec_from_json",
     "spec_leaves",
     "spec_to_json",
@@ -120,5 +115,4 @@ __all__ = [
     "transition",
     "transitions_from_rows",
     "truncation",
-    "zeros_of",
 ]

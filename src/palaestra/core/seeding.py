@@ -15,7 +15,7 @@ import torch
 
 from palaestra.core.errors import ConfigError, did_you_mean
 
-__all__ = ["RunSeeds", "SeedName", "episode_seed", "generator_state", "seeded_initialisation", "set_generator_state"]
+__all__ = ["RunSeeds", "SeedName", "episode_seed", "seeded_initialisation"]
 
 SeedName = Literal["initialisation", "acting", "minibatches", "noise", "evaluation", "environments"]
 """Who draws: parameter initialisation, acting policies, minibatch order, loss noise, evaluation, environments."""
@@ -105,22 +105,3 @@ def seeded_initialisation(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield
-
-
-def generator_state(generator: torch.Generator) -> torch.Tensor:
-    """The state of a generator as a uint8 tensor, for a checkpoint.
-
-    Args:
-        generator: whose state.
-    """
-    return generator.get_state()
-
-
-def set_generator_state(generator: torch.Generator, state: torch.Tensor) -> None:
-    """Puts a generator back to a saved state.
-
-    Args:
-        generator: changed in place.
-        state: from `generator_state`.
-    """
-    generator.set_state(state.to(torch.uint8).cpu())

@@ -27,7 +27,6 @@ __all__ = [
     "spec_leaves",
     "spec_to_json",
     "torch_dtype",
-    "zeros_of",
 ]
 
 
@@ -263,20 +262,6 @@ def spec_leaves(spec: SpecTree, prefix: str = "") -> dict[str, TensorSpec]:
             raise SpecError(f"two leaves have the path {twice[0]!r}; rename the key that contains a dot")
         leaves |= found
     return leaves
-
-
-def zeros_of(spec: SpecTree, *leading: int) -> Any:
-    """Zeros of a spec tree, in the same structure.
-
-    Args:
-        spec: the tree.
-        leading: leading dimensions, for example T, B.
-    """
-    if isinstance(spec, TensorSpec):
-        return spec.zeros(*leading)
-    if isinstance(spec, dict):
-        return {key: zeros_of(child, *leading) for key, child in spec.items()}
-    return tuple(zeros_of(child, *leading) for child in spec)
 
 
 def spec_to_json(spec: SpecTree) -> Any:
