@@ -17,11 +17,15 @@ from palaestra.core import (
     CheckpointError,
     ConfigError,
     DataSource,
+    Linear,
     NonFiniteError,
     OnPolicy,
+    Piecewise,
     Plan,
     RunSeeds,
     minibatches,
+    schedule_range,
+    schedule_value,
 )
 from palaestra.nn import CoreModel, combine_gradients
 from palaestra.policies import NetworkPolicy, Phase, Policy
@@ -47,9 +51,12 @@ class AlgorithmConfig:
     def __post_init__(self) -> None:
         problems = []
         for name, value in vars(self).items():
-            if name in _FRACTIONS and not 0 <= value <= 1:
+            if value is None or name not in (*_FRACTIONS, *_POSITIVE):
+                continue
+            least, most = schedule_range(value)
+            if name in _FRACTIONS and not 0 <= least <= most <= 1:
                 problems.append(f"algorithm.{name} is {value}; it must lie in [0, 1]")
-            if name in _POSITIVE and value is not None and not value > 0:
+            if name in _POSITIVE and not least > 0:
                 problems.append(f"algorithm.{name} is {value}; it must be greater than 0")
         if problems:
             raise ConfigError("\n".join(problems))
@@ -86,6 +93,11 @@ class Algorithm(ABC, Generic[PolicyT]):
         self.num_gradient_steps = 0
         self._minibatch_generator = seeds.generator("minibatches")
         self._noise_generator = seeds.generator("noise")
+        self._scheduled = {
+            name: (value, torch.tensor(value(0.0)))
+            for name, value in vars(config).items()
+            if isinstance(value, Linear | Piecewise)
+        }
         policy.seed(seeds.integer("acting"))
         if isinstance(policy, NetworkPolicy):
             model.attach_policy(policy)
@@ -103,12 +115,28 @@ class Algorithm(ABC, Generic[PolicyT]):
             source: where the data comes from.
         """
 
+    @final
+    def value_of(self, name: str) -> Any:
+        """A number of the configuration as it is now: itself, or where its schedule has come to.
+
+        Args:
+            name: of a field that holds a number or a schedule.
+
+        Returns:
+            The number, or a 0-dim tensor that follows the schedule, inside compiled code too.
+        """
+        scheduled = self._scheduled.get(name)
+        return getattr(self.config, name) if scheduled is None else scheduled[1]
+
+    @final
     def set_progress(self, progress: float) -> None:
         """Moves everything that follows a schedule.
 
         Args:
             progress: env steps taken divided by the run's total, in [0, 1].
         """
+        for schedule, value in self._scheduled.values():
+            value.fill_(schedule_value(schedule, progress))
         self.model.set_progress(progress)
         if self.policy.exploration is not None:
             self.policy.exploration.set_progress(progress)
@@ -196,6 +224,14 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     def after_step(self) -> None:
         """After each gradient step: target networks."""
 
+    def stop_early(self, metrics: Mapping[str, Tensor]) -> bool:
+        """Whether an update ends after this gradient step, with minibatches left.
+
+        Args:
+            metrics: of the step.
+        """
+        return False
+
     def diagnostics(self, batch: Any) -> dict[str, Tensor]:
         """Once per update, on all of its data: what to report besides the metrics of `losses`.
 
@@ -272,6 +308,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                 info.records.append(metrics)
                 info.gradient_steps += 1
                 info.rows_trained += _rows(minibatch)
+                if self.stop_early(metrics):
+                    break
             if diagnostics := self.diagnostics(batch):
                 info.records.append(diagnostics)
         self.policy.version += 1

@@ -40,7 +40,7 @@ class DQNConfig(AlgorithmConfig):
     """Rows the replay buffer keeps."""
     initial_collect_steps: int = 1_000
     """Env steps before the first gradient step."""
-    gamma: float = 0.99
+    gamma: Schedule = 0.99
     """Discount per env step, in [0, 1]."""
     n_step: int = 1
     """Rewards summed before bootstrapping."""
@@ -119,7 +119,7 @@ class DQN(GradientAlgorithm[ValueGreedyPolicy]):
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> DQNBatch:
         """Reduces n-step windows to transitions: `discount` becomes gamma to the n, or 0 after a termination."""
-        steps = n_step_targets(batch.reward, self.config.gamma * batch.discount, batch.step_type)
+        steps = n_step_targets(batch.reward, self.value_of("gamma") * batch.discount, batch.step_type)
         return DQNBatch.of(
             {
                 "observation": batch.observation,

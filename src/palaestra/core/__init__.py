@@ -15,7 +15,7 @@ from palaestra.core.errors import (
 from palaestra.core.experience import ExperienceSet
 from palaestra.core.minibatch import minibatches, sequences
 from palaestra.core.plan import DataSource, Offline, OnPolicy, Plan, Replay
-from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_value
+from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_range, schedule_value
 from palaestra.core.seeding import (
     RunSeeds,
     SeedName,
@@ -103,6 +103,7 @@ __all__ = [
     "rows_from_experiences",
     "rows_from_transitions",
     "save_tensors",
+    "schedule_range",
     "schedule_value",
     "seeded_initialisation",
     "sequences",
