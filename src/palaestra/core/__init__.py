@@ -16,6 +16,8 @@ from palaestra.core.experience import ExperienceSet
 from palaestra.core.minibatch import minibatches, sequences
 from palaestra.core.plan import DataSource, Offline, OnPolicy, Plan, Replay
 from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_range, schedule_value
+from palaestra.core.plan import DataSource, Offline, OnPolicy, Plan, Prioritized, Replay
+from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_value
 from palaestra.core.seeding import (
     RunSeeds,
     SeedName,
@@ -77,6 +79,7 @@ __all__ = [
     "PalaestraError",
     "Piecewise",
     "Plan",
+    "Prioritized",
     "Replay",
     "RunSeeds",
     "Schedule",
