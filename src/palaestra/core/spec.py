@@ -69,7 +69,7 @@ class TensorSpec:
     """Shape without leading dimensions."""
     dtype: torch.dtype = torch.float32
     """Data type."""
-    stacked: int = field(default=1, kw_only=True)
+    stacked: int = field(default=1, kw_only=True, repr=False)
     """K above 1: the first axis holds the K newest frames, the newest last, and zeros from before the episode began."""
 
     def __post_init__(self) -> None:
