@@ -2,9 +2,11 @@
 
 from palaestra.nn.cnn import NatureCNN
 from palaestra.nn.core_model import CoreModel, combine_gradients, create_algorithm_func
+from palaestra.nn.distributional import ImplicitQuantileNetwork, ReturnDistribution, ReturnNetwork
 from palaestra.nn.encoder import ACTION_MASK, Encoder
 from palaestra.nn.mlp import MLP, Activation, Initialisation
 from palaestra.nn.network import GaussianNetwork, Network, NetworkConfig, QNetwork
+from palaestra.nn.noisy import NoisyMLP
 from palaestra.nn.optimizer import OptimizerOption
 from palaestra.nn.recurrent import GRU, LSTM, LSTMState
 
@@ -17,13 +19,17 @@ __all__ = [
     "CoreModel",
     "Encoder",
     "GaussianNetwork",
+    "ImplicitQuantileNetwork",
     "Initialisation",
     "LSTMState",
     "NatureCNN",
     "Network",
     "NetworkConfig",
+    "NoisyMLP",
     "OptimizerOption",
     "QNetwork",
+    "ReturnDistribution",
+    "ReturnNetwork",
     "combine_gradients",
     "create_algorithm_func",
 ]
