@@ -2,11 +2,17 @@
 
 from typing import Any
 
+from palaestra.algorithms.a2c import A2C, A2CBatch, A2CConfig
 from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, GradientAlgorithm
 from palaestra.algorithms.ddpg import DDPG, DDPGConfig
 from palaestra.algorithms.dqn import DQN, DQNBatch, DQNConfig
 from palaestra.algorithms.off_policy import OfflineConfig, OffPolicyConfig, Transitions
+from palaestra.algorithms.c51 import C51, C51Config
+from palaestra.algorithms.dqn import DQN, DQNConfig
+from palaestra.algorithms.iqn import IQN, IQNBatch, IQNConfig
 from palaestra.algorithms.ppo import PPO, PPOBatch, PPOConfig
+from palaestra.algorithms.qr_dqn import QRDQN, QRDQNConfig
+from palaestra.algorithms.rainbow import Rainbow, RainbowConfig
 from palaestra.algorithms.records import Gradients, Losses, UpdateInfo, mean_metrics
 from palaestra.algorithms.reinforce import Reinforce, ReinforceBatch, ReinforceConfig
 from palaestra.algorithms.sac import SAC, SACBatch, SACConfig
@@ -19,13 +25,29 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "reinforce": Reinforce,
     "sac": SAC,
     "td3": TD3,
+from palaestra.algorithms.sarsa import Sarsa, SarsaBatch, SarsaConfig
+from palaestra.algorithms.value_based import ValueBased, ValueBasedConfig, ValueBatch
+
+ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
+    "a2c": A2C,
+    "c51": C51,
+    "dqn": DQN,
+    "iqn": IQN,
+    "ppo": PPO,
+    "qr_dqn": QRDQN,
+    "rainbow": Rainbow,
+    "reinforce": Reinforce,
+    "sarsa": Sarsa,
 }
 """The algorithms by the name they have on the command line."""
 
 __all__ = [
+    "A2C",
     "ALGORITHMS",
     "DDPG",
+    "C51",
     "DQN",
+    "IQN",
     "PPO",
     "SAC",
     "TD3",
@@ -33,14 +55,25 @@ __all__ = [
     "AlgorithmConfig",
     "DDPGConfig",
     "DQNBatch",
+    "QRDQN",
+    "A2CBatch",
+    "A2CConfig",
+    "Algorithm",
+    "AlgorithmConfig",
+    "C51Config",
     "DQNConfig",
     "GradientAlgorithm",
     "Gradients",
+    "IQNBatch",
+    "IQNConfig",
     "Losses",
     "OffPolicyConfig",
     "OfflineConfig",
     "PPOBatch",
     "PPOConfig",
+    "QRDQNConfig",
+    "Rainbow",
+    "RainbowConfig",
     "Reinforce",
     "ReinforceBatch",
     "ReinforceConfig",
@@ -49,6 +82,12 @@ __all__ = [
     "TD3Batch",
     "TD3Config",
     "Transitions",
+    "Sarsa",
+    "SarsaBatch",
+    "SarsaConfig",
     "UpdateInfo",
+    "ValueBased",
+    "ValueBasedConfig",
+    "ValueBatch",
     "mean_metrics",
 ]

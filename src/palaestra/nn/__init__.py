@@ -2,10 +2,12 @@
 
 from palaestra.nn.cnn import NatureCNN
 from palaestra.nn.core_model import CoreModel, combine_gradients, create_algorithm_func
+from palaestra.nn.distributional import ImplicitQuantileNetwork, ReturnDistribution, ReturnNetwork
 from palaestra.nn.encoder import ACTION_MASK, Encoder
 from palaestra.nn.ensemble import EnsembleNetwork
 from palaestra.nn.mlp import MLP, Activation, Initialisation
 from palaestra.nn.network import GaussianNetwork, Network, NetworkConfig, QNetwork
+from palaestra.nn.noisy import NoisyMLP
 from palaestra.nn.optimizer import OptimizerOption
 from palaestra.nn.recurrent import GRU, LSTM, LSTMState
 
@@ -19,13 +21,17 @@ __all__ = [
     "Encoder",
     "EnsembleNetwork",
     "GaussianNetwork",
+    "ImplicitQuantileNetwork",
     "Initialisation",
     "LSTMState",
     "NatureCNN",
     "Network",
     "NetworkConfig",
+    "NoisyMLP",
     "OptimizerOption",
     "QNetwork",
+    "ReturnDistribution",
+    "ReturnNetwork",
     "combine_gradients",
     "create_algorithm_func",
 ]

@@ -41,6 +41,7 @@ class NetworkPolicy(Policy):
         super().__init__(observation_spec, action_spec, normalizer=normalizer, exploration=exploration)
         self.network = network
         self.network_config: NetworkConfig | None = None  # known where `build` made the network
+        self.build_options: dict[str, Any] = {}  # what else `build` was given that shapes the network, as JSON values
 
     @classmethod
     @abstractmethod
