@@ -115,7 +115,7 @@ class GaussianPolicy(NetworkPolicy):
         action = distribution.sample(self.generator)
         return action, distribution.log_prob(action)
 
-    def _choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         distribution = self.distribution(observation)
         action = distribution.mode() if deterministic else distribution.sample(self.generator)
         if explore and self.exploration is not None:

@@ -56,6 +56,8 @@ class Policy(nn.Module, ABC):
     A policy owns the generator that its choices draw from, the normaliser of its observations and its exploration, so
     evaluation, export and serving cannot forget them. Observations are handed over raw, as environments emit them.
 
+    A subclass defines `choose`, and `initial_state` and `state_spec` where it has a memory.
+
     `.train()` means `Phase.COLLECT`, `.eval()` means `Phase.EVAL`; `in_phase` enters any phase for a while.
 
     Args:
@@ -121,11 +123,11 @@ class Policy(nn.Module, ABC):
             # the action of a LAST row is never executed, so nothing need be allowed there
             check_action_mask(mask | last.unsqueeze(-1) if isinstance(last, Tensor) else mask)
         explore = not deterministic and (phase or self._phase) is Phase.COLLECT
-        return self._choose(time_step.observation, state, explore, deterministic)
+        return self.choose(time_step.observation, state, explore, deterministic)
 
     @abstractmethod
-    def _choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
-        """Chooses actions; called without gradients.
+    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+        """Chooses actions: what a subclass defines. `act` calls it, without gradients.
 
         Args:
             observation: raw, leaves [B, ...].

@@ -44,7 +44,7 @@ class RulePolicy(Policy):
         super().__init__(observation_spec, action_spec)
         self.function = function
 
-    def _choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         return PolicyStep(_as_action(self.function(observation), self.action_spec), state)
 
 
@@ -67,7 +67,7 @@ class RandomPolicy(Policy):
     def __init__(self, observation_spec: SpecTree, action_spec: SpecTree) -> None:
         super().__init__(observation_spec, action_spec)
 
-    def _choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         leaf = observation
         for key in next(iter(spec_leaves(self.observation_spec))).split("."):
             leaf = leaf[key] if key else leaf

@@ -113,7 +113,7 @@ class ValueGreedyPolicy(NetworkPolicy):
         action = self.greedy(observation)
         return action, torch.zeros(action.shape, device=action.device)
 
-    def _choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         action = self.greedy(observation)
         if explore and self.exploration is not None:
             mask = self.action_mask(observation)
