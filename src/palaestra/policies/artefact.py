@@ -20,6 +20,7 @@ from palaestra.core import (
 )
 from palaestra.nn import NetworkConfig
 from palaestra.policies.categorical import CategoricalPolicy
+from palaestra.policies.composite import CompositePolicy
 from palaestra.policies.gaussian import GaussianPolicy
 from palaestra.policies.network_policy import NetworkPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
@@ -29,7 +30,7 @@ from palaestra.policies.value_greedy import ValueGreedyPolicy
 __all__ = ["load_policy", "save_policy"]
 
 _FORMAT = 1
-_CLASSES: tuple[type[NetworkPolicy], ...] = (CategoricalPolicy, GaussianPolicy, ValueGreedyPolicy)
+_CLASSES: tuple[type[NetworkPolicy], ...] = (CategoricalPolicy, CompositePolicy, GaussianPolicy, ValueGreedyPolicy)
 _JSON, _WEIGHTS = "policy.json", "weights.safetensors"
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import DiscreteSpec, SpecTree
-from palaestra.nn import NetworkConfig, QNetwork
+from palaestra.nn import NetworkConfig, QNetwork, with_memory
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.network_policy import NetworkPolicy, normalizer_of, require_discrete
 from palaestra.policies.normalizer import ObservationNormalizer
@@ -22,7 +22,7 @@ class ValueGreedyPolicy(NetworkPolicy):
     """Takes the most valuable of the allowed actions; in `Phase.COLLECT` its exploration may choose another.
 
     Args:
-        network: observation [..., *observation] -> action values [..., A].
+        network: observation [..., *observation] -> action values [..., A], or a `RecurrentNetwork` with such a head.
         observation_spec: what an observation looks like; a dict's key `action_mask` says which actions are allowed.
         action_spec: a `DiscreteSpec` of A actions.
         normalizer: applied to every observation.
@@ -73,22 +73,24 @@ class ValueGreedyPolicy(NetworkPolicy):
         """
         num_actions = require_discrete(cls.__name__, observation_spec, action_spec).num
         config = config or NetworkConfig()
-        network = QNetwork(observation_spec, num_actions, config)
+        network = with_memory(observation_spec, config, lambda spec, config: QNetwork(spec, num_actions, config))
         normalizer = normalizer_of(observation_spec, normalize)
         policy = cls(network, observation_spec, action_spec, normalizer, exploration)
         policy.network_config = config
         return policy
 
-    def q_values(self, observation: Any) -> Tensor:
+    def q_values(self, observation: Any, state: Any = (), first: Tensor | None = None) -> Tensor:
         """Action values, with gradients; masks are not applied.
 
         Args:
             observation: raw, leaves [..., *observation].
+            state: see `NetworkPolicy`.
+            first: see `NetworkPolicy`.
 
         Returns:
             [..., A] units of return.
         """
-        return self._outputs(observation)
+        return self._outputs(observation, state, first)
 
     def greedy(self, observation: Any) -> Tensor:
         """The most valuable of the allowed actions.
@@ -99,7 +101,10 @@ class ValueGreedyPolicy(NetworkPolicy):
         Returns:
             [...] int64 in 0 ... A - 1; the first of several.
         """
-        value, mask = self.q_values(observation), self.action_mask(observation)
+        return self._best(self.q_values(observation), observation)
+
+    def _best(self, value: Tensor, observation: Any) -> Tensor:
+        mask = self.action_mask(observation)
         if mask is not None:
             value = torch.where(mask.bool(), value, torch.finfo(value.dtype).min)
         return value.argmax(-1)
@@ -114,7 +119,8 @@ class ValueGreedyPolicy(NetworkPolicy):
         return action, torch.zeros(action.shape, device=action.device)
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
-        action = self.greedy(observation)
+        features, state = self.features(observation, state)
+        action = self._best(self.head(features), observation)
         if explore and self.exploration is not None:
             mask = self.action_mask(observation)
             action = self.exploration(action, generator=self.generator, mask=mask)
