@@ -8,6 +8,7 @@ its reward and discount belong to the action taken at row t - 1. The discount is
 from palaestra.ops.advantages import VTrace, VTraceClip, gae, vtrace
 from palaestra.ops.distributions import Categorical, DiagonalGaussian, check_action_mask
 from palaestra.ops.episode_ends import n_step_end, valid_starts
+from palaestra.ops.joint import Joint, MultiBernoulli, MultiCategorical
 from palaestra.ops.losses import (
     approximate_kl,
     clipped_surrogate,
@@ -27,7 +28,10 @@ from palaestra.ops.targets import double_q_target, greedy_action, q_target, td_t
 __all__ = [
     "Categorical",
     "DiagonalGaussian",
+    "Joint",
     "Moments",
+    "MultiBernoulli",
+    "MultiCategorical",
     "NStep",
     "SquashedGaussian",
     "VTrace",

@@ -21,6 +21,7 @@ from palaestra.core import (
 from palaestra.nn import NetworkConfig
 from palaestra.policies.categorical import CategoricalPolicy
 from palaestra.policies.deterministic import DeterministicPolicy
+from palaestra.policies.composite import CompositePolicy
 from palaestra.policies.gaussian import GaussianPolicy
 from palaestra.policies.network_policy import NetworkPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
@@ -32,7 +33,7 @@ __all__ = ["load_policy", "save_policy"]
 
 _FORMAT = 1
 _CLASSES: tuple[type[NetworkPolicy], ...] = (
-    *(CategoricalPolicy, DeterministicPolicy, GaussianPolicy),
+    *(CategoricalPolicy, CompositePolicy, DeterministicPolicy, GaussianPolicy),
     *(SquashedGaussianPolicy, ValueGreedyPolicy),
 )
 _JSON, _WEIGHTS = "policy.json", "weights.safetensors"
