@@ -20,8 +20,8 @@ from palaestra.core import (
 )
 from palaestra.nn import NetworkConfig
 from palaestra.policies.categorical import CategoricalPolicy
-from palaestra.policies.deterministic import DeterministicPolicy
 from palaestra.policies.composite import CompositePolicy
+from palaestra.policies.deterministic import DeterministicPolicy
 from palaestra.policies.gaussian import GaussianPolicy
 from palaestra.policies.network_policy import NetworkPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
