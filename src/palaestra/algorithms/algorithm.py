@@ -350,7 +350,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     def _learn(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
         step = self._gradient_step if self._compiled is None else self._compiled_step(self._compiled)
         metrics, priority = step(batch)
-        self._after_gradient_step(metrics)
+        try:
+            self._after_gradient_step(metrics)
+        except NonFiniteError as error:
+            error.batch = batch
+            raise
         return metrics, priority
 
     def _compiled_step(self, steps: dict[tuple[str, ...], Any]) -> Any:
