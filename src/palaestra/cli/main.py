@@ -8,8 +8,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
 __all__ = ["main"]
 
 _USAGE = """\
@@ -80,6 +78,8 @@ def _import_from_here() -> None:
 
 
 def _complain(kind: str, message: str) -> None:
+    from rich.console import Console
+
     console = Console(stderr=True, highlight=False)
     for line in message.splitlines():
         console.print(f"[bold red]{kind}[/]  ", end="")
