@@ -69,8 +69,13 @@ class TensorSpec:
     """Shape without leading dimensions."""
     dtype: torch.dtype = torch.float32
     """Data type."""
+    stacked: int = field(default=1, kw_only=True)
+    """The first dimension has so many frames, the newest one last; at the first step of an episode they are all equal.
+    A buffer then stores each frame once. 1 is no stack."""
 
     def __post_init__(self) -> None:
+        if self.stacked < 1 or (self.stacked > 1 and self.shape[:1] != (self.stacked,)):
+            raise SpecError(f"a stack of {self.stacked} frames has shape [{self.stacked}, ...], not {self.shape}")
         if not isinstance(self.shape, tuple) or not all(isinstance(n, int | np.integer) and n >= 0 for n in self.shape):
             raise SpecError(
                 f"{type(self).__name__} was given shape {self.shape!r}; give a tuple of lengths, such as (3,)"
@@ -276,6 +281,8 @@ def spec_to_json(spec: SpecTree) -> Any:
         return {"kind": "tuple", "items": [spec_to_json(child) for child in spec]}
     out: dict[str, Any] = {"kind": type(spec).__name__, "shape": list(spec.shape)}
     out["dtype"] = str(spec.dtype).removeprefix("torch.")
+    if spec.stacked > 1:
+        out["stacked"] = spec.stacked
     if isinstance(spec, BoundedSpec):
         # the text of a number is exact, and JSON has no infinity
         number = float if spec.dtype.is_floating_point else int
