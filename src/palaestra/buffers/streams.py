@@ -10,11 +10,11 @@ import torch
 
 from palaestra.buffers.heads import WriteHeads
 from palaestra.buffers.storage import LaneStorage
-from palaestra.core import ConfigError, ShapeError, SpecTree, StepType, TensorSpec, TimeStep
+from palaestra.core import ConfigError, ShapeError, SpecTree, StepType, TensorSpec, TimeStep, spec_leaves
 
 __all__ = ["LaneStreams", "RowOptions"]
 
-FIRST, LAST = int(StepType.FIRST), int(StepType.LAST)
+FIRST, MID, LAST = (int(kind) for kind in StepType)
 _FIRST_ROWS = 128  # of every lane, where the buffer grows
 
 
@@ -72,17 +72,20 @@ class LaneStreams:
             raise ConfigError(
                 f"state_period is {self.state_period}; it must be at least 1, and 1 where the buffer grows"
             )
-        self._heads = WriteHeads(num_lanes, _FIRST_ROWS if capacity is None else capacity // num_lanes)
+        observation_spec = options["observation_spec"]
+        # an unroll is handed out as it lies in memory, so a buffer that grows for it keeps whole stacks
+        spare = 0 if capacity is None else max(leaf.stacked for leaf in spec_leaves(observation_spec).values()) - 1
+        self._heads = WriteHeads(num_lanes, _FIRST_ROWS if capacity is None else capacity // num_lanes, spare)
         specs = {
             "step_type": TensorSpec((), torch.int32),
             "reward": options.get("reward_spec") or TensorSpec(()),
             "discount": TensorSpec(()),
-            "observation": options["observation_spec"],
+            "observation": observation_spec,
             "action": options["action_spec"],
             "policy_version": TensorSpec((), torch.int32),
             "policy_info": dict(info_spec),
         }
-        self._set_storage(LaneStorage(self._heads.places, num_lanes, specs))
+        self._set_storage(LaneStorage(self._heads.places, num_lanes, specs, stacks=capacity is None))
         slots = -(-self._heads.places // self.state_period)
         self._states = LaneStorage(slots, num_lanes, {"state": dict(state_spec)}) if state_spec else None
         self._used = False
@@ -126,8 +129,11 @@ class LaneStreams:
         """
         heads, which = self._heads, self._which(env_id)
         arrived = self._checked_step(time_step, len(which))
+        if heads.spare:
+            self._begin_stacks(time_step, which)
         going = which[heads.opened[which]]
-        ended = going[self._kinds[heads.numbers(going)] == LAST]
+        begins = np.asarray(time_step.step_type) != LAST  # a fragment may go on where the one before it ended
+        ended = which[begins & heads.opened[which] & (self._kinds[heads.numbers(which)] == LAST)]
         if ended.size:  # the last step of an episode stays, as a row whose action does not count
             self._make_room(ended)
             self._storage.zero(("action", "policy_version", "policy_info"), heads.numbers(ended))
@@ -172,7 +178,7 @@ class LaneStreams:
         if self._growing and heads.count == heads.rows:
             self._grow()
         head = heads.head
-        after = 0 if head == heads.rows else head + 1
+        after = heads.next_place
         self._storage.write_rows(
             (
                 ("action", action, head),
@@ -258,8 +264,9 @@ class LaneStreams:
 
     def clear(self) -> None:
         """Forgets all complete rows; the open rows stay, so streams go on."""
-        heads, lanes = self._heads, np.arange(self.num_lanes)
-        self._storage.move(heads.numbers(lanes), lanes)
+        heads = self._heads
+        back = np.arange(heads.spare, -1, -1)[:, None]  # the frames of the open rows' stacks stay too
+        self._storage.move(heads.numbers_at((heads.heads - back) % heads.places), heads.numbers_at(heads.spare - back))
         heads.restart(0)
         heads.unfinished[:] = 0
         self._used = False
@@ -291,6 +298,26 @@ class LaneStreams:
     def _set_storage(self, storage: LaneStorage) -> None:
         self._storage = storage
         self._kinds, self._versions = storage.flat("step_type"), storage.flat("policy_version")
+
+    def _begin_stacks(self, time_step: TimeStep, lanes: np.ndarray) -> None:
+        """Sees to it that stacks can be made again from single frames.
+
+        At a FIRST step all frames must be the same; a stream that is cut from another brings its earlier frames along.
+        """
+        heads, first = self._heads, np.asarray(time_step.step_type) == FIRST
+        fresh = ~first & (heads.counts[lanes] == 0)
+        if fresh.any():
+            back = np.arange(heads.spare, 0, -1)[:, None]
+            numbers = (heads.heads[lanes[fresh]] - back) % heads.places * self.num_lanes + lanes[fresh]
+            self._kinds[numbers] = MID
+            self._storage.write_stacks("observation", time_step.observation, fresh, numbers)
+        agrees = self._storage.stacks_agree("observation", time_step.observation, first, heads.numbers(lanes))
+        if not agrees.all():
+            lane = int(lanes[~agrees][0])
+            raise ShapeError(
+                f"lane {lane}: the frames of a stack are not the ones before it, or at a first step not all the same; "
+                "leave `stacked` out of the spec, so that whole stacks are stored"
+            )
 
     def _checked_step(self, time_step: TimeStep, *leading: int) -> list[tuple[str, np.ndarray]]:
         checked = self._storage.checked
