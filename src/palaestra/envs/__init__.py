@@ -6,6 +6,7 @@
 from palaestra.envs.check import CheckReport, Finding, check
 from palaestra.envs.create import EnvConfig, create_environment, import_object, load, probe_specs
 from palaestra.envs.environment import Environment, EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.faults import Fault, FaultPolicy
 from palaestra.envs.gym_environment import GymEnvironment
 from palaestra.envs.native_vector import NativeVectorEnvironment
 from palaestra.envs.process import ProcessEnvironment
@@ -18,6 +19,8 @@ __all__ = [
     "EnvConfig",
     "Environment",
     "EnvironmentWrapper",
+    "Fault",
+    "FaultPolicy",
     "Finding",
     "GymEnvironment",
     "NativeVectorEnvironment",

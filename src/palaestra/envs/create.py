@@ -14,6 +14,7 @@ import gymnasium
 
 from palaestra.core import ConfigError, RunSeeds, SpecTree, TensorSpec, did_you_mean
 from palaestra.envs.environment import Environment, SingleEnvironment
+from palaestra.envs.faults import FaultPolicy
 from palaestra.envs.native_vector import NativeVectorEnvironment
 from palaestra.envs.process import ProcessEnvironment
 from palaestra.envs.serial import SerialEnvironment
@@ -46,12 +47,29 @@ class EnvConfig:
     """Gymnasium wrappers, the innermost first: callables, or `my_package:Wrapper`."""
     wrappers: tuple[Any, ...] = ()
     """Time step wrappers, the innermost first: callables, or `my_package:Wrapper`."""
+    on_fault: Literal["raise", "restart", "drop"] = "raise"
+    """When an environment fails: stop; make it again and go on with its next episode; or go on without it."""
+    max_restarts: int = 10
+    """Restarts of one environment within an hour; one more fault stops the run."""
+    timeout_s: float = 60.0
+    """Seconds that one step may take in a worker process or a thread."""
+    reset_timeout_s: float = 180.0
+    """The same for a step in which an episode starts, and for making environments."""
+    strict: bool = False
+    """Whether an observation outside its bounds is a fault; else it is logged once."""
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:
             raise ConfigError(f"env.num_envs is {self.num_envs}; it must be at least 1")
         if self.num_workers is not None and self.num_workers < 1:
             raise ConfigError(f"env.num_workers is {self.num_workers}; it must be at least 1")
+        _ = self.faults
+
+    @property
+    def faults(self) -> FaultPolicy:
+        """What to do when an environment fails."""
+        names = ("on_fault", "max_restarts", "timeout_s", "reset_timeout_s", "strict")
+        return FaultPolicy(**{name: getattr(self, name) for name in names})
 
 
 def load(
@@ -151,8 +169,10 @@ def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence
         for lane in range(config.num_envs)
     ]
     if config.vectorization == "process":
-        return ProcessEnvironment(factories, lane_seeds=lane_seeds, num_workers=config.num_workers)
-    return SerialEnvironment([factory() for factory in factories], lane_seeds=lane_seeds)
+        return ProcessEnvironment(
+            factories, lane_seeds=lane_seeds, num_workers=config.num_workers, faults=config.faults
+        )
+    return SerialEnvironment(factories, lane_seeds=lane_seeds, faults=config.faults)
 
 
 def probe_specs(config: EnvConfig) -> tuple[SpecTree, SpecTree, TensorSpec]:
