@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ __all__ = ["Boundary", "leaf_bounds"]
 
 _log = logging.getLogger(__name__)
 
+_dot: Any = np.vdot
 # Bounds and surplus keys are looked at in every so many steps, unless that is to be strict.
 _PERIOD = 16
 
@@ -37,6 +39,9 @@ class Boundary:
         size: how many lanes.
         strict: whether an observation outside its bounds is a failure, and looked for in every step.
         first: number of the first lane's environment, for messages.
+
+    Attributes:
+        period: `out_of_place` is to be asked in every so many steps.
     """
 
     def __init__(self, observation_spec: SpecTree, rewards: int, size: int, *, strict: bool, first: int) -> None:
@@ -46,16 +51,17 @@ class Boundary:
         dtypes = leaf_dtypes(observation_spec)
         # x * 0 is NaN where x is NaN or infinite, and 0 elsewhere: one dot product finds
         # them, and cannot overflow (`vdot`, unlike `dot`, does not warn)
-        self._zeros = [
-            np.zeros(size * leaf.size, dtype) if dtype.kind == "f" else None
-            for (_, leaf), dtype in zip(self._leaves, dtypes, strict=True)
+        self._floats = [
+            (number, np.zeros(size * leaf.size, dtype))
+            for number, ((_, leaf), dtype) in enumerate(zip(self._leaves, dtypes, strict=True))
+            if dtype.kind == "f"
         ]
         self._no_reward = np.zeros(rewards, np.float32)
         bounds = [leaf_bounds(leaf) for _, leaf in self._leaves]
         self._bounds = [(leaf, *pair) for leaf, pair in enumerate(bounds) if pair is not None]
-        self._looked_at = self._nested or bool(self._bounds)
+        looked_at = self._nested or bool(self._bounds)
+        self.period = (1 if strict else _PERIOD) if looked_at else sys.maxsize
         self._told: set[int] = set()
-        self._clock = -1
 
     def finite(self, arrays: Sequence[np.ndarray], reward: np.ndarray) -> bool:
         """Whether no observation or reward is NaN or infinite.
@@ -64,15 +70,10 @@ class Boundary:
             arrays: contiguous [B, ...], one for every leaf.
             reward: [B] or [B, k].
         """
-        for array, zeros in zip(arrays, self._zeros, strict=True):
-            if zeros is not None and np.vdot(array, zeros) != 0.0:
+        for leaf, zeros in self._floats:
+            if _dot(arrays[leaf], zeros) != 0.0:
                 return False
-        return bool(np.vdot(reward, self._no_reward) == 0.0)
-
-    def due(self) -> bool:
-        """Counts a step; whether bounds and keys are to be looked at in it."""
-        self._clock += 1
-        return self._looked_at and (self._strict or self._clock % _PERIOD == 0)
+        return _dot(reward, self._no_reward) == 0.0
 
     def not_finite(self, arrays: Sequence[np.ndarray], reward: np.ndarray) -> list[Failure]:
         """The lanes that emitted NaN or infinity.

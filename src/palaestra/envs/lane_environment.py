@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -37,17 +37,8 @@ class Incident(NamedTuple):
     """Whether the worker is gone, so that nothing of it can be stepped any more."""
 
 
-class Outcome(NamedTuple):
-    """What a step of all lanes gave."""
-
-    rows: Rows
-    """That nobody writes to any more."""
-    over: list[int]
-    """Lanes whose episode ended."""
-    info: Any
-    """A `Batch`, or `()`."""
-    incidents: list[Incident]
-    """What went wrong."""
+Outcome = tuple[Rows, list[int], Any, Sequence[Incident]]
+"""Rows that nobody writes to any more, lanes whose episode ended, info (a `Batch` or `()`), and what went wrong."""
 
 
 class LaneEnvironment(LockstepEnvironment):
@@ -119,6 +110,27 @@ class LaneEnvironment(LockstepEnvironment):
             raise fault.error()
         self._log.due = loaded
 
+    @final
+    def lane_state(self) -> dict[str, np.ndarray]:
+        """Every lane's seed and episode number, also while steps are on their way."""
+        return {"lane_seed": np.array(self._log.lane_seeds), "episode": np.array(self._log.episodes)}
+
+    @final
+    def load_lane_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes over seeds and episode numbers; the next step starts new episodes everywhere.
+
+        Args:
+            state: from `lane_state`.
+        """
+        self._check_open()
+        if self._sent is not None:
+            self._sent = None
+            self._give_up_step()
+        seeds, numbers = state["lane_seed"].tolist(), state["episode"].tolist()
+        self._mask = None
+        episodes = [Episode(seed, number, [], "") for seed, number in zip(seeds, numbers, strict=True)]
+        self._log.restore(episodes, range(self.batch_size))
+
     # -- what a subclass provides
 
     @abstractmethod
@@ -168,16 +180,19 @@ class LaneEnvironment(LockstepEnvironment):
         except BaseException:  # Ctrl-C, too: nobody knows which lanes were stepped
             self._log.abandon()
             raise
-        self._log.due = over
+        log = self._log
+        log.due = over
         begun: Iterable[int] = self._seeds
         if incidents:
             begun = {*begun, *self._recover(incidents, rows)}
+        if log.dropped:
+            begun = {*begun, *log.dropped}
         if not self._scalar_actions:
             # an environment may have changed its row in place
-            actions = self._log.latest()
-        for lanes in (begun, self._log.dropped):
-            for lane in lanes:
-                for array in actions:
+            actions = log.latest()
+        if begun:
+            for array in actions:
+                for lane in begun:
                     array[lane] = 0
         prev_action = torch.from_numpy(actions[0]) if self._scalar_actions else to_batched(actions, self._specs.action)
         return batched_time_step(rows, prev_action, self._env_id, info, self._specs.observation)

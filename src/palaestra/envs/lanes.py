@@ -30,6 +30,8 @@ from palaestra.envs.wrappers.time_limit import TimeLimit
 __all__ = ["Lanes"]
 
 _call: Callable[[Callable[[Any], Any], Any], Any] = operator.call  # pyright: ignore[reportAssignmentType]
+# a NamedTuple's own constructor takes twice as long
+_new = tuple.__new__
 _NEVER = sys.maxsize >> 1
 _log = logging.getLogger(__name__)
 
@@ -68,13 +70,13 @@ class Lanes:
         self._reward_shape = (size, *self.specs.reward.shape)
         rewards = int(np.prod(self._reward_shape))
         self._boundary = Boundary(self.specs.observation, rewards, size, strict=strict, first=first)
+        self._bounds_period = self._boundary.period
         self._mid, self._one = np.ones(size, np.int32), np.ones(size, np.float32)
         self._latest: Sequence[Any] = [None] * size
-        self._clock = 0
+        self._clock = -1
         self._next_limit = _NEVER
         self._limits = [_NEVER] * size
-        self._dropped: set[int] = set()
-        self._cast: set[tuple[int, np.dtype]] = set()
+        self._dropped, self._cast = set[int](), set[tuple[int, np.dtype]]()
         self._find_steps()
 
     def step(self, actions: Iterable[Any], seeds: dict[int, int]) -> tuple[Rows, Infos | None, list[Failure]]:
@@ -110,16 +112,14 @@ class Lanes:
                 if self._cursor is not None:
                     calls = self._watched(steps, actions, results)
         try:
-            values = self._values(results, seeds)
+            rows, seen, infos = self._read(results, seeds)
         except Exception:
             failures += self._malformed(results)
-            values = self._values(results, seeds)
-        seen, infos, step_type, reward, discount, arrays = values
-        if self._boundary.due():
-            failures += self._boundary.out_of_place(arrays, seen)
-        if not self._boundary.finite(arrays, reward):
-            failures += self._boundary.not_finite(arrays, reward)
-        rows = Rows(step_type, reward, discount, arrays)
+            rows, seen, infos = self._read(results, seeds)
+        if self._clock % self._bounds_period == 0:
+            failures += self._boundary.out_of_place(rows.observation, seen)
+        if not self._boundary.finite(rows.observation, rows.reward):
+            failures += self._boundary.not_finite(rows.observation, rows.reward)
         if failures or self._dropped:
             seen = self._blank(rows, seen, {failure.lane for failure in failures} | self._dropped)
         self._latest = seen
@@ -182,6 +182,7 @@ class Lanes:
     def _find_steps(self) -> None:
         self._direct = [_direct(env) for env in self.envs]
         self._all_direct = all(direct is not None for direct in self._direct)
+        self._read: Any = self._read_direct if self._all_direct else self._read_layers
         self._steps: list[Callable[[Any], Any]] = [
             direct.step if direct and self._all_direct else env.advance
             for direct, env in zip(self._direct, self.envs, strict=True)
@@ -198,21 +199,17 @@ class Lanes:
                 cursor[0] = lane
                 yield step(action)
 
-    def _values(self, results: list[Any], seeds: dict[int, int]) -> tuple[Any, ...]:
-        read = self._read_direct if self._all_direct else self._read
-        seen, infos, step_type, reward, discount = read(results, seeds)
-        if reward.shape != self._reward_shape:
-            reward = self._rewards(reward)
-        return seen, infos, step_type, reward, discount, self._gather(seen)
-
-    def _read(self, results: list[TimeStep], seeds: dict[int, int]) -> tuple[Any, ...]:
+    def _read_layers(self, results: list[TimeStep], seeds: dict[int, int]) -> tuple[Rows, Sequence[Any], Any]:
         kinds, rewards, discounts, seen, _, _, _, infos = zip(*results, strict=True)
         self.over = [lane for lane, kind in enumerate(kinds) if kind == 2] if 2 in kinds else []
-        rows = np.array(kinds, np.int32), np.array(rewards, np.float32), np.array(discounts, np.float32)
-        return seen, infos, *rows
+        reward = np.array(rewards, np.float32)
+        if reward.shape != self._reward_shape:
+            reward = self._rewards(reward)
+        rows = np.array(kinds, np.int32), reward, np.array(discounts, np.float32), self._gather(seen)
+        return _new(Rows, rows), seen, infos
 
-    def _read_direct(self, results: list[Any], seeds: dict[int, int]) -> tuple[Any, ...]:
-        """`_read` for `GymEnvironment`s under a `TimeLimit` or none, of what their Gymnasium environments return."""
+    def _read_direct(self, results: list[Any], seeds: dict[int, int]) -> tuple[Rows, Sequence[Any], Any]:
+        """The same for `GymEnvironment`s under a `TimeLimit` or none, of what their Gymnasium environments return."""
         seen, rewards, terminated, truncated, infos = zip(*results)  # noqa: B905 - every one has five
         step_type, discount = self._mid.copy(), self._one.copy()
         over: list[int] = []
@@ -220,14 +217,19 @@ class Lanes:
             over = [lane for lane, limit in enumerate(self._limits) if self._clock == limit]
             self._next_limit = min((limit for limit in self._limits if limit > self._clock), default=_NEVER)
         if any(terminated) or any(truncated):
-            over = [lane for lane in range(len(results)) if terminated[lane] or truncated[lane] or lane in over]
-            discount[:] = [0.0 if ended else 1.0 for ended in terminated]
+            ends = enumerate(zip(terminated, truncated))  # noqa: B905 - as above
+            over = sorted({*over, *(lane for lane, (ended, cut) in ends if ended or cut)})
         for lane in over:
             step_type[lane] = 2
+            if terminated[lane]:
+                discount[lane] = 0.0
         for lane in seeds:
             step_type[lane] = 0
         self.over = over
-        return seen, infos, step_type, np.array(rewards, np.float32), discount
+        reward = np.array(rewards, np.float32)
+        if reward.shape != self._reward_shape:
+            reward = self._rewards(reward)
+        return _new(Rows, (step_type, reward, discount, self._gather(seen))), seen, infos
 
     def _rewards(self, reward: np.ndarray) -> np.ndarray:
         if reward.size != len(self.envs) or len(self._reward_shape) > 1:
@@ -280,8 +282,6 @@ class Lanes:
                 what = "returned what cannot be read" if "observation" not in wrong else "emitted another observation"
                 found.append(Failure(lane, "malformed", what, wrong))
                 results[lane] = self._shown(lane)
-        if not found:
-            raise SpecError("the environments returned what fits their specs one by one, but not together")
         return found
 
     def _wrong(self, result: Any) -> str:
@@ -304,9 +304,12 @@ class Lanes:
     def _gather(self, seen: Sequence[Any]) -> list[np.ndarray]:
         """One array for every leaf, and no broadcasting of a row that has another shape."""
         if self._plain:
-            array = _stacked(seen)
-            if array.dtype == self._dtypes[0] and array.shape == self._shapes[0]:
-                return [array]
+            try:
+                array = np.array(seen)
+                if array.dtype == self._dtypes[0] and array.shape == self._shapes[0]:
+                    return [array]
+            except ValueError:  # ragged: found below
+                pass
         spec = self.specs.observation
         columns = [seen] if self._plain else zip(*[flatten(observation, spec) for observation in seen], strict=True)
         arrays: list[np.ndarray] = []

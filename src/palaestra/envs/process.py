@@ -89,7 +89,7 @@ class ProcessEnvironment(LaneEnvironment):
         rows = Rows(step_type.copy(), reward.copy(), discount.copy(), [array.copy() for array in observation])
         kinds = rows.step_type.tolist()
         over = [lane for lane, kind in enumerate(kinds) if kind == 2] if 2 in kinds else []
-        return Outcome(rows, over, info, incidents)
+        return rows, over, info, incidents
 
     def _give_up_step(self) -> None:
         _, incidents = self._pool.collect(self._deadline)

@@ -9,8 +9,9 @@ import numpy as np
 
 from palaestra.core import SpecError, SpecTree, TensorSpec
 from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.nest import flatten, leaf_dtypes, neutral
 
-__all__ = ["Infos", "Rows", "Specs", "common_specs", "numeric_infos"]
+__all__ = ["Infos", "Rows", "Specs", "common_specs", "neutral_rows", "numeric_infos"]
 
 Infos = dict[int, dict[str, float]]
 """Numeric info entries by lane; lanes without any are left out."""
@@ -40,6 +41,19 @@ class Rows(NamedTuple):
     """float32 [B]."""
     observation: list[np.ndarray]
     """One array [B, ...] for every leaf of the observation spec."""
+
+
+def neutral_rows(specs: Specs, size: int) -> Rows:
+    """FIRST rows that show nothing, for a step of which nobody knows what came.
+
+    Args:
+        specs: of one bare environment.
+        size: how many lanes.
+    """
+    leaves = zip(flatten(neutral(specs.observation), specs.observation), leaf_dtypes(specs.observation), strict=True)
+    observation = [np.stack([np.asarray(leaf, dtype)] * size) for leaf, dtype in leaves]
+    reward = np.zeros((size, *specs.reward.shape), np.float32)
+    return Rows(np.zeros(size, np.int32), reward, np.ones(size, np.float32), observation)
 
 
 def common_specs(envs: Sequence[SingleEnvironment]) -> Specs:

@@ -65,7 +65,7 @@ class SerialEnvironment(LaneEnvironment):
     def _collect(self) -> Outcome:
         rows, infos, failures = self._lanes.step(self._given, self._seeds)
         info = () if infos is None else batched_info(infos, self.batch_size)
-        return Outcome(rows, self._lanes.over, info, [Incident(failure) for failure in failures])
+        return rows, self._lanes.over, info, [Incident(failure) for failure in failures] if failures else ()
 
     def _give_up_step(self) -> None:
         self._given = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,11 @@ class ActionReader:
             SpecError: the action does not have the spec's structure.
         """
         if self._plain:
+            if isinstance(action, torch.Tensor):
+                try:
+                    action = action.numpy()  # with `force` it takes twice as long
+                except (RuntimeError, TypeError):
+                    action = action.numpy(force=True)
             return [_array(action, *self._expected[0])]
         leaves = flatten(action, self._spec)
         return [_array(leaf, *expected) for leaf, expected in zip(leaves, self._expected, strict=True)]
@@ -71,14 +76,15 @@ class ActionReader:
         """Leaf arrays [B, ...] of zeros."""
         return [np.zeros(shape, dtype) for _, shape, dtype in self._expected]
 
-    def per_lane(self, arrays: list[np.ndarray]) -> Iterable[Any]:
+    def per_lane(self, arrays: list[np.ndarray]) -> Sequence[Any]:
         """One action for every lane, as its bare environment takes it.
 
         Args:
             arrays: from `read`, with nothing `wrong`.
         """
-        if self._scalars is not None:
-            return [self._scalars[value] for value in arrays[0].tolist()]
+        scalars = self._scalars
+        if scalars is not None:
+            return [scalars[value] for value in arrays[0].tolist()]
         if self._plain:
             return arrays[0]
         return [unflatten((array[lane] for array in arrays), self._spec) for lane in range(len(arrays[0]))]
@@ -127,11 +133,13 @@ def _tolerant(bounds: tuple[np.ndarray, np.ndarray] | None) -> tuple[np.ndarray,
 
 
 def _array(leaf: Any, path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    array = leaf.numpy(force=True) if isinstance(leaf, torch.Tensor) else np.asarray(leaf)
+    array = leaf
+    if not isinstance(leaf, np.ndarray):
+        array = np.asarray(leaf.numpy(force=True) if isinstance(leaf, torch.Tensor) else leaf)
     if array.shape != shape:
         where = f" at {path!r}" if path else ""
         raise ShapeError(f"the action{where} has shape {array.shape}, expected {shape}")
-    return array.astype(dtype)
+    return array.copy() if array.dtype == dtype else array.astype(dtype)
 
 
 def batched_time_step(
