@@ -1,22 +1,22 @@
 """The contracts of environments: `Environment` (batched), `SingleEnvironment` (one, bare) and its wrappers.
 
-Layers, from the inside to the outside: a Gymnasium environment, Gymnasium wrappers, `GymEnvironment`, any number of
-`EnvironmentWrapper`s, and an `Environment` that steps several such stacks. Actions flow outside-in, time steps
-inside-out; every layer passes them on or transforms them.
+Layers, inner to outer: a Gymnasium environment, Gymnasium wrappers, `GymEnvironment`, `EnvironmentWrapper`s, and an
+`Environment` that steps several such stacks. Actions flow outside-in, time steps inside-out, through every layer.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from types import TracebackType
+from collections.abc import Sequence
 from typing import Any, Literal, Self, final
 
 import numpy as np
 import torch
 
 from palaestra.core import BoundedSpec, DiscreteSpec, EnvError, SpecError, SpecTree, TensorSpec, TimeStep
-from palaestra.envs.driving import describe, failure, mark, replay
+from palaestra.envs.driving import mark, replay
 from palaestra.envs.episode_log import EpisodeLog
+from palaestra.envs.faults import Fault, failure_of
 from palaestra.envs.nest import copied, flatten, leaf_dtypes, problem, unflatten, zeros
 
 __all__ = ["Environment", "EnvironmentWrapper", "SingleEnvironment"]
@@ -50,8 +50,15 @@ class Environment(ABC):
     ended: TimeStep | None = None
     """LAST rows of environments that reset within the step (their FIRST rows are in the step itself), else `None`."""
 
+    faults: Sequence[Fault] = ()
+    """Every fault so far that did not stop the run, and the one that did."""
     interrupted: bool = False
     """Whether somebody else has stepped it since its collector last did; the collector then begins new episodes."""
+
+    @property
+    def num_ready(self) -> int:
+        """Rows of what `recv` returns, n: all B, or fewer where environments do not wait for each other."""
+        return self.batch_size
 
     @property
     @abstractmethod
@@ -139,9 +146,7 @@ class Environment(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -241,10 +246,8 @@ class SingleEnvironment(ABC):
     @final
     def reset(self) -> TimeStep:
         """Starts the next episode."""
-        log = self._episodes()
-        log.abandon()
-        none = zeros(self.action_spec)
-        return self._drive(log, none)
+        self._episodes().abandon()
+        return self._drive(self._episodes(), zeros(self.action_spec))
 
     @final
     def step(self, action: Any) -> TimeStep:
@@ -322,11 +325,10 @@ class SingleEnvironment(ABC):
         )
         return self._latest
 
-    def _failure(self, log: EpisodeLog, error: Exception) -> EnvError:
-        kind, detail = describe(error)
-        found = failure(log, 0, f"raised {kind}", detail, env_id=self.env_id)
+    def _failure(self, log: EpisodeLog, error: Exception) -> Exception:
+        fault = Fault.of(log, failure_of(0, error), handled="raise", env_id=self.env_id)
         log.abandon()
-        return found
+        return fault.error()
 
 
 class EnvironmentWrapper(SingleEnvironment):
