@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -33,6 +34,7 @@ class NativeVectorEnvironment(Environment):
     Args:
         vector_env: that nobody else uses.
         lane_seeds: one for every environment; fresh ones if left out.
+        stacked: how many frames the first axis of an observation holds, as `TensorSpec.stacked` says.
 
     Raises:
         ConfigError: it does not say how it resets.
@@ -49,7 +51,9 @@ class NativeVectorEnvironment(Environment):
     seeding = "per_batch"
     resume = "statistical"
 
-    def __init__(self, vector_env: VectorEnv[Any, Any, Any], *, lane_seeds: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, vector_env: VectorEnv[Any, Any, Any], *, lane_seeds: Sequence[int] | None = None, stacked: int = 1
+    ) -> None:
         mode = vector_env.metadata.get("autoreset_mode")
         if mode is None:
             raise ConfigError(
@@ -62,6 +66,8 @@ class NativeVectorEnvironment(Environment):
         self._seeds = list(lane_seeds) if lane_seeds is not None else fresh_seeds(self.batch_size)
         check_seeds(self._seeds, self.batch_size)
         self._observation = spec_from_space(vector_env.single_observation_space, "observation_space")
+        if stacked > 1:
+            self._observation = dataclasses.replace(self._observation, stacked=stacked)
         self._action = spec_from_space(vector_env.single_action_space, "action_space")
         space = getattr(vector_env, "single_reward_space", None)
         self._reward = TensorSpec(tuple(space.shape or ()) if space is not None else ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import logging
@@ -18,7 +17,7 @@ import torch
 
 from palaestra.algorithms import Algorithm, GradientAlgorithm
 from palaestra.core import ConfigError, RunSeeds
-from palaestra.envs import EnvConfig, Environment, create_environment, probe_specs
+from palaestra.envs import Environment, create_environment, probe_specs
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping
 from palaestra.experiments.presets import preset
 from palaestra.experiments.run_directory import RunDirectory, find_run
@@ -186,8 +185,7 @@ def evaluation_environment(config: ExperimentConfig, seed: int, num_envs: int) -
         The environments and their lane seeds.
     """
     lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(num_envs)]
-    env: EnvConfig = dataclasses.replace(config.env, num_envs=num_envs, vectorization="serial", num_workers=None)
-    return create_environment(env, lane_seeds=lanes), lanes
+    return create_environment(config.env.for_evaluation(num_envs), lane_seeds=lanes), lanes
 
 
 def evaluate_run(
