@@ -49,6 +49,8 @@ class EnvConfig:
     """Gymnasium wrappers, the innermost first: `Wrap` values, their text such as `ClipReward`, or callables."""
     wrappers: tuple[Any, ...] = ()
     """Time step wrappers, the innermost first: `Wrap` values, their text (`FrameStack(num_frames=4)`), or callables."""
+    eval_wrappers: tuple[Any, ...] | None = None
+    """The time step wrappers of evaluation, where these are others; for example none, for the task's own rewards."""
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:
@@ -57,9 +59,13 @@ class EnvConfig:
             raise ConfigError(f"env.num_workers is {self.num_workers}; it must be at least 1")
         object.__setattr__(self, "gym_wrappers", as_values(self.gym_wrappers, GYM_WRAPPERS))
         object.__setattr__(self, "wrappers", as_values(self.wrappers, STEP_WRAPPERS))
+        if self.eval_wrappers is not None:
+            object.__setattr__(self, "eval_wrappers", as_values(self.eval_wrappers, STEP_WRAPPERS))
 
     def for_evaluation(self, num_envs: int, **kwargs: Any) -> EnvConfig:
-        """The same task for evaluation: in this process, or a pool where training uses one, with `eval_kwargs`.
+        """The same task for evaluation: in this process, or a pool where training uses one.
+
+        `eval_kwargs` and `eval_wrappers` say what else differs.
 
         Args:
             num_envs: how many.
@@ -71,6 +77,7 @@ class EnvConfig:
             num_workers=None,
             vectorization="native" if self.vectorization == "native" else "auto",
             kwargs={**self.kwargs, **self.eval_kwargs, **kwargs},
+            wrappers=self.wrappers if self.eval_wrappers is None else self.eval_wrappers,
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from palaestra.algorithms import Algorithm, GradientAlgorithm
-from palaestra.core import ConfigError, RunSeeds
+from palaestra.core import ConfigError, RunSeeds, SpecTree, spec_leaves
 from palaestra.envs import Environment, create_environment, probe_specs
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping
 from palaestra.experiments.presets import preset
@@ -158,8 +158,8 @@ def make_algorithm(config: ExperimentConfig) -> Algorithm[Any]:
     Raises:
         ConfigError: the algorithm does not fit the environment.
     """
-    _set_threads(config)
     observation_spec, action_spec, _ = probe_specs(config.env)
+    _set_threads(config, observation_spec)
     kind: Any = algorithm_class(config.algorithm_name)
     try:
         algorithm: Algorithm[Any] = kind(observation_spec, action_spec, config.algorithm, RunSeeds(config.run.seed))
@@ -284,11 +284,12 @@ def _run(
     return RunResult(path, result, algorithm.policy)
 
 
-def _set_threads(config: ExperimentConfig) -> None:
-    """One thread for small networks, where more only wait for each other."""
+def _set_threads(config: ExperimentConfig, observation_spec: SpecTree) -> None:
+    """One thread for small networks, where more only wait for each other; pictures need large ones."""
     network = getattr(config.algorithm, "network", None)
     rows = getattr(config.algorithm, "mini_batch_size", 0)
     small = isinstance(network, NetworkConfig) and max(network.hidden_sizes, default=0) * rows <= 256 * 256
+    small = small and all(len(spec.shape) < 3 for spec in spec_leaves(observation_spec).values())
     threads = config.run.num_threads or (1 if small else os.cpu_count() or 1)
     torch.set_num_threads(threads)
     _log.info("torch uses %d thread(s)", threads)
