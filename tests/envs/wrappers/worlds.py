@@ -143,3 +143,28 @@ def gym_of(env: Any) -> Any:
 def episode(env: SingleEnvironment, count: int, action: Any = 0) -> list[Any]:
     """The first time steps."""
     return [env.reset(), *(env.step(action) for _ in range(count))]
+
+
+class Unmasked(Masked):
+    """Allows every action, so that random ones can be played."""
+
+    def _info(self, taken):
+        return {"allowed": [True] * 3}
+
+
+class Drawn(Camera):
+    """Can be drawn; episodes of 6 steps."""
+
+    render_mode = "rgb_array"
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.steps += 1
+        observation, reward, *_ = super().step(action)
+        return observation, reward, False, self.steps == 6, {}
+
+    def render(self):
+        return np.full((16, 16, 3), 10 * self.steps, np.uint8)
