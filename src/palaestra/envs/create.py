@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import gymnasium
@@ -22,7 +21,7 @@ from palaestra.envs.importing import import_object
 from palaestra.envs.native_vector import NativeVectorEnvironment
 from palaestra.envs.process import ProcessEnvironment
 from palaestra.envs.serial import SerialEnvironment
-from palaestra.envs.suites import gym
+from palaestra.envs.suites import atari, envpool, gym
 from palaestra.envs.thread import ThreadEnvironment
 from palaestra.envs.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
 from palaestra.envs.wrappers.time_limit import TimeLimit
@@ -52,6 +51,8 @@ class EnvConfig:
     """Time limit in env steps; the registered one if left out, 0 for none."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """For the environment's constructor."""
+    eval_kwargs: dict[str, Any] = field(default_factory=dict)
+    """What evaluation changes in them, such as `{"reward_clipping": False}` for raw Atari scores."""
     gym_wrappers: tuple[Any, ...] = ()
     """Gymnasium wrappers, the innermost first: `Wrap` values, their text such as `ClipReward`, or callables."""
     wrappers: tuple[Any, ...] = ()
@@ -68,6 +69,8 @@ class EnvConfig:
     """Whether an observation outside its bounds is a fault; else it is logged once."""
     chaos: str = ""
     """Faults to inject, for tests: such as `kill:0.001,nan:0.01`. See `chaos_rules`."""
+    eval_wrappers: tuple[Any, ...] | None = None
+    """The time step wrappers of evaluation, where these are others; for example none, for the task's own rewards."""
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:
@@ -76,6 +79,8 @@ class EnvConfig:
             raise ConfigError(f"env.num_workers is {self.num_workers}; it must be at least 1")
         object.__setattr__(self, "gym_wrappers", as_values(self.gym_wrappers, GYM_WRAPPERS))
         object.__setattr__(self, "wrappers", as_values(self.wrappers, STEP_WRAPPERS))
+        if self.eval_wrappers is not None:
+            object.__setattr__(self, "eval_wrappers", as_values(self.eval_wrappers, STEP_WRAPPERS))
         if self.vectorization == "thread" and self.num_envs != 1:
             raise ConfigError(f"env.num_envs is {self.num_envs}; vectorization=thread steps one environment")
         if self.num_ready is not None and self.vectorization != "process":
@@ -89,6 +94,26 @@ class EnvConfig:
         """What to do when an environment fails."""
         names = ("on_fault", "max_restarts", "timeout_s", "reset_timeout_s", "strict")
         return FaultPolicy(**{name: getattr(self, name) for name in names})
+
+    def for_evaluation(self, num_envs: int, **kwargs: Any) -> EnvConfig:
+        """The same task for evaluation: in this process, or a pool where training uses one.
+
+        `eval_kwargs` and `eval_wrappers` say what else differs.
+
+        Args:
+            num_envs: how many.
+            kwargs: for the constructor, on top of all others.
+        """
+        return replace(
+            self,
+            num_envs=num_envs,
+            num_workers=None,
+            num_ready=None,
+            chaos="",
+            vectorization="native" if self.vectorization == "native" else "auto",
+            kwargs={**self.kwargs, **self.eval_kwargs, **kwargs},
+            wrappers=self.wrappers if self.eval_wrappers is None else self.eval_wrappers,
+        )
 
 
 def load(
@@ -121,9 +146,12 @@ def load(
     if max_episode_steps is not None and max_episode_steps < 0:
         raise ConfigError(f"max_episode_steps is {max_episode_steps}; it must be at least 0 (0: no time limit)")
     inner, outer = as_values(gym_wrappers, GYM_WRAPPERS), as_values(wrappers, STEP_WRAPPERS)
+    if name.startswith(envpool.PREFIX):
+        raise ConfigError(f"{name!r} exists as a pool only; use create_environment with vectorization=native")
     maker = _maker(name)
     if maker is None:
-        return gym.load(
+        suite = atari if name.startswith(atari.PREFIX) else gym
+        return suite.load(
             name,
             env_id=env_id,
             max_episode_steps=max_episode_steps,
@@ -170,6 +198,8 @@ def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence
         lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(config.num_envs)]
     if len(lane_seeds) != config.num_envs:
         raise ConfigError(f"num_envs is {config.num_envs} and there are {len(lane_seeds)} lane seeds; they must agree")
+    if config.name.startswith(envpool.PREFIX):
+        return _native(config, lane_seeds)
     maker = _maker(config.name)
     if maker is not None and getattr(maker, "batched", False):
         return _batched(config, maker, lane_seeds)
@@ -226,7 +256,7 @@ def create_evaluation_environment(
     if not evaluate and config.vectorization != "process":
         return None
     kind = "process" if no_thread_env else "thread"
-    one = dataclasses.replace(config, num_envs=1, vectorization=kind, num_workers=None, num_ready=None)
+    one = replace(config.for_evaluation(1), vectorization=kind)
     return create_environment(one, lane_seeds=[RunSeeds(seed).integer("evaluation")])
 
 
@@ -239,8 +269,8 @@ def probe_specs(config: EnvConfig) -> tuple[SpecTree, SpecTree, TensorSpec]:
     Raises:
         ConfigError: as for `create_environment`.
     """
-    vectorization = "native" if config.vectorization == "native" else "serial"
-    one = dataclasses.replace(config, num_envs=1, vectorization=vectorization, num_workers=None, num_ready=None)
+    vectorization = "native" if config.vectorization == "native" else "auto"
+    one = replace(config, num_envs=1, vectorization=vectorization, num_workers=None, num_ready=None)
     with create_environment(one, lane_seeds=[0]) as env:
         return env.observation_spec, env.action_spec, env.reward_spec
 
@@ -272,22 +302,21 @@ def _made(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _native(config: EnvConfig, lane_seeds: Sequence[int]) -> Environment:
+    name, limit = config.name, config.max_episode_steps
     if config.gym_wrappers or config.wrappers:
         raise ConfigError("vectorization=native steps all environments as one, which wrappers cannot be put around")
-    spec = gym.find_spec(config.name)
-    if spec.vector_entry_point is None:
-        raise ConfigError(f"{config.name!r} has no vectorised version of its own; use vectorization=serial or process")
+    if name.startswith(envpool.PREFIX):
+        if config.vectorization not in ("auto", "native"):
+            raise ConfigError(f"{name!r} exists as a pool only; vectorization is native, not {config.vectorization}")
+        pool = envpool.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config.kwargs)
+        return NativeVectorEnvironment(pool, lane_seeds=lane_seeds)
+    if name.startswith(atari.PREFIX):
+        pool, stacked = atari.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config.kwargs)
+        return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, stacked=stacked)
     kwargs = dict(config.kwargs)
-    if config.max_episode_steps is not None:
-        kwargs["max_episode_steps"] = config.max_episode_steps or _NO_LIMIT
-    try:
-        mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
-        pool = gymnasium.make_vec(spec, config.num_envs, vectorization_mode=mode, **kwargs)
-    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise gym.missing_extra(spec, error) from error
-    except (TypeError, gymnasium.error.Error) as error:
-        raise ConfigError(f"{config.name!r} cannot be made with {kwargs}: {error}") from error
-    return NativeVectorEnvironment(pool, lane_seeds=lane_seeds)
+    if limit is not None:
+        kwargs["max_episode_steps"] = limit or _NO_LIMIT
+    return NativeVectorEnvironment(gym.pool(name, config.num_envs, kwargs=kwargs), lane_seeds=lane_seeds)
 
 
 def _first_ready(config: EnvConfig, factories: Sequence[Callable[[], Any]], lane_seeds: Sequence[int]) -> Environment:

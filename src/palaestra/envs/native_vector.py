@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -42,6 +43,7 @@ class NativeVectorEnvironment(LockstepEnvironment):
     Args:
         vector_env: that nobody else uses.
         lane_seeds: one for every environment; fresh ones if left out.
+        stacked: how many frames the first axis of an observation holds, as `TensorSpec.stacked` says.
 
     Raises:
         ConfigError: it does not say how it resets.
@@ -58,7 +60,9 @@ class NativeVectorEnvironment(LockstepEnvironment):
     seeding = "per_batch"
     resume = "statistical"
 
-    def __init__(self, vector_env: VectorEnv[Any, Any, Any], *, lane_seeds: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, vector_env: VectorEnv[Any, Any, Any], *, lane_seeds: Sequence[int] | None = None, stacked: int = 1
+    ) -> None:
         mode = vector_env.metadata.get("autoreset_mode")
         if mode is None:
             raise ConfigError(
@@ -66,6 +70,8 @@ class NativeVectorEnvironment(LockstepEnvironment):
                 f"{[mode.name for mode in AutoresetMode]} of gymnasium.vector.AutoresetMode"
             )
         self._observation = spec_from_space(vector_env.single_observation_space, "observation_space")
+        if stacked > 1:
+            self._observation = dataclasses.replace(self._observation, stacked=stacked)
         self._action = spec_from_space(vector_env.single_action_space, "action_space")
         space = getattr(vector_env, "single_reward_space", None)
         self._reward = TensorSpec(tuple(space.shape or ()) if space is not None else ())

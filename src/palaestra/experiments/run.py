@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import logging
@@ -17,8 +16,8 @@ from typing import Any
 import torch
 
 from palaestra.algorithms import Algorithm, GradientAlgorithm
-from palaestra.core import ConfigError, RunSeeds
-from palaestra.envs import EnvConfig, Environment, create_environment, probe_specs
+from palaestra.core import ConfigError, RunSeeds, SpecTree, spec_leaves
+from palaestra.envs import Environment, create_environment, probe_specs
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping
 from palaestra.experiments.presets import preset
 from palaestra.experiments.run_directory import RunDirectory, find_run
@@ -159,8 +158,8 @@ def make_algorithm(config: ExperimentConfig) -> Algorithm[Any]:
     Raises:
         ConfigError: the algorithm does not fit the environment.
     """
-    _set_threads(config)
     observation_spec, action_spec, _ = probe_specs(config.env)
+    _set_threads(config, observation_spec)
     kind: Any = algorithm_class(config.algorithm_name)
     try:
         algorithm: Algorithm[Any] = kind(observation_spec, action_spec, config.algorithm, RunSeeds(config.run.seed))
@@ -186,8 +185,7 @@ def evaluation_environment(config: ExperimentConfig, seed: int, num_envs: int) -
         The environments and their lane seeds.
     """
     lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(num_envs)]
-    env: EnvConfig = dataclasses.replace(config.env, num_envs=num_envs, vectorization="serial", num_workers=None)
-    return create_environment(env, lane_seeds=lanes), lanes
+    return create_environment(config.env.for_evaluation(num_envs), lane_seeds=lanes), lanes
 
 
 def evaluate_run(
@@ -286,11 +284,12 @@ def _run(
     return RunResult(path, result, algorithm.policy)
 
 
-def _set_threads(config: ExperimentConfig) -> None:
-    """One thread for small networks, where more only wait for each other."""
+def _set_threads(config: ExperimentConfig, observation_spec: SpecTree) -> None:
+    """One thread for small networks, where more only wait for each other; pictures need large ones."""
     network = getattr(config.algorithm, "network", None)
     rows = getattr(config.algorithm, "mini_batch_size", 0)
     small = isinstance(network, NetworkConfig) and max(network.hidden_sizes, default=0) * rows <= 256 * 256
+    small = small and all(len(spec.shape) < 3 for spec in spec_leaves(observation_spec).values())
     threads = config.run.num_threads or (1 if small else os.cpu_count() or 1)
     torch.set_num_threads(threads)
     _log.info("torch uses %d thread(s)", threads)
