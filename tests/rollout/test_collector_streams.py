@@ -161,7 +161,7 @@ def test_an_unroll_that_was_paused_goes_on_with_its_rest(name, num_ready):
     if num_ready == 4:  # else lanes answer in another order after the pause
         assert results[0][:2] == results[1][:2]
         assert torch.equal(results[0][2], results[1][2])
-        assert all(torch.equal(results[0][3][key], results[1][3][key]) for key in results[0][3])
+        assert all(torch.equal(results[0][3][key], results[1][3][key]) for key in results[0][3].keys())  # noqa: SIM118
     assert min(len(stream) for stream in results[1][1]) >= 2
 
 
@@ -227,7 +227,7 @@ def test_statistics_have_the_documented_names():
 def test_a_hundred_thousand_steps_without_an_episode_are_warned_of(monkeypatch):
     """TS-26: asked for episodes that never end."""
     monkeypatch.setattr("palaestra.rollout.collector._PATIENCE_STEPS", 100)
-    env = Numbered([130, 130])
+    env = Numbered([90, 90])
     collector = Collector.of(env, make("dqn", env))
     with pytest.warns(UserWarning, match=r"n_episode=1\) has taken 100 env steps and no episode has ended"):
         assert len(collector.collect(n_episode=1).episodes) >= 1

@@ -1,6 +1,6 @@
 """An environment of numbered steps: in lockstep, with resets within the step, or first-n-ready."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 

@@ -181,7 +181,7 @@ class Collector:
         began = time.perf_counter()
         if not self._rows_left:
             self._carry += length
-            self._rows_left = int(self._carry)
+            self._rows_left = int(self._carry + 1e-9)  # ten times 0.1 is a row
             self._carry -= self._rows_left
         self._pausing = False
         info, rows = CollectInfo(0), self._rows_left
@@ -241,6 +241,7 @@ class Collector:
             assert self._time_step is not None
             require_finite(self.env, self.buffer, self._time_step, rows)
         self._fresh_rows += rows
+        info.rows += rows
         return rows
 
     def _run_together(self, rows: int, info: CollectInfo, random: bool) -> int:
@@ -282,7 +283,7 @@ class Collector:
         action is on its way when weights change.
         """
         env, policy, clock, num_envs = self.env, self.policy, time.perf_counter, self.env.batch_size
-        latest = take_rows(self._current(), np.arange(num_envs))  # a copy that can be written to
+        latest = self._current()._replace(env_info=(), untransformed=())
         state = self._state
         before, actions = state, None
         ready, sent, on_the_way, env_s, inference_s, env_steps = latest, 0, 0, 0.0, 0.0, 0
@@ -341,6 +342,7 @@ class Collector:
                 rows += 1
             require_finite(env, self.buffer, time_step, rows)
         self._fresh_rows += rows
+        info.rows += rows
         self._time_step = None  # lanes stopped at different moments: the next collection begins new episodes
 
     # -- storing
