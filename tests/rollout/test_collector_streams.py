@@ -1,5 +1,7 @@
 """Tests of `palaestra.rollout.collector` with environments that do not answer together."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -105,9 +107,7 @@ def test_a_number_of_episodes_for_each_environment_is_met_exactly(same_step):
     assert sorted(episode.env_id for episode in again.episodes) == [0, 1, 2, 3]
     kinds = [[kind for _, kind in stream] for stream in lanes_of(collector)]
     assert kinds[1].count(LAST) == 5
-    assert all(
-        after == FIRST for lane in kinds for before, after in zip(lane, lane[1:], strict=False) if before == LAST
-    )
+    assert all(after == FIRST for lane in kinds for before, after in itertools.pairwise(lane) if before == LAST)
 
 
 @pytest.mark.parametrize("request_", [[1, 2], [1, 1, 1, -1]])

@@ -13,7 +13,7 @@ __all__ = ["MLflowLogger"]
 
 
 class MLflowLogger(NetworkLogger):
-    """Sends metrics to an MLflow server, or into a local folder; a resumed run goes on there as well.
+    """Sends metrics to an MLflow server, or into a local database; a resumed run goes on there as well.
 
     MLflow allows no `@` in names: `info/x@max` becomes `info/x.max`.
 
@@ -37,21 +37,23 @@ class MLflowLogger(NetworkLogger):
     ) -> None:
         super().__init__("mlflow", "mlflow")
         self._experiment, self._name, self._config = experiment, Path(directory).absolute().name, dict(config or {})
-        self._client: Any = self.package.MlflowClient(tracking_uri=tracking_uri)
+        self._tracking_uri = tracking_uri
+        self._client: Any = None
         self._run_id = ""
 
     def open(self, position: Mapping[str, int]) -> None:
         """See `NetworkLogger.open`."""
-        found = self._client.get_experiment_by_name(self._experiment)
-        experiment = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
+        self._client = client = self.package.MlflowClient(tracking_uri=self._tracking_uri)
+        found = client.get_experiment_by_name(self._experiment)
+        experiment = client.create_experiment(self._experiment) if found is None else found.experiment_id
         same = f"attributes.run_name = '{self._name}'"
-        runs = self._client.search_runs([experiment], filter_string=same) if position["env_steps"] else []
+        runs = client.search_runs([experiment], filter_string=same) if position["env_steps"] else []
         if runs:
             self._run_id = runs[0].info.run_id
             return
-        self._run_id = self._client.create_run(experiment, run_name=self._name).info.run_id
+        self._run_id = client.create_run(experiment, run_name=self._name).info.run_id
         for name, value in self._config.items():
-            self._client.log_param(self._run_id, name, value)
+            client.log_param(self._run_id, name, value)
 
     def send(self, row: Mapping[str, Any], env_steps: int) -> None:
         """See `NetworkLogger.send`."""
