@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ FORMAT_VERSION = 1
 _log = logging.getLogger(__name__)
 
 
-class _NewerFormatError(CheckpointError):
-    """Undamaged, but of a later version of the library: nothing to fall back from."""
+class _OtherFormatError(CheckpointError):
+    """Undamaged, but of another version of the library: nothing to fall back from."""
 
 
 class CheckpointStore:
@@ -55,7 +56,8 @@ class CheckpointStore:
             The checkpoint's directory.
 
         Raises:
-            CheckpointError: it cannot be written (disk full, no permission); older checkpoints are untouched.
+            CheckpointError: it cannot be written (disk full, no permission); older checkpoints are untouched. Where
+                there is clearly no room, nothing is begun.
         """
         target = self.directory / f"step_{step:010d}"
         if target.exists():
@@ -63,12 +65,13 @@ class CheckpointStore:
         self._remove_leftovers()
         temporary = self.directory / f".tmp-{uuid.uuid4().hex}"
         try:
+            parts = {name: split_state(part) for name, part in state.items()}
             temporary.mkdir(parents=True)
-            values: dict[str, Any] = {}
-            for name, part in state.items():
-                values[name], tensors = split_state(part)
+            _require_room(temporary, [tensors for _, tensors in parts.values()])
+            for name, (_, tensors) in parts.items():
                 if tensors:
                     save_tensors(temporary / f"{name}.safetensors", tensors)
+            values = {name: value for name, (value, _) in parts.items()}
             _write_json(temporary / "state.json", values)
             files = {file.name: _fingerprint(file) for file in sorted(temporary.iterdir())}
             manifest = {"format_version": FORMAT_VERSION, "step": step, "files": files}
@@ -90,7 +93,7 @@ class CheckpointStore:
     def load_newest(self) -> tuple[int, dict[str, Any]]:
         """The newest checkpoint whose hashes are right; damaged ones are renamed to `*.corrupt` on the way.
 
-        One of a newer format is an error and stays as it is.
+        One of another format is an error and stays as it is.
 
         Returns:
             Its step and its state.
@@ -102,7 +105,7 @@ class CheckpointStore:
         for path in reversed(self.steps()):
             try:
                 return self.load(path)
-            except _NewerFormatError:
+            except _OtherFormatError:
                 raise
             except CheckpointError as error:
                 damage.append(str(error))
@@ -157,8 +160,23 @@ def _manifest(path: Path) -> tuple[int, dict[str, Any]]:
     if digest != _digest(manifest):
         raise CheckpointError(f"{path / 'manifest.json'} is damaged: its own hash is wrong")
     if version > FORMAT_VERSION:
-        raise _NewerFormatError(f"{path} has format {version}, this version reads {FORMAT_VERSION}: update palaestra")
+        raise _OtherFormatError(f"{path} has format {version}, this version reads {FORMAT_VERSION}: update palaestra")
+    if version < FORMAT_VERSION:  # format 1 is the first; what reads an older one has to come here
+        raise _OtherFormatError(
+            f"{path} has format {version}, which was never released; this version reads {FORMAT_VERSION}"
+        )
     return step, files
+
+
+def _require_room(directory: Path, parts: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses to begin what cannot fit: better than half a checkpoint on a disk that is then full for everybody."""
+    needed = sum(tensor.nbytes for tensors in parts for tensor in tensors.values())
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"No space left on device: it needs {needed / 2**20:,.1f} MiB and {free / 2**20:,.1f} are free",
+        )
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:
