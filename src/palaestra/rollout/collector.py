@@ -23,7 +23,7 @@ from palaestra.rollout.lanes import put_rows, take_rows
 
 __all__ = ["Collector"]
 
-_FLUSH_ROWS = 256
+_FLUSH_ROWS = 32
 _PATIENCE_STEPS = 100_000
 _LAST = int(StepType.LAST)
 
@@ -140,13 +140,17 @@ class Collector:
         if isinstance(n_episode, Sequence):
             self._run_exactly(n_episode, info, random)
         info.episodes += self._tracker.finished()
-        patience = _PATIENCE_STEPS
+        warn_at = _PATIENCE_STEPS
         while isinstance(n_episode, int) and len(info.episodes) < n_episode and not self._pausing:
             self._run(1, info, random)
             info.episodes += self._tracker.finished()
-            if info.env_steps >= patience:
-                patience = math.inf if info.episodes else patience + _PATIENCE_STEPS
-                self._warn_of_endless_episodes(info)
+            if not info.episodes and info.env_steps >= warn_at:
+                warn_at += _PATIENCE_STEPS
+                warnings.warn(
+                    f"collect(n_episode={n_episode}) has taken {info.env_steps:,} env steps and no episode has ended; "
+                    "set a time limit (env.max_episode_steps), or ask for n_step",
+                    stacklevel=2,
+                )
         self._complete()
         info.total_s = time.perf_counter() - began
         return info
@@ -172,7 +176,7 @@ class Collector:
             self._rows_left -= self._run(rows, info, random)
         if not self._rows_left:
             self._complete()
-        if len(self._tracker) >= _FLUSH_ROWS or rows > 1:
+        if len(self._tracker) >= _FLUSH_ROWS:
             info.episodes = self._tracker.finished()
         info.total_s = time.perf_counter() - began
         return info
@@ -221,9 +225,9 @@ class Collector:
                 rows = self._run_as_ready(rows, info, random)
             else:
                 rows = self._run_together(rows, info, random)
+            assert self._time_step is not None
+            require_finite(self.env, self.buffer, self._time_step, rows)
         self._fresh_rows += rows
-        assert self._time_step is not None
-        require_finite(self.env, self.buffer, self._time_step, rows)
         return rows
 
     def _run_together(self, rows: int, info: CollectInfo, random: bool) -> int:
@@ -322,9 +326,8 @@ class Collector:
                 left[lanes] -= ended[lanes]
                 state = step.state
                 rows += 1
+            require_finite(env, self.buffer, time_step, rows)
         self._fresh_rows += rows
-        self._time_step = time_step
-        require_finite(env, self.buffer, time_step, rows)
         self._time_step = None  # lanes stopped at different moments: the next collection begins new episodes
 
     # -- storing
@@ -335,13 +338,12 @@ class Collector:
         memory = {} if isinstance(state, tuple) and not state else {"state": state}
         append, version = self.buffer.append, self.policy.version
         if ended is not None:
-            ended = self._seen(ended)
-            which = np.isin(np.asarray(ended.env_id), lanes)
-            ended = take_rows(ended, np.flatnonzero(which))
+            ended, place = self._seen(ended), np.full(self.env.batch_size, -1)
+            place[lanes] = np.arange(len(lanes))
+            ended = take_rows(ended, np.flatnonzero(place[np.asarray(ended.env_id)] >= 0))
             numbers = np.asarray(ended.env_id)
-            at = np.searchsorted(lanes, numbers) if (np.diff(lanes) > 0).all() else _places(lanes, numbers)
-            rows = {"policy_version": version, **take_rows(memory, at)}
-            append(take_rows(action, at), ended, lanes=numbers, **rows)
+            at = place[numbers]
+            append(take_rows(action, at), ended, lanes=numbers, policy_version=version, **take_rows(memory, at))
             self._tracker.add(ended, numbers)
         append(action, time_step, policy_version=version, lanes=lanes, **memory)
         self._tracker.add(time_step, lanes)
@@ -365,14 +367,6 @@ class Collector:
         info.env_steps += env_steps
         info.env_s += env_s
         info.inference_s += inference_s
-
-    def _warn_of_endless_episodes(self, info: CollectInfo) -> None:
-        if not info.episodes:
-            warnings.warn(
-                f"collect(n_episode=...) has taken {info.env_steps:,} env steps and no episode has ended; set a time "
-                "limit (env.max_episode_steps), or ask for n_step",
-                stacklevel=3,
-            )
 
     # -- checkpoints
 
@@ -405,9 +399,3 @@ class Collector:
     def drain(self) -> list[Episode]:
         """Episodes that have ended and were not reported yet."""
         return self._tracker.finished()
-
-
-def _places(lanes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Where each of some numbers stands among lanes in any order."""
-    order = np.argsort(lanes)
-    return order[np.searchsorted(lanes, numbers, sorter=order)]
