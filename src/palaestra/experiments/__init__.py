@@ -15,7 +15,7 @@ from palaestra.experiments.config import (
 from palaestra.experiments.curves import Curve, curves_of, read_metrics
 from palaestra.experiments.estimate import Estimate, dry_run
 from palaestra.experiments.evaluation import RunsEvaluation, evaluate_run, evaluate_runs, random_baseline
-from palaestra.experiments.faults import Fault, read_faults
+from palaestra.experiments.faults import FaultRecord, read_faults
 from palaestra.experiments.lineage import changes_between
 from palaestra.experiments.plots import save_plot, terminal_plot
 from palaestra.experiments.presets import PRESETS, preset
@@ -32,7 +32,7 @@ __all__ = [
     "EnvironmentSpeed",
     "Estimate",
     "ExperimentConfig",
-    "Fault",
+    "FaultRecord",
     "GroupResult",
     "RunConfig",
     "RunDirectory",

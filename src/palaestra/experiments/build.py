@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -19,9 +20,18 @@ from palaestra.envs import EnvConfig, Environment, create_environment, probe_spe
 from palaestra.experiments.config import ExperimentConfig, algorithm_class
 from palaestra.experiments.provenance import num_cores
 from palaestra.nn import NetworkConfig
-from palaestra.policies import save_policy
+from palaestra.policies import Policy, save_policy
 from palaestra.rollout import Collector, Evaluation, evaluate
-from palaestra.training import CheckpointStore, FileLogger, Logger, TensorBoardLogger, Trainer
+from palaestra.training import (
+    Callback,
+    CheckpointStore,
+    Evaluated,
+    FileLogger,
+    Health,
+    Logger,
+    TensorBoardLogger,
+    Trainer,
+)
 
 __all__ = ["choose_threads", "evaluation_environment", "make_algorithm", "make_trainer", "suitable_algorithms"]
 
@@ -97,6 +107,37 @@ def evaluation_environment(config: ExperimentConfig, seed: int, num_envs: int) -
     return create_environment(env, lane_seeds=lanes), lanes
 
 
+def evaluate_training(config: ExperimentConfig, policy: Policy) -> Evaluation:
+    """An evaluation as the trainer makes it, in new environments.
+
+    Args:
+        config: of the run.
+        policy: to evaluate.
+    """
+    num_envs = min(config.run.eval_num_envs, config.trainer.eval_episodes)
+    env, lanes = evaluation_environment(config, config.run.seed, num_envs)
+    with env:
+        return evaluate(policy, env, episodes=config.trainer.eval_episodes, seeds=lanes)
+
+
+class KeepEvaluations(Callback):
+    """Writes every evaluation, and the policy of the best one, into a run directory.
+
+    Args:
+        path: of the run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def evaluated(self, trainer: Trainer, result: Evaluated) -> None:
+        """See `Callback.evaluated`."""
+        text = json.dumps(result.evaluation.to_json(), indent=2) + "\n"
+        (self._path / "evals" / f"{result.env_steps}.json").write_text(text)
+        if result.best:
+            save_policy(result.policy, self._path / "policy")
+
+
 def make_trainer(
     config: ExperimentConfig, algorithm: Algorithm[Any], env: Environment, path: Path, loggers: Sequence[Logger] = ()
 ) -> Trainer:
@@ -109,18 +150,6 @@ def make_trainer(
         path: the run directory.
         loggers: besides the run's own.
     """
-
-    def evaluation() -> Evaluation:
-        num_envs = min(config.run.eval_num_envs, config.trainer.eval_episodes)
-        eval_env, eval_lanes = evaluation_environment(config, config.run.seed, num_envs)
-        with eval_env:
-            return evaluate(algorithm.policy, eval_env, episodes=config.trainer.eval_episodes, seeds=eval_lanes)
-
-    def keep(env_steps: int, result: Evaluation, best: bool) -> None:
-        (path / "evals" / f"{env_steps}.json").write_text(json.dumps(result.to_json(), indent=2) + "\n")
-        if best:
-            save_policy(algorithm.policy, path / "policy")
-
     own: list[Logger] = [FileLogger(path)]
     if config.run.tensorboard:
         own.append(TensorBoardLogger(path / "tensorboard"))
@@ -128,10 +157,10 @@ def make_trainer(
         Collector.of(env, algorithm),
         algorithm,
         config.trainer,
-        evaluate=evaluation,
+        evaluate=functools.partial(evaluate_training, config),
         checkpoints=CheckpointStore(path / "checkpoints", keep=config.trainer.keep_checkpoints),
         loggers=[*own, *loggers],
-        on_evaluation=keep,
+        callbacks=[Health(), KeepEvaluations(path)],
     )
 
 

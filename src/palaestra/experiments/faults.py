@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.core import CheckpointError
+from palaestra.envs import Environment
 from palaestra.experiments.provenance import now
+from palaestra.training import Callback, Trainer
 
-__all__ = ["Fault", "fault_of", "read_faults", "write_fault"]
+__all__ = ["FaultRecord", "KeepFaults", "fault_of", "read_faults", "write_fault"]
 
 
 @dataclass(frozen=True)
-class Fault:
+class FaultRecord:
     """One fault."""
 
     kind: str
@@ -28,14 +30,14 @@ class Fault:
     env_steps: int | None = None
     """Env steps of the run by then."""
     action: str = "stopped"
-    """What was done about it: the run `stopped`, or went on after a `restart`, say."""
+    """What was done about it: the run `stopped`; or the environment was `restarted` or `dropped`."""
     details: dict[str, Any] = field(default_factory=dict)
     """What else is known, as JSON values: environment, seed, episode, step, last action, signal."""
     trace: str = ""
     """The traceback as text."""
 
 
-def fault_of(error: BaseException, env_steps: int | None = None) -> Fault:
+def fault_of(error: BaseException, env_steps: int | None = None) -> FaultRecord:
     """The record of an error that ended a run.
 
     Args:
@@ -44,10 +46,10 @@ def fault_of(error: BaseException, env_steps: int | None = None) -> Fault:
     """
     trace = "".join(traceback.format_exception(error))
     record = getattr(error, "fault", None)
-    return Fault(type(error).__name__, str(error), env_steps=env_steps, details=_json_of(record), trace=trace)
+    return FaultRecord(type(error).__name__, str(error), env_steps=env_steps, details=_json_of(record), trace=trace)
 
 
-def write_fault(directory: str | Path, fault: Fault) -> Path:
+def write_fault(directory: str | Path, fault: FaultRecord) -> Path:
     """Writes the next file of a run's `faults/`.
 
     Args:
@@ -65,7 +67,7 @@ def write_fault(directory: str | Path, fault: Fault) -> Path:
     return path
 
 
-def read_faults(directory: str | Path) -> list[Fault]:
+def read_faults(directory: str | Path) -> list[FaultRecord]:
     """The faults of a run, in order.
 
     Args:
@@ -77,12 +79,50 @@ def read_faults(directory: str | Path) -> list[Fault]:
     faults = []
     for path in sorted((Path(directory) / "faults").glob("*.json")):
         try:
-            faults.append(Fault(**json.loads(path.read_text())))
+            faults.append(FaultRecord(**json.loads(path.read_text())))
         except (OSError, ValueError, TypeError) as error:
             raise CheckpointError(
                 f"{path} is no record of a fault: {error}; delete it, nothing depends on it"
             ) from None
     return faults
+
+
+class KeepFaults(Callback):
+    """Writes what environments report, at every row of metrics and at the end.
+
+    Args:
+        env: whose `faults` grow.
+        path: the run directory.
+    """
+
+    def __init__(self, env: Environment, path: Path) -> None:
+        self._env, self._path = env, path
+        self._written = 0
+
+    def logged(self, trainer: Trainer, row: dict[str, float]) -> None:
+        """See `Callback.logged`."""
+        self.write(trainer.collect.env_steps)
+
+    def ended(self, trainer: Trainer) -> None:
+        """See `Callback.ended`."""
+        self.write(trainer.collect.env_steps)
+
+    def write(self, env_steps: int, error: BaseException | None = None) -> None:
+        """Writes what is new, and the error that ends the run unless it is one of these.
+
+        Args:
+            env_steps: of the run by now.
+            error: as it was caught.
+        """
+        faults = list(getattr(self._env, "faults", ()))
+        for fault in faults[self._written :]:
+            handled = {"restart": "restarted", "drop": "dropped"}.get(fault.handled, "stopped")
+            details = _json_of(fault)
+            write_fault(self._path, FaultRecord("EnvError", str(fault), now(), env_steps, handled, details))
+        ended = any(fault.handled == "raise" for fault in faults[self._written :])
+        self._written = len(faults)
+        if error is not None and not ended:
+            write_fault(self._path, fault_of(error, env_steps))
 
 
 def _json_of(record: Any) -> dict[str, Any]:

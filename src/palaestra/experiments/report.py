@@ -30,6 +30,7 @@ _HEALTH = {
     "q": None,
     "loss": None,
 }
+_PARTS = ("environment", "inference", "storing", "learning", "waiting")
 _LARGEST_VIDEO_BYTES = 8_000_000
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;color:#1f2937;background:#fff}
@@ -140,12 +141,12 @@ def _health(run: RunDirectory) -> Iterable[str]:
 
 def _time(run: RunDirectory) -> Iterable[str]:
     rows = read_metrics(run.path)
-    if not rows or "time/env_fraction" not in rows[-1]:
+    if not rows:
         return
-    env, update = rows[-1]["time/env_fraction"], rows[-1].get("time/update_fraction", 0.0)
+    shares = {part: rows[-1][f"time/{part}"] for part in _PARTS if f"time/{part}" in rows[-1]}
     yield "<h2>Time</h2>"
-    shares = {"environment": env, "acting and storing": max(0.0, 1 - env - update), "learning": update}
-    yield bar(shares, title=f"where it went, of {rows[-1]['time/train_s']:.1f} s")
+    if shares:
+        yield bar(shares, title=f"where it went, of {rows[-1]['time/train_s']:.1f} s")
     points = np.array([(row["env_steps"], row["time/env_steps_per_s"]) for row in rows], np.float64)
     curve = _one_run("", points)
     yield line_chart([curve], title="env steps per second, from the start", size=(720, 160))

@@ -16,7 +16,7 @@ from palaestra.core import ConfigError
 from palaestra.envs import create_environment
 from palaestra.experiments.build import make_algorithm, make_trainer, nested
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
-from palaestra.experiments.faults import fault_of, write_fault
+from palaestra.experiments.faults import KeepFaults
 from palaestra.experiments.lineage import changed_config, changes_between
 from palaestra.experiments.lineage import fork as fork_run
 from palaestra.experiments.presets import preset
@@ -213,6 +213,8 @@ def start(
         stack.callback(directory.unlock)
         env = stack.enter_context(create_environment(config.env, seed=config.run.seed))
         trainer = make_trainer(config, algorithm, env, directory.path, loggers)
+        faults = KeepFaults(env, directory.path)
+        trainer.callbacks.append(faults)
         if resumed:
             _load(directory, trainer, config, env.resume)
         directory.write_info({"status": "running", "process": process_info(), "threads": torch.get_num_threads()})
@@ -221,11 +223,11 @@ def start(
         except BaseException as error:
             status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
             if status == "failed":
-                write_fault(directory.path, fault_of(error, trainer.collect.env_steps))
+                faults.write(trainer.collect.env_steps, error)
             _end(directory, {"status": status, "error": f"{type(error).__name__}: {error}"})
             raise
         facts = {"env_steps": result.env_steps, "train_s": result.train_s, "best_return": result.best_return}
-        _end(directory, {"status": result.status, "error": None, **facts})
+        _end(directory, {"status": result.status, "reason": result.reason or None, "error": None, **facts})
     return RunResult(directory.path, result, algorithm.policy)
 
 
