@@ -29,8 +29,8 @@ MISTAKES = {
     "unknown verb": (("trian", "ppo", "CartPole-v1"), "ConfigError unknown verb 'trian' — did you mean 'train'?"),
     "environment missing": (
         ("train", "ppo"),
-        "ConfigError the environment is missing: palaestra train ALGORITHM ENVIRONMENT [--config FILE] "
-        "[--print-config] [options]",
+        "ConfigError the environment is missing: palaestra train ALGORITHM ENVIRONMENT [--config FILE] [--seeds K] "
+        "[options]",
     ),
     "wrong type": (
         (*TRAIN, "--algorithm.gamma", "high"),
@@ -85,7 +85,10 @@ MISTAKES = {
         (*TRAIN, "--config", "missing.yaml"),
         "ConfigError the configuration missing.yaml cannot be read: [Errno 2] No such file or directory",
     ),
-    "an option without its file": ((*TRAIN, "--config"), "ConfigError --config needs a value"),
+    "an option without its file": (
+        (*TRAIN, "--config"),
+        "ConfigError --config: one value is needed, and none was given",
+    ),
     "no episodes": (("eval", "last", "--episodes", "0"), "ConfigError --episodes is 0; it must be at least 1"),
     "no film": (
         ("play", "last", "--output", "film.avi"),

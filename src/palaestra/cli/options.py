@@ -17,7 +17,7 @@ from palaestra.core import ConfigError, Schedule, parse_schedule
 from palaestra.experiments import config_from_mapping
 from palaestra.experiments.values import dataclass_of, type_name, value_from_words
 
-__all__ = ["parse", "positional"]
+__all__ = ["parse", "positional", "several"]
 
 T = TypeVar("T")
 
@@ -41,6 +41,25 @@ def positional(arguments: list[str], names: Sequence[str], usage: str) -> tuple[
     if len(taken) < len(names) and not {"-h", "--help"} & set(rest):
         raise ConfigError(f"{names[len(taken)]} is missing: {usage}")
     return taken + [""] * (len(names) - len(taken)), rest
+
+
+def several(arguments: list[str], name: str, usage: str) -> tuple[list[str], list[str]]:
+    """Takes all leading positional arguments, at least one.
+
+    Args:
+        arguments: what was typed after the verb.
+        name: what one of them is called.
+        usage: shown where there is none.
+
+    Returns:
+        The values, and the rest.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    count = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
+    positional(arguments, (name,), usage)
+    return arguments[:count], arguments[count:]
 
 
 def parse(kind: type[T], arguments: Sequence[str], *, prog: str, default: Any = None, description: str = "") -> T:

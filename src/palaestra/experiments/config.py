@@ -35,6 +35,8 @@ class RunConfig:
     """Name of the run directory; by default date, algorithm, environment and seed."""
     compile: Annotated[bool, tyro.conf.arg(aliases=("--compile",))] = False
     """Compile gradient steps: seconds of waiting at the start, then faster learning."""
+    deterministic: Annotated[bool, tyro.conf.arg(aliases=("--deterministic",))] = False
+    """Equal results on equal GPUs too, by slower kernels; on a CPU they are equal anyway."""
     num_threads: int | None = None
     """Threads of torch; by default 1 for small networks, else as many as there are cores."""
     tensorboard: bool = True
@@ -87,6 +89,29 @@ def config_to_mapping(config: Any) -> dict[str, Any]:
     return {f.name: _to_yaml(getattr(config, f.name), f.name) for f in dataclasses.fields(config)}
 
 
+def flat_settings(config: ExperimentConfig) -> dict[str, Any]:
+    """Every setting by its path.
+
+    Args:
+        config: a configuration.
+
+    Examples:
+        >>> flat_settings(ExperimentConfig())["trainer.total_env_steps"]
+        100000
+    """
+    flat: dict[str, Any] = {}
+
+    def visit(node: Mapping[str, Any], prefix: str) -> None:
+        for key, value in node.items():
+            if isinstance(value, dict) and value:
+                visit(value, f"{prefix}{key}.")
+            else:
+                flat[f"{prefix}{key}"] = value
+
+    visit(config_to_mapping(config), "")
+    return flat
+
+
 def _to_yaml(value: Any, path: str) -> Any:
     if isinstance(value, Linear | Piecewise):
         return str(value)
@@ -137,7 +162,7 @@ def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, probl
     hints = typing.get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]
     values: dict[str, Any] = {} if base is None else {name: getattr(base, name) for name in names}
-    if kind is ExperimentConfig:
+    if issubclass(kind, ExperimentConfig):
         try:
             hints["algorithm"] = _config_class_of(data, base)
         except ConfigError as error:  # its settings cannot be checked then, but all others can

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import types
 import typing
@@ -117,9 +118,14 @@ def value_of(hint: Any, value: Any) -> Any:
     if int in _members(hint) and isinstance(value, str):
         value = _number(value)
     try:
-        return pydantic.TypeAdapter(hint, config={"arbitrary_types_allowed": True}).validate_python(value)
+        return _adapter(hint).validate_python(value)
     except pydantic.ValidationError as error:
         raise ConfigError(" or ".join(dict.fromkeys(_reason(e) for e in error.errors() if _counts(e)))) from None
+
+
+@functools.cache
+def _adapter(hint: Any) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(hint, config={"arbitrary_types_allowed": True})
 
 
 def _number(text: str) -> Any:
