@@ -33,7 +33,7 @@ from palaestra.policies import NetworkPolicy, Phase, Policy
 __all__ = ["Algorithm", "AlgorithmConfig", "GradientAlgorithm"]
 
 
-_FRACTIONS = ("gamma", "gae_lambda")
+_FRACTIONS = ("gamma", "gae_lambda", "tau")
 _POSITIVE = (
     *("unroll_length", "num_updates", "mini_batch_size", "capacity", "n_step"),
     *("target_period", "huber_delta", "max_grad_norm"),

@@ -3,6 +3,7 @@
 from palaestra.nn.cnn import NatureCNN
 from palaestra.nn.core_model import CoreModel, combine_gradients, create_algorithm_func
 from palaestra.nn.encoder import ACTION_MASK, Encoder
+from palaestra.nn.ensemble import EnsembleNetwork
 from palaestra.nn.mlp import MLP, Activation, Initialisation
 from palaestra.nn.network import GaussianNetwork, Network, NetworkConfig, QNetwork
 from palaestra.nn.optimizer import OptimizerOption
@@ -16,6 +17,7 @@ __all__ = [
     "Activation",
     "CoreModel",
     "Encoder",
+    "EnsembleNetwork",
     "GaussianNetwork",
     "Initialisation",
     "LSTMState",

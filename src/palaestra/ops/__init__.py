@@ -19,6 +19,7 @@ from palaestra.ops.losses import (
 )
 from palaestra.ops.recurrence import reverse_linear_recurrence, reverse_linear_steps
 from palaestra.ops.returns import NStep, discounted_returns, lambda_returns, n_step_returns, n_step_targets
+from palaestra.ops.squashed import SquashedGaussian
 from palaestra.ops.statistics import Moments, merge, moments_of, standardize, variance
 from palaestra.ops.targets import double_q_target, q_target, td_target
 
@@ -27,6 +28,7 @@ __all__ = [
     "DiagonalGaussian",
     "Moments",
     "NStep",
+    "SquashedGaussian",
     "VTrace",
     "VTraceClip",
     "approximate_kl",

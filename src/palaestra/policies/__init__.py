@@ -2,17 +2,20 @@
 
 from palaestra.policies.artefact import load_policy, save_policy
 from palaestra.policies.categorical import CategoricalPolicy
+from palaestra.policies.deterministic import DeterministicPolicy
 from palaestra.policies.exploration import EpsilonGreedy, Exploration, GaussianNoise, UniformNoise
 from palaestra.policies.gaussian import GaussianPolicy
 from palaestra.policies.network_policy import NetworkPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import Phase, Policy, PolicyStep
 from palaestra.policies.rule_based import RandomPolicy, RulePolicy
+from palaestra.policies.squashed_gaussian import SquashedGaussianPolicy
 from palaestra.policies.stochastic import stochastic_policy
 from palaestra.policies.value_greedy import ValueGreedyPolicy
 
 __all__ = [
     "CategoricalPolicy",
+    "DeterministicPolicy",
     "EpsilonGreedy",
     "Exploration",
     "GaussianNoise",
@@ -25,6 +28,7 @@ __all__ = [
     "RandomPolicy",
     "RulePolicy",
     "UniformNoise",
+    "SquashedGaussianPolicy",
     "ValueGreedyPolicy",
     "load_policy",
     "save_policy",
