@@ -70,13 +70,13 @@ class EnsembleNetwork(nn.Module):
         # The lists' own tables of parameters, as in `MLP`: looking up an entry of a `ParameterList` is slow.
         self._tables = (self.weights._parameters, self.biases._parameters)
 
-    def forward(self, observation: Any, action: Tensor | None = None, *, members: Tensor | None = None) -> Tensor:
-        """What every member says.
+    def forward(self, observation: Any, action: Tensor | None = None, *, members: Any = None) -> Tensor:
+        """What the members say.
 
         Args:
             observation: a tensor or `Batch` as the spec says, with any leading dimensions.
             action: [..., A], where the networks take one.
-            members: [M] int64, which members to ask; default all K.
+            members: which to ask: [M] int64, or a slice; default all K.
 
         Returns:
             [K, ..., out_size], or [M, ..., out_size].
@@ -86,11 +86,11 @@ class EnsembleNetwork(nn.Module):
         if action is not None:
             x = torch.cat((x, action), -1)
         leading, last = x.shape[:-1], len(self._tables[0]) - 1
-        x = x.reshape(1, -1, x.shape[-1]).expand(self.num_members if members is None else len(members), -1, -1)
+        x = x.reshape(1, -1, x.shape[-1])
         for index, (weight, bias) in enumerate(zip(*(table.values() for table in self._tables), strict=True)):
             if members is not None:
-                weight, bias = weight.index_select(0, members), bias.index_select(0, members)
-            x = torch.baddbmm(bias, x, weight)  # [K, N, out]
+                weight, bias = weight[members], bias[members]
+            x = torch.baddbmm(bias, x if index else x.expand(weight.shape[0], -1, -1), weight)  # [K, N, out]
             if index < last:
                 x = self._function(x)
         return x.reshape(x.shape[0], *leading, self.out_size)
