@@ -22,6 +22,8 @@ TINY: dict[str, Any] = {
     "capacity": 120,
     "initial_collect_steps": 0,
     "target_period": 3,
+    "policy_period": 2,
+    "num_actions": 3,
 }
 
 

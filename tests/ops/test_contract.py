@@ -32,6 +32,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "clipped_surrogate": ((LOG_RATIO, LOG_RATIO), {"epsilon": 0.2}),
     "discounted_returns": ((REWARD, DISCOUNT, STEP_TYPE, VALUE), {}),
     "double_q_target": ((LOGITS, LOGITS, REWARD[0], DISCOUNT[0], MASK), {}),
+    "expectile_loss": ((LOG_RATIO,), {"expectile": 0.7}),
     "explained_variance": ((LOG_RATIO, REWARD[1:], VALID), {}),
     "gae": (TIME, {"lambda_": 0.9}),
     "huber": ((LOG_RATIO,), {"delta": 1.0}),

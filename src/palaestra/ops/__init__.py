@@ -11,6 +11,7 @@ from palaestra.ops.episode_ends import n_step_end, valid_starts
 from palaestra.ops.losses import (
     approximate_kl,
     clipped_surrogate,
+    expectile_loss,
     explained_variance,
     huber,
     masked_mean,
@@ -36,6 +37,7 @@ __all__ = [
     "clipped_surrogate",
     "discounted_returns",
     "double_q_target",
+    "expectile_loss",
     "explained_variance",
     "gae",
     "huber",
