@@ -9,6 +9,7 @@ from palaestra.algorithms.ddpg import DDPG, DDPGConfig
 from palaestra.algorithms.discrete_cql import DiscreteCQL, DiscreteCQLConfig
 from palaestra.algorithms.discrete_sac import DiscreteSAC, DiscreteSACConfig
 from palaestra.algorithms.dqn import DQN, DQNBatch, DQNConfig
+from palaestra.algorithms.evolution_strategies import EvolutionStrategies, EvolutionStrategiesConfig
 from palaestra.algorithms.iql import IQL, IQLConfig
 from palaestra.algorithms.off_policy import OfflineConfig, OffPolicyConfig, Transitions, transitions
 from palaestra.algorithms.ppo import PPO, PPOBatch, PPOConfig
@@ -26,6 +27,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "discrete_cql": DiscreteCQL,
     "discrete_sac": DiscreteSAC,
     "dqn": DQN,
+    "evolution_strategies": EvolutionStrategies,
     "iql": IQL,
     "ppo": PPO,
     "redq": REDQ,
@@ -59,6 +61,8 @@ __all__ = [
     "DiscreteCQLConfig",
     "DiscreteSAC",
     "DiscreteSACConfig",
+    "EvolutionStrategies",
+    "EvolutionStrategiesConfig",
     "GradientAlgorithm",
     "Gradients",
     "IQLConfig",

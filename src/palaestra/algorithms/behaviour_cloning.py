@@ -14,7 +14,7 @@ import torch
 from palaestra.algorithms.algorithm import GradientAlgorithm
 from palaestra.algorithms.off_policy import TransitionConfig
 from palaestra.algorithms.records import Losses
-from palaestra.core import Batch, DataSource, Offline, RunSeeds, SpecTree, seeded_initialisation
+from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, OptimizerOption
 from palaestra.policies import CategoricalPolicy, GaussianPolicy, stochastic_policy
 
@@ -25,7 +25,7 @@ __all__ = ["BehaviourCloning", "BehaviourCloningBatch", "BehaviourCloningConfig"
 class BehaviourCloningConfig(TransitionConfig):
     """Hyperparameters of `BehaviourCloning`."""
 
-    entropy_cost: float = 0.0
+    entropy_cost: Schedule = 0.0
     """Weight of the policy's entropy, which keeps it from being surer than the data."""
 
 
@@ -80,5 +80,5 @@ class BehaviourCloning(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
             error = (policy.mode() - batch.action).abs()
             wrong = (error > 0).float() if self.policy.raw_action_spec.dtype == torch.int64 else error
         return Losses(
-            {"policy": -log_prob - self.config.entropy_cost * entropy}, {"entropy": entropy, "error": wrong.mean()}
+            {"policy": -log_prob - self.value_of("entropy_cost") * entropy}, {"entropy": entropy, "error": wrong.mean()}
         )

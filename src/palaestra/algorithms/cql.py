@@ -16,7 +16,7 @@ from torch import Tensor
 from palaestra.algorithms.off_policy import OfflineConfig
 from palaestra.algorithms.records import Losses
 from palaestra.algorithms.soft import SoftActorCritic, SoftBatch, SoftConfig
-from palaestra.core import Batch
+from palaestra.core import Batch, Schedule
 from palaestra.ops import td_target
 
 __all__ = ["CQL", "CQLBatch", "CQLConfig"]
@@ -26,7 +26,7 @@ __all__ = ["CQL", "CQLBatch", "CQLConfig"]
 class CQLConfig(SoftConfig, OfflineConfig):
     """Hyperparameters of `CQL`."""
 
-    conservative_cost: float = 5.0
+    conservative_cost: Schedule = 5.0
     """Alpha of equation (4): weight of the gap between values in general and values of the data's actions."""
     num_actions: int = 10
     """S, actions drawn from the uniform distribution, and from the policy at each of both observations."""
@@ -79,7 +79,7 @@ class CQL(SoftActorCritic):
         action, log_prob = self.policy.distribution(batch.observation).at(batch.noise)
         least_q = self.critic(observation, action).amin(0).squeeze(-1)
         terms = {
-            "critic": 0.5 * (q - target).square().mean(1).sum() + self.config.conservative_cost * gap,
+            "critic": 0.5 * (q - target).square().mean(1).sum() + self.value_of("conservative_cost") * gap,
             "actor": (temperature * log_prob - least_q).mean(),
             "temperature": self.temperature.loss(log_prob + self.target_entropy),
         }

@@ -56,7 +56,7 @@ class DDPG(DeterministicActorCritic):
 
     def preprocess(self, batch: Any, source: DataSource) -> Transitions:
         """Reduces n-step windows to transitions."""
-        return transitions(batch, self.config.gamma)
+        return transitions(batch, self.value_of("gamma"))
 
     def losses(self, batch: Transitions) -> Losses:
         """Equations (4) and (5) for the critic; (6), the deterministic policy gradient, for the actor."""

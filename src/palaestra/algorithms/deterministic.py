@@ -112,4 +112,4 @@ class DeterministicActorCritic(GradientAlgorithm[DeterministicPolicy]):
         """Target networks follow, as often as the actor moves."""
         if self.num_gradient_steps % self.term_periods["actor"] == 0:
             for name in ("actor", "critic"):
-                self.model.polyak_update(f"target_{name}", source=name, tau=self.config.tau)
+                self.model.polyak_update(f"target_{name}", source=name, tau=float(self.value_of("tau")))

@@ -15,7 +15,7 @@ import torch
 from palaestra.algorithms.algorithm import GradientAlgorithm
 from palaestra.algorithms.off_policy import OfflineConfig, Transitions, transitions
 from palaestra.algorithms.records import Losses
-from palaestra.core import DataSource, RunSeeds, SpecTree, seeded_initialisation
+from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, OptimizerOption, QNetwork
 from palaestra.ops import double_q_target, huber
 from palaestra.policies import ValueGreedyPolicy
@@ -27,7 +27,7 @@ __all__ = ["DiscreteCQL", "DiscreteCQLConfig"]
 class DiscreteCQLConfig(OfflineConfig):
     """Hyperparameters of `DiscreteCQL`."""
 
-    conservative_cost: float = 1.0
+    conservative_cost: Schedule = 1.0
     """Alpha of equation (4): weight of the gap between values in general and values of the data's actions."""
     huber_delta: float = 1.0
     """Error above which the loss grows linearly."""
@@ -71,7 +71,7 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
 
     def preprocess(self, batch: Any, source: DataSource) -> Transitions:
         """Reduces n-step windows to transitions."""
-        return transitions(batch, self.config.gamma)
+        return transitions(batch, self.value_of("gamma"))
 
     def losses(self, batch: Transitions) -> Losses:
         """Equation (4): double Q-learning, and the gap between the soft maximum and the data's actions."""
@@ -88,9 +88,9 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
         allowed = values if mask is None else torch.where(mask.bool(), values, torch.finfo(values.dtype).min)
         gap = (allowed.logsumexp(-1) - q).mean()
         error = huber(q - target, delta=self.config.huber_delta).mean()
-        terms = {"q": error + self.config.conservative_cost * gap}
+        terms = {"q": error + self.value_of("conservative_cost") * gap}
         return Losses(terms, {"q_mean": q.mean(), "gap": gap, "error": error})
 
     def after_step(self) -> None:
         """The target network follows the online one."""
-        self.model.polyak_update("target_q", source="q", tau=self.config.tau)
+        self.model.polyak_update("target_q", source="q", tau=float(self.value_of("tau")))

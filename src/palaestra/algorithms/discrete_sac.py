@@ -34,7 +34,7 @@ class DiscreteSACConfig(OffPolicyConfig):
     """Alpha at the start, units of return per nat."""
     temperature_learning_rate: Schedule = 3e-4
     """Step size of the temperature; 0 leaves it as it is."""
-    target_entropy_share: float = 0.5
+    target_entropy_share: Schedule = 0.5
     """Entropy that the temperature aims at, as a share of the largest possible; in [0, 1]."""
 
 
@@ -90,7 +90,7 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
 
     def preprocess(self, batch: Any, source: DataSource) -> Transitions:
         """Reduces n-step windows to transitions."""
-        return transitions(batch, self.config.gamma)
+        return transitions(batch, self.value_of("gamma"))
 
     def losses(self, batch: Transitions) -> Losses:
         """Equation (10) in the critics' target, (12) for the actor, (11) for the temperature."""
@@ -106,7 +106,7 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
         policy = self.policy.distribution(batch.observation)
         entropy = policy.entropy()
         gain = (policy.probs * all_q.detach().amin(0)).sum(-1) + temperature * entropy
-        excess = self.config.target_entropy_share * self._largest_entropy(batch.observation, all_q) - entropy
+        excess = self.value_of("target_entropy_share") * self._largest_entropy(batch.observation, all_q) - entropy
         terms = {
             "critic": 0.5 * (q - target).square().mean(1).sum(),
             "actor": -gain.mean(),
@@ -122,4 +122,4 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
 
     def after_step(self) -> None:
         """Target critics follow the online ones."""
-        self.model.polyak_update("target_critic", source="critic", tau=self.config.tau)
+        self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))

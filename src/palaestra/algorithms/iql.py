@@ -15,7 +15,7 @@ import torch
 from palaestra.algorithms.algorithm import GradientAlgorithm
 from palaestra.algorithms.off_policy import OfflineConfig, Transitions, transitions
 from palaestra.algorithms.records import Losses
-from palaestra.core import DataSource, RunSeeds, SpecTree, seeded_initialisation
+from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EnsembleNetwork, Network, OptimizerOption
 from palaestra.ops import expectile_loss, td_target
 from palaestra.policies import GaussianPolicy
@@ -29,7 +29,7 @@ class IQLConfig(OfflineConfig):
 
     expectile: float = 0.7
     """Tau of equation (5), in (0, 1): 0.5 values the data's own actions, towards 1 its best ones."""
-    inverse_temperature: float = 3.0
+    inverse_temperature: Schedule = 3.0
     """Beta of equation (7): how much better actions are preferred; 0 is behaviour cloning."""
     max_weight: float = 100.0
     """Largest weight of an action in equation (7)."""
@@ -76,7 +76,7 @@ class IQL(GradientAlgorithm[GaussianPolicy]):
 
     def preprocess(self, batch: Any, source: DataSource) -> Transitions:
         """Reduces n-step windows to transitions."""
-        return transitions(batch, self.config.gamma)
+        return transitions(batch, self.value_of("gamma"))
 
     def losses(self, batch: Transitions) -> Losses:
         """Equation (5) for the value, (6) for the critics, (7) for the actor."""
@@ -87,7 +87,7 @@ class IQL(GradientAlgorithm[GaussianPolicy]):
             least_q = self._target_critic(observation, batch.action).amin(0).squeeze(-1)
         advantage = least_q - self._value(observation).squeeze(-1)
         q = self._critic(observation, batch.action).squeeze(-1)  # [2, N]
-        weight = (self.config.inverse_temperature * advantage.detach()).exp().clamp(max=self.config.max_weight)
+        weight = (self.value_of("inverse_temperature") * advantage.detach()).exp().clamp(max=self.config.max_weight)
         log_prob = self.policy.distribution(batch.observation).log_prob(batch.action)
         terms = {
             "value": expectile_loss(advantage, expectile=self.config.expectile).mean(),
@@ -98,4 +98,4 @@ class IQL(GradientAlgorithm[GaussianPolicy]):
 
     def after_step(self) -> None:
         """Target critics follow the online ones."""
-        self.model.polyak_update("target_critic", source="critic", tau=self.config.tau)
+        self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))

@@ -35,11 +35,11 @@ class TransitionConfig(AlgorithmConfig):
 class BootstrapConfig(AlgorithmConfig):
     """Hyperparameters of every algorithm whose critics learn from target networks that follow slowly."""
 
-    gamma: float = 0.99
+    gamma: Schedule = 0.99
     """Discount per env step, in [0, 1]."""
     n_step: int = 1
     """Rewards summed before bootstrapping, without off-policy correction."""
-    tau: float = 0.005
+    tau: Schedule = 0.005
     """Share of the way that target networks go towards the online ones, in [0, 1]."""
 
 

@@ -132,7 +132,7 @@ class SoftActorCritic(GradientAlgorithm[SquashedGaussianPolicy]):
     @final
     def preprocess(self, batch: Any, source: DataSource) -> Transitions:
         """Reduces n-step windows to transitions."""
-        return transitions(batch, self.config.gamma)
+        return transitions(batch, self.value_of("gamma"))
 
     @final
     def with_action_noise(self, batch: Batch, generator: torch.Generator) -> Batch:
@@ -148,4 +148,4 @@ class SoftActorCritic(GradientAlgorithm[SquashedGaussianPolicy]):
     @final
     def after_step(self) -> None:
         """Target critics follow the online ones."""
-        self.model.polyak_update("target_critic", source="critic", tau=self.config.tau)
+        self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))

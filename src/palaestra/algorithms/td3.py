@@ -63,7 +63,7 @@ class TD3(DeterministicActorCritic):
 
     def preprocess(self, batch: Any, source: DataSource) -> Transitions:
         """Reduces n-step windows to transitions."""
-        return transitions(batch, self.config.gamma)
+        return transitions(batch, self.value_of("gamma"))
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """Equation (14): the smoothing noise of target actions."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from palaestra.algorithms.deterministic import DeterministicActorCritic, SmoothedBatch
 from palaestra.algorithms.off_policy import OfflineConfig, transitions
 from palaestra.algorithms.records import Losses
-from palaestra.core import Batch, DataSource
+from palaestra.core import Batch, DataSource, Schedule
 
 __all__ = ["TD3BC", "TD3BCBatch", "TD3BCConfig"]
 
@@ -24,7 +24,7 @@ __all__ = ["TD3BC", "TD3BCBatch", "TD3BCConfig"]
 class TD3BCConfig(OfflineConfig):
     """Hyperparameters of `TD3BC`."""
 
-    value_weight: float = 2.5
+    value_weight: Schedule = 2.5
     """Alpha of equation (5): how much values count beside imitation; 0 is behaviour cloning."""
     target_noise_std: float = 0.2
     """Standard deviation of the noise on target actions, in raw units."""
@@ -62,7 +62,7 @@ class TD3BC(DeterministicActorCritic):
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> Batch:
         """Reduces n-step windows to transitions, and measures the size of action values: the divisor in (5)."""
-        found = transitions(batch, self.config.gamma)
+        found = transitions(batch, self.value_of("gamma"))
         observation = self.policy.normalize(found.observation)
         q = self.critic(observation, self.policy.action(found.observation), members=slice(1))
         return Batch.of({**dict(found.items()), "q_scale": q.abs().mean().expand(len(found.index))})
@@ -81,7 +81,7 @@ class TD3BC(DeterministicActorCritic):
             action = self.policy.action(batch.observation)
             value = self.critic(observation, action, members=slice(1)).reshape(-1)
             distance = (action - batch.action).square().mean(-1)
-            weight = self.config.value_weight / (batch.q_scale + 1e-6)
+            weight = self.value_of("value_weight") / (batch.q_scale + 1e-6)
             terms["actor"] = (distance - weight * value).mean()
             metrics["distance"] = distance.mean()
         return Losses(terms, metrics)

@@ -8,6 +8,7 @@ its reward and discount belong to the action taken at row t - 1. The discount is
 from palaestra.ops.advantages import VTrace, VTraceClip, gae, vtrace
 from palaestra.ops.distributions import Categorical, DiagonalGaussian, check_action_mask
 from palaestra.ops.episode_ends import n_step_end, valid_starts
+from palaestra.ops.evolution import centered_ranks, episode_returns
 from palaestra.ops.losses import (
     approximate_kl,
     clipped_surrogate,
@@ -33,10 +34,12 @@ __all__ = [
     "VTrace",
     "VTraceClip",
     "approximate_kl",
+    "centered_ranks",
     "check_action_mask",
     "clipped_surrogate",
     "discounted_returns",
     "double_q_target",
+    "episode_returns",
     "expectile_loss",
     "explained_variance",
     "gae",

@@ -8,6 +8,7 @@ from palaestra.policies.gaussian import GaussianPolicy
 from palaestra.policies.network_policy import NetworkPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import Phase, Policy, PolicyStep
+from palaestra.policies.population import PopulationPolicy
 from palaestra.policies.rule_based import RandomPolicy, RulePolicy
 from palaestra.policies.squashed_gaussian import SquashedGaussianPolicy
 from palaestra.policies.stochastic import stochastic_policy
@@ -25,6 +26,7 @@ __all__ = [
     "Phase",
     "Policy",
     "PolicyStep",
+    "PopulationPolicy",
     "RandomPolicy",
     "RulePolicy",
     "SquashedGaussianPolicy",
