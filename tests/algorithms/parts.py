@@ -22,6 +22,8 @@ TINY: dict[str, Any] = {
     "capacity": 120,
     "initial_collect_steps": 0,
     "target_period": 3,
+    "policy_period": 2,
+    "num_actions": 3,
 }
 
 
@@ -142,13 +144,16 @@ def accepted(name: str, kind: str) -> bool:
     return True
 
 
-CASES = [(name, kind) for name in ALGORITHMS for kind in KINDS if accepted(name, kind)]
+EVERY_CASE = [(name, kind) for name in ALGORITHMS for kind in KINDS if accepted(name, kind)]
 """Every algorithm with every kind of action that it accepts."""
+
+CASES = [(name, kind) for name, kind in EVERY_CASE if issubclass(ALGORITHMS[name], GradientAlgorithm)]
+"""Those that state `losses`."""
 
 
 def any_kind(name: str) -> str:
     """A kind of action that an algorithm accepts."""
-    return next(kind for algorithm, kind in CASES if algorithm == name)
+    return next(kind for algorithm, kind in EVERY_CASE if algorithm == name)
 
 
 def collector_for(env: Environment, algorithm: Algorithm) -> Collector:

@@ -4,34 +4,60 @@ from typing import Any
 
 from palaestra.algorithms.a2c import A2C, A2CBatch, A2CConfig
 from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.behaviour_cloning import BehaviourCloning, BehaviourCloningBatch, BehaviourCloningConfig
 from palaestra.algorithms.c51 import C51, C51Config, categorical_losses
+from palaestra.algorithms.compiled import CompiledSteps
+from palaestra.algorithms.cql import CQL, CQLBatch, CQLConfig
 from palaestra.algorithms.ddpg import DDPG, DDPGConfig
+from palaestra.algorithms.deterministic import DeterministicActorCritic, SmoothedBatch
+from palaestra.algorithms.discrete_cql import DiscreteCQL, DiscreteCQLConfig
+from palaestra.algorithms.discrete_sac import DiscreteSAC, DiscreteSACConfig
 from palaestra.algorithms.dqn import DQN, DQNConfig
+from palaestra.algorithms.evolution_strategies import EvolutionStrategies, EvolutionStrategiesConfig
+from palaestra.algorithms.iql import IQL, IQLConfig
 from palaestra.algorithms.iqn import IQN, IQNBatch, IQNConfig
-from palaestra.algorithms.off_policy import OfflineConfig, OffPolicyConfig, Transitions, transitions
+from palaestra.algorithms.off_policy import (
+    BootstrapConfig,
+    OfflineConfig,
+    OffPolicyConfig,
+    TransitionConfig,
+    Transitions,
+    transitions,
+)
 from palaestra.algorithms.ppo import PPO, PPOBatch, PPOConfig
 from palaestra.algorithms.qr_dqn import QRDQN, QRDQNConfig
 from palaestra.algorithms.rainbow import Rainbow, RainbowConfig
 from palaestra.algorithms.records import Gradients, Losses, UpdateInfo, mean_metrics
+from palaestra.algorithms.redq import REDQ, REDQBatch, REDQConfig
 from palaestra.algorithms.reinforce import Reinforce, ReinforceBatch, ReinforceConfig
-from palaestra.algorithms.sac import SAC, SACBatch, SACConfig, Temperature
+from palaestra.algorithms.sac import SAC, SACConfig
 from palaestra.algorithms.sarsa import Sarsa, SarsaBatch, SarsaConfig
-from palaestra.algorithms.td3 import TD3, TD3Batch, TD3Config
+from palaestra.algorithms.soft import SoftActorCritic, SoftBatch, SoftConfig, Temperature
+from palaestra.algorithms.td3 import TD3, TD3Config
+from palaestra.algorithms.td3_bc import TD3BC, TD3BCBatch, TD3BCConfig
 from palaestra.algorithms.value_based import ValueBased, ValueBasedConfig, ValueBatch
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "a2c": A2C,
+    "behaviour_cloning": BehaviourCloning,
     "c51": C51,
+    "cql": CQL,
     "ddpg": DDPG,
+    "discrete_cql": DiscreteCQL,
+    "discrete_sac": DiscreteSAC,
     "dqn": DQN,
+    "evolution_strategies": EvolutionStrategies,
+    "iql": IQL,
     "iqn": IQN,
     "ppo": PPO,
     "qr_dqn": QRDQN,
     "rainbow": Rainbow,
+    "redq": REDQ,
     "reinforce": Reinforce,
     "sac": SAC,
     "sarsa": Sarsa,
     "td3": TD3,
+    "td3_bc": TD3BC,
 }
 """The algorithms by the name they have on the command line."""
 
@@ -39,22 +65,41 @@ __all__ = [
     "A2C",
     "ALGORITHMS",
     "C51",
+    "CQL",
     "DDPG",
     "DQN",
+    "IQL",
     "IQN",
     "PPO",
     "QRDQN",
+    "REDQ",
     "SAC",
     "TD3",
+    "TD3BC",
     "A2CBatch",
     "A2CConfig",
     "Algorithm",
     "AlgorithmConfig",
+    "BehaviourCloning",
+    "BehaviourCloningBatch",
+    "BehaviourCloningConfig",
+    "BootstrapConfig",
     "C51Config",
+    "CQLBatch",
+    "CQLConfig",
+    "CompiledSteps",
     "DDPGConfig",
     "DQNConfig",
+    "DeterministicActorCritic",
+    "DiscreteCQL",
+    "DiscreteCQLConfig",
+    "DiscreteSAC",
+    "DiscreteSACConfig",
+    "EvolutionStrategies",
+    "EvolutionStrategiesConfig",
     "GradientAlgorithm",
     "Gradients",
+    "IQLConfig",
     "IQNBatch",
     "IQNConfig",
     "Losses",
@@ -63,19 +108,26 @@ __all__ = [
     "PPOBatch",
     "PPOConfig",
     "QRDQNConfig",
+    "REDQBatch",
+    "REDQConfig",
     "Rainbow",
     "RainbowConfig",
     "Reinforce",
     "ReinforceBatch",
     "ReinforceConfig",
-    "SACBatch",
     "SACConfig",
     "Sarsa",
     "SarsaBatch",
     "SarsaConfig",
-    "TD3Batch",
+    "SmoothedBatch",
+    "SoftActorCritic",
+    "SoftBatch",
+    "SoftConfig",
+    "TD3BCBatch",
+    "TD3BCConfig",
     "TD3Config",
     "Temperature",
+    "TransitionConfig",
     "Transitions",
     "UpdateInfo",
     "ValueBased",

@@ -6,12 +6,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType, MethodType
 from typing import Any, ClassVar, Generic, TypeVar, final
 
 import torch
 from torch import Tensor
 
+from palaestra.algorithms.compiled import CompiledSteps
 from palaestra.algorithms.records import Gradients, Losses, UpdateInfo
 from palaestra.core import (
     Batch,
@@ -37,7 +37,8 @@ __all__ = ["Algorithm", "AlgorithmConfig", "GradientAlgorithm"]
 _FRACTIONS = ("gamma", "gae_lambda", "tau")
 _POSITIVE = (
     *("unroll_length", "num_updates", "mini_batch_size", "capacity", "n_step"),
-    *("target_period", "huber_delta", "max_grad_norm"),
+    *("target_period", "huber_delta", "max_grad_norm", "policy_period", "num_critics"),
+    *("initial_temperature", "noise_std"),
 )
 
 
@@ -194,7 +195,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     term_periods: Mapping[str, int] = {}
     """Gradient steps from one use of a loss term to the next, where it is not used in every one; see `is_due`."""
 
-    _compiled: dict[tuple[str, ...], Any] | None = None
+    _compiled: CompiledSteps | None = None
 
     # -- what an algorithm file defines
 
@@ -340,15 +341,14 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         Raises:
             ConfigError: this machine has no C++ compiler, or this torch cannot trace gradients.
         """
-        torch._dynamo.config.trace_autograd_ops = True
-        self._compiled = {}
+        self._compiled = CompiledSteps(self, GradientAlgorithm._gradient_step)
 
     def _gradient_step(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
         gradients = self.gradients(batch)
         return {**gradients.metrics, **self._optimize([gradients.values], None)}, gradients.priority
 
     def _learn(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
-        step = self._gradient_step if self._compiled is None else self._compiled_step(self._compiled)
+        step = self._gradient_step if self._compiled is None else self._compiled[self._due()]
         metrics, priority = step(batch)
         try:
             self._after_gradient_step(metrics)
@@ -357,18 +357,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             raise
         return metrics, priority
 
-    def _compiled_step(self, steps: dict[tuple[str, ...], Any]) -> Any:
-        """The graph for the loss terms that are due."""
-        due = tuple(term for term in self.term_periods if self.is_due(term))
-        if due not in steps:
-            plain = type(self)._gradient_step
-            # Compiled code is kept with the code object, and what it checks leaves out the algorithm: so each algorithm
-            # and each set of terms gets a code object of its own.
-            own = FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__)
-            steps[due] = torch.compile(
-                MethodType(own, self), fullgraph=True, dynamic=False, options={"guard_filter_fn": _batch_guards}
-            )
-        return steps[due]
+    def _due(self) -> tuple[str, ...]:
+        return tuple(term for term in self.term_periods if self.is_due(term))
 
     def _optimize(
         self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
@@ -395,18 +385,6 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                     f"{type(self).__name__}.losses returned a term that trains {component!r}, but the optimizers are "
                     f"{sorted(self.model.optimizers)}; every term needs one, or an entry in `trains`"
                 )
-
-
-_GLOBAL_STATE = ("GRAD_MODE", "GLOBAL_STATE", "SHAPE_ENV", "DEFAULT_DEVICE", "DETERMINISTIC_ALGORITHMS")
-
-
-def _batch_guards(guards: Sequence[Any]) -> list[bool]:
-    """Which conditions compiled code checks at every call: those on the batch and on torch's global state.
-
-    What belongs to the algorithm (parameters, settings, optimizer state) stays the same object after `compile`, and
-    checking some two hundred conditions on it takes a tenth of a small gradient step.
-    """
-    return [guard.name.startswith("L['batch']") or guard.guard_type in _GLOBAL_STATE for guard in guards]
 
 
 def _num_valid(batch: Batch) -> Tensor | int:

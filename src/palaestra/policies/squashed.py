@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import BoundedSpec, ConfigError, SpecTree
+from palaestra.core import BoundedSpec, ConfigError, SpecTree, TensorSpec
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.network_policy import NetworkPolicy, require_continuous
 from palaestra.policies.normalizer import ObservationNormalizer
@@ -44,11 +45,10 @@ class SquashedPolicy(NetworkPolicy):
     ) -> None:
         spec = require_box(type(self).__name__, action_spec)
         super().__init__(network, observation_spec, action_spec, normalizer=normalizer, exploration=exploration)
-        low, high = (np.array(bound, dtype=np.float64).reshape(-1) for bound in (spec.minimum, spec.maximum))
-        for name, bound in (("low", low), ("high", high), ("center", low / 2 + high / 2), ("half", high / 2 - low / 2)):
-            self.register_buffer(f"_{name}", torch.as_tensor(bound, dtype=spec.dtype), persistent=False)
+        for name, bound in box_bounds(spec).items():
+            self.register_buffer(name, bound, persistent=False)
 
-    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+    def _choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         action = self._action(observation, deterministic)
         if explore and self.version == 0:
             action = torch.empty_like(action).uniform_(-1.0, 1.0, generator=self.generator)
@@ -62,16 +62,10 @@ class SquashedPolicy(NetworkPolicy):
 
     @property
     def raw_action_spec(self) -> BoundedSpec:
-        size = self.action_spec.size
-        return BoundedSpec((size,), minimum=np.full(size, -1.0), maximum=np.ones(size))
+        return raw_box(self.action_spec)
 
     def env_action(self, action: Tensor) -> Tensor:
-        buffers: dict[str, Any] = vars(self)["_buffers"]  # `self._low` would cost a search
-        action = torch.addcmul(buffers["_center"], buffers["_half"], action)
-        action = action.clamp_(buffers["_low"], buffers["_high"])  # rounding
-        if len(self.action_spec.shape) != 1:
-            action = action.reshape(*action.shape[:-1], *self.action_spec.shape)
-        return action.to(self.action_spec.dtype)
+        return onto_box(action, self.action_spec, vars(self)["_buffers"])  # `self._low` would cost a search
 
 
 def require_box(policy: str, action_spec: SpecTree) -> BoundedSpec:
@@ -91,3 +85,41 @@ def require_box(policy: str, action_spec: SpecTree) -> BoundedSpec:
             "rescale or clip the actions in a wrapper that says its bounds, or use PPO"
         )
     return spec
+
+
+def box_bounds(spec: BoundedSpec) -> dict[str, Tensor]:
+    """What `onto_box` needs, by name: [A] each.
+
+    Args:
+        spec: a box with finite bounds.
+    """
+    low, high = (np.array(bound, dtype=np.float64).reshape(-1) for bound in (spec.minimum, spec.maximum))
+    bounds = {"_low": low, "_high": high, "_center": low / 2 + high / 2, "_half_range": high / 2 - low / 2}
+    return {name: torch.as_tensor(bound, dtype=spec.dtype) for name, bound in bounds.items()}
+
+
+def raw_box(spec: TensorSpec) -> BoundedSpec:
+    """[-1, 1] in every dimension of an action.
+
+    Args:
+        spec: of the environment's action.
+    """
+    return BoundedSpec((spec.size,), minimum=np.full(spec.size, -1.0), maximum=np.ones(spec.size))
+
+
+def onto_box(action: Tensor, spec: TensorSpec, bounds: Mapping[str, Any]) -> Tensor:
+    """Raw actions as the environment takes them.
+
+    Args:
+        action: [..., A] in [-1, 1].
+        spec: of the environment's action.
+        bounds: of `box_bounds`.
+
+    Returns:
+        [..., *action] within the bounds.
+    """
+    action = torch.addcmul(bounds["_center"], bounds["_half_range"], action)
+    action = action.clamp_(bounds["_low"], bounds["_high"])  # rounding
+    if len(spec.shape) != 1:
+        action = action.reshape(*action.shape[:-1], *spec.shape)
+    return action.to(spec.dtype)
