@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, final
 
-import torch
-
 from palaestra.algorithms.algorithm import GradientAlgorithm
 from palaestra.algorithms.off_policy import TransitionConfig
 from palaestra.algorithms.records import Losses
@@ -42,12 +40,12 @@ class BehaviourCloning(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
 
     Args:
         observation_spec: of the environment.
-        action_spec: of the environment: discrete, or a box.
+        action_spec: of the environment.
         config: hyperparameters.
         seeds: of the run.
 
     Raises:
-        ConfigError: the action space is neither.
+        ConfigError: no distribution is known over such actions.
     """
 
     config_class = BehaviourCloningConfig
@@ -76,9 +74,6 @@ class BehaviourCloning(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
         """The negative log-likelihood of the actions, nats."""
         policy = self.policy.distribution(batch.observation)
         log_prob, entropy = policy.log_prob(batch.action).mean(), policy.entropy().mean()
-        with torch.no_grad():
-            error = (policy.mode() - batch.action).abs()
-            wrong = (error > 0).float() if self.policy.raw_action_spec.dtype == torch.int64 else error
         return Losses(
-            {"policy": -log_prob - self.value_of("entropy_cost") * entropy}, {"entropy": entropy, "error": wrong.mean()}
+            {"policy": -log_prob - self.value_of("entropy_cost") * entropy}, {"entropy": entropy, "log_prob": log_prob}
         )

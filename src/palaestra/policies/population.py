@@ -115,7 +115,7 @@ class PopulationPolicy(NetworkPolicy):
         outputs = self._outputs(observation)
         return self._action(outputs, observation), torch.zeros(outputs.shape[:-1], device=outputs.device)
 
-    def _choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         if not (explore and self.noise_std):
             return PolicyStep(self._action(self._outputs(observation), observation), state)
         normalized = self.normalize(observation)

@@ -48,7 +48,7 @@ class SquashedPolicy(NetworkPolicy):
         for name, bound in box_bounds(spec).items():
             self.register_buffer(name, bound, persistent=False)
 
-    def _choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         action = self._action(observation, deterministic)
         if explore and self.version == 0:
             action = torch.empty_like(action).uniform_(-1.0, 1.0, generator=self.generator)
