@@ -6,6 +6,7 @@ from palaestra.algorithms.a2c import A2C, A2CBatch, A2CConfig
 from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, GradientAlgorithm
 from palaestra.algorithms.c51 import C51, C51Config
 from palaestra.algorithms.dqn import DQN, DQNConfig
+from palaestra.algorithms.impala import IMPALA, IMPALABatch, IMPALAConfig
 from palaestra.algorithms.iqn import IQN, IQNBatch, IQNConfig
 from palaestra.algorithms.ppo import PPO, PPOBatch, PPOConfig
 from palaestra.algorithms.qr_dqn import QRDQN, QRDQNConfig
@@ -19,6 +20,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "a2c": A2C,
     "c51": C51,
     "dqn": DQN,
+    "impala": IMPALA,
     "iqn": IQN,
     "ppo": PPO,
     "qr_dqn": QRDQN,
@@ -33,6 +35,7 @@ __all__ = [
     "ALGORITHMS",
     "C51",
     "DQN",
+    "IMPALA",
     "IQN",
     "PPO",
     "QRDQN",
@@ -44,6 +47,8 @@ __all__ = [
     "DQNConfig",
     "GradientAlgorithm",
     "Gradients",
+    "IMPALABatch",
+    "IMPALAConfig",
     "IQNBatch",
     "IQNConfig",
     "Losses",
