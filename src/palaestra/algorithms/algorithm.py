@@ -117,11 +117,7 @@ class Algorithm(ABC, Generic[PolicyT]):
 
     @final
     def finish_update(self, drawn: Batch) -> None:
-        """What ends every update: the policy's version rises, and its normaliser learns the observations.
-
-        Args:
-            drawn: what the source gave.
-        """
+        """What ends every update: the policy's version rises, and its normaliser learns the `drawn` observations."""
         self.policy.version += 1
         if self.policy.normalizer is not None:
             seen = drawn["observation"]
