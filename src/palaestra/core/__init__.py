@@ -14,7 +14,7 @@ from palaestra.core.errors import (
 )
 from palaestra.core.experience import ExperienceSet
 from palaestra.core.minibatch import minibatches, sequences
-from palaestra.core.plan import DataSource, Offline, OnPolicy, Plan, Replay
+from palaestra.core.plan import DataSource, Offline, OnPolicy, Plan, Prioritized, Replay
 from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_range, schedule_value
 from palaestra.core.seeding import (
     RunSeeds,
@@ -77,6 +77,7 @@ __all__ = [
     "PalaestraError",
     "Piecewise",
     "Plan",
+    "Prioritized",
     "Replay",
     "RunSeeds",
     "Schedule",
