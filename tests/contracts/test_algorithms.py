@@ -30,6 +30,8 @@ from palaestra.policies import Phase
 from tests.algorithms.parts import CASES, TINY, collected, environment, make, tiny_config
 
 every_case = pytest.mark.parametrize(("name", "kind"), CASES)
+GRADIENT_CASES = [(name, kind) for name, kind in CASES if issubclass(ALGORITHMS[name], GradientAlgorithm)]
+every_gradient_case = pytest.mark.parametrize(("name", "kind"), GRADIENT_CASES)
 every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
 
 
@@ -92,7 +94,7 @@ def parameters(algorithm: GradientAlgorithm) -> dict[str, Tensor]:
 # -- gradients
 
 
-@every_case
+@every_gradient_case
 def test_gradients_of_uneven_shards_combine_to_the_gradient_of_the_whole(name, kind):
     """MARO-30, MARO-31, MARO-39: weighted by valid rows; some rows of an unroll are not valid."""
     algorithm, collector = collected(name, kind)
@@ -115,7 +117,7 @@ def test_gradients_of_uneven_shards_combine_to_the_gradient_of_the_whole(name, k
     assert twin.num_gradient_steps == algorithm.num_gradient_steps == 1
 
 
-@every_case
+@every_gradient_case
 def test_a_shard_without_valid_rows_counts_nothing(name, kind):
     """MARO-30: a gradient worker may be handed nothing but ends of episodes."""
     algorithm, collector = collected(name, kind)
@@ -133,7 +135,7 @@ def test_a_shard_without_valid_rows_counts_nothing(name, kind):
     assert not different(parameters(algorithm), parameters(other))
 
 
-@every_case
+@every_gradient_case
 def test_losses_read_weights_and_change_nothing(name, kind):
     """MARO-31, PARL-10: no parameter, buffer, generator, optimizer or global random state moves."""
     algorithm, collector = collected(name, kind)
@@ -161,7 +163,7 @@ def cost_fields() -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "cost"), list(cost_fields()))
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
 def test_every_coefficient_of_a_loss_moves_the_gradient(name, cost, kind):
-    if (name, kind) not in CASES:
+    if (name, kind) not in GRADIENT_CASES:
         pytest.skip(f"{name} takes no {kind} actions")
     gradients = []
     for value in (0.1, 0.7):
@@ -218,7 +220,7 @@ def test_an_update_reaches_every_trainable_parameter(name, kind):
 # -- an update
 
 
-@every_case
+@every_gradient_case
 def test_an_update_draws_preprocesses_then_takes_each_minibatch_once(name, kind, monkeypatch):
     """TS-12, TS-13, TS-14, TS-15, ALF-07..09: draw, preprocess, noise, then losses and one step for each minibatch."""
     algorithm, collector = collected(name, kind)
@@ -259,7 +261,7 @@ def test_an_update_raises_the_version_by_one_whatever_its_gradient_steps(name, k
     assert algorithm.update(collector.buffer).policy_version == 2
 
 
-@every_case
+@every_gradient_case
 def test_the_policy_is_updating_only_during_an_update(name, kind, monkeypatch):
     """TS-16, TS-17: collecting True, False; updating True, True; and back after an exception."""
     algorithm, collector = collected(name, kind)
@@ -294,7 +296,7 @@ def test_an_update_with_ends_of_episodes_inside_is_finite(name, kind):
     assert all(torch.isfinite(value).all() for value in parameters(algorithm).values())
 
 
-@every_case
+@every_gradient_case
 def test_a_gradient_that_is_not_finite_raises(name, kind, monkeypatch):
     """F23: the error names the component and the numbers of the step, and the command line ends with 4."""
     algorithm, collector = collected(name, kind)
@@ -395,7 +397,7 @@ def test_the_plan_agrees_with_the_configuration(name):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked_shapes")
-@every_algorithm
+@pytest.mark.parametrize("name", sorted({name for name, _ in GRADIENT_CASES}))
 def test_a_compiled_gradient_step_equals_the_eager_one(name):
     """DESIGN.md section 10: eager is the reference, compiled results equal it to rounding."""
     results = []

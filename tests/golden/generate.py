@@ -22,7 +22,7 @@ def golden_file(name: str) -> Path:
 
 
 def first_losses(name: str, kind: str) -> list[float]:
-    """The sum of the loss terms in each of the first gradient steps."""
+    """The sum of the loss terms in each of the first gradient steps; of an algorithm without, that of its metrics."""
     from palaestra import Collector, NetworkConfig
     from tests.algorithms.parts import environment, make
 
@@ -35,17 +35,20 @@ def first_losses(name: str, kind: str) -> list[float]:
     algorithm = make(name, env, 11, unroll_length=24, mini_batch_size=24, capacity=400, **changes)
     collector = Collector.of(env, algorithm)
     terms: list[dict[str, float]] = []
-    original = algorithm.losses
+    original = getattr(algorithm, "losses", None)
 
     def losses(batch: Any) -> Any:
         stated = original(batch)
         terms.append({key: float(term.detach()) for key, term in stated.terms.items()})
         return stated
 
-    algorithm.losses = losses
+    if original is not None:
+        algorithm.losses = losses
     while len(terms) < COUNT:
         collector.unroll(24)
-        algorithm.update(collector.buffer)
+        info = algorithm.update(collector.buffer)
+        if original is None:
+            terms += [{key: float(value) for key, value in record.items()} for record in info.records]
     return [sum(row.values()) for row in terms[:COUNT]]
 
 

@@ -31,6 +31,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "categorical_projection": ((LOGITS.softmax(-1), torch.linspace(-2, 2, 4), REWARD[0], DISCOUNT[0]), {}),
     "check_action_mask": ((MASK,), {}),
     "clipped_surrogate": ((LOG_RATIO, LOG_RATIO), {"epsilon": 0.2}),
+    "conjugate_gradient": ((lambda vector: 2 * vector, VALUE[0]), {"num_steps": 3}),
     "discounted_returns": ((REWARD, DISCOUNT, STEP_TYPE, VALUE), {}),
     "double_q_target": ((LOGITS, LOGITS, REWARD[0], DISCOUNT[0], MASK), {}),
     "explained_variance": ((LOG_RATIO, REWARD[1:], VALID), {}),

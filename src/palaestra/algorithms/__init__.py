@@ -14,6 +14,7 @@ from palaestra.algorithms.rainbow import Rainbow, RainbowConfig
 from palaestra.algorithms.records import Gradients, Losses, UpdateInfo, mean_metrics
 from palaestra.algorithms.reinforce import Reinforce, ReinforceBatch, ReinforceConfig
 from palaestra.algorithms.sarsa import Sarsa, SarsaBatch, SarsaConfig
+from palaestra.algorithms.trpo import TRPO, TRPOConfig
 from palaestra.algorithms.value_based import ValueBased, ValueBasedConfig, ValueBatch
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
@@ -27,6 +28,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "rainbow": Rainbow,
     "reinforce": Reinforce,
     "sarsa": Sarsa,
+    "trpo": TRPO,
 }
 """The algorithms by the name they have on the command line."""
 
@@ -39,6 +41,7 @@ __all__ = [
     "IQN",
     "PPO",
     "QRDQN",
+    "TRPO",
     "A2CBatch",
     "A2CConfig",
     "Algorithm",
@@ -63,6 +66,7 @@ __all__ = [
     "Sarsa",
     "SarsaBatch",
     "SarsaConfig",
+    "TRPOConfig",
     "UpdateInfo",
     "ValueBased",
     "ValueBasedConfig",

@@ -8,6 +8,7 @@ its reward and discount belong to the action taken at row t - 1. The discount is
 from palaestra.ops.advantages import VTrace, VTraceClip, gae, vtrace
 from palaestra.ops.distributions import Categorical, DiagonalGaussian, check_action_mask
 from palaestra.ops.episode_ends import n_step_end, valid_starts
+from palaestra.ops.linear_systems import conjugate_gradient
 from palaestra.ops.losses import (
     approximate_kl,
     clipped_surrogate,
@@ -34,6 +35,7 @@ __all__ = [
     "categorical_projection",
     "check_action_mask",
     "clipped_surrogate",
+    "conjugate_gradient",
     "discounted_returns",
     "double_q_target",
     "explained_variance",
