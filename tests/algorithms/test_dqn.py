@@ -129,7 +129,7 @@ def test_an_update_never_explores(monkeypatch):
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("explored inside an update")
 
-    monkeypatch.setattr(algorithm.policy.exploration, "_explore", refuse)
+    monkeypatch.setattr(algorithm.policy.exploration, "explore", refuse)
     assert algorithm.update(collector.buffer).gradient_steps == 2
 
 

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType, MethodType
 from typing import Any, ClassVar, Generic, TypeVar, final
 
 import torch
@@ -33,7 +34,7 @@ from palaestra.policies import NetworkPolicy, Phase, Policy
 __all__ = ["Algorithm", "AlgorithmConfig", "GradientAlgorithm"]
 
 
-_FRACTIONS = ("gamma", "gae_lambda")
+_FRACTIONS = ("gamma", "gae_lambda", "tau")
 _POSITIVE = (
     *("unroll_length", "num_updates", "mini_batch_size", "capacity", "n_step"),
     *("target_period", "huber_delta", "max_grad_norm"),
@@ -200,8 +201,10 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     trains: ClassVar[dict[str, tuple[str, ...]]] = {}
     """Which model components a loss term trains; by default the one of the term's own name."""
+    term_periods: Mapping[str, int] = {}
+    """Gradient steps from one use of a loss term to the next, where it is not used in every one; see `is_due`."""
 
-    _compiled: Any = None
+    _compiled: dict[tuple[str, ...], Any] | None = None
 
     # -- what an algorithm file defines
 
@@ -251,6 +254,17 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         return {}
 
     # -- what every gradient algorithm does
+
+    @final
+    def is_due(self, term: str) -> bool:
+        """Whether the next gradient step uses a loss term; `losses` leaves out those that are not due.
+
+        Compiled code has one graph for each set of terms that are due together.
+
+        Args:
+            term: its name. With a period of p it is due in every p-th step, first in step p.
+        """
+        return (self.num_gradient_steps + 1) % self.term_periods.get(term, 1) == 0
 
     @final
     def gradients(self, batch: Batch) -> Gradients:
@@ -332,18 +346,34 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             ConfigError: this machine has no C++ compiler, or this torch cannot trace gradients.
         """
         torch._dynamo.config.trace_autograd_ops = True
-        self._compiled = torch.compile(
-            self._gradient_step, fullgraph=True, dynamic=False, options={"guard_filter_fn": _batch_guards}
-        )
+        self._compiled = {}
 
     def _gradient_step(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
         gradients = self.gradients(batch)
         return {**gradients.metrics, **self._optimize([gradients.values], None)}, gradients.priority
 
     def _learn(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
-        metrics, priority = (self._compiled or self._gradient_step)(batch)
-        self._after_gradient_step(metrics)
+        step = self._gradient_step if self._compiled is None else self._compiled_step(self._compiled)
+        metrics, priority = step(batch)
+        try:
+            self._after_gradient_step(metrics)
+        except NonFiniteError as error:
+            error.batch = batch
+            raise
         return metrics, priority
+
+    def _compiled_step(self, steps: dict[tuple[str, ...], Any]) -> Any:
+        """The graph for the loss terms that are due."""
+        due = tuple(term for term in self.term_periods if self.is_due(term))
+        if due not in steps:
+            plain = type(self)._gradient_step
+            # Compiled code is kept with the code object, and what it checks leaves out the algorithm: so each algorithm
+            # and each set of terms gets a code object of its own.
+            own = FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__)
+            steps[due] = torch.compile(
+                MethodType(own, self), fullgraph=True, dynamic=False, options={"guard_filter_fn": _batch_guards}
+            )
+        return steps[due]
 
     def _optimize(
         self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None

@@ -61,7 +61,7 @@ class DQN(ValueBased):
                 target = double_q_target(next_online, next_target, batch.reward, batch.discount, mask)
             else:
                 target = q_target(next_target, batch.reward, batch.discount, mask)
-        values = self.policy.q_values(batch.observation, self.noise_of(batch, 0))
+        values = self.policy.q_values(batch.observation, noise=self.noise_of(batch, 0))
         q = values.gather(-1, batch.action[:, None]).squeeze(-1)
         error = q - target
         return self.stated(huber(error, delta=self.config.huber_delta), error, q, batch)

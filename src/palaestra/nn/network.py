@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,10 @@ from palaestra.nn.encoder import Encoder
 from palaestra.nn.mlp import MLP, Activation, Initialisation
 from palaestra.nn.noisy import NoisyMLP
 
-__all__ = ["GaussianNetwork", "Network", "NetworkConfig", "QNetwork"]
+__all__ = ["CompositeNetwork", "GaussianNetwork", "Network", "NetworkConfig", "QNetwork", "Recurrent"]
+
+Recurrent: TypeAlias = Literal["lstm", "gru"]
+"""Kinds of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,10 @@ class NetworkConfig:
     """Whether the layers of action values have learned noise, which explores instead of random actions."""
     image_size: int = 512
     """Features of each encoded image."""
+    recurrent: Recurrent | None = None
+    """Memory between the encoded observation and the hidden layers; none by default."""
+    recurrent_size: int = 128
+    """Units of the memory."""
 
 
 class Network(nn.Module):
@@ -44,7 +51,8 @@ class Network(nn.Module):
         out_gain: scale of the last layer's initial weights.
 
     Raises:
-        ConfigError: a size or name in the config is impossible, or the config asks for dueling or noisy layers.
+        ConfigError: a size or name in the config is impossible, or the config asks for dueling or noisy layers, or
+            for a memory.
 
     Examples:
         >>> from palaestra.core import TensorSpec
@@ -213,9 +221,53 @@ class GaussianNetwork(nn.Module):
         return fields["_modules"]["mean"].forward(observation), fields["_parameters"]["log_std"]
 
 
+class CompositeNetwork(nn.Module):
+    """Numbers for every observation, and standard deviations that are learned apart: what `CompositePolicy` needs.
+
+    Args:
+        observation_spec: what an observation looks like, without leading dimensions.
+        out_size: D, numbers for each observation.
+        num_std: S, standard deviations; may be 0.
+        config: the layers.
+
+    Raises:
+        ConfigError: a size or name in the config is impossible.
+
+    Examples:
+        >>> from palaestra.core import TensorSpec
+        >>> numbers, log_std = CompositeNetwork(TensorSpec((4,)), 7, 2)(torch.zeros(8, 4))
+        >>> numbers.shape, log_std
+        (torch.Size([8, 7]), Parameter containing:
+        tensor([0., 0.], requires_grad=True))
+    """
+
+    def __init__(
+        self, observation_spec: SpecTree, out_size: int, num_std: int, config: NetworkConfig | None = None
+    ) -> None:
+        super().__init__()
+        self.numbers = Network(observation_spec, out_size, config, out_gain=0.01)
+        self.log_std = nn.Parameter(torch.zeros(num_std)) if num_std else None
+
+    def forward(self, observation: Any) -> tuple[Tensor, Tensor | None]:
+        """Numbers and log standard deviations for every observation.
+
+        Args:
+            observation: a tensor or `Batch` as the spec says, with any leading dimensions.
+
+        Returns:
+            Numbers [..., D], and log σ [S], the same for all rows, or `None` where S is 0.
+        """
+        return self.numbers(observation), self.log_std
+
+
 def _mlp(
     in_size: int, hidden_sizes: tuple[int, ...], out_size: int | None, config: NetworkConfig, *, out_gain: float = 1.0
 ) -> MLP:
+    if config.recurrent:
+        raise ConfigError(
+            f"recurrent={config.recurrent!r} asks for a memory, but this network alone has none; build it with "
+            "nn.with_memory, as PPO, REINFORCE and R2D2 do"
+        )
     return MLP(in_size, hidden_sizes, out_size, activation=config.activation, init=config.init, out_gain=out_gain)
 
 
