@@ -36,22 +36,21 @@ def first_losses(name: str, kind: str) -> list[float]:
     algorithm = make(name, env, 11, unroll_length=24, mini_batch_size=24, capacity=400, **changes)
     collector = collector_for(env, algorithm)
     terms: list[dict[str, float]] = []
-    if not isinstance(algorithm, GradientAlgorithm):
-        while len(terms) < COUNT:
-            collector.unroll(24)
-            terms.append(algorithm.update(collector.buffer).metrics)
-        return [sum(row.values()) for row in terms]
-    original = algorithm.losses
+    states_losses = isinstance(algorithm, GradientAlgorithm)
+    original = getattr(algorithm, "losses", None)
 
     def losses(batch: Any) -> Any:
         stated = original(batch)
         terms.append({key: float(term.detach()) for key, term in stated.terms.items()})
         return stated
 
-    algorithm.losses = losses
+    if states_losses:
+        algorithm.losses = losses
     while len(terms) < COUNT:
         collector.unroll(24)
-        algorithm.update(collector.buffer)
+        info = algorithm.update(collector.buffer)
+        if not states_losses:
+            terms += [{key: float(value) for key, value in record.items()} for record in info.records]
     return [sum(row.values()) for row in terms[:COUNT]]
 
 

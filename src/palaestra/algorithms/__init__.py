@@ -14,6 +14,7 @@ from palaestra.algorithms.discrete_cql import DiscreteCQL, DiscreteCQLConfig
 from palaestra.algorithms.discrete_sac import DiscreteSAC, DiscreteSACConfig
 from palaestra.algorithms.dqn import DQN, DQNConfig
 from palaestra.algorithms.evolution_strategies import EvolutionStrategies, EvolutionStrategiesConfig
+from palaestra.algorithms.impala import IMPALA, IMPALABatch, IMPALAConfig
 from palaestra.algorithms.iql import IQL, IQLConfig
 from palaestra.algorithms.iqn import IQN, IQNBatch, IQNConfig
 from palaestra.algorithms.off_policy import (
@@ -35,6 +36,8 @@ from palaestra.algorithms.sarsa import Sarsa, SarsaBatch, SarsaConfig
 from palaestra.algorithms.soft import SoftActorCritic, SoftBatch, SoftConfig, Temperature
 from palaestra.algorithms.td3 import TD3, TD3Config
 from palaestra.algorithms.td3_bc import TD3BC, TD3BCBatch, TD3BCConfig
+from palaestra.algorithms.trpo import TRPO, TRPOConfig
+from palaestra.algorithms.trust_region import fixed_distribution
 from palaestra.algorithms.value_based import ValueBased, ValueBasedConfig, ValueBatch
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
@@ -47,6 +50,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "discrete_sac": DiscreteSAC,
     "dqn": DQN,
     "evolution_strategies": EvolutionStrategies,
+    "impala": IMPALA,
     "iql": IQL,
     "iqn": IQN,
     "ppo": PPO,
@@ -58,6 +62,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "sarsa": Sarsa,
     "td3": TD3,
     "td3_bc": TD3BC,
+    "trpo": TRPO,
 }
 """The algorithms by the name they have on the command line."""
 
@@ -68,6 +73,7 @@ __all__ = [
     "CQL",
     "DDPG",
     "DQN",
+    "IMPALA",
     "IQL",
     "IQN",
     "PPO",
@@ -76,6 +82,7 @@ __all__ = [
     "SAC",
     "TD3",
     "TD3BC",
+    "TRPO",
     "A2CBatch",
     "A2CConfig",
     "Algorithm",
@@ -99,6 +106,8 @@ __all__ = [
     "EvolutionStrategiesConfig",
     "GradientAlgorithm",
     "Gradients",
+    "IMPALABatch",
+    "IMPALAConfig",
     "IQLConfig",
     "IQNBatch",
     "IQNConfig",
@@ -126,6 +135,7 @@ __all__ = [
     "TD3BCBatch",
     "TD3BCConfig",
     "TD3Config",
+    "TRPOConfig",
     "Temperature",
     "TransitionConfig",
     "Transitions",
@@ -134,6 +144,7 @@ __all__ = [
     "ValueBasedConfig",
     "ValueBatch",
     "categorical_losses",
+    "fixed_distribution",
     "mean_metrics",
     "transitions",
 ]

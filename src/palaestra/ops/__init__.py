@@ -10,6 +10,7 @@ from palaestra.ops.distributions import Categorical, DiagonalGaussian, check_act
 from palaestra.ops.episode_ends import n_step_end, valid_starts
 from palaestra.ops.evolution import centered_ranks, episode_returns
 from palaestra.ops.joint import Joint, MultiBernoulli, MultiCategorical
+from palaestra.ops.linear_systems import conjugate_gradient
 from palaestra.ops.losses import (
     approximate_kl,
     clipped_surrogate,
@@ -43,6 +44,7 @@ __all__ = [
     "centered_ranks",
     "check_action_mask",
     "clipped_surrogate",
+    "conjugate_gradient",
     "discounted_returns",
     "double_q_target",
     "episode_returns",
