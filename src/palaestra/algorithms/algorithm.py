@@ -337,7 +337,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     def _learn(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
         metrics, priority = (self._compiled or self._gradient_step)(batch)
-        self._after_gradient_step(metrics)
+        try:
+            self._after_gradient_step(metrics)
+        except NonFiniteError as error:
+            error.batch = batch
+            raise
         return metrics, priority
 
     def _optimize(

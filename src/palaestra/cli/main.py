@@ -56,9 +56,9 @@ def _main(arguments: list[str]) -> int:
     except PalaestraError as error:
         _complain(type(error).__name__, str(error))
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         _complain("stopped", "at once; the last checkpoint, if there is one, is intact")
-        return 130
+        return getattr(stopped, "exit_code", 130)
 
 
 _VERBS = {
