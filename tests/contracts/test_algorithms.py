@@ -44,14 +44,19 @@ def minibatches_of(algorithm: GradientAlgorithm, batch: Batch) -> list[Batch]:
     return list(minibatches(batch, algorithm.plan, generator=torch.Generator().manual_seed(2)))
 
 
+def flat(algorithm: GradientAlgorithm) -> bool:
+    """Whether minibatches are rows `[N]`, not sequences `[T, N]`."""
+    return getattr(algorithm.plan, "mini_batch_length", None) == 1
+
+
 def cut(algorithm: GradientAlgorithm, batch: Batch, rows: slice) -> Batch:
     """Some rows `[N]`, or some sequences of `[T, N]`."""
-    return batch[rows] if getattr(algorithm.plan, "mini_batch_length", None) == 1 else batch[:, rows]
+    return batch[rows] if flat(algorithm) else batch[:, rows]
 
 
 def width(algorithm: GradientAlgorithm, batch: Batch) -> int:
     leaf = next(value for value in batch.values() if isinstance(value, Tensor))
-    return leaf.shape[0 if getattr(algorithm.plan, "mini_batch_length", None) == 1 else 1]
+    return leaf.shape[0 if flat(algorithm) else 1]
 
 
 def shaken(algorithm: GradientAlgorithm) -> GradientAlgorithm:
@@ -106,7 +111,7 @@ def test_gradients_of_uneven_shards_combine_to_the_gradient_of_the_whole(name, k
     for key, gradient in whole.values.items():
         parts = [count * shard.values[key] for count, shard in zip(counts, shards, strict=True)]
         assert_close(sum(parts) / sum(counts), gradient, rtol=1e-4, atol=1e-6)
-    twin = make(name, collector.env)
+    twin = make(name, collector.env, kind=kind)
     twin.load_state_tensors(algorithm.state_tensors())
     together, apart = algorithm.apply(whole), twin.apply(shards)
     for norm in (key for key in together if key.startswith("gradient_norm/")):
@@ -126,7 +131,7 @@ def test_a_shard_without_valid_rows_counts_nothing(name, kind):
     whole, nothing = algorithm.gradients(minibatch), algorithm.gradients(empty)
     assert float(nothing.num_valid) == 0
     assert all(torch.isfinite(gradient).all() for gradient in nothing.values.values())
-    other = make(name, collector.env)
+    other = make(name, collector.env, kind=kind)
     other.apply([whole, nothing])
     algorithm.apply(whole)
     assert not different(parameters(algorithm), parameters(other))

@@ -35,7 +35,7 @@ __all__ = ["Algorithm", "AlgorithmConfig", "GradientAlgorithm"]
 
 _FRACTIONS = ("gamma", "gae_lambda")
 _POSITIVE = (
-    *("unroll_length", "num_updates", "mini_batch_size", "capacity", "n_step"),
+    *("unroll_length", "num_updates", "mini_batch_size", "mini_batch_length", "capacity", "n_step"),
     *("target_period", "huber_delta", "max_grad_norm"),
 )
 
@@ -82,10 +82,17 @@ class Algorithm(ABC, Generic[PolicyT]):
     """Its configuration."""
     stored_fields: ClassVar[tuple[str, ...]] = ()
     """Which of the policy's `behaviour` fields the buffer has to keep."""
+    recurrent: ClassVar[bool] = False
+    """Whether it learns policies with a memory."""
 
     def __init__(
         self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
     ) -> None:
+        if policy.state_spec and not self.recurrent:
+            raise ConfigError(
+                f"{type(self).__name__} learns no policy with a memory; use PPO, REINFORCE or R2D2, or leave out "
+                "algorithm.network.recurrent"
+            )
         seeds = seeds or RunSeeds(0)
         self.config: Any = config
         self.policy: PolicyT = policy
@@ -324,8 +331,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """Compiles gradients and optimizer steps into one graph; the first update then takes seconds longer.
 
         Raises:
-            ConfigError: this machine has no C++ compiler, or this torch cannot trace gradients.
+            ConfigError: this machine has no C++ compiler, this torch cannot trace gradients, or the policy has a
+                memory, whose loops over time are no single graph.
         """
+        if self.policy.state_spec:
+            raise ConfigError("a policy with a memory cannot be compiled; leave out --compile")
         torch._dynamo.config.trace_autograd_ops = True
         self._compiled = torch.compile(
             self._gradient_step, fullgraph=True, dynamic=False, options={"guard_filter_fn": _batch_guards}

@@ -17,6 +17,7 @@ from palaestra.ops.losses import (
     masked_mean,
     policy_gradient,
     row_weights,
+    weighted_sum,
 )
 from palaestra.ops.recurrence import reverse_linear_recurrence, reverse_linear_steps
 from palaestra.ops.returns import NStep, discounted_returns, lambda_returns, n_step_returns, n_step_targets
@@ -58,4 +59,5 @@ __all__ = [
     "valid_starts",
     "variance",
     "vtrace",
+    "weighted_sum",
 ]

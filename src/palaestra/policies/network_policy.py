@@ -176,7 +176,18 @@ class StochasticPolicy(NetworkPolicy):
         return PolicyStep(action, state)
 
     def behaviour(self, observation: Any, action: Any, state: Any = (), first: Tensor | None = None) -> Batch:
-        return Batch.of({"log_prob": self.distribution(observation, state, first).log_prob(action)})
+        if first is None:
+            return Batch.of({"log_prob": self.distribution(observation, state).log_prob(action)})
+        # every row has its own memory, so that rows of any lanes and times are one batch
+        rows, count = first.shape, first.ndim
+        observation, action, state = (_flat(nest, count) for nest in (observation, action, state))
+        log_prob = self.distribution(observation, self.begun(state, first.reshape(-1))).log_prob(action)
+        return Batch.of({"log_prob": log_prob.reshape(rows)})
+
+
+def _flat(nest: Any, count: int) -> Any:
+    """The first axes as one."""
+    return nest.flatten(0, count - 1) if isinstance(nest, Tensor) else nest.map(lambda leaf: leaf.flatten(0, count - 1))
 
 
 def normalizer_of(observation_spec: SpecTree, normalize: bool) -> ObservationNormalizer | None:
