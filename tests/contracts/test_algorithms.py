@@ -176,6 +176,28 @@ def test_every_coefficient_of_a_loss_moves_the_gradient(name, cost, kind):
     assert max(moved) > 1e-3, f"{cost} changes no gradient"
 
 
+PRIORITIZED = [(name, kind) for name, kind in CASES if hasattr(ALGORITHMS[name].config_class, "prioritized")]
+
+
+@pytest.mark.parametrize(("name", "kind"), PRIORITIZED)
+def test_a_row_of_importance_weight_zero_gives_no_gradient(name, kind):
+    """TS-11, TS-15: the loss of a row is multiplied by its weight; others keep theirs."""
+    algorithm, collector = collected(name, kind, prioritized=True)
+    minibatch = minibatches_of(algorithm, prepared(shaken(algorithm), collector))[0]
+    assert minibatch.weight.max() <= 1.0
+    nothing = algorithm.gradients(minibatch.replace(weight=torch.zeros_like(minibatch.weight)))
+    assert not any(gradient.any() for gradient in nothing.values.values())
+    one = torch.zeros_like(minibatch.weight)
+    one[0] = 1.0
+    alone, rows = algorithm.gradients(cut(algorithm, minibatch, slice(1))), len(minibatch.weight)
+    among = algorithm.gradients(minibatch.replace(weight=one))
+    for key, gradient in among.values.items():
+        assert_close(rows * gradient, alone.values[key] / minibatch.weight[0], rtol=1e-4, atol=1e-6)
+    assert among.priority is not None
+    assert_close(among.priority, nothing.priority)
+    assert not among.priority.requires_grad
+
+
 @every_case
 def test_optimizers_cover_each_trainable_parameter_exactly_once(name, kind):
     """MARO-32, MARO-35: what needs a gradient has one optimizer, what has none is frozen."""

@@ -123,6 +123,16 @@ class Algorithm(ABC, Generic[PolicyT]):
         """
 
     @final
+    def finish_update(self, drawn: Batch) -> None:
+        """What ends every update: the policy's version rises, and its normaliser learns the `drawn` observations."""
+        self.policy.version += 1
+        if self.policy.normalizer is not None:
+            seen = drawn["observation"]
+            if isinstance(self.plan, OnPolicy):
+                seen = seen[:-1]  # the last row begins the next unroll
+            self.policy.normalizer.merge(self.policy.normalizer.increment(seen))
+
+    @final
     def value_of(self, name: str) -> Any:
         """A number of the configuration as it is now: itself, or where its schedule has come to.
 
@@ -319,12 +329,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                     break
             if diagnostics := self.diagnostics(batch):
                 info.records.append(diagnostics)
-        self.policy.version += 1
-        if self.policy.normalizer is not None:
-            seen = drawn["observation"]
-            if isinstance(self.plan, OnPolicy):
-                seen = seen[:-1]  # the last row begins the next unroll
-            self.policy.normalizer.merge(self.policy.normalizer.increment(seen))
+        self.finish_update(drawn)
         return info
 
     def compile(self) -> None:

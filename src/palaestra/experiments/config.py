@@ -16,7 +16,7 @@ import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from palaestra.core import ConfigError, Linear, Piecewise, Schedule, did_you_mean, parse_schedule
-from palaestra.envs import EnvConfig, import_object
+from palaestra.envs import EnvConfig, Wrap, import_object
 from palaestra.training import TrainerConfig
 
 __all__ = ["ExperimentConfig", "RunConfig", "config_from_mapping", "config_to_mapping", "load_config", "save_config"]
@@ -89,6 +89,8 @@ def config_to_mapping(config: Any) -> dict[str, Any]:
 def _to_yaml(value: Any, path: str) -> Any:
     if isinstance(value, Linear | Piecewise):
         return str(value)
+    if isinstance(value, Wrap):
+        return value.text
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return config_to_mapping(value)
     if isinstance(value, tuple | list):

@@ -20,9 +20,10 @@ from palaestra.ops.losses import (
     weighted_sum,
 )
 from palaestra.ops.recurrence import reverse_linear_recurrence, reverse_linear_steps
+from palaestra.ops.return_distributions import categorical_projection, quantile_huber
 from palaestra.ops.returns import NStep, discounted_returns, lambda_returns, n_step_returns, n_step_targets
 from palaestra.ops.statistics import Moments, merge, moments_of, standardize, variance
-from palaestra.ops.targets import double_q_target, q_target, td_target
+from palaestra.ops.targets import double_q_target, greedy_action, q_target, td_target
 
 __all__ = [
     "Categorical",
@@ -35,12 +36,14 @@ __all__ = [
     "VTrace",
     "VTraceClip",
     "approximate_kl",
+    "categorical_projection",
     "check_action_mask",
     "clipped_surrogate",
     "discounted_returns",
     "double_q_target",
     "explained_variance",
     "gae",
+    "greedy_action",
     "huber",
     "lambda_returns",
     "masked_mean",
@@ -51,6 +54,7 @@ __all__ = [
     "n_step_targets",
     "policy_gradient",
     "q_target",
+    "quantile_huber",
     "reverse_linear_recurrence",
     "reverse_linear_steps",
     "row_weights",

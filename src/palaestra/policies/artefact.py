@@ -60,6 +60,7 @@ def save_policy(policy: Policy, directory: str | Path) -> None:
         "observation_spec": spec_to_json(policy.observation_spec),
         "action_spec": spec_to_json(policy.action_spec),
         "network": dataclasses.asdict(policy.network_config),
+        "options": policy.build_options,
         "normalizer": None if normalizer is None else {"clip": normalizer.clip},
         "weights_sha256": _sha256(weights),
     }
@@ -128,7 +129,8 @@ def _built(cls: type[NetworkPolicy], data: dict[str, Any], path: Path) -> Networ
         network = dict(data["network"])
         network["hidden_sizes"] = tuple(network["hidden_sizes"])
         observation_spec = spec_from_json(data["observation_spec"])
-        policy = cls.build(observation_spec, spec_from_json(data["action_spec"]), NetworkConfig(**network))
+        config, options = NetworkConfig(**network), data.get("options", {})
+        policy = cls.build(observation_spec, spec_from_json(data["action_spec"]), config, **options)
         if data["normalizer"] is not None:
             policy.normalizer = ObservationNormalizer(observation_spec, float(data["normalizer"]["clip"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -48,6 +48,7 @@ class NetworkPolicy(Policy):
         self.network = network
         self.network_config: NetworkConfig | None = None  # known where `build` made the network
         self._remembers = isinstance(network, RecurrentNetwork)
+        self.build_options: dict[str, Any] = {}  # what else `build` was given that shapes the network, as JSON values
 
     @classmethod
     @abstractmethod
@@ -105,14 +106,15 @@ class NetworkPolicy(Policy):
         network: Any = self.network
         return network.remember(observation, state, first)
 
-    def head(self, features: Any) -> Any:
+    def head(self, features: Any, *noise: Tensor) -> Any:
         """What the network says about features: logits, values, whatever the policy chooses from.
 
         Args:
             features: from `features`.
+            noise: of networks that take some.
         """
         network: Any = self._modules["network"]  # `self.network` would cost a search
-        return network.head(features) if self._remembers else network(features)
+        return network.head(features, *noise) if self._remembers else network(features, *noise)
 
     def _outputs(self, observation: Any, state: Any = (), first: Tensor | None = None) -> Any:
         """What the network says about raw observations."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from palaestra.algorithms import Algorithm
-from palaestra.buffers import ReplayBuffer
+from palaestra.buffers import ReplayBuffer, sampler_of
 from palaestra.core import Batch, ConfigError, DataSource, OnPolicy, Replay, StepType, TensorSpec, TimeStep
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy, PolicyStep, RandomPolicy
@@ -105,6 +105,7 @@ class Collector:
         buffer = ReplayBuffer(
             capacity,
             env.batch_size,
+            sampler=sampler_of(plan) if isinstance(plan, Replay) else None,
             observation_spec=env.observation_spec,
             action_spec=policy.raw_action_spec,
             info_spec={name: TensorSpec(()) for name in policy.behaviour_fields if name in algorithm.stored_fields},
