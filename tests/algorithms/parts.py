@@ -21,6 +21,7 @@ TINY: dict[str, Any] = {
     "capacity": 120,
     "initial_collect_steps": 0,
     "target_period": 3,
+    "burn_in": 2,
 }
 
 

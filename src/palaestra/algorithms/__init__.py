@@ -10,6 +10,7 @@ from palaestra.algorithms.impala import IMPALA, IMPALABatch, IMPALAConfig
 from palaestra.algorithms.iqn import IQN, IQNBatch, IQNConfig
 from palaestra.algorithms.ppo import PPO, PPOBatch, PPOConfig
 from palaestra.algorithms.qr_dqn import QRDQN, QRDQNConfig
+from palaestra.algorithms.r2d2 import R2D2, R2D2Batch, R2D2Config
 from palaestra.algorithms.rainbow import Rainbow, RainbowConfig
 from palaestra.algorithms.records import Gradients, Losses, UpdateInfo, mean_metrics
 from palaestra.algorithms.reinforce import Reinforce, ReinforceBatch, ReinforceConfig
@@ -24,6 +25,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "iqn": IQN,
     "ppo": PPO,
     "qr_dqn": QRDQN,
+    "r2d2": R2D2,
     "rainbow": Rainbow,
     "reinforce": Reinforce,
     "sarsa": Sarsa,
@@ -39,6 +41,7 @@ __all__ = [
     "IQN",
     "PPO",
     "QRDQN",
+    "R2D2",
     "A2CBatch",
     "A2CConfig",
     "Algorithm",
@@ -55,6 +58,8 @@ __all__ = [
     "PPOBatch",
     "PPOConfig",
     "QRDQNConfig",
+    "R2D2Batch",
+    "R2D2Config",
     "Rainbow",
     "RainbowConfig",
     "Reinforce",
