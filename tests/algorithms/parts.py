@@ -9,7 +9,8 @@ from gymnasium import spaces
 
 from palaestra import Collector, EnvConfig, NetworkConfig, RunSeeds, create_environment
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
-from palaestra.core import ConfigError
+from palaestra.buffers import ReplayBuffer
+from palaestra.core import ConfigError, Offline
 from palaestra.envs import Environment
 
 # What makes any algorithm small; an algorithm takes the fields that its configuration has.
@@ -22,6 +23,8 @@ TINY: dict[str, Any] = {
     "initial_collect_steps": 0,
     "target_period": 3,
     "burn_in": 2,
+    "policy_period": 2,
+    "num_actions": 3,
 }
 
 
@@ -149,14 +152,33 @@ def accepted(name: str, kind: str) -> bool:
     return True
 
 
-CASES = [(name, kind) for name in ALGORITHMS for kind in KINDS if accepted(name, kind)]
+EVERY_CASE = [(name, kind) for name in ALGORITHMS for kind in KINDS if accepted(name, kind)]
 """Every algorithm with every kind of action that it accepts."""
+
+CASES = [(name, kind) for name, kind in EVERY_CASE if issubclass(ALGORITHMS[name], GradientAlgorithm)]
+"""Those that state `losses`."""
+
+
+def any_kind(name: str) -> str:
+    """A kind of action that an algorithm accepts."""
+    return next(kind for algorithm, kind in EVERY_CASE if algorithm == name)
+
+
+def collector_for(env: Environment, algorithm: Algorithm) -> Collector:
+    """A collector, also for algorithms that learn from a data set: the untrained policy makes theirs."""
+    if not isinstance(algorithm.plan, Offline):
+        return Collector.of(env, algorithm)
+    policy = algorithm.policy
+    buffer = ReplayBuffer(
+        120, env.batch_size, observation_spec=env.observation_spec, action_spec=policy.raw_action_spec
+    )
+    return Collector(env, policy, buffer)
 
 
 def collected(name: str, kind: str, seed: int = 3, **changes: Any) -> tuple[GradientAlgorithm, Collector]:
     """An algorithm, and a collector whose buffer holds data with ends of episodes inside."""
     env = environment(kind, seed=seed)
     algorithm = make(name, env, seed, kind=kind, **changes)
-    collector = Collector.of(env, algorithm)
+    collector = collector_for(env, algorithm)
     collector.unroll(12)
     return algorithm, collector

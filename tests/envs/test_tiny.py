@@ -66,7 +66,7 @@ def test_recall_pays_the_cue_and_nothing_else():
 
 
 def test_recall_shows_every_cue_the_same_afterwards():
-    """So a policy without memory has the same distribution of answers for all cues, and at most 1/k of them is right."""
+    """So a policy without memory has the same distribution of answers for all cues, 1/k of them right."""
     seen = {}
     for seed in range(20):
         env = Recall(2, delay=2)

@@ -23,9 +23,10 @@ def golden_file(name: str) -> Path:
 
 
 def first_losses(name: str, kind: str) -> list[float]:
-    """The sum of the loss terms in each of the first gradient steps."""
-    from palaestra import Collector, NetworkConfig
-    from tests.algorithms.parts import SETTINGS, environment, make
+    """The sum of the loss terms in each of the first gradient steps, or of the metrics where there are no losses."""
+    from palaestra import NetworkConfig
+    from palaestra.algorithms import GradientAlgorithm
+    from tests.algorithms.parts import SETTINGS, collector_for, environment, make
 
     env = environment(kind, num_envs=4, seed=11)
     memory = SETTINGS.get(kind, {}).get("network", NetworkConfig())
@@ -35,8 +36,13 @@ def first_losses(name: str, kind: str) -> list[float]:
         "entropy_cost": 0.01,
     }
     algorithm = make(name, env, 11, kind=kind, unroll_length=24, mini_batch_size=24, capacity=400, **changes)
-    collector = Collector.of(env, algorithm)
+    collector = collector_for(env, algorithm)
     terms: list[dict[str, float]] = []
+    if not isinstance(algorithm, GradientAlgorithm):
+        while len(terms) < COUNT:
+            collector.unroll(24)
+            terms.append(algorithm.update(collector.buffer).metrics)
+        return [sum(row.values()) for row in terms]
     original = algorithm.losses
 
     def losses(batch: Any) -> Any:
@@ -53,9 +59,9 @@ def first_losses(name: str, kind: str) -> list[float]:
 
 def losses_by_kind(name: str) -> dict[str, list[float]]:
     """The losses for every kind of action that the algorithm accepts."""
-    from tests.algorithms.parts import CASES
+    from tests.algorithms.parts import EVERY_CASE
 
-    return {kind: first_losses(name, kind) for algorithm, kind in CASES if algorithm == name}
+    return {kind: first_losses(name, kind) for algorithm, kind in EVERY_CASE if algorithm == name}
 
 
 def main() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar, final
 
 import torch
 from torch import Tensor
 
+from palaestra.algorithms.algorithm_config import AlgorithmConfig
+from palaestra.algorithms.compiled import CompiledSteps
 from palaestra.algorithms.records import Gradients, Losses, UpdateInfo
 from palaestra.core import (
     Batch,
@@ -24,42 +25,12 @@ from palaestra.core import (
     Plan,
     RunSeeds,
     minibatches,
-    schedule_range,
     schedule_value,
 )
 from palaestra.nn import CoreModel, combine_gradients
 from palaestra.policies import NetworkPolicy, Phase, Policy
 
 __all__ = ["Algorithm", "AlgorithmConfig", "GradientAlgorithm"]
-
-
-_FRACTIONS = ("gamma", "gae_lambda")
-_POSITIVE = (
-    *("unroll_length", "num_updates", "mini_batch_size", "mini_batch_length", "capacity", "n_step"),
-    *("target_period", "huber_delta", "max_grad_norm"),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig:
-    """Base of every algorithm's hyperparameters.
-
-    Raises:
-        ConfigError: numbers that mean the same everywhere are out of range; the message has all of them.
-    """
-
-    def __post_init__(self) -> None:
-        problems = []
-        for name, value in vars(self).items():
-            if value is None or name not in (*_FRACTIONS, *_POSITIVE):
-                continue
-            least, most = schedule_range(value)
-            if name in _FRACTIONS and not 0 <= least <= most <= 1:
-                problems.append(f"algorithm.{name} is {value}; it must lie in [0, 1]")
-            if name in _POSITIVE and not least > 0:
-                problems.append(f"algorithm.{name} is {value}; it must be greater than 0")
-        if problems:
-            raise ConfigError("\n".join(problems))
 
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
@@ -207,8 +178,10 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     trains: ClassVar[dict[str, tuple[str, ...]]] = {}
     """Which model components a loss term trains; by default the one of the term's own name."""
+    term_periods: Mapping[str, int] = {}
+    """Gradient steps from one use of a loss term to the next, where it is not used in every one; see `is_due`."""
 
-    _compiled: Any = None
+    _compiled: CompiledSteps | None = None
 
     # -- what an algorithm file defines
 
@@ -258,6 +231,17 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         return {}
 
     # -- what every gradient algorithm does
+
+    @final
+    def is_due(self, term: str) -> bool:
+        """Whether the next gradient step uses a loss term; `losses` leaves out those that are not due.
+
+        Compiled code has one graph for each set of terms that are due together.
+
+        Args:
+            term: its name. With a period of p it is due in every p-th step, first in step p.
+        """
+        return (self.num_gradient_steps + 1) % self.term_periods.get(term, 1) == 0
 
     @final
     def gradients(self, batch: Batch) -> Gradients:
@@ -341,23 +325,24 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """
         if self.policy.state_spec:
             raise ConfigError("a policy with a memory cannot be compiled; leave out --compile")
-        torch._dynamo.config.trace_autograd_ops = True
-        self._compiled = torch.compile(
-            self._gradient_step, fullgraph=True, dynamic=False, options={"guard_filter_fn": _batch_guards}
-        )
+        self._compiled = CompiledSteps(self, GradientAlgorithm._gradient_step)
 
     def _gradient_step(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
         gradients = self.gradients(batch)
         return {**gradients.metrics, **self._optimize([gradients.values], None)}, gradients.priority
 
     def _learn(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
-        metrics, priority = (self._compiled or self._gradient_step)(batch)
+        step = self._gradient_step if self._compiled is None else self._compiled[self._due()]
+        metrics, priority = step(batch)
         try:
             self._after_gradient_step(metrics)
         except NonFiniteError as error:
             error.batch = batch
             raise
         return metrics, priority
+
+    def _due(self) -> tuple[str, ...]:
+        return tuple(term for term in self.term_periods if self.is_due(term))
 
     def _optimize(
         self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
@@ -384,18 +369,6 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                     f"{type(self).__name__}.losses returned a term that trains {component!r}, but the optimizers are "
                     f"{sorted(self.model.optimizers)}; every term needs one, or an entry in `trains`"
                 )
-
-
-_GLOBAL_STATE = ("GRAD_MODE", "GLOBAL_STATE", "SHAPE_ENV", "DEFAULT_DEVICE", "DETERMINISTIC_ALGORITHMS")
-
-
-def _batch_guards(guards: Sequence[Any]) -> list[bool]:
-    """Which conditions compiled code checks at every call: those on the batch and on torch's global state.
-
-    What belongs to the algorithm (parameters, settings, optimizer state) stays the same object after `compile`, and
-    checking some two hundred conditions on it takes a tenth of a small gradient step.
-    """
-    return [guard.name.startswith("L['batch']") or guard.guard_type in _GLOBAL_STATE for guard in guards]
 
 
 def _num_valid(batch: Batch) -> Tensor | int:

@@ -4,6 +4,7 @@ from palaestra.nn.cnn import NatureCNN
 from palaestra.nn.core_model import CoreModel, combine_gradients, create_algorithm_func
 from palaestra.nn.distributional import ImplicitQuantileNetwork, ReturnDistribution, ReturnNetwork
 from palaestra.nn.encoder import ACTION_MASK, Encoder
+from palaestra.nn.ensemble import EnsembleNetwork
 from palaestra.nn.mlp import MLP, Activation, Initialisation
 from palaestra.nn.network import CompositeNetwork, GaussianNetwork, Network, NetworkConfig, QNetwork, Recurrent
 from palaestra.nn.noisy import NoisyMLP
@@ -20,6 +21,7 @@ __all__ = [
     "CompositeNetwork",
     "CoreModel",
     "Encoder",
+    "EnsembleNetwork",
     "GaussianNetwork",
     "ImplicitQuantileNetwork",
     "Initialisation",

@@ -8,10 +8,12 @@ its reward and discount belong to the action taken at row t - 1. The discount is
 from palaestra.ops.advantages import VTrace, VTraceClip, gae, vtrace
 from palaestra.ops.distributions import Categorical, DiagonalGaussian, check_action_mask
 from palaestra.ops.episode_ends import n_step_end, valid_starts
+from palaestra.ops.evolution import centered_ranks, episode_returns
 from palaestra.ops.joint import Joint, MultiBernoulli, MultiCategorical
 from palaestra.ops.losses import (
     approximate_kl,
     clipped_surrogate,
+    expectile_loss,
     explained_variance,
     huber,
     masked_mean,
@@ -22,6 +24,7 @@ from palaestra.ops.losses import (
 from palaestra.ops.recurrence import reverse_linear_recurrence, reverse_linear_steps
 from palaestra.ops.return_distributions import categorical_projection, quantile_huber
 from palaestra.ops.returns import NStep, discounted_returns, lambda_returns, n_step_returns, n_step_targets
+from palaestra.ops.squashed import SquashedGaussian
 from palaestra.ops.statistics import Moments, merge, moments_of, standardize, variance
 from palaestra.ops.targets import double_q_target, greedy_action, q_target, td_target
 
@@ -33,14 +36,18 @@ __all__ = [
     "MultiBernoulli",
     "MultiCategorical",
     "NStep",
+    "SquashedGaussian",
     "VTrace",
     "VTraceClip",
     "approximate_kl",
     "categorical_projection",
+    "centered_ranks",
     "check_action_mask",
     "clipped_surrogate",
     "discounted_returns",
     "double_q_target",
+    "episode_returns",
+    "expectile_loss",
     "explained_variance",
     "gae",
     "greedy_action",

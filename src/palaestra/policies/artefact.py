@@ -21,16 +21,22 @@ from palaestra.core import (
 from palaestra.nn import NetworkConfig
 from palaestra.policies.categorical import CategoricalPolicy
 from palaestra.policies.composite import CompositePolicy
+from palaestra.policies.deterministic import DeterministicPolicy
 from palaestra.policies.gaussian import GaussianPolicy
 from palaestra.policies.network_policy import NetworkPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import Policy
+from palaestra.policies.population import PopulationPolicy
+from palaestra.policies.squashed_gaussian import SquashedGaussianPolicy
 from palaestra.policies.value_greedy import ValueGreedyPolicy
 
 __all__ = ["load_policy", "save_policy"]
 
 _FORMAT = 1
-_CLASSES: tuple[type[NetworkPolicy], ...] = (CategoricalPolicy, CompositePolicy, GaussianPolicy, ValueGreedyPolicy)
+_CLASSES: tuple[type[NetworkPolicy], ...] = (
+    *(CategoricalPolicy, CompositePolicy, DeterministicPolicy, GaussianPolicy),
+    *(PopulationPolicy, SquashedGaussianPolicy, ValueGreedyPolicy),
+)
 _JSON, _WEIGHTS = "policy.json", "weights.safetensors"
 
 
