@@ -7,6 +7,7 @@ A refactoring must not move them. A commit that does says why.
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -25,15 +26,16 @@ def first_losses(name: str, kind: str) -> list[float]:
     """The sum of the loss terms in each of the first gradient steps, or of the metrics where there are no losses."""
     from palaestra import NetworkConfig
     from palaestra.algorithms import GradientAlgorithm
-    from tests.algorithms.parts import collector_for, environment, make
+    from tests.algorithms.parts import SETTINGS, collector_for, environment, make
 
     env = environment(kind, num_envs=4, seed=11)
+    memory = SETTINGS.get(kind, {}).get("network", NetworkConfig())
     changes: dict[str, Any] = {
-        "network": NetworkConfig(hidden_sizes=(32, 32)),
+        "network": dataclasses.replace(memory, hidden_sizes=(32, 32)),
         "learning_rate": 1e-3,
         "entropy_cost": 0.01,
     }
-    algorithm = make(name, env, 11, unroll_length=24, mini_batch_size=24, capacity=400, **changes)
+    algorithm = make(name, env, 11, kind=kind, unroll_length=24, mini_batch_size=24, capacity=400, **changes)
     collector = collector_for(env, algorithm)
     terms: list[dict[str, float]] = []
     states_losses = isinstance(algorithm, GradientAlgorithm)

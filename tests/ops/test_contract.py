@@ -59,6 +59,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "valid_starts": ((STEP_TYPE,), {}),
     "variance": ((MOMENTS,), {}),
     "vtrace": ((*TIME, LOG_RATIO), {"lambda_": 0.9}),
+    "weighted_sum": ((LOG_RATIO, VALID.float()), {}),
 }
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from palaestra.algorithms.a2c import A2C, A2CBatch, A2CConfig
 from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.algorithm_config import AlgorithmConfig
 from palaestra.algorithms.behaviour_cloning import BehaviourCloning, BehaviourCloningBatch, BehaviourCloningConfig
 from palaestra.algorithms.c51 import C51, C51Config, categorical_losses
 from palaestra.algorithms.compiled import CompiledSteps
@@ -17,6 +18,7 @@ from palaestra.algorithms.evolution_strategies import EvolutionStrategies, Evolu
 from palaestra.algorithms.impala import IMPALA, IMPALABatch, IMPALAConfig
 from palaestra.algorithms.iql import IQL, IQLConfig
 from palaestra.algorithms.iqn import IQN, IQNBatch, IQNConfig
+from palaestra.algorithms.memory import memory_fields, memory_of
 from palaestra.algorithms.off_policy import (
     BootstrapConfig,
     OfflineConfig,
@@ -27,6 +29,7 @@ from palaestra.algorithms.off_policy import (
 )
 from palaestra.algorithms.ppo import PPO, PPOBatch, PPOConfig
 from palaestra.algorithms.qr_dqn import QRDQN, QRDQNConfig
+from palaestra.algorithms.r2d2 import R2D2, R2D2Batch, R2D2Config
 from palaestra.algorithms.rainbow import Rainbow, RainbowConfig
 from palaestra.algorithms.records import Gradients, Losses, UpdateInfo, mean_metrics
 from palaestra.algorithms.redq import REDQ, REDQBatch, REDQConfig
@@ -55,6 +58,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "iqn": IQN,
     "ppo": PPO,
     "qr_dqn": QRDQN,
+    "r2d2": R2D2,
     "rainbow": Rainbow,
     "redq": REDQ,
     "reinforce": Reinforce,
@@ -78,6 +82,7 @@ __all__ = [
     "IQN",
     "PPO",
     "QRDQN",
+    "R2D2",
     "REDQ",
     "SAC",
     "TD3",
@@ -117,6 +122,8 @@ __all__ = [
     "PPOBatch",
     "PPOConfig",
     "QRDQNConfig",
+    "R2D2Batch",
+    "R2D2Config",
     "REDQBatch",
     "REDQConfig",
     "Rainbow",
@@ -146,5 +153,7 @@ __all__ = [
     "categorical_losses",
     "fixed_distribution",
     "mean_metrics",
+    "memory_fields",
+    "memory_of",
     "transitions",
 ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar, final
 
 import torch
 from torch import Tensor
 
+from palaestra.algorithms.algorithm_config import AlgorithmConfig
 from palaestra.algorithms.compiled import CompiledSteps
 from palaestra.algorithms.records import Gradients, Losses, UpdateInfo
 from palaestra.core import (
@@ -25,43 +25,12 @@ from palaestra.core import (
     Plan,
     RunSeeds,
     minibatches,
-    schedule_range,
     schedule_value,
 )
 from palaestra.nn import CoreModel, combine_gradients
 from palaestra.policies import NetworkPolicy, Phase, Policy
 
 __all__ = ["Algorithm", "AlgorithmConfig", "GradientAlgorithm"]
-
-
-_FRACTIONS = ("gamma", "gae_lambda", "tau")
-_POSITIVE = (
-    *("unroll_length", "num_updates", "mini_batch_size", "capacity", "n_step"),
-    *("target_period", "huber_delta", "max_grad_norm", "policy_period", "num_critics"),
-    *("initial_temperature", "noise_std"),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig:
-    """Base of every algorithm's hyperparameters.
-
-    Raises:
-        ConfigError: numbers that mean the same everywhere are out of range; the message has all of them.
-    """
-
-    def __post_init__(self) -> None:
-        problems = []
-        for name, value in vars(self).items():
-            if value is None or name not in (*_FRACTIONS, *_POSITIVE):
-                continue
-            least, most = schedule_range(value)
-            if name in _FRACTIONS and not 0 <= least <= most <= 1:
-                problems.append(f"algorithm.{name} is {value}; it must lie in [0, 1]")
-            if name in _POSITIVE and not least > 0:
-                problems.append(f"algorithm.{name} is {value}; it must be greater than 0")
-        if problems:
-            raise ConfigError("\n".join(problems))
 
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
@@ -84,10 +53,17 @@ class Algorithm(ABC, Generic[PolicyT]):
     """Its configuration."""
     stored_fields: ClassVar[tuple[str, ...]] = ()
     """Which of the policy's `behaviour` fields the buffer has to keep."""
+    recurrent: ClassVar[bool] = False
+    """Whether it learns policies with a memory."""
 
     def __init__(
         self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
     ) -> None:
+        if policy.state_spec and not self.recurrent:
+            raise ConfigError(
+                f"{type(self).__name__} learns no policy with a memory; use PPO, REINFORCE or R2D2, or leave out "
+                "algorithm.network.recurrent"
+            )
         seeds = seeds or RunSeeds(0)
         self.config: Any = config
         self.policy: PolicyT = policy
@@ -344,8 +320,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """Compiles gradients and optimizer steps into one graph; the first update then takes seconds longer.
 
         Raises:
-            ConfigError: this machine has no C++ compiler, or this torch cannot trace gradients.
+            ConfigError: this machine has no C++ compiler, this torch cannot trace gradients, or the policy has a
+                memory, whose loops over time are no single graph.
         """
+        if self.policy.state_spec:
+            raise ConfigError("a policy with a memory cannot be compiled; leave out --compile")
         self._compiled = CompiledSteps(self, GradientAlgorithm._gradient_step)
 
     def _gradient_step(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:

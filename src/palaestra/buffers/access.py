@@ -253,6 +253,8 @@ class StreamAccess(LaneStreams):
         return f"the lanes hold {self._heads.counts.tolist()} rows"
 
     def _get(self, name: str, places: slice | np.ndarray) -> Any:
+        if name == "state":
+            return self._take_states(places)
         if isinstance(places, slice):
             return self._storage.view(name, places)
         return self._storage.take(name, self._heads.numbers_at(places))

@@ -20,6 +20,7 @@ from palaestra.ops.losses import (
     masked_mean,
     policy_gradient,
     row_weights,
+    weighted_sum,
 )
 from palaestra.ops.recurrence import reverse_linear_recurrence, reverse_linear_steps
 from palaestra.ops.return_distributions import categorical_projection, quantile_huber
@@ -71,4 +72,5 @@ __all__ = [
     "valid_starts",
     "variance",
     "vtrace",
+    "weighted_sum",
 ]

@@ -121,6 +121,8 @@ class Collector:
             info_spec={name: TensorSpec(()) for name in policy.behaviour_fields if name in algorithm.stored_fields},
             reward_spec=env.reward_spec,
             complete_episodes_only=complete_episodes_only,
+            state_spec=policy.state_spec or None,
+            state_period=1 if isinstance(plan, OnPolicy) else plan.mini_batch_length,
         )
         gamma = getattr(algorithm.config, "gamma", None)
         return cls(
@@ -371,7 +373,11 @@ class Collector:
         if not rows or not buffer.info_fields:
             return
         with torch.inference_mode():
-            info = self.policy.behaviour(buffer.recent("observation", rows), buffer.recent("action", rows))
+            memory: tuple[Any, ...] = ()
+            if buffer.keeps_states:
+                memory = (buffer.recent("state", rows), buffer.recent("step_type", rows) == StepType.FIRST)
+            observation, action = buffer.recent("observation", rows), buffer.recent("action", rows)
+            info = self.policy.behaviour(observation, action, *memory)
             if not buffer.lockstep:  # a lane with fewer new rows shows older ones, of other weights
                 new = buffer.recent("policy_version", rows) == self.policy.version
                 old = buffer.recent("policy_info", rows)

@@ -7,5 +7,6 @@ from palaestra.envs.tiny.bandit import Bandit
 from palaestra.envs.tiny.catch import Catch
 from palaestra.envs.tiny.chain import Chain
 from palaestra.envs.tiny.endless import Endless
+from palaestra.envs.tiny.recall import Recall
 
-__all__ = ["Bandit", "Catch", "Chain", "Endless"]
+__all__ = ["Bandit", "Catch", "Chain", "Endless", "Recall"]
