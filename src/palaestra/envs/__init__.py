@@ -21,6 +21,7 @@ from palaestra.envs.native_vector import NativeVectorEnvironment
 from palaestra.envs.process import ProcessEnvironment
 from palaestra.envs.serial import SerialEnvironment
 from palaestra.envs.spaces import space_from_spec, spec_from_space
+from palaestra.envs.tensor import TensorEnvironment
 from palaestra.envs.thread import ThreadEnvironment
 from palaestra.envs.wrappers import TimeLimit
 
@@ -40,6 +41,7 @@ __all__ = [
     "ProcessEnvironment",
     "SerialEnvironment",
     "SingleEnvironment",
+    "TensorEnvironment",
     "ThreadEnvironment",
     "TimeLimit",
     "chaos_rules",
