@@ -23,7 +23,7 @@ class Numbered(Environment):
     resume = "exact"
 
     def __init__(self, lengths: list[int], *, same_step: bool = False, num_ready: int | None = None) -> None:
-        self.batch_size, self.num_ready = len(lengths), num_ready or len(lengths)
+        self.batch_size, self._num_ready = len(lengths), num_ready or len(lengths)
         self._lengths, self._same_step = lengths, same_step
         self._serial = [1000 * lane - 1 for lane in range(len(lengths))]
         self._step = [0] * len(lengths)
@@ -32,6 +32,10 @@ class Numbered(Environment):
         self.actions: list[list[int]] = [[] for _ in lengths]
         """Executed in each lane."""
         self.most_on_the_way = 0
+
+    @property
+    def num_ready(self) -> int:
+        return self._num_ready
 
     @property
     def observation_spec(self) -> TensorSpec:

@@ -15,6 +15,7 @@ from palaestra.envs.native_vector import NativeVectorEnvironment
 from palaestra.envs.process import ProcessEnvironment
 from palaestra.envs.serial import SerialEnvironment
 from palaestra.envs.spaces import space_from_spec, spec_from_space
+from palaestra.envs.tensor import TensorEnvironment
 from palaestra.envs.thread import ThreadEnvironment
 from palaestra.envs.wrap import Wrap
 from palaestra.envs.wrappers import TimeLimit
@@ -35,6 +36,7 @@ __all__ = [
     "ProcessEnvironment",
     "SerialEnvironment",
     "SingleEnvironment",
+    "TensorEnvironment",
     "ThreadEnvironment",
     "TimeLimit",
     "Wrap",

@@ -177,7 +177,7 @@ class RestartBudget:
         spent.append((now, fault))
         if len(spent) > self._policy.max_restarts:
             raise EnvError(
-                f"environment {lane} failed {len(spent)} times within an hour and may be restarted "
+                f"environment {fault.env_id} failed {len(spent)} times within an hour and may be restarted "
                 f"{self._policy.max_restarts} times (max_restarts). The first time {spent[0][1]}"
             )
         return 0.0 if len(spent) == 1 else min(self._policy.backoff_s * 2 ** (len(spent) - 2), _LONGEST_WAIT_S)

@@ -64,6 +64,8 @@ class FirstReadyEnvironment(Environment):
         self._groups, self._size, self._num_ready = list(groups), size, num_ready
         self.batch_size = size * len(groups)
         self._lanes = [torch.arange(number * size, (number + 1) * size) for number in range(len(groups))]
+        for number, group in enumerate(self._groups):
+            group.first_id = number * size
         self._waiting: list[int] = []
         self._latest: list[int] = list(range(len(groups)))
 

@@ -73,9 +73,8 @@ class LaneEnvironment(LockstepEnvironment):
             self._sent = None
             self._give_up_step()
         self._log.abandon()
-        actions = self._reader.zeros()
-        self._begin(actions)
-        self._sent = actions
+        self._begin(self._reader.neutral())
+        self._sent = self._reader.zeros()
         return self.recv()
 
     @final
@@ -249,8 +248,10 @@ class LaneEnvironment(LockstepEnvironment):
         return lanes
 
     def _record(self, incident: Incident, handled: Any) -> Fault:
-        fields = {"also": incident.also, "memory_bytes": incident.memory_bytes}
-        fault = Fault.of(self._log, incident.failure, handled=handled, **fields)
+        also = tuple(self.first_id + lane for lane in incident.also)
+        fields = {"also": also, "memory_bytes": incident.memory_bytes}
+        env_id = self.first_id + incident.failure.lane
+        fault = Fault.of(self._log, incident.failure, handled=handled, env_id=env_id, **fields)
         self.faults.append(fault)
         return fault
 

@@ -25,6 +25,9 @@ class LockstepEnvironment(Environment):
         batch_size: B.
     """
 
+    first_id: int = 0
+    """Number of the first environment in messages, where this is a part of a larger batch."""
+
     def __init__(self, specs: Specs, batch_size: int) -> None:
         self.batch_size = batch_size
         self._specs = specs
@@ -83,7 +86,9 @@ class LockstepEnvironment(Environment):
         actions = self._reader.read(action)
         wrong = self._reader.wrong(actions) or (self._forbidden(actions[0]) if self._mask is not None else None)
         if wrong is not None:
-            raise SpecError(f"the action for environment {wrong[0]} has {wrong[1]}{self._where(wrong[0])}")
+            raise SpecError(
+                f"the action for environment {self.first_id + wrong[0]} has {wrong[1]}{self._where(wrong[0])}"
+            )
         self._begin(actions)
         self._sent = actions
 

@@ -76,6 +76,12 @@ class ActionReader:
         """Leaf arrays [B, ...] of zeros."""
         return [np.zeros(shape, dtype) for _, shape, dtype in self._expected]
 
+    def neutral(self) -> list[np.ndarray]:
+        """Leaf arrays [B, ...] of zeros, or of what the spec allows next to them."""
+        leaves = flatten(neutral(self._spec), self._spec)
+        pairs = zip(leaves, self._expected, strict=True)
+        return [np.broadcast_to(leaf, shape).astype(dtype) for leaf, (_, shape, dtype) in pairs]
+
     def per_lane(self, arrays: list[np.ndarray]) -> Sequence[Any]:
         """One action for every lane, as its bare environment takes it.
 
