@@ -3,7 +3,7 @@
 from typing import Any
 
 from palaestra.algorithms.a2c import A2C, A2CBatch, A2CConfig
-from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.algorithm import Algorithm, GradientAlgorithm
 from palaestra.algorithms.algorithm_config import AlgorithmConfig
 from palaestra.algorithms.behaviour_cloning import BehaviourCloning, BehaviourCloningBatch, BehaviourCloningConfig
 from palaestra.algorithms.c51 import C51, C51Config, categorical_losses

@@ -20,7 +20,7 @@ from palaestra.core import (
     spec_leaves,
 )
 from palaestra.envs.boundary import leaf_bounds
-from palaestra.envs.nest import flatten, leaf_dtypes, to_batched, unflatten
+from palaestra.envs.nest import flatten, leaf_dtypes, neutral, to_batched, unflatten
 from palaestra.envs.rows import Infos, Rows
 
 # Larger sets of discrete actions are not kept as scalars.
