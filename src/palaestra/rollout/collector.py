@@ -111,7 +111,7 @@ class Collector:
         """
         plan, policy = algorithm.plan, algorithm.policy
         if isinstance(plan, OnPolicy):
-            capacity = None
+            capacity = plan.capacity
         elif isinstance(plan, Replay):
             capacity = max(plan.capacity, env.batch_size * (plan.n_step + 1))
         else:

@@ -45,11 +45,11 @@ class RowWriter:
         if ended is not None:
             place = np.full(self._buffer.num_lanes, -1)
             place[lanes] = np.arange(len(lanes))
-            ended = take_rows(ended, np.flatnonzero(place[np.asarray(ended.env_id)] >= 0))
-            numbers = np.asarray(ended.env_id)
+            mine: TimeStep = take_rows(ended, np.flatnonzero(place[np.asarray(ended.env_id)] >= 0))
+            numbers = np.asarray(mine.env_id)
             at = place[numbers]
-            append(take_rows(action, at), ended, env_id=numbers, policy_version=version, **take_rows(memory, at))
-            self._tracker.add(ended, numbers)
+            append(take_rows(action, at), mine, env_id=numbers, policy_version=version, **take_rows(memory, at))
+            self._tracker.add(mine, numbers)
         append(action, time_step, policy_version=version, env_id=lanes, **memory)
         self._tracker.add(time_step, lanes)
 
