@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from palaestra import Collector, Trainer, TrainerConfig
-from palaestra.core import Offline, OnPolicy, Plan, Replay
+from palaestra.core import ConfigError, Offline, OnPolicy, Plan, Replay
 from palaestra.rollout import OfflineData
 from tests.acceptance.parts import CountingAlgorithm
 from tests.rollout.worlds import Numbered
@@ -83,6 +83,25 @@ def test_s3_a_fractional_unroll_length_uses_every_row_once(length):
     made, algorithm, _ = trained(OnPolicy(unroll_length=length), 40)
     assert algorithm.visits == dict.fromkeys(stored(int(40 * length + 1e-9)), 1)
     assert algorithm.optimizer_steps == made.update.policy_version <= 40
+
+
+def test_s3_what_is_not_cleared_is_gone_through_again_until_it_falls_out():
+    """Scenario 3: ALF-08: `clear=False` keeps the newest rows, and each iteration uses every one of them U times."""
+    plan = OnPolicy(
+        unroll_length=5, num_updates=2, mini_batch_size=4, mini_batch_length=1, clear=False, capacity=4 * 15
+    )
+    made, algorithm, _ = trained(plan, 0)
+    for iteration in range(1, 7):
+        algorithm.seen.clear()
+        made.train_iter()
+        kept = range(max(0, 5 * iteration - 15), 5 * iteration)
+        assert algorithm.visits == dict.fromkeys({1000 * lane + row for lane in range(4) for row in kept}, 2)
+
+
+@pytest.mark.parametrize("settings", [{"clear": False}, {"capacity": 100}])
+def test_s3_keeping_and_capacity_belong_together(settings):
+    with pytest.raises(ConfigError, match="clear=False needs a capacity"):
+        OnPolicy(unroll_length=5, **settings)
 
 
 @pytest.mark.parametrize("length", [1, 4])

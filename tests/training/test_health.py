@@ -73,9 +73,9 @@ def test_episodes_that_never_end_are_warned_of():
 
 
 def test_updates_that_go_much_too_far_are_noticed_in_a_real_run(caplog):
-    """F24: a learning rate of 1 moves the policy out of every trust region."""
+    """F24: a learning rate of 0.1 moves the policy out of every trust region."""
     health, recorder = Health(), Recorder()
-    made = trainer("ppo", total=1500, log_every_steps=50, learning_rate=1.0, num_updates=8)
+    made = trainer("ppo", total=1500, log_every_steps=50, learning_rate=0.1, num_updates=8)
     made.callbacks.append(health)
     made._loggers.append(recorder)
     with caplog.at_level(logging.WARNING):
@@ -86,14 +86,15 @@ def test_updates_that_go_much_too_far_are_noticed_in_a_real_run(caplog):
 
 
 def test_action_values_that_diverge_are_noticed_in_a_real_run_and_may_end_it():
-    """F24: without a target network, at a learning rate of 0.3; optional stop."""
+    """F24: without a target network, at a learning rate of 30; optional stop."""
     health = Health(stop=True)
     made = trainer(
         "dqn",
         "discrete",
-        total=20_000,
-        log_every_steps=50,
-        learning_rate=0.3,
+        total=4_000,
+        log_every_steps=100,
+        learning_rate=30.0,
+        double=False,
         target_period=1,
         gamma=0.999,
         num_updates=20,

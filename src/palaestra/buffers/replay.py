@@ -49,8 +49,9 @@ class ReplayBuffer(StreamJoining):
         """The data of one update.
 
         Args:
-            plan: an on-policy plan gets everything as one `Unroll`, which the next `append` discards; a replay plan
-                gets random `Windows`, or an `Unroll` of random sequences where `mini_batch_length` is above 1.
+            plan: an on-policy plan gets everything as one `Unroll`, which the next `append` discards where the plan
+                clears; a replay plan gets random `Windows`, or an `Unroll` of random sequences where
+                `mini_batch_length` is above 1.
             generator: source of the sampled rows.
 
         Raises:
@@ -59,7 +60,7 @@ class ReplayBuffer(StreamJoining):
         """
         if isinstance(plan, OnPolicy):
             unroll = self._whole()
-            self._used = True
+            self._used = plan.clear
             return unroll
         count, sampler = plan.num_updates * plan.mini_batch_size, self.sampler
         if plan.mini_batch_length == 1:

@@ -14,7 +14,6 @@ import torch
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer, sampler_of
 from palaestra.core import (
-    Batch,
     ConfigError,
     DataSource,
     OnPolicy,
@@ -30,6 +29,7 @@ from palaestra.rollout.collect_info import CollectInfo
 from palaestra.rollout.episodes import Episode, EpisodeTracker
 from palaestra.rollout.finite import require_finite
 from palaestra.rollout.lanes import put_rows, take_rows
+from palaestra.rollout.row_writer import RowWriter
 
 __all__ = ["Collector"]
 
@@ -68,22 +68,26 @@ class Collector:
         if buffer.num_lanes != env.batch_size:
             raise ConfigError(f"the buffer has {buffer.num_lanes} lanes for {env.batch_size} environments")
         self.env, self.policy, self.buffer, self.preprocess = env, policy, buffer, preprocess
+        self.num_lanes = env.batch_size
+        """Environments stepped side by side."""
         self.env_steps = 0
         """Actions executed so far."""
         self.source: DataSource = buffer
         """What is learned from: the buffer, unless you set a mixture of it with loaded data."""
+        self._num_ready = getattr(env, "num_ready", env.batch_size)
+        if env.batch_size % self._num_ready:
+            raise ConfigError(
+                f"{self._num_ready} of {env.batch_size} environments are ready at a time; all are waited for at the "
+                "end of an unroll, so num_ready has to divide their number"
+            )
         self._random = RandomPolicy(policy.observation_spec, policy.raw_action_spec)
         self._tracker = EpisodeTracker(env.batch_size, gamma)
+        self._write = RowWriter(buffer, policy, self._tracker)
         self._time_step: TimeStep | None = None
         self._state: Any = ()
         self._carry = 0.0
         self._rows_left = self._fresh_rows = 0
         self._pausing = False
-
-    @property
-    def num_lanes(self) -> int:
-        """Environments stepped side by side."""
-        return self.env.batch_size
 
     @classmethod
     def of(
@@ -107,7 +111,7 @@ class Collector:
         """
         plan, policy = algorithm.plan, algorithm.policy
         if isinstance(plan, OnPolicy):
-            capacity = None
+            capacity = plan.capacity
         elif isinstance(plan, Replay):
             capacity = max(plan.capacity, env.batch_size * (plan.n_step + 1))
         else:
@@ -120,9 +124,9 @@ class Collector:
             action_spec=policy.raw_action_spec,
             info_spec={name: TensorSpec(()) for name in policy.behaviour_fields if name in algorithm.stored_fields},
             reward_spec=env.reward_spec,
-            complete_episodes_only=complete_episodes_only,
             state_spec=policy.state_spec or None,
             state_period=1 if isinstance(plan, OnPolicy) else plan.mini_batch_length,
+            complete_episodes_only=complete_episodes_only,
         )
         gamma = getattr(algorithm.config, "gamma", None)
         return cls(
@@ -227,8 +231,8 @@ class Collector:
         step = self.policy.act(time_step, state, phase=Phase.COLLECT)
         if not random:
             return step
-        self._random.generator = self.policy.generator
-        return step._replace(action=self._random.act(time_step).action)  # the memory goes on as if it had acted
+        self._random.generator = self.policy.generator  # the memory goes on as if the policy had acted
+        return step._replace(action=self._random.act(time_step).action)
 
     def _run(self, rows: int, info: CollectInfo, random: bool) -> int:
         """Collects rows from every environment; returns how many, which are fewer after `pause`."""
@@ -237,7 +241,7 @@ class Collector:
                 f"random actions have no {', '.join(self.buffer.info_fields)} of the policy, which the buffer keeps"
             )
         with torch.inference_mode():
-            if getattr(self.env, "num_ready", self.env.batch_size) < self.env.batch_size:
+            if self._num_ready < self.env.batch_size:
                 rows = self._run_as_ready(rows, info, random)
             else:
                 rows = self._run_together(rows, info, random)
@@ -348,41 +352,13 @@ class Collector:
         info.rows += rows
         self._time_step = None  # lanes stopped at different moments: the next collection begins new episodes
 
-    # -- storing
+    def _complete(self) -> None:
+        rows, self._fresh_rows = self._fresh_rows, 0
+        self._write.behaviour(rows)
 
     def _store(self, action: Any, time_step: TimeStep, lanes: np.ndarray, state: Any) -> None:
-        """Appends rows of some lanes, and before new FIRST rows the LAST rows that the same step brought."""
         ended = self.env.ended
-        memory = {} if isinstance(state, tuple) and not state else {"state": state}
-        append, version = self.buffer.append, self.policy.version
-        if ended is not None:
-            ended, place = self._seen(ended), np.full(self.env.batch_size, -1)
-            place[lanes] = np.arange(len(lanes))
-            ended = take_rows(ended, np.flatnonzero(place[np.asarray(ended.env_id)] >= 0))
-            numbers = np.asarray(ended.env_id)
-            at = place[numbers]
-            append(take_rows(action, at), ended, lanes=numbers, policy_version=version, **take_rows(memory, at))
-            self._tracker.add(ended, numbers)
-        append(action, time_step, policy_version=version, lanes=lanes, **memory)
-        self._tracker.add(time_step, lanes)
-
-    def _complete(self) -> None:
-        """Once all rows of an unroll are there: one batched pass over them with the weights that acted."""
-        rows, self._fresh_rows = self._fresh_rows, 0
-        buffer = self.buffer
-        if not rows or not buffer.info_fields:
-            return
-        with torch.inference_mode():
-            memory: tuple[Any, ...] = ()
-            if buffer.keeps_states:
-                memory = (buffer.recent("state", rows), buffer.recent("step_type", rows) == StepType.FIRST)
-            observation, action = buffer.recent("observation", rows), buffer.recent("action", rows)
-            info = self.policy.behaviour(observation, action, *memory)
-            if not buffer.lockstep:  # a lane with fewer new rows shows older ones, of other weights
-                new = buffer.recent("policy_version", rows) == self.policy.version
-                old = buffer.recent("policy_info", rows)
-                info = Batch.of({name: torch.where(new, info[name], old[name]) for name in buffer.info_fields})
-            buffer.write_info(info, rows)
+        self._write.rows(action, time_step, lanes, state, None if ended is None else self._seen(ended))
 
     def _count(self, info: CollectInfo, env_steps: int, env_s: float, inference_s: float) -> None:
         self.env_steps += env_steps

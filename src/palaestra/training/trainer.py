@@ -89,6 +89,7 @@ class Trainer:
         self._evaluation: Evaluation | None = None
         self._best: float | None = None
         self._saved_step, self._failed_saves = -1, 0
+        self._schedules_at = 0.0
         self._finished, self._stop_reason = False, ""
 
     # -- the loop
@@ -145,7 +146,8 @@ class Trainer:
         if self.collect.unfinished:  # a signal came; a resumed run goes on in the middle of the unroll
             return
         update = self._learn() if self._may_learn(info) else None
-        self.update.set_progress(self.progress)
+        self._schedules_at = self.progress
+        self.update.set_progress(self._schedules_at)
         self._iterations += 1
         self._time.spent("learning")
         for callback in self.callbacks:
@@ -334,6 +336,7 @@ class Trainer:
             "iterations": self._iterations,
             "skipped": [self._skipped.in_a_row, self._skipped.total],
             "next": self._next,
+            "schedules_at": self._schedules_at,
             "best": self._best,
             "evaluation": None if self._evaluation is None else self._evaluation.to_json(),
             "finished": self._finished,
@@ -376,7 +379,8 @@ class Trainer:
         self._time.seconds |= trainer["seconds"]
         self._finished = trainer["finished"]
         self._saved_step = self.collect.env_steps
-        self.update.set_progress(self.progress)
+        self._schedules_at = trainer["schedules_at"]
+        self.update.set_progress(self._schedules_at)
 
     def _position(self) -> dict[str, int]:
         return {
