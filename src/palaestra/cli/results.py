@@ -73,7 +73,8 @@ def evaluate(arguments: list[str]) -> int:
         sys.stdout.write(f"{path}  {evaluation}\n")
     if len(result.runs) > 1:
         low, high = result.return_ci95
-        sys.stdout.write(f"all  {result.return_mean:.1f}, 95% {low:.1f} to {high:.1f} over {len(result.runs)} runs\n")
+        interval = f"95% bootstrap interval over {len(result.runs)} runs: {low:.1f} to {high:.1f}"
+        sys.stdout.write(f"all  {result.return_mean:.1f} ({interval})\n")
     if result.baseline is not None:
         sys.stdout.write(f"random actions  {result.baseline}\n")
     return 0
