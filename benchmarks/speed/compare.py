@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.numbers import ratios, spread
 from benchmarks.record import ROOT, origin, table
-from benchmarks.speed.workloads import ENV, THREADS, WORKLOADS, Workload
+from benchmarks.speed.workloads import THREADS, WORKLOADS, Workload
 
 VARIANTS = ("eager", "peer", "compiled")
 """One round, in this order."""
@@ -95,7 +95,7 @@ def make_record(name: str, runs: Runs, origin_record: Mapping[str, Any], peer: M
     return {
         "title": workload.title,
         "unit": workload.unit,
-        "environment": f"{ENV}, in-process Python environments",
+        "environment": f"{workload.env}, in-process Python environments",
         "threads": THREADS,
         "settings": {"about": type(workload.settings).__doc__, **asdict(workload.settings)},
         **origin_record,

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 from benchmarks.speed.window import Window
-from benchmarks.speed.workloads import ENV, THREADS, WORKLOADS, DQNSettings, PPOSettings
+from benchmarks.speed.workloads import THREADS, WORKLOADS, DQNSettings, PPOSettings, SACSettings, TD3Settings
 from palaestra import Collector, EnvConfig, ExperimentConfig, NetworkConfig, RunConfig, RunSeeds, Trainer, TrainerConfig
-from palaestra.algorithms import Algorithm, DQNConfig, PPOConfig
+from palaestra.algorithms import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig, SACConfig, TD3Config
 from palaestra.envs import create_environment
 from palaestra.experiments import make_algorithm
 from palaestra.training import FileLogger
 
-LOG_EVERY_STEPS = {"ppo": 1000, "dqn": 500}
+LOG_EVERY_STEPS = {"ppo": 1000, "dqn": 500, "sac": 100, "td3": 100}
 ENDLESS = 10**9
 
 
@@ -62,8 +62,9 @@ class WindowLogger:
         return self._first[0] - self._first[1] * usual_s
 
     def _counters(self) -> dict[str, int]:
-        """Gradient steps are read from the optimizer's own state, not from the algorithm's counter."""
-        (optimizer,) = self._algorithm.model.optimizers.values()
+        """Gradient steps are read from an optimizer's own state, not from the algorithm's counter."""
+        optimizers = self._algorithm.model.optimizers
+        optimizer = optimizers["critic"] if "critic" in optimizers else next(iter(optimizers.values()))
         return {
             "env_steps": int(self._row["env_steps"]),
             "updates": int(optimizer.steps),
@@ -72,14 +73,21 @@ class WindowLogger:
 
 
 def configuration(name: str, *, compiled: bool) -> ExperimentConfig:
-    settings = WORKLOADS[name].settings
+    workload = WORKLOADS[name]
+    settings = workload.settings
     return ExperimentConfig(
         algorithm_name=name,
-        algorithm=ppo(settings) if isinstance(settings, PPOSettings) else dqn(settings),
-        env=EnvConfig(name=ENV, num_envs=settings.num_envs, vectorization="serial"),
+        algorithm=algorithm_config(settings),
+        env=EnvConfig(name=workload.env, num_envs=settings.num_envs, vectorization="serial"),
         trainer=TrainerConfig(total_env_steps=ENDLESS, log_every_steps=LOG_EVERY_STEPS[name]),
         run=RunConfig(num_threads=THREADS, compile=compiled),
     )
+
+
+def algorithm_config(settings: PPOSettings | DQNSettings | SACSettings) -> AlgorithmConfig:
+    if isinstance(settings, PPOSettings):
+        return ppo(settings)
+    return sac_or_td3(settings) if isinstance(settings, SACSettings) else dqn(settings)
 
 
 def ppo(settings: PPOSettings) -> PPOConfig:
@@ -114,6 +122,24 @@ def dqn(settings: DQNSettings) -> DQNConfig:
         max_grad_norm=settings.max_grad_norm,
         network=NetworkConfig(hidden_sizes=settings.hidden_sizes, activation=settings.activation),
     )
+
+
+def sac_or_td3(settings: SACSettings) -> SACConfig | TD3Config:
+    shared = {
+        "learning_rate": settings.learning_rate,
+        "unroll_length": settings.unroll_length,
+        "num_updates": settings.gradient_steps,
+        "mini_batch_size": settings.minibatch_size,
+        "capacity": settings.capacity,
+        "initial_collect_steps": settings.initial_steps,
+        "gamma": settings.gamma,
+        "tau": settings.tau,
+        "network": NetworkConfig(hidden_sizes=settings.hidden_sizes, activation=settings.activation),
+    }
+    if not isinstance(settings, TD3Settings):
+        return SACConfig(**shared)
+    names = ("policy_period", "exploration_std", "target_noise_std", "target_noise_clip")
+    return TD3Config(**shared, **{name: getattr(settings, name) for name in names})
 
 
 def measure(name: str, *, compiled: bool, warmup_s: float, window_s: float) -> dict[str, float]:

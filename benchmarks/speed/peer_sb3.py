@@ -8,13 +8,15 @@ import json
 import sys
 from typing import Any
 
+import numpy as np
 import torch
-from stable_baselines3 import DQN, PPO
+from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.noise import NormalActionNoise
 
 from benchmarks.speed.window import Window
-from benchmarks.speed.workloads import ENV, THREADS, WORKLOADS, DQNSettings, PPOSettings
+from benchmarks.speed.workloads import THREADS, WORKLOADS, DQNSettings, PPOSettings, SACSettings, TD3Settings, Workload
 
 ENDLESS = 10**9
 ACTIVATIONS = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}
@@ -41,14 +43,18 @@ class WindowCallback(BaseCallback):
         return True
 
     def _counters(self) -> dict[str, int]:
-        states = self.model.policy.optimizer.state.values()
+        owner = self.model.critic if hasattr(self.model, "critic") else self.model.policy
+        states = owner.optimizer.state.values()
         steps = max((int(state["step"]) for state in states), default=0)
         return {"env_steps": self.model.num_timesteps, "updates": steps, "iterations": self._iterations}
 
 
-def model(settings: PPOSettings | DQNSettings) -> Any:
-    env = make_vec_env(ENV, n_envs=settings.num_envs, seed=0)
+def model(workload: Workload) -> Any:
+    settings = workload.settings
+    env = make_vec_env(workload.env, n_envs=settings.num_envs, seed=0)
     network = {"net_arch": list(settings.hidden_sizes), "activation_fn": ACTIVATIONS[settings.activation]}
+    if isinstance(settings, SACSettings):
+        return sac_or_td3(settings, env, network)
     return ppo(settings, env, network) if isinstance(settings, PPOSettings) else dqn(settings, env, network)
 
 
@@ -93,11 +99,39 @@ def dqn(settings: DQNSettings, env: Any, network: dict[str, Any]) -> DQN:
     )
 
 
+def sac_or_td3(settings: SACSettings, env: Any, network: dict[str, Any]) -> SAC | TD3:
+    shared = {
+        "policy_kwargs": network,
+        "learning_rate": settings.learning_rate,
+        "train_freq": settings.unroll_length,
+        "gradient_steps": settings.gradient_steps,
+        "batch_size": settings.minibatch_size,
+        "buffer_size": settings.capacity,
+        "learning_starts": settings.initial_steps,
+        "gamma": settings.gamma,
+        "tau": settings.tau,
+        "device": "cpu",
+        "seed": 0,
+    }
+    if not isinstance(settings, TD3Settings):
+        return SAC("MlpPolicy", env, **shared)
+    size = env.action_space.shape[0]
+    return TD3(
+        "MlpPolicy",
+        env,
+        **shared,
+        policy_delay=settings.policy_period,
+        action_noise=NormalActionNoise(np.zeros(size), np.full(size, settings.exploration_std)),
+        target_policy_noise=settings.target_noise_std,
+        target_noise_clip=settings.target_noise_clip,
+    )
+
+
 def measure(name: str, *, warmup_s: float, window_s: float) -> dict[str, float]:
     torch.set_num_threads(THREADS)
     callback = WindowCallback(warmup_s, window_s)
     with contextlib.suppress(WindowOverError):
-        model(WORKLOADS[name].settings).learn(total_timesteps=ENDLESS, callback=callback)
+        model(WORKLOADS[name]).learn(total_timesteps=ENDLESS, callback=callback)
     return {**callback.window.result, "threads": torch.get_num_threads()}
 
 

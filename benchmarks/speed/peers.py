@@ -10,7 +10,7 @@ from benchmarks.record import versions
 
 PEER = "stable-baselines3"
 PEER_VERSION = "2.9.2"
-SHARED = ("torch", "gymnasium", "numpy")
+SHARED = ("torch", "gymnasium", "numpy", "mujoco")
 
 
 def default_directory() -> Path:

@@ -48,9 +48,36 @@ class DQNSettings:
 
 
 @dataclass(frozen=True)
+class SACSettings:
+    """Twin critics, an automatic temperature, one gradient step of everything after each step."""
+
+    num_envs: int = 1
+    unroll_length: int = 1
+    minibatch_size: int = 256
+    gradient_steps: int = 1
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    activation: str = "relu"
+    learning_rate: float = 3e-4
+    gamma: float = 0.99
+    tau: float = 0.005
+    capacity: int = 1_000_000
+    initial_steps: int = 500
+
+
+@dataclass(frozen=True)
+class TD3Settings(SACSettings):
+    """Twin critics; the actor and the target networks move at every second gradient step, one after each step."""
+
+    policy_period: int = 2
+    exploration_std: float = 0.1
+    target_noise_std: float = 0.2
+    target_noise_clip: float = 0.5
+
+
+@dataclass(frozen=True)
 class Workload:
     title: str
-    settings: PPOSettings | DQNSettings
+    settings: PPOSettings | DQNSettings | SACSettings
     metric: str
     """What is compared: `env_steps_per_s` or `updates_per_s`."""
     unit: str
@@ -58,6 +85,7 @@ class Workload:
     """Optimizer steps between two unrolls; both sides must have made exactly so many."""
     bars: dict[str, float]
     """Least median ratio to the peer, by variant of ours."""
+    env: str = ENV
 
     @property
     def rows_per_iteration(self) -> int:
@@ -80,5 +108,23 @@ WORKLOADS = {
         unit="updates/s",
         updates_per_iteration=1,
         bars={"eager": 1.8, "compiled": 2.7},
+    ),
+    "sac": Workload(
+        title="SAC, one update per step",
+        settings=SACSettings(),
+        metric="updates_per_s",
+        unit="updates/s",
+        updates_per_iteration=1,
+        bars={"eager": 1.4, "compiled": 1.8},
+        env="HalfCheetah-v5",
+    ),
+    "td3": Workload(
+        title="TD3, one update per step",
+        settings=TD3Settings(),
+        metric="updates_per_s",
+        unit="updates/s",
+        updates_per_iteration=1,
+        bars={"eager": 1.4, "compiled": 1.8},
+        env="HalfCheetah-v5",
     ),
 }

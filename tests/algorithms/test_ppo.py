@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from palaestra.algorithms import PPO
-from palaestra.core import Batch, Linear, StepType
+from palaestra.core import Batch, Linear, StepType, sequences
 from palaestra.ops import gae
 from tests.algorithms.parts import collected
 
@@ -71,13 +71,31 @@ def test_the_surrogate_stops_at_the_clip_range():
     assert max(float(g.abs().max()) for g in algorithm.gradients(near).values.values()) > 0.0
 
 
+def test_an_update_ends_when_the_policy_has_moved_as_far_as_target_kl_allows():
+    steps = [ppo(target_kl=limit, learning_rate=0.05, num_updates=4) for limit in (None, 1e-4, 1e9)]
+    counts = [algorithm.update(collector.buffer).gradient_steps for algorithm, collector in steps]
+    assert counts[0] == counts[2]
+    assert 1 < counts[1] < counts[0]  # the first minibatch is learned from with the weights that acted
+
+
+def test_any_number_of_a_loss_may_follow_a_schedule():
+    algorithm, collector = ppo(entropy_cost=Linear(1.0, 0.0), value_cost=Linear(0.0, 1.0), gamma=Linear(0.5, 0.9))
+    batch = sequences(algorithm.preprocess(unroll(algorithm, collector), collector.buffer), 1)
+    fixed = [ppo(entropy_cost=at, value_cost=1.0 - at)[0] for at in (1.0, 0.5)]
+    for progress, other in zip((0.0, 0.5), fixed, strict=True):
+        algorithm.set_progress(progress)
+        assert_close(algorithm.losses(batch).terms, other.losses(batch).terms)
+    assert float(algorithm.value_of("gamma")) == pytest.approx(0.7)
+    assert algorithm.value_of("max_grad_norm") == 0.5
+
+
 def test_schedules_of_learning_rate_and_clip_range_are_followed():
     algorithm, collector = ppo(learning_rate=Linear(1e-2, 0.0), clip=Linear(0.2, 0.0))
     optimizer = algorithm.model.optimizers["ppo"]
     for progress, rate, clip in ((0.0, 1e-2, 0.2), (0.5, 5e-3, 0.1), (1.0, 0.0, 0.0)):
         algorithm.set_progress(progress)
         assert float(optimizer.learning_rate) == pytest.approx(rate)
-        assert float(algorithm._clip) == pytest.approx(clip)
+        assert float(algorithm.value_of("clip")) == pytest.approx(clip)
     before = {name: p.clone() for name, p in algorithm.model.named_parameters()}
     algorithm.update(collector.buffer)
     assert all(torch.equal(before[name], p) for name, p in algorithm.model.named_parameters())

@@ -14,11 +14,12 @@ TRAIN = ("train", "ppo", "CartPole-v1")
 MISTAKES = {
     "unknown option": (
         (*TRAIN, "--algorithm.learnin-rate", "3"),
-        "ConfigError unknown option --algorithm.learnin-rate — did you mean --algorithm.learning-rate? (number or schedule, linear(0.001, 0))",
+        "ConfigError unknown option --algorithm.learnin-rate — did you mean --algorithm.learning-rate? "
+        "(number or schedule, linear(0.001, 0))",
     ),
     "two unknown options at once": (
         (*TRAIN, "--algorithm.gama", "3", "--trainer.total-steps", "5"),
-        "ConfigError unknown option --algorithm.gama — did you mean --algorithm.gamma? (float, 0.98) "
+        "ConfigError unknown option --algorithm.gama — did you mean --algorithm.gamma? (number or schedule, 0.98) "
         "ConfigError unknown option --trainer.total-steps — did you mean --trainer.total-env-steps? (int, 100000)",
     ),
     "unknown algorithm": (

@@ -23,8 +23,8 @@ def golden_file(name: str) -> Path:
 
 def first_losses(name: str, kind: str) -> list[float]:
     """The sum of the loss terms in each of the first gradient steps."""
-    from palaestra import Collector, NetworkConfig
-    from tests.algorithms.parts import environment, make
+    from palaestra import NetworkConfig
+    from tests.algorithms.parts import collector_for, environment, make
 
     env = environment(kind, num_envs=4, seed=11)
     changes: dict[str, Any] = {
@@ -33,7 +33,7 @@ def first_losses(name: str, kind: str) -> list[float]:
         "entropy_cost": 0.01,
     }
     algorithm = make(name, env, 11, unroll_length=24, mini_batch_size=24, capacity=400, **changes)
-    collector = Collector.of(env, algorithm)
+    collector = collector_for(env, algorithm)
     terms: list[dict[str, float]] = []
     original = algorithm.losses
 

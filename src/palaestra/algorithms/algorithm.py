@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType, MethodType
 from typing import Any, ClassVar, Generic, TypeVar, final
 
 import torch
@@ -17,11 +18,15 @@ from palaestra.core import (
     CheckpointError,
     ConfigError,
     DataSource,
+    Linear,
     NonFiniteError,
     OnPolicy,
+    Piecewise,
     Plan,
     RunSeeds,
     minibatches,
+    schedule_range,
+    schedule_value,
 )
 from palaestra.nn import CoreModel, combine_gradients
 from palaestra.policies import NetworkPolicy, Phase, Policy
@@ -29,7 +34,7 @@ from palaestra.policies import NetworkPolicy, Phase, Policy
 __all__ = ["Algorithm", "AlgorithmConfig", "GradientAlgorithm"]
 
 
-_FRACTIONS = ("gamma", "gae_lambda")
+_FRACTIONS = ("gamma", "gae_lambda", "tau")
 _POSITIVE = (
     *("unroll_length", "num_updates", "mini_batch_size", "capacity", "n_step"),
     *("target_period", "huber_delta", "max_grad_norm"),
@@ -47,9 +52,12 @@ class AlgorithmConfig:
     def __post_init__(self) -> None:
         problems = []
         for name, value in vars(self).items():
-            if name in _FRACTIONS and not 0 <= value <= 1:
+            if value is None or name not in (*_FRACTIONS, *_POSITIVE):
+                continue
+            least, most = schedule_range(value)
+            if name in _FRACTIONS and not 0 <= least <= most <= 1:
                 problems.append(f"algorithm.{name} is {value}; it must lie in [0, 1]")
-            if name in _POSITIVE and value is not None and not value > 0:
+            if name in _POSITIVE and not least > 0:
                 problems.append(f"algorithm.{name} is {value}; it must be greater than 0")
         if problems:
             raise ConfigError("\n".join(problems))
@@ -86,6 +94,11 @@ class Algorithm(ABC, Generic[PolicyT]):
         self.num_gradient_steps = 0
         self._minibatch_generator = seeds.generator("minibatches")
         self._noise_generator = seeds.generator("noise")
+        self._scheduled = {
+            name: (value, torch.tensor(value(0.0)))
+            for name, value in vars(config).items()
+            if isinstance(value, Linear | Piecewise)
+        }
         policy.seed(seeds.integer("acting"))
         if isinstance(policy, NetworkPolicy):
             model.attach_policy(policy)
@@ -103,12 +116,28 @@ class Algorithm(ABC, Generic[PolicyT]):
             source: where the data comes from.
         """
 
+    @final
+    def value_of(self, name: str) -> Any:
+        """A number of the configuration as it is now: itself, or where its schedule has come to.
+
+        Args:
+            name: of a field that holds a number or a schedule.
+
+        Returns:
+            The number, or a 0-dim tensor that follows the schedule, inside compiled code too.
+        """
+        scheduled = self._scheduled.get(name)
+        return getattr(self.config, name) if scheduled is None else scheduled[1]
+
+    @final
     def set_progress(self, progress: float) -> None:
         """Moves everything that follows a schedule.
 
         Args:
             progress: env steps taken divided by the run's total, in [0, 1].
         """
+        for schedule, value in self._scheduled.values():
+            value.fill_(schedule_value(schedule, progress))
         self.model.set_progress(progress)
         if self.policy.exploration is not None:
             self.policy.exploration.set_progress(progress)
@@ -162,8 +191,10 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     trains: ClassVar[dict[str, tuple[str, ...]]] = {}
     """Which model components a loss term trains; by default the one of the term's own name."""
+    term_periods: Mapping[str, int] = {}
+    """Gradient steps from one use of a loss term to the next, where it is not used in every one; see `is_due`."""
 
-    _compiled: Any = None
+    _compiled: dict[tuple[str, ...], Any] | None = None
 
     # -- what an algorithm file defines
 
@@ -196,6 +227,14 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     def after_step(self) -> None:
         """After each gradient step: target networks."""
 
+    def stop_early(self, metrics: Mapping[str, Tensor]) -> bool:
+        """Whether an update ends after this gradient step, with minibatches left.
+
+        Args:
+            metrics: of the step.
+        """
+        return False
+
     def diagnostics(self, batch: Any) -> dict[str, Tensor]:
         """Once per update, on all of its data: what to report besides the metrics of `losses`.
 
@@ -205,6 +244,17 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         return {}
 
     # -- what every gradient algorithm does
+
+    @final
+    def is_due(self, term: str) -> bool:
+        """Whether the next gradient step uses a loss term; `losses` leaves out those that are not due.
+
+        Compiled code has one graph for each set of terms that are due together.
+
+        Args:
+            term: its name. With a period of p it is due in every p-th step, first in step p.
+        """
+        return (self.num_gradient_steps + 1) % self.term_periods.get(term, 1) == 0
 
     @final
     def gradients(self, batch: Batch) -> Gradients:
@@ -272,6 +322,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                 info.records.append(metrics)
                 info.gradient_steps += 1
                 info.rows_trained += _rows(minibatch)
+                if self.stop_early(metrics):
+                    break
             if diagnostics := self.diagnostics(batch):
                 info.records.append(diagnostics)
         self.policy.version += 1
@@ -289,22 +341,34 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             ConfigError: this machine has no C++ compiler, or this torch cannot trace gradients.
         """
         torch._dynamo.config.trace_autograd_ops = True
-        self._compiled = torch.compile(
-            self._gradient_step, fullgraph=True, dynamic=False, options={"guard_filter_fn": _batch_guards}
-        )
+        self._compiled = {}
 
     def _gradient_step(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
         gradients = self.gradients(batch)
         return {**gradients.metrics, **self._optimize([gradients.values], None)}, gradients.priority
 
     def _learn(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
-        metrics, priority = (self._compiled or self._gradient_step)(batch)
+        step = self._gradient_step if self._compiled is None else self._compiled_step(self._compiled)
+        metrics, priority = step(batch)
         try:
             self._after_gradient_step(metrics)
         except NonFiniteError as error:
             error.batch = batch
             raise
         return metrics, priority
+
+    def _compiled_step(self, steps: dict[tuple[str, ...], Any]) -> Any:
+        """The graph for the loss terms that are due."""
+        due = tuple(term for term in self.term_periods if self.is_due(term))
+        if due not in steps:
+            plain = type(self)._gradient_step
+            # Compiled code is kept with the code object, and what it checks leaves out the algorithm: so each algorithm
+            # and each set of terms gets a code object of its own.
+            own = FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__)
+            steps[due] = torch.compile(
+                MethodType(own, self), fullgraph=True, dynamic=False, options={"guard_filter_fn": _batch_guards}
+            )
+        return steps[due]
 
     def _optimize(
         self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None

@@ -7,6 +7,7 @@ clipped.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -22,7 +23,6 @@ from palaestra.core import (
     RunSeeds,
     Schedule,
     SpecTree,
-    schedule_value,
     seeded_initialisation,
 )
 from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
@@ -44,16 +44,18 @@ class PPOConfig(AlgorithmConfig):
     """How often each unroll is gone through."""
     mini_batch_size: int = 256
     """Rows in a minibatch."""
-    gamma: float = 0.99
+    gamma: Schedule = 0.99
     """Discount per env step, in [0, 1]."""
-    gae_lambda: float = 0.95
+    gae_lambda: Schedule = 0.95
     """Trace decay of the advantage estimate, in [0, 1]; 1 is Monte Carlo, 0 is one-step TD."""
     clip: Schedule = 0.2
     """Epsilon of equation (7): the probability ratio is clipped to [1 - epsilon, 1 + epsilon]."""
-    value_cost: float = 0.5
+    value_cost: Schedule = 0.5
     """c1 of equation (9)."""
-    entropy_cost: float = 0.0
+    entropy_cost: Schedule = 0.0
     """c2 of equation (9)."""
+    target_kl: float | None = None
+    """An update ends at the first minibatch on which the policy has moved further from the one that acted, in nats."""
     max_grad_norm: float = 0.5
     """Longest gradient, Euclidean norm over all parameters."""
     standardize_advantage: bool = True
@@ -116,7 +118,6 @@ class PPO(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
             mini_batch_size=config.mini_batch_size,
             mini_batch_length=1,
         )
-        self._clip = torch.tensor(schedule_value(config.clip, 0.0))
         super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
 
     def value(self, observation: Any) -> Tensor:
@@ -130,11 +131,6 @@ class PPO(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
         """
         return self._value_network(self.policy.normalize(observation)).squeeze(-1)
 
-    def set_progress(self, progress: float) -> None:
-        """See `Algorithm.set_progress`; the clip range may follow a schedule too."""
-        super().set_progress(progress)
-        self._clip.fill_(schedule_value(self.config.clip, progress))
-
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> PPOBatch:
         """Adds advantages and value targets to an unroll, in one batched pass."""
@@ -142,9 +138,9 @@ class PPO(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
         advantage = gae(
             value,
             batch.reward,
-            self.config.gamma * batch.discount,
+            self.value_of("gamma") * batch.discount,
             batch.step_type,
-            lambda_=self.config.gae_lambda,
+            lambda_=self.value_of("gae_lambda"),
         )  # [T, B]
         target = value[:-1] + advantage
         if self.config.standardize_advantage:
@@ -166,11 +162,11 @@ class PPO(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
         weight = row_weights(batch.valid)
         policy = self.policy.distribution(batch.observation)
         log_ratio = policy.log_prob(batch.action) - batch.log_prob
-        surrogate = weight @ clipped_surrogate(log_ratio, batch.advantage, epsilon=self._clip)
+        surrogate = weight @ clipped_surrogate(log_ratio, batch.advantage, epsilon=self.value_of("clip"))
         value_error = weight @ (self.value(batch.observation) - batch.value_target).square()
-        total = surrogate + self.config.value_cost * value_error
+        total = surrogate + self.value_of("value_cost") * value_error
         if self.config.entropy_cost:
-            total = total - self.config.entropy_cost * (weight @ policy.entropy())
+            total = total - self.value_of("entropy_cost") * (weight @ policy.entropy())
         with torch.no_grad():
             metrics = {
                 "surrogate": surrogate,
@@ -179,6 +175,10 @@ class PPO(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
                 "kl": weight @ (log_ratio.expm1() - log_ratio),
             }
         return Losses({"ppo": total}, metrics)
+
+    def stop_early(self, metrics: Mapping[str, Tensor]) -> bool:
+        """Whether the policy has moved as far as `target_kl` allows."""
+        return self.config.target_kl is not None and float(metrics["kl"]) > self.config.target_kl
 
     @torch.no_grad()
     def diagnostics(self, batch: PPOBatch) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ class ReinforceConfig(AlgorithmConfig):
     """Step size of Adam; a number or a schedule."""
     unroll_length: float = 256
     """Time steps collected from every environment before each update; several episodes should fit."""
-    gamma: float = 0.99
+    gamma: Schedule = 0.99
     """Discount per env step, in [0, 1]."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """Policy network."""
@@ -77,7 +77,7 @@ class Reinforce(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> ReinforceBatch:
         """Adds standardised returns, and masks the steps whose episode goes on after the unroll."""
-        returns = discounted_returns(batch.reward, self.config.gamma * batch.discount, batch.step_type)  # [T, B]
+        returns = discounted_returns(batch.reward, self.value_of("gamma") * batch.discount, batch.step_type)  # [T, B]
         ended = (batch.step_type[1:] == StepType.LAST).flip(0).cummax(0).values.flip(0)
         valid = batch.valid * ended
         return ReinforceBatch.of(

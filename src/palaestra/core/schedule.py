@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from palaestra.core.errors import ConfigError
 
-__all__ = ["Linear", "Piecewise", "Schedule", "parse_schedule", "schedule_value"]
+__all__ = ["Linear", "Piecewise", "Schedule", "parse_schedule", "schedule_range", "schedule_value"]
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 
@@ -100,6 +100,23 @@ def schedule_value(schedule: Schedule, progress: float) -> float:
         (0.5, 0.0003)
     """
     return schedule(progress) if isinstance(schedule, Linear | Piecewise) else schedule
+
+
+def schedule_range(schedule: Schedule) -> tuple[float, float]:
+    """The least and the greatest value that a schedule takes.
+
+    Args:
+        schedule: a number is both.
+
+    Examples:
+        >>> schedule_range(Linear(1.0, 0.1)), schedule_range(0.5)
+        ((0.1, 1.0), (0.5, 0.5))
+    """
+    if isinstance(schedule, Piecewise):
+        values = [value for _, value in schedule.points]
+    else:
+        values = [schedule.start, schedule.end] if isinstance(schedule, Linear) else [schedule]
+    return min(values), max(values)
 
 
 def parse_schedule(text: str) -> Schedule:

@@ -16,7 +16,7 @@ import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from palaestra.core import ConfigError, Linear, Piecewise, did_you_mean
-from palaestra.envs import EnvConfig, import_object
+from palaestra.envs import EnvConfig, Wrap, import_object
 from palaestra.experiments.values import dataclass_of, read_yaml, type_name, value_of
 from palaestra.training import TrainerConfig
 
@@ -115,6 +115,8 @@ def flat_settings(config: ExperimentConfig) -> dict[str, Any]:
 def _to_yaml(value: Any, path: str) -> Any:
     if isinstance(value, Linear | Piecewise):
         return str(value)
+    if isinstance(value, Wrap):
+        return value.text
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return config_to_mapping(value)
     if isinstance(value, tuple | list):

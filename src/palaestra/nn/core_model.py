@@ -15,6 +15,9 @@ from palaestra.nn.optimizer import ComponentOptimizer, OptimizerOption
 __all__ = ["CoreModel", "combine_gradients"]
 
 
+_Numbers = tuple[list[Tensor], list[Tensor]]
+
+
 class _Sampler(Protocol):
     def sample(self, observation: Any) -> tuple[Tensor, Tensor]: ...
 
@@ -64,6 +67,7 @@ class CoreModel(nn.Module):
             named = {f"{name}.{key}": parameter for key, parameter in parameters.items()}
             self.optimizers[name] = ComponentOptimizer(named, option)
         self._policy: list[_Sampler] = []
+        self._pairs: dict[tuple[str, str], tuple[_Numbers, _Numbers]] = {}  # what polyak_update works on
 
     # -- learning
 
@@ -167,7 +171,7 @@ class CoreModel(nn.Module):
             raise ConfigError("a model cannot be synchronised with itself; sharing is passing the same object")
         if type(other) is not type(self):
             raise ConfigError(f"{type(self).__name__} cannot be synchronised to {type(other).__name__}: classes differ")
-        _copy(self, other, tau=1.0)
+        _copy(self, other)
 
     def sync(self, target: str, *, source: str) -> None:
         """Copies one component's parameters and buffers to another component.
@@ -176,7 +180,7 @@ class CoreModel(nn.Module):
             target: name of the component that changes.
             source: name of the component that is copied.
         """
-        _copy(self.component[source], self.component[target], tau=1.0)
+        _copy(self.component[source], self.component[target])
 
     def polyak_update(self, target: str, *, source: str, tau: float) -> None:
         """Moves one component towards another: target = (1 - tau) target + tau source.
@@ -186,7 +190,19 @@ class CoreModel(nn.Module):
             source: name of the component that is followed.
             tau: in [0, 1].
         """
-        _copy(self.component[source], self.component[target], tau=tau)
+        if (target, source) not in self._pairs:
+            _require_equal(self.component[source].state_dict(), self.component[target].state_dict())
+            self._pairs[target, source] = (_numbers(self.component[target]), _numbers(self.component[source]))
+        (theirs, their_counts), (mine, my_counts) = self._pairs[target, source]
+        with torch.no_grad():
+            torch._foreach_lerp_(theirs, mine, tau)  # pyright: ignore[reportPrivateImportUsage]
+            for count, my_count in zip(their_counts, my_counts, strict=True):
+                count.copy_(my_count)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Buffers are other tensors after a move to another device."""
+        self._pairs.clear()
+        return super()._apply(fn, recurse)
 
     def clone(self) -> Self:
         """A model of the same class with equal parameters and optimizer state that shares no storage with this one."""
@@ -276,20 +292,24 @@ def combine_gradients(
 
 
 @torch.no_grad()
-def _copy(source: nn.Module, target: nn.Module, *, tau: float) -> None:
+def _copy(source: nn.Module, target: nn.Module) -> None:
     mine, theirs = source.state_dict(), target.state_dict()
+    _require_equal(mine, theirs)
+    for name, value in mine.items():
+        theirs[name].copy_(value)
+
+
+def _numbers(module: nn.Module) -> _Numbers:
+    """Parameters and buffers: those that can be averaged, and the others."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return [t for t in tensors if t.is_floating_point()], [t for t in tensors if not t.is_floating_point()]
+
+
+def _require_equal(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
     if mine.keys() != theirs.keys() or any(mine[name].shape != theirs[name].shape for name in mine):
         different = [n for n in mine.keys() | theirs.keys() if n not in mine or n not in theirs]
         different += [n for n in mine.keys() & theirs.keys() if mine[n].shape != theirs[n].shape]
         raise ShapeError(f"the parameters differ: {sorted(different)[:4]}; only equal structures can be synchronised")
-    floating = {name: None for name, value in mine.items() if tau < 1.0 and value.is_floating_point()}
-    if floating:
-        torch._foreach_lerp_(  # pyright: ignore[reportPrivateImportUsage]
-            [theirs[name] for name in floating], [mine[name] for name in floating], tau
-        )
-    for name, value in mine.items():
-        if name not in floating:
-            theirs[name].copy_(value)
 
 
 def create_algorithm_func(

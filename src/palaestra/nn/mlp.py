@@ -22,7 +22,7 @@ Initialisation: TypeAlias = Literal["auto", "orthogonal", "default"]
 """How weights start; `"auto"` is orthogonal for tanh and PyTorch's default for the others."""
 
 # tanh and relu are computed in place: the layer below needs only its input for its gradient, never its output
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh_,
     "relu": torch.relu_,
     "elu": nn.functional.elu,
@@ -70,15 +70,15 @@ class MLP(nn.Module):
         sizes = [in_size, *hidden_sizes, *([] if out_size is None else [out_size])]
         if min(sizes) < 1:
             raise ConfigError(f"MLP was given the layer sizes {sizes}; each must be at least 1")
-        if activation not in _ACTIVATIONS:
-            raise ConfigError(f"unknown activation {activation!r}{did_you_mean(activation, _ACTIVATIONS)}")
+        if activation not in ACTIVATIONS:
+            raise ConfigError(f"unknown activation {activation!r}{did_you_mean(activation, ACTIVATIONS)}")
         if init not in get_args(Initialisation):
             raise ConfigError(f"unknown initialisation {init!r}{did_you_mean(init, get_args(Initialisation))}")
         self.in_size = in_size
         self.out_size = sizes[-1]
         self.layers = nn.ModuleList(nn.Linear(n, m) for n, m in itertools.pairwise(sizes))
         self.activation = activation
-        self._function = _ACTIVATIONS[activation]
+        self._function = ACTIVATIONS[activation]
         self._num_activations = len(hidden_sizes)
         # The layers' own tables of parameters: reading `layer.weight` costs a search, `table["weight"]` does not, and
         # the tables follow `.to`, `load_state_dict`, `deepcopy` and `functional_call`.
@@ -102,6 +102,14 @@ class MLP(nn.Module):
             if index < num_activations:
                 x = function(x)
         return x
+
+    def activate(self, x: Tensor) -> Tensor:
+        """The activation alone; it may overwrite its argument.
+
+        Args:
+            x: any shape.
+        """
+        return self._function(x)
 
 
 @torch.no_grad()

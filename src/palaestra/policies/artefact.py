@@ -20,16 +20,22 @@ from palaestra.core import (
 )
 from palaestra.nn import NetworkConfig
 from palaestra.policies.categorical import CategoricalPolicy
+from palaestra.policies.composite import CompositePolicy
+from palaestra.policies.deterministic import DeterministicPolicy
 from palaestra.policies.gaussian import GaussianPolicy
 from palaestra.policies.network_policy import NetworkPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import Policy
+from palaestra.policies.squashed_gaussian import SquashedGaussianPolicy
 from palaestra.policies.value_greedy import ValueGreedyPolicy
 
 __all__ = ["load_policy", "save_policy"]
 
 _FORMAT = 1
-_CLASSES: tuple[type[NetworkPolicy], ...] = (CategoricalPolicy, GaussianPolicy, ValueGreedyPolicy)
+_CLASSES: tuple[type[NetworkPolicy], ...] = (
+    *(CategoricalPolicy, CompositePolicy, DeterministicPolicy, GaussianPolicy),
+    *(SquashedGaussianPolicy, ValueGreedyPolicy),
+)
 _JSON, _WEIGHTS = "policy.json", "weights.safetensors"
 
 
@@ -59,6 +65,7 @@ def save_policy(policy: Policy, directory: str | Path) -> None:
         "observation_spec": spec_to_json(policy.observation_spec),
         "action_spec": spec_to_json(policy.action_spec),
         "network": dataclasses.asdict(policy.network_config),
+        "options": policy.build_options,
         "normalizer": None if normalizer is None else {"clip": normalizer.clip},
         "weights_sha256": _sha256(weights),
     }
@@ -127,7 +134,8 @@ def _built(cls: type[NetworkPolicy], data: dict[str, Any], path: Path) -> Networ
         network = dict(data["network"])
         network["hidden_sizes"] = tuple(network["hidden_sizes"])
         observation_spec = spec_from_json(data["observation_spec"])
-        policy = cls.build(observation_spec, spec_from_json(data["action_spec"]), NetworkConfig(**network))
+        config, options = NetworkConfig(**network), data.get("options", {})
+        policy = cls.build(observation_spec, spec_from_json(data["action_spec"]), config, **options)
         if data["normalizer"] is not None:
             policy.normalizer = ObservationNormalizer(observation_spec, float(data["normalizer"]["clip"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -13,7 +13,17 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch, ConfigError, DataSource, OnPolicy, Replay, StepType, TensorSpec, TimeStep
+from palaestra.core import (
+    Batch,
+    ConfigError,
+    DataSource,
+    OnPolicy,
+    Replay,
+    StepType,
+    TensorSpec,
+    TimeStep,
+    schedule_value,
+)
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy, PolicyStep, RandomPolicy
 from palaestra.rollout.collect_info import CollectInfo
@@ -111,7 +121,10 @@ class Collector:
             reward_spec=env.reward_spec,
             complete_episodes_only=complete_episodes_only,
         )
-        return cls(env, policy, buffer, preprocess=preprocess, gamma=getattr(algorithm.config, "gamma", None))
+        gamma = getattr(algorithm.config, "gamma", None)
+        return cls(
+            env, policy, buffer, preprocess=preprocess, gamma=None if gamma is None else schedule_value(gamma, 1.0)
+        )
 
     # -- asking for data
 

@@ -1,0 +1,115 @@
+"""What algorithms that learn from replayed transitions share: settings, and the layout of a transition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from palaestra.algorithms.algorithm import AlgorithmConfig
+from palaestra.core import Batch, Offline, Replay, Schedule
+from palaestra.nn import NetworkConfig
+from palaestra.ops import n_step_targets
+
+__all__ = ["OffPolicyConfig", "OfflineConfig", "Transitions", "transitions"]
+
+
+def _wide() -> NetworkConfig:
+    return NetworkConfig(hidden_sizes=(256, 256), activation="relu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyConfig(AlgorithmConfig):
+    """Hyperparameters of every actor-critic that learns from a replay buffer while it collects."""
+
+    learning_rate: Schedule = 3e-4
+    """Step size of Adam, of all components; a number or a schedule."""
+    unroll_length: float = 1
+    """Time steps collected from every environment before each update."""
+    num_updates: int = 1
+    """Gradient steps in one update."""
+    mini_batch_size: int = 256
+    """Transitions in a minibatch."""
+    capacity: int = 1_000_000
+    """Rows the replay buffer keeps."""
+    initial_collect_steps: int = 1_000
+    """Env steps before the first gradient step; their actions are uniformly random."""
+    gamma: float = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: int = 1
+    """Rewards summed before bootstrapping, without off-policy correction."""
+    tau: float = 0.005
+    """Share of the way that target networks go towards the online ones, in [0, 1]."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=_wide)
+    """Layers of actor and critics; they share no parameters."""
+
+    @property
+    def plan(self) -> Replay:
+        """The data these settings ask for."""
+        return Replay(
+            unroll_length=self.unroll_length,
+            capacity=self.capacity,
+            num_updates=self.num_updates,
+            mini_batch_size=self.mini_batch_size,
+            initial_collect_steps=self.initial_collect_steps,
+            n_step=self.n_step,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineConfig(AlgorithmConfig):
+    """Hyperparameters of every algorithm that learns from a fixed data set."""
+
+    learning_rate: Schedule = 3e-4
+    """Step size of Adam, of all components; a number or a schedule."""
+    num_updates: int = 1
+    """Gradient steps in one update."""
+    mini_batch_size: int = 256
+    """Transitions in a minibatch."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=_wide)
+    """Layers of every network; they share no parameters."""
+
+    @property
+    def plan(self) -> Offline:
+        """The data these settings ask for."""
+        return Offline(
+            num_updates=self.num_updates, mini_batch_size=self.mini_batch_size, n_step=getattr(self, "n_step", 1)
+        )
+
+
+class Transitions(Batch):
+    """One minibatch; every field is [N, ...]."""
+
+    observation: Any
+    action: Any
+    next_observation: Any
+    reward: Tensor
+    """Sum of the rewards up to `next_observation`, discounted."""
+    discount: Tensor
+    """Gamma to the number of steps up to `next_observation`; 0 where the episode terminated there."""
+    index: Tensor
+
+
+def transitions(windows: Any, gamma: float) -> Transitions:
+    """Reduces n-step windows to transitions.
+
+    Args:
+        windows: `buffers.Windows`.
+        gamma: discount per env step.
+    """
+    steps = n_step_targets(windows.reward, gamma * windows.discount, windows.step_type)
+    return Transitions.of(
+        {
+            "observation": windows.observation,
+            "action": windows.action,
+            "next_observation": windows.next_observation,
+            "reward": steps.reward,
+            "discount": steps.discount,
+            "index": windows.index,
+        }
+    )

@@ -1,0 +1,96 @@
+"""Ensembles: K networks of one shape, computed side by side in one batched product per layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from palaestra.core import ConfigError, SpecTree
+from palaestra.nn.encoder import Encoder
+from palaestra.nn.mlp import ACTIVATIONS, MLP
+from palaestra.nn.network import NetworkConfig
+
+__all__ = ["EnsembleNetwork"]
+
+
+class EnsembleNetwork(nn.Module):
+    """K fully connected networks on one encoded observation, and on an action where `action_size` says so.
+
+    Member k is the network that `MLP` would be; its weights are entry k of `[K, in, out]` parameters, so K critics cost
+    one call per layer instead of K. Members start from draws of their own. An encoder of images is shared by all.
+
+    Args:
+        observation_spec: what an observation looks like, without leading dimensions.
+        out_size: numbers for each input, of each member.
+        num_members: K.
+        config: the layers.
+        action_size: A numbers that follow the encoded observation; 0 for networks of the observation alone.
+
+    Raises:
+        ConfigError: a size or name in the config is impossible, or the config asks for dueling.
+
+    Examples:
+        >>> from palaestra.core import TensorSpec
+        >>> critics = EnsembleNetwork(TensorSpec((4,)), 1, 2, action_size=3)
+        >>> critics(torch.zeros(8, 4), torch.zeros(8, 3)).shape
+        torch.Size([2, 8, 1])
+    """
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        out_size: int,
+        num_members: int,
+        config: NetworkConfig | None = None,
+        *,
+        action_size: int = 0,
+    ) -> None:
+        super().__init__()
+        config = config or NetworkConfig()
+        if config.dueling:
+            raise ConfigError("dueling=True splits the action values of QNetwork; an ensemble has no such option")
+        if num_members < 1:
+            raise ConfigError(f"an ensemble was given num_members={num_members}; it needs at least 1")
+        self.num_members, self.out_size = num_members, out_size
+        self.encoder = Encoder(observation_spec, image_size=config.image_size)
+        self._encodes = not self.encoder.is_identity
+        in_size = self.encoder.out_size + action_size
+        members = [
+            MLP(in_size, config.hidden_sizes, out_size, activation=config.activation, init=config.init)
+            for _ in range(num_members)
+        ]
+        layers = list(zip(*(member.layers for member in members), strict=True))
+        self.weights = nn.ParameterList(
+            torch.stack([layer.weight.detach().T for layer in stack]).contiguous() for stack in layers
+        )
+        self.biases = nn.ParameterList(torch.stack([layer.bias.detach()[None] for layer in stack]) for stack in layers)
+        self._function = ACTIVATIONS[config.activation]
+        # The lists' own tables of parameters, as in `MLP`: looking up an entry of a `ParameterList` is slow.
+        self._tables = (self.weights._parameters, self.biases._parameters)
+
+    def forward(self, observation: Any, action: Tensor | None = None, *, members: Any = None) -> Tensor:
+        """What the members say.
+
+        Args:
+            observation: a tensor or `Batch` as the spec says, with any leading dimensions.
+            action: [..., A], where the networks take one.
+            members: which to ask: [M] int64, or a slice; default all K.
+
+        Returns:
+            [K, ..., out_size], or [M, ..., out_size].
+        """
+        modules: dict[str, Any] = vars(self)["_modules"]  # `self.encoder` would cost a search
+        x = modules["encoder"](observation) if self._encodes else observation
+        if action is not None:
+            x = torch.cat((x, action), -1)
+        leading, last = x.shape[:-1], len(self._tables[0]) - 1
+        x = x.reshape(1, -1, x.shape[-1])
+        for index, (weight, bias) in enumerate(zip(*(table.values() for table in self._tables), strict=True)):
+            if members is not None:
+                weight, bias = weight[members], bias[members]
+            x = torch.baddbmm(bias, x if index else x.expand(weight.shape[0], -1, -1), weight)  # [K, N, out]
+            if index < last:
+                x = self._function(x)
+        return x.reshape(x.shape[0], *leading, self.out_size)

@@ -1,0 +1,93 @@
+"""`SquashedPolicy`: what policies for boxes have in common whose actions end in tanh."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from palaestra.core import BoundedSpec, ConfigError, SpecTree
+from palaestra.policies.exploration import Exploration
+from palaestra.policies.network_policy import NetworkPolicy, require_continuous
+from palaestra.policies.normalizer import ObservationNormalizer
+from palaestra.policies.policy import PolicyStep
+
+__all__ = ["SquashedPolicy", "require_box"]
+
+
+class SquashedPolicy(NetworkPolicy):
+    """Raw actions lie in [-1, 1]; `env_action` maps them onto the environment's box.
+
+    Before the first update, while the policy has learned nothing, actions in `Phase.COLLECT` are drawn uniformly.
+
+    Args:
+        network: what the actions come from.
+        observation_spec: what an observation looks like, without leading dimensions.
+        action_spec: a floating-point tensor with two finite bounds in every dimension.
+        normalizer: applied to every observation.
+        exploration: noise added in `Phase.COLLECT`.
+
+    Raises:
+        ConfigError: the action space is not such a box.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        normalizer: ObservationNormalizer | None = None,
+        exploration: Exploration | None = None,
+    ) -> None:
+        spec = require_box(type(self).__name__, action_spec)
+        super().__init__(network, observation_spec, action_spec, normalizer=normalizer, exploration=exploration)
+        low, high = (np.array(bound, dtype=np.float64).reshape(-1) for bound in (spec.minimum, spec.maximum))
+        for name, bound in (("low", low), ("high", high), ("center", low / 2 + high / 2), ("half", high / 2 - low / 2)):
+            self.register_buffer(f"_{name}", torch.as_tensor(bound, dtype=spec.dtype), persistent=False)
+
+    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+        action = self._action(observation, deterministic)
+        if explore and self.version == 0:
+            action = torch.empty_like(action).uniform_(-1.0, 1.0, generator=self.generator)
+        elif explore and self.exploration is not None:
+            action = self.exploration(action, generator=self.generator)
+        return PolicyStep(action, state)
+
+    @abstractmethod
+    def _action(self, observation: Any, deterministic: bool) -> Tensor:
+        """Raw actions [B, A], without exploration."""
+
+    @property
+    def raw_action_spec(self) -> BoundedSpec:
+        size = self.action_spec.size
+        return BoundedSpec((size,), minimum=np.full(size, -1.0), maximum=np.ones(size))
+
+    def env_action(self, action: Tensor) -> Tensor:
+        buffers: dict[str, Any] = vars(self)["_buffers"]  # `self._low` would cost a search
+        action = torch.addcmul(buffers["_center"], buffers["_half"], action)
+        action = action.clamp_(buffers["_low"], buffers["_high"])  # rounding
+        if len(self.action_spec.shape) != 1:
+            action = action.reshape(*action.shape[:-1], *self.action_spec.shape)
+        return action.to(self.action_spec.dtype)
+
+
+def require_box(policy: str, action_spec: SpecTree) -> BoundedSpec:
+    """Refuses action spaces that are not one floating-point tensor with finite bounds.
+
+    Args:
+        policy: the policy's name, for the message.
+        action_spec: what the environment's action looks like.
+
+    Raises:
+        ConfigError: names the space, and what to do.
+    """
+    spec = require_continuous(policy, action_spec)
+    if not isinstance(spec, BoundedSpec) or not (np.isfinite(spec.minimum).all() and np.isfinite(spec.maximum).all()):
+        raise ConfigError(
+            f"{policy} needs two finite bounds for every dimension of the action and was given {action_spec}; "
+            "rescale or clip the actions in a wrapper that says its bounds, or use PPO"
+        )
+    return spec
