@@ -23,6 +23,7 @@ from palaestra.experiments import (
     write_report,
 )
 from palaestra.experiments.curves import Axis, Statistic
+from palaestra.experiments.plots import require_plot_name
 
 __all__ = ["compare", "evaluate", "plot", "report"]
 
@@ -106,6 +107,8 @@ def plot(arguments: list[str]) -> int:
     """
     names, rest = several(arguments, "the run", "palaestra plot RUN... [--output FILE.svg]")
     options = parse(PlotOptions, rest, prog="palaestra plot RUN...")
+    if options.output is not None:
+        require_plot_name(options.output)
     runs = find_runs(names, options.root)
     curves = curves_of(runs, metric=options.metric, x=options.x, statistic=options.statistic)
     if options.json:
