@@ -93,7 +93,6 @@ def test_episodes_are_shown_side_by_side_with_what_was_done(capsys):
     assert len(films[0]) == int(max(record["returns"])) + 1  # a gif leaves out a picture that equals the one before
     changed = (films[0][:5] != films[1][:5]).any(axis=(0, 3))
     assert changed[:60, :160].any()
-    assert not changed[100:400, 200:600].any()
 
 
 @pytest.mark.parametrize("option", ["--episodes", "--fps"])
