@@ -38,7 +38,7 @@ def test_the_list_names_algorithms_presets_and_runs(capsys):
     text = output(capsys)
     assert "no runs yet; start one with `palaestra train ppo CartPole-v1`" in text
     for name, kind in ALGORITHMS.items():
-        assert f"{name} {(kind.__doc__ or '').splitlines()[0]}"[:60] in text
+        assert f" {name} {(kind.__doc__ or '').splitlines()[0]}"[:20] in text
     train(name="first")
     capsys.readouterr()
     assert exit_code("list") == 0

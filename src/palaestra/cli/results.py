@@ -23,6 +23,7 @@ from palaestra.experiments import (
     write_report,
 )
 from palaestra.experiments.curves import Axis, Statistic
+from palaestra.experiments.plots import require_plot_name
 
 __all__ = ["compare", "evaluate", "plot", "report"]
 
@@ -73,7 +74,8 @@ def evaluate(arguments: list[str]) -> int:
         sys.stdout.write(f"{path}  {evaluation}\n")
     if len(result.runs) > 1:
         low, high = result.return_ci95
-        sys.stdout.write(f"all  {result.return_mean:.1f}, 95% {low:.1f} to {high:.1f} over {len(result.runs)} runs\n")
+        interval = f"95% bootstrap interval over {len(result.runs)} runs: {low:.1f} to {high:.1f}"
+        sys.stdout.write(f"all  {result.return_mean:.1f} ({interval})\n")
     if result.baseline is not None:
         sys.stdout.write(f"random actions  {result.baseline}\n")
     return 0
@@ -105,6 +107,8 @@ def plot(arguments: list[str]) -> int:
     """
     names, rest = several(arguments, "the run", "palaestra plot RUN... [--output FILE.svg]")
     options = parse(PlotOptions, rest, prog="palaestra plot RUN...")
+    if options.output is not None:
+        require_plot_name(options.output)
     runs = find_runs(names, options.root)
     curves = curves_of(runs, metric=options.metric, x=options.x, statistic=options.statistic)
     if options.json:

@@ -173,16 +173,16 @@ def resume(arguments: list[str]) -> int:
     options = parse(ResumeOptions, rest, prog="palaestra resume RUN")
     if options.name is not None and not options.fork:
         raise ConfigError("--name names the new run of --fork; give both, or neither")
+    typed = _overrides(options)
     console, directories = Console(), find_runs([name], options.root)
-    changed = options.until is not None or bool(options.override)
     if (directories[0].path.parent / "group.json").is_file() and directories[0].path.name not in name:
-        if changed or options.fork:
+        if typed or options.fork:
             raise ConfigError(f"{name} is a group; settings can change, and forks begin, in one of its runs at a time")
         console.print(f"resuming {directories[0].path.parent}", highlight=False, soft_wrap=True)
         return _report_group(resume_seeds(directories[0].path.parent, progress=True), console)
     (directory,) = directories
     before = directory.config
-    config = parse(ExperimentConfig, _overrides(options), prog="palaestra resume RUN", default=before)
+    config = parse(ExperimentConfig, typed, prog="palaestra resume RUN", default=before)
     changes = changes_between(before, config)
     console.print(f"resuming {directory.path}", highlight=False, soft_wrap=True)
     for path, (old, new) in changes.items():

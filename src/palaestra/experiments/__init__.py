@@ -14,7 +14,7 @@ from palaestra.experiments.config import (
 )
 from palaestra.experiments.curves import Curve, curves_of, read_metrics
 from palaestra.experiments.estimate import Estimate, dry_run
-from palaestra.experiments.evaluation import RunsEvaluation, evaluate_run, evaluate_runs, random_baseline
+from palaestra.experiments.evaluation import RunsEvaluation, evaluate_run, evaluate_runs, policy_of_run, random_baseline
 from palaestra.experiments.faults import FaultRecord, read_faults
 from palaestra.experiments.lineage import changes_between
 from palaestra.experiments.plots import save_plot, terminal_plot
@@ -58,6 +58,7 @@ __all__ = [
     "list_runs",
     "load_config",
     "make_algorithm",
+    "policy_of_run",
     "preset",
     "random_baseline",
     "read_faults",

@@ -209,6 +209,8 @@ def _suggestion(kind: type[Any], values: Mapping[str, Any], name: str, path: str
     known = [f.name for f in dataclasses.fields(kind)]
     close = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
     if not close:
+        if issubclass(kind, AlgorithmConfig) and (others := algorithms_with(name)):
+            return f"; it is a setting of {', '.join(others)}"
         for group, value in groups.items():
             below = difflib.get_close_matches(name.replace("-", "_"), [f.name for f in dataclasses.fields(value)], n=1)
             if below:
@@ -217,6 +219,16 @@ def _suggestion(kind: type[Any], values: Mapping[str, Any], name: str, path: str
     default = values.get(close[0], getattr(kind, close[0], defaults.get(close[0])))
     detail = "" if dataclass_of(hints[close[0]]) else f" ({type_name(hints[close[0]])}, {default})"
     return f" — did you mean {(path + '.' if path else '') + close[0]!r}?{detail}"
+
+
+def algorithms_with(name: str) -> list[str]:
+    """The algorithms that have a setting of this name.
+
+    Args:
+        name: of a field.
+    """
+    fields = {algorithm: kind.config_class.__dataclass_fields__ for algorithm, kind in ALGORITHMS.items()}
+    return sorted(algorithm for algorithm, known in fields.items() if name.replace("-", "_") in known)
 
 
 def algorithm_class(name: str) -> Any:

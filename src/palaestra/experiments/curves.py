@@ -169,7 +169,7 @@ def _curve(label: str, runs: Sequence[np.ndarray], statistic: Statistic) -> Curv
     """
     summary = iqm if statistic == "iqm" else _mean
     budget = max(steps[-1] for _, _, steps in runs)
-    last = min(x[-1] for x, _, steps in runs if steps[-1] >= 0.95 * budget)
+    last = min(x[-1] for x, _, steps in runs if steps[-1] >= 0.9 * budget)
     first = min(max(x[0] for x, _, _ in runs), last)
     grid = np.unique([*np.linspace(first, last, _POINTS), *(x[-1] for x, _, _ in runs if first < x[-1] < last)])
     table = np.stack([np.interp(grid, x, y) for x, y, _ in runs])  # [n, points]

@@ -6,11 +6,9 @@ import dataclasses
 import json
 import resource
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +16,10 @@ import torch
 
 from palaestra.core import ConfigError, Replay
 from palaestra.envs import create_environment
-from palaestra.experiments.build import make_algorithm, make_trainer
+from palaestra.experiments.build import make_algorithm
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.provenance import memory_bytes
+from palaestra.rollout import Collector
 from palaestra.training import Trainer
 
 __all__ = ["Estimate", "dry_run"]
@@ -81,12 +80,11 @@ def dry_run(config: ExperimentConfig) -> Estimate:
         ConfigError: the settings do not fit together.
         PalaestraError: whatever the run itself would fail with in its first second.
     """
-    run = dataclasses.replace(config.run, tensorboard=False)
     algorithm = make_algorithm(config)
     if isinstance(algorithm.plan, Replay):  # to learn at once; the rest of the plan is as it is
         algorithm.plan = dataclasses.replace(algorithm.plan, initial_collect_steps=0)
-    with tempfile.TemporaryDirectory() as folder, create_environment(config.env, seed=config.run.seed) as env:
-        trainer = make_trainer(dataclasses.replace(config, run=run), algorithm, env, Path(folder))
+    with create_environment(config.env, seed=config.run.seed) as env:
+        trainer = Trainer(Collector.of(env, algorithm), algorithm, config.trainer)
         speed, updates = _measure(trainer)
         model = _bytes_of(algorithm.state_tensors())
         buffer = trainer.collect.buffer

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.core import CheckpointError
+from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments.curves import Curve, curves_of, labels_of, read_metrics
 from palaestra.experiments.faults import read_faults
 from palaestra.experiments.run_directory import RunDirectory
@@ -103,11 +103,15 @@ def _mean(evaluation: dict[str, Any] | None) -> str:
 
 
 def _curves(runs: Sequence[RunDirectory]) -> Iterable[str]:
-    try:
-        yield line_chart(curves_of(runs), title="return of training episodes (they explore)")
-        yield line_chart(curves_of(runs, metric="eval/return_mean"), title="return of evaluations")
-    except CheckpointError:
-        yield "<p>No episode has ended, or no evaluation been made.</p>"
+    titles = {
+        "return_mean": "return of training episodes (they explore)",
+        "eval/return_mean": "return of evaluations",
+    }
+    for metric, title in titles.items():
+        try:
+            yield line_chart(curves_of(runs, metric=metric), title=title)
+        except (CheckpointError, ConfigError):  # none has been logged
+            yield f"<p>There is no {title} yet.</p>"
 
 
 def _evaluation(run: RunDirectory) -> Iterable[str]:

@@ -243,7 +243,10 @@ def group_summary(done: GroupResult) -> list[str]:
     for seed in done.seeds:
         if seed.status != "done":
             detail: Any = f": {seed.error}" if seed.error else ""
-            lines.append(f"seed {seed.seed} {seed.status} after {seed.env_steps:,} env steps{detail}")
+            status = (
+                "has not begun" if seed.status == "created" else f"{seed.status} after {seed.env_steps:,} env steps"
+            )
+            lines.append(f"seed {seed.seed} {status}{detail}")
     best = [seed.best_return for seed in done.seeds if seed.best_return is not None]
     if best:
         interval = done.best_return_ci95

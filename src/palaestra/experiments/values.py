@@ -114,7 +114,12 @@ def value_of(hint: Any, value: Any) -> Any:
         (100000, 3.0)
     """
     if _is_schedule(hint) and isinstance(value, str):
-        return parse_schedule(value)
+        try:
+            return parse_schedule(value)
+        except ConfigError as error:  # what was given is said by the caller
+            raise ConfigError(str(error).removeprefix(f"{value!r} is no schedule; ")) from None
+    if isinstance(value, bool) and not {bool, str, Any} & set(_members(hint)):
+        value = "yes" if value else "no"  # YAML reads these as truth values; a number they are not
     if int in _members(hint) and isinstance(value, str):
         value = _number(value)
     try:

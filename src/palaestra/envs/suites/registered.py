@@ -9,6 +9,10 @@ import gymnasium
 __all__ = ["RegisteredEnvironment", "registered_environments"]
 
 
+# Shells around environments of Gymnasium's predecessors; they cannot be made by their name alone.
+_ADAPTERS = ("GymV21Environment", "GymV26Environment")
+
+
 class RegisteredEnvironment(NamedTuple):
     """An environment that can be named."""
 
@@ -31,6 +35,8 @@ def registered_environments() -> list[RegisteredEnvironment]:
     """
     newest: dict[tuple[str | None, str], gymnasium.envs.registration.EnvSpec] = {}
     for spec in gymnasium.registry.values():
+        if spec.name in _ADAPTERS:
+            continue
         key = (spec.namespace, spec.name)
         if key not in newest or (spec.version or 0) > (newest[key].version or 0):
             newest[key] = spec
@@ -45,5 +51,6 @@ def _suite(spec: gymnasium.envs.registration.EnvSpec) -> str:
     """`classic_control` of `gymnasium.envs.classic_control.cartpole:CartPoleEnv`; else the package."""
     if spec.namespace:
         return spec.namespace
-    parts = str(spec.entry_point).split(":")[0].split(".")
+    place = spec.entry_point.__module__ if callable(spec.entry_point) else str(spec.entry_point)
+    parts = place.split(":")[0].split(".")
     return parts[2] if parts[:2] == ["gymnasium", "envs"] and len(parts) > 2 else parts[0]
