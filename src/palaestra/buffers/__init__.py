@@ -1,14 +1,29 @@
 """Experience: streams of many lanes stored once, drawn as unrolls, sequences or n-step windows."""
 
 from palaestra.buffers.layouts import Unroll, Windows
+from palaestra.buffers.mixture import MixtureSource
 from palaestra.buffers.replay import ReplayBuffer
-from palaestra.buffers.samplers import PrioritizedSampler, Sampler, SumTree, UniformSampler, sampler_of
+from palaestra.buffers.samplers import (
+    BalancedSampler,
+    EpisodeSampler,
+    HindsightSampler,
+    PrioritizedSampler,
+    Sampler,
+    SumTree,
+    UniformSampler,
+    WholeSampler,
+    sampler_of,
+)
 from palaestra.buffers.storage import LaneStorage
 from palaestra.buffers.streams import LaneStreams, RowOptions
 
 __all__ = [
+    "BalancedSampler",
+    "EpisodeSampler",
+    "HindsightSampler",
     "LaneStorage",
     "LaneStreams",
+    "MixtureSource",
     "PrioritizedSampler",
     "ReplayBuffer",
     "RowOptions",
@@ -16,6 +31,7 @@ __all__ = [
     "SumTree",
     "UniformSampler",
     "Unroll",
+    "WholeSampler",
     "Windows",
     "sampler_of",
 ]

@@ -42,6 +42,8 @@ class WriteHeads:
         """Rows completed in each lane since the last `restart`; the first is meaningless once lanes are apart."""
         self.restarts = 0
         """How often rows were forgotten or moved: row numbers from before mean other rows since."""
+        self.exchanges = 0
+        """How often rows were taken back, or open rows exchanged."""
         self.kept = np.full(num_lanes, _ALL)
         """[B] so many rows of each lane are what they were before rows were taken back or open rows exchanged."""
 
@@ -110,6 +112,22 @@ class WriteHeads:
         self._written[lanes] += 1
         np.minimum(self._counts, self.rows, out=self._counts)
 
+    def advance_many(self, lanes: np.ndarray, rows: int) -> None:
+        """Completes so many rows of some lanes at once.
+
+        Args:
+            lanes: distinct, in rising order if they are all.
+            rows: how many of each.
+        """
+        if self.together and len(lanes) == self.num_lanes:
+            self.head, self.count = (self.head + rows) % self.places, min(self.count + rows, self.rows)
+            self.written += rows
+            return
+        self._separate()
+        self._heads[lanes] = (self._heads[lanes] + rows) % self.places
+        self._counts[lanes] = np.minimum(self._counts[lanes] + rows, self.rows)
+        self._written[lanes] += rows
+
     def rewind(self, lanes: np.ndarray, rows: np.ndarray) -> None:
         """Takes the newest complete rows of some lanes back.
 
@@ -130,7 +148,17 @@ class WriteHeads:
         Args:
             lanes: distinct.
         """
+        self.exchanges += 1
         self.kept[lanes] = np.minimum(self.kept[lanes], self.writes[lanes])
+
+    @property
+    def stamp(self) -> tuple[int, ...]:
+        """Changes whenever a row does."""
+        return (
+            self.restarts,
+            self.exchanges,
+            self.written * self.num_lanes if self.together else int(self._written.sum()),
+        )
 
     @property
     def has_changes(self) -> bool:
@@ -255,6 +283,7 @@ class WriteHeads:
             "unfinished": self.unfinished.copy(),
             "kept": self.kept.copy(),
             "restarts": self.restarts,
+            "exchanges": self.exchanges,
             "together": self.together,
         }
 
@@ -274,7 +303,8 @@ class WriteHeads:
                 if np.shape(state[name]) != array.shape:
                     raise CheckpointError(f"the saved buffer has {len(state[name])} lanes, but this one {len(array)}")
                 array[:] = state[name]
-            self.together, self.restarts = bool(state["together"]), int(state["restarts"])
+            self.together = bool(state["together"])
+            self.restarts, self.exchanges = int(state["restarts"]), int(state["exchanges"])
         except KeyError as error:
             raise CheckpointError(f"the saved buffer has no {error}") from None
         self.head, self.count, self.written = int(self._heads[0]), int(self._counts[0]), int(self._written[0])

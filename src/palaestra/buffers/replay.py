@@ -81,6 +81,25 @@ class ReplayBuffer(StreamAccess):
         """
         self.sampler.write_back(indices.numpy(), priority.numpy())
 
+    def sample(self, count: int, generator: torch.Generator) -> tuple[Batch, np.ndarray]:
+        """Rows as they were stored; for learning, `draw` gives windows that know how they end.
+
+        Args:
+            count: how many the sampler chooses; 0 is every complete row, those of a lane in time order.
+            generator: source of the choice.
+
+        Returns:
+            The rows, and [N] their row numbers.
+
+        Raises:
+            ShapeError: there is nothing to choose from.
+        """
+        if count:
+            index = self.sampler.starts(self, count, 1, generator)
+        else:
+            index = np.concatenate([self.in_time_order(lane)[:-1] for lane in range(self.num_lanes)])
+        return self[index], index
+
     def windows(self, index: np.ndarray, n_step: int) -> Windows:
         """The n-step windows that start at given rows.
 
@@ -169,7 +188,10 @@ class ReplayBuffer(StreamAccess):
         """
         total, pick = self.candidates(length)
         rows = pick(np.arange(total))
-        return rows[self.is_start(rows)]
+        rows = rows[self.is_start(rows)]
+        if not len(rows):
+            raise ShapeError(f"no row can be learned from, for episodes end at once; {self.held()}")
+        return rows
 
     def set_progress(self, progress: float) -> None:
         """Moves the schedules of the sampler.

@@ -136,6 +136,7 @@ class LaneStorage:
             names: of the fields.
             numbers: row numbers.
         """
+        names = set(names)
         for path, leaf in self._leaves.items():
             if path.split(".")[0] in names:
                 leaf.flat[numbers] = 0
@@ -162,6 +163,14 @@ class LaneStorage:
             name: of the field.
         """
         return self._leaves[name].flat
+
+    def parts(self, name: str) -> list[str]:
+        """Names of the parts of a nested field; none of a plain one.
+
+        Args:
+            name: of the field.
+        """
+        return self._children.get(name, [])
 
     def view(self, name: str, rows: slice) -> Any:
         """A view of consecutive rows of all lanes: no copy.
