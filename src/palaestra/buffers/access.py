@@ -239,31 +239,6 @@ class StreamAccess(LaneStreams):
         """
         return self._kinds.take(index + self.num_lanes, mode="wrap") == LAST
 
-    def update(self, other: StreamAccess) -> None:
-        """Appends what another buffer holds, lane by lane in time order.
-
-        Args:
-            other: with the same fields and as many lanes.
-
-        Raises:
-            ShapeError: it has another number of lanes, or other fields.
-        """
-        if other.num_lanes != self.num_lanes:
-            raise ShapeError(f"a buffer of {other.num_lanes} lanes cannot be appended to one of {self.num_lanes}")
-        if other.lockstep and other.heads.all_open:
-            self.extend(other._unroll(other.heads.newest(other.heads.longest, and_open=True)))
-            return
-        for lane in np.flatnonzero(other.heads.opened).tolist():
-            rows = other.in_time_order(lane)
-            fields = {name: other.field(name)[rows[:, None]] for name in other.step_fields}
-            acted = ("action", "policy_info", "policy_version")
-            fields |= {name: other.field(name)[rows[:-1, None]] for name in acted}
-            if other._states is not None:
-                if other.state_period > 1:
-                    raise ShapeError("a buffer that keeps a memory with some rows only cannot be appended to another")
-                fields["state"] = other._states.take("state", rows[:-1, None])
-            self.extend(Batch.of(fields), [lane])
-
     def _require_rows(self, rows: np.ndarray) -> None:
         size = self._heads.places * self.num_lanes
         if rows.dtype.kind not in "iu" or (rows.size and not 0 <= rows.min() <= rows.max() < size):
@@ -311,7 +286,7 @@ class StreamAccess(LaneStreams):
     def state_tensors(self) -> dict[str, Any]:
         """Everything the buffer holds, by name; tensors are views of it."""
         heads = self._heads
-        wrapped = bool((heads.heads < heads.counts).any())
+        wrapped = bool((heads.heads < heads.counts + heads.spare).any())
         rows = heads.places if wrapped else int(heads.heads.max()) + 1
         fields = {f"field.{name}": tensor[:rows] for name, tensor in self._storage.tensors.items()}
         if self._states is not None:

@@ -15,7 +15,7 @@ _ALL = np.iinfo(np.int64).max
 
 
 class WriteHeads:
-    """A write head per lane in rings of `rows + 1` places: complete rows, and after them the open one.
+    """A write head per lane in rings of `rows + spare + 1` places: complete rows, and after them the open one.
 
     As long as all lanes are written together, one pair of numbers stands for all of them and a vector step is one
     contiguous row. From the first write to some lanes on, each lane has its own pair.
@@ -23,15 +23,16 @@ class WriteHeads:
     Args:
         num_lanes: number of lanes.
         rows: complete rows that a lane can hold.
+        spare: places behind the oldest row whose content stays; frames of its stack lie there.
     """
 
-    def __init__(self, num_lanes: int, rows: int) -> None:
-        self.num_lanes, self.rows = num_lanes, rows
+    def __init__(self, num_lanes: int, rows: int, spare: int = 0) -> None:
+        self.num_lanes, self.rows, self.spare = num_lanes, rows, spare
         self.together = True
         """Whether all lanes are at the same place."""
-        self.head, self.count = 0, 0
+        self.head, self.count = spare, 0
         """Place of the open row and number of complete rows of every lane; meaningless once they are apart."""
-        self._heads, self._counts = np.zeros(num_lanes, np.int64), np.zeros(num_lanes, np.int64)
+        self._heads, self._counts = np.full(num_lanes, spare), np.zeros(num_lanes, np.int64)
         self.opened = np.zeros(num_lanes, bool)
         """[B] which lanes have an open row."""
         self.all_open = False
@@ -50,7 +51,12 @@ class WriteHeads:
     @property
     def places(self) -> int:
         """Rows of a ring."""
-        return self.rows + 1
+        return self.rows + self.spare + 1
+
+    @property
+    def next_place(self) -> int:
+        """Where the open row of all lanes, which are together, will be after this one."""
+        return 0 if self.head == self.rows + self.spare else self.head + 1
 
     @property
     def heads(self) -> np.ndarray:
@@ -94,7 +100,7 @@ class WriteHeads:
     def advance(self) -> None:
         """Completes the open rows of all lanes, which are together."""
         self.written += 1
-        self.head = 0 if self.head == self.rows else self.head + 1
+        self.head = self.next_place
         if self.count < self.rows:
             self.count += 1
 
@@ -180,7 +186,7 @@ class WriteHeads:
         self._counts[:] = np.minimum(self._counts, counts)
 
     def restart(self, counts: np.ndarray | int, rows: int | None = None) -> None:
-        """Says that the complete rows lie at the front of the rings.
+        """Says that the complete rows lie at the front of the rings, behind the spare places.
 
         Args:
             counts: how many rows each lane holds.
@@ -190,8 +196,10 @@ class WriteHeads:
         self.rows = self.rows if rows is None else rows
         counts = np.full(self.num_lanes, counts)
         self.together = bool((counts == counts[0]).all())
-        self.head = self.count = self.written = int(counts[0])
-        self._heads[:] = self._counts[:] = self._written[:] = counts
+        self.count = self.written = int(counts[0])
+        self.head = self.count + self.spare
+        self._counts[:] = self._written[:] = counts
+        self._heads[:] = counts + self.spare
 
     def newest(self, rows: int, *, and_open: bool) -> slice | np.ndarray:
         """Places of the newest complete rows in time order.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.access import StreamAccess
+from palaestra.buffers.joining import StreamJoining
 from palaestra.buffers.layouts import Unroll, Windows
 from palaestra.buffers.samplers import Sampler, UniformSampler
 from palaestra.buffers.streams import FIRST, LAST, RowOptions
@@ -20,7 +20,7 @@ __all__ = ["ReplayBuffer"]
 
 
 @final
-class ReplayBuffer(StreamAccess):
+class ReplayBuffer(StreamJoining):
     """Keeps the newest rows of every lane; a lane is one stream in time order.
 
     Row t holds time step t and the action taken on it. The newest row of each lane is *open*: its time step is known,

@@ -10,11 +10,11 @@ import torch
 
 from palaestra.buffers.heads import WriteHeads
 from palaestra.buffers.storage import LaneStorage
-from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, StepType, TensorSpec, TimeStep
+from palaestra.core import ConfigError, ShapeError, SpecTree, StepType, TensorSpec, TimeStep, spec_leaves
 
 __all__ = ["LaneStreams", "RowOptions"]
 
-FIRST, LAST = int(StepType.FIRST), int(StepType.LAST)
+FIRST, MID, LAST = (int(kind) for kind in StepType)
 _FIRST_ROWS = 128  # of every lane, where the buffer grows
 
 
@@ -72,17 +72,20 @@ class LaneStreams:
             raise ConfigError(
                 f"state_period is {self.state_period}; it must be at least 1, and 1 where the buffer grows"
             )
-        self._heads = WriteHeads(num_lanes, _FIRST_ROWS if capacity is None else capacity // num_lanes)
+        observation_spec = options["observation_spec"]
+        # an unroll is handed out as it lies in memory, so a buffer that grows for it keeps whole stacks
+        spare = 0 if capacity is None else max(leaf.stacked for leaf in spec_leaves(observation_spec).values()) - 1
+        self._heads = WriteHeads(num_lanes, _FIRST_ROWS if capacity is None else capacity // num_lanes, spare)
         specs = {
             "step_type": TensorSpec((), torch.int32),
             "reward": options.get("reward_spec") or TensorSpec(()),
             "discount": TensorSpec(()),
-            "observation": options["observation_spec"],
+            "observation": observation_spec,
             "action": options["action_spec"],
             "policy_version": TensorSpec((), torch.int32),
             "policy_info": dict(info_spec),
         }
-        self._set_storage(LaneStorage(self._heads.places, num_lanes, specs))
+        self._set_storage(LaneStorage(self._heads.places, num_lanes, specs, stacks=capacity is None))
         slots = -(-self._heads.places // self.state_period)
         self._states = LaneStorage(slots, num_lanes, {"state": dict(state_spec)}) if state_spec else None
         self._used = False
@@ -126,6 +129,8 @@ class LaneStreams:
         """
         heads, which = self._heads, self._which(env_id)
         arrived = self._checked_step(time_step, len(which))
+        if heads.spare:
+            self._begin_stacks(time_step, which)
         going = which[heads.opened[which]]
         begins = np.asarray(time_step.step_type) != LAST  # a fragment may go on where the one before it ended
         ended = which[begins & heads.opened[which] & (self._kinds[heads.numbers(which)] == LAST)]
@@ -173,7 +178,7 @@ class LaneStreams:
         if self._growing and heads.count == heads.rows:
             self._grow()
         head = heads.head
-        after = 0 if head == heads.rows else head + 1
+        after = heads.next_place
         self._storage.write_rows(
             (
                 ("action", action, head),
@@ -207,64 +212,6 @@ class LaneStreams:
         self._storage.write(arrived, heads.numbers(lanes))
         if self._complete_only:
             self._note_ends(lanes, completed)
-
-    def extend(self, rows: Batch, env_id: Any = None) -> None:
-        """Appends fragments of streams at once.
-
-        The first time step takes the place of the open row, as with `open`: the fragments of a lane join where each
-        begins with the step that the one before it ended with.
-
-        Args:
-            rows: an `Unroll`, or another batch with `step_type`, `reward`, `discount` and `observation`
-                `[T+1, B, ...]`, `action` `[T, B, ...]`, and if they are there `policy_version`, `policy_info` and
-                `state` `[T, B, ...]`.
-            env_id: which lanes, each once; `None` is all.
-
-        Raises:
-            ShapeError: a structure, shape or dtype is not what the buffer was made for.
-        """
-        needed = (*self.step_fields, "action", *(("state",) if self.keeps_states else ()))
-        if missing := [name for name in needed if name not in rows]:
-            raise ShapeError(f"the fragment lacks the fields {missing}; it has {list(rows.keys())}")
-        which, steps = self._which(env_id), len(rows.step_type) - 1
-        if self._complete_only:
-            self._extend_one_by_one(rows, which, steps)
-            return
-        checked = self._storage.checked
-        kept = min(steps, self._heads.rows) if not self._growing else steps
-        written = [pair for name in self.step_fields for pair in checked(name, rows[name], steps + 1, len(which))]
-        acted = checked("action", rows["action"], steps, len(which))
-        acted += [
-            pair
-            for name, empty in (("policy_version", False), ("policy_info", not self.info_fields))
-            if name in rows and not empty
-            for pair in checked(name, rows[name], steps, len(which))
-        ]
-        memory = self._states.checked("state", rows["state"], steps, len(which)) if self._states is not None else []
-        self.open(TimeStep(**{name: rows[name][0] for name in self.step_fields}), which)
-        if self._used:
-            self._discard()
-        while self._growing and self._heads.counts[which].max() + steps > self._heads.rows:
-            self._grow()
-        self._heads.advance_many(which, steps)
-        places = (self._heads.heads[which] - np.arange(kept, -1, -1)[:, None]) % self._heads.places  # [kept + 1, B]
-        numbers = places * self.num_lanes + which
-        self._storage.write([(path, given[steps - kept :]) for path, given in written], numbers)
-        self._storage.zero([name for name in ("policy_version", "policy_info") if name not in rows], numbers[:-1])
-        self._storage.write([(path, given[steps - kept :]) for path, given in acted], numbers[:-1])
-        if memory and kept:
-            flat = [(path, given[steps - kept :].reshape(-1, *given.shape[2:])) for path, given in memory]
-            self._write_state(flat, numbers[:-1].reshape(-1))
-
-    def _extend_one_by_one(self, rows: Batch, which: np.ndarray, steps: int) -> None:
-        arrived = [TimeStep(**{name: rows[name][t] for name in self.step_fields}) for t in range(steps + 1)]
-        self.open(arrived[0], which)
-        for t in range(steps):
-            state = rows["state"][t] if self._states is not None else None
-            self.append(rows["action"][t], arrived[t + 1], state=state, env_id=which)
-            completed = (self._heads.heads[which] - 1) % self._heads.places * self.num_lanes + which
-            if "policy_version" in rows:
-                self._versions[completed] = rows["policy_version"][t]
 
     # -- the memory of recurrent policies
 
@@ -317,8 +264,9 @@ class LaneStreams:
 
     def clear(self) -> None:
         """Forgets all complete rows; the open rows stay, so streams go on."""
-        heads, lanes = self._heads, np.arange(self.num_lanes)
-        self._storage.move(heads.numbers(lanes), lanes)
+        heads = self._heads
+        back = np.arange(heads.spare, -1, -1)[:, None]  # the frames of the open rows' stacks stay too
+        self._storage.move(heads.numbers_at((heads.heads - back) % heads.places), heads.numbers_at(heads.spare - back))
         heads.restart(0)
         heads.unfinished[:] = 0
         self._used = False
@@ -350,6 +298,26 @@ class LaneStreams:
     def _set_storage(self, storage: LaneStorage) -> None:
         self._storage = storage
         self._kinds, self._versions = storage.flat("step_type"), storage.flat("policy_version")
+
+    def _begin_stacks(self, time_step: TimeStep, lanes: np.ndarray) -> None:
+        """Sees to it that stacks can be made again from single frames.
+
+        At a FIRST step all frames must be the same; a stream that is cut from another brings its earlier frames along.
+        """
+        heads, first = self._heads, np.asarray(time_step.step_type) == FIRST
+        fresh = ~first & (heads.counts[lanes] == 0)
+        if fresh.any():
+            back = np.arange(heads.spare, 0, -1)[:, None]
+            numbers = (heads.heads[lanes[fresh]] - back) % heads.places * self.num_lanes + lanes[fresh]
+            self._kinds[numbers] = MID
+            self._storage.write_stacks("observation", time_step.observation, fresh, numbers)
+        agrees = self._storage.stacks_agree("observation", time_step.observation, first, heads.numbers(lanes))
+        if not agrees.all():
+            lane = int(lanes[~agrees][0])
+            raise ShapeError(
+                f"lane {lane}: the frames of a stack are not the ones before it, or at a first step not all the same; "
+                "leave `stacked` out of the spec, so that whole stacks are stored"
+            )
 
     def _checked_step(self, time_step: TimeStep, *leading: int) -> list[tuple[str, np.ndarray]]:
         checked = self._storage.checked
