@@ -1,6 +1,7 @@
 """Experience: streams of many lanes stored once, drawn as unrolls, sequences or n-step windows."""
 
 from palaestra.buffers.layouts import Unroll, Windows
+from palaestra.buffers.memory import MainMemory, MappedFiles, Memory
 from palaestra.buffers.mixture import MixtureSource
 from palaestra.buffers.replay import ReplayBuffer
 from palaestra.buffers.samplers import (
@@ -23,6 +24,9 @@ __all__ = [
     "HindsightSampler",
     "LaneStorage",
     "LaneStreams",
+    "MainMemory",
+    "MappedFiles",
+    "Memory",
     "MixtureSource",
     "PrioritizedSampler",
     "ReplayBuffer",

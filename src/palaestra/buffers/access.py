@@ -318,4 +318,6 @@ class StreamAccess(LaneStreams):
                 raise CheckpointError(f"the saved buffer field {name!r} has rows of {given}, but this one of {needed}")
             tensor[: len(saved)] = saved
         self._heads.load_state(tensors)
+        if self._log is not None:
+            self._heads.write_to(self._log)
         self._used = bool(tensors["used"])

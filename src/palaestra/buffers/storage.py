@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from palaestra.buffers.memory import MainMemory, Memory
 from palaestra.core import Batch, ShapeError, SpecTree, TensorSpec, spec_leaves
 
 __all__ = ["LaneStorage"]
@@ -48,21 +49,37 @@ class LaneStorage:
         specs: spec tree of every field by name.
         stacks: whether stacks of frames are stored whole; otherwise only the newest frame of each, and what is read is
             put together from the rows before, up to the FIRST one (field `step_type`).
+        name: of this storage, where its memory is files.
+        memory: where the tensors lie; main memory by default.
+
+    Raises:
+        ConfigError: there is no room for them.
     """
 
-    def __init__(self, rows: int, lanes: int, specs: Mapping[str, SpecTree], *, stacks: bool = True) -> None:
-        self.rows, self.lanes, self._stacks = rows, lanes, stacks
+    def __init__(
+        self,
+        rows: int,
+        lanes: int,
+        specs: Mapping[str, SpecTree],
+        *,
+        name: str = "rows",
+        stacks: bool = True,
+        memory: Memory | None = None,
+    ) -> None:
+        self.rows, self.lanes, self._name, self._stacks, self._memory = rows, lanes, name, stacks, memory
         self.specs = dict(specs)
-        self._leaves: dict[str, _Leaf] = {}
         self._children: dict[str, list[str]] = {}
+        stacked: dict[str, int] = {}
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        for field, spec in specs.items():
+            self._learn_structure(field, spec)
+            for path, leaf in spec_leaves(spec, field).items():
+                stacked[path] = 1 if stacks else leaf.stacked
+                shapes[path] = ((rows, lanes, *(leaf.shape if stacked[path] == 1 else leaf.shape[1:])), leaf.dtype)
         # A buffer grows while a policy acts, and what is learned from must not be an inference tensor.
         with torch.inference_mode(False):
-            for name, spec in specs.items():
-                self._learn_structure(name, spec)
-                for path, leaf in spec_leaves(spec, name).items():
-                    stacked = 1 if stacks else leaf.stacked
-                    shape = leaf.shape if stacked == 1 else leaf.shape[1:]
-                    self._leaves[path] = _Leaf(torch.zeros(rows, lanes, *shape, dtype=leaf.dtype), stacked)
+            tensors = (memory or MainMemory()).allocate(self._name, shapes)
+        self._leaves = {path: _Leaf(tensor, stacked[path]) for path, tensor in tensors.items()}
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -277,7 +294,7 @@ class LaneStorage:
             rows: its length.
             order: [n, lanes] which rows of each lane.
         """
-        other = LaneStorage(rows, self.lanes, self.specs, stacks=self._stacks)
+        other = LaneStorage(rows, self.lanes, self.specs, name=self._name, stacks=self._stacks, memory=self._memory)
         for path, leaf in self._leaves.items():
             other._leaves[path].array[: len(order)] = leaf.array[order, np.arange(self.lanes)]
         return other

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from palaestra.buffers.heads import WriteHeads
+from palaestra.buffers.memory import Memory
 from palaestra.buffers.storage import LaneStorage
 from palaestra.core import ConfigError, ShapeError, SpecTree, StepType, TensorSpec, TimeStep, spec_leaves
 
@@ -33,6 +34,8 @@ class RowOptions(TypedDict, total=False):
     """The memory of a recurrent policy, by name; `None` where it has none."""
     state_period: int
     """A memory is kept with every so-manieth row of a lane; 1, the default, is with all."""
+    storage: Memory | None
+    """Where rows lie; main memory by default, or `MappedFiles(directory)`."""
     complete_episodes_only: bool
     """Whether only rows of episodes that have ended are learned from (Tianshou's rule for several environments); rows
     of a stream that breaks off are dropped."""
@@ -75,6 +78,11 @@ class LaneStreams:
         observation_spec = options["observation_spec"]
         # an unroll is handed out as it lies in memory, so a buffer that grows for it keeps whole stacks
         spare = 0 if capacity is None else max(leaf.stacked for leaf in spec_leaves(observation_spec).values()) - 1
+        memory = options.get("storage")
+        if memory is not None and memory.mapped:
+            if self._growing or self._complete_only:
+                raise ConfigError("mapped files hold a buffer of fixed capacity without complete_episodes_only")
+            spare += 1  # so that a row which is half written lies where none is counted
         self._heads = WriteHeads(num_lanes, _FIRST_ROWS if capacity is None else capacity // num_lanes, spare)
         specs = {
             "step_type": TensorSpec((), torch.int32),
@@ -85,10 +93,20 @@ class LaneStreams:
             "policy_version": TensorSpec((), torch.int32),
             "policy_info": dict(info_spec),
         }
-        self._set_storage(LaneStorage(self._heads.places, num_lanes, specs, stacks=capacity is None))
+        self._set_storage(LaneStorage(self._heads.places, num_lanes, specs, stacks=capacity is None, memory=memory))
         slots = -(-self._heads.places // self.state_period)
-        self._states = LaneStorage(slots, num_lanes, {"state": dict(state_spec)}) if state_spec else None
+        self._states = (
+            LaneStorage(slots, num_lanes, {"state": dict(state_spec)}, name="states", memory=memory)
+            if state_spec
+            else None
+        )
         self._used = False
+        self._log: np.ndarray | None = None
+        """Of mapped files: place and number of rows of each lane, as they are after the newest complete write."""
+        if memory is not None and memory.mapped:
+            self._log = memory.allocate("heads", {"log": ((num_lanes,), torch.int64)})["log"].numpy()
+            if self._log.any():
+                self._heads.read_from(self._log)
 
     @property
     def rows_per_lane(self) -> int:
@@ -146,6 +164,8 @@ class LaneStreams:
         heads.exchange(going)
         heads.open(which)
         self._storage.write(arrived, heads.numbers(which))
+        if self._log is not None:
+            heads.write_to(self._log)
 
     def append(
         self, action: Any, time_step: TimeStep, *, policy_version: int = 0, state: Any = None, env_id: Any = None
@@ -192,6 +212,8 @@ class LaneStreams:
         if memory:
             self._write_state(memory, heads.numbers(np.arange(self.num_lanes)))
         heads.advance()
+        if self._log is not None:
+            heads.write_to(self._log)
 
     def _append_to(self, lanes: np.ndarray, action: Any, time_step: TimeStep, version: int, memory: Any) -> None:
         heads = self._heads
@@ -212,6 +234,8 @@ class LaneStreams:
         self._storage.write(arrived, heads.numbers(lanes))
         if self._complete_only:
             self._note_ends(lanes, completed)
+        if self._log is not None:
+            heads.write_to(self._log)
 
     # -- the memory of recurrent policies
 
@@ -265,9 +289,13 @@ class LaneStreams:
     def clear(self) -> None:
         """Forgets all complete rows; the open rows stay, so streams go on."""
         heads = self._heads
+        if self._log is not None:
+            heads.write_to(self._log, at_most=0)
         back = np.arange(heads.spare, -1, -1)[:, None]  # the frames of the open rows' stacks stay too
         self._storage.move(heads.numbers_at((heads.heads - back) % heads.places), heads.numbers_at(heads.spare - back))
         heads.restart(0)
+        if self._log is not None:
+            heads.write_to(self._log)
         heads.unfinished[:] = 0
         self._used = False
 
