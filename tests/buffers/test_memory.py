@@ -45,7 +45,7 @@ def test_a_buffer_that_grows_is_refused_before_it_takes_what_is_not_there(monkey
     buffer, world = make_buffer(None, 1), World(1, 10**6)
     world.open(buffer)
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
-    with pytest.raises(ConfigError, match="main memory has 1e-06 GB"):
+    with pytest.raises(ConfigError, match=r"main memory has 1e-06 GB"):
         for _ in range(200):
             world.append(buffer)
     world.lanes[0].rows, world.lanes[0].open = world.lanes[0].rows[:128], world.lanes[0].rows[-1]
@@ -110,14 +110,14 @@ def test_files_that_do_not_fit_are_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"rows.reward.bin has 40 bytes instead of 112: it is missing or was cut"):
         make_buffer(24, 2, storage=MappedFiles(tmp_path))
     file.unlink()
-    with pytest.raises(CheckpointError, match="rows.reward.bin has no bytes"):
+    with pytest.raises(CheckpointError, match=r"rows.reward.bin has no bytes"):
         make_buffer(24, 2, storage=MappedFiles(tmp_path))
     (tmp_path / "rows.json").write_bytes(b"\x80\x04.")
-    with pytest.raises(CheckpointError, match="rows.json cannot be read"):
+    with pytest.raises(CheckpointError, match=r"rows.json cannot be read"):
         make_buffer(24, 2, storage=MappedFiles(tmp_path))
     with pytest.raises(ConfigError, match="mapped files hold a buffer of fixed capacity"):
         make_buffer(None, 2, storage=MappedFiles(tmp_path))
-    with pytest.raises(ConfigError, match="the disk of .* has"):
+    with pytest.raises(ConfigError, match=r"the disk of .* has"):
         MappedFiles(tmp_path / "new").allocate("rows", {"x": ((2**50,), torch.float64)})
     assert isinstance(MainMemory().allocate("rows", {"x": ((2,), torch.float64)})["x"], torch.Tensor)
 

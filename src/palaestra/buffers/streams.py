@@ -10,6 +10,7 @@ import torch
 
 from palaestra.buffers.heads import WriteHeads
 from palaestra.buffers.memory import Memory
+from palaestra.buffers.segments import SegmentKeys
 from palaestra.buffers.storage import LaneStorage
 from palaestra.core import ConfigError, ShapeError, SpecTree, StepType, TensorSpec, TimeStep, spec_leaves
 
@@ -101,6 +102,8 @@ class LaneStreams:
             else None
         )
         self._used = False
+        self._keys: SegmentKeys | None = None
+        self._info_rows = 0  # so many of the newest rows got their info since the buffer was last saved
         self._log: np.ndarray | None = None
         """Of mapped files: place and number of rows of each lane, as they are after the newest complete write."""
         if memory is not None and memory.mapped:
@@ -281,6 +284,7 @@ class LaneStreams:
             ShapeError: the info is not what the buffer was made for.
         """
         checked = self._storage.checked("policy_info", info, rows, self.num_lanes)
+        self._info_rows = max(self._info_rows, rows)
         places = self._heads.newest(rows, and_open=False)
         if isinstance(places, slice):
             places = np.arange(places.start, places.stop)[:, None]
@@ -330,7 +334,7 @@ class LaneStreams:
     def _begin_stacks(self, time_step: TimeStep, lanes: np.ndarray) -> None:
         """Sees to it that stacks can be made again from single frames.
 
-        At a FIRST step all frames must be the same; a stream that is cut from another brings its earlier frames along.
+        At a FIRST step the frames before must be zeros; a stream that is cut from another brings its own along.
         """
         heads, first = self._heads, np.asarray(time_step.step_type) == FIRST
         fresh = ~first & (heads.counts[lanes] == 0)
@@ -343,7 +347,7 @@ class LaneStreams:
         if not agrees.all():
             lane = int(lanes[~agrees][0])
             raise ShapeError(
-                f"lane {lane}: the frames of a stack are not the ones before it, or at a first step not all the same; "
+                f"lane {lane}: the frames of a stack are not those of the rows before, or at a first step not zeros; "
                 "leave `stacked` out of the spec, so that whole stacks are stored"
             )
 
