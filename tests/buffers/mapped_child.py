@@ -1,4 +1,4 @@
-"""Fills or samples a mapped buffer, for `test_memory.py`: `python -m tests.buffers.mapped_child VERB DIRECTORY ROWS`."""
+"""Fills or samples a mapped buffer, for `test_memory.py`: `-m tests.buffers.mapped_child VERB DIRECTORY ROWS`."""
 
 import os
 import resource

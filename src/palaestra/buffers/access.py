@@ -300,7 +300,7 @@ class StreamAccess(LaneStreams):
     def _segments(self, rows: int) -> str:
         """How a checkpoint cuts the fields, so that it writes only what is new since the one before."""
         if self._keys is None:
-            self._keys = SegmentKeys(self._heads, self.state_period)
+            self._keys = SegmentKeys(self._heads, self.state_period, self.size_bytes)
         keys, self._info_rows = self._keys.keys(rows, self._info_rows), 0
         places = {f"field.{name}": self._keys.places for name in self._storage.tensors}
         if self._states is not None:

@@ -11,7 +11,7 @@ from palaestra.buffers.heads import WriteHeads
 __all__ = ["SegmentKeys"]
 
 _SEGMENTS = 256  # of a large buffer; so one hundredth of new rows is in three or four of them
-_SMALLEST = 4096  # rows over all lanes
+_SMALLEST = 2**17  # bytes: a file for each piece is worth that much
 
 
 class SegmentKeys:
@@ -20,10 +20,11 @@ class SegmentKeys:
     Args:
         heads: of the ring.
         multiple: the places of a segment are a multiple of this.
+        size_bytes: of all rows.
     """
 
-    def __init__(self, heads: WriteHeads, multiple: int) -> None:
-        places = max(-(-heads.places // _SEGMENTS), -(-_SMALLEST // heads.num_lanes))
+    def __init__(self, heads: WriteHeads, multiple: int, size_bytes: int) -> None:
+        places = max(-(-heads.places // _SEGMENTS), -(-_SMALLEST * heads.places // size_bytes))
         self.places = -(-places // multiple) * multiple
         """Places in a segment."""
         self._heads, self._identity = heads, uuid.uuid4().hex

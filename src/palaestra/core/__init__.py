@@ -16,8 +16,8 @@ from palaestra.core.experience import ExperienceSet
 from palaestra.core.minibatch import minibatches, sequences
 from palaestra.core.plan import DataSource, Offline, OnPolicy, Plan, Prioritized, Replay
 from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_range, schedule_value
-from palaestra.core.seeding import RunSeeds, SeedName, episode_seed, seeded_initialisation
 from palaestra.core.sealed import check_seal, fingerprint, seal
+from palaestra.core.seeding import RunSeeds, SeedName, episode_seed, seeded_initialisation
 from palaestra.core.segments import describe_segments, join_segments, write_segments
 from palaestra.core.spec import (
     BoundedSpec,
