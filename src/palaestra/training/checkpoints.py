@@ -71,7 +71,7 @@ class CheckpointStore:
             return target
         self._remove_leftovers()
         temporary = self.directory / f".tmp-{uuid.uuid4().hex}"
-        previous = next(reversed(self.steps()), None)
+        previous, known = self._previous()
         try:
             temporary.mkdir(parents=True)
             values: dict[str, Any] = {}
@@ -83,7 +83,6 @@ class CheckpointStore:
                 if tensors:
                     save_tensors(temporary / f"{name}.safetensors", tensors)
             _write_json(temporary / "state.json", values)
-            known = _manifest(previous)[1] if previous is not None and linked else {}
             files = {
                 file.name: known[file.name] if file.name in linked else _fingerprint(file)
                 for file in sorted(temporary.iterdir())
@@ -158,6 +157,15 @@ class CheckpointStore:
             tensors = load_tensors(path / file) if (file := f"{name}.safetensors") in files else {}
             state[name] = join_segments(join_state(value, tensors), path)
         return step, state
+
+    def _previous(self) -> tuple[Path | None, dict[str, Any]]:
+        """The newest checkpoint whose manifest can be read, and the fingerprints of its files."""
+        for path in reversed(self.steps()):
+            try:
+                return path, _manifest(path)[1]
+            except CheckpointError:
+                continue
+        return None, {}
 
     def _remove_leftovers(self) -> None:
         for leftover in self.directory.glob(".tmp-*"):
