@@ -2,6 +2,7 @@
 
 from palaestra.buffers.layouts import Unroll, Windows
 from palaestra.buffers.memory import MainMemory, MappedFiles, Memory
+from palaestra.buffers.minari import from_minari, to_minari
 from palaestra.buffers.mixture import MixtureSource
 from palaestra.buffers.replay import ReplayBuffer
 from palaestra.buffers.samplers import (
@@ -37,5 +38,7 @@ __all__ = [
     "Unroll",
     "WholeSampler",
     "Windows",
+    "from_minari",
     "sampler_of",
+    "to_minari",
 ]

@@ -67,6 +67,8 @@ class LaneStreams:
         )
         if unknown or missing:
             raise TypeError(f"{type(self).__name__} needs {sorted(missing)} and does not know {sorted(unknown)}")
+        self.options = options
+        """What a row consists of."""
         self._growing, self._complete_only = capacity is None, options.get("complete_episodes_only", False)
         info_spec, state_spec = options.get("info_spec") or {}, options.get("state_spec") or {}
         self.num_lanes, self.info_fields = num_lanes, tuple(info_spec)
