@@ -1,6 +1,8 @@
 """Experience: streams of many lanes stored once, drawn as unrolls, sequences or n-step windows."""
 
 from palaestra.buffers.layouts import Unroll, Windows
+from palaestra.buffers.memory import MainMemory, MappedFiles, Memory
+from palaestra.buffers.minari import from_minari, to_minari
 from palaestra.buffers.mixture import MixtureSource
 from palaestra.buffers.replay import ReplayBuffer
 from palaestra.buffers.samplers import (
@@ -23,6 +25,9 @@ __all__ = [
     "HindsightSampler",
     "LaneStorage",
     "LaneStreams",
+    "MainMemory",
+    "MappedFiles",
+    "Memory",
     "MixtureSource",
     "PrioritizedSampler",
     "ReplayBuffer",
@@ -33,5 +38,7 @@ __all__ = [
     "Unroll",
     "WholeSampler",
     "Windows",
+    "from_minari",
     "sampler_of",
+    "to_minari",
 ]

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from palaestra.buffers.layouts import Unroll
+from palaestra.buffers.segments import SegmentKeys
 from palaestra.buffers.storage import LaneStorage
 from palaestra.buffers.streams import FIRST, LAST, LaneStreams
-from palaestra.core import Batch, CheckpointError, ShapeError, did_you_mean
+from palaestra.core import Batch, CheckpointError, ShapeError, describe_segments, did_you_mean
 from palaestra.ops import valid_starts
 
 __all__ = ["StreamAccess"]
@@ -294,7 +295,19 @@ class StreamAccess(LaneStreams):
         if self._states is not None:
             slots = -(-rows // self.state_period)
             fields |= {f"field.{name}": tensor[:slots] for name, tensor in self._states.tensors.items()}
+        if not self._growing:
+            fields["segments"] = self._segments(rows)
         return {**fields, **heads.state(), "rows_per_lane": heads.rows, "used": self._used}
+
+    def _segments(self, rows: int) -> str:
+        """How a checkpoint cuts the fields, so that it writes only what is new since the one before."""
+        if self._keys is None:
+            self._keys = SegmentKeys(self._heads, self.state_period, self.size_bytes)
+        keys, self._info_rows = self._keys.keys(rows, self._info_rows), 0
+        places = {f"field.{name}": self._keys.places for name in self._storage.tensors}
+        if self._states is not None:
+            places |= {f"field.{name}": self._keys.places // self.state_period for name in self._states.tensors}
+        return describe_segments(keys, places)
 
     def load_state_tensors(self, tensors: Mapping[str, Any]) -> None:
         """Puts back what `state_tensors` gave.
@@ -320,4 +333,6 @@ class StreamAccess(LaneStreams):
                 raise CheckpointError(f"the saved buffer field {name!r} has rows of {given}, but this one of {needed}")
             tensor[: len(saved)] = saved
         self._heads.load_state(tensors)
+        if self._log is not None:
+            self._heads.write_to(self._log)
         self._used = bool(tensors["used"])

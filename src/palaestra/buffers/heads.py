@@ -281,6 +281,33 @@ class WriteHeads:
         multiple = np.where(order < before[lane], first[lane] + order, order - before[lane])
         return multiple * period * self.num_lanes + lane
 
+    def write_to(self, log: np.ndarray, at_most: int | None = None) -> None:
+        """Writes place and number of rows of every lane, each lane's in one go.
+
+        Args:
+            log: [B] int64; lanes without an open row stay 0.
+            at_most: so many rows of each lane outlive what is written next; `None` is all.
+        """
+        counts = self.counts if at_most is None else np.minimum(self.counts, max(at_most, 0))
+        if self.together and self.all_open and at_most is None:
+            log[:] = (self.head << 32) | self.count
+        else:
+            log[self.opened] = ((self.heads << 32) | counts)[self.opened]
+
+    def read_from(self, log: np.ndarray) -> None:
+        """Takes over what `write_to` wrote; a lane without an entry was never opened.
+
+        Args:
+            log: [B] int64.
+        """
+        self.opened = log != 0
+        self.all_open = bool(self.opened.all())
+        self._heads[:] = np.where(self.opened, log >> 32, self.spare)
+        self._counts[:] = self._written[:] = log & 0xFFFFFFFF
+        self.together = bool((self._heads == self._heads[0]).all() and (self._counts == self._counts[0]).all())
+        self.head, self.count, self.written = (int(x[0]) for x in (self._heads, self._counts, self._written))
+        self.restarts += 1
+
     def state(self) -> dict[str, Any]:
         """Everything by name, for a checkpoint."""
         return {
@@ -290,6 +317,7 @@ class WriteHeads:
             "opened": self.opened.copy(),
             "unfinished": self.unfinished.copy(),
             "kept": self.kept.copy(),
+            "places": self.places,
             "restarts": self.restarts,
             "exchanges": self.exchanges,
             "together": self.together,
@@ -311,6 +339,11 @@ class WriteHeads:
                 if np.shape(state[name]) != array.shape:
                     raise CheckpointError(f"the saved buffer has {len(state[name])} lanes, but this one {len(array)}")
                 array[:] = state[name]
+            if state["places"] != self.places:
+                raise CheckpointError(
+                    f"the rings of the saved buffer have {state['places']} places, but here {self.places}: "
+                    "memory, mapped files and stacks of frames need different ones"
+                )
             self.together = bool(state["together"])
             self.restarts, self.exchanges = int(state["restarts"]), int(state["exchanges"])
         except KeyError as error:

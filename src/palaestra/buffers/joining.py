@@ -53,6 +53,8 @@ class StreamJoining(StreamAccess):
             self._discard()
         while self._growing and self._heads.counts[which].max() + steps > self._heads.rows:
             self._grow()
+        if self._log is not None:
+            self._heads.write_to(self._log, at_most=self._heads.places - 1 - kept)
         self._heads.advance_many(which, steps)
         places = (self._heads.heads[which] - np.arange(kept, -1, -1)[:, None]) % self._heads.places  # [kept + 1, B]
         numbers = places * self.num_lanes + which
@@ -62,6 +64,8 @@ class StreamJoining(StreamAccess):
         if memory and kept:
             flat = [(path, given[steps - kept :].reshape(-1, *given.shape[2:])) for path, given in memory]
             self._write_state(flat, numbers[:-1].reshape(-1))
+        if self._log is not None:
+            self._heads.write_to(self._log)
 
     def _extend_one_by_one(self, rows: Batch, which: np.ndarray, steps: int) -> None:
         arrived = [TimeStep(**{name: rows[name][t] for name in self.step_fields}) for t in range(steps + 1)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Unpack, final
+from pathlib import Path
+from typing import Any, Self, Unpack, final
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from palaestra.buffers.joining import StreamJoining
 from palaestra.buffers.layouts import Unroll, Windows
 from palaestra.buffers.samplers import Sampler, UniformSampler
+from palaestra.buffers.saving import read_buffer, write_buffer
 from palaestra.buffers.streams import FIRST, LAST, RowOptions
 from palaestra.core import Batch, ConfigError, OnPolicy, Plan, ShapeError
 
@@ -44,6 +46,40 @@ class ReplayBuffer(StreamJoining):
     ) -> None:
         super().__init__(capacity, num_lanes, **options)
         self.sampler = UniformSampler() if sampler is None else sampler
+
+    def save(self, directory: str | Path) -> None:
+        """Writes the buffer to a new folder: safetensors, JSON and their hashes. What its sampler knows is left out.
+
+        Args:
+            directory: must not exist yet; it appears when it is whole.
+
+        Raises:
+            ConfigError: the folder exists.
+            CheckpointError: it cannot be written; nothing is left of it.
+        """
+        tensors = {name: value for name, value in super().state_tensors().items() if name != "segments"}
+        shape = {
+            "capacity": None if self._growing else self.rows_per_lane * self.num_lanes,
+            "num_lanes": self.num_lanes,
+        }
+        write_buffer(Path(directory), shape, self.options, tensors)
+
+    @classmethod
+    def load(cls, directory: str | Path, *, sampler: Sampler | None = None) -> Self:
+        """A buffer in main memory with what `save` wrote, after comparing every hash. No pickle is ever read.
+
+        Args:
+            directory: its folder.
+            sampler: who chooses the rows of a draw; `UniformSampler()` by default.
+
+        Raises:
+            CheckpointError: a file is missing, damaged, of another kind or of a newer format; the message names it.
+            ConfigError: it does not fit into memory.
+        """
+        shape, options, tensors = read_buffer(Path(directory))
+        buffer = cls(shape["capacity"], shape["num_lanes"], sampler=sampler, **options)
+        StreamJoining.load_state_tensors(buffer, tensors)
+        return buffer
 
     def draw(self, plan: Plan, generator: torch.Generator) -> Batch:
         """The data of one update.

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import Batch, ShapeError, SpecTree, TensorSpec, spec_leaves
+from palaestra.buffers.memory import MainMemory, Memory
+from palaestra.core import Batch, ShapeError, SpecTree, StepType, TensorSpec, spec_leaves
 
 __all__ = ["LaneStorage"]
 
@@ -19,6 +20,9 @@ __all__ = ["LaneStorage"]
 _copy_bytes = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
     ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 )
+
+
+_FIRST = int(StepType.FIRST)
 
 
 class _Leaf:
@@ -48,21 +52,37 @@ class LaneStorage:
         specs: spec tree of every field by name.
         stacks: whether stacks of frames are stored whole; otherwise only the newest frame of each, and what is read is
             put together from the rows before, up to the FIRST one (field `step_type`).
+        name: of this storage, where its memory is files.
+        memory: where the tensors lie; main memory by default.
+
+    Raises:
+        ConfigError: there is no room for them.
     """
 
-    def __init__(self, rows: int, lanes: int, specs: Mapping[str, SpecTree], *, stacks: bool = True) -> None:
-        self.rows, self.lanes, self._stacks = rows, lanes, stacks
+    def __init__(
+        self,
+        rows: int,
+        lanes: int,
+        specs: Mapping[str, SpecTree],
+        *,
+        name: str = "rows",
+        stacks: bool = True,
+        memory: Memory | None = None,
+    ) -> None:
+        self.rows, self.lanes, self._name, self._stacks, self._memory = rows, lanes, name, stacks, memory
         self.specs = dict(specs)
-        self._leaves: dict[str, _Leaf] = {}
         self._children: dict[str, list[str]] = {}
+        stacked: dict[str, int] = {}
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        for field, spec in specs.items():
+            self._learn_structure(field, spec)
+            for path, leaf in spec_leaves(spec, field).items():
+                stacked[path] = 1 if stacks else leaf.stacked
+                shapes[path] = ((rows, lanes, *(leaf.shape if stacked[path] == 1 else leaf.shape[1:])), leaf.dtype)
         # A buffer grows while a policy acts, and what is learned from must not be an inference tensor.
         with torch.inference_mode(False):
-            for name, spec in specs.items():
-                self._learn_structure(name, spec)
-                for path, leaf in spec_leaves(spec, name).items():
-                    stacked = 1 if stacks else leaf.stacked
-                    shape = leaf.shape if stacked == 1 else leaf.shape[1:]
-                    self._leaves[path] = _Leaf(torch.zeros(rows, lanes, *shape, dtype=leaf.dtype), stacked)
+            tensors = (memory or MainMemory()).allocate(self._name, shapes)
+        self._leaves = {path: _Leaf(tensor, stacked[path]) for path, tensor in tensors.items()}
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -164,7 +184,7 @@ class LaneStorage:
         leaf = self._leaves.get(name)
         if leaf is not None:
             if leaf.stacked > 1:
-                index = self.frames(index, leaf.stacked)
+                return torch.from_numpy(self._frames(leaf, index))
             return torch.from_numpy(leaf.flat.take(index, 0, None, "wrap"))
         return self._nested(name, lambda path: self.take(path, index))
 
@@ -200,21 +220,17 @@ class LaneStorage:
 
     # -- stacks of frames
 
-    def frames(self, index: np.ndarray, stacked: int) -> np.ndarray:
-        """Row numbers of the frames of a stack; before the first step of an episode its frame is repeated.
-
-        Args:
-            index: row numbers of any shape.
-            stacked: frames in a stack.
-
-        Returns:
-            [*index.shape, stacked], the newest frame last; negative ones lie at the end of the ring.
-        """
+    def _frames(self, leaf: _Leaf, index: np.ndarray) -> np.ndarray:
+        """Stacks put together: [*index.shape, stacked, ...], the newest frame last, zeros from before the episode."""
+        back = np.arange(leaf.stacked - 1, -1, -1)
         index = np.asarray(index)[..., None]
-        kinds = self._leaves["step_type"].flat
-        begins = kinds.take(index - self.lanes * np.arange(stacked - 1), mode="wrap") == 0  # StepType.FIRST
-        reach = np.where(begins.any(-1, keepdims=True), begins.argmax(-1, keepdims=True), stacked - 1)
-        return index - self.lanes * np.minimum(np.arange(stacked - 1, -1, -1), reach)
+        begins = self._leaves["step_type"].flat.take(index - self.lanes * back[1:][::-1], mode="wrap") == _FIRST
+        reach = np.where(begins.any(-1, keepdims=True), begins.argmax(-1)[..., None], leaf.stacked - 1)
+        frames = leaf.flat.take(index - self.lanes * back, 0, mode="wrap")
+        before = back > reach
+        if before.any():
+            frames[before] = 0
+        return frames
 
     def write_stacks(self, name: str, value: Any, chosen: np.ndarray, numbers: np.ndarray) -> None:
         """Writes the older frames of stacks to the rows before.
@@ -245,10 +261,8 @@ class LaneStorage:
         agrees = np.ones(len(numbers), bool)
         for path, given in self._stacked_leaves(name, value):
             leaf = self._leaves[path]
-            before = self.frames(numbers - self.lanes, leaf.stacked)[:, 1:]
-            older = leaf.flat.take(before, 0, mode="wrap")
-            repeated = np.repeat(given[:, -1:], leaf.stacked - 1, 1)
-            expected = np.where(first.reshape(-1, *(1,) * (older.ndim - 1)), repeated, older)
+            older = self._frames(leaf, numbers - self.lanes)[:, 1:]  # at the row before, without its oldest frame
+            expected = np.where(first.reshape(-1, *(1,) * (older.ndim - 1)), 0, older)
             agrees &= (given[:, :-1] == expected).reshape(len(numbers), -1).all(1)
         return agrees
 
@@ -277,7 +291,7 @@ class LaneStorage:
             rows: its length.
             order: [n, lanes] which rows of each lane.
         """
-        other = LaneStorage(rows, self.lanes, self.specs, stacks=self._stacks)
+        other = LaneStorage(rows, self.lanes, self.specs, name=self._name, stacks=self._stacks, memory=self._memory)
         for path, leaf in self._leaves.items():
             other._leaves[path].array[: len(order)] = leaf.array[order, np.arange(self.lanes)]
         return other
