@@ -43,14 +43,14 @@ class EnvConfig:
     """Time limit in env steps; the registered one if left out, 0 for none."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """For the environment's constructor."""
-    eval_kwargs: dict[str, Any] = field(default_factory=dict)
-    """What evaluation changes in them, such as `{"reward_clipping": False}` for raw Atari scores."""
+    train_kwargs: dict[str, Any] = field(default_factory=dict)
+    """More of them for training alone, such as `{"reward_clipping": True}` of Atari games; evaluation sees scores."""
     gym_wrappers: tuple[Any, ...] = ()
     """Gymnasium wrappers, the innermost first: `Wrap` values, their text such as `ClipReward`, or callables."""
     wrappers: tuple[Any, ...] = ()
     """Time step wrappers, the innermost first: `Wrap` values, their text (`FrameStack(num_frames=4)`), or callables."""
-    eval_wrappers: tuple[Any, ...] | None = None
-    """The time step wrappers of evaluation, where these are others; for example none, for the task's own rewards."""
+    train_wrappers: tuple[Any, ...] = ()
+    """More of them for training alone, such as `NormalizeReward`; evaluation sees the rewards of the task."""
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:
@@ -59,26 +59,26 @@ class EnvConfig:
             raise ConfigError(f"env.num_workers is {self.num_workers}; it must be at least 1")
         object.__setattr__(self, "gym_wrappers", as_values(self.gym_wrappers, GYM_WRAPPERS))
         object.__setattr__(self, "wrappers", as_values(self.wrappers, STEP_WRAPPERS))
-        if self.eval_wrappers is not None:
-            object.__setattr__(self, "eval_wrappers", as_values(self.eval_wrappers, STEP_WRAPPERS))
+        object.__setattr__(self, "train_wrappers", as_values(self.train_wrappers, STEP_WRAPPERS))
 
     def for_evaluation(self, num_envs: int, **kwargs: Any) -> EnvConfig:
-        """The same task for evaluation: in this process, or a pool where training uses one.
-
-        `eval_kwargs` and `eval_wrappers` say what else differs.
+        """The same task without what is for training alone: in this process, or a pool where training uses one.
 
         Args:
             num_envs: how many.
-            kwargs: for the constructor, on top of all others.
+            kwargs: for the constructor, on top of its others.
         """
-        return replace(
-            self,
-            num_envs=num_envs,
-            num_workers=None,
-            vectorization="native" if self.vectorization == "native" else "auto",
-            kwargs={**self.kwargs, **self.eval_kwargs, **kwargs},
-            wrappers=self.wrappers if self.eval_wrappers is None else self.eval_wrappers,
-        )
+        vectorization = "native" if self.vectorization == "native" else "auto"
+        changes: dict[str, Any] = {"kwargs": {**self.kwargs, **kwargs}, "train_kwargs": {}, "train_wrappers": ()}
+        return replace(self, num_envs=num_envs, num_workers=None, vectorization=vectorization, **changes)
+
+    @property
+    def _all_kwargs(self) -> dict[str, Any]:
+        return {**self.kwargs, **self.train_kwargs}
+
+    @property
+    def _all_wrappers(self) -> tuple[Any, ...]:
+        return (*self.wrappers, *self.train_wrappers)
 
 
 def load(
@@ -177,8 +177,8 @@ def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence
             env_id=lane,
             max_episode_steps=config.max_episode_steps,
             gym_wrappers=config.gym_wrappers,
-            wrappers=config.wrappers,
-            kwargs=config.kwargs,
+            wrappers=config._all_wrappers,
+            kwargs=config._all_kwargs,
         )
         for lane in range(config.num_envs)
     ]
@@ -229,28 +229,28 @@ def _made(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
 
 def _native(config: EnvConfig, lane_seeds: Sequence[int]) -> Environment:
     name, limit = config.name, config.max_episode_steps
-    if config.gym_wrappers or config.wrappers:
+    if config.gym_wrappers or config._all_wrappers:
         raise ConfigError("vectorization=native steps all environments as one, which wrappers cannot be put around")
     if name.startswith(envpool.PREFIX):
         if config.vectorization not in ("auto", "native"):
             raise ConfigError(f"{name!r} exists as a pool only; vectorization is native, not {config.vectorization}")
-        pool = envpool.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config.kwargs)
+        pool = envpool.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config._all_kwargs)
         return NativeVectorEnvironment(pool, lane_seeds=lane_seeds)
     if name.startswith(atari.PREFIX):
-        pool, stacked = atari.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config.kwargs)
+        pool, stacked = atari.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config._all_kwargs)
         return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, stacked=stacked)
-    kwargs = dict(config.kwargs)
+    kwargs = dict(config._all_kwargs)
     if limit is not None:
         kwargs["max_episode_steps"] = limit or _NO_LIMIT
     return NativeVectorEnvironment(gym.pool(name, config.num_envs, kwargs=kwargs), lane_seeds=lane_seeds)
 
 
 def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[int]) -> Environment:
-    if config.gym_wrappers or config.wrappers or config.max_episode_steps:
+    if config.gym_wrappers or config._all_wrappers or config.max_episode_steps:
         raise ConfigError(f"{config.name!r} is batched: it brings its own wrappers and time limit")
     if config.vectorization not in ("auto", "native"):
         raise ConfigError(f"{config.name!r} is batched, so its vectorization is native, not {config.vectorization}")
-    kwargs: dict[str, Any] = {**config.kwargs, "batch_size": config.num_envs}
+    kwargs: dict[str, Any] = {**config._all_kwargs, "batch_size": config.num_envs}
     if "lane_seeds" in inspect.signature(maker).parameters:
         kwargs["lane_seeds"] = list(lane_seeds)
     env = _made(config.name, maker, kwargs)
