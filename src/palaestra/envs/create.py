@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import gymnasium
 
 from palaestra.core import ConfigError, RunSeeds, SpecTree, TensorSpec
+from palaestra.envs.chaos import ChaosEnv, chaos_rules
 from palaestra.envs.environment import Environment, SingleEnvironment
+from palaestra.envs.faults import FaultPolicy
+from palaestra.envs.first_ready import FirstReadyEnvironment
 from palaestra.envs.importing import import_object
 from palaestra.envs.native_vector import NativeVectorEnvironment
 from palaestra.envs.process import ProcessEnvironment
 from palaestra.envs.serial import SerialEnvironment
 from palaestra.envs.suites import atari, envpool, gym
+from palaestra.envs.thread import ThreadEnvironment
 from palaestra.envs.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
 from palaestra.envs.wrappers.time_limit import TimeLimit
 
 # A time limit that is never reached, for pools that cannot be without one and count in 32 bits.
 _NO_LIMIT = 1 << 30
 
-__all__ = ["EnvConfig", "create_environment", "load", "probe_specs"]
+__all__ = ["EnvConfig", "create_environment", "create_evaluation_environment", "load", "probe_specs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +41,13 @@ class EnvConfig:
     """An id of Gymnasium's registry, or `my_package:MyEnvironment` for a class or function of your own."""
     num_envs: int = 1
     """Environments stepped together, B."""
-    vectorization: Literal["auto", "serial", "process", "native"] = "auto"
-    """In this process, in worker processes, or the environment's own vectorised version. `auto` is `serial`."""
+    vectorization: Literal["auto", "serial", "thread", "process", "native"] = "auto"
+    """In this process, one in a thread, in worker processes, or the environment's own vectorised version. `auto` is
+    `serial`."""
     num_workers: int | None = None
     """Worker processes of `process`; as many as there are cores if left out."""
+    num_ready: int | None = None
+    """Time steps that `process` waits for; a multiple of the environments of a worker, all of them if left out."""
     max_episode_steps: int | None = None
     """Time limit in env steps; the registered one if left out, 0 for none."""
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -51,6 +60,18 @@ class EnvConfig:
     """Time step wrappers, the innermost first: `Wrap` values, their text (`FrameStack(num_frames=4)`), or callables."""
     train_wrappers: tuple[Any, ...] = ()
     """More of them for training alone, such as `NormalizeReward`; evaluation sees the rewards of the task."""
+    on_fault: Literal["raise", "restart", "drop"] = "raise"
+    """When an environment fails: stop; make it again and go on with its next episode; or go on without it."""
+    max_restarts: int = 10
+    """Restarts of one environment within an hour; one more fault stops the run."""
+    timeout_s: float = 60.0
+    """Seconds that one step may take in a worker process or a thread."""
+    reset_timeout_s: float = 180.0
+    """The same for a step in which an episode starts, and for making environments."""
+    strict: bool = False
+    """Whether an observation outside its bounds is a fault; else it is logged once."""
+    chaos: str = ""
+    """Faults to inject, for tests: such as `kill:0.001,nan:0.01`. See `chaos_rules`."""
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:
@@ -60,6 +81,19 @@ class EnvConfig:
         object.__setattr__(self, "gym_wrappers", as_values(self.gym_wrappers, GYM_WRAPPERS))
         object.__setattr__(self, "wrappers", as_values(self.wrappers, STEP_WRAPPERS))
         object.__setattr__(self, "train_wrappers", as_values(self.train_wrappers, STEP_WRAPPERS))
+        if self.vectorization == "thread" and self.num_envs != 1:
+            raise ConfigError(f"env.num_envs is {self.num_envs}; vectorization=thread steps one environment")
+        if self.num_ready is not None and self.vectorization != "process":
+            raise ConfigError(f"env.num_ready is {self.num_ready}; only vectorization=process returns some time steps")
+        if self.chaos and self.vectorization == "native":
+            raise ConfigError("env.chaos strikes single environments; use vectorization=serial, thread or process")
+        _ = self.faults, chaos_rules(self.chaos)
+
+    @property
+    def faults(self) -> FaultPolicy:
+        """What to do when an environment fails."""
+        names = ("on_fault", "max_restarts", "timeout_s", "reset_timeout_s", "strict")
+        return FaultPolicy(**{name: getattr(self, name) for name in names})
 
     def for_evaluation(self, num_envs: int, **kwargs: Any) -> EnvConfig:
         """The same task without what is for training alone: in this process, or a pool where training uses one.
@@ -68,9 +102,15 @@ class EnvConfig:
             num_envs: how many.
             kwargs: for the constructor, on top of its others.
         """
-        vectorization = "native" if self.vectorization == "native" else "auto"
-        changes: dict[str, Any] = {"kwargs": {**self.kwargs, **kwargs}, "train_kwargs": {}, "train_wrappers": ()}
-        return replace(self, num_envs=num_envs, num_workers=None, vectorization=vectorization, **changes)
+        changes: dict[str, Any] = {
+            "num_workers": None,
+            "num_ready": None,
+            "vectorization": "native" if self.vectorization == "native" else "auto",
+            "kwargs": {**self.kwargs, **kwargs},
+            "train_kwargs": {},
+            "train_wrappers": (),
+        }
+        return dataclasses.replace(self, num_envs=num_envs, **changes)
 
     @property
     def _all_kwargs(self) -> dict[str, Any]:
@@ -139,9 +179,7 @@ def load(
     env.env_id = env_id
     if max_episode_steps:
         env = TimeLimit(env, max_episode_steps)
-    for wrapper in outer:
-        env = wrapper(env)
-    return env
+    return functools.reduce(lambda layer, wrapper: wrapper(layer), outer, env)
 
 
 def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence[int] | None = None) -> Environment:
@@ -170,6 +208,7 @@ def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence
         return _batched(config, maker, lane_seeds)
     if config.vectorization == "native":
         return _native(config, lane_seeds)
+    chaos = (functools.partial(ChaosEnv, rules=config.chaos),) if config.chaos else ()
     factories = [
         functools.partial(
             load,
@@ -177,14 +216,51 @@ def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence
             env_id=lane,
             max_episode_steps=config.max_episode_steps,
             gym_wrappers=config.gym_wrappers,
-            wrappers=config._all_wrappers,
+            wrappers=config._all_wrappers + chaos,
             kwargs=config._all_kwargs,
         )
         for lane in range(config.num_envs)
     ]
+    faults = config.faults
+    if config.vectorization == "thread":
+        return ThreadEnvironment(factories[0], lane_seeds=lane_seeds, faults=faults)
+    if config.num_ready is not None:
+        return _first_ready(config, factories, lane_seeds)
     if config.vectorization == "process":
-        return ProcessEnvironment(factories, lane_seeds=lane_seeds, num_workers=config.num_workers)
-    return SerialEnvironment([factory() for factory in factories], lane_seeds=lane_seeds)
+        return ProcessEnvironment(factories, lane_seeds=lane_seeds, num_workers=config.num_workers, faults=faults)
+    return SerialEnvironment(factories, lane_seeds=lane_seeds, faults=faults)
+
+
+def create_evaluation_environment(
+    config: EnvConfig, *, seed: int = 0, evaluate: bool = True, no_thread_env: bool = False
+) -> Environment | None:
+    """One environment beside those of training, with a seed that none of them has.
+
+    | `no_thread_env` | `evaluate` | is made |
+    |---|---|---|
+    | yes | yes | a `ProcessEnvironment` with one environment |
+    | yes | no | nothing |
+    | no | yes | a `ThreadEnvironment` |
+    | no | no | a `ThreadEnvironment` if training uses worker processes, else nothing |
+
+    Args:
+        config: of the training environments.
+        seed: the run seed.
+        evaluate: whether there will be evaluations.
+        no_thread_env: whether the environment must not run in a thread, because it crashes there.
+
+    Examples:
+        >>> with create_evaluation_environment(EnvConfig(num_envs=8)) as env:
+        ...     type(env).__name__, env.batch_size
+        ('ThreadEnvironment', 1)
+    """
+    if no_thread_env and not evaluate:
+        return None
+    if not evaluate and config.vectorization != "process":
+        return None
+    kind = "process" if no_thread_env else "thread"
+    one = dataclasses.replace(config.for_evaluation(1), vectorization=kind)
+    return create_environment(one, lane_seeds=[RunSeeds(seed).integer("evaluation")])
 
 
 def probe_specs(config: EnvConfig) -> tuple[SpecTree, SpecTree, TensorSpec]:
@@ -196,7 +272,8 @@ def probe_specs(config: EnvConfig) -> tuple[SpecTree, SpecTree, TensorSpec]:
     Raises:
         ConfigError: as for `create_environment`.
     """
-    one = replace(config, num_envs=1, vectorization="native" if config.vectorization == "native" else "auto")
+    vectorization = "native" if config.vectorization == "native" else "auto"
+    one = dataclasses.replace(config, num_envs=1, vectorization=vectorization, num_workers=None, num_ready=None)
     with create_environment(one, lane_seeds=[0]) as env:
         return env.observation_spec, env.action_spec, env.reward_spec
 
@@ -243,6 +320,27 @@ def _native(config: EnvConfig, lane_seeds: Sequence[int]) -> Environment:
     if limit is not None:
         kwargs["max_episode_steps"] = limit or _NO_LIMIT
     return NativeVectorEnvironment(gym.pool(name, config.num_envs, kwargs=kwargs), lane_seeds=lane_seeds)
+
+
+def _first_ready(config: EnvConfig, factories: Sequence[Callable[[], Any]], lane_seeds: Sequence[int]) -> Environment:
+    workers = min(config.num_workers or os.cpu_count() or 1, config.num_envs)
+    if config.num_envs % workers:
+        raise ConfigError(
+            f"num_envs is {config.num_envs} and num_workers {workers}; with num_ready every worker needs as many "
+            "environments"
+        )
+    size = config.num_envs // workers
+    groups: list[ProcessEnvironment] = []
+    try:
+        for first in range(0, config.num_envs, size):
+            mine = slice(first, first + size)
+            one = ProcessEnvironment(factories[mine], lane_seeds=lane_seeds[mine], num_workers=1, faults=config.faults)
+            groups.append(one)
+        return FirstReadyEnvironment(groups, num_ready=config.num_ready or config.num_envs)
+    except BaseException:
+        for group in groups:
+            group.close()
+        raise
 
 
 def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[int]) -> Environment:
