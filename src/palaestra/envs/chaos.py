@@ -14,7 +14,8 @@ from typing import Any, Literal, final, get_args
 import numpy as np
 
 from palaestra.core import ConfigError, TensorSpec, TimeStep, did_you_mean
-from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.environment_wrapper import EnvironmentWrapper
 
 __all__ = ["ChaosEnv", "ChaosFault", "ChaosRule", "chaos_rules"]
 

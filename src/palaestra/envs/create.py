@@ -7,7 +7,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import gymnasium
@@ -51,12 +51,14 @@ class EnvConfig:
     """Time limit in env steps; the registered one if left out, 0 for none."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """For the environment's constructor."""
-    eval_kwargs: dict[str, Any] = field(default_factory=dict)
-    """What evaluation changes in them, such as `{"reward_clipping": False}` for raw Atari scores."""
+    train_kwargs: dict[str, Any] = field(default_factory=dict)
+    """More of them for training alone, such as `{"reward_clipping": True}` of Atari games; evaluation sees scores."""
     gym_wrappers: tuple[Any, ...] = ()
     """Gymnasium wrappers, the innermost first: `Wrap` values, their text such as `ClipReward`, or callables."""
     wrappers: tuple[Any, ...] = ()
     """Time step wrappers, the innermost first: `Wrap` values, their text (`FrameStack(num_frames=4)`), or callables."""
+    train_wrappers: tuple[Any, ...] = ()
+    """More of them for training alone, such as `NormalizeReward`; evaluation sees the rewards of the task."""
     on_fault: Literal["raise", "restart", "drop"] = "raise"
     """When an environment fails: stop; make it again and go on with its next episode; or go on without it."""
     max_restarts: int = 10
@@ -69,8 +71,6 @@ class EnvConfig:
     """Whether an observation outside its bounds is a fault; else it is logged once."""
     chaos: str = ""
     """Faults to inject, for tests: such as `kill:0.001,nan:0.01`. See `chaos_rules`."""
-    eval_wrappers: tuple[Any, ...] | None = None
-    """The time step wrappers of evaluation, where these are others; for example none, for the task's own rewards."""
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:
@@ -79,8 +79,7 @@ class EnvConfig:
             raise ConfigError(f"env.num_workers is {self.num_workers}; it must be at least 1")
         object.__setattr__(self, "gym_wrappers", as_values(self.gym_wrappers, GYM_WRAPPERS))
         object.__setattr__(self, "wrappers", as_values(self.wrappers, STEP_WRAPPERS))
-        if self.eval_wrappers is not None:
-            object.__setattr__(self, "eval_wrappers", as_values(self.eval_wrappers, STEP_WRAPPERS))
+        object.__setattr__(self, "train_wrappers", as_values(self.train_wrappers, STEP_WRAPPERS))
         if self.vectorization == "thread" and self.num_envs != 1:
             raise ConfigError(f"env.num_envs is {self.num_envs}; vectorization=thread steps one environment")
         if self.num_ready is not None and self.vectorization != "process":
@@ -96,24 +95,30 @@ class EnvConfig:
         return FaultPolicy(**{name: getattr(self, name) for name in names})
 
     def for_evaluation(self, num_envs: int, **kwargs: Any) -> EnvConfig:
-        """The same task for evaluation: in this process, or a pool where training uses one.
-
-        `eval_kwargs` and `eval_wrappers` say what else differs.
+        """The same task without what is for training alone: in this process, or a pool where training uses one.
 
         Args:
             num_envs: how many.
-            kwargs: for the constructor, on top of all others.
+            kwargs: for the constructor, on top of its others.
         """
-        return replace(
-            self,
-            num_envs=num_envs,
-            num_workers=None,
-            num_ready=None,
-            chaos="",
-            vectorization="native" if self.vectorization == "native" else "auto",
-            kwargs={**self.kwargs, **self.eval_kwargs, **kwargs},
-            wrappers=self.wrappers if self.eval_wrappers is None else self.eval_wrappers,
-        )
+        changes: dict[str, Any] = {
+            "num_workers": None,
+            "num_ready": None,
+            "chaos": "",
+            "vectorization": "native" if self.vectorization == "native" else "auto",
+            "kwargs": {**self.kwargs, **kwargs},
+            "train_kwargs": {},
+            "train_wrappers": (),
+        }
+        return dataclasses.replace(self, num_envs=num_envs, **changes)
+
+    @property
+    def _all_kwargs(self) -> dict[str, Any]:
+        return {**self.kwargs, **self.train_kwargs}
+
+    @property
+    def _all_wrappers(self) -> tuple[Any, ...]:
+        return (*self.wrappers, *self.train_wrappers)
 
 
 def load(
@@ -174,9 +179,7 @@ def load(
     env.env_id = env_id
     if max_episode_steps:
         env = TimeLimit(env, max_episode_steps)
-    for wrapper in outer:
-        env = wrapper(env)
-    return env
+    return functools.reduce(lambda layer, wrapper: wrapper(layer), outer, env)
 
 
 def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence[int] | None = None) -> Environment:
@@ -213,8 +216,8 @@ def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence
             env_id=lane,
             max_episode_steps=config.max_episode_steps,
             gym_wrappers=config.gym_wrappers,
-            wrappers=config.wrappers + chaos,
-            kwargs=config.kwargs,
+            wrappers=config._all_wrappers + chaos,
+            kwargs=config._all_kwargs,
         )
         for lane in range(config.num_envs)
     ]
@@ -256,7 +259,7 @@ def create_evaluation_environment(
     if not evaluate and config.vectorization != "process":
         return None
     kind = "process" if no_thread_env else "thread"
-    one = replace(config.for_evaluation(1), vectorization=kind)
+    one = dataclasses.replace(config.for_evaluation(1), vectorization=kind)
     return create_environment(one, lane_seeds=[RunSeeds(seed).integer("evaluation")])
 
 
@@ -270,7 +273,7 @@ def probe_specs(config: EnvConfig) -> tuple[SpecTree, SpecTree, TensorSpec]:
         ConfigError: as for `create_environment`.
     """
     vectorization = "native" if config.vectorization == "native" else "auto"
-    one = replace(config, num_envs=1, vectorization=vectorization, num_workers=None, num_ready=None)
+    one = dataclasses.replace(config, num_envs=1, vectorization=vectorization, num_workers=None, num_ready=None)
     with create_environment(one, lane_seeds=[0]) as env:
         return env.observation_spec, env.action_spec, env.reward_spec
 
@@ -303,17 +306,17 @@ def _made(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
 
 def _native(config: EnvConfig, lane_seeds: Sequence[int]) -> Environment:
     name, limit = config.name, config.max_episode_steps
-    if config.gym_wrappers or config.wrappers:
+    if config.gym_wrappers or config._all_wrappers:
         raise ConfigError("vectorization=native steps all environments as one, which wrappers cannot be put around")
     if name.startswith(envpool.PREFIX):
         if config.vectorization not in ("auto", "native"):
             raise ConfigError(f"{name!r} exists as a pool only; vectorization is native, not {config.vectorization}")
-        pool = envpool.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config.kwargs)
+        pool = envpool.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config._all_kwargs)
         return NativeVectorEnvironment(pool, lane_seeds=lane_seeds)
     if name.startswith(atari.PREFIX):
-        pool, stacked = atari.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config.kwargs)
+        pool, stacked = atari.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config._all_kwargs)
         return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, stacked=stacked)
-    kwargs = dict(config.kwargs)
+    kwargs = dict(config._all_kwargs)
     if limit is not None:
         kwargs["max_episode_steps"] = limit or _NO_LIMIT
     return NativeVectorEnvironment(gym.pool(name, config.num_envs, kwargs=kwargs), lane_seeds=lane_seeds)
@@ -341,11 +344,11 @@ def _first_ready(config: EnvConfig, factories: Sequence[Callable[[], Any]], lane
 
 
 def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[int]) -> Environment:
-    if config.gym_wrappers or config.wrappers or config.max_episode_steps:
+    if config.gym_wrappers or config._all_wrappers or config.max_episode_steps:
         raise ConfigError(f"{config.name!r} is batched: it brings its own wrappers and time limit")
     if config.vectorization not in ("auto", "native"):
         raise ConfigError(f"{config.name!r} is batched, so its vectorization is native, not {config.vectorization}")
-    kwargs: dict[str, Any] = {**config.kwargs, "batch_size": config.num_envs}
+    kwargs: dict[str, Any] = {**config._all_kwargs, "batch_size": config.num_envs}
     if "lane_seeds" in inspect.signature(maker).parameters:
         kwargs["lane_seeds"] = list(lane_seeds)
     env = _made(config.name, maker, kwargs)

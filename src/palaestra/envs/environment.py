@@ -19,7 +19,7 @@ from palaestra.envs.episode_log import EpisodeLog
 from palaestra.envs.faults import Fault, failure_of
 from palaestra.envs.nest import copied, flatten, leaf_dtypes, problem, unflatten, zeros
 
-__all__ = ["Environment", "EnvironmentWrapper", "SingleEnvironment"]
+__all__ = ["Environment", "SingleEnvironment"]
 
 _STEP_TYPE = DiscreteSpec(dtype=torch.int32, num=3)
 _DISCOUNT = BoundedSpec((), minimum=np.array(0), maximum=np.array(1))
@@ -329,88 +329,6 @@ class SingleEnvironment(ABC):
         fault = Fault.of(log, failure_of(0, error), handled="raise", env_id=self.env_id)
         log.abandon()
         return fault.error()
-
-
-class EnvironmentWrapper(SingleEnvironment):
-    """A layer around a bare environment that passes everything through.
-
-    Override `advance` and `begin_episode` to change time steps or actions, and the specs of whatever is changed.
-
-    Args:
-        env: the layer inside.
-
-    Raises:
-        SpecError: a Gymnasium environment was given, without the layer that converts it.
-
-    Examples:
-        >>> class SparseReward(EnvironmentWrapper):
-        ...     def advance(self, action):
-        ...         time_step = self.env.advance(action)
-        ...         return time_step._replace(reward=float(time_step.reward > 0))
-    """
-
-    def __init__(self, env: SingleEnvironment) -> None:
-        if not isinstance(env, SingleEnvironment):
-            kind, outer = type(env).__name__, type(self).__name__
-            raise SpecError(f"{outer} was given a {kind}; it goes around a SingleEnvironment: GymEnvironment({kind}())")
-        self.env = env
-        self.env_id = env.env_id
-
-    @property
-    def observation_spec(self) -> SpecTree:
-        """Of the observation; the inner layer's unless overridden."""
-        return self.env.observation_spec
-
-    @property
-    def action_spec(self) -> SpecTree:
-        """Of the action; the inner layer's unless overridden."""
-        return self.env.action_spec
-
-    @property
-    def reward_spec(self) -> TensorSpec:
-        """Of the reward; the inner layer's unless overridden."""
-        return self.env.reward_spec
-
-    @property
-    def env_info_spec(self) -> SpecTree:
-        """Of the declared info entries; the inner layer's unless overridden."""
-        return self.env.env_info_spec
-
-    def begin_episode(self, seed: int) -> TimeStep:
-        """Starts an episode in the inner layer.
-
-        Args:
-            seed: passed on.
-        """
-        return self.env.begin_episode(seed)
-
-    def advance(self, action: Any) -> TimeStep:
-        """Executes one action in the inner layer.
-
-        Args:
-            action: passed on.
-        """
-        return self.env.advance(action)
-
-    def memory(self) -> dict[str, Any]:
-        """What the inner layers carried into the running episode."""
-        return self.env.memory()
-
-    def recall(self, memory: dict[str, Any]) -> None:
-        """Hands on to the inner layer.
-
-        Args:
-            memory: from `memory`.
-        """
-        self.env.recall(memory)
-
-    def render(self) -> np.ndarray:
-        """The inner layer's picture."""
-        return self.env.render()
-
-    def close(self) -> None:
-        """Closes the inner layer."""
-        self.env.close()
 
 
 def _time_step_spec(env: Environment | SingleEnvironment) -> TimeStep:

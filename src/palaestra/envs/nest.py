@@ -15,7 +15,15 @@ from palaestra.core import Batch, BoundedSpec, DiscreteSpec, SpecError, SpecTree
 _dtype = functools.cache(numpy_dtype)
 
 __all__ = [
-    *("batched_spec", "copied", "fits", "flatten", "leaf_dtypes", "neutral", "problem", "to_batched", "unflatten"),
+    "batched_spec",
+    "copied",
+    "fits",
+    "flatten",
+    "leaf_dtypes",
+    "neutral",
+    "problem",
+    "to_batched",
+    "unflatten",
     "zeros",
 ]
 

@@ -29,21 +29,25 @@ def play(env, steps, seed=0):
     return [env.reset(), *(env.step(action) for action in actions)]
 
 
-@pytest.mark.parametrize("game", ["Pong", "Breakout"])
-def test_the_pool_and_the_python_layers_play_the_same_game(game):
-    """One set of arguments, two implementations: rewards and ends are equal, pictures up to rounding of a pixel."""
-    make = functools.partial(batch, f"ALE/{game}-v5", limit=70, **PLAIN)
+@pytest.mark.parametrize(("game", "steps"), [("Pong", 220), ("Breakout", 110)])
+def test_the_pool_and_the_python_layers_play_the_same_game(game, steps):
+    """One set of arguments, two implementations: an episode is equal up to rounding, and so is its end.
+
+    The picture of the very frame of the limit is left out: the pool draws it differently.
+    """
+    make = functools.partial(batch, f"ALE/{game}-v5", limit=steps, **PLAIN)
     with make() as pool, make(vectorization="serial") as layers:
         assert pool.observation_spec == layers.observation_spec
         assert pool.action_spec == layers.action_spec
-        streams = play(pool, 100), play(layers, 100)
+        streams = play(pool, steps, seed=1), play(layers, steps, seed=1)
     assert any(step.reward.item() for step in streams[0])
+    assert streams[0][steps].truncated.item()
     for one, two in zip(*streams, strict=True):
         assert one.step_type.tolist() == two.step_type.tolist()
         assert one.discount.tolist() == two.discount.tolist()
         assert one.reward.tolist() == two.reward.tolist()
-        difference = (one.observation.int() - two.observation.int()).abs()
-        assert difference.max() <= 2
+        newest = slice(0, 3) if one.step_type.item() == 2 else slice(0, 4)
+        assert (one.observation[0, newest].int() - two.observation[0, newest].int()).abs().max() <= 1
         assert torch.equal(one.env_info.lives, two.env_info.lives)
 
 
@@ -74,7 +78,10 @@ def test_the_frame_limit_truncates(vectorization):
 
 @pytest.mark.parametrize("vectorization", ["native", "serial"])
 def test_a_lost_life_is_an_end_only_where_that_is_asked_for(vectorization):
-    """ALF-25: Breakout has five lives, and a player that never moves loses them."""
+    """ALF-25: Breakout has five lives, and a player that never moves loses them.
+
+    In Python the next episode goes on with the next life; the pool begins a new game.
+    """
 
     def ends(**kwargs):
         with batch("ALE/Breakout-v5", vectorization=vectorization, **kwargs) as env:
@@ -87,11 +94,12 @@ def test_a_lost_life_is_an_end_only_where_that_is_asked_for(vectorization):
                     found.append((float(step.discount), int(step.env_info.lives)))
         return found
 
-    assert ends() == [(0.0, 0)] or ends() == []
+    games = ends()
+    assert set(games) == {(0.0, 0)}
     lives = ends(episodic_life=True)
-    assert len(lives) >= 3
+    assert len(lives) > len(games)
     assert {discount for discount, _ in lives} == {0.0}
-    assert [lives for _, lives in lives[:3]] == [4, 3, 2]
+    assert [lives for _, lives in lives[:3]] == ([4, 3, 2] if vectorization == "serial" else [4, 4, 4])
 
 
 @pytest.mark.parametrize("vectorization", ["native", "serial"])
@@ -104,10 +112,14 @@ def test_rewards_are_scores_unless_they_are_clipped(vectorization):
     assert largest(reward_clipping=True) == 1
 
 
-def test_evaluation_of_a_preset_sees_scores():
-    config = EnvConfig(name="ALE/Pong-v5", kwargs={"reward_clipping": True}, eval_kwargs={"reward_clipping": False})
-    assert config.for_evaluation(3).kwargs == {"reward_clipping": False}
-    assert config.for_evaluation(3).num_envs == 3
+def test_training_sees_clipped_rewards_and_evaluation_scores():
+    """What a preset for Atari says, with the pool that both use."""
+    config = EnvConfig(
+        name="ALE/Seaquest-v5", vectorization="native", kwargs=PLAIN, train_kwargs={"reward_clipping": True}
+    )
+    for made, expected in ((config, 1), (config.for_evaluation(1), 20)):
+        with create_environment(made, lane_seeds=[1]) as env:
+            assert max(step.reward.item() for step in play(env, 150, seed=3)) == expected
 
 
 def test_the_bare_game_is_there_as_well():

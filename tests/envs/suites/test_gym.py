@@ -64,7 +64,7 @@ def test_every_extra_that_is_named_exists():
     [
         ("HalfCheetah-v5", "mujoco"),
         ("LunarLander-v3", "Box2D"),
-        ("FetchReach-v4", "gymnasium_robotics"),
+        ("PointMaze_UMaze-v3", "gymnasium_robotics"),
         ("Blackjack-v1", "gymnasium"),
         ("Taxi-v4", "gymnasium"),
     ],
@@ -79,9 +79,9 @@ def test_a_suite_keeps_the_rules_of_environments(name, package):
 
 def test_a_goal_environment_observes_what_was_reached_and_what_is_wanted():
     pytest.importorskip("gymnasium_robotics")
-    env = gym.load("FetchReach-v4")
+    env = gym.load("PointMaze_UMaze-v3")
     assert set(env.observation_spec) == {"observation", "achieved_goal", "desired_goal"}
-    assert env.duration == 50
+    assert env.duration == 300
 
 
 def test_dm_control_goes_through_shimmy():

@@ -106,7 +106,9 @@ def _make(task: str, kwargs: dict[str, Any]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its bounds are float64 and its spaces float32
         try:
-            return envpool.make(task, env_type="gymnasium", **kwargs)
+            made = envpool.make(task, env_type="gymnasium", **kwargs)
+            _ = made.observation_space, made.action_space  # made when first asked for
+            return made
         except (AssertionError, TypeError, ValueError) as error:
             raise ConfigError(f"EnvPool cannot make {task!r} with {kwargs}: {error}") from error
 

@@ -137,6 +137,10 @@ def find_spec(name: str) -> EnvSpec:
         ConfigError: no such id.
         MissingExtraError: its namespace belongs to a package that is not installed.
     """
+    module, colon, rest = name.partition(":")
+    if colon:
+        _import_quietly(module)
+        name = rest
     for prefix, (package, extra) in _REGISTERED_BY.items():
         if name.startswith(prefix):
             if importlib.util.find_spec(package) is None:

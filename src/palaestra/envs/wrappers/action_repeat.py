@@ -8,7 +8,8 @@ from typing import Any, final
 import numpy as np
 
 from palaestra.core import ConfigError, SpecError, TensorSpec, TimeStep
-from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.environment_wrapper import EnvironmentWrapper
 
 __all__ = ["ActionRepeat"]
 

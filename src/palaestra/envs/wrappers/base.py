@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from palaestra.core import BoundedSpec, ConfigError, EnvError, SpecTree, TensorSpec, TimeStep, did_you_mean, spec_leaves
-from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.environment_wrapper import EnvironmentWrapper
 from palaestra.envs.nest import flatten, unflatten
 
 __all__ = ["ObservationMap", "Remembering", "RewardMap", "TimeStepMap", "as_first", "is_numeric"]

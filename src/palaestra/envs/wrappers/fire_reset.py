@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, final
 
 from palaestra.core import ConfigError, TimeStep, episode_seed, numpy_dtype
-from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.environment_wrapper import EnvironmentWrapper
 from palaestra.envs.gym_environment import GymEnvironment
 from palaestra.envs.wrappers.base import as_first
 

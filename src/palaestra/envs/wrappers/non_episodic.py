@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, final
 
 from palaestra.core import TimeStep
-from palaestra.envs.environment import EnvironmentWrapper
+from palaestra.envs.environment_wrapper import EnvironmentWrapper
 
 __all__ = ["NonEpisodic"]
 

@@ -7,7 +7,8 @@ from typing import Any, final
 import numpy as np
 
 from palaestra.core import BoundedSpec, ConfigError, SpecTree, TensorSpec, TimeStep, numpy_dtype, spec_leaves
-from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.environment_wrapper import EnvironmentWrapper
 from palaestra.envs.nest import flatten, unflatten
 
 __all__ = ["NormalizeAction"]

@@ -7,7 +7,8 @@ from typing import final
 import numpy as np
 
 from palaestra.core import ConfigError, TimeStep, episode_seed
-from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.environment_wrapper import EnvironmentWrapper
 from palaestra.envs.nest import zeros
 from palaestra.envs.wrappers.base import as_first
 

@@ -19,10 +19,7 @@ __all__ = ["PRESETS"]
 _NETWORK = NetworkConfig(hidden_sizes=(), activation="relu")
 
 
-def _env(num_envs: int) -> EnvConfig:
-    clipped, scores = {"reward_clipping": True}, {"reward_clipping": False}
-    return EnvConfig(num_envs=num_envs, vectorization="native", kwargs=clipped, eval_kwargs=scores)
-
+_CLIPPED = {"reward_clipping": True}
 
 PRESETS: Presets = {
     ("ppo", "ALE/*"): Preset(
@@ -35,7 +32,7 @@ PRESETS: Presets = {
             entropy_cost=0.01,
             network=_NETWORK,
         ),
-        env=_env(8),
+        env=EnvConfig(num_envs=8, vectorization="native", train_kwargs=_CLIPPED),
         trainer=TrainerConfig(total_env_steps=10_000_000, eval_episodes=10),
     ),
     ("dqn", "ALE/*"): Preset(
@@ -50,7 +47,7 @@ PRESETS: Presets = {
             epsilon=Linear(1.0, 0.01, 0.1),
             network=_NETWORK,
         ),
-        env=_env(8),
+        env=EnvConfig(num_envs=8, vectorization="native", train_kwargs=_CLIPPED),
         trainer=TrainerConfig(total_env_steps=10_000_000, eval_episodes=10),
     ),
 }

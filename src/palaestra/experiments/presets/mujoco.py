@@ -26,7 +26,7 @@ _PPO = PPOConfig(
 )
 _TRAINER = TrainerConfig(total_env_steps=1_000_000, eval_episodes=10)
 _ENV = EnvConfig(
-    num_envs=8, vectorization="process", wrappers=("EpisodeStatistics", "NormalizeReward"), eval_wrappers=()
+    num_envs=8, vectorization="process", wrappers=("EpisodeStatistics",), train_wrappers=("NormalizeReward",)
 )
 
 PRESETS: Presets = {
