@@ -46,7 +46,7 @@ class WindowLogger:
     def metrics(self, row: Mapping[str, float]) -> None:
         self._row = row
         done = self.window.tick()
-        update_s = row["time/train_s"] * row["time/update_fraction"]
+        update_s = row["time/train_s"] / (1 - row["time/waiting"]) * row["time/learning"]
         if self._first is None and row["gradient_steps"]:
             self._first = update_s, int(row["gradient_steps"])
         if self._open is None and self.window.is_open:

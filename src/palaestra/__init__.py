@@ -3,36 +3,43 @@
 `palaestra.train("ppo", "CartPole-v1")` trains an agent; the parts it is made of are here to be put together by hand.
 """
 
-from palaestra.algorithms import (
-    DQN,
-    PPO,
-    Algorithm,
-    AlgorithmConfig,
-    DQNConfig,
-    GradientAlgorithm,
-    Losses,
-    PPOConfig,
-    Reinforce,
-    ReinforceConfig,
-)
-from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch, ExperienceSet, Linear, OnPolicy, Replay, RunSeeds, StepType, TimeStep
-from palaestra.envs import EnvConfig, create_environment
-from palaestra.experiments import (
-    ExperimentConfig,
-    RunConfig,
-    RunResult,
-    evaluate_run,
-    load_config,
-    preset,
-    resume,
-    run,
-    train,
-)
-from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
-from palaestra.policies import Phase, Policy, load_policy, save_policy, stochastic_policy
-from palaestra.rollout import Collector, Evaluation, evaluate
-from palaestra.training import ConsoleLogger, Trainer, TrainerConfig
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # imported when first used: `palaestra --help` and `palaestra list` wait for nothing
+    from palaestra.algorithms import (
+        DQN,
+        PPO,
+        Algorithm,
+        AlgorithmConfig,
+        DQNConfig,
+        GradientAlgorithm,
+        Losses,
+        PPOConfig,
+        Reinforce,
+        ReinforceConfig,
+    )
+    from palaestra.buffers import ReplayBuffer
+    from palaestra.core import Batch, ExperienceSet, Linear, OnPolicy, Replay, RunSeeds, StepType, TimeStep
+    from palaestra.envs import EnvConfig, create_environment
+    from palaestra.experiments import (
+        ExperimentConfig,
+        RunConfig,
+        RunResult,
+        evaluate_run,
+        load_config,
+        preset,
+        resume,
+        run,
+        train,
+    )
+    from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
+    from palaestra.policies import Phase, Policy, load_policy, save_policy, stochastic_policy
+    from palaestra.rollout import Collector, Evaluation, evaluate
+    from palaestra.training import ConsoleLogger, Trainer, TrainerConfig
 
 __version__ = "0.1.0"
 
@@ -83,3 +90,22 @@ __all__ = [
     "stochastic_policy",
     "train",
 ]
+
+_PACKAGES = ("experiments", "training", "rollout", "buffers", "algorithms", "envs", "policies", "nn", "core")
+"""Where the names above are looked for; each says in its own `__all__` what it has."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for package in _PACKAGES:
+            module = importlib.import_module(f"{__name__}.{package}")
+            if name in module.__all__:
+                globals()[name] = getattr(module, name)
+                return globals()[name]
+    if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -72,10 +72,44 @@ class Masked(gymnasium.Env[dict[str, np.ndarray], np.int64]):
         return {"action_mask": mask, "position": self.np_random.uniform(-1, 1, 2).astype(np.float32)}
 
 
+class Parts(gymnasium.Env[dict[str, Any], dict[str, Any]]):
+    """A nest of actions, some of them masked: one of three levers is locked, and the first of two buttons at times."""
+
+    def __init__(self) -> None:
+        masks = spaces.Dict({"lever": spaces.MultiBinary(3), "buttons": spaces.MultiBinary(2 + 3)})
+        self.observation_space = spaces.Dict({"action_mask": masks, "position": spaces.Box(-1, 1, (2,), np.float32)})
+        self.action_space = spaces.Dict(
+            {
+                "lever": spaces.Discrete(3, start=1),
+                "buttons": spaces.MultiDiscrete([2, 3]),
+                "rest": spaces.Tuple((spaces.Box(0, 2, (2,), np.float32), spaces.MultiBinary(2))),
+            }
+        )
+        self._locked = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._observation(), {}
+
+    def step(self, action: dict[str, Any]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        if action["lever"] - 1 == self._locked or (self._locked == 0 and action["buttons"][0] == 0):
+            raise ValueError(f"{action} is forbidden")
+        reward = float(action["buttons"].sum()) - float(np.abs(action["rest"][0] - 1.5).sum())
+        return self._observation(), reward, bool(self.np_random.random() < 0.2), False, {}
+
+    def _observation(self) -> dict[str, Any]:
+        self._locked = int(self.np_random.integers(3))
+        masks = {"lever": np.ones(3, np.int8), "buttons": np.ones(5, np.int8)}
+        masks["lever"][self._locked] = 0
+        masks["buttons"][0] = self._locked > 0
+        return {"action_mask": masks, "position": self.np_random.uniform(-1, 1, 2).astype(np.float32)}
+
+
 KINDS = {
     "discrete": EnvConfig(name="palaestra.envs.tiny:Catch", kwargs={"num_rows": 6, "num_columns": 3}),
     "continuous": EnvConfig(name="tests.algorithms.parts:Track", max_episode_steps=5),
     "masked": EnvConfig(name="tests.algorithms.parts:Masked", max_episode_steps=4),
+    "composite": EnvConfig(name="tests.algorithms.parts:Parts", max_episode_steps=4),
 }
 """An environment for each kind of action that an algorithm may accept."""
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from palaestra.algorithms import DQN, DQNBatch, DQNConfig
+from palaestra.algorithms import DQN, DQNConfig, ValueBatch
 from palaestra.buffers import Windows
 from palaestra.core import Batch, DiscreteSpec, Linear, MultiBinarySpec, TensorSpec, TimeStep
 from palaestra.nn import NetworkConfig
@@ -32,8 +32,8 @@ def weights(network: Any, matrix: torch.Tensor) -> None:
             parameter.copy_(matrix if parameter.ndim == 2 else torch.zeros_like(parameter))
 
 
-def row(observation: Any, action: int, next_observation: Any, reward: float, discount: float) -> DQNBatch:
-    return DQNBatch.of(
+def row(observation: Any, action: int, next_observation: Any, reward: float, discount: float) -> ValueBatch:
+    return ValueBatch.of(
         {
             "observation": torch.tensor([observation]),
             "action": torch.tensor([action]),
@@ -129,7 +129,7 @@ def test_an_update_never_explores(monkeypatch):
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("explored inside an update")
 
-    monkeypatch.setattr(algorithm.policy.exploration, "_explore", refuse)
+    monkeypatch.setattr(algorithm.policy.exploration, "explore", refuse)
     assert algorithm.update(collector.buffer).gradient_steps == 2
 
 

@@ -116,7 +116,7 @@ class World:
             self.lanes[i].append(actions[-1], row, self.version)
             rows.append(row)
         index = None if lanes is None else np.array(lanes)
-        buffer.append(torch.tensor(actions), time_step(rows), policy_version=self.version, lanes=index)
+        buffer.append(torch.tensor(actions), time_step(rows), policy_version=self.version, env_id=index)
 
     def find(self, serial: int) -> tuple[Lane, int]:
         """The lane and position of a row."""

@@ -58,13 +58,13 @@ def test_what_would_be_broadcast_or_cast_is_refused_and_changes_nothing(change, 
         buffer.append(action, step([MID, MID], torch.ones(2, 3)))
     before = {key: value.clone() if hasattr(value, "clone") else value for key, value in buffer.state_tensors().items()}
     with pytest.raises(ShapeError, match=message):
-        buffer.append(action, good._replace(**change), lanes=lanes)
+        buffer.append(action, good._replace(**change), env_id=lanes)
     assert len(buffer) == 2 * min(held, 2)
     after = buffer.state_tensors()
     for key in ("field.step_type", "field.reward", "field.discount", "field.observation"):
         assert torch.equal(before[key], after[key])
     with pytest.raises(ShapeError, match=r"action is int64 of shape \(1,\)"):
-        buffer.append(action[:1], step([MID, MID], torch.ones(2, 3)), lanes=lanes)
+        buffer.append(action[:1], step([MID, MID], torch.ones(2, 3)), env_id=lanes)
 
 
 def test_nests_must_have_the_leaves_of_the_spec():
@@ -87,7 +87,7 @@ def test_lanes_are_distinct_numbers(lanes):
     buffer, _ = filled(8, 2, 1)
     count = np.size(lanes)
     with pytest.raises(ShapeError, match="give each lane once, as numbers from 0 to 1"):
-        buffer.append(torch.zeros(count, dtype=torch.int64), step([MID] * count), lanes=np.array(lanes))
+        buffer.append(torch.zeros(count, dtype=torch.int64), step([MID] * count), env_id=np.array(lanes))
 
 
 def test_a_lane_must_be_opened_before_it_is_written():
@@ -97,7 +97,7 @@ def test_a_lane_must_be_opened_before_it_is_written():
     buffer.open(step([FIRST]), np.array([1]))
     with pytest.raises(ShapeError, match=r"the lanes \[0\] have no open row"):
         buffer.append(torch.zeros(2, dtype=torch.int64), step([MID, MID]))
-    buffer.append(torch.zeros(1, dtype=torch.int64), step([MID]), lanes=np.array([1]))
+    buffer.append(torch.zeros(1, dtype=torch.int64), step([MID]), env_id=np.array([1]))
     assert len(buffer) == 1
 
 

@@ -1,6 +1,10 @@
 """Tests of `palaestra.cli.main` and `palaestra.cli.options`: verbs, help, exit codes."""
 
+import ast
+import importlib
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -109,3 +113,23 @@ def test_code_of_the_current_folder_can_be_named_and_code_of_a_run_cannot(tmp_pa
     assert "No module named 'of_the_run'" in output(capsys)
     monkeypatch.chdir(tmp_path)
     assert exit_code("check-env", "of_the_user:Chain") == 0
+
+
+def test_help_waits_for_no_library():
+    """The usage is printed without PyTorch: the answer to `palaestra --help` is there at once."""
+    code = "import sys; from palaestra.cli.main import _main; _main(['--help']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def test_every_public_name_is_found_when_it_is_asked_for():
+    """`palaestra` imports its packages when first used; what it says that it has is there."""
+    import palaestra
+
+    tree = ast.parse(Path(palaestra.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    imported = {alias.name: node.module for node in block.body for alias in node.names}  # type: ignore[attr-defined]
+    assert sorted(imported) == sorted(set(palaestra.__all__))
+    for name, module in imported.items():
+        assert getattr(palaestra, name) is getattr(importlib.import_module(module), name)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        palaestra.nothing  # noqa: B018

@@ -18,6 +18,7 @@ from palaestra.core import (
     StepType,
     minibatches,
 )
+from palaestra.core.node import flat
 from palaestra.policies import Phase
 from tests.algorithms.parts import CASES, EVERY_CASE, any_kind, collected, make
 from tests.contracts.states import different, global_generators, parameters, whole_state
@@ -44,7 +45,7 @@ def cut(algorithm: GradientAlgorithm, batch: Batch, rows: slice) -> Batch:
 
 
 def width(algorithm: GradientAlgorithm, batch: Batch) -> int:
-    leaf = next(value for value in batch.values() if isinstance(value, Tensor))
+    _, leaf = next(flat(batch))
     return leaf.shape[0 if getattr(algorithm.plan, "mini_batch_length", None) == 1 else 1]
 
 

@@ -145,3 +145,19 @@ def test_dtypes_have_counterparts_or_say_so():
         torch_dtype(np.dtype("U3"))
     with pytest.raises(SpecError, match=r"torch.bfloat16 has no numpy counterpart"):
         numpy_dtype(torch.bfloat16)
+
+
+def test_a_spec_of_stacked_frames_says_how_many_and_survives_json():
+    """DESIGN.md section 4: buffers store the newest frame only."""
+    limits = {"minimum": np.array(0), "maximum": np.array(255)}
+    stack = BoundedSpec((4, 8, 8), torch.uint8, stacked=4, **limits)
+    assert spec_from_json(spec_to_json(stack)).stacked == 4
+    assert spec_from_json(spec_to_json(stack)) == stack
+    assert stack != BoundedSpec((4, 8, 8), torch.uint8, **limits)
+    assert TensorSpec((4, 2)).stacked == 1
+
+
+@pytest.mark.parametrize(("stacked", "shape"), [(4, (3, 8, 8)), (0, (0, 8)), (-1, (8,)), (2, ())])
+def test_stacked_frames_that_are_not_in_the_first_axis_are_refused(stacked, shape):
+    with pytest.raises(SpecError, match=f"stacked={stacked} and shape .* so its length is that number"):
+        TensorSpec(shape, stacked=stacked)

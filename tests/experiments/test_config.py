@@ -7,6 +7,7 @@ import pytest
 from palaestra import DQNConfig, EnvConfig, ExperimentConfig, Linear, NetworkConfig, PPOConfig, RunConfig, TrainerConfig
 from palaestra.algorithms import ALGORITHMS
 from palaestra.core import ConfigError, Piecewise
+from palaestra.envs import EnvironmentWrapper, Wrap
 from palaestra.envs.wrappers import TimeLimit
 from palaestra.experiments import (
     PRESETS,
@@ -72,11 +73,17 @@ def test_whole_parts_may_be_given_as_they_are():
     assert config.env == EnvConfig(name="X")
 
 
-def test_wrappers_are_written_by_their_importable_name():
-    env = EnvConfig(wrappers=(TimeLimit,), gym_wrappers=("gymnasium.wrappers:ClipReward",))
-    mapping = config_to_mapping(ExperimentConfig(env=env))
-    assert mapping["env"]["wrappers"] == ["palaestra.envs.wrappers.time_limit:TimeLimit"]
-    assert mapping["env"]["gym_wrappers"] == ["gymnasium.wrappers:ClipReward"]
+def test_wrappers_are_written_as_text_and_read_back_equal(tmp_path):
+    """ALF-38, ALF-50: a wrapper in a configuration is a value, whichever way it was given."""
+    env = EnvConfig(
+        wrappers=(Wrap(TimeLimit, duration=7), EnvironmentWrapper), gym_wrappers=("ClipReward(min_reward=-1)",)
+    )
+    config = ExperimentConfig(env=env)
+    mapping = config_to_mapping(config)
+    assert mapping["env"]["wrappers"] == ["TimeLimit(duration=7)", "palaestra.envs.environment:EnvironmentWrapper"]
+    assert mapping["env"]["gym_wrappers"] == ["gymnasium.wrappers:ClipReward(min_reward=-1)"]
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config
 
 
 def test_code_without_a_name_cannot_be_written():

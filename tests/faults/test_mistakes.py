@@ -14,12 +14,13 @@ TRAIN = ("train", "ppo", "CartPole-v1")
 MISTAKES = {
     "unknown option": (
         (*TRAIN, "--algorithm.learnin-rate", "3"),
-        "ConfigError unknown option --algorithm.learnin-rate — did you mean 'algorithm.learning-rate'?",
+        "ConfigError unknown option --algorithm.learnin-rate — did you mean --algorithm.learning-rate? "
+        "(number or schedule, linear(0.001, 0))",
     ),
     "two unknown options at once": (
         (*TRAIN, "--algorithm.gama", "3", "--trainer.total-steps", "5"),
-        "ConfigError unknown option --algorithm.gama — did you mean 'algorithm.gamma'? "
-        "ConfigError unknown option --trainer.total-steps — did you mean 'trainer.total-env-steps'?",
+        "ConfigError unknown option --algorithm.gama — did you mean --algorithm.gamma? (number or schedule, 0.98) "
+        "ConfigError unknown option --trainer.total-steps — did you mean --trainer.total-env-steps? (int, 100000)",
     ),
     "unknown algorithm": (
         ("train", "pqo", "CartPole-v1"),
@@ -33,7 +34,7 @@ MISTAKES = {
     ),
     "wrong type": (
         (*TRAIN, "--algorithm.gamma", "high"),
-        "Error parsing --algorithm.gamma: could not convert string to float: 'high'",
+        "ConfigError algorithm.gamma is 'high': a number is needed",
     ),
     "out of range": ((*TRAIN, "--algorithm.gamma", "1.5"), "algorithm.gamma is 1.5; it must lie in [0, 1]"),
     "not positive": (
@@ -53,12 +54,11 @@ MISTAKES = {
     ),
     "not one of the choices": (
         (*TRAIN, "--env.vectorization", "threads"),
-        "invalid choice 'threads' for argument '--env.vectorization'. "
-        "Expected one of ('auto', 'serial', 'process', 'native').",
+        "ConfigError env.vectorization is 'threads': 'auto', 'serial', 'process' or 'native' is needed",
     ),
     "a value for nothing": (
         (*TRAIN, "--env.kwargs", "size"),
-        "Error parsing --env.kwargs: 'size' has no value; give names and values in turn",
+        "ConfigError --env.kwargs: 'size' has no value; give names and values in turn",
     ),
     "impossible pair": (
         ("train", "dqn", "Pendulum-v1"),
@@ -158,13 +158,13 @@ def test_all_mistakes_of_a_file_are_named_at_once(tmp_path, capsys):
     assert exit_code("train", "--config", "run.yaml") == 2
     text = said(capsys)
     for problem in (
-        "unknown key algorithm.gama — did you mean 'gamma'?",
-        "algorithm.num_updates is 'many': input should be a valid integer",
+        "unknown key algorithm.gama — did you mean 'algorithm.gamma'? (float, 0.99)",
+        "algorithm.num_updates is 'many': a whole number is needed",
         "algorithm.epsilon is 'linear(1)': 'linear(1)' is no schedule",
-        "unknown key env.num_env — did you mean 'num_envs'?",
+        "unknown key env.num_env — did you mean 'env.num_envs'? (int, 1)",
         "trainer.total_env_steps is 0; it must be greater than 0",
         "run is 3: a mapping of settings is needed",
-        "unknown key sed",
+        "unknown key sed — did you mean 'run.seed'?",
     ):
         assert problem in text
     assert text.count("ConfigError") == 7

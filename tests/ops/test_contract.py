@@ -29,6 +29,7 @@ MOMENTS = ops.moments_of(LOGITS)
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "approximate_kl": ((LOG_RATIO, VALID), {}),
     "centered_ranks": ((LOG_RATIO[0],), {}),
+    "categorical_projection": ((LOGITS.softmax(-1), torch.linspace(-2, 2, 4), REWARD[0], DISCOUNT[0]), {}),
     "check_action_mask": ((MASK,), {}),
     "clipped_surrogate": ((LOG_RATIO, LOG_RATIO), {"epsilon": 0.2}),
     "discounted_returns": ((REWARD, DISCOUNT, STEP_TYPE, VALUE), {}),
@@ -37,6 +38,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "expectile_loss": ((LOG_RATIO,), {"expectile": 0.7}),
     "explained_variance": ((LOG_RATIO, REWARD[1:], VALID), {}),
     "gae": (TIME, {"lambda_": 0.9}),
+    "greedy_action": ((LOGITS, MASK), {}),
     "huber": ((LOG_RATIO,), {"delta": 1.0}),
     "lambda_returns": (TIME, {"lambda_": 0.9}),
     "masked_mean": ((LOG_RATIO, VALID.float()), {}),
@@ -47,6 +49,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "n_step_targets": ((REWARD, DISCOUNT, STEP_TYPE), {}),
     "policy_gradient": ((LOG_RATIO, LOG_RATIO), {}),
     "q_target": ((LOGITS, REWARD[0], DISCOUNT[0]), {}),
+    "quantile_huber": ((LOGITS, LOGITS[:, :3], torch.linspace(0.1, 0.9, 4)), {"delta": 0.5}),
     "reverse_linear_recurrence": ((REWARD, DISCOUNT, VALUE[0]), {}),
     "reverse_linear_steps": ((REWARD[1:], DISCOUNT[1:], VALUE), {"n": 3}),
     "row_weights": ((VALID.float(),), {}),

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from palaestra.core import ShapeError
-from palaestra.ops import double_q_target, q_target, td_target
+from palaestra.ops import double_q_target, greedy_action, q_target, td_target
 
 ONLINE = torch.tensor([[1.0, 5.0, 3.0], [4.0, 2.0, 0.0]])
 TARGET = torch.tensor([[30.0, 20.0, 10.0], [40.0, 50.0, 60.0]])
@@ -18,10 +18,13 @@ def best(row, mask):
     return max((q, a) for a, q in enumerate(row) if mask is None or mask[a])[1]
 
 
+def masks(mask):
+    return [None, None] if mask is None else mask.tolist()
+
+
 def reference(choose, value, mask=None):
     """Van Hasselt et al. 2016, equation (4), row by row."""
-    masks = mask.tolist() if mask is not None else [None] * len(choose)
-    rows = zip(REWARD.tolist(), DISCOUNT.tolist(), choose.tolist(), value.tolist(), masks, strict=True)
+    rows = zip(REWARD.tolist(), DISCOUNT.tolist(), choose.tolist(), value.tolist(), masks(mask), strict=True)
     return torch.tensor([r + d * q[best(c, m)] for r, d, c, q, m in rows])
 
 
@@ -70,6 +73,14 @@ def test_the_mutant_that_ignores_the_end_overestimates():
     assert mutant[1].item() == 22.0
 
 
+@pytest.mark.parametrize("mask", [None, MASK])
+def test_the_greedy_action_is_the_best_allowed_one(mask):
+    expected = [best(row, m) for row, m in zip(ONLINE.tolist(), masks(mask), strict=True)]
+    assert greedy_action(ONLINE, mask).tolist() == expected
+    assert greedy_action(ONLINE).tolist() == [1, 0]  # the mutant without the mask
+    assert greedy_action(ONLINE, torch.zeros(2, 3)).tolist() == [0, 0]
+
+
 def test_targets_accept_sequences():
     sequence = [x.expand(4, *x.shape) for x in (ONLINE, TARGET, REWARD, DISCOUNT)]
     assert torch.equal(double_q_target(*sequence), double_q_target(ONLINE, TARGET, REWARD, DISCOUNT).expand(4, 2))
@@ -87,5 +98,5 @@ def test_targets_name_both_arrays_when_shapes_do_not_fit():
         ShapeError, match=r"next_q has shape \[2, 3\] and reward has shape \[2, 1\]; next_q must be \[N, A\]"
     ):
         q_target(ONLINE, REWARD[:, None], DISCOUNT[:, None])
-    with pytest.raises(ShapeError, match=r"next_q has shape \[2, 3\] and action_mask has shape \[3\]"):
+    with pytest.raises(ShapeError, match=r"q has shape \[2, 3\] and action_mask has shape \[3\]"):
         q_target(ONLINE, REWARD, DISCOUNT, MASK[0])

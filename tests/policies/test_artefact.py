@@ -7,10 +7,20 @@ import pytest
 import torch
 from torch import nn
 
-from palaestra.core import BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec, save_tensors
+from palaestra.core import (
+    BoundedSpec,
+    CheckpointError,
+    ConfigError,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    TensorSpec,
+    save_tensors,
+)
 from palaestra.nn import NetworkConfig
 from palaestra.policies import (
     CategoricalPolicy,
+    CompositePolicy,
     EpsilonGreedy,
     GaussianPolicy,
     Phase,
@@ -25,6 +35,12 @@ BOX = BoundedSpec((2,), minimum=np.array([-1.0, 0.0]), maximum=np.array([1.0, 4.
 SMALL = NetworkConfig(hidden_sizes=(8, 4), activation="relu")
 POLICIES = {
     "categorical": lambda: CategoricalPolicy.build(SPEC, DiscreteSpec(num=3, start=2), SMALL, normalize=True),
+    "composite": lambda: CompositePolicy.build(
+        SPEC, {"box": (BOX,), "gear": MultiDiscreteSpec(nvec=(2, 3)), "lamps": MultiBinarySpec((2, 2))}, SMALL
+    ),
+    "recurrent": lambda: CategoricalPolicy.build(
+        SPEC, DiscreteSpec(num=3), NetworkConfig(hidden_sizes=(8,), recurrent="lstm", recurrent_size=5)
+    ),
     "gaussian": lambda: GaussianPolicy.build(SPEC, BOX, SMALL, initial_log_std=-1.5),
     "value-greedy": lambda: ValueGreedyPolicy.build(
         SPEC,
@@ -65,11 +81,11 @@ def test_a_loaded_policy_acts_alike(make, tmp_path):
     assert type(loaded) is type(policy)
     assert loaded.phase is Phase.EVAL
     assert (loaded.observation_spec, loaded.action_spec) == (policy.observation_spec, policy.action_spec)
-    assert np.array_equal(loaded(observation()), policy(observation()))
+    np.testing.assert_equal(loaded(observation()), policy(observation()))
     for each in (policy, loaded):
         each.seed(1)
     sampled = [each(observation(), deterministic=False) for each in (policy, loaded)]
-    assert np.array_equal(*sampled)
+    np.testing.assert_equal(*sampled)
 
 
 def test_the_clip_of_a_normaliser_survives(tmp_path):

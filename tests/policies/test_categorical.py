@@ -89,7 +89,7 @@ def test_observations_are_normalised_once_and_everywhere():
     ("space", "advice"),
     [
         (BoundedSpec((2,)), "For continuous actions use PPO or REINFORCE"),
-        (MultiBinarySpec((2,)), "No algorithm takes it yet; wrap the environment"),
+        (MultiBinarySpec((2,)), "For actions with several parts use PPO or REINFORCE"),
     ],
     ids=["box", "multi-binary"],
 )

@@ -102,8 +102,15 @@ def test_sample_gives_actions_and_their_log_probabilities():
     assert log_prob.shape == (7,)
 
 
-@pytest.mark.parametrize("space", [DiscreteSpec(num=2), box([0], [3], torch.int64), {"a": TensorSpec((1,))}], ids=str)
-def test_other_action_spaces_are_refused_with_what_fits(space):
-    advice = "For discrete actions use DQN, PPO" if isinstance(space, DiscreteSpec) else "No algorithm takes it yet"
+@pytest.mark.parametrize(
+    ("space", "advice"),
+    [
+        (DiscreteSpec(num=2), "For discrete actions use DQN, PPO"),
+        (box([0], [3], torch.int64), "No algorithm takes boxes of integers"),
+        ({"a": TensorSpec((1,))}, "For actions with several parts use PPO"),
+    ],
+    ids=str,
+)
+def test_other_action_spaces_are_refused_with_what_fits(space, advice):
     with pytest.raises(ConfigError, match=f"GaussianPolicy needs a continuous action space.*{advice}"):
         policy_for(space)

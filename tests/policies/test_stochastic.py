@@ -1,16 +1,24 @@
 """Tests of `palaestra.policies.stochastic`."""
 
 import pytest
+import torch
 
 from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, MultiBinarySpec, TensorSpec
 from palaestra.nn import NetworkConfig
-from palaestra.policies import CategoricalPolicy, GaussianPolicy, stochastic_policy
+from palaestra.policies import CategoricalPolicy, CompositePolicy, GaussianPolicy, stochastic_policy
 
 CONFIG = NetworkConfig(hidden_sizes=(8,))
 
 
 @pytest.mark.parametrize(
-    ("space", "kind"), [(DiscreteSpec(num=2), CategoricalPolicy), (BoundedSpec((2,)), GaussianPolicy)], ids=["2", "box"]
+    ("space", "kind"),
+    [
+        (DiscreteSpec(num=2), CategoricalPolicy),
+        (BoundedSpec((2,)), GaussianPolicy),
+        (MultiBinarySpec((2,)), CompositePolicy),
+        ({"a": DiscreteSpec(num=2)}, CompositePolicy),
+    ],
+    ids=["2", "box", "switches", "dict"],
 )
 def test_the_policy_fits_the_action_space(space, kind):
     policy = stochastic_policy(TensorSpec((4,)), space, CONFIG, normalize=True)
@@ -19,6 +27,7 @@ def test_the_policy_fits_the_action_space(space, kind):
     assert policy.normalizer is not None
 
 
-def test_a_space_that_neither_takes_is_refused():
-    with pytest.raises(ConfigError, match="No algorithm takes it yet"):
-        stochastic_policy(TensorSpec((4,)), MultiBinarySpec((2,)), CONFIG)
+@pytest.mark.parametrize("space", [TensorSpec((2,), torch.int32), {"a": (TensorSpec((2,), torch.int64),)}], ids=str)
+def test_a_space_that_none_takes_is_refused(space):
+    with pytest.raises(ConfigError, match="wrap the environment so that"):
+        stochastic_policy(TensorSpec((4,)), space, CONFIG)

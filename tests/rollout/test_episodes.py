@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from palaestra.core import Batch, TimeStep, join_state, split_state
-from palaestra.rollout import Episode, EpisodeTracker, episode_metrics
+from palaestra.rollout import Episode, EpisodeTracker
 
 FIRST, MID, LAST = 0, 1, 2
 NAN = float("nan")
@@ -105,8 +106,43 @@ def test_a_tracker_goes_on_from_a_saved_state(cut):
     assert found + after.finished() == whole.finished()
 
 
-def test_metrics_are_averages_over_the_episodes_that_have_them():
-    """ALF-57: averaged over the episodes that reported the entry."""
-    episodes = [Episode(1.0, 2, 0, {"x": 1.0}), Episode(3.0, 4, 0, {}), Episode(8.0, 6, 0, {"x": 2.0})]
-    assert episode_metrics(episodes) == {"return_mean": 4.0, "length_mean": 4.0, "info/x": 1.5}
-    assert episode_metrics([]) == {}
+def test_an_entry_that_names_its_own_summary_has_only_that_one():
+    """ALF-57: `@step` and `@mean` are the mean, `@max` the maximum."""
+    infos = [{"a@step": [9.0], "b@max": [1.0], "c@mean": [4.0]}, {"a@step": [1.0], "b@max": [7.0], "c@mean": [NAN]}]
+    (episode,) = tracker_after([[FIRST], [LAST]], [[0.0], [0.0]], infos)
+    assert episode.info == {"a@step": 5.0, "b@max": 7.0, "c@mean": 4.0}
+
+
+@pytest.mark.parametrize("flush_every", [1, 2, 3, 1000])
+def test_discounted_returns_count_from_each_episodes_own_first_step(flush_every):
+    """ALF-57: gamma to the number of env steps before; an episode may go on over several looks."""
+    tracker, episodes = EpisodeTracker(2, gamma=0.5), []
+    for number, (kinds, rewards) in enumerate(zip(STEP_TYPES, REWARDS, strict=True), start=1):
+        tracker.add(TimeStep(torch.tensor(kinds), torch.tensor(rewards)))
+        if number % flush_every == 0:
+            episodes += tracker.finished()
+    episodes += tracker.finished()
+    assert [e.discounted_return for e in episodes] == [5.0, 1.0 + 0.5 * 2.0, 4.0, 1.0 + 0.5 * 1.0]
+
+
+@pytest.mark.parametrize("flush_every", [1, 2, 1000])
+def test_rows_of_some_environments_leave_the_others_where_they_are(flush_every):
+    """TS-24: first-n-ready environments report in any order; each lane's episode is its own."""
+    rows = [
+        ([0, 1], [FIRST, FIRST], [0.0, 0.0]),
+        ([1], [MID], [1.0]),
+        ([1], [LAST], [2.0]),
+        ([0], [MID], [10.0]),
+        ([1], [FIRST], [0.0]),
+        ([0], [FIRST], [0.0]),  # broken off
+        ([0, 1], [LAST, LAST], [5.0, 7.0]),
+    ]
+    tracker, episodes = EpisodeTracker(2), []
+    for number, (lanes, kinds, rewards) in enumerate(rows, start=1):
+        info = Batch.of({"x": torch.tensor(rewards)})
+        tracker.add(TimeStep(torch.tensor(kinds), torch.tensor(rewards), env_info=info), np.array(lanes))
+        if number % flush_every == 0:
+            episodes += tracker.finished()
+    episodes += tracker.finished()
+    found = sorted((e.env_id, e.episode_return, e.length, e.info["x"]) for e in episodes)
+    assert found == [(0, 5.0, 1, 5.0), (1, 3.0, 2, 3.0), (1, 7.0, 1, 7.0)]

@@ -71,8 +71,8 @@ def test_evaluation_leaves_policy_and_training_stream_as_they_are(deterministic)
     generator = policy.generator
     stream = generator.get_state()
     phases = []
-    original = policy._choose
-    policy._choose = lambda *args: (phases.append((policy.training, policy.updating)), original(*args))[1]
+    original = policy.choose
+    policy.choose = lambda *args: (phases.append((policy.training, policy.updating)), original(*args))[1]
     with environment("continuous", 2) as env:
         evaluate(policy, env, episodes=4, deterministic=deterministic)
     assert set(phases) == {(False, False)}

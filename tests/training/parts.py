@@ -1,10 +1,12 @@
 """Trainers and loggers for tests."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from palaestra import Collector, Evaluation, Trainer, TrainerConfig, evaluate
+from palaestra import Collector, Evaluation, Policy, Trainer, TrainerConfig, evaluate
 from palaestra.rollout import Episode
+from palaestra.training import Callback
 from tests.algorithms.parts import environment, make
 
 
@@ -36,20 +38,26 @@ def trainer(
     env = environment(kind, num_envs, seed)
     own = {key: settings.pop(key) for key in list(settings) if key in TrainerConfig.__dataclass_fields__}
     parts = {
-        key: settings.pop(key)
-        for key in list(settings)
-        if key in ("evaluate", "checkpoints", "loggers", "on_evaluation")
+        key: settings.pop(key) for key in list(settings) if key in ("evaluate", "checkpoints", "loggers", "callbacks")
     }
     algorithm = make(name, env, seed, **settings)
     config = TrainerConfig(total_env_steps=total, **own)
     return Trainer(Collector.of(env, algorithm), algorithm, config, **parts)
 
 
-def evaluation_of(made: Callable[[], Trainer], kind: str = "discrete") -> Callable[[], Evaluation]:
-    """An evaluation of the policy of a trainer that is made later."""
+def evaluation_in(kind: str = "discrete") -> Callable[[Policy], Evaluation]:
+    """An evaluation in environments of its own; can be sent to another process."""
+    return functools.partial(_evaluated, kind)
 
-    def run() -> Evaluation:
-        with environment(kind, 2, seed=77) as env:
-            return evaluate(made().update.policy, env, episodes=4)
 
-    return run
+def _evaluated(kind: str, policy: Policy) -> Evaluation:
+    with environment(kind, 2, seed=77) as env:
+        return evaluate(policy, env, episodes=4)
+
+
+class Hooks(Callback):
+    """A callback of plain functions: `Hooks(evaluated=lambda trainer, result: ...)`."""
+
+    def __init__(self, **hooks: Callable[..., None]) -> None:
+        for name, hook in hooks.items():
+            setattr(self, name, hook)

@@ -16,8 +16,11 @@ ROW = {
     "return_mean": 21.5,
     "time/train_s": 2.0,
     "time/env_steps_per_s": 2_500.0,
-    "time/env_fraction": 0.25,
-    "time/update_fraction": 0.5,
+    "time/environment": 0.25,
+    "time/inference": 0.15,
+    "time/storing": 0.05,
+    "time/learning": 0.5,
+    "time/waiting": 0.05,
 }
 
 
@@ -38,7 +41,7 @@ def test_a_terminal_shows_a_panel():
     text = shown(True, [ROW, {**ROW, "return_mean": 43.0, "eval/return_mean": 99.5}])
     for part in ("ppo on CartPole-v1", "5,000 of 10,000", "2,500/s", "2 s left", "43.0", "99.5", "1,234 episodes"):
         assert part in text
-    assert "environment 25% · acting 25% · learning 50%" in text
+    assert "environment 25% · acting 20% · learning 50% · waiting 5%" in text
     assert "▁█" in text
     assert "╭" in text
 

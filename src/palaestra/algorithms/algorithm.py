@@ -348,13 +348,15 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         return {**gradients.metrics, **self._optimize([gradients.values], None)}, gradients.priority
 
     def _learn(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
-        step = self._gradient_step if self._compiled is None else self._compiled[self._due()]
+        due = tuple(term for term in self.term_periods if self.is_due(term))
+        step = self._gradient_step if self._compiled is None else self._compiled[due]
         metrics, priority = step(batch)
-        self._after_gradient_step(metrics)
+        try:
+            self._after_gradient_step(metrics)
+        except NonFiniteError as error:
+            error.batch = batch
+            raise
         return metrics, priority
-
-    def _due(self) -> tuple[str, ...]:
-        return tuple(term for term in self.term_periods if self.is_due(term))
 
     def _optimize(
         self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None

@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, final
 
-import torch
-
 from palaestra.algorithms.algorithm import GradientAlgorithm
 from palaestra.algorithms.off_policy import TransitionConfig
 from palaestra.algorithms.records import Losses
-from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core import Batch, ConfigError, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, OptimizerOption
-from palaestra.policies import CategoricalPolicy, GaussianPolicy, stochastic_policy
+from palaestra.policies import StochasticPolicy, stochastic_policy
 
 __all__ = ["BehaviourCloning", "BehaviourCloningBatch", "BehaviourCloningConfig"]
 
@@ -37,17 +35,17 @@ class BehaviourCloningBatch(Batch):
 
 
 @final
-class BehaviourCloning(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
+class BehaviourCloning(GradientAlgorithm[StochasticPolicy]):
     """Learns to act as the data does; rewards are not looked at.
 
     Args:
         observation_spec: of the environment.
-        action_spec: of the environment: discrete, or a box.
+        action_spec: of the environment.
         config: hyperparameters.
         seeds: of the run.
 
     Raises:
-        ConfigError: the action space is neither.
+        ConfigError: a leaf of the action space is neither discrete nor a tensor of floats, or the network has a memory.
     """
 
     config_class = BehaviourCloningConfig
@@ -60,6 +58,8 @@ class BehaviourCloning(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
         seeds: RunSeeds | None = None,
     ) -> None:
         config, seeds = config or BehaviourCloningConfig(), seeds or RunSeeds(0)
+        if config.network.recurrent is not None:
+            raise ConfigError("behaviour cloning learns from single rows; leave algorithm.network.recurrent out")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = stochastic_policy(
                 observation_spec, action_spec, config.network, normalize=config.normalize_observation
@@ -76,9 +76,4 @@ class BehaviourCloning(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
         """The negative log-likelihood of the actions, nats."""
         policy = self.policy.distribution(batch.observation)
         log_prob, entropy = policy.log_prob(batch.action).mean(), policy.entropy().mean()
-        with torch.no_grad():
-            error = (policy.mode() - batch.action).abs()
-            wrong = (error > 0).float() if self.policy.raw_action_spec.dtype == torch.int64 else error
-        return Losses(
-            {"policy": -log_prob - self.value_of("entropy_cost") * entropy}, {"entropy": entropy, "error": wrong.mean()}
-        )
+        return Losses({"policy": -log_prob - self.value_of("entropy_cost") * entropy}, {"entropy": entropy})

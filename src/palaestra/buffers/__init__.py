@@ -2,7 +2,20 @@
 
 from palaestra.buffers.layouts import Unroll, Windows
 from palaestra.buffers.replay import ReplayBuffer
+from palaestra.buffers.samplers import PrioritizedSampler, Sampler, SumTree, UniformSampler, sampler_of
 from palaestra.buffers.storage import LaneStorage
-from palaestra.buffers.streams import LaneStreams
+from palaestra.buffers.streams import LaneStreams, RowOptions
 
-__all__ = ["LaneStorage", "LaneStreams", "ReplayBuffer", "Unroll", "Windows"]
+__all__ = [
+    "LaneStorage",
+    "LaneStreams",
+    "PrioritizedSampler",
+    "ReplayBuffer",
+    "RowOptions",
+    "Sampler",
+    "SumTree",
+    "UniformSampler",
+    "Unroll",
+    "Windows",
+    "sampler_of",
+]

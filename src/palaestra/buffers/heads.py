@@ -11,6 +11,8 @@ from palaestra.core import CheckpointError
 
 __all__ = ["WriteHeads"]
 
+_ALL = np.iinfo(np.int64).max
+
 
 class WriteHeads:
     """A write head per lane in rings of `rows + 1` places: complete rows, and after them the open one.
@@ -36,6 +38,12 @@ class WriteHeads:
         """Whether every lane has one."""
         self.unfinished = np.zeros(num_lanes, np.int64)
         """[B] complete rows of the episode that is still running; kept only where the buffer asks for it."""
+        self.written, self._written = 0, np.zeros(num_lanes, np.int64)
+        """Rows completed in each lane since the last `restart`; the first is meaningless once lanes are apart."""
+        self.restarts = 0
+        """How often rows were forgotten or moved: row numbers from before mean other rows since."""
+        self.kept = np.full(num_lanes, _ALL)
+        """[B] so many rows of each lane are what they were before rows were taken back or open rows exchanged."""
 
     @property
     def places(self) -> int:
@@ -51,6 +59,11 @@ class WriteHeads:
     def counts(self) -> np.ndarray:
         """[B] complete rows of each lane."""
         return np.full(self.num_lanes, self.count) if self.together else self._counts
+
+    @property
+    def writes(self) -> np.ndarray:
+        """[B] rows completed in each lane since the last `restart`: the index in its stream of the open row."""
+        return np.full(self.num_lanes, self.written) if self.together else self._written
 
     @property
     def total(self) -> int:
@@ -78,6 +91,7 @@ class WriteHeads:
 
     def advance(self) -> None:
         """Completes the open rows of all lanes, which are together."""
+        self.written += 1
         self.head = 0 if self.head == self.rows else self.head + 1
         if self.count < self.rows:
             self.count += 1
@@ -93,6 +107,7 @@ class WriteHeads:
         after[after == self.places] = 0
         self._heads[lanes] = after
         self._counts[lanes] += 1
+        self._written[lanes] += 1
         np.minimum(self._counts, self.rows, out=self._counts)
 
     def rewind(self, lanes: np.ndarray, rows: np.ndarray) -> None:
@@ -104,8 +119,27 @@ class WriteHeads:
         """
         self._separate()
         rows = np.minimum(rows, self._counts[lanes])
+        self._written[lanes] -= rows
+        self.exchange(lanes)
         self._heads[lanes] = (self._heads[lanes] - rows) % self.places
         self._counts[lanes] -= rows
+
+    def exchange(self, lanes: np.ndarray) -> None:
+        """Notes that the open rows of some lanes are others than they were.
+
+        Args:
+            lanes: distinct.
+        """
+        self.kept[lanes] = np.minimum(self.kept[lanes], self.writes[lanes])
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether any row is not `kept`."""
+        return bool((self.kept != _ALL).any())
+
+    def forget_changes(self) -> None:
+        """Begins to count anew what is `kept`; for whoever follows the changes."""
+        self.kept[:] = _ALL
 
     def keep(self, counts: np.ndarray) -> None:
         """Forgets all but the newest complete rows of each lane.
@@ -114,6 +148,7 @@ class WriteHeads:
             counts: [B] how many to keep.
         """
         self._separate()
+        self.restarts += 1
         self._counts[:] = np.minimum(self._counts, counts)
 
     def restart(self, counts: np.ndarray | int, rows: int | None = None) -> None:
@@ -123,11 +158,12 @@ class WriteHeads:
             counts: how many rows each lane holds.
             rows: what a lane can hold from now on.
         """
+        self.restarts += 1
         self.rows = self.rows if rows is None else rows
         counts = np.full(self.num_lanes, counts)
         self.together = bool((counts == counts[0]).all())
-        self.head = self.count = int(counts[0])
-        self._heads[:] = self._counts[:] = counts
+        self.head = self.count = self.written = int(counts[0])
+        self._heads[:] = self._counts[:] = self._written[:] = counts
 
     def newest(self, rows: int, *, and_open: bool) -> slice | np.ndarray:
         """Places of the newest complete rows in time order.
@@ -177,13 +213,48 @@ class WriteHeads:
         age = number - (ends - usable)[lane]
         return (self.heads[lane] - self.counts[lane] + age) % places * lanes + lane
 
+    def aligned(self, usable: np.ndarray, period: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where usable rows lie whose place is a multiple of a period.
+
+        Args:
+            usable: [B] how many of the oldest rows of each lane count.
+            period: at least 1.
+
+        Returns:
+            For each lane: the first such multiple from its oldest row on, how many there are up to the end of the ring,
+            and how many after it.
+        """
+        oldest = (self.heads - self.counts) % self.places
+        end = oldest + usable
+        first = -(-oldest // period)
+        before = np.maximum(-(-np.minimum(end, self.places) // period) - first, 0)
+        return first, before, -(-np.maximum(end - self.places, 0) // period)
+
+    def pick_aligned(self, number: np.ndarray, usable: np.ndarray, period: int) -> np.ndarray:
+        """Row numbers of the n-th of the rows that `aligned` tells of.
+
+        Args:
+            number: [N] below their sum over lanes.
+            usable: how many of the oldest rows of each lane count.
+            period: at least 1.
+        """
+        first, before, after = self.aligned(usable, period)
+        ends = np.cumsum(before + after)
+        lane = np.searchsorted(ends, number, side="right")
+        order = number - (ends - before - after)[lane]
+        multiple = np.where(order < before[lane], first[lane] + order, order - before[lane])
+        return multiple * period * self.num_lanes + lane
+
     def state(self) -> dict[str, Any]:
         """Everything by name, for a checkpoint."""
         return {
             "head": self.heads.copy(),
             "count": self.counts.copy(),
+            "written": self.writes.copy(),
             "opened": self.opened.copy(),
             "unfinished": self.unfinished.copy(),
+            "kept": self.kept.copy(),
+            "restarts": self.restarts,
             "together": self.together,
         }
 
@@ -197,17 +268,19 @@ class WriteHeads:
             CheckpointError: something is missing, or belongs to another number of lanes.
         """
         try:
-            mine = {"head": self._heads, "count": self._counts, "opened": self.opened, "unfinished": self.unfinished}
+            mine = {"head": self._heads, "count": self._counts, "written": self._written}
+            mine |= {"opened": self.opened, "unfinished": self.unfinished, "kept": self.kept}
             for name, array in mine.items():
                 if np.shape(state[name]) != array.shape:
                     raise CheckpointError(f"the saved buffer has {len(state[name])} lanes, but this one {len(array)}")
                 array[:] = state[name]
-            self.together = bool(state["together"])
+            self.together, self.restarts = bool(state["together"]), int(state["restarts"])
         except KeyError as error:
             raise CheckpointError(f"the saved buffer has no {error}") from None
-        self.head, self.count = int(self._heads[0]), int(self._counts[0])
+        self.head, self.count, self.written = int(self._heads[0]), int(self._counts[0]), int(self._written[0])
         self.all_open = bool(self.opened.all())
 
     def _separate(self) -> None:
         if self.together:
-            self._heads[:], self._counts[:], self.together = self.head, self.count, False
+            self._heads[:], self._counts[:], self._written[:] = self.head, self.count, self.written
+            self.together = False

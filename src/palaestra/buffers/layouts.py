@@ -12,7 +12,13 @@ __all__ = ["Unroll", "Windows"]
 
 
 class Unroll(Batch):
-    """Sequences in time order: T steps with an action each, and the step after them to bootstrap from."""
+    """Sequences in time order: T steps with an action each, and the step after them to bootstrap from.
+
+    There are more fields where they apply: `state`, the policy's memory before a row, `[T, B, ...]` in an unroll and
+    `[1, N, ...]` in sampled sequences, so that `state[0]` belongs before the first row; `index` `[N]` of a sequence's
+    first row, for `write_back`; and `weight` `[N]` float32, by which a loss is multiplied where rows were drawn by
+    priority.
+    """
 
     step_type: Tensor
     """[T+1, B] int32."""
@@ -33,7 +39,10 @@ class Unroll(Batch):
 
 
 class Windows(Batch):
-    """Flat rows for n-step learning: N starts, each with the rewards that follow it."""
+    """Flat rows for n-step learning: N starts, each with the rewards that follow it.
+
+    Rows that were drawn by priority have a field `weight`, `[N]` float32, by which a loss is multiplied.
+    """
 
     observation: Any
     """[N, ...]."""

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, final
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from palaestra.buffers.access import StreamAccess
 from palaestra.buffers.layouts import Unroll, Windows
-from palaestra.buffers.streams import FIRST, LAST, LaneStreams
+from palaestra.buffers.samplers import Sampler, UniformSampler
+from palaestra.buffers.streams import FIRST, LAST, RowOptions
 from palaestra.core import Batch, ConfigError, OnPolicy, Plan, ShapeError
 
 __all__ = ["ReplayBuffer"]
 
 
 @final
-class ReplayBuffer(LaneStreams):
+class ReplayBuffer(StreamAccess):
     """Keeps the newest rows of every lane; a lane is one stream in time order.
 
     Row t holds time step t and the action taken on it. The newest row of each lane is *open*: its time step is known,
@@ -28,16 +31,19 @@ class ReplayBuffer(LaneStreams):
         capacity: complete rows to keep, over all lanes; with `None` a full lane gets more room instead of losing its
             oldest row (for unrolls of any length).
         num_lanes: environments (or agents) that write.
-        observation_spec: of one time step, before any normalisation.
-        action_spec: of one action as the policy samples it.
-        info_spec: what the policy's `behaviour` returns, by name.
-        reward_spec: of one reward.
-        complete_episodes_only: whether only rows of episodes that have ended are learned from (Tianshou's rule for
-            several environments). Rows of a stream that breaks off are dropped.
+        sampler: who chooses the rows of a draw; `UniformSampler()` by default.
+        options: what a row consists of, see `RowOptions`; `observation_spec` and `action_spec` are needed.
 
     Raises:
-        ConfigError: there is not room for one row in every lane.
+        ConfigError: there is not room for one row in every lane, or the options do not fit together.
+        TypeError: an option is unknown, or a spec is missing.
     """
+
+    def __init__(
+        self, capacity: int | None, num_lanes: int, *, sampler: Sampler | None = None, **options: Unpack[RowOptions]
+    ) -> None:
+        super().__init__(capacity, num_lanes, **options)
+        self.sampler = UniformSampler() if sampler is None else sampler
 
     def draw(self, plan: Plan, generator: torch.Generator) -> Batch:
         """The data of one update.
@@ -55,18 +61,25 @@ class ReplayBuffer(LaneStreams):
             unroll = self._whole()
             self._used = True
             return unroll
-        count = plan.num_updates * plan.mini_batch_size
+        count, sampler = plan.num_updates * plan.mini_batch_size, self.sampler
         if plan.mini_batch_length == 1:
-            return self.windows(self._starts(count, plan.n_step, generator), plan.n_step)
-        return self._sequences(count, plan.mini_batch_length, generator)
+            drawn = self.windows(sampler.starts(self, count, plan.n_step, generator), plan.n_step)
+        else:
+            length = plan.burn_in + plan.mini_batch_length
+            drawn = self._sequences(sampler.starts(self, count, length, generator), length, plan.burn_in)
+        return sampler.finish(self, drawn, generator)
 
     def write_back(self, indices: Tensor, priority: Tensor) -> None:
-        """Uniform sampling has no priorities: does nothing.
+        """Gives priorities of drawn rows to the sampler; uniform sampling ignores them.
 
         Args:
-            indices: ignored.
-            priority: ignored.
+            indices: the batch's `index` field.
+            priority: non-negative, one for each.
+
+        Raises:
+            NonFiniteError: a priority is NaN, infinite or negative.
         """
+        self.sampler.write_back(indices.numpy(), priority.numpy())
 
     def windows(self, index: np.ndarray, n_step: int) -> Windows:
         """The n-step windows that start at given rows.
@@ -109,8 +122,20 @@ class ReplayBuffer(LaneStreams):
 
     # -- sampling
 
-    def _starts(self, count: int, length: int, generator: torch.Generator) -> np.ndarray:
-        """Uniform row numbers of valid starts whose next `length` rows exist."""
+    def candidates(self, length: int) -> tuple[int, Callable[[np.ndarray], np.ndarray]]:
+        """The rows that so many rows follow in their lane, whether they may be learned from or not.
+
+        Args:
+            length: rows that follow.
+
+        Returns:
+            How many there are, and the function from numbers below that to row numbers; the oldest of a lane come
+            first. Where a buffer keeps a policy's memories, only rows with one count.
+
+        Raises:
+            ConfigError: a lane has no room for so many rows.
+            ShapeError: there is none.
+        """
         heads = self._heads
         if length > heads.rows and not self._growing:
             raise ConfigError(f"{length} steps in a row do not fit into a lane of {heads.rows}; raise the capacity")
@@ -119,30 +144,70 @@ class ReplayBuffer(LaneStreams):
         if not heads.together or self._complete_only:
             usable = np.maximum(heads.counts - np.maximum(length - 1, heads.unfinished), 0)
             total = int(usable.sum())
+        pick = functools.partial(heads.pick, usable=usable)
+        if self._states is not None and self.state_period > 1:
+            usable = np.broadcast_to(usable, (self.num_lanes,))
+            _, before, after = heads.aligned(usable, self.state_period)
+            total = int(before.sum() + after.sum())
+            pick = functools.partial(heads.pick_aligned, usable=usable, period=self.state_period)
         if total == 0:
-            raise ShapeError(f"no row can be learned from yet: {length} rows must follow it; {self._held()}")
-        found: list[np.ndarray] = []
-        missing = count
-        for _ in range(100):
-            number = torch.randint(total, (missing + missing // 4 + 8,), generator=generator).numpy()
-            drawn = heads.pick(number, usable)
-            drawn = drawn[self._valid(drawn)][:missing]
-            if len(drawn) == count:
-                return drawn
-            found.append(drawn)
-            missing -= len(drawn)
-            if not missing:
-                return np.concatenate(found)
-        raise ShapeError(f"hardly any row can be learned from, for episodes end at once; {self._held()}")
+            raise ShapeError(f"no row can be learned from yet: {length} rows must follow it; {self.held()}")
+        return total, pick
 
-    def _sequences(self, count: int, length: int, generator: torch.Generator) -> Unroll:
-        take, index = self._storage.take, self._starts(count, length, generator)
+    def starts(self, length: int) -> np.ndarray:
+        """All rows that a draw may begin with, those of a lane in time order.
+
+        Args:
+            length: so many rows must follow in the lane; of the first one must belong to the same episode.
+
+        Returns:
+            [N] row numbers.
+
+        Raises:
+            ConfigError: a lane has no room for so many rows.
+            ShapeError: there is none.
+        """
+        total, pick = self.candidates(length)
+        rows = pick(np.arange(total))
+        return rows[self.is_start(rows)]
+
+    def set_progress(self, progress: float) -> None:
+        """Moves the schedules of the sampler.
+
+        Args:
+            progress: env steps taken divided by the run's total, in [0, 1].
+        """
+        self.sampler.set_progress(progress)
+
+    def state_tensors(self) -> dict[str, Any]:
+        """Everything the buffer and its sampler hold, by name; tensors are views of it."""
+        sampler = {f"sampler.{name}": value for name, value in self.sampler.state().items()}
+        return {**super().state_tensors(), **sampler}
+
+    def load_state_tensors(self, tensors: Mapping[str, Any]) -> None:
+        """Puts back what `state_tensors` gave.
+
+        Args:
+            tensors: of a buffer with the same specs, lanes, capacity and sampler.
+
+        Raises:
+            CheckpointError: something is missing or does not fit.
+        """
+        super().load_state_tensors(tensors)
+        prefix = "sampler."
+        self.sampler.load_state({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+
+    def _sequences(self, index: np.ndarray, length: int, burn_in: int) -> Unroll:
+        take = self._storage.take
         rows = index + _offsets(length, self.num_lanes)  # [L+1, N]
         fields = {name: take(name, rows) for name in self.step_fields}
         fields |= {name: take(name, rows[:-1]) for name in ("action", "policy_info", "policy_version")}
+        if self._states is not None:
+            fields["state"] = self._states.take("state", self._state_slots(index)[1][None])
         # what lies after the end of the first episode is another episode's
         valid = _unbroken(fields["step_type"].numpy()).astype(np.float32)
-        return Unroll.of({**fields, "valid": torch.from_numpy(valid)})
+        valid[:burn_in] = 0
+        return Unroll.of({**fields, "valid": torch.from_numpy(valid), "index": torch.from_numpy(index)})
 
 
 @functools.cache

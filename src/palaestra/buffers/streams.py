@@ -3,74 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Required, TypedDict, Unpack
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from palaestra.buffers.heads import WriteHeads
-from palaestra.buffers.layouts import Unroll
 from palaestra.buffers.storage import LaneStorage
-from palaestra.core import CheckpointError, ConfigError, ShapeError, SpecTree, StepType, TensorSpec, TimeStep
-from palaestra.ops import valid_starts
+from palaestra.core import ConfigError, ShapeError, SpecTree, StepType, TensorSpec, TimeStep
 
-__all__ = ["LaneStreams"]
+__all__ = ["LaneStreams", "RowOptions"]
 
 FIRST, LAST = int(StepType.FIRST), int(StepType.LAST)
 _FIRST_ROWS = 128  # of every lane, where the buffer grows
 
 
+class RowOptions(TypedDict, total=False):
+    """What a row consists of; every buffer takes these by name."""
+
+    observation_spec: Required[SpecTree]
+    """Of one time step, before any normalisation."""
+    action_spec: Required[SpecTree]
+    """Of one action as the policy samples it."""
+    info_spec: Mapping[str, TensorSpec] | None
+    """What the policy's `behaviour` returns, by name."""
+    reward_spec: TensorSpec | None
+    """Of one reward; float32 without dimensions by default."""
+    state_spec: Mapping[str, TensorSpec] | None
+    """The memory of a recurrent policy, by name; `None` where it has none."""
+    state_period: int
+    """A memory is kept with every so-manieth row of a lane; 1, the default, is with all."""
+    complete_episodes_only: bool
+    """Whether only rows of episodes that have ended are learned from (Tianshou's rule for several environments); rows
+    of a stream that breaks off are dropped."""
+
+
 class LaneStreams:
-    """The streams themselves: writing, the newest rows, and checkpoints. `ReplayBuffer` adds what is drawn.
+    """The streams themselves: what is written, and where. `ReplayBuffer` adds what is read and drawn.
 
     Args:
         capacity: see `ReplayBuffer`.
         num_lanes: streams side by side.
-        observation_spec: of one time step.
-        action_spec: of one action.
-        info_spec: of what the policy adds to a row, by name.
-        reward_spec: of one reward.
-        complete_episodes_only: see `ReplayBuffer`.
+        options: see `RowOptions`.
 
     Raises:
-        ConfigError: there is not room for one row in every lane.
+        ConfigError: there is not room for one row in every lane, or the options do not fit together.
+        TypeError: an option is unknown, or a spec is missing.
     """
 
     step_fields: ClassVar[tuple[str, ...]] = ("step_type", "reward", "discount", "observation")
     """What a row keeps of its time step."""
 
-    def __init__(
-        self,
-        capacity: int | None,
-        num_lanes: int,
-        *,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        info_spec: Mapping[str, TensorSpec] | None = None,
-        reward_spec: TensorSpec | None = None,
-        complete_episodes_only: bool = False,
-    ) -> None:
+    def __init__(self, capacity: int | None, num_lanes: int, **options: Unpack[RowOptions]) -> None:
         if num_lanes < 1 or (capacity is not None and capacity < num_lanes):
             raise ConfigError(f"capacity {capacity} has no room for one row in each of {num_lanes} lanes")
-        self._growing, self._complete_only = capacity is None, complete_episodes_only
-        self.num_lanes, self.info_fields = num_lanes, tuple(info_spec or ())
+        unknown, missing = (
+            options.keys() - RowOptions.__annotations__.keys(),
+            RowOptions.__required_keys__ - options.keys(),
+        )
+        if unknown or missing:
+            raise TypeError(f"{type(self).__name__} needs {sorted(missing)} and does not know {sorted(unknown)}")
+        self._growing, self._complete_only = capacity is None, options.get("complete_episodes_only", False)
+        info_spec, state_spec = options.get("info_spec") or {}, options.get("state_spec") or {}
+        self.num_lanes, self.info_fields = num_lanes, tuple(info_spec)
+        self.state_period = options.get("state_period", 1)
+        """A policy's memory is kept with the rows whose place is a multiple of this."""
+        if self.state_period < 1 or (self._growing and self.state_period > 1):
+            raise ConfigError(
+                f"state_period is {self.state_period}; it must be at least 1, and 1 where the buffer grows"
+            )
         self._heads = WriteHeads(num_lanes, _FIRST_ROWS if capacity is None else capacity // num_lanes)
         specs = {
             "step_type": TensorSpec((), torch.int32),
-            "reward": reward_spec or TensorSpec(()),
+            "reward": options.get("reward_spec") or TensorSpec(()),
             "discount": TensorSpec(()),
-            "observation": observation_spec,
-            "action": action_spec,
+            "observation": options["observation_spec"],
+            "action": options["action_spec"],
             "policy_version": TensorSpec((), torch.int32),
-            "policy_info": dict(info_spec or {}),
+            "policy_info": dict(info_spec),
         }
         self._set_storage(LaneStorage(self._heads.places, num_lanes, specs))
+        slots = -(-self._heads.places // self.state_period)
+        self._states = LaneStorage(slots, num_lanes, {"state": dict(state_spec)}) if state_spec else None
         self._used = False
-
-    def __len__(self) -> int:
-        """Complete rows over all lanes."""
-        return self._heads.total
 
     @property
     def rows_per_lane(self) -> int:
@@ -83,38 +98,51 @@ class LaneStreams:
         return self._storage.size_bytes
 
     @property
+    def keeps_states(self) -> bool:
+        """Whether a policy's memory is stored."""
+        return self._states is not None
+
+    @property
+    def heads(self) -> WriteHeads:
+        """Where each lane is written next, and which rows it holds; to be read only."""
+        return self._heads
+
+    @property
     def lockstep(self) -> bool:
         """Whether all lanes are written together, so that a vector step is one contiguous row."""
         return self._heads.together
 
     # -- writing
 
-    def open(self, time_step: TimeStep, lanes: np.ndarray | None = None) -> None:
+    def open(self, time_step: TimeStep, env_id: Any = None) -> None:
         """Starts or restarts streams: their open rows become these time steps, and no row is completed by an action.
 
         Args:
             time_step: one row per lane written.
-            lanes: which lanes, each once; `None` is all.
+            env_id: which lanes, each once; `None` is all.
 
         Raises:
             ShapeError: a structure, shape or dtype is not what the buffer was made for.
         """
-        heads, which = self._heads, self._which(lanes)
+        heads, which = self._heads, self._which(env_id)
         arrived = self._checked_step(time_step, len(which))
         going = which[heads.opened[which]]
         ended = going[self._kinds[heads.numbers(going)] == LAST]
         if ended.size:  # the last step of an episode stays, as a row whose action does not count
             self._make_room(ended)
             self._storage.zero(("action", "policy_version", "policy_info"), heads.numbers(ended))
+            if self._states is not None:
+                self._states.zero(("state",), self._state_slots(heads.numbers(ended))[1])
             heads.advance_lanes(ended)
         if self._complete_only and going.size:
             heads.rewind(going, heads.unfinished[going])
             heads.unfinished[going] = 0
+        heads.exchange(going)
         heads.open(which)
         self._storage.write(arrived, heads.numbers(which))
 
     def append(
-        self, action: Any, time_step: TimeStep, *, policy_version: int = 0, lanes: np.ndarray | None = None
+        self, action: Any, time_step: TimeStep, *, policy_version: int = 0, state: Any = None, env_id: Any = None
     ) -> None:
         """Completes the open row with its action and opens the next one with the time step that followed.
 
@@ -124,18 +152,20 @@ class LaneStreams:
             action: what the policy sampled on the open row, one per lane written.
             time_step: what the environment answered.
             policy_version: the version that acted.
-            lanes: which lanes, each once; `None` is all.
+            state: the policy's memory before it saw the open row: a batch of `[B, ...]`, or `None` without memory.
+            env_id: which lanes, each once; `None` is all.
 
         Raises:
             ShapeError: a structure, shape or dtype is not what the buffer was made for, or a lane was never opened.
         """
         heads = self._heads
-        which = None if lanes is None else self._which(lanes)
+        which = None if env_id is None else self._which(env_id)
         if which is not None and which.tolist() == list(range(self.num_lanes)):
             which = None
+        memory = () if state is None and self._states is None else self._checked_state(state, which)
         if which is not None or not heads.together or not heads.all_open or self._complete_only:
             which = self._which(None) if which is None else which
-            self._append_to(which, action, time_step, policy_version)
+            self._append_to(which, action, time_step, policy_version, memory)
             return
         if self._used:
             self._discard()
@@ -153,13 +183,15 @@ class LaneStreams:
             )
         )
         self._versions[head * self.num_lanes : (head + 1) * self.num_lanes] = policy_version
+        if memory:
+            self._write_state(memory, heads.numbers(np.arange(self.num_lanes)))
         heads.advance()
 
-    def _append_to(self, lanes: np.ndarray, action: Any, time_step: TimeStep, policy_version: int) -> None:
+    def _append_to(self, lanes: np.ndarray, action: Any, time_step: TimeStep, version: int, memory: Any) -> None:
         heads = self._heads
         if not heads.all_open and not heads.opened[lanes].all():
             closed = lanes[~heads.opened[lanes]].tolist()
-            raise ShapeError(f"the lanes {closed} have no open row to complete; call open(time_step, lanes) first")
+            raise ShapeError(f"the lanes {closed} have no open row to complete; call open(time_step, env_id) first")
         taken = self._storage.checked("action", action, len(lanes))
         arrived = self._checked_step(time_step, len(lanes))
         if self._used:
@@ -167,11 +199,33 @@ class LaneStreams:
         self._make_room(lanes)
         completed = heads.numbers(lanes)
         self._storage.write(taken, completed)
-        self._versions[completed] = policy_version
+        self._versions[completed] = version
+        if memory:
+            self._write_state(memory, completed)
         heads.advance_lanes(lanes)
         self._storage.write(arrived, heads.numbers(lanes))
         if self._complete_only:
             self._note_ends(lanes, completed)
+
+    # -- the memory of recurrent policies
+
+    def _checked_state(self, state: Any, lanes: np.ndarray | None) -> list[tuple[str, np.ndarray]]:
+        if self._states is None:
+            if isinstance(state, tuple) and not state:
+                return []
+            raise ShapeError("a policy state was given, but the buffer was made without one; give it a state_spec")
+        return self._states.checked("state", state, self.num_lanes if lanes is None else len(lanes))
+
+    def _state_slots(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which of some rows keep a memory, and the row numbers of these memories."""
+        places, lanes = numbers // self.num_lanes, numbers % self.num_lanes
+        kept = places % self.state_period == 0
+        return kept, (places[kept] // self.state_period) * self.num_lanes + lanes[kept]
+
+    def _write_state(self, memory: list[tuple[str, np.ndarray]], numbers: np.ndarray) -> None:
+        kept, slots = self._state_slots(numbers)
+        if slots.size and self._states is not None:
+            self._states.write([(path, given[kept]) for path, given in memory], slots)
 
     def _note_ends(self, lanes: np.ndarray, completed: np.ndarray) -> None:
         """Counts the rows of running episodes, and drops those of episodes that broke off."""
@@ -231,6 +285,8 @@ class LaneStreams:
 
     def _resize(self, rows: int, order: np.ndarray) -> None:
         self._set_storage(self._storage.resized(rows + 1, order))
+        if self._states is not None:  # a buffer that grows keeps a memory with every row
+            self._states = self._states.resized(rows + 1, order)
 
     def _set_storage(self, storage: LaneStorage) -> None:
         self._storage = storage
@@ -252,116 +308,6 @@ class LaneStreams:
         numbers = set(which.tolist()) if which.ndim == 1 and which.dtype.kind in "iu" else ()
         if len(numbers) != which.size or (numbers and not 0 <= min(numbers) <= max(numbers) < self.num_lanes):
             raise ShapeError(
-                f"lanes is {which.tolist()}; give each lane once, as numbers from 0 to {self.num_lanes - 1}"
+                f"env_id is {which.tolist()}; give each lane once, as numbers from 0 to {self.num_lanes - 1}"
             )
         return which
-
-    # -- reading
-
-    def newest(self, rows: int) -> Unroll:
-        """The newest complete rows of every lane in time order, and the open row after them.
-
-        Args:
-            rows: T, at most the rows that every lane has.
-
-        Returns:
-            An `Unroll` of `[T+1, B]`; views of the storage where the rows lie together.
-
-        Raises:
-            ShapeError: a lane has fewer rows.
-        """
-        if not 0 < rows <= self._heads.shortest:
-            raise ShapeError(f"{rows} rows were asked for, but {self._held()}")
-        return self._unroll(self._heads.newest(rows, and_open=True))
-
-    def recent(self, name: str, rows: int) -> Any:
-        """One field of the newest complete rows of every lane, in time order.
-
-        Args:
-            name: of the field.
-            rows: T; a lane that holds fewer repeats its oldest one in front.
-
-        Returns:
-            [T, B, ...]; a view where the rows lie together.
-        """
-        return self._get(name, self._heads.newest(rows, and_open=False))
-
-    def take(self, name: str, index: np.ndarray | Tensor) -> Any:
-        """A copy of one field at row numbers.
-
-        Args:
-            name: of the field.
-            index: row numbers such as those of `Windows.index`, of any shape.
-
-        Returns:
-            [*index.shape, ...].
-        """
-        return self._storage.take(name, np.asarray(index))
-
-    def next(self, index: Tensor) -> Tensor:
-        """The rows one step later; a row that no step of its own episode follows stays where it is.
-
-        Args:
-            index: [N] row numbers.
-
-        Returns:
-            [N] row numbers.
-        """
-        rows = index.numpy()
-        heads = self._heads.numbers(rows % self.num_lanes)
-        after = (rows + self.num_lanes) % (self._heads.places * self.num_lanes)
-        return torch.from_numpy(np.where((rows != heads) & self._valid(rows), after, rows))
-
-    def _held(self) -> str:
-        return f"the lanes hold {self._heads.counts.tolist()} rows"
-
-    def _get(self, name: str, places: slice | np.ndarray) -> Any:
-        if isinstance(places, slice):
-            return self._storage.view(name, places)
-        return self._storage.take(name, self._heads.numbers_at(places))
-
-    def _unroll(self, places: slice | np.ndarray) -> Unroll:
-        complete = slice(places.start, places.stop - 1) if isinstance(places, slice) else places[:-1]
-        fields = {name: self._get(name, places) for name in self.step_fields}
-        fields |= {name: self._get(name, complete) for name in ("action", "policy_info", "policy_version")}
-        return Unroll.of({**fields, "valid": valid_starts(fields["step_type"]).to(torch.float32)})
-
-    def _valid(self, index: np.ndarray) -> np.ndarray:
-        """`ops.valid_starts` at row numbers; the rows after them exist."""
-        kinds = self._kinds
-        return (kinds.take(index) != LAST) & (kinds.take(index + self.num_lanes, mode="wrap") != FIRST)
-
-    # -- checkpoints
-
-    def state_tensors(self) -> dict[str, Any]:
-        """Everything the buffer holds, by name; tensors are views of it."""
-        heads = self._heads
-        wrapped = bool((heads.heads < heads.counts).any())
-        rows = heads.places if wrapped else int(heads.heads.max()) + 1
-        fields = {f"field.{name}": tensor[:rows] for name, tensor in self._storage.tensors.items()}
-        return {**fields, **heads.state(), "rows_per_lane": heads.rows, "used": self._used}
-
-    def load_state_tensors(self, tensors: Mapping[str, Any]) -> None:
-        """Puts back what `state_tensors` gave.
-
-        Args:
-            tensors: of a buffer with the same specs, lanes and capacity.
-
-        Raises:
-            CheckpointError: something is missing or does not fit.
-        """
-        rows = tensors.get("rows_per_lane", 0)
-        if rows != self._heads.rows:
-            if not self._growing:
-                raise CheckpointError(f"the saved buffer has {rows} rows per lane, but this one has {self._heads.rows}")
-            self._resize(rows, np.empty((0, self.num_lanes), np.int64))
-            self._heads.restart(0, rows)
-        for name, tensor in self._storage.tensors.items():
-            saved = tensors.get(f"field.{name}")
-            given = None if saved is None else (tuple(saved.shape[1:]), saved.dtype)
-            if saved is None or given != (tuple(tensor.shape[1:]), tensor.dtype) or len(saved) > len(tensor):
-                needed = (tuple(tensor.shape[1:]), tensor.dtype)
-                raise CheckpointError(f"the saved buffer field {name!r} has rows of {given}, but this one of {needed}")
-            tensor[: len(saved)] = saved
-        self._heads.load_state(tensors)
-        self._used = bool(tensors["used"])

@@ -8,8 +8,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
 __all__ = ["main"]
 
 _USAGE = """\
@@ -56,9 +54,9 @@ def _main(arguments: list[str]) -> int:
     except PalaestraError as error:
         _complain(type(error).__name__, str(error))
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         _complain("stopped", "at once; the last checkpoint, if there is one, is intact")
-        return 130
+        return getattr(stopped, "exit_code", 130)
 
 
 _VERBS = {
@@ -80,6 +78,8 @@ def _import_from_here() -> None:
 
 
 def _complain(kind: str, message: str) -> None:
+    from rich.console import Console
+
     console = Console(stderr=True, highlight=False)
     for line in message.splitlines():
         console.print(f"[bold red]{kind}[/]  ", end="")

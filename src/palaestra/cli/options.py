@@ -1,18 +1,21 @@
-"""Reading options with tyro."""
+"""Reading options: the same paths, types and checks as in files; tyro writes the help."""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
-from collections.abc import Iterator, Sequence
+import typing
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import tyro
-import yaml
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from palaestra.core import ConfigError, Schedule, did_you_mean, parse_schedule
+from palaestra.core import ConfigError, Schedule, parse_schedule
+from palaestra.experiments import config_from_mapping
+from palaestra.experiments.values import dataclass_of, type_name, value_from_words
 
 __all__ = ["parse", "positional"]
 
@@ -41,7 +44,7 @@ def positional(arguments: list[str], names: Sequence[str], usage: str) -> tuple[
 
 
 def parse(kind: type[T], arguments: Sequence[str], *, prog: str, default: Any = None, description: str = "") -> T:
-    """Options as a dataclass.
+    """Options as a dataclass. tyro writes the help; values are checked as those of files and of Python are.
 
     Args:
         kind: the dataclass.
@@ -51,13 +54,100 @@ def parse(kind: type[T], arguments: Sequence[str], *, prog: str, default: Any = 
         description: for the help text.
 
     Raises:
-        ConfigError: an option is unknown or its value wrong.
+        ConfigError: options are unknown or their values wrong; the message has all of them.
         SystemExit: after `--help`.
     """
-    _refuse_unknown(kind, default, arguments)
-    extra = {} if default is None else {"default": default}
-    with _registry():
-        return tyro.cli(kind, args=list(arguments), prog=prog, description=description, **extra)
+    base = kind() if default is None else default
+    if {"-h", "--help"} & set(arguments):
+        with _registry():
+            tyro.cli(kind, args=["--help"], prog=prog, description=description, default=base)
+    problems: list[str] = []
+    settings = _settings(base, arguments, problems)
+    try:
+        config = config_from_mapping(kind, settings, base=base)
+    except ConfigError as error:
+        raise ConfigError("\n".join([*problems, str(error)])) from None
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def _settings(base: Any, arguments: Sequence[str], problems: list[str]) -> dict[str, Any]:
+    """Options as nested mappings, as a configuration file has them; what cannot be read is added to the problems."""
+    hints = dict(_hints(base))
+    names = {path.replace("_", "-"): path for path in hints}
+    short = {alias: path for path, hint in hints.items() for alias in _aliases(hint)}
+    settings: dict[str, Any] = {}
+    for option, words in _groups(arguments, problems):
+        name = option.replace("_", "-")
+        *parents, last = name.split(".")
+        opposite = ".".join([*parents, last.removeprefix("no-")]) if last.startswith("no-") else ""
+        path = short.get(name) or names.get(name)
+        if path is None and (off := short.get(opposite) or names.get(opposite)) and _is_switch(hints[off]):
+            path, words = off, [*words, "false"]
+        if path is None:
+            known = [*names, *short]
+            close = difflib.get_close_matches(name, known, n=1) or [n for n in known if n.split(".")[-1] == name]
+            hint = f" — did you mean --{close[0]}?{_detail(base, hints, names, short, close[0])}" if close else ""
+            problems.append(f"unknown option --{option}{hint or '; --help lists all'}")
+            continue
+        try:
+            _put(settings, path, value_from_words(hints[path], words))
+        except ConfigError as error:
+            problems.append(f"--{option}: {error}")
+    return settings
+
+
+def _groups(arguments: Sequence[str], problems: list[str]) -> list[tuple[str, list[str]]]:
+    """Each option with the words after it."""
+    groups: list[tuple[str, list[str]]] = []
+    for argument in arguments:
+        match = re.match(r"--([A-Za-z][\w.-]*)(?:=(.*))?$", argument, re.DOTALL)
+        if match:
+            groups.append((match.group(1), [] if match.group(2) is None else [match.group(2)]))
+        elif groups:
+            groups[-1][1].append(argument)
+        else:
+            problems.append(f"unexpected {argument!r}; options begin with --")
+    return groups
+
+
+def _put(settings: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for parent in parents:
+        settings = settings.setdefault(parent, {})
+    settings[last] = value
+
+
+def _hints(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The path and the type of every setting."""
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    for f in dataclasses.fields(config):
+        child, nested = getattr(config, f.name), dataclass_of(hints[f.name])
+        if dataclasses.is_dataclass(child) and nested is not None:
+            yield from _hints(child, f"{prefix}{f.name}.")
+        elif nested is not None:
+            yield from _hints(nested(), f"{prefix}{f.name}.")
+        else:
+            yield f"{prefix}{f.name}", hints[f.name]
+
+
+def _aliases(hint: Any) -> list[str]:
+    """The short forms that a field declares for tyro."""
+    found = [getattr(entry, "aliases", None) or () for entry in getattr(hint, "__metadata__", ())]
+    return [alias.removeprefix("--") for aliases in found for alias in aliases]
+
+
+def _is_switch(hint: Any) -> bool:
+    return bool in (typing.get_args(hint) or ()) or hint is bool
+
+
+def _detail(base: Any, hints: Mapping[str, Any], names: Mapping[str, str], short: Mapping[str, str], name: str) -> str:
+    path = short.get(name) or names[name]
+    value = base
+    for part in path.split("."):
+        value = getattr(value, part, None)
+    return f" ({type_name(hints[path])}, {value})"
 
 
 @contextmanager
@@ -83,42 +173,10 @@ def _registry() -> Iterator[None]:
         return PrimitiveConstructorSpec(
             nargs="*",
             metavar="[NAME VALUE ...]",
-            instance_from_str=_named_values,
+            instance_from_str=lambda words: value_from_words(dict[str, Any], words),
             is_instance=lambda value: isinstance(value, dict),
             str_from_instance=lambda value: [str(part) for item in value.items() for part in item],
         )
 
     with registry:
         yield
-
-
-def _named_values(words: list[str]) -> dict[str, Any]:
-    """`size 3 label x` as {"size": 3, "label": "x"}: values are read as YAML."""
-    if len(words) % 2:
-        raise ValueError(f"{words[-1]!r} has no value; give names and values in turn")
-    return {name: yaml.safe_load(value) for name, value in zip(words[::2], words[1::2], strict=True)}
-
-
-def _refuse_unknown(kind: Any, default: Any, arguments: Sequence[str]) -> None:
-    """One line for a mistyped option, in the words of the configuration."""
-    known = {"help", "seed", "compile", "no-compile", *_paths(default if default is not None else kind)}
-    problems = []
-    for argument in arguments:
-        match = re.match(r"--([A-Za-z][\w.-]*)", argument)
-        name = match.group(1).replace("_", "-") if match else None
-        if name and name not in known and name.replace("no-", "", 1) not in known:
-            problems.append(f"unknown option --{name}{did_you_mean(name, known)}")
-    if problems:
-        raise ConfigError("\n".join(problems))
-
-
-def _paths(value: Any, prefix: str = "") -> Iterator[str]:
-    for f in dataclasses.fields(value):
-        child = f.default if isinstance(value, type) else getattr(value, f.name)
-        path = f"{prefix}{f.name.replace('_', '-')}"
-        if dataclasses.is_dataclass(child) and not isinstance(child, type) and not callable(child):
-            yield from _paths(child, f"{path}.")
-        else:
-            yield path
-            *parents, last = path.split(".")
-            yield ".".join([*parents, f"no-{last}"])

@@ -14,14 +14,9 @@ from palaestra.core.errors import (
 )
 from palaestra.core.experience import ExperienceSet
 from palaestra.core.minibatch import minibatches, sequences
-from palaestra.core.plan import DataSource, Offline, OnPolicy, Plan, Replay
+from palaestra.core.plan import DataSource, Offline, OnPolicy, Plan, Prioritized, Replay
 from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_range, schedule_value
-from palaestra.core.seeding import (
-    RunSeeds,
-    SeedName,
-    episode_seed,
-    seeded_initialisation,
-)
+from palaestra.core.seeding import RunSeeds, SeedName, episode_seed, seeded_initialisation
 from palaestra.core.spec import (
     BoundedSpec,
     DiscreteSpec,
@@ -37,15 +32,7 @@ from palaestra.core.spec import (
 )
 from palaestra.core.state import join_state, split_state
 from palaestra.core.storage import load_tensors, save_tensors
-from palaestra.core.time_step import (
-    StepType,
-    TimeStep,
-    check_time_step,
-    restart,
-    termination,
-    transition,
-    truncation,
-)
+from palaestra.core.time_step import StepType, TimeStep, check_time_step, restart, termination, transition, truncation
 from palaestra.core.views import (
     Experiences,
     Transitions,
@@ -77,6 +64,7 @@ __all__ = [
     "PalaestraError",
     "Piecewise",
     "Plan",
+    "Prioritized",
     "Replay",
     "RunSeeds",
     "Schedule",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "CheckpointError",
@@ -68,6 +69,8 @@ class NonFiniteError(PalaestraError, ArithmeticError):
     """A loss, gradient, observation or reward is NaN or infinite."""
 
     exit_code = 4
+    batch: Any = None
+    """The minibatch whose gradient it was, where there is one."""
 
 
 class CheckpointError(PalaestraError, RuntimeError):

@@ -24,7 +24,8 @@ def minibatches(batch: Batch, plan: Plan, *, generator: torch.Generator) -> Iter
     order and is divided into `plan.num_updates` parts.
 
     Args:
-        batch: every leaf `[T, B, ...]` for an on-policy plan; `[N, ...]` or `[L, N, ...]` for a sample.
+        batch: every leaf `[T, B, ...]` for an on-policy plan; `[N, ...]` or `[L, N, ...]` for a sample, where a leaf
+            `[N]` beside sequences has one value for each of them.
         plan: what the algorithm asked for.
         generator: source of the order.
 
@@ -99,4 +100,6 @@ def _leading(batch: Batch) -> tuple[int, ...]:
 
 
 def _rows(batch: Batch, rows: slice, dim: int) -> Batch:
-    return batch[rows] if dim == 0 else batch[:, rows]
+    if dim == 0:
+        return batch[rows]
+    return batch.map(lambda leaf: leaf[rows] if leaf.ndim == 1 else leaf[:, rows])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
 from palaestra.core.errors import ConfigError
+from palaestra.core.schedule import Linear, Schedule, schedule_value
 
 if TYPE_CHECKING:
     from palaestra.core.batch import Batch
 
-__all__ = ["DataSource", "Offline", "OnPolicy", "Plan", "Replay"]
+__all__ = ["DataSource", "Offline", "OnPolicy", "Plan", "Prioritized", "Replay"]
 
 
 def _require_positive(plan: object, *names: str) -> None:
@@ -20,6 +21,14 @@ def _require_positive(plan: object, *names: str) -> None:
         value = getattr(plan, name)
         if value is not None and not value > 0:
             raise ConfigError(f"{type(plan).__name__}({name}={value}): {name} must be greater than 0")
+
+
+def _require_burn_in(plan: Replay | Offline) -> None:
+    if plan.burn_in < 0 or (plan.burn_in and plan.mini_batch_length == 1):
+        raise ConfigError(
+            f"{type(plan).__name__}(burn_in={plan.burn_in}, mini_batch_length={plan.mini_batch_length}): burn-in needs "
+            "sequences; give at least 0 steps, and a mini_batch_length above 1"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +54,23 @@ class OnPolicy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Prioritized:
+    """Draw rows in proportion to a power of their priority, which learning writes back."""
+
+    alpha: float = 0.6
+    """Power of the priority, at least 0; 0 draws every row equally often."""
+    beta: Schedule = field(default_factory=lambda: Linear(0.4, 1.0))
+    """How far the importance weights correct for that, in [0, 1]; 1 is completely."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha < float("inf"):
+            raise ConfigError(f"Prioritized(alpha={self.alpha}): give a finite power of at least 0")
+        ends = [schedule_value(self.beta, progress / 100) for progress in range(101)]
+        if not all(0 <= value <= 1 for value in ends):
+            raise ConfigError(f"Prioritized(beta={self.beta}): it must stay in [0, 1]")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Replay:
     """Learn from samples of a replay buffer: one draw of `num_updates * mini_batch_size` sequences an iteration."""
 
@@ -62,10 +88,15 @@ class Replay:
     """Env steps before the first gradient step."""
     n_step: int = 1
     """Rewards summed before bootstrapping; windows end with their episode."""
+    burn_in: int = 0
+    """Time steps in front of each sequence that only bring a recurrent memory up to date; `valid` is 0 there."""
+    prioritized: Prioritized | None = None
+    """How rows are drawn by priority; `None` draws all equally often."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "unroll_length", "capacity", "num_updates", "mini_batch_size", "mini_batch_length")
         _require_positive(self, "n_step")
+        _require_burn_in(self)
         if self.initial_collect_steps < 0:
             raise ConfigError(f"Replay(initial_collect_steps={self.initial_collect_steps}): give at least 0 env steps")
 
@@ -82,9 +113,12 @@ class Offline:
     """Time steps in a sequence; 1 gives flat transitions."""
     n_step: int = 1
     """Rewards summed before bootstrapping."""
+    burn_in: int = 0
+    """Time steps in front of each sequence that only bring a recurrent memory up to date; `valid` is 0 there."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "num_updates", "mini_batch_size", "mini_batch_length", "n_step")
+        _require_burn_in(self)
 
 
 Plan: TypeAlias = OnPolicy | Replay | Offline

@@ -69,8 +69,15 @@ class TensorSpec:
     """Shape without leading dimensions."""
     dtype: torch.dtype = torch.float32
     """Data type."""
+    stacked: int = field(default=1, kw_only=True, repr=False)
+    """K above 1: the first axis holds the K newest frames, the newest last, and zeros from before the episode began."""
 
     def __post_init__(self) -> None:
+        if self.stacked != 1 and (self.stacked < 1 or self.shape[:1] != (self.stacked,)):
+            raise SpecError(
+                f"{type(self).__name__} was given stacked={self.stacked} and shape {self.shape}; "
+                "the first axis holds the stacked frames, so its length is that number"
+            )
         if not isinstance(self.shape, tuple) or not all(isinstance(n, int | np.integer) and n >= 0 for n in self.shape):
             raise SpecError(
                 f"{type(self).__name__} was given shape {self.shape!r}; give a tuple of lengths, such as (3,)"
@@ -152,7 +159,7 @@ class BoundedSpec(TensorSpec):
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, BoundedSpec)
-            and (self.shape, self.dtype) == (other.shape, other.dtype)
+            and (self.shape, self.dtype, self.stacked) == (other.shape, other.dtype, other.stacked)
             and np.array_equal(self.minimum, other.minimum)
             and np.array_equal(self.maximum, other.maximum)
         )
@@ -275,6 +282,8 @@ def spec_to_json(spec: SpecTree) -> Any:
     if isinstance(spec, tuple):
         return {"kind": "tuple", "items": [spec_to_json(child) for child in spec]}
     out: dict[str, Any] = {"kind": type(spec).__name__, "shape": list(spec.shape)}
+    if spec.stacked > 1:
+        out["stacked"] = spec.stacked
     out["dtype"] = str(spec.dtype).removeprefix("torch.")
     if isinstance(spec, BoundedSpec):
         # the text of a number is exact, and JSON has no infinity

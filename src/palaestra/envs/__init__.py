@@ -4,13 +4,15 @@
 """
 
 from palaestra.envs.check import CheckReport, Finding, check
-from palaestra.envs.create import EnvConfig, create_environment, import_object, load, probe_specs
+from palaestra.envs.create import EnvConfig, create_environment, load, probe_specs
 from palaestra.envs.environment import Environment, EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.gym_environment import GymEnvironment
+from palaestra.envs.importing import import_object
 from palaestra.envs.native_vector import NativeVectorEnvironment
 from palaestra.envs.process import ProcessEnvironment
 from palaestra.envs.serial import SerialEnvironment
 from palaestra.envs.spaces import space_from_spec, spec_from_space
+from palaestra.envs.wrap import Wrap
 from palaestra.envs.wrappers import TimeLimit
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "SerialEnvironment",
     "SingleEnvironment",
     "TimeLimit",
+    "Wrap",
     "check",
     "create_environment",
     "import_object",

@@ -5,25 +5,26 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import gymnasium
 
-from palaestra.core import ConfigError, RunSeeds, SpecTree, TensorSpec, did_you_mean
+from palaestra.core import ConfigError, RunSeeds, SpecTree, TensorSpec
 from palaestra.envs.environment import Environment, SingleEnvironment
+from palaestra.envs.importing import import_object
 from palaestra.envs.native_vector import NativeVectorEnvironment
 from palaestra.envs.process import ProcessEnvironment
 from palaestra.envs.serial import SerialEnvironment
 from palaestra.envs.suites import gym
+from palaestra.envs.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
 from palaestra.envs.wrappers.time_limit import TimeLimit
 
 # A time limit that is never reached, for pools that cannot be without one and count in 32 bits.
 _NO_LIMIT = 1 << 30
 
-__all__ = ["EnvConfig", "create_environment", "import_object", "load", "probe_specs"]
+__all__ = ["EnvConfig", "create_environment", "load", "probe_specs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +44,17 @@ class EnvConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)
     """For the environment's constructor."""
     gym_wrappers: tuple[Any, ...] = ()
-    """Gymnasium wrappers, the innermost first: callables, or `my_package:Wrapper`."""
+    """Gymnasium wrappers, the innermost first: `Wrap` values, their text such as `ClipReward`, or callables."""
     wrappers: tuple[Any, ...] = ()
-    """Time step wrappers, the innermost first: callables, or `my_package:Wrapper`."""
+    """Time step wrappers, the innermost first: `Wrap` values, their text (`FrameStack(num_frames=4)`), or callables."""
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:
             raise ConfigError(f"env.num_envs is {self.num_envs}; it must be at least 1")
         if self.num_workers is not None and self.num_workers < 1:
             raise ConfigError(f"env.num_workers is {self.num_workers}; it must be at least 1")
+        object.__setattr__(self, "gym_wrappers", as_values(self.gym_wrappers, GYM_WRAPPERS))
+        object.__setattr__(self, "wrappers", as_values(self.wrappers, STEP_WRAPPERS))
 
 
 def load(
@@ -69,8 +72,8 @@ def load(
         name: an id of the registry, or `my_package:MyEnvironment`.
         env_id: which environment of a batch this is.
         max_episode_steps: the time limit; `None` for the registered one, 0 for none.
-        gym_wrappers: Gymnasium wrappers, or their names; not for a `SingleEnvironment`.
-        wrappers: time step wrappers, or their names.
+        gym_wrappers: as in `EnvConfig`; not for a `SingleEnvironment`.
+        wrappers: as in `EnvConfig`.
         kwargs: for the constructor.
 
     Raises:
@@ -83,7 +86,7 @@ def load(
     """
     if max_episode_steps is not None and max_episode_steps < 0:
         raise ConfigError(f"max_episode_steps is {max_episode_steps}; it must be at least 0 (0: no time limit)")
-    inner, outer = _resolved(gym_wrappers), _resolved(wrappers)
+    inner, outer = as_values(gym_wrappers, GYM_WRAPPERS), as_values(wrappers, STEP_WRAPPERS)
     maker = _maker(name)
     if maker is None:
         return gym.load(
@@ -168,44 +171,6 @@ def probe_specs(config: EnvConfig) -> tuple[SpecTree, SpecTree, TensorSpec]:
     one = EnvConfig(**{**vars(config), "num_envs": 1, "vectorization": vectorization})
     with create_environment(one, lane_seeds=[0]) as env:
         return env.observation_spec, env.action_spec, env.reward_spec
-
-
-def import_object(name: str) -> Any:
-    """What `my_package.module:attribute` names on the Python path.
-
-    Args:
-        name: with exactly one colon.
-
-    Raises:
-        ConfigError: there is no such module or attribute; or the module itself failed to import.
-    """
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise ConfigError(f"{name!r} is not of the form my_package.module:attribute")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(
-            f"{name!r} names the module {module_name!r}, which cannot be imported: {error}. "
-            f"It must be installed or on the Python path ({', '.join(sys.path[:3])}, ...)"
-        ) from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(f"module {module_name!r} has no {attribute!r}{did_you_mean(part, _public(found))}")
-        found = getattr(found, part)
-    return found
-
-
-def _public(module: Any) -> list[str]:
-    return [name for name in dir(module) if not name.startswith("_")]
-
-
-def _resolved(wrappers: Sequence[Any]) -> list[Callable[..., Any]]:
-    found = [import_object(wrapper) if isinstance(wrapper, str) else wrapper for wrapper in wrappers]
-    for wrapper in found:
-        if not callable(wrapper):
-            raise ConfigError(f"the wrapper {wrapper!r} cannot be called with an environment")
-    return found
 
 
 def _maker(name: str) -> Callable[..., Any] | None:

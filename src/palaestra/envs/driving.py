@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,21 @@ from palaestra.envs.episode_log import Episode, EpisodeLog, digest
 if TYPE_CHECKING:
     from palaestra.envs.environment import SingleEnvironment
 
-__all__ = ["describe", "failure", "replay"]
+__all__ = ["describe", "failure", "mark", "replay"]
+
+
+def mark(env: SingleEnvironment, observation: Any) -> str:
+    """What proves that an episode was replayed, and what replaying it takes: one word.
+
+    Args:
+        env: the outermost layer.
+        observation: its latest.
+
+    Returns:
+        A digest of the observation; after a colon, what the layers carried into the episode from earlier ones.
+    """
+    found, memory = digest(observation, env.observation_spec), env.memory()
+    return f"{found}:{json.dumps(memory, separators=(',', ':'))}".replace(" ", "\\u0020") if memory else found
 
 
 def replay(env: SingleEnvironment, episode: Episode) -> TimeStep | None:
@@ -21,7 +36,7 @@ def replay(env: SingleEnvironment, episode: Episode) -> TimeStep | None:
 
     Args:
         env: the outermost layer.
-        episode: with its actions and the digest of its latest observation.
+        episode: with its actions and its `mark`.
 
     Returns:
         The latest time step; `None` if no episode was running.
@@ -31,14 +46,17 @@ def replay(env: SingleEnvironment, episode: Episode) -> TimeStep | None:
     """
     if not episode.digest:
         return None
+    expected, _, memory = episode.digest.partition(":")
+    if memory:
+        env.recall(json.loads(memory))
     time_step = env.begin_episode(episode.seed)
     for action in episode.actions:
         time_step = env.advance(action)
     found = digest(time_step.observation, env.observation_spec)
-    if found != episode.digest:
+    if found != expected:
         raise EnvError(
             f"the episode does not replay: after {len(episode.actions)} actions its observation hashes to {found}, "
-            f"in the saved run to {episode.digest}. The environment draws from something other than the seed of its "
+            f"in the saved run to {expected}. The environment draws from something other than the seed of its "
             "reset (a global generator, the clock), keeps state "
             "across episodes, or its code or settings have changed since"
         )

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from palaestra.core import BoundedSpec, DiscreteSpec, EnvError, SpecError, SpecTree, TensorSpec, TimeStep
-from palaestra.envs.driving import describe, failure, replay
-from palaestra.envs.episode_log import EpisodeLog, digest
-from palaestra.envs.nest import flatten, leaf_dtypes, problem, unflatten, zeros
+from palaestra.envs.driving import describe, failure, mark, replay
+from palaestra.envs.episode_log import EpisodeLog
+from palaestra.envs.nest import copied, flatten, leaf_dtypes, problem, unflatten, zeros
 
 __all__ = ["Environment", "EnvironmentWrapper", "SingleEnvironment"]
 
@@ -206,6 +206,17 @@ class SingleEnvironment(ABC):
             A MID or LAST time step.
         """
 
+    def memory(self) -> dict[str, Any]:
+        """What was carried into the running episode from earlier ones, by layer, as JSON values; most carry nothing."""
+        return {}
+
+    def recall(self, memory: dict[str, Any]) -> None:  # noqa: B027 - nothing was carried
+        """Takes over what `memory` gave, before the episode is replayed.
+
+        Args:
+            memory: of equal layers.
+        """
+
     def close(self) -> None:  # noqa: B027 - a layer that holds nothing has nothing to do
         """Frees what the environment holds."""
 
@@ -251,7 +262,7 @@ class SingleEnvironment(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Where the environment is: its episode's number, the actions so far, a digest of the latest observation."""
         latest = self._latest
-        return self._episodes().state_dict([digest(latest.observation, self.observation_spec) if latest else ""])
+        return self._episodes().state_dict([mark(self, latest.observation) if latest else ""])
 
     @final
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -304,7 +315,10 @@ class SingleEnvironment(ABC):
         copies = [np.array(leaf, dtype) for leaf, dtype in leaves]
         log.due = [0] if time_step.step_type == 2 else []
         self._latest = time_step._replace(
-            observation=unflatten(iter(copies), spec), prev_action=action, env_id=self.env_id
+            observation=unflatten(iter(copies), spec),
+            prev_action=action,
+            env_id=self.env_id,
+            untransformed=copied(time_step.untransformed),
         )
         return self._latest
 
@@ -375,6 +389,18 @@ class EnvironmentWrapper(SingleEnvironment):
             action: passed on.
         """
         return self.env.advance(action)
+
+    def memory(self) -> dict[str, Any]:
+        """What the inner layers carried into the running episode."""
+        return self.env.memory()
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        """Hands on to the inner layer.
+
+        Args:
+            memory: from `memory`.
+        """
+        self.env.recall(memory)
 
     def render(self) -> np.ndarray:
         """The inner layer's picture."""

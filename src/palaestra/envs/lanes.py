@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from palaestra.core import SpecError, SpecTree, TensorSpec, TimeStep, spec_leaves
-from palaestra.envs.driving import replay
+from palaestra.envs.driving import mark, replay
 from palaestra.envs.environment import SingleEnvironment
-from palaestra.envs.episode_log import Episode, digest
+from palaestra.envs.episode_log import Episode
 from palaestra.envs.gym_environment import GymEnvironment
 from palaestra.envs.nest import flatten, leaf_dtypes, problem
 from palaestra.envs.wrappers.time_limit import TimeLimit
@@ -208,9 +208,9 @@ class Lanes:
                 raise SpecError(f"the observation has {wrong}")
 
     def digests(self) -> list[str]:
-        """A digest of every lane's latest observation; empty where no episode is running."""
-        spec = self.specs.observation
-        return [digest(latest, spec) for latest in self._latest] or [""] * len(self.envs)
+        """The mark of every lane's running episode; empty where none is running."""
+        marks = [mark(env, latest) for env, latest in zip(self.envs, self._latest, strict=False)]
+        return marks or [""] * len(self.envs)
 
     def load(self, episodes: Sequence[Episode]) -> None:
         """Replays a running episode in every lane, and sets `over` to those that need a new one.

@@ -14,7 +14,7 @@ from palaestra.core import Batch, SpecError, SpecTree, TensorSpec, numpy_dtype, 
 # Asking torch for a dtype's numpy name allocates a tensor.
 _dtype = functools.cache(numpy_dtype)
 
-__all__ = ["batched_spec", "flatten", "leaf_dtypes", "problem", "to_batched", "unflatten", "zeros"]
+__all__ = ["batched_spec", "copied", "flatten", "leaf_dtypes", "problem", "to_batched", "unflatten", "zeros"]
 
 
 def batched_spec(spec: SpecTree) -> SpecTree:
@@ -30,6 +30,21 @@ def batched_spec(spec: SpecTree) -> SpecTree:
     if isinstance(spec, TensorSpec):
         return spec
     return {str(key): batched_spec(child) for key, child in _children(spec)}
+
+
+def copied(value: Any) -> Any:
+    """A nest with copies of its arrays.
+
+    Args:
+        value: dicts, tuples and named tuples of arrays and anything else.
+    """
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {key: copied(child) for key, child in value.items()}
+    if isinstance(value, tuple):
+        return tuple.__new__(type(value), [copied(child) for child in value])
+    return value
 
 
 def leaf_dtypes(spec: SpecTree) -> list[np.dtype]:

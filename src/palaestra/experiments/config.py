@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 import typing
 from collections.abc import Mapping
@@ -10,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import pydantic
 import tyro
 import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
-from palaestra.core import ConfigError, Linear, Piecewise, Schedule, did_you_mean, parse_schedule
-from palaestra.envs import EnvConfig, import_object
+from palaestra.core import ConfigError, Linear, Piecewise, did_you_mean
+from palaestra.envs import EnvConfig, Wrap, import_object
+from palaestra.experiments.values import dataclass_of, read_yaml, type_name, value_of
 from palaestra.training import TrainerConfig
 
 __all__ = ["ExperimentConfig", "RunConfig", "config_from_mapping", "config_to_mapping", "load_config", "save_config"]
@@ -89,6 +90,8 @@ def config_to_mapping(config: Any) -> dict[str, Any]:
 def _to_yaml(value: Any, path: str) -> Any:
     if isinstance(value, Linear | Piecewise):
         return str(value)
+    if isinstance(value, Wrap):
+        return value.text
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return config_to_mapping(value)
     if isinstance(value, tuple | list):
@@ -120,7 +123,7 @@ def config_from_mapping(kind: type[Any], data: Mapping[str, Any], *, base: Any =
         >>> config_from_mapping(RunConfig, {"seeed": 1})
         Traceback (most recent call last):
             ...
-        palaestra.core.errors.ConfigError: unknown key seeed — did you mean 'seed'?
+        palaestra.core.errors.ConfigError: unknown key seeed — did you mean 'seed'? (int, 0)
     """
     problems: list[str] = []
     config = _build(kind, data, base, "", problems)
@@ -130,38 +133,36 @@ def config_from_mapping(kind: type[Any], data: Mapping[str, Any], *, base: Any =
 
 
 def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, problems: list[str]) -> Any:
-    hints, found_before = typing.get_type_hints(kind), len(problems)
+    """The configuration as far as it can be made; what is wrong is added to the problems."""
+    hints = typing.get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]
     values: dict[str, Any] = {} if base is None else {name: getattr(base, name) for name in names}
     if kind is ExperimentConfig:
-        name = data.get("algorithm_name", (base or ExperimentConfig()).algorithm_name)
-        hints["algorithm"] = algorithm_class(str(name)).config_class
+        try:
+            hints["algorithm"] = _config_class_of(data, base)
+        except ConfigError as error:  # its settings cannot be checked then, but all others can
+            problems.append(str(error))
+            data = {key: value for key, value in data.items() if key not in ("algorithm_name", "algorithm")}
+            hints["algorithm"] = type((base or ExperimentConfig()).algorithm)
         if type(values.get("algorithm")) is not hints["algorithm"]:
             values["algorithm"] = hints["algorithm"]()
     for key, value in data.items():
         where = f"{path}.{key}" if path else str(key)
         if key not in names:
-            elsewhere = [] if path else _nested_paths(kind, str(key))
-            hint = f" — did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(str(key), names)
-            problems.append(f"unknown key {where}{hint}")
+            problems.append(f"unknown key {where}{_suggestion(kind, values, str(key), path)}")
             continue
-        hint = hints[key]
-        if dataclasses.is_dataclass(hint):
-            nested = typing.cast("type[Any]", hint)
-            if isinstance(value, Mapping):
-                values[key] = _build(nested, value, values.get(key), where, problems)
-            elif isinstance(value, nested):
-                values[key] = value
-            else:
-                problems.append(f"{where} is {value!r}: a mapping of settings is needed")
-        else:
+        nested = dataclass_of(hints[key])
+        if nested is None or isinstance(value, nested):
             try:
-                values[key] = _value(hint, value)
-            except (pydantic.ValidationError, ConfigError) as error:
-                reason = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else str(error)
-                problems.append(f"{where} is {value!r}: {reason[0].lower()}{reason[1:]}")
-    if len(problems) > found_before:
-        return base
+                values[key] = value if nested else value_of(hints[key], value)
+            except ConfigError as error:
+                problems.append(f"{where} is {value!r}: {error}")
+        elif isinstance(value, Mapping):
+            values[key] = _build(nested, value, values.get(key), where, problems) or nested()
+        elif value is not None or type(None) not in typing.get_args(hints[key]):
+            problems.append(f"{where} is {value!r}: a mapping of settings is needed")
+        else:
+            values[key] = None
     try:
         return kind(**values)
     except ConfigError as error:
@@ -169,16 +170,28 @@ def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, probl
         return base
 
 
-def _nested_paths(kind: type[Any], name: str) -> list[str]:
-    """Where a setting of this name lies one level below, for those who forgot the group."""
-    groups = {f.name: f.default_factory() for f in dataclasses.fields(kind) if callable(f.default_factory)}
-    return [f"{group}.{name}" for group, value in groups.items() if name in getattr(value, "__dataclass_fields__", ())]
+def _config_class_of(data: Mapping[str, Any], base: Any) -> type[Any]:
+    """The class of the algorithm's settings, by the algorithm that the data or the base names."""
+    name = data.get("algorithm_name", (base or ExperimentConfig()).algorithm_name)
+    return algorithm_class(str(name)).config_class
 
 
-def _value(hint: Any, value: Any) -> Any:
-    if hint == Schedule and isinstance(value, str):
-        return parse_schedule(value)
-    return pydantic.TypeAdapter(hint, config={"arbitrary_types_allowed": True}).validate_python(value)
+def _suggestion(kind: type[Any], values: Mapping[str, Any], name: str, path: str) -> str:
+    """What was probably meant, with its type and default; settings one level below count, for a forgotten group."""
+    hints = typing.get_type_hints(kind)
+    defaults = {f.name: f.default_factory() for f in dataclasses.fields(kind) if callable(f.default_factory)}
+    groups = {key: value for key, value in {**defaults, **values}.items() if dataclasses.is_dataclass(value)}
+    known = [f.name for f in dataclasses.fields(kind)]
+    close = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+    if not close:
+        for group, value in groups.items():
+            below = difflib.get_close_matches(name.replace("-", "_"), [f.name for f in dataclasses.fields(value)], n=1)
+            if below:
+                return f" — did you mean '{path + '.' if path else ''}{group}.{below[0]}'?"
+        return f"; known{' in ' + path if path else ''}: {', '.join(known)}"
+    default = values.get(close[0], getattr(kind, close[0], defaults.get(close[0])))
+    detail = "" if dataclass_of(hints[close[0]]) else f" ({type_name(hints[close[0]])}, {default})"
+    return f" — did you mean {(path + '.' if path else '') + close[0]!r}?{detail}"
 
 
 def algorithm_class(name: str) -> Any:
@@ -211,7 +224,7 @@ def load_config(path: str | Path, *, base: ExperimentConfig | None = None) -> Ex
         ConfigError: it cannot be read, or holds mistakes.
     """
     try:
-        data = yaml.safe_load(Path(path).read_text())
+        data = read_yaml(Path(path).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
     if not isinstance(data, Mapping):

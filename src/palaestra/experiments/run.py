@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -25,9 +26,12 @@ from palaestra.nn import NetworkConfig
 from palaestra.policies import Policy, load_policy, save_policy
 from palaestra.rollout import Collector, Evaluation, evaluate
 from palaestra.training import (
+    Callback,
     CheckpointStore,
     ConsoleLogger,
+    Evaluated,
     FileLogger,
+    Health,
     Logger,
     TensorBoardLogger,
     Trainer,
@@ -210,6 +214,37 @@ def evaluate_run(
         return evaluate(policy, env, episodes=episodes, deterministic=deterministic, seeds=lanes)
 
 
+def evaluate_training(config: ExperimentConfig, policy: Policy) -> Evaluation:
+    """An evaluation as the trainer makes it, in new environments.
+
+    Args:
+        config: of the run.
+        policy: to evaluate.
+    """
+    num_envs = min(config.run.eval_num_envs, config.trainer.eval_episodes)
+    env, lanes = evaluation_environment(config, config.run.seed, num_envs)
+    with env:
+        return evaluate(policy, env, episodes=config.trainer.eval_episodes, seeds=lanes)
+
+
+class KeepEvaluations(Callback):
+    """Writes every evaluation, and the policy of the best one, into a run directory.
+
+    Args:
+        path: of the run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def evaluated(self, trainer: Trainer, result: Evaluated) -> None:
+        """See `Callback.evaluated`."""
+        text = json.dumps(result.evaluation.to_json(), indent=2) + "\n"
+        (self._path / "evals" / f"{result.env_steps}.json").write_text(text)
+        if result.best:
+            save_policy(result.policy, self._path / "policy")
+
+
 def _run(
     directory: RunDirectory,
     config: ExperimentConfig,
@@ -224,17 +259,6 @@ def _run(
         stack.callback(directory.unlock)
         env = stack.enter_context(create_environment(config.env, seed=config.run.seed))
 
-        def evaluation() -> Evaluation:
-            num_envs = min(config.run.eval_num_envs, config.trainer.eval_episodes)
-            eval_env, eval_lanes = evaluation_environment(config, config.run.seed, num_envs)
-            with eval_env:
-                return evaluate(algorithm.policy, eval_env, episodes=config.trainer.eval_episodes, seeds=eval_lanes)
-
-        def keep(env_steps: int, result: Evaluation, best: bool) -> None:
-            (path / "evals" / f"{env_steps}.json").write_text(json.dumps(result.to_json(), indent=2) + "\n")
-            if best:
-                save_policy(algorithm.policy, path / "policy")
-
         own: list[Logger] = [FileLogger(path)]
         if config.run.tensorboard:
             own.append(TensorBoardLogger(path / "tensorboard"))
@@ -242,10 +266,10 @@ def _run(
             Collector.of(env, algorithm),
             algorithm,
             config.trainer,
-            evaluate=evaluation,
+            evaluate=functools.partial(evaluate_training, config),
             checkpoints=CheckpointStore(path / "checkpoints", keep=config.trainer.keep_checkpoints),
             loggers=[*own, *loggers],
-            on_evaluation=keep,
+            callbacks=[Health(), KeepEvaluations(path)],
         )
         if resumed:
             _, state = CheckpointStore(path / "checkpoints").load_newest()

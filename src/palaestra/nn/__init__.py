@@ -2,12 +2,15 @@
 
 from palaestra.nn.cnn import NatureCNN
 from palaestra.nn.core_model import CoreModel, combine_gradients, create_algorithm_func
+from palaestra.nn.distributional import ImplicitQuantileNetwork, ReturnDistribution, ReturnNetwork
 from palaestra.nn.encoder import ACTION_MASK, Encoder
 from palaestra.nn.ensemble import EnsembleNetwork
 from palaestra.nn.mlp import MLP, Activation, Initialisation
-from palaestra.nn.network import GaussianNetwork, Network, NetworkConfig, QNetwork
+from palaestra.nn.network import CompositeNetwork, GaussianNetwork, Network, NetworkConfig, QNetwork, Recurrent
+from palaestra.nn.noisy import NoisyMLP
 from palaestra.nn.optimizer import OptimizerOption
 from palaestra.nn.recurrent import GRU, LSTM, LSTMState
+from palaestra.nn.recurrent_network import RecurrentNetwork, with_memory
 
 __all__ = [
     "ACTION_MASK",
@@ -15,17 +18,25 @@ __all__ = [
     "LSTM",
     "MLP",
     "Activation",
+    "CompositeNetwork",
     "CoreModel",
     "Encoder",
     "EnsembleNetwork",
     "GaussianNetwork",
+    "ImplicitQuantileNetwork",
     "Initialisation",
     "LSTMState",
     "NatureCNN",
     "Network",
     "NetworkConfig",
+    "NoisyMLP",
     "OptimizerOption",
     "QNetwork",
+    "Recurrent",
+    "RecurrentNetwork",
+    "ReturnDistribution",
+    "ReturnNetwork",
     "combine_gradients",
     "create_algorithm_func",
+    "with_memory",
 ]

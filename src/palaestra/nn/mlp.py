@@ -103,6 +103,14 @@ class MLP(nn.Module):
                 x = function(x)
         return x
 
+    def activate(self, x: Tensor) -> Tensor:
+        """The activation alone; it may overwrite its argument.
+
+        Args:
+            x: any shape.
+        """
+        return self._function(x)
+
 
 @torch.no_grad()
 def _initialise(layer: nn.Module, gain: float, *, orthogonal: bool, is_out: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,12 @@ from torch import Tensor, nn
 from palaestra.core import ConfigError, SpecTree
 from palaestra.nn.encoder import Encoder
 from palaestra.nn.mlp import MLP, Activation, Initialisation
+from palaestra.nn.noisy import NoisyMLP
 
-__all__ = ["GaussianNetwork", "Network", "NetworkConfig", "QNetwork"]
+__all__ = ["CompositeNetwork", "GaussianNetwork", "Network", "NetworkConfig", "QNetwork", "Recurrent"]
+
+Recurrent: TypeAlias = Literal["lstm", "gru"]
+"""Kinds of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +31,14 @@ class NetworkConfig:
     """How weights start: orthogonal, PyTorch's default, or auto (orthogonal for tanh)."""
     dueling: bool = False
     """Whether action values are split into a state value and advantages."""
+    noisy: bool = False
+    """Whether the layers of action values have learned noise, which explores instead of random actions."""
     image_size: int = 512
     """Features of each encoded image."""
+    recurrent: Recurrent | None = None
+    """Memory between the encoded observation and the hidden layers; none by default."""
+    recurrent_size: int = 128
+    """Units of the memory."""
 
 
 class Network(nn.Module):
@@ -41,7 +51,8 @@ class Network(nn.Module):
         out_gain: scale of the last layer's initial weights.
 
     Raises:
-        ConfigError: a size or name in the config is impossible, or the config asks for dueling.
+        ConfigError: a size or name in the config is impossible, or the config asks for dueling or noisy layers, or
+            for a memory.
 
     Examples:
         >>> from palaestra.core import TensorSpec
@@ -61,6 +72,8 @@ class Network(nn.Module):
         config = config or NetworkConfig()
         if config.dueling:
             raise ConfigError("dueling=True splits action values, but this network has none; use it with QNetwork only")
+        if config.noisy:
+            raise ConfigError("noisy=True is for action values, but this network has none; use it with QNetwork only")
         self.out_size = out_size
         self.encoder = Encoder(observation_spec, image_size=config.image_size)
         self.mlp = _mlp(self.encoder.out_size, config.hidden_sizes, out_size, config, out_gain=out_gain)
@@ -87,12 +100,13 @@ class QNetwork(nn.Module):
         Q(s, a) = V(s) + A(s, a) − mean over a' of A(s, a')
 
     Wang et al. 2016, https://arxiv.org/abs/1511.06581, equation (9). The last hidden layer is doubled, one for each
-    stream; the ones before are shared.
+    stream; the ones before are shared. With `config.noisy` all layers after the encoder are `NoisyMLP`.
 
     Args:
         observation_spec: what an observation looks like, without leading dimensions.
         num_actions: A.
         config: the layers.
+        num_outputs: Q numbers for every action instead of one.
 
     Raises:
         ConfigError: a size or name in the config is impossible.
@@ -103,38 +117,61 @@ class QNetwork(nn.Module):
         torch.Size([8, 2])
     """
 
-    def __init__(self, observation_spec: SpecTree, num_actions: int, config: NetworkConfig | None = None) -> None:
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        num_actions: int,
+        config: NetworkConfig | None = None,
+        *,
+        num_outputs: int | None = None,
+    ) -> None:
         super().__init__()
         config = config or NetworkConfig()
-        self.num_actions = num_actions
+        self.num_actions, self._num_outputs = num_actions, num_outputs
         self.encoder = Encoder(observation_spec, image_size=config.image_size)
         self._encodes = not self.encoder.is_identity
-        self._dueling = config.dueling
-        if not config.dueling:
-            self.mlp = _mlp(self.encoder.out_size, config.hidden_sizes, num_actions, config)
-            return
-        shared, stream = config.hidden_sizes[:-1], config.hidden_sizes[-1:]
-        self.mlp = _mlp(self.encoder.out_size, shared, None, config)
-        self.value = _mlp(self.mlp.out_size, stream, 1, config)
-        self.advantage = _mlp(self.mlp.out_size, stream, num_actions, config)
+        self._dueling, size = config.dueling, num_outputs or 1
+        make = _noisy_mlp if config.noisy else _mlp
+        if config.dueling:
+            shared, stream = config.hidden_sizes[:-1], config.hidden_sizes[-1:]
+            self.mlp = make(self.encoder.out_size, shared, None, config)
+            self.value = make(self.mlp.out_size, stream, size, config)
+            self.advantage = make(self.mlp.out_size, stream, num_actions * size, config)
+        else:
+            self.mlp = make(self.encoder.out_size, config.hidden_sizes, num_actions * size, config)
+        self._parts = [part.noise_size for part in self.children() if isinstance(part, NoisyMLP)]
+        self.noise_size = sum(self._parts)
+        """Random numbers that one row needs; 0 without noisy layers."""
 
-    def forward(self, observation: Any) -> Tensor:
+    def forward(self, observation: Any, noise: Tensor | None = None) -> Tensor:
         """Action values for every observation.
 
         Args:
             observation: a tensor or `Batch` as the spec says, with any leading dimensions.
+            noise: [..., noise_size] standard normal, for noisy layers; `None` takes their mean weights.
 
         Returns:
-            [..., A] units of return.
+            [..., A] units of return; [..., A, Q] where `num_outputs` was given.
         """
         modules: dict[str, Any] = vars(self)["_modules"]  # `self.mlp` would cost a search
         if self._encodes:
             observation = modules["encoder"](observation)
+        if noise is not None or self._dueling:
+            return self._streams(observation, noise)
         out = modules["mlp"].forward(observation)
-        if not self._dueling:
-            return out
-        advantage = self.advantage(out)
-        return self.value(out) + advantage - advantage.mean(-1, keepdim=True)
+        return out if self._num_outputs is None else out.unflatten(-1, (self.num_actions, self._num_outputs))
+
+    def _streams(self, x: Tensor, noise: Tensor | None) -> Tensor:
+        """With dueling or noisy layers."""
+        noises = [()] * 3 if noise is None else [(part,) for part in noise.split(self._parts, -1)]
+        out, count = self.mlp(x, *noises[0]), self._num_outputs or 1
+        if self._dueling:
+            value = self.value(out, *noises[1]).unsqueeze(-2)  # [..., 1, Q]
+            advantage = self.advantage(out, *noises[2]).unflatten(-1, (self.num_actions, count))
+            out = value + advantage - advantage.mean(-2, keepdim=True)
+        else:
+            out = out.unflatten(-1, (self.num_actions, count))
+        return out.squeeze(-1) if self._num_outputs is None else out
 
 
 class GaussianNetwork(nn.Module):
@@ -184,7 +221,55 @@ class GaussianNetwork(nn.Module):
         return fields["_modules"]["mean"].forward(observation), fields["_parameters"]["log_std"]
 
 
+class CompositeNetwork(nn.Module):
+    """Numbers for every observation, and standard deviations that are learned apart: what `CompositePolicy` needs.
+
+    Args:
+        observation_spec: what an observation looks like, without leading dimensions.
+        out_size: D, numbers for each observation.
+        num_std: S, standard deviations; may be 0.
+        config: the layers.
+
+    Raises:
+        ConfigError: a size or name in the config is impossible.
+
+    Examples:
+        >>> from palaestra.core import TensorSpec
+        >>> numbers, log_std = CompositeNetwork(TensorSpec((4,)), 7, 2)(torch.zeros(8, 4))
+        >>> numbers.shape, log_std
+        (torch.Size([8, 7]), Parameter containing:
+        tensor([0., 0.], requires_grad=True))
+    """
+
+    def __init__(
+        self, observation_spec: SpecTree, out_size: int, num_std: int, config: NetworkConfig | None = None
+    ) -> None:
+        super().__init__()
+        self.numbers = Network(observation_spec, out_size, config, out_gain=0.01)
+        self.log_std = nn.Parameter(torch.zeros(num_std)) if num_std else None
+
+    def forward(self, observation: Any) -> tuple[Tensor, Tensor | None]:
+        """Numbers and log standard deviations for every observation.
+
+        Args:
+            observation: a tensor or `Batch` as the spec says, with any leading dimensions.
+
+        Returns:
+            Numbers [..., D], and log σ [S], the same for all rows, or `None` where S is 0.
+        """
+        return self.numbers(observation), self.log_std
+
+
 def _mlp(
     in_size: int, hidden_sizes: tuple[int, ...], out_size: int | None, config: NetworkConfig, *, out_gain: float = 1.0
 ) -> MLP:
+    if config.recurrent:
+        raise ConfigError(
+            f"recurrent={config.recurrent!r} asks for a memory, but this network alone has none; build it with "
+            "nn.with_memory, as PPO, REINFORCE and R2D2 do"
+        )
     return MLP(in_size, hidden_sizes, out_size, activation=config.activation, init=config.init, out_gain=out_gain)
+
+
+def _noisy_mlp(in_size: int, hidden_sizes: tuple[int, ...], out_size: int | None, config: NetworkConfig) -> NoisyMLP:
+    return NoisyMLP(in_size, hidden_sizes, out_size, activation=config.activation)

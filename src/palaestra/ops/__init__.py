@@ -9,6 +9,7 @@ from palaestra.ops.advantages import VTrace, VTraceClip, gae, vtrace
 from palaestra.ops.distributions import Categorical, DiagonalGaussian, check_action_mask
 from palaestra.ops.episode_ends import n_step_end, valid_starts
 from palaestra.ops.evolution import centered_ranks, episode_returns
+from palaestra.ops.joint import Joint, MultiBernoulli, MultiCategorical
 from palaestra.ops.losses import (
     approximate_kl,
     clipped_surrogate,
@@ -20,20 +21,25 @@ from palaestra.ops.losses import (
     row_weights,
 )
 from palaestra.ops.recurrence import reverse_linear_recurrence, reverse_linear_steps
+from palaestra.ops.return_distributions import categorical_projection, quantile_huber
 from palaestra.ops.returns import NStep, discounted_returns, lambda_returns, n_step_returns, n_step_targets
 from palaestra.ops.squashed import SquashedGaussian
 from palaestra.ops.statistics import Moments, merge, moments_of, standardize, variance
-from palaestra.ops.targets import double_q_target, q_target, td_target
+from palaestra.ops.targets import double_q_target, greedy_action, q_target, td_target
 
 __all__ = [
     "Categorical",
     "DiagonalGaussian",
+    "Joint",
     "Moments",
+    "MultiBernoulli",
+    "MultiCategorical",
     "NStep",
     "SquashedGaussian",
     "VTrace",
     "VTraceClip",
     "approximate_kl",
+    "categorical_projection",
     "centered_ranks",
     "check_action_mask",
     "clipped_surrogate",
@@ -43,6 +49,7 @@ __all__ = [
     "expectile_loss",
     "explained_variance",
     "gae",
+    "greedy_action",
     "huber",
     "lambda_returns",
     "masked_mean",
@@ -53,6 +60,7 @@ __all__ = [
     "n_step_targets",
     "policy_gradient",
     "q_target",
+    "quantile_huber",
     "reverse_linear_recurrence",
     "reverse_linear_steps",
     "row_weights",

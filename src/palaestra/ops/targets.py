@@ -8,9 +8,36 @@ import torch
 from torch import Tensor
 
 from palaestra.ops._shapes import require_action_values, require_same_shape
-from palaestra.ops._typing import Float, Shaped
+from palaestra.ops._typing import Float, Int, Shaped
 
-__all__ = ["double_q_target", "q_target", "td_target"]
+__all__ = ["double_q_target", "greedy_action", "q_target", "td_target"]
+
+
+def greedy_action(q: Float[Tensor, "*N A"], action_mask: Shaped[Tensor, "*N A"] | None = None) -> Int[Tensor, "*N"]:
+    """The most valuable of the allowed actions.
+
+        a = argmaxₐ Q(x, a)
+
+    Sutton and Barto 2018, equation (2.2).
+
+    Args:
+        q: [N, A] action values.
+        action_mask: [N, A] which actions are allowed, bool or 0/1; default all.
+
+    Returns:
+        [N] int64 in 0 … A − 1; the first of several, and where none is allowed (often so after an end).
+
+    Raises:
+        ShapeError: the arrays differ in shape; the message names both.
+
+    Examples:
+        >>> greedy_action(torch.tensor([[1.0, 5.0]]), torch.tensor([[True, False]]))
+        tensor([0])
+    """
+    if action_mask is not None:
+        require_same_shape("[N, A]", q=q, action_mask=action_mask)
+        q = torch.where(action_mask.bool(), q, -torch.inf)
+    return q.argmax(-1)
 
 
 def td_target(
@@ -116,8 +143,5 @@ def double_q_target(
     require_same_shape("[N, A]", next_q_online=next_q_online, next_q_target=next_q_target)
     require_same_shape("[N]", reward=reward, discount=discount)
     require_action_values(next_q=next_q_target, reward=reward)
-    if action_mask is not None:
-        require_same_shape("[N, A]", next_q=next_q_target, action_mask=action_mask)
-        next_q_online = torch.where(action_mask.bool(), next_q_online, -torch.inf)
-    action = next_q_online.argmax(-1, keepdim=True)
+    action = greedy_action(next_q_online, action_mask).unsqueeze(-1)
     return torch.addcmul(reward, discount, next_q_target.gather(-1, action).squeeze(-1))

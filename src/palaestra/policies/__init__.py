@@ -1,11 +1,13 @@
 """How to act: policies, exploration, observation normalisation."""
 
+from palaestra.policies.action_range import ActionRange
 from palaestra.policies.artefact import load_policy, save_policy
 from palaestra.policies.categorical import CategoricalPolicy
+from palaestra.policies.composite import CompositePolicy
 from palaestra.policies.deterministic import DeterministicPolicy
 from palaestra.policies.exploration import EpsilonGreedy, Exploration, GaussianNoise, UniformNoise
 from palaestra.policies.gaussian import GaussianPolicy
-from palaestra.policies.network_policy import NetworkPolicy
+from palaestra.policies.network_policy import NetworkPolicy, StochasticPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import Phase, Policy, PolicyStep
 from palaestra.policies.population import PopulationPolicy
@@ -15,7 +17,9 @@ from palaestra.policies.stochastic import stochastic_policy
 from palaestra.policies.value_greedy import ValueGreedyPolicy
 
 __all__ = [
+    "ActionRange",
     "CategoricalPolicy",
+    "CompositePolicy",
     "DeterministicPolicy",
     "EpsilonGreedy",
     "Exploration",
@@ -30,6 +34,7 @@ __all__ = [
     "RandomPolicy",
     "RulePolicy",
     "SquashedGaussianPolicy",
+    "StochasticPolicy",
     "UniformNoise",
     "ValueGreedyPolicy",
     "load_policy",

@@ -20,6 +20,7 @@ from palaestra.core import (
 )
 from palaestra.nn import NetworkConfig
 from palaestra.policies.categorical import CategoricalPolicy
+from palaestra.policies.composite import CompositePolicy
 from palaestra.policies.deterministic import DeterministicPolicy
 from palaestra.policies.gaussian import GaussianPolicy
 from palaestra.policies.network_policy import NetworkPolicy
@@ -33,7 +34,7 @@ __all__ = ["load_policy", "save_policy"]
 
 _FORMAT = 1
 _CLASSES: tuple[type[NetworkPolicy], ...] = (
-    *(CategoricalPolicy, DeterministicPolicy, GaussianPolicy),
+    *(CategoricalPolicy, CompositePolicy, DeterministicPolicy, GaussianPolicy),
     *(PopulationPolicy, SquashedGaussianPolicy, ValueGreedyPolicy),
 )
 _JSON, _WEIGHTS = "policy.json", "weights.safetensors"
@@ -65,6 +66,7 @@ def save_policy(policy: Policy, directory: str | Path) -> None:
         "observation_spec": spec_to_json(policy.observation_spec),
         "action_spec": spec_to_json(policy.action_spec),
         "network": dataclasses.asdict(policy.network_config),
+        "options": policy.build_options,
         "normalizer": None if normalizer is None else {"clip": normalizer.clip},
         "weights_sha256": _sha256(weights),
     }
@@ -133,7 +135,8 @@ def _built(cls: type[NetworkPolicy], data: dict[str, Any], path: Path) -> Networ
         network = dict(data["network"])
         network["hidden_sizes"] = tuple(network["hidden_sizes"])
         observation_spec = spec_from_json(data["observation_spec"])
-        policy = cls.build(observation_spec, spec_from_json(data["action_spec"]), NetworkConfig(**network))
+        config, options = NetworkConfig(**network), data.get("options", {})
+        policy = cls.build(observation_spec, spec_from_json(data["action_spec"]), config, **options)
         if data["normalizer"] is not None:
             policy.normalizer = ObservationNormalizer(observation_spec, float(data["normalizer"]["clip"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, final
+from typing import Self, final
 
 from torch import Tensor, nn
 
-from palaestra.core import Batch, DiscreteSpec, SpecTree
-from palaestra.nn import Network, NetworkConfig
+from palaestra.core import DiscreteSpec, SpecTree
+from palaestra.nn import Network, NetworkConfig, with_memory
 from palaestra.ops import Categorical
-from palaestra.policies.network_policy import NetworkPolicy, normalizer_of, require_discrete
+from palaestra.policies.network_policy import StochasticPolicy, normalizer_of, require_discrete
 from palaestra.policies.normalizer import ObservationNormalizer
-from palaestra.policies.policy import PolicyStep
 
 __all__ = ["CategoricalPolicy"]
 
 
 @final
-class CategoricalPolicy(NetworkPolicy):
+class CategoricalPolicy(StochasticPolicy):
     """Draws an action with probabilities in proportion to exp(logits) among the allowed ones.
 
     Args:
-        network: observation [..., *observation] -> logits [..., A].
+        network: observation [..., *observation] -> logits [..., A], or a `RecurrentNetwork` with such a head.
         observation_spec: what an observation looks like; a dict's key `action_mask` says which actions are allowed.
         action_spec: a `DiscreteSpec` of A actions.
         normalizer: applied to every observation.
@@ -35,8 +34,6 @@ class CategoricalPolicy(NetworkPolicy):
         >>> policy([[0.0, 0.0, 0.0, 0.0]]).shape
         (1,)
     """
-
-    behaviour_fields = ("log_prob",)
 
     def __init__(
         self,
@@ -70,34 +67,15 @@ class CategoricalPolicy(NetworkPolicy):
         """
         num_actions = require_discrete(cls.__name__, observation_spec, action_spec).num
         config = config or NetworkConfig()
-        network = Network(observation_spec, num_actions, config, out_gain=0.01)
+        network = with_memory(
+            observation_spec, config, lambda spec, config: Network(spec, num_actions, config, out_gain=0.01)
+        )
         policy = cls(network, observation_spec, action_spec, normalizer_of(observation_spec, normalize))
         policy.network_config = config
         return policy
 
-    def distribution(self, observation: Any) -> Categorical:
-        """The distribution over actions, with gradients.
-
-        Args:
-            observation: raw, leaves [..., *observation].
-
-        Returns:
-            Over [...] actions in 0 ... A - 1.
-        """
-        return Categorical(self._outputs(observation), self.action_mask(observation))
-
-    def sample(self, observation: Any) -> tuple[Tensor, Tensor]:
-        distribution = self.distribution(observation)
-        action = distribution.sample(self.generator)
-        return action, distribution.log_prob(action)
-
-    def _choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
-        distribution = self.distribution(observation)
-        action = distribution.mode() if deterministic else distribution.sample(self.generator)
-        return PolicyStep(action, state)
-
-    def behaviour(self, observation: Any, action: Any) -> Batch:
-        return Batch.of({"log_prob": self.distribution(observation).log_prob(action)})
+    def distribution_of(self, outputs: Tensor, mask: Tensor | None = None) -> Categorical:
+        return Categorical(outputs, mask)
 
     @property
     def raw_action_spec(self) -> DiscreteSpec:

@@ -20,6 +20,8 @@ _FEW = 16  # rows
 class Exploration(ABC):
     """Changes actions at random. Call it with actions; a schedule follows the run through `set_progress`.
 
+    A subclass defines `explore`.
+
     Args:
         strength: the number that a schedule may change over the run.
         seed: of the own generator, which is used where a call brings none.
@@ -52,16 +54,26 @@ class Exploration(ABC):
             New actions of the same kind, shape and dtype; the given ones where nothing changes.
         """
         if isinstance(action, Tensor):
-            return self._explore(action, generator or self.generator, mask)
+            return self.explore(action, generator or self.generator, mask)
         array = np.array(action)
         allowed = None if mask is None else torch.as_tensor(np.array(mask))
-        changed = self._explore(torch.as_tensor(array), generator or self.generator, allowed).numpy()
+        changed = self.explore(torch.as_tensor(array), generator or self.generator, allowed).numpy()
         if isinstance(action, np.ndarray):
             return changed.astype(action.dtype, copy=False)
         return type(action)(changed.item()) if array.ndim == 0 else type(action)(changed.tolist())
 
     @abstractmethod
-    def _explore(self, action: Tensor, generator: torch.Generator, mask: Tensor | None) -> Tensor: ...
+    def explore(self, action: Tensor, generator: torch.Generator, mask: Tensor | None) -> Tensor:
+        """What a subclass defines; users call the object itself.
+
+        Args:
+            action: [...] or [..., A], what the policy would do.
+            generator: source of all noise.
+            mask: [..., A] which discrete actions are allowed; `None` is all.
+
+        Returns:
+            Actions of the same shape and dtype.
+        """
 
 
 @final
@@ -90,7 +102,7 @@ class EpsilonGreedy(Exploration):
         super().__init__(epsilon, seed=seed)
         self.num_actions = num_actions
 
-    def _explore(self, action: Tensor, generator: torch.Generator, mask: Tensor | None) -> Tensor:
+    def explore(self, action: Tensor, generator: torch.Generator, mask: Tensor | None) -> Tensor:
         if self.strength < _LEAST_EPSILON:
             return action
         if mask is None:
@@ -153,7 +165,7 @@ class UniformNoise(_Noise):
         if (self.low > self.high).any():
             raise ConfigError(f"UniformNoise was given low={low}, high={high}; low must not be above high")
 
-    def _explore(self, action: Tensor, generator: torch.Generator, mask: Tensor | None) -> Tensor:
+    def explore(self, action: Tensor, generator: torch.Generator, mask: Tensor | None) -> Tensor:
         unit = torch.rand(action.shape, generator=generator, dtype=action.dtype, device=action.device)
         low, high = self.low.to(action), self.high.to(action)
         return self._clipped(action + self.strength * torch.lerp(low, high, unit))
@@ -183,7 +195,7 @@ class GaussianNoise(_Noise):
         super().__init__(std, minimum, maximum, seed=seed)
         self.relative = relative
 
-    def _explore(self, action: Tensor, generator: torch.Generator, mask: Tensor | None) -> Tensor:
+    def explore(self, action: Tensor, generator: torch.Generator, mask: Tensor | None) -> Tensor:
         noise = torch.empty_like(action).normal_(generator=generator) * self.strength
         return self._clipped(action + (noise * action if self.relative else noise))
 

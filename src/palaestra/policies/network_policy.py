@@ -1,4 +1,4 @@
-"""`NetworkPolicy`: what policies with one network have in common."""
+"""`NetworkPolicy` and `StochasticPolicy`: what policies with one network have in common."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, SpecTree, TensorSpec
-from palaestra.nn import ACTION_MASK, NetworkConfig
+from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, SpecTree, TensorSpec, spec_leaves
+from palaestra.nn import NetworkConfig, RecurrentNetwork
+from palaestra.policies.action_mask import require_mask_spec
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.normalizer import ObservationNormalizer
-from palaestra.policies.policy import Policy
+from palaestra.policies.policy import Policy, PolicyStep
 
-__all__ = ["NetworkPolicy", "require_continuous", "require_discrete"]
+__all__ = ["NetworkPolicy", "StochasticPolicy", "require_continuous", "require_discrete"]
 
 
 class NetworkPolicy(Policy):
-    """A policy that is one network.
+    """A policy that is one network, with or without a memory.
+
+    Where a method takes `state` and `first`, a policy without memory needs neither. One with memory evaluates whole
+    sequences: observations [T, B, ...], the state before row 0, and `first` [T, B] where episodes begin; without
+    `first` it takes one row of every lane, [B, ...].
 
     Args:
-        network: what turns a normalised observation into whatever the policy chooses from.
+        network: what turns a normalised observation into whatever the policy chooses from; a `RecurrentNetwork` gives
+            the policy a memory.
         observation_spec: what an observation looks like, without leading dimensions.
         action_spec: what the environment's action looks like.
         normalizer: applied to every observation; `None` leaves them as they are.
@@ -41,6 +47,8 @@ class NetworkPolicy(Policy):
         super().__init__(observation_spec, action_spec, normalizer=normalizer, exploration=exploration)
         self.network = network
         self.network_config: NetworkConfig | None = None  # known where `build` made the network
+        self.build_options: dict[str, Any] = {}  # what else `build` was given that shapes the network, as JSON values
+        self._remembers = isinstance(network, RecurrentNetwork)
 
     @classmethod
     @abstractmethod
@@ -61,20 +69,115 @@ class NetworkPolicy(Policy):
             normalize: whether observations are normalised by running statistics.
         """
 
-    def _outputs(self, observation: Any) -> Any:
-        """What the network says about raw observations; looked up without `nn.Module.__getattr__`, which is slow."""
-        return self._modules["network"](self.normalize(observation))  # pyright: ignore[reportOptionalCall]
+    # -- memory
 
-    @abstractmethod
-    def sample(self, observation: Any) -> tuple[Tensor, Tensor]:
-        """Actions and their log-probabilities, with gradients: `CoreModel.get_action` shows them.
+    @property
+    def state_spec(self) -> Any:
+        return self.network.state_spec if self._remembers else ()
+
+    def initial_state(self, batch_size: int) -> Any:
+        network: Any = self.network
+        return network.initial_state(batch_size) if self._remembers else ()
+
+    # -- features: what the network's head sees, so that value functions can look at the same
+
+    @property
+    def feature_spec(self) -> SpecTree:
+        """What `features` returns: the observation's spec, or that of the memory's output."""
+        return self.network.feature_spec if self._remembers else self.observation_spec
+
+    def features(self, observation: Any, state: Any = (), first: Tensor | None = None) -> tuple[Any, Any]:
+        """The normalised observation, or what the memory makes of it.
 
         Args:
             observation: raw, leaves [..., *observation].
+            state: see the class.
+            first: see the class.
+
+        Returns:
+            Features as `feature_spec` says, with the leading dimensions of the observation; and the new state.
+
+        Raises:
+            ShapeError: the policy has a memory and was given none.
+        """
+        observation = self.normalize(observation)
+        if not self._remembers:
+            return observation, state
+        network: Any = self.network
+        return network.remember(observation, state, first)
+
+    def head(self, features: Any) -> Any:
+        """What the network says about features: logits, values, whatever the policy chooses from.
+
+        Args:
+            features: from `features`.
+        """
+        network: Any = self._modules["network"]  # `self.network` would cost a search
+        return network.head(features) if self._remembers else network(features)
+
+    def _outputs(self, observation: Any, state: Any = (), first: Tensor | None = None) -> Any:
+        """What the network says about raw observations."""
+        return self.head(self.features(observation, state, first)[0])
+
+    # -- actions
+
+    @abstractmethod
+    def sample(self, observation: Any) -> tuple[Any, Tensor]:
+        """Actions and their log-probabilities, with gradients: `CoreModel.get_action` shows them.
+
+        Args:
+            observation: raw, leaves [..., *observation]; a memory starts anew.
 
         Returns:
             Actions [..., *action], log-probabilities [...] in nats.
         """
+
+
+class StochasticPolicy(NetworkPolicy):
+    """A policy that draws its actions from a distribution; a subclass says from which in `distribution_of`."""
+
+    behaviour_fields = ("log_prob",)
+
+    @abstractmethod
+    def distribution_of(self, outputs: Any, mask: Any = None) -> Any:
+        """The distribution over raw actions, an object of `palaestra.ops` or one with its methods.
+
+        Args:
+            outputs: of the network.
+            mask: which actions are allowed; `None` is all.
+        """
+
+    def distribution(self, observation: Any, state: Any = (), first: Tensor | None = None) -> Any:
+        """The distribution over raw actions, with gradients.
+
+        Args:
+            observation: raw, leaves [..., *observation].
+            state: see `NetworkPolicy`.
+            first: see `NetworkPolicy`.
+
+        Returns:
+            Over [...] actions.
+
+        Raises:
+            ShapeError: the policy has a memory and was given none.
+        """
+        return self.distribution_of(self._outputs(observation, state, first), self.action_mask(observation))
+
+    def sample(self, observation: Any) -> tuple[Any, Tensor]:
+        distribution = self.distribution(observation, self.initial_state(len(observation)))
+        action = distribution.sample(self.generator)
+        return action, distribution.log_prob(action)
+
+    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+        features, state = self.features(observation, state)
+        distribution = self.distribution_of(self.head(features), self.action_mask(observation))
+        action = distribution.mode() if deterministic else distribution.sample(self.generator)
+        if explore and self.exploration is not None:
+            action = self.exploration(action, generator=self.generator)
+        return PolicyStep(action, state)
+
+    def behaviour(self, observation: Any, action: Any, state: Any = (), first: Tensor | None = None) -> Batch:
+        return Batch.of({"log_prob": self.distribution(observation, state, first).log_prob(action)})
 
 
 def normalizer_of(observation_spec: SpecTree, normalize: bool) -> ObservationNormalizer | None:
@@ -98,16 +201,10 @@ def require_discrete(policy: str, observation_spec: SpecTree, action_spec: SpecT
     Raises:
         ConfigError: names the space, and the policies and algorithms that fit it.
     """
-    if not isinstance(action_spec, DiscreteSpec):
-        raise ConfigError(f"{policy} needs a discrete action space and was given {action_spec}. {_advice(action_spec)}")
-    if isinstance(observation_spec, dict) and ACTION_MASK in observation_spec:
-        mask = observation_spec[ACTION_MASK]
-        if not isinstance(mask, TensorSpec) or mask.shape != (action_spec.num,):
-            raise ConfigError(
-                f"the observation key {ACTION_MASK!r} has the spec {mask}; for {action_spec.num} actions it needs "
-                f"the shape ({action_spec.num},)"
-            )
-    return action_spec
+    if isinstance(action_spec, DiscreteSpec):
+        require_mask_spec(observation_spec, action_spec)
+        return action_spec
+    raise ConfigError(f"{policy} needs a discrete action space and was given {action_spec}. {_advice(action_spec)}")
 
 
 def require_continuous(policy: str, action_spec: SpecTree) -> TensorSpec:
@@ -134,4 +231,6 @@ def _advice(spec: SpecTree) -> str:
         return "For discrete actions use DQN, PPO or REINFORCE"
     if _is_continuous(spec):
         return "For continuous actions use PPO or REINFORCE"
-    return "No algorithm takes it yet; wrap the environment so that its action is one Discrete or one float Box"
+    if any(type(leaf) in (TensorSpec, BoundedSpec) and not _is_continuous(leaf) for leaf in spec_leaves(spec).values()):
+        return "No algorithm takes boxes of integers; wrap the environment so that they are Discrete or MultiDiscrete"
+    return "For actions with several parts use PPO or REINFORCE"

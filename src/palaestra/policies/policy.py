@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from palaestra.core import Batch, ShapeError, SpecTree, TensorSpec, TimeStep, numpy_dtype, spec_leaves
 from palaestra.nn import ACTION_MASK
-from palaestra.ops import check_action_mask
+from palaestra.policies.action_mask import check_masks, require_mask_spec
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.normalizer import ObservationNormalizer
 
@@ -56,6 +56,8 @@ class Policy(nn.Module, ABC):
     A policy owns the generator that its choices draw from, the normaliser of its observations and its exploration, so
     evaluation, export and serving cannot forget them. Observations are handed over raw, as environments emit them.
 
+    A subclass defines `choose`, and `initial_state` and `state_spec` where it has a memory.
+
     `.train()` means `Phase.COLLECT`, `.eval()` means `Phase.EVAL`; `in_phase` enters any phase for a while.
 
     Args:
@@ -63,6 +65,9 @@ class Policy(nn.Module, ABC):
         action_spec: what the environment's action looks like.
         normalizer: applied to every observation; `None` leaves them as they are.
         exploration: changes actions in `Phase.COLLECT`; `None` leaves them as they are.
+
+    Raises:
+        ConfigError: the observation's `action_mask` does not fit the actions.
     """
 
     behaviour_fields: tuple[str, ...] = ()
@@ -84,6 +89,7 @@ class Policy(nn.Module, ABC):
         exploration: Exploration | None = None,
     ) -> None:
         super().__init__()
+        require_mask_spec(observation_spec, action_spec)
         self.observation_spec = observation_spec
         self.action_spec = action_spec
         self.normalizer = normalizer
@@ -103,7 +109,8 @@ class Policy(nn.Module, ABC):
 
         Args:
             time_step: leaves [B, ...]; only its observation and step type are read.
-            state: the policy's memory from the step before, at first `initial_state(B)`.
+            state: the policy's memory from the step before, at first `initial_state(B)`; rows where an episode begins
+                start from the initial state whatever is given.
             phase: what the actions are for; `None` is the phase that the policy is in.
             deterministic: take the most probable or most valuable action, whatever the phase.
 
@@ -117,37 +124,44 @@ class Policy(nn.Module, ABC):
             with torch.no_grad():
                 return self.act(time_step, state, phase=phase, deterministic=deterministic)
         if self._masked:
-            mask, last = time_step.observation[ACTION_MASK].bool(), time_step.last
-            # the action of a LAST row is never executed, so nothing need be allowed there
-            check_action_mask(mask | last.unsqueeze(-1) if isinstance(last, Tensor) else mask)
+            check_masks(time_step.observation[ACTION_MASK], self.action_spec, time_step.last)
+        if type(state) is not tuple:
+            state = self._begun(state, time_step.first)
         explore = not deterministic and (phase or self._phase) is Phase.COLLECT
-        return self._choose(time_step.observation, state, explore, deterministic)
+        return self.choose(time_step.observation, state, explore, deterministic)
 
     @abstractmethod
-    def _choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
-        """Chooses actions; called without gradients.
+    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+        """Chooses actions: what a subclass defines. `act` calls it, without gradients.
 
         Args:
             observation: raw, leaves [B, ...].
-            state: the policy's memory.
+            state: the policy's memory, in its initial state where an episode begins; `()` for a policy without.
             explore: whether `exploration` applies.
             deterministic: whether to take the most probable or most valuable action.
         """
 
+    @property
+    def state_spec(self) -> Any:
+        """What the memory of one lane looks like: a dict of `TensorSpec`; `()` for a policy without."""
+        return ()
+
     def initial_state(self, batch_size: int) -> Any:
-        """The memory before the first step of an episode; `()` for a policy without.
+        """The memory before the first step of an episode: a `Batch` with the keys of `state_spec`; `()` without one.
 
         Args:
             batch_size: B, the number of lanes.
         """
         return ()
 
-    def behaviour(self, observation: Any, action: Any) -> Batch:
+    def behaviour(self, observation: Any, action: Any, state: Any = (), first: Tensor | None = None) -> Batch:
         """What a buffer keeps about how actions were chosen, computed in one pass with the acting weights.
 
         Args:
             observation: raw, leaves [..., *observation].
             action: [..., *action], as `act` returned them.
+            state: of a policy with memory: before row 0 of observations [T, B, ...], leaves [B, ...].
+            first: [T, B] bool, where episodes begin; needed where there is a state.
 
         Returns:
             The fields that `behaviour_fields` names, each [...].
@@ -186,14 +200,15 @@ class Policy(nn.Module, ABC):
         normalizer = self._modules.get("normalizer")
         return observation if normalizer is None else normalizer(observation)
 
-    def action_mask(self, observation: Any) -> Tensor | None:
+    def action_mask(self, observation: Any) -> Any:
         """Which actions are allowed.
 
         Args:
             observation: leaves [..., *observation].
 
         Returns:
-            [..., A] bool or 0/1, or `None` where the observation spec has no key `action_mask`.
+            [..., A] bool or 0/1, or a `Batch` of such masks for an action with several parts; `None` where the
+            observation spec has no key `action_mask`.
         """
         return observation[ACTION_MASK] if self._masked else None
 
@@ -221,6 +236,16 @@ class Policy(nn.Module, ABC):
         step = TimeStep(observation=rows)
         chosen = self.act(step, self.initial_state(count), phase=Phase.EVAL, deterministic=deterministic)
         return _to_numpy(self.env_action(chosen.action), self.action_spec, leading)
+
+    def _begun(self, state: Any, first: Any) -> Any:
+        """The state with the initial one in rows where an episode begins."""
+        if not isinstance(first, Tensor) or not first.any():
+            return state
+
+        def begin(old: Tensor, initial: Tensor) -> Tensor:
+            return torch.where(first.reshape(-1, *(1,) * (old.ndim - 1)), initial, old)
+
+        return state.map(begin, self.initial_state(len(first)))
 
     # -- phases
 

@@ -19,6 +19,7 @@ from palaestra.core import (
     TensorSpec,
     spec_leaves,
 )
+from palaestra.policies.action_mask import children_of
 from palaestra.policies.policy import Policy, PolicyStep
 
 __all__ = ["RandomPolicy", "RulePolicy"]
@@ -44,7 +45,7 @@ class RulePolicy(Policy):
         super().__init__(observation_spec, action_spec)
         self.function = function
 
-    def _choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         return PolicyStep(_as_action(self.function(observation), self.action_spec), state)
 
 
@@ -67,16 +68,12 @@ class RandomPolicy(Policy):
     def __init__(self, observation_spec: SpecTree, action_spec: SpecTree) -> None:
         super().__init__(observation_spec, action_spec)
 
-    def _choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         leaf = observation
         for key in next(iter(spec_leaves(self.observation_spec))).split("."):
             leaf = leaf[key] if key else leaf
         mask = self.action_mask(observation)
-        if mask is not None and isinstance(self.action_spec, DiscreteSpec):
-            clocks = torch.empty(mask.shape, device=mask.device).exponential_(generator=self.generator)
-            first = torch.where(mask.bool(), clocks, torch.inf).argmin(-1)
-            return PolicyStep((first + self.action_spec.start).to(self.action_spec.dtype), state)
-        return PolicyStep(_uniform(self.action_spec, leaf.shape[0], self.generator), state)
+        return PolicyStep(_uniform(self.action_spec, leaf.shape[0], self.generator, mask), state)
 
 
 def _as_action(value: Any, spec: SpecTree) -> Any:
@@ -87,11 +84,15 @@ def _as_action(value: Any, spec: SpecTree) -> Any:
     return (value if isinstance(value, Tensor) else torch.as_tensor(np.array(value))).to(spec.dtype)
 
 
-def _uniform(spec: SpecTree, count: int, generator: torch.Generator) -> Any:
-    if isinstance(spec, dict):
-        return Batch.of({key: _uniform(child, count, generator) for key, child in spec.items()})
-    if isinstance(spec, tuple):
-        return Batch.of({str(index): _uniform(child, count, generator) for index, child in enumerate(spec)})
+def _uniform(spec: SpecTree, count: int, generator: torch.Generator, mask: Any = None) -> Any:
+    if isinstance(spec, dict | tuple):
+        masks = {} if mask is None else mask
+        return Batch.of({k: _uniform(s, count, generator, masks.get(k)) for k, s in children_of(spec).items()})
+    if mask is not None and isinstance(spec, DiscreteSpec):
+        return _allowed(mask, generator).to(spec.dtype) + spec.start
+    if mask is not None and isinstance(spec, MultiDiscreteSpec):
+        choices = [_allowed(choice, generator) for choice in mask.split(list(spec.nvec), -1)]
+        return torch.stack(choices, -1).to(spec.dtype)
     unit = torch.rand(count, *spec.shape, dtype=torch.float64, generator=generator, device=generator.device)
     if isinstance(spec, DiscreteSpec):
         return (unit * spec.num).to(spec.dtype) + spec.start
@@ -100,6 +101,12 @@ def _uniform(spec: SpecTree, count: int, generator: torch.Generator) -> Any:
     if isinstance(spec, MultiBinarySpec):
         return (unit < 0.5).to(spec.dtype)
     return _uniform_box(spec, unit, generator).to(spec.dtype)
+
+
+def _allowed(mask: Tensor, generator: torch.Generator) -> Tensor:
+    """One of the allowed actions, each as likely."""
+    clocks = torch.empty(mask.shape, device=mask.device).exponential_(generator=generator)
+    return torch.where(mask.bool(), clocks, torch.inf).argmin(-1)
 
 
 def _uniform_box(spec: TensorSpec, unit: Tensor, generator: torch.Generator) -> Tensor:

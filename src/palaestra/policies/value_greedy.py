@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import DiscreteSpec, SpecTree
-from palaestra.nn import NetworkConfig, QNetwork
+from palaestra.core import ConfigError, DiscreteSpec, SpecTree, spec_leaves
+from palaestra.nn import NetworkConfig, QNetwork, ReturnDistribution, with_memory
+from palaestra.ops import greedy_action
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.network_policy import NetworkPolicy, normalizer_of, require_discrete
 from palaestra.policies.normalizer import ObservationNormalizer
@@ -21,8 +23,11 @@ __all__ = ["ValueGreedyPolicy"]
 class ValueGreedyPolicy(NetworkPolicy):
     """Takes the most valuable of the allowed actions; in `Phase.COLLECT` its exploration may choose another.
 
+    A network with noisy layers has noise in `Phase.COLLECT`, drawn from the policy's generator, and none elsewhere.
+
     Args:
-        network: observation [..., *observation] -> action values [..., A].
+        network: observation [..., *observation] -> action values [..., A], or a `RecurrentNetwork` with such a head; if
+            it has `noise_size`, it is also given noise.
         observation_spec: what an observation looks like; a dict's key `action_mask` says which actions are allowed.
         action_spec: a `DiscreteSpec` of A actions.
         normalizer: applied to every observation.
@@ -48,6 +53,8 @@ class ValueGreedyPolicy(NetworkPolicy):
     ) -> None:
         self._start = require_discrete("ValueGreedyPolicy", observation_spec, action_spec).start
         super().__init__(network, observation_spec, action_spec, normalizer=normalizer, exploration=exploration)
+        self.noise_size: int = getattr(network, "noise_size", 0)
+        """Random numbers with which noisy layers of the network explore, for every lane."""
 
     @classmethod
     def build(
@@ -58,8 +65,9 @@ class ValueGreedyPolicy(NetworkPolicy):
         *,
         normalize: bool = False,
         exploration: Exploration | None = None,
+        returns: Sequence[Any] | None = None,
     ) -> Self:
-        """A policy with a fresh `QNetwork`.
+        """A policy with a fresh `QNetwork`, or with one of distributions of returns.
 
         Args:
             observation_spec: what an observation looks like, without leading dimensions.
@@ -67,42 +75,58 @@ class ValueGreedyPolicy(NetworkPolicy):
             config: the network's layers.
             normalize: whether observations are normalised by running statistics.
             exploration: usually `EpsilonGreedy`.
+            returns: the fields of a `ReturnDistribution` that the network describes; `None` for values alone.
 
         Raises:
             ConfigError: the action space or the config does not fit.
         """
         num_actions = require_discrete(cls.__name__, observation_spec, action_spec).num
         config = config or NetworkConfig()
-        network = QNetwork(observation_spec, num_actions, config)
+        if config.noisy and config.recurrent:
+            raise ConfigError("noisy layers and a memory do not go together; set network.noisy or network.recurrent")
+
+        def head(spec: SpecTree, config: NetworkConfig) -> nn.Module:
+            if returns is None:
+                return QNetwork(spec, num_actions, config)
+            return ReturnDistribution(*returns).network(spec, num_actions, config)
+
+        network = with_memory(observation_spec, config, head)
         normalizer = normalizer_of(observation_spec, normalize)
         policy = cls(network, observation_spec, action_spec, normalizer, exploration)
         policy.network_config = config
+        policy.build_options = {} if returns is None else {"returns": list(returns)}
         return policy
 
-    def q_values(self, observation: Any) -> Tensor:
+    def q_values(
+        self, observation: Any, state: Any = (), first: Tensor | None = None, *, noise: Tensor | None = None
+    ) -> Tensor:
         """Action values, with gradients; masks are not applied.
 
         Args:
             observation: raw, leaves [..., *observation].
+            state: see `NetworkPolicy`.
+            first: see `NetworkPolicy`.
+            noise: [..., noise_size] standard normal, for noisy layers; `None` takes their mean weights.
 
         Returns:
             [..., A] units of return.
         """
-        return self._outputs(observation)
+        return self._values(self.features(observation, state, first)[0], noise)
 
-    def greedy(self, observation: Any) -> Tensor:
+    def _values(self, features: Any, noise: Tensor | None) -> Tensor:
+        return self.head(features) if noise is None else self.network(features, noise)
+
+    def greedy(self, observation: Any, noise: Tensor | None = None) -> Tensor:
         """The most valuable of the allowed actions.
 
         Args:
             observation: raw, leaves [..., *observation].
+            noise: as in `q_values`.
 
         Returns:
             [...] int64 in 0 ... A - 1; the first of several.
         """
-        value, mask = self.q_values(observation), self.action_mask(observation)
-        if mask is not None:
-            value = torch.where(mask.bool(), value, torch.finfo(value.dtype).min)
-        return value.argmax(-1)
+        return greedy_action(self.q_values(observation, noise=noise), self.action_mask(observation))
 
     def sample(self, observation: Any) -> tuple[Tensor, Tensor]:
         """The greedy actions; their log-probabilities are 0.
@@ -113,12 +137,23 @@ class ValueGreedyPolicy(NetworkPolicy):
         action = self.greedy(observation)
         return action, torch.zeros(action.shape, device=action.device)
 
-    def _choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
-        action = self.greedy(observation)
+    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+        features, state = self.features(observation, state)
+        noise = self._noise(observation) if explore and self.noise_size else None
+        action = greedy_action(self._values(features, noise), self.action_mask(observation))
         if explore and self.exploration is not None:
             mask = self.action_mask(observation)
             action = self.exploration(action, generator=self.generator, mask=mask)
         return PolicyStep(action, state)
+
+    def _noise(self, observation: Any) -> Tensor:
+        """[..., noise_size] every lane has noise of its own."""
+        path, spec = next(iter(spec_leaves(self.observation_spec).items()))
+        leaf = observation
+        for key in path.split(".") if path else ():
+            leaf = leaf[key]
+        shape = (*leaf.shape[: leaf.ndim - len(spec.shape)], self.noise_size)
+        return torch.randn(shape, generator=self.generator, device=self.generator.device)
 
     @property
     def raw_action_spec(self) -> DiscreteSpec:

@@ -1,7 +1,37 @@
 """Acting: collection, evaluation, episode statistics."""
 
-from palaestra.rollout.collector import CollectInfo, Collector
-from palaestra.rollout.episodes import Episode, EpisodeTracker, episode_metrics
+from palaestra.rollout.collect_info import CollectInfo
+from palaestra.rollout.collector import Collector
+from palaestra.rollout.episodes import Episode, EpisodeTracker
 from palaestra.rollout.evaluation import Evaluation, evaluate
+from palaestra.rollout.metrics import (
+    AverageDiscountedReturn,
+    AverageEnvInfo,
+    AverageEpisodeLength,
+    AverageOf,
+    AverageReturn,
+    EnvironmentSteps,
+    Metric,
+    NumberOfEpisodes,
+    default_metrics,
+)
+from palaestra.rollout.offline import OfflineData
 
-__all__ = ["CollectInfo", "Collector", "Episode", "EpisodeTracker", "Evaluation", "episode_metrics", "evaluate"]
+__all__ = [
+    "AverageDiscountedReturn",
+    "AverageEnvInfo",
+    "AverageEpisodeLength",
+    "AverageOf",
+    "AverageReturn",
+    "CollectInfo",
+    "Collector",
+    "EnvironmentSteps",
+    "Episode",
+    "EpisodeTracker",
+    "Evaluation",
+    "Metric",
+    "NumberOfEpisodes",
+    "OfflineData",
+    "default_metrics",
+    "evaluate",
+]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -13,26 +13,29 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch, ConfigError, NonFiniteError, OnPolicy, Replay, TensorSpec, TimeStep
+from palaestra.core import (
+    Batch,
+    ConfigError,
+    DataSource,
+    OnPolicy,
+    Replay,
+    StepType,
+    TensorSpec,
+    TimeStep,
+    schedule_value,
+)
 from palaestra.envs import Environment
-from palaestra.policies import Phase, Policy
+from palaestra.policies import Phase, Policy, PolicyStep, RandomPolicy
+from palaestra.rollout.collect_info import CollectInfo
 from palaestra.rollout.episodes import Episode, EpisodeTracker
+from palaestra.rollout.finite import require_finite
+from palaestra.rollout.lanes import put_rows, take_rows
 
-__all__ = ["CollectInfo", "Collector"]
+__all__ = ["Collector"]
 
 _FLUSH_ROWS = 256
-
-
-@dataclass(slots=True)
-class CollectInfo:
-    """What one collection did."""
-
-    env_steps: int
-    """Actions executed over all environments; resets are none."""
-    episodes: list[Episode] = field(default_factory=list)
-    """Episodes that ended and had not been reported yet."""
-    env_s: float = 0.0
-    """Seconds spent in the environments."""
+_PATIENCE_STEPS = 100_000
+_LAST = int(StepType.LAST)
 
 
 class Collector:
@@ -42,6 +45,8 @@ class Collector:
         env: where to act; the collector resets it at its first use.
         policy: how to act, in `Phase.COLLECT`.
         buffer: what rows are appended to, one lane per environment.
+        preprocess: changes every time step before it is acted on and stored; of FIRST rows only the observation counts.
+        gamma: discount of the episodes' discounted returns; `None` reports none.
 
     Examples:
         >>> from palaestra import PPO, Collector, EnvConfig, create_environment
@@ -51,16 +56,29 @@ class Collector:
         10
     """
 
-    def __init__(self, env: Environment, policy: Policy, buffer: ReplayBuffer) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        policy: Policy,
+        buffer: ReplayBuffer,
+        *,
+        preprocess: Callable[[TimeStep], TimeStep] | None = None,
+        gamma: float | None = None,
+    ) -> None:
         if buffer.num_lanes != env.batch_size:
             raise ConfigError(f"the buffer has {buffer.num_lanes} lanes for {env.batch_size} environments")
-        self.env, self.policy, self.buffer = env, policy, buffer
+        self.env, self.policy, self.buffer, self.preprocess = env, policy, buffer, preprocess
         self.env_steps = 0
         """Actions executed so far."""
-        self._tracker = EpisodeTracker(env.batch_size)
+        self.source: DataSource = buffer
+        """What is learned from: the buffer, unless you set a mixture of it with loaded data."""
+        self._random = RandomPolicy(policy.observation_spec, policy.raw_action_spec)
+        self._tracker = EpisodeTracker(env.batch_size, gamma)
         self._time_step: TimeStep | None = None
         self._state: Any = ()
         self._carry = 0.0
+        self._rows_left = self._fresh_rows = 0
+        self._pausing = False
 
     @property
     def num_lanes(self) -> int:
@@ -68,13 +86,21 @@ class Collector:
         return self.env.batch_size
 
     @classmethod
-    def of(cls, env: Environment, algorithm: Algorithm[Any], *, complete_episodes_only: bool = False) -> Self:
+    def of(
+        cls,
+        env: Environment,
+        algorithm: Algorithm[Any],
+        *,
+        complete_episodes_only: bool = False,
+        preprocess: Callable[[TimeStep], TimeStep] | None = None,
+    ) -> Self:
         """A collector with the buffer that an algorithm's plan asks for.
 
         Args:
             env: where to act.
             algorithm: whose policy acts and whose plan sizes the buffer.
             complete_episodes_only: whether only episodes that have ended are learned from.
+            preprocess: see the class.
 
         Raises:
             ConfigError: the plan collects nothing.
@@ -95,107 +121,278 @@ class Collector:
             reward_spec=env.reward_spec,
             complete_episodes_only=complete_episodes_only,
         )
-        return cls(env, policy, buffer)
+        gamma = getattr(algorithm.config, "gamma", None)
+        return cls(
+            env, policy, buffer, preprocess=preprocess, gamma=None if gamma is None else schedule_value(gamma, 1.0)
+        )
 
-    def collect(self, *, n_step: int | None = None, n_episode: int | None = None) -> CollectInfo:
+    # -- asking for data
+
+    def collect(
+        self, *, n_step: int | None = None, n_episode: int | Sequence[int] | None = None, random: bool = False
+    ) -> CollectInfo:
         """Acts until at least so many env steps were executed or episodes have ended.
 
         Args:
             n_step: env steps, over all environments.
-            n_episode: episodes, over all environments.
+            n_episode: episodes, over all environments; or a number for each environment, which is met exactly: new
+                episodes begin, and steps of an environment that has its number are neither stored nor counted.
+            random: whether actions are drawn uniformly from the action space (or the action mask).
 
         Raises:
-            ConfigError: not exactly one of the two is given.
+            ConfigError: not exactly one of the two is given, or not one number for each environment.
             NonFiniteError: an observation or reward is NaN or infinite.
         """
         if (n_step is None) == (n_episode is None):
             raise ConfigError(f"collect(n_step={n_step}, n_episode={n_episode}): give exactly one of the two")
-        info = CollectInfo(0)
+        info, began = CollectInfo(0), time.perf_counter()
         num_envs = self.env.batch_size
-        while n_step is not None and info.env_steps < n_step:
-            self._run(math.ceil((n_step - info.env_steps) / num_envs), info)
+        self._pausing = False
+        while n_step is not None and info.env_steps < n_step and not self._pausing:
+            self._run(math.ceil((n_step - info.env_steps) / num_envs), info, random)
+        if isinstance(n_episode, Sequence):
+            self._run_exactly(n_episode, info, random)
         info.episodes += self._tracker.finished()
-        while n_episode is not None and len(info.episodes) < n_episode:
-            self._run(1, info)
+        patience = _PATIENCE_STEPS
+        while isinstance(n_episode, int) and len(info.episodes) < n_episode and not self._pausing:
+            self._run(1, info, random)
             info.episodes += self._tracker.finished()
+            if info.env_steps >= patience:
+                patience = math.inf if info.episodes else patience + _PATIENCE_STEPS
+                self._warn_of_endless_episodes(info)
+        self._complete()
+        info.total_s = time.perf_counter() - began
         return info
 
-    def unroll(self, length: float) -> CollectInfo:
+    def unroll(self, length: float, *, random: bool = False) -> CollectInfo:
         """Collects time steps from every environment for one training iteration.
 
         Args:
             length: time steps from each; a fraction is met on average over calls.
+            random: whether actions are drawn uniformly.
 
         Raises:
             NonFiniteError: an observation or reward is NaN or infinite.
         """
-        self._carry += length
-        rows = int(self._carry)
-        self._carry -= rows
-        info = CollectInfo(0)
+        began = time.perf_counter()
+        if not self._rows_left:
+            self._carry += length
+            self._rows_left = int(self._carry)
+            self._carry -= self._rows_left
+        self._pausing = False
+        info, rows = CollectInfo(0), self._rows_left
         if rows:
-            self._run(rows, info)
+            self._rows_left -= self._run(rows, info, random)
+        if not self._rows_left:
+            self._complete()
         if len(self._tracker) >= _FLUSH_ROWS or rows > 1:
             info.episodes = self._tracker.finished()
+        info.total_s = time.perf_counter() - began
         return info
+
+    def pause(self) -> None:
+        """Ends a running unroll after its step, from a signal handler say; the next `unroll` goes on with it."""
+        self._pausing = True
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether an unroll was ended by `pause` before it had all its rows."""
+        return self._rows_left > 0
+
+    # -- stepping
 
     def _start(self) -> TimeStep:
         """Begins new episodes; running ones break off, which the buffer sees as fragments that end with no LAST."""
-        time_step = self.env.reset()
+        time_step = self._seen(self.env.reset())
         self.env.interrupted = False
         self._state = self.policy.initial_state(self.env.batch_size)
         self.buffer.open(time_step)
         self._tracker.add(time_step)
         return time_step
 
-    def _run(self, rows: int, info: CollectInfo) -> None:
-        env, policy, tracker, append = self.env, self.policy, self._tracker, self.buffer.append
-        version, clock, env_s, resets = policy.version, time.perf_counter, 0.0, 0
+    def _current(self) -> TimeStep:
+        return self._start() if self._time_step is None or self.env.interrupted else self._time_step
+
+    def _seen(self, time_step: TimeStep) -> TimeStep:
+        return time_step if self.preprocess is None else self.preprocess(time_step)
+
+    def _act(self, time_step: TimeStep, state: Any, random: bool) -> PolicyStep:
+        step = self.policy.act(time_step, state, phase=Phase.COLLECT)
+        if not random:
+            return step
+        self._random.generator = self.policy.generator
+        return step._replace(action=self._random.act(time_step).action)  # the memory goes on as if it had acted
+
+    def _run(self, rows: int, info: CollectInfo, random: bool) -> int:
+        """Collects rows from every environment; returns how many, which are fewer after `pause`."""
+        if random and self.buffer.info_fields:
+            raise ConfigError(
+                f"random actions have no {', '.join(self.buffer.info_fields)} of the policy, which the buffer keeps"
+            )
         with torch.inference_mode():
-            time_step = self._start() if self._time_step is None or env.interrupted else self._time_step
-            state = self._state
-            for _ in range(rows):
-                resets += time_step.step_type.tolist().count(2)  # the action on a LAST row is not executed
-                step = policy.act(time_step, state, phase=Phase.COLLECT)
-                action = policy.env_action(step.action)
-                begin = clock()
-                time_step = env.step(action)
-                env_s += clock() - begin
-                if env.ended is not None:
-                    raise ConfigError(
-                        f"{type(env).__name__} resets within the step, which the collector cannot store yet; "
-                        "use an environment that resets at the next step"
-                    )
-                state = step.state
+            if getattr(self.env, "num_ready", self.env.batch_size) < self.env.batch_size:
+                rows = self._run_as_ready(rows, info, random)
+            else:
+                rows = self._run_together(rows, info, random)
+        self._fresh_rows += rows
+        assert self._time_step is not None
+        require_finite(self.env, self.buffer, self._time_step, rows)
+        return rows
+
+    def _run_together(self, rows: int, info: CollectInfo, random: bool) -> int:
+        """The hot loop: all environments in lockstep."""
+        env, policy, tracker, append = self.env, self.policy, self._tracker, self.buffer.append
+        version, clock, preprocess = policy.version, time.perf_counter, self.preprocess
+        env_s, inference_s, resets, done = 0.0, 0.0, 0, 0
+        time_step, state = self._current(), self._state
+        remembers = not (isinstance(state, tuple) and not state)
+        while done < rows and not self._pausing:
+            resets += time_step.step_type.tolist().count(_LAST)  # the action on a LAST row is not executed
+            begin = clock()
+            step = self._act(time_step, state, True) if random else policy.act(time_step, state, phase=Phase.COLLECT)
+            action = policy.env_action(step.action)
+            acted = clock()
+            time_step = env.step(action)
+            env_s += clock() - acted
+            inference_s += acted - begin
+            if preprocess is not None:
+                time_step = preprocess(time_step)
+            if env.ended is not None:
+                self._store(step.action, time_step, np.arange(env.batch_size), state)
+            elif remembers:
+                append(step.action, time_step, policy_version=version, state=state)
+                tracker.add(time_step)
+            else:
                 append(step.action, time_step, policy_version=version)
                 tracker.add(time_step)
-            self._time_step, self._state = time_step, state
-            self._check_finite(rows)
-            if self.buffer.info_fields:
-                self._add_behaviour(rows)
-        env_steps = rows * env.batch_size - resets
+            state = step.state
+            done += 1
+        self._time_step, self._state = time_step, state
+        self._count(info, done * env.batch_size - resets, env_s, inference_s)
+        return done
+
+    def _run_as_ready(self, rows: int, info: CollectInfo, random: bool) -> int:
+        """Acts for whichever environments are ready while the others simulate; ends when all have answered.
+
+        So with half of the environments at a time, one half simulates while the other's actions are computed, and no
+        action is on its way when weights change.
+        """
+        env, policy, clock, num_envs = self.env, self.policy, time.perf_counter, self.env.batch_size
+        latest = take_rows(self._current(), np.arange(num_envs))  # a copy that can be written to
+        state = self._state
+        before, actions = state, None
+        ready, sent, on_the_way, env_s, inference_s, env_steps = latest, 0, 0, 0.0, 0.0, 0
+        while True:
+            if sent < rows * num_envs and not self._pausing:
+                lanes = np.asarray(ready.env_id)
+                begin = clock()
+                step = self._act(ready, take_rows(state, lanes), random)
+                inference_s += clock() - begin
+                env_steps += int((np.asarray(ready.step_type) != _LAST).sum())
+                actions = take_rows(step.action, ...) if actions is None else put_rows(actions, lanes, step.action)
+                before = put_rows(before, lanes, take_rows(state, lanes))
+                state = put_rows(state, lanes, step.state)
+                begin = clock()
+                env.send(policy.env_action(step.action), ready.env_id)
+                env_s += clock() - begin
+                sent, on_the_way = sent + len(lanes), on_the_way + len(lanes)
+            if not on_the_way:
+                break
+            begin = clock()
+            ready = self._seen(env.recv())
+            env_s += clock() - begin
+            lanes = np.asarray(ready.env_id)
+            on_the_way -= len(lanes)
+            self._store(take_rows(actions, lanes), ready, lanes, take_rows(before, lanes))
+            latest = put_rows(latest, lanes, ready)
+        self._time_step, self._state = latest, state
+        self._count(info, env_steps, env_s, inference_s)
+        return rows if sent >= rows * num_envs else sent // num_envs
+
+    def _run_exactly(self, n_episode: Sequence[int], info: CollectInfo, random: bool) -> None:
+        """So many new episodes of each environment."""
+        left = np.array(n_episode, np.int64)
+        if left.shape != (self.env.batch_size,) or (left < 0).any():
+            raise ConfigError(
+                f"collect(n_episode={list(n_episode)}): give a number of at least 0 for each of the "
+                f"{self.env.batch_size} environments, or one number for all of them together"
+            )
+        env, rows = self.env, 0
+        with torch.inference_mode():
+            time_step, state = self._start(), self._state
+            while left.any() and not self._pausing:
+                lanes = np.flatnonzero(left)
+                env_steps = int((np.asarray(time_step.step_type)[lanes] != _LAST).sum())
+                step = self._act(time_step, state, random)
+                begin = time.perf_counter()
+                time_step = self._seen(env.step(self.policy.env_action(step.action)))
+                self._count(info, env_steps, time.perf_counter() - begin, 0.0)
+                ended = np.asarray(time_step.step_type) == _LAST
+                if env.ended is not None:
+                    ended[np.asarray(env.ended.env_id)] = True
+                going = take_rows((step.action, time_step, state), lanes)
+                self._store(going[0], going[1], lanes, going[2])
+                left[lanes] -= ended[lanes]
+                state = step.state
+                rows += 1
+        self._fresh_rows += rows
+        self._time_step = time_step
+        require_finite(env, self.buffer, time_step, rows)
+        self._time_step = None  # lanes stopped at different moments: the next collection begins new episodes
+
+    # -- storing
+
+    def _store(self, action: Any, time_step: TimeStep, lanes: np.ndarray, state: Any) -> None:
+        """Appends rows of some lanes, and before new FIRST rows the LAST rows that the same step brought."""
+        ended = self.env.ended
+        memory = {} if isinstance(state, tuple) and not state else {"state": state}
+        append, version = self.buffer.append, self.policy.version
+        if ended is not None:
+            ended = self._seen(ended)
+            which = np.isin(np.asarray(ended.env_id), lanes)
+            ended = take_rows(ended, np.flatnonzero(which))
+            numbers = np.asarray(ended.env_id)
+            at = np.searchsorted(lanes, numbers) if (np.diff(lanes) > 0).all() else _places(lanes, numbers)
+            rows = {"policy_version": version, **take_rows(memory, at)}
+            append(take_rows(action, at), ended, lanes=numbers, **rows)
+            self._tracker.add(ended, numbers)
+        append(action, time_step, policy_version=version, lanes=lanes, **memory)
+        self._tracker.add(time_step, lanes)
+
+    def _complete(self) -> None:
+        """Once all rows of an unroll are there: one batched pass over them with the weights that acted."""
+        rows, self._fresh_rows = self._fresh_rows, 0
+        buffer = self.buffer
+        if not rows or not buffer.info_fields:
+            return
+        with torch.inference_mode():
+            info = self.policy.behaviour(buffer.recent("observation", rows), buffer.recent("action", rows))
+            if not buffer.lockstep:  # a lane with fewer new rows shows older ones, of other weights
+                new = buffer.recent("policy_version", rows) == self.policy.version
+                old = buffer.recent("policy_info", rows)
+                info = Batch.of({name: torch.where(new, info[name], old[name]) for name in buffer.info_fields})
+            buffer.write_info(info, rows)
+
+    def _count(self, info: CollectInfo, env_steps: int, env_s: float, inference_s: float) -> None:
         self.env_steps += env_steps
         info.env_steps += env_steps
         info.env_s += env_s
+        info.inference_s += inference_s
 
-    def _add_behaviour(self, rows: int) -> None:
-        """One batched pass over the new rows with the weights that acted, before any update."""
-        info = self.policy.behaviour(self.buffer.recent("observation", rows), self.buffer.recent("action", rows))
-        self.buffer.write_info(info, rows)
+    def _warn_of_endless_episodes(self, info: CollectInfo) -> None:
+        if not info.episodes:
+            warnings.warn(
+                f"collect(n_episode=...) has taken {info.env_steps:,} env steps and no episode has ended; set a time "
+                "limit (env.max_episode_steps), or ask for n_step",
+                stacklevel=3,
+            )
 
-    def _check_finite(self, rows: int) -> None:
-        """Looks at the rows that were just completed and at the newest time step."""
-        newest = self._time_step
-        assert newest is not None
-        with np.errstate(over="ignore", invalid="ignore"):
-            for name, value in (("observation", newest.observation), ("reward", newest.reward)):
-                _require_finite(name, value, env_dim=0)
-                if rows > 1:
-                    _require_finite(name, self.buffer.recent(name, rows), env_dim=1)
+    # -- checkpoints
 
     def state(self) -> dict[str, Any]:
         """Where collection is, by name: tensors and JSON values, for a checkpoint."""
         state: dict[str, Any] = {"env_steps": self.env_steps, "carry": self._carry, "tracker": self._tracker.state()}
+        state |= {"rows_left": self._rows_left, "fresh_rows": self._fresh_rows}
         if self._time_step is not None:
             state["env"] = self.env.state_dict()
             state["time_step"] = self._time_step._asdict() | {"env_info": (), "untransformed": ()}
@@ -209,29 +406,21 @@ class Collector:
             state: of a collector with the same environments.
         """
         self.env_steps, self._carry = state["env_steps"], state["carry"]
+        self._rows_left, self._fresh_rows = state["rows_left"], state["fresh_rows"]
         self._tracker.load_state(state["tracker"])
         if "env" in state:
             self.env.load_state_dict(state["env"])
             self._time_step, self._state = TimeStep(**state["time_step"]), state["policy_state"]
             if self.env.resume == "statistical":
+                self._tracker.abandon()
                 self._time_step = self._start()
-                self._tracker = EpisodeTracker(self.env.batch_size)
 
     def drain(self) -> list[Episode]:
         """Episodes that have ended and were not reported yet."""
         return self._tracker.finished()
 
 
-def _require_finite(name: str, value: Any, *, env_dim: int) -> None:
-    if isinstance(value, Batch):
-        for key, part in value.items():
-            _require_finite(f"{name}.{key}", part, env_dim=env_dim)
-        return
-    if not value.is_floating_point() or math.isfinite(np.add.reduce(value.numpy(), axis=None)):
-        return
-    for place in (~torch.isfinite(value)).nonzero().tolist():  # none where only the sum overflows
-        element = place[env_dim + 1 :] or ""
-        raise NonFiniteError(
-            f"environment {place[env_dim]} emitted {name}{element} = {value[tuple(place)].item()}; "
-            "look at the environment, or clip what it emits"
-        )
+def _places(lanes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Where each of some numbers stands among lanes in any order."""
+    order = np.argsort(lanes)
+    return order[np.searchsorted(lanes, numbers, sorter=order)]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from palaestra.core import Batch, StepType, TimeStep
 
-__all__ = ["Episode", "EpisodeTracker", "episode_metrics"]
+__all__ = ["Episode", "EpisodeTracker"]
+
+_NONE = -1  # the step type of a lane that had no step
 
 
 class Episode(NamedTuple):
@@ -23,7 +26,13 @@ class Episode(NamedTuple):
     env_id: int
     """Which environment it ran in."""
     info: dict[str, float]
-    """For each numeric `info` entry `x`: its sum `x`, mean `x@mean` and maximum `x@max` over the episode."""
+    """For each numeric `info` entry `x`: its sum `x`, mean `x@mean` and maximum `x@max` over the episode.
+
+    An entry that the environment itself calls `x@mean` or `x@step` has only its mean, `x@max` only its maximum. Values
+    that are not finite are skipped.
+    """
+    discounted_return: float = math.nan
+    """Its rewards discounted from its first step on; NaN where no discount is known."""
 
 
 class EpisodeTracker:
@@ -33,10 +42,12 @@ class EpisodeTracker:
 
     Args:
         num_envs: number of environments.
+        gamma: discount of discounted returns; `None` computes none.
     """
 
-    def __init__(self, num_envs: int) -> None:
-        self._return = np.zeros(num_envs)
+    def __init__(self, num_envs: int, gamma: float | None = None) -> None:
+        self._gamma = gamma
+        self._return, self._discounted = np.zeros(num_envs), np.zeros(num_envs)
         self._length = np.zeros(num_envs, np.int64)
         self._previous = np.full(num_envs, StepType.LAST, np.int32)
         self._info: list[dict[str, list[float]]] = [{} for _ in range(num_envs)]
@@ -48,15 +59,22 @@ class EpisodeTracker:
         """Rows that wait for `finished`."""
         return len(self._rewards)
 
-    def add(self, time_step: TimeStep) -> None:
-        """Takes one row of every environment.
+    def add(self, time_step: TimeStep, lanes: np.ndarray | None = None) -> None:
+        """Takes one row of every environment, or of some.
 
         Args:
             time_step: as the environment emitted it.
+            lanes: [n] whose rows they are; `None` is all.
         """
-        self._rewards.append(time_step.reward.numpy())
-        self._step_types.append(time_step.step_type.numpy())
-        self._infos.append(time_step.env_info)
+        reward, step_type, info = time_step.reward.numpy(), time_step.step_type.numpy(), time_step.env_info
+        if lanes is not None:
+            count = len(self._return)
+            reward, step_type = _spread(reward, lanes, count, 0), _spread(step_type, lanes, count, _NONE)
+            if isinstance(info, Batch):
+                info = info.map(lambda leaf: torch.from_numpy(_spread(leaf.double().numpy(), lanes, count, np.nan)))
+        self._rewards.append(reward)
+        self._step_types.append(step_type)
+        self._infos.append(info)
 
     def finished(self) -> list[Episode]:
         """The episodes that ended in the rows added since the last call, in the order in which they ended."""
@@ -66,25 +84,40 @@ class EpisodeTracker:
         if reward.ndim == 3:
             reward = reward.sum(-1)
         total = self._return + reward.cumsum(0)
-        length = self._length + (step_type != StepType.FIRST).cumsum(0)
-        start, first = np.zeros_like(self._return), np.zeros_like(self._length)
+        length = self._length + (step_type > StepType.FIRST).cumsum(0)
+        discounted = self._discounted + self._weighted(reward, step_type, length).cumsum(0)
+        start, first, begin = np.zeros_like(self._return), np.zeros_like(self._length), np.zeros_like(self._return)
         episodes: list[Episode] = []
         done_rows = 0
-        previous = np.concatenate([self._previous[None], step_type[:-1]])
+        previous = _previous(np.concatenate([self._previous[None], step_type]))
         # a FIRST that follows no LAST begins anew: what a broken fragment had gathered does not count
-        broken = (step_type == StepType.FIRST) & (previous == StepType.MID)
+        broken = (step_type == StepType.FIRST) & (previous[:-1] == StepType.MID)
         for row, env in np.argwhere((step_type == StepType.LAST) | broken).tolist():
             self._take_info(done_rows, row + 1)
             done_rows = row + 1
             value, steps = total[row, env] - start[env], length[row, env] - first[env]
             if not broken[row, env]:
-                episodes.append(Episode(float(value), int(steps), env, _summary(self._info[env])))
-            start[env], first[env] = total[row, env], length[row, env]
+                worth = math.nan if self._gamma is None else float(discounted[row, env] - begin[env])
+                episodes.append(Episode(float(value), int(steps), env, _summary(self._info[env]), worth))
+            start[env], first[env], begin[env] = total[row, env], length[row, env], discounted[row, env]
             self._info[env] = {}
         self._take_info(done_rows, len(reward))
-        self._return, self._length, self._previous = total[-1] - start, length[-1] - first, step_type[-1]
+        self._return, self._length, self._previous = total[-1] - start, length[-1] - first, previous[-1]
+        self._discounted = discounted[-1] - begin
         self._rewards, self._step_types, self._infos = [], [], []
         return episodes
+
+    def _weighted(self, reward: np.ndarray, step_type: np.ndarray, length: np.ndarray) -> np.ndarray:
+        """[T, B] rewards times gamma to the number of env steps before them in their episode."""
+        if self._gamma is None:
+            return np.zeros_like(reward)
+        before = np.where(step_type == StepType.FIRST, length, 0)  # env steps before the episode began
+        return reward * self._gamma ** np.maximum(length - 1 - np.maximum.accumulate(before, 0), 0)
+
+    def abandon(self) -> None:
+        """Forgets running episodes and waiting rows."""
+        fresh = EpisodeTracker(len(self._return), self._gamma)
+        self.__dict__.update(fresh.__dict__)
 
     def _take_info(self, start: int, end: int) -> None:
         for info in self._infos[start:end]:
@@ -99,6 +132,7 @@ class EpisodeTracker:
         """What running episodes and waiting rows hold, for a checkpoint."""
         return {
             "return": self._return,
+            "discounted": self._discounted,
             "length": self._length,
             "previous": self._previous,
             "info": self._info,
@@ -114,6 +148,7 @@ class EpisodeTracker:
             state: of a tracker for as many environments.
         """
         self._return, self._length, self._previous = state["return"], state["length"], state["previous"]
+        self._discounted = state["discounted"]
         self._info = [dict(info) for info in state["info"]]
         self._rewards, self._step_types = list(state["rewards"]), list(state["step_types"])
         self._infos = list(state["infos"])
@@ -122,31 +157,25 @@ class EpisodeTracker:
 def _summary(info: Mapping[str, list[float]]) -> dict[str, float]:
     summary: dict[str, float] = {}
     for key, values in info.items():
-        summary |= {key: sum(values), f"{key}@mean": sum(values) / len(values), f"{key}@max": max(values)}
+        mean, largest = sum(values) / len(values), max(values)
+        if key.endswith(("@mean", "@step")):
+            summary[key] = mean
+        elif key.endswith("@max"):
+            summary[key] = largest
+        else:
+            summary |= {key: sum(values), f"{key}@mean": mean, f"{key}@max": largest}
     return summary
 
 
-def episode_metrics(episodes: Iterable[Episode] | deque[Episode]) -> dict[str, float]:
-    """Averages over episodes.
+def _spread(rows: np.ndarray, lanes: np.ndarray, num_lanes: int, rest: float) -> np.ndarray:
+    full = np.full((num_lanes, *rows.shape[1:]), rest, rows.dtype)
+    full[lanes] = rows
+    return full
 
-    Args:
-        episodes: usually the newest hundred.
 
-    Returns:
-        `return_mean`, `length_mean` and `info/x` for every info entry; empty without episodes.
-
-    Examples:
-        >>> episode_metrics([Episode(3.0, 2, 0, {}), Episode(5.0, 4, 1, {})])
-        {'return_mean': 4.0, 'length_mean': 3.0}
-    """
-    episodes = list(episodes)
-    if not episodes:
-        return {}
-    metrics = {
-        "return_mean": float(np.mean([episode.episode_return for episode in episodes])),
-        "length_mean": float(np.mean([episode.length for episode in episodes])),
-    }
-    for key in sorted({key for episode in episodes for key in episode.info}):
-        values = [episode.info[key] for episode in episodes if key in episode.info]
-        metrics[f"info/{key}"] = float(np.mean(values))
-    return metrics
+def _previous(step_type: np.ndarray) -> np.ndarray:
+    """[T, B] the newest step type of each lane, up to and with each row."""
+    if (step_type != _NONE).all():
+        return step_type
+    rows = np.where(step_type != _NONE, np.arange(len(step_type))[:, None], 0)
+    return np.take_along_axis(step_type, np.maximum.accumulate(rows, 0), 0)

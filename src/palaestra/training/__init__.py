@@ -1,23 +1,34 @@
 """Training: the loop, checkpoints, loggers."""
 
 from palaestra.training.averages import Averages
+from palaestra.training.callbacks import Callback, Evaluated
 from palaestra.training.checkpoints import FORMAT_VERSION, CheckpointStore
+from palaestra.training.collect import Collect
+from palaestra.training.config import TrainerConfig
 from palaestra.training.console import ConsoleLogger
+from palaestra.training.health import Health
 from palaestra.training.loggers import FileLogger, Logger, TensorBoardLogger
-from palaestra.training.signals import StopSignals
-from palaestra.training.trainer import Collect, Trainer, TrainerConfig, TrainResult
+from palaestra.training.signals import StoppedError, StopSignals
+from palaestra.training.time_split import TimeSplit, advice
+from palaestra.training.trainer import Trainer, TrainResult
 
 __all__ = [
     "FORMAT_VERSION",
     "Averages",
+    "Callback",
     "CheckpointStore",
     "Collect",
     "ConsoleLogger",
+    "Evaluated",
     "FileLogger",
+    "Health",
     "Logger",
     "StopSignals",
+    "StoppedError",
     "TensorBoardLogger",
+    "TimeSplit",
     "TrainResult",
     "Trainer",
     "TrainerConfig",
+    "advice",
 ]

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from palaestra.rollout import Episode
+from palaestra.training.time_split import advice
 
 __all__ = ["ConsoleLogger"]
 
@@ -75,8 +76,9 @@ class ConsoleLogger:
         evaluation = f"{row['eval/return_mean']:.1f}" if "eval/return_mean" in row else "–"
         table.add_row("evaluation", evaluation, "", f"policy version {int(row['policy_version']):,}")
         table.add_row("time", _time_split(row), "", "")
+        hint = Text(advice(row), style="dim")
         bar = ProgressBar(total=self._total, completed=min(done, self._total))
-        return Panel(Group(table, bar), title=self._title, expand=False)
+        return Panel(Group(table, hint, bar), title=self._title, expand=False)
 
 
 def _line(row: Mapping[str, float], total: int) -> str:
@@ -89,8 +91,11 @@ def _line(row: Mapping[str, float], total: int) -> str:
 
 
 def _time_split(row: Mapping[str, float]) -> str:
-    env, learn = row["time/env_fraction"], row["time/update_fraction"]
-    return f"environment {env:.0%} · acting {max(0.0, 1 - env - learn):.0%} · learning {learn:.0%}"
+    acting = row["time/inference"] + row["time/storing"]
+    return (
+        f"environment {row['time/environment']:.0%} · acting {acting:.0%} · learning {row['time/learning']:.0%} · "
+        f"waiting {row['time/waiting']:.0%}"
+    )
 
 
 def _sparkline(values: Sequence[float]) -> str:

@@ -4,21 +4,40 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
-__all__ = ["StopSignals"]
+__all__ = ["StopSignals", "StoppedError"]
+
+
+class StoppedError(KeyboardInterrupt):
+    """A second signal, or no time left after the first: the run stops at once.
+
+    Args:
+        why: for people.
+        exit_code: 128 + the signal's number.
+    """
+
+    def __init__(self, why: str, exit_code: int) -> None:
+        super().__init__(why)
+        self.exit_code = exit_code
 
 
 class StopSignals:
-    """While entered, notes the first SIGINT or SIGTERM; a second one raises `KeyboardInterrupt` where it strikes.
+    """While entered, notes the first SIGINT or SIGTERM; a second one raises `StoppedError` where it strikes.
 
     Outside the main thread, where Python delivers no signals, it does nothing.
+
+    Args:
+        on_stop: called at the first signal, inside the handler.
+        grace_s: seconds from the first signal to a `StoppedError`; `None` waits for ever.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_stop: Callable[[], None] | None = None, *, grace_s: float | None = None) -> None:
         self.received: int | None = None
         """The signal's number, once there was one."""
+        self._on_stop, self._grace_s = on_stop, grace_s
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -30,13 +49,22 @@ class StopSignals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if signal.SIGALRM in self._before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._before.items():
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGALRM:
+            raise StoppedError(f"not finished {self._grace_s} s after the signal", self.exit_code)
         if self.received is not None:
-            raise KeyboardInterrupt
+            raise StoppedError("a second signal", 128 + number)
         self.received = number
+        if self._grace_s is not None:
+            self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._handle)
+            signal.setitimer(signal.ITIMER_REAL, self._grace_s)
+        if self._on_stop is not None:
+            self._on_stop()
 
     @property
     def exit_code(self) -> int:

@@ -2,112 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from palaestra.algorithms import Algorithm
-from palaestra.core import ConfigError, DataSource, OnPolicy, Replay
-from palaestra.rollout import CollectInfo, Episode, Evaluation, episode_metrics
+from palaestra.algorithms import Algorithm, UpdateInfo
+from palaestra.core import CheckpointError, ConfigError, NonFiniteError, Offline, Replay
+from palaestra.policies import Policy
+from palaestra.rollout import Episode, Evaluation, Metric, default_metrics
 from palaestra.training.averages import Averages
+from palaestra.training.beside import Evaluator
+from palaestra.training.callbacks import Callback, Evaluated
 from palaestra.training.checkpoints import CheckpointStore
+from palaestra.training.collect import Collect
+from palaestra.training.config import TrainerConfig
+from palaestra.training.faults import SkippedUpdates
 from palaestra.training.loggers import Logger
 from palaestra.training.signals import StopSignals
+from palaestra.training.time_split import TimeSplit
 
-__all__ = ["Collect", "TrainResult", "Trainer", "TrainerConfig"]
+__all__ = ["TrainResult", "Trainer"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class TrainerConfig:
-    """How long to train, and how often to do what besides."""
-
-    total_env_steps: int = 100_000
-    """Env steps over all environments."""
-    eval_every_steps: int | None = None
-    """Env steps between evaluations; the default is a tenth of the run, 0 is only at the end."""
-    eval_episodes: int = 20
-    """Episodes of one evaluation."""
-    checkpoint_every_steps: int | None = None
-    """Env steps between checkpoints; the default is a tenth of the run, 0 is only at the end."""
-    keep_checkpoints: int = 3
-    """How many checkpoints are kept, at least 2."""
-    log_every_steps: int | None = None
-    """Env steps between rows of metrics; the default is a hundredth of the run."""
-
-    def __post_init__(self) -> None:
-        if self.total_env_steps <= 0:
-            raise ConfigError(f"trainer.total_env_steps is {self.total_env_steps}; it must be greater than 0")
-        for name in ("eval_every_steps", "checkpoint_every_steps", "log_every_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ConfigError(f"trainer.{name} is {value}; it must be at least 0")
-        for name, least in (("eval_episodes", 1), ("keep_checkpoints", 2)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"trainer.{name} is {getattr(self, name)}; it must be at least {least}")
-
-    def period(self, name: Literal["eval", "checkpoint", "log"]) -> int:
-        """Env steps between two of something, with the default filled in.
-
-        Args:
-            name: of what.
-        """
-        value = getattr(self, f"{name}_every_steps")
-        return max(1, self.total_env_steps // (100 if name == "log" else 10)) if value is None else value
-
-
-class Source(DataSource, Protocol):
-    """A data source that can be part of a checkpoint."""
-
-    def state_tensors(self) -> dict[str, Any]:
-        """What it holds, by name."""
-        ...
-
-    def load_state_tensors(self, tensors: Mapping[str, Any]) -> None:
-        """Puts back what `state_tensors` gave."""
-        ...
-
-
-class Collect(Protocol):
-    """What a trainer collects with: a `Collector`, or a roll-out manager of a distributed run."""
-
-    env_steps: int
-
-    @property
-    def num_lanes(self) -> int:
-        """Streams that are collected side by side."""
-        ...
-
-    @property
-    def buffer(self) -> Source:
-        """Where what was collected can be drawn from."""
-        ...
-
-    def unroll(self, length: float) -> CollectInfo:
-        """Collects for one training iteration."""
-        ...
-
-    def drain(self) -> list[Episode]:
-        """Episodes that have ended and were not reported yet."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        ...
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """From a checkpoint."""
-        ...
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TrainResult:
     """How a run ended."""
 
-    status: Literal["done", "interrupted"]
-    """Whether the whole budget was used."""
+    status: Literal["done", "stopped", "interrupted"]
+    """The budget was used; something asked for the end before; a signal came."""
     exit_code: int
     """0, or 130 after Ctrl-C, 143 after SIGTERM."""
     env_steps: int
@@ -118,19 +45,21 @@ class TrainResult:
     """The last one."""
     best_return: float | None = None
     """The best mean return of all of them."""
+    reason: str = ""
+    """Why it stopped before its budget was used."""
 
 
 class Trainer:
     """Alternates unrolls and learning until the budget is used; evaluates, logs and saves on the way.
 
     Args:
-        collect: acts and fills a buffer.
+        collect: acts and fills a buffer; or `OfflineData`.
         update: the algorithm that learns from it.
         config: budget and periods.
-        evaluate: gives an evaluation of the policy as it is now; `None` never evaluates.
-        checkpoints: where to save; `None` never saves.
+        evaluate: evaluates the policy that it is given; `None` never evaluates.
+        checkpoints: where to save; `None` never saves. What a fault leaves goes into `faults/` beside them.
         loggers: take metrics.
-        on_evaluation: called with every evaluation and whether it is the best so far.
+        callbacks: hooks of your own.
     """
 
     def __init__(
@@ -139,80 +68,145 @@ class Trainer:
         update: Algorithm[Any],
         config: TrainerConfig | None = None,
         *,
-        evaluate: Callable[[], Evaluation] | None = None,
+        evaluate: Callable[[Policy], Evaluation] | None = None,
         checkpoints: CheckpointStore | None = None,
         loggers: Sequence[Logger] = (),
-        on_evaluation: Callable[[int, Evaluation, bool], None] | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.collect, self.update, self.config = collect, update, config or TrainerConfig()
-        self._evaluate, self._checkpoints, self._loggers = evaluate, checkpoints, list(loggers)
-        self._on_evaluation = on_evaluation
-        self._averages = Averages()
-        self._recent: deque[Episode] = deque(maxlen=100)
+        self.callbacks: list[Callback] = list(callbacks)
+        self.metrics: list[Metric] = default_metrics()
+        """What rows of metrics say about episodes; append your own."""
+        self._checkpoints, self._loggers = checkpoints, list(loggers)
+        self._evaluator = None if evaluate is None else Evaluator(evaluate, beside=self.config.eval_beside)
+        self._skipped = SkippedUpdates(
+            self.config.max_skipped_updates, None if checkpoints is None else checkpoints.directory.parent / "faults"
+        )
+        self._averages, self._time = Averages(), TimeSplit()
         self._rows_logged = self._episodes_ended = self._rows_trained = self._iterations = 0
         self._next = {name: self.config.period(name) for name in ("eval", "checkpoint", "log")}
+        self._evaluated_s = time.monotonic()
         self._evaluation: Evaluation | None = None
         self._best: float | None = None
-        self._train_s = self._env_s = self._update_s = 0.0
-        self._saved_step = -1
-        self._finished = False
+        self._saved_step, self._failed_saves = -1, 0
+        self._finished, self._stop_reason = False, ""
 
     # -- the loop
 
     def run(self) -> TrainResult:
-        """Trains to the end of the budget, or until Ctrl-C or SIGTERM; saves in either case.
+        """Trains to the end of the budget, or until something stops it; saves in either case.
 
         Raises:
-            KeyboardInterrupt: at the second Ctrl-C; nothing more is saved.
+            StoppedError: at the second Ctrl-C or SIGTERM, or `grace_s` after the first; nothing more is saved.
             PalaestraError: an environment, a gradient or the disk failed.
         """
-        total = self.config.total_env_steps
         self._tell("start", self._position())
+        self._time.start()
+        self._evaluated_s = began = time.monotonic()
+        limit_s = self.config.time_limit_s
+        self._stop_reason = ""
         try:
-            with StopSignals() as stop:
-                while self.collect.env_steps < total and stop.received is None:
+            with StopSignals(self.collect.pause, grace_s=self.config.grace_s) as stop:
+                while not self._used_up() and stop.received is None and not self._stop_reason:
                     self.train_iter()
-                    self._do_what_is_due()
+                    if not self.collect.unfinished:
+                        self._do_what_is_due()
+                    if limit_s is not None and time.monotonic() - began >= limit_s:
+                        self.stop(f"time limit of {limit_s:g} s")
                 if stop.received is None and not self._finished:
                     self._finish()
-                self.save()
+                for callback in self.callbacks:
+                    callback.ended(self)
+                self.save(final=True)
         finally:
             self._tell("close")
-        status = "interrupted" if stop.received is not None else "done"
-        return TrainResult(status, stop.exit_code, self.collect.env_steps, self._train_s, self._evaluation, self._best)
+            if self._evaluator is not None:
+                self._evaluator.close()
+        status = "interrupted" if stop.received is not None else "done" if self._used_up() else "stopped"
+        train_s, reason = self._time.train_s, self._stop_reason if status == "stopped" else ""
+        return TrainResult(
+            status, stop.exit_code, self.collect.env_steps, train_s, self._evaluation, self._best, reason
+        )
 
     def train_iter(self) -> None:
         """One training iteration: an unroll, then learning by the algorithm's plan."""
-        begin = time.perf_counter()
+        if not self.collect.unfinished:
+            for callback in self.callbacks:
+                callback.iteration_began(self)
         plan = self.update.plan
-        if isinstance(plan, OnPolicy | Replay):
-            info = self.collect.unroll(plan.unroll_length)
-            self._env_s += info.env_s
-            if info.episodes:
-                self._take_episodes(info.episodes)
-        collected = time.perf_counter()
-        env_steps = self.collect.env_steps
-        if not isinstance(plan, Replay) or env_steps > self._first_update(plan):
-            update = self.update.update(self.collect.buffer)
-            self._averages.add(update.records)
-            self._rows_trained += update.rows_trained
-        self.update.set_progress(min(1.0, env_steps / self.config.total_env_steps))
+        self._time.spent("waiting")
+        if isinstance(plan, Offline):
+            info = self.collect.unroll(0)
+        else:
+            info = self.collect.unroll(plan.unroll_length, random=self._acts_randomly())
+        self._time.collected(info)
+        if info.episodes:
+            self._take_episodes(info.episodes)
+        if self.collect.unfinished:  # a signal came; a resumed run goes on in the middle of the unroll
+            return
+        update = self._learn() if self._may_learn() else None
+        self.update.set_progress(self.progress)
         self._iterations += 1
-        end = time.perf_counter()
-        self._train_s += end - begin
-        self._update_s += end - collected
+        self._time.spent("learning")
+        for callback in self.callbacks:
+            callback.iteration_ended(self, update)
 
-    def _first_update(self, plan: Replay) -> int:
-        """Env steps before the first update: as many as were asked for, and enough for one window in every lane."""
-        return max(plan.initial_collect_steps, max(plan.n_step, plan.mini_batch_length) * self.collect.num_lanes)
+    @property
+    def progress(self) -> float:
+        """How much of the budget is used, in [0, 1]: where schedules are."""
+        return min(1.0, self.collect.env_steps / self.config.total_env_steps)
+
+    def stop(self, reason: str) -> None:
+        """Ends the run after this iteration, evaluated and saved.
+
+        Args:
+            reason: for people.
+        """
+        self._stop_reason = self._stop_reason or reason
+
+    def _acts_randomly(self) -> bool:
+        """Before the initial steps are over nothing was learned, and chance explores best."""
+        plan = self.update.plan
+        early = isinstance(plan, Replay) and self.collect.env_steps < plan.initial_collect_steps
+        return early and not self.update.stored_fields
+
+    def _may_learn(self) -> bool:
+        """Off-policy, not before as many env steps as were asked for, and enough for one window in every lane."""
+        plan = self.update.plan
+        if not isinstance(plan, Replay):
+            return True
+        window = max(plan.n_step, plan.mini_batch_length) * self.collect.num_lanes
+        return self.collect.env_steps > max(plan.initial_collect_steps, window)
+
+    def _learn(self) -> UpdateInfo | None:
+        source = self.collect.source
+        if (follow := getattr(source, "set_progress", None)) is not None:  # a sampler may follow schedules
+            follow(self.progress)
+        try:
+            update = self.update.update(source)
+        except NonFiniteError as error:
+            self._skipped.skip(error, self.update, self.collect.env_steps)
+            return None
+        self._skipped.applied()
+        self._averages.add(update.records)
+        self._rows_trained += update.rows_trained
+        return update
+
+    def _used_up(self) -> bool:
+        return self.collect.env_steps >= self.config.total_env_steps
 
     def _do_what_is_due(self) -> None:
-        if self.collect.env_steps >= self.config.total_env_steps:
+        if self._evaluator is not None:
+            for made in self._evaluator.made():
+                self._take_evaluation(*made)
+        if self._used_up():
             return  # the end does all of it
         if self._is_due("log"):
             self._log()
-        if self._evaluate is not None and self._is_due("eval"):
-            self.evaluate()
+        if self._evaluator is not None and self._evaluation_is_due():
+            self._evaluator.begin(self.collect.env_steps, self.update.policy)
+            for made in self._evaluator.made():
+                self._take_evaluation(*made)
         if self._is_due("checkpoint"):
             self.save()
 
@@ -223,12 +217,21 @@ class Trainer:
         self._next[name] = (self.collect.env_steps // period + 1) * period
         return True
 
+    def _evaluation_is_due(self) -> bool:
+        every_s, now = self.config.eval_every_s, time.monotonic()
+        if every_s is None:
+            return self._is_due("eval")
+        if now - self._evaluated_s < every_s:
+            return False
+        self._evaluated_s = now
+        return True
+
     def _finish(self) -> None:
         self._take_episodes(self.collect.drain())
-        if self._evaluate is not None:
+        if self._evaluator is not None:
             self.evaluate()
         self._log()
-        self._finished = True
+        self._finished = self._used_up()
 
     # -- what happens besides
 
@@ -238,41 +241,50 @@ class Trainer:
         Raises:
             ConfigError: the trainer was made without `evaluate`.
         """
-        if self._evaluate is None:
+        if self._evaluator is None:
             raise ConfigError("this trainer was made without `evaluate`, so there is nothing to evaluate in")
-        self._evaluation = self._evaluate()
-        best = self._best is None or self._evaluation.return_mean >= self._best
-        if best:
-            self._best = self._evaluation.return_mean
-        if self._on_evaluation is not None:
-            self._on_evaluation(self.collect.env_steps, self._evaluation, best)
+        self._evaluator.begin(self.collect.env_steps, self.update.policy)
+        for made in self._evaluator.made(wait=True):
+            self._take_evaluation(*made)
+        assert self._evaluation is not None
         return self._evaluation
 
+    def _take_evaluation(self, env_steps: int, evaluation: Evaluation, policy: Policy) -> None:
+        self._evaluation = evaluation
+        best = self._best is None or evaluation.return_mean >= self._best
+        if best:
+            self._best = evaluation.return_mean
+        for callback in self.callbacks:
+            callback.evaluated(self, Evaluated(env_steps, evaluation, best, policy))
+        goal = self.config.stop_at_return
+        if goal is not None and evaluation.return_mean >= goal and not self._used_up():
+            self.stop(f"an evaluation reached a mean return of {evaluation.return_mean:.1f}, the goal was {goal:g}")
+
     def _take_episodes(self, episodes: Sequence[Episode]) -> None:
-        self._recent.extend(episodes)
         self._episodes_ended += len(episodes)
+        for metric in self.metrics:
+            metric.add(self.collect.env_steps, episodes)
         self._tell("episodes", self.collect.env_steps, episodes)
 
     def _log(self) -> None:
         self._take_episodes(self.collect.drain())
-        row: dict[str, float] = {
-            "env_steps": self.collect.env_steps,
-            "episodes": self._episodes_ended,
+        row: dict[str, float] = {}
+        for metric in self.metrics:
+            row |= metric.result()
+        row |= {
             "iterations": self._iterations,
             "policy_version": self.update.policy_version,
             "gradient_steps": self.update.num_gradient_steps,
             "rows_trained": self._rows_trained,
-            **episode_metrics(self._recent),
+            "updates_skipped": self._skipped.total,
             **{f"learning/{name}": value for name, value in self._averages.take().items()},
         }
         if self._evaluation is not None:
             row["eval/return_mean"] = self._evaluation.return_mean
-        row |= {
-            "time/train_s": self._train_s,
-            "time/env_steps_per_s": self.collect.env_steps / max(self._train_s, 1e-9),
-            "time/env_fraction": self._env_s / max(self._train_s, 1e-9),
-            "time/update_fraction": self._update_s / max(self._train_s, 1e-9),
-        }
+        self._time.spent("waiting")
+        row |= self._time.metrics(self.collect.env_steps)
+        for callback in self.callbacks:
+            callback.logged(self, row)
         self._rows_logged += 1
         self._tell("metrics", row)
 
@@ -286,55 +298,83 @@ class Trainer:
 
     # -- checkpoints
 
-    def save(self) -> None:
-        """Writes a checkpoint of everything the rest of the run depends on."""
-        if self._checkpoints is not None and self._saved_step != self.collect.env_steps:
+    def save(self, *, final: bool = False) -> None:
+        """Writes a checkpoint of everything the rest of the run depends on.
+
+        Args:
+            final: whether there will be no other; a failure is then an error at once.
+
+        Raises:
+            CheckpointError: it cannot be written, for more than `max_failed_saves` times in a row.
+        """
+        if self._checkpoints is None or self._saved_step == self.collect.env_steps:
+            return
+        try:
             self._checkpoints.save(self.collect.env_steps, self.state())
-            self._saved_step = self.collect.env_steps
+        except CheckpointError as error:
+            self._failed_saves += 1
+            if final or self._failed_saves > self.config.max_failed_saves:
+                raise
+            _log.warning(
+                "%s. Training goes on unsaved; failure %d in a row of at most %d",
+                *(error, self._failed_saves, self.config.max_failed_saves),
+            )
+            return
+        self._saved_step, self._failed_saves = self.collect.env_steps, 0
 
     def state(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on, in parts."""
         trainer = {
             "position": self._position(),
             "averages": self._averages.state(),
-            "recent": [list(episode) for episode in self._recent],
+            "metrics": [metric.state() for metric in self.metrics],
             "rows_trained": self._rows_trained,
             "iterations": self._iterations,
+            "skipped": [self._skipped.in_a_row, self._skipped.total],
             "next": self._next,
             "best": self._best,
             "evaluation": None if self._evaluation is None else self._evaluation.to_json(),
             "finished": self._finished,
-            "seconds": [self._train_s, self._env_s, self._update_s],
+            "seconds": self._time.seconds,
         }
-        return {
-            "trainer": trainer,
-            "collect": self.collect.state(),
-            "buffer": self.collect.buffer.state_tensors(),
-            "algorithm": self.update.state_tensors(),
-        }
+        state = {"trainer": trainer, "collect": self.collect.state(), "algorithm": self.update.state_tensors()}
+        if not isinstance(self.update.plan, Offline):  # a loaded data set does not change
+            state["buffer"] = self.collect.buffer.state_tensors()
+        return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state` gave, into a trainer built from the same configuration.
 
         Args:
             state: from `state`.
+
+        Raises:
+            CheckpointError: it is of a trainer with other metrics.
         """
         self.update.load_state_tensors(state["algorithm"])
-        self.collect.buffer.load_state_tensors(state["buffer"])
+        if "buffer" in state:
+            self.collect.buffer.load_state_tensors(state["buffer"])
         self.collect.load_state(state["collect"])
         trainer = state["trainer"]
         self._rows_logged = trainer["position"]["metrics"]
         self._episodes_ended = trainer["position"]["episodes"]
         self._averages.load_state(trainer["averages"])
-        self._recent = deque((Episode(*episode) for episode in trainer["recent"]), maxlen=100)
+        if len(trainer["metrics"]) != len(self.metrics):
+            raise CheckpointError(
+                f"the checkpoint has {len(trainer['metrics'])} metrics and this trainer {len(self.metrics)}; "
+                "resume with the same `trainer.metrics`"
+            )
+        for metric, saved in zip(self.metrics, trainer["metrics"], strict=True):
+            metric.load_state(saved)
         self._rows_trained, self._iterations = trainer["rows_trained"], trainer["iterations"]
+        self._skipped.in_a_row, self._skipped.total = trainer["skipped"]
         self._next, self._best = dict(trainer["next"]), trainer["best"]
         if trainer["evaluation"] is not None:
             self._evaluation = Evaluation(**trainer["evaluation"])
-        self._train_s, self._env_s, self._update_s = trainer["seconds"]
+        self._time.seconds |= trainer["seconds"]
         self._finished = trainer["finished"]
         self._saved_step = self.collect.env_steps
-        self.update.set_progress(min(1.0, self.collect.env_steps / self.config.total_env_steps))
+        self.update.set_progress(self.progress)
 
     def _position(self) -> dict[str, int]:
         return {

@@ -1,0 +1,134 @@
+"""Action values of the very policy that acts, learned from each unroll: SARSA.
+
+Source: Rummery and Niranjan 1994; Sutton and Barto 2018, equations (10.1) and (12.18) with action values: semi-gradient
+SARSA with lambda-returns. The next action is the one that was actually taken.
+Departures: where no next action was taken, at a truncation and at the end of the unroll, its value is the expectation
+under the epsilon-greedy policy (expected SARSA, Sutton and Barto 2018, equation 6.9). There is neither a replay buffer
+nor a target network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.records import Losses
+from palaestra.core import (
+    Batch,
+    ConfigError,
+    DataSource,
+    Linear,
+    OnPolicy,
+    RunSeeds,
+    Schedule,
+    SpecTree,
+    seeded_initialisation,
+)
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
+from palaestra.ops import huber, lambda_returns, masked_mean, valid_starts
+from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
+
+__all__ = ["Sarsa", "SarsaBatch", "SarsaConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SarsaConfig(AlgorithmConfig):
+    """Hyperparameters of `Sarsa`."""
+
+    learning_rate: Schedule = 1e-3
+    """Step size of Adam; a number or a schedule."""
+    unroll_length: float = 16
+    """Time steps collected from every environment before each update."""
+    gamma: Schedule = 0.99
+    """Discount per env step, in [0, 1]."""
+    trace_decay: Schedule = 0.9
+    """Lambda of the returns, in [0, 1]: 0 is one-step SARSA, 1 is Monte Carlo."""
+    epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.5))
+    """Probability of a random action while collecting; the values learned are those of this policy."""
+    huber_delta: float = 1.0
+    """Error above which the loss grows linearly."""
+    max_grad_norm: float = 10.0
+    """Longest gradient, Euclidean norm over all parameters."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by their running mean and variance."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(128, 128), activation="relu"))
+    """Q-network; `dueling` is an option of it."""
+
+
+class SarsaBatch(Batch):
+    """The whole unroll; every field is [T, B, ...]."""
+
+    observation: Any
+    action: Tensor
+    target: Tensor
+    valid: Tensor
+
+
+@final
+class Sarsa(GradientAlgorithm[ValueGreedyPolicy]):
+    """Learns the action values of its own epsilon-greedy policy from each unroll, then discards it.
+
+    Args:
+        observation_spec: of the environment.
+        action_spec: of the environment: discrete.
+        config: hyperparameters.
+        seeds: of the run.
+
+    Raises:
+        ConfigError: the action space is not discrete, or the network is noisy.
+    """
+
+    config_class = SarsaConfig
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: SarsaConfig | None = None,
+        seeds: RunSeeds | None = None,
+    ) -> None:
+        config, seeds = config or SarsaConfig(), seeds or RunSeeds(0)
+        if config.network.noisy:
+            raise ConfigError("SARSA values the epsilon-greedy policy, without noisy layers; leave network.noisy off")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = ValueGreedyPolicy.build(
+                observation_spec, action_spec, config.network, normalize=config.normalize_observation
+            )
+        policy.exploration = EpsilonGreedy(action_spec.num, config.epsilon)
+        option = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
+        model = CoreModel({"q": policy.network}, {"q": option})
+        plan = OnPolicy(unroll_length=config.unroll_length)
+        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
+
+    @torch.no_grad()
+    def preprocess(self, batch: Any, source: DataSource) -> SarsaBatch:
+        """Adds lambda-returns that bootstrap from the action that was taken next."""
+        q = self.policy.q_values(batch.observation)  # [T+1, B, A]
+        expected = self._expected(q, self.policy.action_mask(batch.observation))  # [T+1, B]
+        taken = q[:-1].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
+        acted = valid_starts(batch.step_type)  # no action follows on the last row of an episode
+        value = torch.cat((torch.where(acted, taken, expected[:-1]), expected[-1:]))
+        discount = self.value_of("gamma") * batch.discount
+        target = lambda_returns(value, batch.reward, discount, batch.step_type, lambda_=self.value_of("trace_decay"))
+        return SarsaBatch.of(
+            {"observation": batch.observation[:-1], "action": batch.action, "target": target, "valid": batch.valid}
+        )
+
+    def losses(self, batch: SarsaBatch) -> Losses:
+        """Equation (10.1) of Sutton and Barto, with the Huber loss in the place of the square."""
+        q = self.policy.q_values(batch.observation).gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
+        error = masked_mean(huber(q - batch.target, delta=self.config.huber_delta), batch.valid)
+        return Losses({"q": error}, {"q_mean": masked_mean(q, batch.valid)})
+
+    def _expected(self, q: Tensor, mask: Tensor | None) -> Tensor:
+        """Values under the epsilon-greedy policy that acts now."""
+        epsilon = self.policy.exploration.strength if self.policy.exploration is not None else 0.0
+        allowed = torch.ones_like(q) if mask is None else mask.to(q.dtype)
+        uniform = (q * allowed).sum(-1) / allowed.sum(-1).clamp(min=1)
+        best = torch.where(allowed.bool(), q, -torch.inf).amax(-1)
+        best = torch.where(allowed.any(-1), best, 0.0)  # nothing is allowed after an end, and nothing is worth anything
+        return epsilon * uniform + (1 - epsilon) * best

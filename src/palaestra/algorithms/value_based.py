@@ -1,0 +1,176 @@
+"""What algorithms that learn action values from replayed transitions have in common: DQN and its descendants."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
+from palaestra.core import Batch, DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption, ReturnDistribution
+from palaestra.ops import n_step_targets
+from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
+
+__all__ = ["ValueBased", "ValueBasedConfig", "ValueBatch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueBasedConfig(AlgorithmConfig):
+    """Hyperparameters of every algorithm that learns action values from replayed transitions."""
+
+    learning_rate: Schedule = 1e-3
+    """Step size of Adam; a number or a schedule."""
+    unroll_length: float = 1
+    """Time steps collected from every environment before each update."""
+    num_updates: int = 1
+    """Gradient steps in one update."""
+    mini_batch_size: int = 128
+    """Transitions in a minibatch."""
+    capacity: int = 100_000
+    """Rows the replay buffer keeps."""
+    initial_collect_steps: int = 1_000
+    """Env steps before the first gradient step."""
+    gamma: Schedule = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: int = 1
+    """Rewards summed before bootstrapping."""
+    double: bool = True
+    """Whether the online network chooses the action whose target value is used."""
+    target_period: int = 250
+    """Gradient steps between two copies of the online to the target network."""
+    epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
+    """Probability of a random action while collecting."""
+    max_grad_norm: float = 10.0
+    """Longest gradient, Euclidean norm over all parameters."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
+    """Layers of the network; `dueling` and `noisy` are options of it."""
+
+
+class ValueBatch(Batch):
+    """One minibatch; every field is [N, ...]."""
+
+    observation: Any
+    action: Tensor
+    next_observation: Any
+    """Of the row to bootstrap from, n steps later."""
+    reward: Tensor
+    """Discounted sum of n rewards."""
+    discount: Tensor
+    """Gamma to the n, or 0 after a termination."""
+    index: Tensor
+    noise: Tensor
+    """[N, 3, S] of noisy layers: the online network at `observation`, the target network and the online network at
+    `next_observation`. Only where layers are noisy."""
+
+
+class ValueBased(GradientAlgorithm[ValueGreedyPolicy]):
+    """Learns action values from replayed transitions with a target network; acts greedily with probability 1 - epsilon.
+
+    A subclass states `losses`, and `returns` where its network describes distributions.
+
+    Args:
+        observation_spec: of the environment.
+        action_spec: of the environment: discrete.
+        config: hyperparameters.
+        seeds: of the run.
+
+    Raises:
+        ConfigError: the action space is not discrete.
+    """
+
+    config_class: ClassVar[type[ValueBasedConfig]]
+    policy: ValueGreedyPolicy
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: Any = None,
+        seeds: RunSeeds | None = None,
+    ) -> None:
+        config, seeds = config or self.config_class(), seeds or RunSeeds(0)
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = ValueGreedyPolicy.build(
+                observation_spec,
+                action_spec,
+                config.network,
+                normalize=config.normalize_observation,
+                returns=self.returns(config),
+            )
+        policy.exploration = EpsilonGreedy(action_spec.num, config.epsilon)
+        self.network: Any = policy.network
+        self.target_network: Any = copy.deepcopy(self.network)
+        model = CoreModel(
+            {"q": self.network, "target_q": self.target_network},
+            {"q": OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)},
+        )
+        plan = Replay(
+            unroll_length=config.unroll_length,
+            capacity=config.capacity,
+            num_updates=config.num_updates,
+            mini_batch_size=config.mini_batch_size,
+            initial_collect_steps=config.initial_collect_steps,
+            n_step=config.n_step,
+        )
+        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
+
+    @staticmethod
+    def returns(config: Any) -> ReturnDistribution | None:
+        """How the network describes the distribution of returns; by default it says one value for each action.
+
+        Args:
+            config: hyperparameters.
+        """
+        return None
+
+    @final
+    @torch.no_grad()
+    def preprocess(self, batch: Any, source: DataSource) -> ValueBatch:
+        """Reduces n-step windows to transitions: `discount` becomes gamma to the n, or 0 after a termination."""
+        steps = n_step_targets(batch.reward, self.value_of("gamma") * batch.discount, batch.step_type)
+        return ValueBatch.of(
+            {
+                "observation": batch.observation,
+                "action": batch.action,
+                "next_observation": batch.next_observation,
+                "reward": steps.reward,
+                "discount": steps.discount,
+                "index": batch.index,
+            }
+        )
+
+    @final
+    def with_layer_noise(self, batch: ValueBatch, generator: torch.Generator) -> ValueBatch:
+        """Adds the noise of noisy layers, own to every row; for the hook `noise` of a subclass.
+
+        Args:
+            batch: after `preprocess`.
+            generator: source of the noise.
+        """
+        if not self.policy.noise_size:
+            return batch
+        shape = (len(batch.reward), 3, self.policy.noise_size)
+        noise = torch.randn(shape, generator=generator, device=generator.device)
+        return batch.replace(noise=noise.to(batch.reward.device))
+
+    @final
+    def noise_of(self, batch: ValueBatch, which: int) -> Tensor | None:
+        """One of the three noises of a minibatch, or `None` where no layer is noisy.
+
+        Args:
+            batch: the minibatch.
+            which: as in `ValueBatch.noise`.
+        """
+        return batch.noise[:, which] if self.policy.noise_size else None
+
+    @final
+    def after_step(self) -> None:
+        """Copies the online to the target network every `target_period` gradient steps."""
+        if self.num_gradient_steps % self.config.target_period == 0:
+            self.model.sync("target_q", source="q")

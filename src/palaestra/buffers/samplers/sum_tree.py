@@ -1,0 +1,107 @@
+"""`SumTree`: numbers that are drawn in proportion to their size, many at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from palaestra.core import CheckpointError
+
+__all__ = ["SumTree"]
+
+_FAN_OUT = 32
+_TOP = 1024  # sums of the highest level: so many are gone through by one cumulative sum
+
+
+class SumTree:
+    """Leaves, and above them the sums of every 32; as many levels as bring the highest one to about a thousand sums.
+
+    A draw goes down one level at a time for all its numbers together. Two levels below the top serve a million leaves.
+
+    Args:
+        size: number of leaves, all 0 at first.
+    """
+
+    def __init__(self, size: int) -> None:
+        sizes = [size]
+        while sizes[0] > _TOP:
+            sizes.insert(0, -(-sizes[0] // _FAN_OUT))
+        lengths = [sizes[0] * _FAN_OUT**depth for depth in range(len(sizes))]
+        self._memory = np.zeros(sum(lengths))
+        ends = np.cumsum(lengths)
+        self._levels = [self._memory[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+        self._blocks = [level.reshape(-1, _FAN_OUT) for level in self._levels[1:]]
+        self.leaves = self._levels[-1][:size]
+        """[size] float64; change them with `set` alone."""
+
+    @property
+    def total(self) -> float:
+        """Sum of all leaves."""
+        return float(self._levels[0].sum())
+
+    def set(self, index: np.ndarray, value: np.ndarray | float) -> None:
+        """Changes leaves and the sums above them.
+
+        Args:
+            index: [N] leaves; of those named twice the last value stays.
+            value: [N] or one for all, at least 0.
+        """
+        self._levels[-1][index] = value
+        for level, blocks in zip(self._levels[-2::-1], self._blocks[::-1], strict=True):
+            index = index // _FAN_OUT
+            level[index] = torch.from_numpy(blocks.take(index, 0)).sum(1).numpy()
+
+    def fill(self, leaves: np.ndarray) -> None:
+        """Changes all leaves.
+
+        Args:
+            leaves: [size], at least 0.
+        """
+        self.leaves[:] = leaves
+        for level, blocks in zip(self._levels[-2::-1], self._blocks[::-1], strict=True):
+            level[:] = torch.from_numpy(blocks).sum(1).numpy()
+
+    def draw(self, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Leaves, each with a probability in proportion to its size.
+
+        Args:
+            uniform: [N] independent numbers in [0, 1).
+
+        Returns:
+            [N] their indices and [N] their sizes, none of which is 0 as long as any leaf is not.
+        """
+        top = self._levels[0]
+        ends = np.cumsum(top)
+        rest = uniform * ends[-1]
+        node = np.minimum(ends.searchsorted(rest, "right"), len(top) - 1)
+        rest -= ends[node] - top[node]
+        base = np.arange(0, _FAN_OUT * len(node), _FAN_OUT)
+        for level, blocks in zip(self._levels[1:], self._blocks, strict=True):
+            sums = torch.from_numpy(blocks.take(node, 0)).cumsum(1)  # [N, fan-out]
+            place = torch.searchsorted(sums, torch.from_numpy(rest)[:, None], right=True).numpy()[:, 0]
+            np.minimum(place, _FAN_OUT - 1, out=place)
+            node = node * _FAN_OUT + place
+            if level is not self._levels[-1]:
+                rest -= sums.numpy().reshape(-1).take(base + place) - level.take(node)
+        size = self._levels[-1].take(node)
+        if not size.all() and size.any():  # rounding led astray: about one draw in 10^13
+            node = np.where(size > 0, node, node[size.argmax()])
+            size = self._levels[-1].take(node)
+        return node, size
+
+    def state(self) -> torch.Tensor:
+        """Leaves and sums, for a checkpoint: sums made anew could differ by rounding."""
+        return torch.from_numpy(self._memory)
+
+    def load_state(self, state: torch.Tensor) -> None:
+        """Puts back what `state` gave.
+
+        Args:
+            state: of a tree of the same size.
+
+        Raises:
+            CheckpointError: it belongs to another size.
+        """
+        if tuple(state.shape) != self._memory.shape:
+            raise CheckpointError(f"the saved priorities are {len(state)} numbers, but here are {len(self._memory)}")
+        self._memory[:] = state.numpy()

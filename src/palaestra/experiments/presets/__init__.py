@@ -1,0 +1,52 @@
+"""Tuned settings for pairs of algorithm and environment, one file for each family of environments.
+
+A family's file has one dict `PRESETS` of `Preset`s, and is named in `_FAMILIES`. A new algorithm adds its entry there.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from palaestra.envs import EnvConfig
+from palaestra.experiments.config import ExperimentConfig, algorithm_class
+from palaestra.experiments.presets import classic_control
+from palaestra.experiments.presets.entry import Preset, Presets
+
+__all__ = ["PRESETS", "Preset", "preset"]
+
+_FAMILIES = (classic_control,)
+_ENTRIES: Presets = {key: entry for family in _FAMILIES for key, entry in family.PRESETS.items()}
+
+PRESETS: dict[tuple[str, str], ExperimentConfig] = {
+    key: entry.config(*key) for key, entry in _ENTRIES.items() if "*" not in key[1]
+}
+"""Settings by (algorithm, environment), of the environments that have their own."""
+
+_NUM_ENVS = {"ppo": 8, "reinforce": 8}
+
+
+def preset(algorithm: str, env_name: str) -> ExperimentConfig:
+    """Settings for an algorithm in an environment: its own, else its family's, else the algorithm's defaults.
+
+    Args:
+        algorithm: its name, for example `"ppo"`.
+        env_name: as `EnvConfig.name`.
+
+    Raises:
+        ConfigError: there is no such algorithm.
+
+    Examples:
+        >>> preset("ppo", "CartPole-v1").algorithm.gamma
+        0.98
+    """
+    kind = algorithm_class(algorithm)
+    if (algorithm, env_name) in PRESETS:
+        return PRESETS[algorithm, env_name]
+    for (name, pattern), entry in _ENTRIES.items():
+        if name == algorithm and fnmatchcase(env_name, pattern):
+            return entry.config(algorithm, env_name)
+    return ExperimentConfig(
+        algorithm_name=algorithm,
+        algorithm=kind.config_class(),
+        env=EnvConfig(name=env_name, num_envs=_NUM_ENVS.get(algorithm, 1)),
+    )

@@ -1,0 +1,185 @@
+"""Single settings: from YAML, Python or the command line to the type that a field asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+import pydantic
+import yaml
+
+from palaestra.core import ConfigError, Linear, parse_schedule
+
+__all__ = ["dataclass_of", "read_yaml", "type_name", "value_from_words", "value_of"]
+
+_NEEDED = {
+    "int": "a whole number is needed",
+    "float": "a number is needed",
+    "bool": "true or false is needed",
+    "string": "a text is needed",
+    "list": "a list is needed",
+    "tuple": "a list is needed",
+    "dict": "a mapping of names to values is needed",
+    "none": "null",
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which `1e5` and `3e-4` are numbers, as everywhere else."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+\Z"), list("-+.0123456789")
+)
+
+
+def read_yaml(text: str) -> Any:
+    """A YAML document.
+
+    Args:
+        text: of the document.
+
+    Raises:
+        yaml.YAMLError: it is none.
+
+    Examples:
+        >>> read_yaml("{steps: 1e5, rate: 3e-4}")
+        {'steps': 100000.0, 'rate': 0.0003}
+    """
+    return yaml.load(text, Loader=_Loader)
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The types that a hint allows."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return _members(typing.get_args(hint)[0])
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def _is_schedule(hint: Any) -> bool:
+    return Linear in _members(hint)
+
+
+def dataclass_of(hint: Any) -> type[Any] | None:
+    """The dataclass of settings that a field holds; `None` where it holds a value, schedules included.
+
+    Args:
+        hint: the field's type; `None` may be allowed beside the dataclass.
+    """
+    found = [member for member in _members(hint) if dataclasses.is_dataclass(member)]
+    return typing.cast("type[Any]", found[0]) if len(found) == 1 else None
+
+
+def type_name(hint: Any) -> str:
+    """A type in the words of a user.
+
+    Args:
+        hint: a field's type.
+
+    Examples:
+        >>> type_name(int | None), type_name(tuple[int, ...])
+        ('int', 'list')
+    """
+    if _is_schedule(hint):
+        return "number or schedule"
+    names = []
+    for member in _members(hint):
+        origin = typing.get_origin(member)
+        if origin is typing.Literal:
+            names.append(" or ".join(map(str, typing.get_args(member))))
+        elif origin in (tuple, list):
+            names.append("list")
+        elif member is not type(None):
+            names.append(getattr(origin or member, "__name__", str(member)))
+    return " or ".join(names)
+
+
+def value_of(hint: Any, value: Any) -> Any:
+    """A value as the type of its field.
+
+    Args:
+        hint: the field's type.
+        value: from YAML or Python; schedules may be text.
+
+    Raises:
+        ConfigError: it does not fit; the message says what is needed.
+
+    Examples:
+        >>> value_of(int, 1e5), value_of(float, 3)
+        (100000, 3.0)
+    """
+    if _is_schedule(hint) and isinstance(value, str):
+        return parse_schedule(value)
+    if int in _members(hint) and isinstance(value, str):
+        value = _number(value)
+    try:
+        return pydantic.TypeAdapter(hint, config={"arbitrary_types_allowed": True}).validate_python(value)
+    except pydantic.ValidationError as error:
+        raise ConfigError(" or ".join(dict.fromkeys(_reason(e) for e in error.errors() if _counts(e)))) from None
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _counts(error: Any) -> bool:
+    """Whether a reason says what to do: that `None` would be allowed as well does not."""
+    return not error["type"].startswith(("none", "is_instance_of", "dataclass"))
+
+
+def _reason(error: Any) -> str:
+    if error["type"] == "literal_error":
+        return f"{error['ctx']['expected']} is needed"
+    where = [str(part) for part in error["loc"] if isinstance(part, int)]
+    needed = _NEEDED.get(error["type"].split("_")[0])
+    if needed is None:
+        return f"{error['msg'][0].lower()}{error['msg'][1:]}"
+    return needed if not where else f"{needed} at place {int(where[0]) + 1}"
+
+
+def value_from_words(hint: Any, words: Sequence[str]) -> Any:
+    """A value from what was typed after its option.
+
+    Args:
+        hint: the field's type.
+        words: none for a switch, one for a value, any number for lists (or one with commas); names and values in turn
+            for mappings.
+
+    Raises:
+        ConfigError: too few or too many words.
+
+    Examples:
+        >>> value_from_words(tuple[int, ...], ["64,32"]), value_from_words(dict[str, float], ["g", "9.8"])
+        ([64, 32], {'g': 9.8})
+    """
+    kinds = [typing.get_origin(member) or member for member in _members(hint)]
+    if dict in kinds:
+        if len(words) % 2:
+            raise ConfigError(f"{words[-1]!r} has no value; give names and values in turn")
+        return {name: _read(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+    if list in kinds or tuple in kinds:
+        items = words[0].split(",") if len(words) == 1 else words
+        return [_read(item) for item in items if item]
+    if bool in kinds and not words:
+        return True
+    if len(words) != 1:
+        given = "none was given" if not words else f"{len(words)} were given: {' '.join(words)}"
+        raise ConfigError(f"one value is needed, and {given}")
+    (word,) = words
+    if type(None) in kinds and word.lower() in ("none", "null"):
+        return None
+    return word if str in kinds or typing.Literal in kinds or _is_schedule(hint) else _read(word)
+
+
+def _read(word: str) -> Any:
+    try:
+        return read_yaml(word)
+    except yaml.YAMLError:
+        return word

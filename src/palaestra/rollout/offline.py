@@ -1,0 +1,83 @@
+"""`OfflineData`: a loaded buffer in the place of a collector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from palaestra.buffers import ReplayBuffer
+from palaestra.core import ShapeError
+from palaestra.rollout.collect_info import CollectInfo
+from palaestra.rollout.episodes import Episode
+
+__all__ = ["OfflineData"]
+
+
+class OfflineData:
+    """A fixed data set to learn from: `Trainer(OfflineData(buffer), algorithm)`.
+
+    There are no env steps offline, so an update takes the place of an env step, everywhere: in the budget
+    `total_env_steps`, in every period, in schedules and on the x axis of metrics.
+
+    Args:
+        buffer: that holds the data; it is never written to.
+
+    Raises:
+        ShapeError: it is empty.
+    """
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        if not len(buffer):
+            raise ShapeError("the buffer of an offline run is empty; load or collect data into it first")
+        self.buffer = buffer
+        self.env_steps = 0
+        """Updates so far."""
+
+    @property
+    def num_lanes(self) -> int:
+        """Streams of the data set."""
+        return self.buffer.num_lanes
+
+    @property
+    def source(self) -> ReplayBuffer:
+        """What is learned from: the buffer."""
+        return self.buffer
+
+    @property
+    def unfinished(self) -> bool:
+        """Never: nothing is collected."""
+        return False
+
+    def unroll(self, length: float, *, random: bool = False) -> CollectInfo:
+        """Counts one update; nothing is collected.
+
+        Args:
+            length: ignored.
+            random: ignored.
+        """
+        self.env_steps += 1
+        return CollectInfo(0)
+
+    def pause(self) -> None:
+        """Nothing runs that could be paused."""
+
+    def drain(self) -> list[Episode]:
+        """No episodes end."""
+        return []
+
+    def state(self) -> dict[str, Any]:
+        """The count; the data is not part of a checkpoint."""
+        return {"env_steps": self.env_steps, "rows": len(self.buffer)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `state` gave.
+
+        Args:
+            state: of a run on the same data.
+
+        Raises:
+            ShapeError: the data set is another one.
+        """
+        if state["rows"] != len(self.buffer):
+            raise ShapeError(f"the run learned from {state['rows']} rows, but the data set now has {len(self.buffer)}")
+        self.env_steps = state["env_steps"]

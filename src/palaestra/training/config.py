@@ -1,0 +1,82 @@
+"""`TrainerConfig`: how long to train, and how often to do what besides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from palaestra.core import ConfigError
+
+__all__ = ["TrainerConfig"]
+
+_AT_LEAST = {
+    "eval_every_steps": 0,
+    "checkpoint_every_steps": 0,
+    "log_every_steps": 0,
+    "eval_episodes": 1,
+    "keep_checkpoints": 2,
+    "max_skipped_updates": 0,
+    "max_failed_saves": 0,
+}
+_POSITIVE = ("total_env_steps", "time_limit_s", "eval_every_s", "grace_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """How long to train, and how often to do what besides."""
+
+    total_env_steps: int = 100_000
+    """Env steps over all environments; of an offline run, updates."""
+    time_limit_s: float | None = None
+    """Stop after so many seconds, saved and evaluated; a resumed run has them again."""
+    stop_at_return: float | None = None
+    """Stop once the mean return of an evaluation reaches this."""
+    eval_every_steps: int | None = None
+    """Env steps between evaluations; the default is a tenth of the run, 0 is only at the end."""
+    eval_every_s: float | None = None
+    """Seconds between evaluations, in the place of env steps."""
+    eval_episodes: int = 20
+    """Episodes of one evaluation."""
+    eval_beside: bool = False
+    """Evaluate in a process of its own while training goes on."""
+    checkpoint_every_steps: int | None = None
+    """Env steps between checkpoints; the default is a tenth of the run, 0 is only at the end."""
+    keep_checkpoints: int = 3
+    """How many checkpoints are kept, at least 2."""
+    log_every_steps: int | None = None
+    """Env steps between rows of metrics; the default is a hundredth of the run."""
+    max_skipped_updates: int = 0
+    """Updates in a row that are skipped because a gradient is not finite; with one more the run ends."""
+    max_failed_saves: int = 3
+    """Checkpoints in a row that may fail to be written, on a full disk say; with one more the run ends."""
+    grace_s: float = 20.0
+    """After SIGTERM or Ctrl-C, seconds to finish the step and save; then the run stops at once."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                problems.append(f"trainer.{name} is {value}; it must be greater than 0")
+        for name, least in _AT_LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                problems.append(f"trainer.{name} is {value}; it must be at least {least}")
+        if self.eval_every_s is not None and self.eval_every_steps is not None:
+            problems.append(
+                f"trainer.eval_every_s is {self.eval_every_s} and trainer.eval_every_steps is "
+                f"{self.eval_every_steps}; give one of the two"
+            )
+        if problems:
+            raise ConfigError("\n".join(problems))
+
+    def period(self, name: Literal["eval", "checkpoint", "log"]) -> int:
+        """Env steps between two of something, with the default filled in; 0 is never.
+
+        Args:
+            name: of what.
+        """
+        value = getattr(self, f"{name}_every_steps")
+        if name == "eval" and self.eval_every_s is not None:
+            return 0
+        return max(1, self.total_env_steps // (100 if name == "log" else 10)) if value is None else value

@@ -1,0 +1,240 @@
+"""Tests of `palaestra.buffers.PrioritizedSampler` and `palaestra.buffers.SumTree`."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palaestra.buffers import PrioritizedSampler, SumTree
+from palaestra.core import CheckpointError, ConfigError, Linear, NonFiniteError, Prioritized, ShapeError
+from tests.buffers.checks import check_windows
+from tests.buffers.model import FIRST, MID, World, filled, generator, make_buffer, replay, step
+
+bounded = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+# -- the tree
+
+
+@bounded
+@given(size=st.integers(1, 5000), seed=st.integers(0, 99), writes=st.integers(1, 5))
+def test_a_tree_draws_what_a_cumulative_sum_would(size, seed, writes):
+    """TS-11: whatever was set, and however often: the n-th part of the total lies in the same leaf."""
+    rng = np.random.default_rng(seed)
+    tree, leaves = SumTree(size), np.zeros(size)
+    for _ in range(writes):
+        index = rng.integers(0, size, rng.integers(1, 60))
+        value = rng.random(len(index)) * (rng.random(len(index)) > 0.3)
+        tree.set(index, value)
+        leaves[index] = value
+    assert np.array_equal(tree.leaves, leaves)
+    assert tree.total == pytest.approx(leaves.sum())
+    if not leaves.any():
+        return
+    uniform = rng.random(300)
+    index, drawn = tree.draw(uniform)
+    expected = np.cumsum(leaves).searchsorted(uniform * leaves.sum(), "right")
+    assert (index == expected).mean() > 0.99  # rounding may move a draw that falls on an edge
+    assert (leaves[index] > 0).all()
+    assert np.array_equal(drawn, leaves[index])
+
+
+def test_a_tree_of_one_leaf_and_of_extreme_sizes_never_draws_an_empty_leaf():
+    tree = SumTree(40_000)
+    tree.set(np.array([3, 39_999, 20_000]), np.array([1e300, 1e-300, 1e284]))
+    uniform = np.array([0.0, np.nextafter(1.0, 0), 0.5, 1 - 1e-16])
+    index, size = tree.draw(uniform)
+    assert set(index.tolist()) <= {3, 20_000, 39_999}
+    assert size.all()
+
+
+def test_a_tree_refuses_the_state_of_another():
+    with pytest.raises(CheckpointError, match="the saved priorities are 10 numbers, but here are 20"):
+        SumTree(20).load_state(SumTree(10).state())
+
+
+# -- the sampler
+
+
+def prioritized(capacity=60, lanes=2, steps=44, *, settings=None, **named):
+    """A filled buffer that draws by priority, and its model."""
+    buffer = make_buffer(capacity, lanes, sampler=PrioritizedSampler(settings or Prioritized(beta=1.0)))
+    world = World(lanes, capacity // lanes, **named)
+    world.open(buffer)
+    for _ in range(steps):
+        world.append(buffer)
+    return buffer, world
+
+
+def allowed(world, length=1):
+    """Serial numbers of all rows that may be drawn."""
+    return {lane.stream[i].serial for lane in world.lanes for i in lane.starts(length)}
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_new_rows_are_drawn_equally_often(n_step):
+    """TS-11, TS-22: none has a priority yet; LAST rows, broken fragments and rows at the write head never come."""
+    buffer, world = prioritized(breaks=True)
+    drawn = buffer.draw(replay(mini_batch_size=6000, n_step=n_step), generator())
+    check_windows(drawn[:50], world, n_step)
+    serials, times = np.unique(drawn.observation.numpy(), return_counts=True)
+    assert set(serials.tolist()) == allowed(world, n_step)
+    expected = 6000 / len(serials)
+    assert ((times - expected) ** 2 / expected).sum() < len(serials) + 5 * np.sqrt(2 * len(serials))
+    assert torch.equal(drawn.weight, torch.ones(6000))
+
+
+def test_rows_are_drawn_in_proportion_to_the_power_of_their_priority():
+    """TS-11: Schaul et al., equation (1); weights undo it, up to the largest: (N P)^-beta / max."""
+    settings = Prioritized(alpha=0.5, beta=0.7)
+    buffer, _ = prioritized(20, 1, 12, settings=settings)
+    index = buffer.starts(1)
+    priority = np.arange(1.0, len(index) + 1)
+    buffer.draw(replay(), generator())
+    buffer.write_back(torch.from_numpy(index), torch.from_numpy(priority))
+    drawn = buffer.draw(replay(mini_batch_size=40_000), generator())
+    share = np.array([(drawn.index.numpy() == i).mean() for i in index])
+    expected = priority**0.5 / (priority**0.5).sum()
+    assert share == pytest.approx(expected, abs=4 * np.sqrt(0.25 / 40_000))
+    probability = dict(zip(index.tolist(), expected, strict=True))
+    weight = np.array([(len(index) * probability[i]) ** -0.7 for i in drawn.index.tolist()])
+    assert drawn.weight.numpy() == pytest.approx(weight / weight.max(), rel=1e-3)
+    assert drawn.weight.dtype == torch.float32
+
+
+def test_new_rows_have_the_highest_priority_seen_so_far():
+    """TS-11: Schaul et al., algorithm 1 line 6."""
+    buffer, world = prioritized(200, 2, 10)
+    old = torch.from_numpy(buffer.starts(1))
+    buffer.draw(replay(), generator())
+    buffer.write_back(old, torch.full((len(old),), 1e-4))
+    buffer.write_back(old[:1], torch.tensor([9.0]))
+    world.append(buffer)
+    new = set(buffer.starts(1).tolist()) - set(old.tolist())
+    drawn, times = np.unique(buffer.draw(replay(mini_batch_size=3000), generator()).index, return_counts=True)
+    assert set(drawn[times > 300].tolist()) == new | {int(old[0])}
+
+
+@bounded
+@given(
+    lanes=st.integers(1, 3),
+    rows=st.integers(2, 8),
+    seed=st.integers(0, 999),
+    steps=st.lists(st.sampled_from(["all", "some", "restart", "draw", "draw long", "clear"]), max_size=30),
+    complete=st.booleans(),
+)
+def test_whatever_is_written_what_can_be_drawn_are_the_valid_starts(lanes, rows, seed, steps, complete):
+    """TS-11, TS-22, TS-24: the tree that follows writes equals one made anew; priorities stay with their rows."""
+    options = {"complete_episodes_only": complete}
+    buffer = make_buffer(rows * lanes, lanes, sampler=PrioritizedSampler(), **options)
+    world, rng = World(lanes, rows, seed, breaks=True), np.random.default_rng(seed)
+    world.open(buffer)
+    for action in [*steps, "draw"]:
+        some = sorted(rng.choice(lanes, rng.integers(1, lanes + 1), replace=False).tolist())
+        if action == "all":
+            world.append(buffer)
+        elif action == "some":
+            world.append(buffer, some)
+        elif action == "restart":
+            world.open(buffer, some)
+        elif action == "clear":
+            buffer.clear()
+            for lane in world.lanes:
+                lane.rows = []
+        else:
+            length = 2 if action == "draw long" else 1
+            try:
+                index = buffer.draw(replay(mini_batch_size=8, n_step=length), generator(seed)).index
+            except ShapeError:
+                assert not any(lane.starts(length) for lane in world.lanes) or complete
+                continue
+            held = np.flatnonzero(buffer.sampler._tree.leaves)
+            assert set(held.tolist()) == set(buffer.starts(length).tolist())
+            buffer.write_back(index, torch.from_numpy(rng.random(len(index))))
+
+
+def test_a_priority_that_comes_back_late_does_not_reach_the_row_that_took_the_place():
+    """F20: between a draw and its `write_back` other rows may be written."""
+    buffer, world = prioritized(8, 1, 8)
+    drawn = buffer.draw(replay(mini_batch_size=64), generator())
+    for _ in range(9):
+        world.append(buffer)
+    buffer.write_back(drawn.index, torch.zeros(64))
+    buffer.draw(replay(), generator())
+    leaves = buffer.sampler._tree.leaves
+    assert set(leaves[leaves > 0].tolist()) == {1.0}
+
+
+def test_beta_follows_its_schedule():
+    """TS-11: MARO's and Tianshou's fixed beta is a schedule here."""
+    buffer, _ = prioritized(settings=Prioritized(beta=Linear(0.4, 1.0, 0.5)))
+    assert buffer.sampler.beta == 0.4
+    buffer.set_progress(0.25)
+    assert buffer.sampler.beta == pytest.approx(0.7)
+    buffer.set_progress(0.9)
+    assert buffer.sampler.beta == 1.0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_priorities_that_are_no_priorities_are_refused(value):
+    """F23: before they reach the tree."""
+    buffer, _ = prioritized()
+    index = buffer.draw(replay(), generator()).index
+    with pytest.raises(NonFiniteError, match="priorities must be finite and at least 0"):
+        buffer.write_back(index[:2], torch.tensor([1.0, value]))
+    buffer.draw(replay(), generator())
+
+
+def test_settings_are_checked():
+    with pytest.raises(ConfigError, match=r"alpha=-1.*at least 0"):
+        Prioritized(alpha=-1)
+    with pytest.raises(ConfigError, match=r"stay in \[0, 1\]"):
+        Prioritized(beta=Linear(0.5, 1.5))
+    with pytest.raises(ConfigError, match="burn-in needs sequences"):
+        replay(burn_in=4)
+
+
+def test_nothing_can_be_drawn_or_written_back_too_early():
+    buffer = make_buffer(8, 1, sampler=PrioritizedSampler())
+    with pytest.raises(ShapeError, match="before anything was drawn"):
+        buffer.write_back(torch.tensor([0]), torch.tensor([1.0]))
+    buffer.open(step([FIRST]))
+    with pytest.raises(ShapeError, match="no row can be learned from yet"):
+        buffer.draw(replay(), generator())
+    buffer.append(torch.tensor([0]), step([FIRST]))
+    with pytest.raises(ShapeError, match="episodes end at once"):
+        buffer.draw(replay(), generator())
+    buffer.append(torch.tensor([0]), step([MID]))
+    assert buffer.draw(replay(mini_batch_size=3), generator()).index.tolist() == [1, 1, 1]
+
+
+def test_a_saved_sampler_goes_on_bit_for_bit():
+    """F25: cut between draws, with rows written since; also the sums of the tree are the same."""
+    buffer, world = prioritized(60, 2, 40, settings=Prioritized())
+    for seed in range(3):
+        index = buffer.draw(replay(), generator(seed)).index
+        buffer.write_back(index, torch.rand(len(index), generator=generator(seed)))
+        world.append(buffer)
+    twin = make_buffer(60, 2, sampler=PrioritizedSampler())
+    state = {k: v.clone() if hasattr(v, "clone") else v for k, v in buffer.state_tensors().items()}
+    twin.load_state_tensors(state)
+    for seed in range(3):
+        one, two = (b.draw(replay(), generator(seed)) for b in (buffer, twin))
+        assert torch.equal(one.index, two.index)
+        assert torch.equal(one.weight, two.weight)
+        for b in (buffer, twin):
+            b.write_back(one.index, one.weight)
+    assert torch.equal(buffer.sampler.state()["tree"], twin.sampler.state()["tree"])
+    del state["sampler.tree"], state["sampler.highest"]
+    with pytest.raises(CheckpointError, match="the saved priorities have no 'highest'"):
+        twin.load_state_tensors(state)
+
+
+def test_a_draw_and_its_weights_survive_uniform_priorities():
+    """alpha 0 is uniform whatever was written back."""
+    buffer, _ = filled(40, 2, 20)
+    buffer.sampler = PrioritizedSampler(Prioritized(alpha=0.0))
+    index = buffer.draw(replay(), generator()).index
+    buffer.write_back(index, torch.rand(len(index)))
+    assert torch.equal(buffer.draw(replay(), generator()).weight, torch.ones(32))

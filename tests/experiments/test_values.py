@@ -1,0 +1,103 @@
+"""Tests of `palaestra.experiments.values`: single settings, wherever they come from."""
+
+from typing import Any, Literal
+
+import pytest
+
+from palaestra.core import ConfigError, Linear, Schedule
+from palaestra.experiments.values import dataclass_of, read_yaml, type_name, value_from_words, value_of
+from palaestra.nn import NetworkConfig
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "result"),
+    [
+        (int, 100_000.0, 100_000),
+        (int, "1e5", 100_000),
+        (int | None, "2e3", 2_000),
+        (int | None, None, None),
+        (float, 3, 3.0),
+        (float, "3e-4", 3e-4),
+        (bool, "no", False),
+        (Schedule, "linear(1, 0)", Linear(1.0, 0.0)),
+        (Schedule | None, None, None),
+        (Schedule, 3, 3.0),
+        (tuple[int, ...], [64, 3.0], (64, 3)),
+        (dict[str, Any], {"g": 9}, {"g": 9}),
+    ],
+)
+def test_a_value_takes_the_type_of_its_field(hint, value, result):
+    """F27: integral floats such as 1e5 are whole numbers."""
+    assert value_of(hint, value) == result
+    assert type(value_of(hint, value)) is type(result)
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "reason"),
+    [
+        (int, 1.5, "a whole number is needed"),
+        (int | None, "many", "a whole number is needed"),
+        (float, [1], "a number is needed"),
+        (bool, "perhaps", "true or false is needed"),
+        (str, 3, "a text is needed"),
+        (tuple[int, ...], 64, "a list is needed"),
+        (tuple[int, ...], [64, "x"], "a whole number is needed at place 2"),
+        (dict[str, Any], [1], "a mapping of names to values is needed"),
+        (Literal["a", "b"], "c", "'a' or 'b' is needed"),
+        (Schedule, [1], "a number is needed"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_in_plain_words(hint, value, reason):
+    """F27."""
+    with pytest.raises(ConfigError) as caught:
+        value_of(hint, value)
+    assert str(caught.value) == reason
+
+
+@pytest.mark.parametrize(
+    ("hint", "words", "value"),
+    [
+        (bool, [], True),
+        (bool, ["false"], False),
+        (str | None, ["none"], None),
+        (str, ["1e5"], "1e5"),
+        (int, ["1e5"], 1e5),
+        (tuple[int, ...], ["64", "32"], [64, 32]),
+        (tuple[int, ...], ["64,32"], [64, 32]),
+        (tuple[str, ...], [], []),
+        (dict[str, Any], ["size", "3", "label", "x"], {"size": 3, "label": "x"}),
+        (Any, ["[1, 2"], "[1, 2"),
+    ],
+)
+def test_words_of_the_command_line_become_values(hint, words, value):
+    assert value_from_words(hint, words) == value
+
+
+@pytest.mark.parametrize(
+    ("hint", "words", "reason"),
+    [
+        (int, [], "one value is needed, and none was given"),
+        (float, ["1", "2"], "one value is needed, and 2 were given: 1 2"),
+        (dict[str, Any], ["size"], "'size' has no value; give names and values in turn"),
+    ],
+)
+def test_too_few_or_too_many_words_are_refused(hint, words, reason):
+    """F27."""
+    with pytest.raises(ConfigError) as caught:
+        value_from_words(hint, words)
+    assert str(caught.value) == reason
+
+
+def test_numbers_in_yaml_may_be_written_as_everywhere():
+    assert read_yaml("[1e5, 3e-4, -2E3, 1e, e5, '1e5']") == [1e5, 3e-4, -2e3, "1e", "e5", "1e5"]
+
+
+def test_types_are_named_in_the_words_of_a_user():
+    names = [type_name(hint) for hint in (int | None, Schedule, tuple[int, ...], Literal["a", "b"], dict[str, Any])]
+    assert names == ["int", "number or schedule", "list", "a or b", "dict"]
+
+
+def test_settings_inside_a_field_are_found_and_schedules_are_none():
+    assert dataclass_of(NetworkConfig | None) is NetworkConfig
+    assert dataclass_of(Schedule) is None
+    assert dataclass_of(int) is None

@@ -1,0 +1,104 @@
+"""Tests of `palaestra.ops.joint`."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from palaestra.core import Batch, ShapeError
+from palaestra.ops import Categorical, DiagonalGaussian, Joint, MultiBernoulli, MultiCategorical
+from tests.ops.test_contract import compiled
+
+NVEC = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
+bounded = settings(max_examples=30, deadline=None, derandomize=True)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def parts(logits, nvec, mask=None):
+    masks = [None] * len(nvec) if mask is None else mask.split(list(nvec), -1)
+    return [Categorical(part, m) for part, m in zip(logits.split(list(nvec), -1), masks, strict=True)]
+
+
+@bounded
+@given(nvec=NVEC, seed=st.integers(0, 99))
+def test_choices_are_the_sum_of_categoricals_of_equal_and_unequal_sizes(nvec, seed):
+    logits, other = torch.randn(2, 5, sum(nvec), generator=generator(seed))
+    policy = MultiCategorical(logits, nvec)
+    action = policy.sample(generator(seed))
+    assert action.shape == (5, len(nvec))
+    alone = parts(logits, nvec)
+    assert_close(policy.log_prob(action), sum(p.log_prob(action[:, k]) for k, p in enumerate(alone)))
+    assert_close(policy.entropy(), sum(p.entropy() for p in alone))
+    assert torch.equal(policy.mode(), torch.stack([p.mode() for p in alone], -1))
+    kl = sum(p.kl(q) for p, q in zip(alone, parts(other, nvec), strict=True))
+    assert_close(policy.kl(MultiCategorical(other, nvec)), kl)
+
+
+@bounded
+@given(nvec=NVEC, seed=st.integers(0, 99))
+def test_a_forbidden_choice_is_never_sampled_and_has_no_gradient(nvec, seed):
+    logits = torch.randn(sum(nvec), generator=generator(seed)).mul(5).requires_grad_()
+    mask = torch.rand(sum(nvec), generator=generator(seed)) < 0.5
+    start = 0
+    for num in nvec:  # each choice must allow one
+        mask[start] = True
+        start += num
+    rows = MultiCategorical(logits.detach().expand(200, -1), nvec, mask.expand(200, -1))
+    for action in (rows.sample(generator(seed)), rows.mode()):
+        assert (action < torch.tensor(nvec)).all()
+        one_hot = torch.cat([torch.nn.functional.one_hot(action[:, k], num) for k, num in enumerate(nvec)], -1)
+        assert not one_hot[:, ~mask].any()
+    policy = MultiCategorical(logits, nvec, mask)
+    (gradient,) = torch.autograd.grad(policy.log_prob(policy.mode()) + policy.entropy(), logits)
+    assert (gradient[~mask] == 0).all()
+    assert gradient.isfinite().all()
+
+
+def test_switches_agree_with_torch():
+    logits, other = torch.randn(2, 3, 4, generator=generator())
+    ours, theirs = MultiBernoulli(logits), torch.distributions.Bernoulli(logits=logits)
+    action = (torch.rand(3, 4, generator=generator()) < 0.5).to(torch.int8)
+    assert_close(ours.log_prob(action), theirs.log_prob(action.float()).sum(-1))
+    assert_close(ours.entropy(), theirs.entropy().sum(-1))
+    kl = torch.distributions.kl_divergence(theirs, torch.distributions.Bernoulli(logits=other)).sum(-1)
+    assert_close(ours.kl(MultiBernoulli(other)), kl)
+
+
+def test_switches_are_on_with_their_probabilities():
+    logits = torch.tensor([-1.0, 0.0, 2.0])
+    action = MultiBernoulli(logits.expand(20_000, 3)).sample(generator())
+    assert_close(action.float().mean(0), logits.sigmoid(), atol=0.015, rtol=0)
+
+
+def test_a_joint_distribution_sums_over_its_parts_however_deep_they_lie():
+    one, two = Categorical(torch.randn(5, 3)), MultiBernoulli(torch.randn(5, 2))
+    three = DiagonalGaussian(torch.randn(5, 2), torch.zeros(2))
+    joint = Joint({"a": one, "b": Joint({"c": two, "d": three})})
+    action = joint.sample(generator())
+    assert isinstance(action, Batch)
+    expected = one.log_prob(action.a) + two.log_prob(action.b.c) + three.log_prob(action.b.d)
+    assert_close(joint.log_prob(action), expected)
+    assert_close(joint.entropy(), one.entropy() + two.entropy() + three.entropy())
+    assert_close(joint.mode().b.d, three.mean)
+    assert_close(joint.kl(joint), torch.zeros(5))
+
+
+def test_logits_of_another_size_are_refused():
+    with pytest.raises(ShapeError, match=r"for choices among \(2, 3\) actions its last axis must be 5"):
+        MultiCategorical(torch.zeros(4), (2, 3))
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_joint_distributions_are_one_graph():
+    logits, action = torch.randn(3, 5, generator=generator()), torch.tensor([[0, 1], [1, 2], [1, 0]])
+
+    def terms(logits, action):
+        policy = Joint({"a": MultiCategorical(logits, (2, 3)), "b": MultiBernoulli(logits[:, :2])})
+        taken = Batch.of({"a": action, "b": action.clamp(max=1)})
+        return policy.log_prob(taken), policy.entropy(), policy.mode()["a"]
+
+    assert_close(compiled(terms, "eager")(logits, action), terms(logits, action))
