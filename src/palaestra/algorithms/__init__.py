@@ -17,6 +17,7 @@ from palaestra.algorithms.iqn import IQN, IQNBatch, IQNConfig
 from palaestra.algorithms.off_policy import OfflineConfig, OffPolicyConfig, Transitions, transitions
 from palaestra.algorithms.ppo import PPO, PPOBatch, PPOConfig
 from palaestra.algorithms.qr_dqn import QRDQN, QRDQNConfig
+from palaestra.algorithms.quantile_sac import QuantileSAC, QuantileSACConfig
 from palaestra.algorithms.rainbow import Rainbow, RainbowConfig
 from palaestra.algorithms.records import Gradients, Losses, UpdateInfo, mean_metrics
 from palaestra.algorithms.redq import REDQ, REDQConfig
@@ -41,6 +42,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "iqn": IQN,
     "ppo": PPO,
     "qr_dqn": QRDQN,
+    "quantile_sac": QuantileSAC,
     "rainbow": Rainbow,
     "redq": REDQ,
     "reinforce": Reinforce,
@@ -93,6 +95,8 @@ __all__ = [
     "PPOBatch",
     "PPOConfig",
     "QRDQNConfig",
+    "QuantileSAC",
+    "QuantileSACConfig",
     "REDQConfig",
     "Rainbow",
     "RainbowConfig",
