@@ -17,12 +17,12 @@ from palaestra.core import Batch, ConfigError, DiscreteSpec, Offline, TensorSpec
 from palaestra.nn import NetworkConfig
 from palaestra.rollout import OfflineData
 from palaestra.training import Trainer, TrainerConfig
-from tests.algorithms.parts import EVERY_CASE, collected
+from tests.algorithms.parts import CASES, collected
 from tests.algorithms.replayed import LINEAR, ROWS, constant, made, prepared
 
 MID, LAST = 1, 2
 OFFLINE = [
-    (name, kind) for name, kind in EVERY_CASE if name in ("behaviour_cloning", "cql", "discrete_cql", "iql", "td3_bc")
+    (name, kind) for name, kind in CASES if name in ("behaviour_cloning", "cql", "discrete_cql", "iql", "td3_bc")
 ]
 
 

@@ -9,12 +9,12 @@ from fnmatch import fnmatchcase
 
 from palaestra.envs import EnvConfig
 from palaestra.experiments.config import ExperimentConfig, algorithm_class
-from palaestra.experiments.presets import classic_control
+from palaestra.experiments.presets import classic_control, continuous_off_policy
 from palaestra.experiments.presets.entry import Preset, Presets
 
 __all__ = ["PRESETS", "Preset", "preset"]
 
-_FAMILIES = (classic_control,)
+_FAMILIES = (classic_control, continuous_off_policy)
 _ENTRIES: Presets = {key: entry for family in _FAMILIES for key, entry in family.PRESETS.items()}
 
 PRESETS: dict[tuple[str, str], ExperimentConfig] = {
@@ -22,7 +22,7 @@ PRESETS: dict[tuple[str, str], ExperimentConfig] = {
 }
 """Settings by (algorithm, environment), of the environments that have their own."""
 
-_NUM_ENVS = {"ppo": 8, "reinforce": 8}
+_NUM_ENVS = {"evolution_strategies": 32, "ppo": 8, "reinforce": 8}
 
 
 def preset(algorithm: str, env_name: str) -> ExperimentConfig:
