@@ -152,16 +152,13 @@ def accepted(name: str, kind: str) -> bool:
     return True
 
 
-EVERY_CASE = [(name, kind) for name in ALGORITHMS for kind in KINDS if accepted(name, kind)]
+CASES = [(name, kind) for name in ALGORITHMS for kind in KINDS if accepted(name, kind)]
 """Every algorithm with every kind of action that it accepts."""
-
-CASES = [(name, kind) for name, kind in EVERY_CASE if issubclass(ALGORITHMS[name], GradientAlgorithm)]
-"""Those that state `losses`."""
 
 
 def any_kind(name: str) -> str:
     """A kind of action that an algorithm accepts."""
-    return next(kind for algorithm, kind in EVERY_CASE if algorithm == name)
+    return next(kind for algorithm, kind in CASES if algorithm == name)
 
 
 def collector_for(env: Environment, algorithm: Algorithm) -> Collector:

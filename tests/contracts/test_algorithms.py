@@ -19,11 +19,12 @@ from palaestra.core import (
     minibatches,
 )
 from palaestra.policies import Phase
-from tests.algorithms.parts import CASES, EVERY_CASE, SETTINGS, any_kind, collected, make
+from tests.algorithms.parts import CASES, SETTINGS, any_kind, collected, make
 from tests.contracts.states import different, global_generators, parameters, whole_state
 
 every_case = pytest.mark.parametrize(("name", "kind"), CASES)
-every_learner = pytest.mark.parametrize(("name", "kind"), EVERY_CASE)  # with those that have no losses
+GRADIENT_CASES = [(name, kind) for name, kind in CASES if issubclass(ALGORITHMS[name], GradientAlgorithm)]
+every_gradient_case = pytest.mark.parametrize(("name", "kind"), GRADIENT_CASES)
 
 
 def prepared(algorithm: GradientAlgorithm, collector: Any) -> Batch:
@@ -67,7 +68,7 @@ def shaken(algorithm: GradientAlgorithm) -> GradientAlgorithm:
 # -- gradients
 
 
-@every_case
+@every_gradient_case
 def test_gradients_of_uneven_shards_combine_to_the_gradient_of_the_whole(name, kind):
     """MARO-30, MARO-31, MARO-39: weighted by valid rows; some rows of an unroll are not valid."""
     algorithm, collector = collected(name, kind)
@@ -90,7 +91,7 @@ def test_gradients_of_uneven_shards_combine_to_the_gradient_of_the_whole(name, k
     assert twin.num_gradient_steps == algorithm.num_gradient_steps == 1
 
 
-@every_case
+@every_gradient_case
 def test_a_shard_without_valid_rows_counts_nothing(name, kind):
     """MARO-30: a gradient worker may be handed nothing but ends of episodes."""
     algorithm, collector = collected(name, kind)
@@ -108,7 +109,7 @@ def test_a_shard_without_valid_rows_counts_nothing(name, kind):
     assert not different(parameters(algorithm), parameters(other))
 
 
-@every_case
+@every_gradient_case
 def test_losses_read_weights_and_change_nothing(name, kind):
     """MARO-31, PARL-10: no parameter, buffer, generator, optimizer or global random state moves."""
     algorithm, collector = collected(name, kind)
@@ -136,7 +137,7 @@ def cost_fields() -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "cost"), list(cost_fields()))
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
 def test_every_coefficient_of_a_loss_moves_the_gradient(name, cost, kind):
-    if (name, kind) not in CASES:
+    if (name, kind) not in GRADIENT_CASES:
         pytest.skip(f"{name} takes no {kind} actions")
     gradients = []
     for value in (0.1, 0.7):
@@ -170,7 +171,7 @@ def test_a_row_of_importance_weight_zero_gives_no_gradient(name, kind):
     assert not among.priority.requires_grad
 
 
-@every_learner
+@every_case
 def test_optimizers_cover_each_trainable_parameter_exactly_once(name, kind):
     """MARO-32, MARO-35: what needs a gradient has one optimizer, what has none is frozen."""
     algorithm, _ = collected(name, kind)
@@ -181,7 +182,7 @@ def test_optimizers_cover_each_trainable_parameter_exactly_once(name, kind):
     assert {id(p) for p in algorithm.policy.parameters()} <= {id(p) for p in algorithm.model.parameters()}
 
 
-@every_learner
+@every_case
 def test_an_update_reaches_every_trainable_parameter(name, kind):
     algorithm, collector = collected(name, kind)
     before = parameters(shaken(algorithm))
@@ -194,7 +195,7 @@ def test_an_update_reaches_every_trainable_parameter(name, kind):
 # -- an update
 
 
-@every_case
+@every_gradient_case
 def test_an_update_draws_preprocesses_then_takes_each_minibatch_once(name, kind, monkeypatch):
     """TS-12, TS-13, TS-14, TS-15, ALF-07..09: draw, preprocess, noise, then losses and one step for each minibatch."""
     algorithm, collector = collected(name, kind)
@@ -223,7 +224,7 @@ def test_an_update_draws_preprocesses_then_takes_each_minibatch_once(name, kind,
         assert different(weights[losses_at], weights[losses_at + 1]), "no optimizer step before after_step"
 
 
-@every_learner
+@every_case
 def test_an_update_raises_the_version_by_one_whatever_its_gradient_steps(name, kind):
     """MARO-22: the version counts updates."""
     algorithm, collector = collected(name, kind)
@@ -235,7 +236,7 @@ def test_an_update_raises_the_version_by_one_whatever_its_gradient_steps(name, k
     assert algorithm.update(collector.buffer).policy_version == 2
 
 
-@every_case
+@every_gradient_case
 def test_the_policy_is_updating_only_during_an_update(name, kind, monkeypatch):
     """TS-16, TS-17: collecting True, False; updating True, True; and back after an exception."""
     algorithm, collector = collected(name, kind)
@@ -258,7 +259,7 @@ def test_the_policy_is_updating_only_during_an_update(name, kind, monkeypatch):
         assert (policy.training, policy.updating) == (False, False)
 
 
-@every_learner
+@every_case
 def test_an_update_with_ends_of_episodes_inside_is_finite(name, kind):
     """ALF-23..26: LAST rows, terminated and truncated, lie inside the data."""
     algorithm, collector = collected(name, kind)
@@ -270,7 +271,7 @@ def test_an_update_with_ends_of_episodes_inside_is_finite(name, kind):
     assert all(torch.isfinite(value).all() for value in parameters(algorithm).values())
 
 
-@every_case
+@every_gradient_case
 def test_a_gradient_that_is_not_finite_raises(name, kind, monkeypatch):
     """F23: the error names the component and the numbers of the step, and the command line ends with 4."""
     algorithm, collector = collected(name, kind)
@@ -292,7 +293,7 @@ def test_a_gradient_that_is_not_finite_raises(name, kind, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize("name", [name for name in dict(CASES) if any_kind(name) not in SETTINGS])
+@pytest.mark.parametrize("name", sorted({name for name, _ in GRADIENT_CASES if any_kind(name) not in SETTINGS}))
 def test_a_compiled_gradient_step_equals_the_eager_one(name):
     """DESIGN.md section 10: eager is the reference, compiled results equal it to rounding."""
     results = []

@@ -17,14 +17,14 @@ from palaestra.core import (
     save_tensors,
 )
 from palaestra.nn import NetworkConfig
-from tests.algorithms.parts import EVERY_CASE, TINY, any_kind, collected, environment, make, tiny_config
+from tests.algorithms.parts import CASES, TINY, any_kind, collected, environment, make, tiny_config
 from tests.contracts.states import different, global_generators, parameters, whole_state
 
-every_learner = pytest.mark.parametrize(("name", "kind"), EVERY_CASE)
+every_case = pytest.mark.parametrize(("name", "kind"), CASES)
 every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
 
 
-@every_learner
+@every_case
 def test_collecting_changes_no_parameter(name, kind):
     """ALF-03: bit-equal before and after; only the generator that acts moves."""
     algorithm, collector = collected(name, kind)
@@ -33,7 +33,7 @@ def test_collecting_changes_no_parameter(name, kind):
     assert different(before, whole_state(algorithm)) in ([], ["generator.acting"])
 
 
-@every_learner
+@every_case
 def test_the_update_after_loading_is_bit_equal(name, kind, tmp_path):
     """F25: save, load into a fresh instance of another seed, learn from the same data."""
     algorithm, collector = collected(name, kind)
@@ -51,7 +51,7 @@ def test_the_update_after_loading_is_bit_equal(name, kind, tmp_path):
 
 
 @pytest.mark.usefixtures("unchecked_shapes")  # the checks of tuples draw which item to look at
-@every_learner
+@every_case
 def test_nothing_draws_from_a_global_generator(name, kind):
     """DESIGN.md, randomness: building, collecting and updating leave torch, numpy and random as they are."""
     before = global_generators()
@@ -62,7 +62,7 @@ def test_nothing_draws_from_a_global_generator(name, kind):
     assert global_generators() == before
 
 
-@every_learner
+@every_case
 def test_equal_seeds_give_equal_runs_and_other_seeds_others(name, kind):
     states = []
     for seed in (3, 3, 4):
@@ -104,7 +104,7 @@ def test_the_plan_agrees_with_the_configuration(name):
     assert not isinstance(plan, Replay) or plan.capacity == 120
 
 
-@pytest.mark.parametrize("name", [name for name, kind in EVERY_CASE if kind == "recurrent"])
+@pytest.mark.parametrize("name", [name for name, kind in CASES if kind == "recurrent"])
 def test_a_policy_with_a_memory_is_not_compiled(name):
     """The error says what to do: a graph cannot hold a loop whose length depends on where episodes begin."""
     algorithm, _ = collected(name, "recurrent")

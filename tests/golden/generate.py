@@ -58,9 +58,9 @@ def first_losses(name: str, kind: str) -> list[float]:
 
 def losses_by_kind(name: str) -> dict[str, list[float]]:
     """The losses for every kind of action that the algorithm accepts."""
-    from tests.algorithms.parts import EVERY_CASE
+    from tests.algorithms.parts import CASES
 
-    return {kind: first_losses(name, kind) for algorithm, kind in EVERY_CASE if algorithm == name}
+    return {kind: first_losses(name, kind) for algorithm, kind in CASES if algorithm == name}
 
 
 def main() -> None:

@@ -6,21 +6,21 @@ import pytest
 import torch
 
 from palaestra.algorithms import ALGORITHMS
-from tests.algorithms.parts import EVERY_CASE
+from tests.algorithms.parts import CASES
 from tests.golden.generate import COUNT, first_losses, golden_file
 
 # Across machines sums are taken in another order; losses are of size 0.1 to 10, so 1e-6 is ten float32 roundings.
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
 
 
-@pytest.mark.parametrize(("name", "kind"), EVERY_CASE)
+@pytest.mark.parametrize(("name", "kind"), CASES)
 def test_the_first_losses_are_the_golden_ones(name, kind):
     golden = json.loads(golden_file(name).read_text())[kind]
     assert len(golden) == COUNT
     assert first_losses(name, kind) == pytest.approx(golden, rel=RELATIVE, abs=ABSOLUTE)
 
 
-@pytest.mark.parametrize(("name", "kind"), EVERY_CASE)
+@pytest.mark.parametrize(("name", "kind"), CASES)
 def test_the_losses_are_bit_equal_within_a_machine(name, kind):
     """F25: the same seed, twice in one process, with other draws from the global generators in between."""
     first = first_losses(name, kind)
@@ -32,4 +32,4 @@ def test_the_losses_are_bit_equal_within_a_machine(name, kind):
 def test_every_algorithm_has_a_golden_file_with_every_kind_of_action(name):
     path = golden_file(name)
     assert path.exists(), f"make it: python tests/golden/generate.py --overwrite {name}"
-    assert json.loads(path.read_text()).keys() == {kind for algorithm, kind in EVERY_CASE if algorithm == name}
+    assert json.loads(path.read_text()).keys() == {kind for algorithm, kind in CASES if algorithm == name}

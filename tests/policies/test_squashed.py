@@ -51,17 +51,6 @@ def test_a_space_without_finite_bounds_is_refused(kind, spec):
         kind.build(SPEC, spec)
 
 
-@pytest.mark.parametrize("kind", [SquashedGaussianPolicy, DeterministicPolicy])
-def test_before_the_first_update_collected_actions_are_uniform(kind):
-    policy = kind.build(SPEC, BOX)
-    action = policy.act(STEP, phase=Phase.COLLECT).action
-    assert_close(action.abs().mean(0), torch.full((2,), 0.5), atol=0.05, rtol=0)
-    policy.version = 1
-    later = policy.act(STEP, phase=Phase.COLLECT).action
-    assert later.abs().mean() != pytest.approx(0.5, abs=0.05)
-    assert_close(policy.act(STEP, deterministic=True).action, policy.act(STEP, deterministic=True).action)
-
-
 def test_the_best_action_of_the_squashed_gaussian_is_its_squashed_mean():
     policy = SquashedGaussianPolicy.build(SPEC, BOX)
     action, log_prob = policy.sample(OBSERVATION)
@@ -73,7 +62,6 @@ def test_noise_is_added_to_the_deterministic_action_while_collecting_only():
     policy = DeterministicPolicy.build(
         SPEC, BOX, NetworkConfig(hidden_sizes=()), exploration=GaussianNoise(0.3, minimum=-1.0, maximum=1.0)
     )
-    policy.version = 1
     plain = policy.action(OBSERVATION).detach()
     noisy = policy.act(STEP, phase=Phase.COLLECT).action
     assert noisy.abs().max() <= 1

@@ -29,6 +29,7 @@ from palaestra.algorithms.off_policy import (
 )
 from palaestra.algorithms.ppo import PPO, PPOBatch, PPOConfig
 from palaestra.algorithms.qr_dqn import QRDQN, QRDQNConfig
+from palaestra.algorithms.quantile_sac import QuantileSAC, QuantileSACConfig
 from palaestra.algorithms.r2d2 import R2D2, R2D2Batch, R2D2Config
 from palaestra.algorithms.rainbow import Rainbow, RainbowConfig
 from palaestra.algorithms.records import Gradients, Losses, UpdateInfo, mean_metrics
@@ -58,6 +59,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "iqn": IQN,
     "ppo": PPO,
     "qr_dqn": QRDQN,
+    "quantile_sac": QuantileSAC,
     "r2d2": R2D2,
     "rainbow": Rainbow,
     "redq": REDQ,
@@ -122,6 +124,8 @@ __all__ = [
     "PPOBatch",
     "PPOConfig",
     "QRDQNConfig",
+    "QuantileSAC",
+    "QuantileSACConfig",
     "R2D2Batch",
     "R2D2Config",
     "REDQBatch",

@@ -12,9 +12,9 @@ from typing import Any, final
 from palaestra.algorithms.algorithm import GradientAlgorithm
 from palaestra.algorithms.off_policy import TransitionConfig
 from palaestra.algorithms.records import Losses
-from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core import Batch, ConfigError, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, OptimizerOption
-from palaestra.policies import CategoricalPolicy, GaussianPolicy, stochastic_policy
+from palaestra.policies import StochasticPolicy, stochastic_policy
 
 __all__ = ["BehaviourCloning", "BehaviourCloningBatch", "BehaviourCloningConfig"]
 
@@ -35,7 +35,7 @@ class BehaviourCloningBatch(Batch):
 
 
 @final
-class BehaviourCloning(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
+class BehaviourCloning(GradientAlgorithm[StochasticPolicy]):
     """Learns to act as the data does; rewards are not looked at.
 
     Args:
@@ -45,7 +45,7 @@ class BehaviourCloning(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
         seeds: of the run.
 
     Raises:
-        ConfigError: no distribution is known over such actions.
+        ConfigError: a leaf of the action space is neither discrete nor a tensor of floats, or the network has a memory.
     """
 
     config_class = BehaviourCloningConfig
@@ -58,6 +58,8 @@ class BehaviourCloning(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
         seeds: RunSeeds | None = None,
     ) -> None:
         config, seeds = config or BehaviourCloningConfig(), seeds or RunSeeds(0)
+        if config.network.recurrent is not None:
+            raise ConfigError("behaviour cloning learns from single rows; leave algorithm.network.recurrent out")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = stochastic_policy(
                 observation_spec, action_spec, config.network, normalize=config.normalize_observation
@@ -74,6 +76,4 @@ class BehaviourCloning(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
         """The negative log-likelihood of the actions, nats."""
         policy = self.policy.distribution(batch.observation)
         log_prob, entropy = policy.log_prob(batch.action).mean(), policy.entropy().mean()
-        return Losses(
-            {"policy": -log_prob - self.value_of("entropy_cost") * entropy}, {"entropy": entropy, "log_prob": log_prob}
-        )
+        return Losses({"policy": -log_prob - self.value_of("entropy_cost") * entropy}, {"entropy": entropy})

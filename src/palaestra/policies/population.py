@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from palaestra.core import Batch, DiscreteSpec, SpecTree, TensorSpec
 from palaestra.nn import Network, NetworkConfig
+from palaestra.policies.action_range import ActionRange
 from palaestra.policies.network_policy import NetworkPolicy, normalizer_of, require_discrete
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import PolicyStep
-from palaestra.policies.squashed import box_bounds, onto_box, raw_box, require_box
+from palaestra.policies.squashed import raw_box, require_box
 
 __all__ = ["PopulationPolicy"]
 
@@ -59,8 +60,7 @@ class PopulationPolicy(NetworkPolicy):
         """σ, units of the parameters."""
         self._discrete = isinstance(action_spec, DiscreteSpec)
         if not self._discrete:
-            for name, bound in box_bounds(require_box("PopulationPolicy", action_spec)).items():
-                self.register_buffer(name, bound, persistent=False)
+            self._range = ActionRange(require_box("PopulationPolicy", action_spec))
         self._seeds = torch.zeros(0)  # [B], of the version they were drawn for
         self._seeds_version = -1
         self._population: dict[str, Tensor] = {}
@@ -162,5 +162,5 @@ class PopulationPolicy(NetworkPolicy):
     def env_action(self, action: Tensor) -> Tensor:
         spec = self.action_spec
         if not isinstance(spec, DiscreteSpec):
-            return onto_box(action, spec, vars(self)["_buffers"])
+            return self._range.forward(action)
         return action + spec.start if spec.start else action

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from palaestra.core import BoundedSpec, ConfigError, SpecTree, TensorSpec
+from palaestra.policies.action_range import ActionRange
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.network_policy import NetworkPolicy, require_continuous
 from palaestra.policies.normalizer import ObservationNormalizer
@@ -21,8 +20,6 @@ __all__ = ["SquashedPolicy", "require_box"]
 
 class SquashedPolicy(NetworkPolicy):
     """Raw actions lie in [-1, 1]; `env_action` maps them onto the environment's box.
-
-    Before the first update, while the policy has learned nothing, actions in `Phase.COLLECT` are drawn uniformly.
 
     Args:
         network: what the actions come from.
@@ -45,14 +42,11 @@ class SquashedPolicy(NetworkPolicy):
     ) -> None:
         spec = require_box(type(self).__name__, action_spec)
         super().__init__(network, observation_spec, action_spec, normalizer=normalizer, exploration=exploration)
-        for name, bound in box_bounds(spec).items():
-            self.register_buffer(name, bound, persistent=False)
+        self._range = ActionRange(spec)
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         action = self._action(observation, deterministic)
-        if explore and self.version == 0:
-            action = torch.empty_like(action).uniform_(-1.0, 1.0, generator=self.generator)
-        elif explore and self.exploration is not None:
+        if explore and self.exploration is not None:
             action = self.exploration(action, generator=self.generator)
         return PolicyStep(action, state)
 
@@ -65,7 +59,7 @@ class SquashedPolicy(NetworkPolicy):
         return raw_box(self.action_spec)
 
     def env_action(self, action: Tensor) -> Tensor:
-        return onto_box(action, self.action_spec, vars(self)["_buffers"])  # `self._low` would cost a search
+        return self._range.forward(action)
 
 
 def require_box(policy: str, action_spec: SpecTree) -> BoundedSpec:
@@ -87,17 +81,6 @@ def require_box(policy: str, action_spec: SpecTree) -> BoundedSpec:
     return spec
 
 
-def box_bounds(spec: BoundedSpec) -> dict[str, Tensor]:
-    """What `onto_box` needs, by name: [A] each.
-
-    Args:
-        spec: a box with finite bounds.
-    """
-    low, high = (np.array(bound, dtype=np.float64).reshape(-1) for bound in (spec.minimum, spec.maximum))
-    bounds = {"_low": low, "_high": high, "_center": low / 2 + high / 2, "_half_range": high / 2 - low / 2}
-    return {name: torch.as_tensor(bound, dtype=spec.dtype) for name, bound in bounds.items()}
-
-
 def raw_box(spec: TensorSpec) -> BoundedSpec:
     """[-1, 1] in every dimension of an action.
 
@@ -105,21 +88,3 @@ def raw_box(spec: TensorSpec) -> BoundedSpec:
         spec: of the environment's action.
     """
     return BoundedSpec((spec.size,), minimum=np.full(spec.size, -1.0), maximum=np.ones(spec.size))
-
-
-def onto_box(action: Tensor, spec: TensorSpec, bounds: Mapping[str, Any]) -> Tensor:
-    """Raw actions as the environment takes them.
-
-    Args:
-        action: [..., A] in [-1, 1].
-        spec: of the environment's action.
-        bounds: of `box_bounds`.
-
-    Returns:
-        [..., *action] within the bounds.
-    """
-    action = torch.addcmul(bounds["_center"], bounds["_half_range"], action)
-    action = action.clamp_(bounds["_low"], bounds["_high"])  # rounding
-    if len(spec.shape) != 1:
-        action = action.reshape(*action.shape[:-1], *spec.shape)
-    return action.to(spec.dtype)
