@@ -22,6 +22,8 @@ TINY: dict[str, Any] = {
     "capacity": 120,
     "initial_collect_steps": 0,
     "target_period": 3,
+    "num_policy_phases": 1,
+    "num_auxiliary_updates": 2,
 }
 
 

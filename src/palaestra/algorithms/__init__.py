@@ -10,6 +10,7 @@ from palaestra.algorithms.dqn import DQN, DQNConfig
 from palaestra.algorithms.impala import IMPALA, IMPALABatch, IMPALAConfig
 from palaestra.algorithms.iqn import IQN, IQNBatch, IQNConfig
 from palaestra.algorithms.off_policy import OfflineConfig, OffPolicyConfig, Transitions, transitions
+from palaestra.algorithms.ppg import PPG, PPGConfig
 from palaestra.algorithms.ppo import PPO, PPOBatch, PPOConfig
 from palaestra.algorithms.qr_dqn import QRDQN, QRDQNConfig
 from palaestra.algorithms.rainbow import Rainbow, RainbowConfig
@@ -28,6 +29,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "dqn": DQN,
     "impala": IMPALA,
     "iqn": IQN,
+    "ppg": PPG,
     "ppo": PPO,
     "qr_dqn": QRDQN,
     "rainbow": Rainbow,
@@ -47,6 +49,7 @@ __all__ = [
     "DQN",
     "IMPALA",
     "IQN",
+    "PPG",
     "PPO",
     "QRDQN",
     "SAC",
@@ -68,6 +71,7 @@ __all__ = [
     "Losses",
     "OffPolicyConfig",
     "OfflineConfig",
+    "PPGConfig",
     "PPOBatch",
     "PPOConfig",
     "QRDQNConfig",

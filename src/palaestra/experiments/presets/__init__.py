@@ -22,7 +22,7 @@ PRESETS: dict[tuple[str, str], ExperimentConfig] = {
 }
 """Settings by (algorithm, environment), of the environments that have their own."""
 
-_NUM_ENVS = {"a2c": 8, "impala": 8, "ppo": 8, "reinforce": 8, "sarsa": 8, "trpo": 8}
+_NUM_ENVS = {"a2c": 8, "impala": 8, "ppg": 8, "ppo": 8, "reinforce": 8, "sarsa": 8, "trpo": 8}
 
 
 def preset(algorithm: str, env_name: str) -> ExperimentConfig:
