@@ -30,7 +30,7 @@ from palaestra.core import (
 )
 from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import conjugate_gradient, explained_variance, gae, masked_mean, standardize
-from palaestra.policies import CategoricalPolicy, GaussianPolicy, Phase, stochastic_policy
+from palaestra.policies import Phase, StochasticPolicy, stochastic_policy
 
 __all__ = ["TRPO", "TRPOConfig"]
 
@@ -68,17 +68,17 @@ class TRPOConfig(AlgorithmConfig):
 
 
 @final
-class TRPO(Algorithm[CategoricalPolicy | GaussianPolicy]):
+class TRPO(Algorithm[StochasticPolicy]):
     """Learns a stochastic policy by natural gradient steps of bounded divergence, and a state value beside it.
 
     Args:
         observation_spec: of the environment.
-        action_spec: of the environment: discrete, or a box.
+        action_spec: of the environment: discrete, a box, or any nest of them.
         config: hyperparameters.
         seeds: of the run.
 
     Raises:
-        ConfigError: the action space is neither.
+        ConfigError: the action space holds something else.
     """
 
     config_class = TRPOConfig

@@ -1,8 +1,7 @@
 """Classic control of Gymnasium, for A2C, TRPO, IMPALA and PPG.
 
-Budgets are those of RL Baselines3 Zoo (https://github.com/DLR-RM/rl-baselines3-zoo) for A2C and TRPO; IMPALA has A2C's, PPG
-PPO's.
-`benchmarks/learning` holds what the settings reach here.
+Budgets are those of RL Baselines3 Zoo (https://github.com/DLR-RM/rl-baselines3-zoo) for A2C and TRPO; IMPALA has
+A2C's, PPG PPO's. `benchmarks/learning` holds what the settings reach here.
 """
 
 from __future__ import annotations
