@@ -25,6 +25,8 @@ TINY: dict[str, Any] = {
     "burn_in": 2,
     "policy_period": 2,
     "num_actions": 3,
+    "num_policy_phases": 1,
+    "num_auxiliary_updates": 2,
 }
 
 

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from palaestra.algorithms import TRPO, TRPOConfig
-from palaestra.algorithms.trust_region import fixed_distribution
+from palaestra.algorithms.trust_region import FixedPolicy
 from palaestra.core import Batch, DiscreteSpec, NonFiniteError, TensorSpec
 from palaestra.nn import NetworkConfig
 from palaestra.policies import stochastic_policy
@@ -61,7 +61,7 @@ def test_the_new_policy_is_better_and_within_the_trust_region(kind):
     for _ in range(4):
         drawn = collector.buffer.newest(12)
         observation = drawn.observation
-        before = fixed_distribution(algorithm.policy, observation)
+        before = FixedPolicy(algorithm.policy).distribution(observation)
         info = algorithm.update(collector.buffer)
         first = info.records[0]
         divergence = before.kl(algorithm.policy.distribution(observation)).mean()
@@ -115,7 +115,7 @@ def test_a_fixed_distribution_does_not_follow_the_policy():
     """A mutant that only detaches would share the Gaussian's log σ, and the divergence would miss its change."""
     policy = stochastic_policy(TensorSpec((2,)), TensorSpec((1,)), NetworkConfig(hidden_sizes=()))
     observation = torch.zeros(5, 2)
-    fixed, shared = fixed_distribution(policy, observation), policy.distribution(observation)
+    fixed, shared = FixedPolicy(policy).distribution(observation), policy.distribution(observation)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(1.0)

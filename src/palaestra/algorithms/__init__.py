@@ -27,12 +27,13 @@ from palaestra.algorithms.off_policy import (
     Transitions,
     transitions,
 )
+from palaestra.algorithms.ppg import PPG, PPGConfig
 from palaestra.algorithms.ppo import PPO, PPOBatch, PPOConfig
 from palaestra.algorithms.qr_dqn import QRDQN, QRDQNConfig
 from palaestra.algorithms.quantile_sac import QuantileSAC, QuantileSACConfig
 from palaestra.algorithms.r2d2 import R2D2, R2D2Batch, R2D2Config
 from palaestra.algorithms.rainbow import Rainbow, RainbowConfig
-from palaestra.algorithms.records import Gradients, Losses, UpdateInfo, mean_metrics
+from palaestra.algorithms.records import Gradients, Losses, UpdateInfo, mean_metrics, require_finite_gradients
 from palaestra.algorithms.redq import REDQ, REDQBatch, REDQConfig
 from palaestra.algorithms.reinforce import Reinforce, ReinforceBatch, ReinforceConfig
 from palaestra.algorithms.sac import SAC, SACConfig
@@ -41,7 +42,7 @@ from palaestra.algorithms.soft import SoftActorCritic, SoftBatch, SoftConfig, Te
 from palaestra.algorithms.td3 import TD3, TD3Config
 from palaestra.algorithms.td3_bc import TD3BC, TD3BCBatch, TD3BCConfig
 from palaestra.algorithms.trpo import TRPO, TRPOConfig
-from palaestra.algorithms.trust_region import fixed_distribution
+from palaestra.algorithms.trust_region import FixedPolicy
 from palaestra.algorithms.value_based import ValueBased, ValueBasedConfig, ValueBatch
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
@@ -57,6 +58,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "impala": IMPALA,
     "iql": IQL,
     "iqn": IQN,
+    "ppg": PPG,
     "ppo": PPO,
     "qr_dqn": QRDQN,
     "quantile_sac": QuantileSAC,
@@ -82,6 +84,7 @@ __all__ = [
     "IMPALA",
     "IQL",
     "IQN",
+    "PPG",
     "PPO",
     "QRDQN",
     "R2D2",
@@ -111,6 +114,7 @@ __all__ = [
     "DiscreteSACConfig",
     "EvolutionStrategies",
     "EvolutionStrategiesConfig",
+    "FixedPolicy",
     "GradientAlgorithm",
     "Gradients",
     "IMPALABatch",
@@ -121,6 +125,7 @@ __all__ = [
     "Losses",
     "OffPolicyConfig",
     "OfflineConfig",
+    "PPGConfig",
     "PPOBatch",
     "PPOConfig",
     "QRDQNConfig",
@@ -155,9 +160,9 @@ __all__ = [
     "ValueBasedConfig",
     "ValueBatch",
     "categorical_losses",
-    "fixed_distribution",
     "mean_metrics",
     "memory_fields",
     "memory_of",
+    "require_finite_gradients",
     "transitions",
 ]

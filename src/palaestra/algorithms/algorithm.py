@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar, final
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from palaestra.algorithms.algorithm_config import AlgorithmConfig
 from palaestra.algorithms.compiled import CompiledSteps
-from palaestra.algorithms.records import Gradients, Losses, UpdateInfo
+from palaestra.algorithms.records import Gradients, Losses, UpdateInfo, require_finite_gradients
 from palaestra.core import (
     Batch,
     CheckpointError,
@@ -351,14 +350,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         return {f"gradient_norm/{name}": norm for name, norm in norms.items()}
 
     def _after_gradient_step(self, metrics: Mapping[str, Tensor]) -> None:
-        for name, value in metrics.items():
-            if name.startswith("gradient_norm/") and not math.isfinite(value):
-                state = {key: float(metric) for key, metric in metrics.items()}
-                raise NonFiniteError(
-                    f"the gradient of {name.removeprefix('gradient_norm/')!r} is not finite after "
-                    f"{self.num_gradient_steps} gradient steps; metrics of this step: {state}. "
-                    "Lower the learning rate or look at the observations and rewards"
-                )
+        require_finite_gradients(metrics, self.num_gradient_steps)
         self.num_gradient_steps += 1
         self.after_step()
 

@@ -18,7 +18,7 @@ from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import VTraceClip, approximate_kl, masked_mean, policy_gradient, vtrace
-from palaestra.policies import CategoricalPolicy, GaussianPolicy, stochastic_policy
+from palaestra.policies import StochasticPolicy, stochastic_policy
 
 __all__ = ["IMPALA", "IMPALABatch", "IMPALAConfig"]
 
@@ -75,17 +75,17 @@ class IMPALABatch(Batch):
 
 
 @final
-class IMPALA(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
+class IMPALA(GradientAlgorithm[StochasticPolicy]):
     """Learns a stochastic policy and a state value from unrolls of that policy or an older one.
 
     Args:
         observation_spec: of the environment.
-        action_spec: of the environment: discrete, or a box.
+        action_spec: of the environment: discrete, a box, or any nest of them.
         config: hyperparameters.
         seeds: of the run.
 
     Raises:
-        ConfigError: the action space is neither.
+        ConfigError: the action space holds something else.
     """
 
     config_class = IMPALAConfig

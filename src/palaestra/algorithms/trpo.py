@@ -8,7 +8,6 @@ policy where no shorter one improves the surrogate.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -17,12 +16,11 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig
-from palaestra.algorithms.records import UpdateInfo
-from palaestra.algorithms.trust_region import fixed_distribution
+from palaestra.algorithms.records import UpdateInfo, require_finite_gradients
+from palaestra.algorithms.trust_region import FixedPolicy
 from palaestra.core import (
     Batch,
     DataSource,
-    NonFiniteError,
     OnPolicy,
     RunSeeds,
     Schedule,
@@ -32,7 +30,7 @@ from palaestra.core import (
 )
 from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import conjugate_gradient, explained_variance, gae, masked_mean, standardize
-from palaestra.policies import CategoricalPolicy, GaussianPolicy, Phase, stochastic_policy
+from palaestra.policies import Phase, StochasticPolicy, stochastic_policy
 
 __all__ = ["TRPO", "TRPOConfig"]
 
@@ -70,17 +68,17 @@ class TRPOConfig(AlgorithmConfig):
 
 
 @final
-class TRPO(Algorithm[CategoricalPolicy | GaussianPolicy]):
+class TRPO(Algorithm[StochasticPolicy]):
     """Learns a stochastic policy by natural gradient steps of bounded divergence, and a state value beside it.
 
     Args:
         observation_spec: of the environment.
-        action_spec: of the environment: discrete, or a box.
+        action_spec: of the environment: discrete, a box, or any nest of them.
         config: hyperparameters.
         seeds: of the run.
 
     Raises:
-        ConfigError: the action space is neither.
+        ConfigError: the action space holds something else.
     """
 
     config_class = TRPOConfig
@@ -168,7 +166,7 @@ class TRPO(Algorithm[CategoricalPolicy | GaussianPolicy]):
     def _improve(self, batch: Any) -> dict[str, Tensor]:
         """Appendix C: the direction by conjugate gradients, the length by the trust region, then a line search."""
         parameters: list[Any] = self.model.optimizers["policy"].parameters
-        old = fixed_distribution(self.policy, batch.observation)
+        old = FixedPolicy(self.policy).distribution(batch.observation)
 
         def measured() -> tuple[Tensor, Tensor]:
             new = self.policy.distribution(batch.observation)
@@ -187,7 +185,7 @@ class TRPO(Algorithm[CategoricalPolicy | GaussianPolicy]):
         direction = conjugate_gradient(fisher, gradient, num_steps=self.config.num_conjugate_steps)
         curvature = direction @ fisher(direction)
         longest = (2 * self.value_of("target_kl") / curvature.clamp(min=1e-12)).sqrt() * direction
-        self._require_finite("policy", longest)
+        require_finite_gradients({"gradient_norm/policy": longest.norm()}, self.num_gradient_steps)
         share, gain_after, kl_after = self._line_search(measured, parameters, longest, float(gain.detach()))
         if share:
             names = self.model.optimizers["policy"].names
@@ -228,16 +226,10 @@ class TRPO(Algorithm[CategoricalPolicy | GaussianPolicy]):
     def _fit_value(self, batch: Any) -> dict[str, Tensor]:
         error = masked_mean((self.value(batch.observation) - batch.value_target).square(), batch.valid)
         norm = self.model.apply_gradients([self.model.get_gradients(error, ["value"])])["value"]
-        self._require_finite("value", norm)
+        metrics = {"value_error": error.detach(), "gradient_norm/value": norm}
+        require_finite_gradients(metrics, self.num_gradient_steps)
         self.num_gradient_steps += 1
-        return {"value_error": error.detach(), "gradient_norm/value": norm}
-
-    def _require_finite(self, component: str, numbers: Tensor) -> None:
-        if not math.isfinite(float(numbers.sum())):
-            raise NonFiniteError(
-                f"the gradient of {component!r} is not finite after {self.num_gradient_steps} gradient steps. "
-                "Lower the learning rate or look at the observations and rewards"
-            )
+        return metrics
 
 
 def _flat(gradients: Any, parameters: list[Any]) -> Tensor:

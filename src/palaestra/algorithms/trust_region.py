@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from palaestra.policies import Policy
 
-__all__ = ["fixed_distribution"]
+__all__ = ["FixedPolicy"]
 
 
 class _Distribution(nn.Module):
@@ -22,16 +22,26 @@ class _Distribution(nn.Module):
         return self.policy.distribution(observation)
 
 
-@torch.no_grad()
-def fixed_distribution(policy: Policy, observation: Any) -> Any:
-    """A policy's distribution as it is now; it has no gradient, and does not change with the policy.
+@final
+class FixedPolicy:
+    """A stochastic policy as it is now: its distributions have no gradient, and do not change with the policy.
 
     (Some distributions hold parameters themselves, such as the logarithm of a standard deviation, so detaching what
     `distribution` computes would not be enough.)
 
     Args:
         policy: a stochastic one.
-        observation: raw, leaves [..., *observation].
     """
-    parameters = {f"policy.{name}": value.detach().clone() for name, value in policy.named_parameters()}
-    return functional_call(_Distribution(policy), parameters, (observation,))
+
+    def __init__(self, policy: Policy) -> None:
+        self._module = _Distribution(policy)
+        self._parameters = {name: value.detach().clone() for name, value in self._module.named_parameters()}
+
+    @torch.no_grad()
+    def distribution(self, observation: Any) -> Any:
+        """What the policy would have said when this object was made.
+
+        Args:
+            observation: raw, leaves [..., *observation].
+        """
+        return functional_call(self._module, self._parameters, (observation,))

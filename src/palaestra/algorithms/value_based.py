@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -103,13 +103,10 @@ class ValueBased(GradientAlgorithm[ValueGreedyPolicy]):
         ConfigError: the action space is not discrete.
     """
 
-    config_class: ClassVar[type[ValueBasedConfig]]
-    policy: ValueGreedyPolicy
-
     def __init__(
         self,
         observation_spec: SpecTree,
-        action_spec: SpecTree,
+        action_spec: Any,
         config: Any = None,
         seeds: RunSeeds | None = None,
     ) -> None:

@@ -93,6 +93,22 @@ class Network(nn.Module):
             observation = modules["encoder"](observation)
         return modules["mlp"].forward(observation)
 
+    @property
+    def hidden_size(self) -> int:
+        """Features that `hidden` gives."""
+        return self.mlp.layers[-1].in_features  # pyright: ignore[reportReturnType]
+
+    def hidden(self, observation: Any) -> Tensor:
+        """What the last layer sees, for another head on the same features.
+
+        Args:
+            observation: as for a call.
+
+        Returns:
+            [..., hidden_size].
+        """
+        return self.mlp.hidden(self.encoder(observation))
+
 
 class QNetwork(nn.Module):
     """A value for every action; with `config.dueling`, from a state value and advantages.

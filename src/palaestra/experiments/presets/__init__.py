@@ -33,12 +33,7 @@ PRESETS: dict[tuple[str, str], ExperimentConfig] = {
 """Settings by (algorithm, environment), of the environments that have their own."""
 
 _NUM_ENVS = {
-    "a2c": 8,
-    "impala": 8,
-    "ppo": 8,
-    "reinforce": 8,
-    "sarsa": 8,
-    "trpo": 8,
+    **dict.fromkeys(("a2c", "impala", "ppg", "ppo", "reinforce", "sarsa", "trpo"), 8),
     "evolution_strategies": 32,
 }
 
