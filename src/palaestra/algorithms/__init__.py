@@ -12,6 +12,8 @@ from palaestra.algorithms.discrete_cql import DiscreteCQL, DiscreteCQLConfig
 from palaestra.algorithms.discrete_sac import DiscreteSAC, DiscreteSACConfig
 from palaestra.algorithms.dqn import DQN, DQNConfig
 from palaestra.algorithms.evolution_strategies import EvolutionStrategies, EvolutionStrategiesConfig
+from palaestra.algorithms.exploration_bonus import BonusConfig, ExplorationBonus
+from palaestra.algorithms.exploration_bonuses import CuriosityModule, RandomNetworkDistillation
 from palaestra.algorithms.impala import IMPALA, IMPALABatch, IMPALAConfig
 from palaestra.algorithms.iql import IQL, IQLConfig
 from palaestra.algorithms.iqn import IQN, IQNBatch, IQNConfig
@@ -78,8 +80,10 @@ __all__ = [
     "AlgorithmConfig",
     "BehaviourCloning",
     "BehaviourCloningConfig",
+    "BonusConfig",
     "C51Config",
     "CQLConfig",
+    "CuriosityModule",
     "DDPGConfig",
     "DQNConfig",
     "DiscreteCQL",
@@ -88,6 +92,7 @@ __all__ = [
     "DiscreteSACConfig",
     "EvolutionStrategies",
     "EvolutionStrategiesConfig",
+    "ExplorationBonus",
     "GradientAlgorithm",
     "Gradients",
     "IMPALABatch",
@@ -106,6 +111,7 @@ __all__ = [
     "REDQConfig",
     "Rainbow",
     "RainbowConfig",
+    "RandomNetworkDistillation",
     "Reinforce",
     "ReinforceBatch",
     "ReinforceConfig",
