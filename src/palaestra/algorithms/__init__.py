@@ -15,6 +15,8 @@ from palaestra.algorithms.discrete_cql import DiscreteCQL, DiscreteCQLConfig
 from palaestra.algorithms.discrete_sac import DiscreteSAC, DiscreteSACConfig
 from palaestra.algorithms.dqn import DQN, DQNConfig
 from palaestra.algorithms.evolution_strategies import EvolutionStrategies, EvolutionStrategiesConfig
+from palaestra.algorithms.exploration_bonus import BonusConfig, ExplorationBonus
+from palaestra.algorithms.exploration_bonuses import CuriosityModule, RandomNetworkDistillation, exploration_bonus
 from palaestra.algorithms.impala import IMPALA, IMPALABatch, IMPALAConfig
 from palaestra.algorithms.iql import IQL, IQLConfig
 from palaestra.algorithms.iqn import IQN, IQNBatch, IQNConfig
@@ -100,11 +102,13 @@ __all__ = [
     "BehaviourCloning",
     "BehaviourCloningBatch",
     "BehaviourCloningConfig",
+    "BonusConfig",
     "BootstrapConfig",
     "C51Config",
     "CQLBatch",
     "CQLConfig",
     "CompiledSteps",
+    "CuriosityModule",
     "DDPGConfig",
     "DQNConfig",
     "DeterministicActorCritic",
@@ -114,6 +118,7 @@ __all__ = [
     "DiscreteSACConfig",
     "EvolutionStrategies",
     "EvolutionStrategiesConfig",
+    "ExplorationBonus",
     "FixedPolicy",
     "GradientAlgorithm",
     "Gradients",
@@ -137,6 +142,7 @@ __all__ = [
     "REDQConfig",
     "Rainbow",
     "RainbowConfig",
+    "RandomNetworkDistillation",
     "Reinforce",
     "ReinforceBatch",
     "ReinforceConfig",
@@ -160,6 +166,7 @@ __all__ = [
     "ValueBasedConfig",
     "ValueBatch",
     "categorical_losses",
+    "exploration_bonus",
     "mean_metrics",
     "memory_fields",
     "memory_of",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from palaestra.algorithms.algorithm_config import AlgorithmConfig
 from palaestra.algorithms.compiled import CompiledSteps
+from palaestra.algorithms.exploration_bonuses import exploration_bonus
 from palaestra.algorithms.records import Gradients, Losses, UpdateInfo, require_finite_gradients
 from palaestra.core import (
     Batch,
@@ -59,10 +60,8 @@ class Algorithm(ABC, Generic[PolicyT]):
         self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
     ) -> None:
         if policy.state_spec and not self.recurrent:
-            raise ConfigError(
-                f"{type(self).__name__} learns no policy with a memory; use PPO, REINFORCE or R2D2, or leave out "
-                "algorithm.network.recurrent"
-            )
+            name = type(self).__name__
+            raise ConfigError(f"{name} learns no policy with a memory; leave it out, or use PPO, REINFORCE or R2D2")
         seeds = seeds or RunSeeds(0)
         self.config: Any = config
         self.policy: PolicyT = policy
@@ -182,6 +181,12 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     _compiled: CompiledSteps | None = None
 
+    def __init__(
+        self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
+    ) -> None:
+        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
+        self.bonus = exploration_bonus(config, policy, model, plan, seeds or RunSeeds(0))
+
     # -- what an algorithm file defines
 
     def preprocess(self, batch: Batch, source: DataSource) -> Batch:
@@ -253,6 +258,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             ConfigError: a loss term trains a component that has no optimizer.
         """
         terms, metrics, priority = self.losses(batch)
+        terms = terms if self.bonus is None else {**terms, "bonus": self.bonus.loss(batch)}
         by_components: dict[tuple[str, ...], Tensor] = {}
         for name, term in terms.items():
             components = self.trains.get(name, (name,))
@@ -299,8 +305,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """
         with self.policy.in_phase(Phase.UPDATE):
             drawn = source.draw(self.plan, self._minibatch_generator)
-            batch = self.noise(self.preprocess(drawn, source), self._noise_generator)
             info = UpdateInfo(self.policy_version + 1, 0, 0)
+            batch = self._prepared(drawn, source, info)
             for minibatch in minibatches(batch, self.plan, generator=self._minibatch_generator):
                 metrics, priority = self._learn(minibatch)
                 if priority is not None:
@@ -314,6 +320,14 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                 info.records.append(diagnostics)
         self.finish_update(drawn)
         return info
+
+    def _prepared(self, drawn: Batch, source: DataSource, info: UpdateInfo) -> Batch:
+        if self.bonus is None:
+            return self.noise(self.preprocess(drawn, source), self._noise_generator)
+        rewarded, mean = self.bonus.rewarded(drawn)
+        info.records.append({"bonus_mean": mean})
+        batch = self.noise(self.preprocess(rewarded, source), self._noise_generator)
+        return batch.replace(bonus=self.bonus.transitions(drawn))
 
     def compile(self) -> None:
         """Compiles gradients and optimizer steps into one graph; the first update then takes seconds longer.

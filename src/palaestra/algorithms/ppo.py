@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.algorithms.memory import memory_fields, memory_of
 from palaestra.algorithms.records import Losses
 from palaestra.core import (
@@ -69,6 +70,8 @@ class PPOConfig(AlgorithmConfig):
     """Whether the policy normalises observations by their running mean and variance."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """Policy and value network; they share nothing but the memory, where there is one."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
 
 
 class PPOBatch(Batch):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.algorithms.memory import memory_of
 from palaestra.algorithms.records import Losses
 from palaestra.core import (
@@ -83,6 +84,8 @@ class R2D2Config(AlgorithmConfig):
         default_factory=lambda: NetworkConfig(hidden_sizes=(128,), activation="relu", dueling=True, recurrent="lstm")
     )
     """Q-network behind a memory."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
 
 
 class R2D2Batch(Batch):
