@@ -14,7 +14,15 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from palaestra.core import CheckpointError, join_state, load_tensors, save_tensors, split_state
+from palaestra.core import (
+    CheckpointError,
+    join_segments,
+    join_state,
+    load_tensors,
+    save_tensors,
+    split_state,
+    write_segments,
+)
 
 __all__ = ["FORMAT_VERSION", "CheckpointStore"]
 
@@ -34,6 +42,7 @@ class CheckpointStore:
     A checkpoint is written to a temporary directory: one safetensors file per part, `state.json`, and last
     `manifest.json` with the hash and size of every file. All are flushed to the disk before the directory is renamed to
     its final name, and only then are older ones deleted. So a crash at any moment leaves the previous one valid.
+    Pieces of a replay buffer that have not changed since the checkpoint before are links to its files.
 
     Args:
         directory: made where it is missing.
@@ -62,15 +71,22 @@ class CheckpointStore:
             return target
         self._remove_leftovers()
         temporary = self.directory / f".tmp-{uuid.uuid4().hex}"
+        previous, known = self._previous()
         try:
             temporary.mkdir(parents=True)
             values: dict[str, Any] = {}
-            for name, part in state.items():
+            linked: set[str] = set()
+            for name, whole in state.items():
+                part, already_there = write_segments(whole, temporary, previous)
+                linked |= already_there
                 values[name], tensors = split_state(part)
                 if tensors:
                     save_tensors(temporary / f"{name}.safetensors", tensors)
             _write_json(temporary / "state.json", values)
-            files = {file.name: _fingerprint(file) for file in sorted(temporary.iterdir())}
+            files = {
+                file.name: known[file.name] if file.name in linked else _fingerprint(file)
+                for file in sorted(temporary.iterdir())
+            }
             manifest = {"format_version": FORMAT_VERSION, "step": step, "files": files}
             _write_json(temporary / "manifest.json", {**manifest, "sha256": _digest(manifest)})
             _flush_directory(temporary)
@@ -136,10 +152,20 @@ class CheckpointStore:
                 raise TypeError("a JSON object is needed")
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{path} has no readable state.json: {error!r}") from error
-        return step, {
-            name: join_state(value, load_tensors(path / file) if (file := f"{name}.safetensors") in files else {})
-            for name, value in values.items()
-        }
+        state: dict[str, Any] = {}
+        for name, value in values.items():
+            tensors = load_tensors(path / file) if (file := f"{name}.safetensors") in files else {}
+            state[name] = join_segments(join_state(value, tensors), path)
+        return step, state
+
+    def _previous(self) -> tuple[Path | None, dict[str, Any]]:
+        """The newest checkpoint whose manifest can be read, and the fingerprints of its files."""
+        for path in reversed(self.steps()):
+            try:
+                return path, _manifest(path)[1]
+            except CheckpointError:
+                continue
+        return None, {}
 
     def _remove_leftovers(self) -> None:
         for leftover in self.directory.glob(".tmp-*"):
