@@ -47,6 +47,12 @@ def test_the_help_of_a_training_shows_the_tuned_settings_of_the_pair(capsys):
     assert "--compile" in text
 
 
+def test_the_help_shows_the_wrappers_of_a_preset(capsys):
+    assert exit_code("train", "ppo", "HalfCheetah-v5", "--help") == 0
+    text = " ".join(output(capsys).replace("│", " ").split())
+    assert "(default: NormalizeReward)" in text
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from palaestra.core import ConfigError, EnvError, SpecError
-from palaestra.envs import GymEnvironment, ProcessEnvironment, load
+from palaestra.envs import FaultPolicy, GymEnvironment, ProcessEnvironment, load
 from tests.envs.worlds import counter, faulty, layered
 
 ZEROS = torch.zeros(2, dtype=torch.int64)
@@ -148,7 +148,9 @@ def test_any_exception_arrives_as_text_with_its_traceback(fault, words):
 def test_a_hanging_environment_is_stopped_at_the_deadline_and_its_stack_shown(at):
     """F4."""
     env = ProcessEnvironment(
-        [counter, functools.partial(faulty, "hang", at)], num_workers=2, timeout_s=0.5, reset_timeout_s=1.5
+        [counter, functools.partial(faulty, "hang", at)],
+        num_workers=2,
+        faults=FaultPolicy(timeout_s=0.5, reset_timeout_s=1.5),
     )
     pids = env.worker_pids
     started = time.monotonic()
@@ -162,7 +164,7 @@ def test_a_hanging_environment_is_stopped_at_the_deadline_and_its_stack_shown(at
 @pytest.mark.fault
 def test_a_hanging_worker_does_not_hold_up_closing(monkeypatch):
     """F4: shutdown within seconds."""
-    monkeypatch.setattr("palaestra.envs.process._CLOSE_S", 0.3)
+    monkeypatch.setattr("palaestra.envs.pool._CLOSE_S", 0.3)
     env = ProcessEnvironment([functools.partial(faulty, "hang", 1)], num_workers=1)
     env.reset()
     env.send(ZEROS[:1])

@@ -14,6 +14,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from palaestra.core import ConfigError, Schedule, parse_schedule
+from palaestra.envs import Wrap
 from palaestra.experiments import config_from_mapping
 from palaestra.experiments.config import algorithms_with
 from palaestra.experiments.values import dataclass_of, type_name, value_from_words
@@ -203,6 +204,18 @@ def _registry() -> Iterator[None]:
             instance_from_str=lambda words: value_from_words(dict[str, Any], words),
             is_instance=lambda value: isinstance(value, dict),
             str_from_instance=lambda value: [str(part) for item in value.items() for part in item],
+        )
+
+    @registry.primitive_rule
+    def wrapper(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        if info.type is not Wrap:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="WRAPPER",
+            instance_from_str=lambda words: Wrap.parse(words[0]),
+            is_instance=lambda value: isinstance(value, Wrap),
+            str_from_instance=lambda value: [str(value)],
         )
 
     with registry:

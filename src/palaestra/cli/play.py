@@ -81,13 +81,7 @@ def play(arguments: list[str]) -> int:
 
 
 def _environment(config: ExperimentConfig, render_mode: str, seed: int) -> Environment:
-    env = dataclasses.replace(
-        config.env,
-        num_envs=1,
-        vectorization="serial",
-        num_workers=None,
-        kwargs={**config.env.kwargs, "render_mode": render_mode},
-    )
+    env = dataclasses.replace(config.env.for_evaluation(1, render_mode=render_mode), vectorization="serial")
     try:
         return create_environment(env, lane_seeds=[RunSeeds(seed).integer("evaluation", 1000)])
     except MissingExtraError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import logging
@@ -15,8 +14,8 @@ from typing import Any
 import torch
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
-from palaestra.core import ConfigError, PalaestraError, RunSeeds, SpecTree
-from palaestra.envs import EnvConfig, Environment, create_environment, probe_specs
+from palaestra.core import ConfigError, PalaestraError, RunSeeds, SpecTree, spec_leaves
+from palaestra.envs import Environment, create_environment, probe_specs
 from palaestra.experiments.config import ExperimentConfig, algorithm_class
 from palaestra.experiments.provenance import num_cores
 from palaestra.nn import NetworkConfig
@@ -47,10 +46,10 @@ def make_algorithm(config: ExperimentConfig) -> Algorithm[Any]:
     Raises:
         ConfigError: the algorithm does not fit the environment; the message names those that do.
     """
-    torch.set_num_threads(choose_threads(config))
+    observation_spec, action_spec, _ = probe_specs(config.env)
+    torch.set_num_threads(choose_threads(config, observation_spec))
     _log.info("torch uses %d thread(s)", torch.get_num_threads())
     _set_determinism(config.run.deterministic)
-    observation_spec, action_spec, _ = probe_specs(config.env)
     kind: Any = algorithm_class(config.algorithm_name)
     try:
         algorithm: Algorithm[Any] = kind(observation_spec, action_spec, config.algorithm, RunSeeds(config.run.seed))
@@ -103,8 +102,7 @@ def evaluation_environment(config: ExperimentConfig, seed: int, num_envs: int) -
         The environments and their lane seeds.
     """
     lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(num_envs)]
-    env: EnvConfig = dataclasses.replace(config.env, num_envs=num_envs, vectorization="serial", num_workers=None)
-    return create_environment(env, lane_seeds=lanes), lanes
+    return create_environment(config.env.for_evaluation(num_envs), lane_seeds=lanes), lanes
 
 
 def evaluate_training(config: ExperimentConfig, policy: Policy) -> Evaluation:
@@ -164,16 +162,18 @@ def make_trainer(
     )
 
 
-def choose_threads(config: ExperimentConfig, *, side_by_side: int = 1) -> int:
+def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side_by_side: int = 1) -> int:
     """Threads of torch: as asked for; else one for small networks, where more only wait for each other.
 
     Args:
         config: of the run.
+        observation_spec: of its environment; pictures need large networks.
         side_by_side: runs that share the machine.
     """
     network = getattr(config.algorithm, "network", None)
     rows = getattr(config.algorithm, "mini_batch_size", 0) or 0
     small = isinstance(network, NetworkConfig) and max(network.hidden_sizes, default=0) * rows <= 256 * 256
+    small = small and all(len(spec.shape) < 3 for spec in spec_leaves(observation_spec).values())
     return config.run.num_threads or (1 if small else max(1, num_cores() // side_by_side))
 
 

@@ -9,12 +9,12 @@ from fnmatch import fnmatchcase
 
 from palaestra.envs import EnvConfig
 from palaestra.experiments.config import ExperimentConfig, algorithm_class
-from palaestra.experiments.presets import classic_control
+from palaestra.experiments.presets import atari, classic_control, mujoco
 from palaestra.experiments.presets.entry import Preset, Presets
 
 __all__ = ["PRESETS", "Preset", "preset"]
 
-_FAMILIES = (classic_control,)
+_FAMILIES = (classic_control, mujoco, atari)
 _ENTRIES: Presets = {key: entry for family in _FAMILIES for key, entry in family.PRESETS.items()}
 
 PRESETS: dict[tuple[str, str], ExperimentConfig] = {
