@@ -167,7 +167,7 @@ def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side
 
     Args:
         config: of the run.
-        observation_spec: of its environment: pictures need large networks.
+        observation_spec: of its environment; pictures need large networks.
         side_by_side: runs that share the machine.
     """
     network = getattr(config.algorithm, "network", None)
