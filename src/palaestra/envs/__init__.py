@@ -4,7 +4,8 @@
 """
 
 from palaestra.envs.chaos import ChaosEnv, ChaosRule, chaos_rules
-from palaestra.envs.check import CheckReport, Finding, check
+from palaestra.envs.check import CheckReport, check
+from palaestra.envs.check_ends import Finding
 from palaestra.envs.create import (
     EnvConfig,
     create_environment,
