@@ -84,7 +84,8 @@ class ActionReader:
         """
         scalars = self._scalars
         if scalars is not None:
-            return [scalars[value] for value in arrays[0].tolist()]
+            # the zeros of a reset need not be an action, and nobody executes them
+            return list(map(scalars.get, arrays[0].tolist()))
         if self._plain:
             return arrays[0]
         return [unflatten((array[lane] for array in arrays), self._spec) for lane in range(len(arrays[0]))]
