@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import inspect
@@ -105,6 +104,7 @@ class EnvConfig:
         changes: dict[str, Any] = {
             "num_workers": None,
             "num_ready": None,
+            "chaos": "",
             "vectorization": "native" if self.vectorization == "native" else "auto",
             "kwargs": {**self.kwargs, **kwargs},
             "train_kwargs": {},

@@ -73,9 +73,8 @@ class LaneEnvironment(LockstepEnvironment):
             self._sent = None
             self._give_up_step()
         self._log.abandon()
-        actions = self._reader.zeros()
-        self._begin(actions)
-        self._sent = actions
+        self._begin(self._reader.neutral())
+        self._sent = self._reader.zeros()
         return self.recv()
 
     @final

@@ -20,7 +20,7 @@ from palaestra.core import (
     spec_leaves,
 )
 from palaestra.envs.boundary import leaf_bounds
-from palaestra.envs.nest import flatten, leaf_dtypes, to_batched, unflatten
+from palaestra.envs.nest import flatten, leaf_dtypes, neutral, to_batched, unflatten
 from palaestra.envs.rows import Infos, Rows
 
 # Larger sets of discrete actions are not kept as scalars.
@@ -75,6 +75,12 @@ class ActionReader:
     def zeros(self) -> list[np.ndarray]:
         """Leaf arrays [B, ...] of zeros."""
         return [np.zeros(shape, dtype) for _, shape, dtype in self._expected]
+
+    def neutral(self) -> list[np.ndarray]:
+        """Leaf arrays [B, ...] of zeros, or of what the spec allows next to them."""
+        leaves = flatten(neutral(self._spec), self._spec)
+        pairs = zip(leaves, self._expected, strict=True)
+        return [np.broadcast_to(leaf, shape).astype(dtype) for leaf, (_, shape, dtype) in pairs]
 
     def per_lane(self, arrays: list[np.ndarray]) -> Sequence[Any]:
         """One action for every lane, as its bare environment takes it.
