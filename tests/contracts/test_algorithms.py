@@ -18,9 +18,8 @@ from palaestra.core import (
     StepType,
     minibatches,
 )
-from palaestra.core.node import flat
 from palaestra.policies import Phase
-from tests.algorithms.parts import CASES, any_kind, collected, make
+from tests.algorithms.parts import CASES, SETTINGS, any_kind, collected, make
 from tests.contracts.states import different, global_generators, parameters, whole_state
 
 every_case = pytest.mark.parametrize(("name", "kind"), CASES)
@@ -40,14 +39,21 @@ def minibatches_of(algorithm: GradientAlgorithm, batch: Batch) -> list[Batch]:
     return list(minibatches(batch, algorithm.plan, generator=torch.Generator().manual_seed(2)))
 
 
+def flat(algorithm: GradientAlgorithm) -> bool:
+    """Whether minibatches are rows `[N]`, not sequences `[T, N]`."""
+    return getattr(algorithm.plan, "mini_batch_length", None) == 1
+
+
 def cut(algorithm: GradientAlgorithm, batch: Batch, rows: slice) -> Batch:
     """Some rows `[N]`, or some sequences of `[T, N]`."""
-    return batch[rows] if getattr(algorithm.plan, "mini_batch_length", None) == 1 else batch[:, rows]
+    return batch.map(lambda leaf: leaf[rows] if flat(algorithm) or leaf.ndim == 1 else leaf[:, rows])
 
 
 def width(algorithm: GradientAlgorithm, batch: Batch) -> int:
-    _, leaf = next(flat(batch))
-    return leaf.shape[0 if getattr(algorithm.plan, "mini_batch_length", None) == 1 else 1]
+    leaf = batch.values()[0]
+    while isinstance(leaf, Batch):
+        leaf = leaf.values()[0]
+    return leaf.shape[0 if flat(algorithm) else 1]
 
 
 def shaken(algorithm: GradientAlgorithm) -> GradientAlgorithm:
@@ -77,7 +83,7 @@ def test_gradients_of_uneven_shards_combine_to_the_gradient_of_the_whole(name, k
     for key, gradient in whole.values.items():
         parts = [count * shard.values[key] for count, shard in zip(counts, shards, strict=True)]
         assert_close(sum(parts) / sum(counts), gradient, rtol=1e-4, atol=1e-6)
-    twin = make(name, collector.env)
+    twin = make(name, collector.env, kind=kind)
     twin.load_state_tensors(algorithm.state_tensors())
     together, apart = algorithm.apply(whole), twin.apply(shards)
     for norm in (key for key in together if key.startswith("gradient_norm/")):
@@ -97,7 +103,7 @@ def test_a_shard_without_valid_rows_counts_nothing(name, kind):
     whole, nothing = algorithm.gradients(minibatch), algorithm.gradients(empty)
     assert float(nothing.num_valid) == 0
     assert all(torch.isfinite(gradient).all() for gradient in nothing.values.values())
-    other = make(name, collector.env)
+    other = make(name, collector.env, kind=kind)
     other.apply([whole, nothing])
     algorithm.apply(whole)
     assert not different(parameters(algorithm), parameters(other))
@@ -140,6 +146,29 @@ def test_every_coefficient_of_a_loss_moves_the_gradient(name, cost, kind):
         gradients.append(algorithm.gradients(minibatches_of(algorithm, batch)[0]).values)
     moved = [float((gradients[0][key] - gradients[1][key]).norm()) for key in gradients[0]]
     assert max(moved) > 1e-3, f"{cost} changes no gradient"
+
+
+PRIORITIZED = [(name, kind) for name, kind in CASES if hasattr(ALGORITHMS[name].config_class, "prioritized")]
+
+
+@pytest.mark.parametrize(("name", "kind"), PRIORITIZED)
+def test_a_row_of_importance_weight_zero_gives_no_gradient(name, kind):
+    """TS-11, TS-15: the loss of a row is multiplied by its weight; others keep theirs."""
+    algorithm, collector = collected(name, kind, prioritized=True)
+    minibatch = minibatches_of(algorithm, prepared(shaken(algorithm), collector))[0]
+    assert minibatch.weight.max() <= 1.0
+    nothing = algorithm.gradients(minibatch.replace(weight=torch.zeros_like(minibatch.weight)))
+    assert not any(gradient.any() for gradient in nothing.values.values())
+    one = torch.zeros_like(minibatch.weight)
+    one[0] = 1.0
+    alone = algorithm.gradients(cut(algorithm, minibatch, slice(1)))
+    among = algorithm.gradients(minibatch.replace(weight=one))
+    share = float(among.num_valid) / float(alone.num_valid)
+    for key, gradient in among.values.items():
+        assert_close(share * gradient, alone.values[key] / minibatch.weight[0], rtol=1e-4, atol=1e-6)
+    assert among.priority is not None
+    assert_close(among.priority, nothing.priority)
+    assert not among.priority.requires_grad
 
 
 @every_case
@@ -264,7 +293,7 @@ def test_a_gradient_that_is_not_finite_raises(name, kind, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize("name", sorted({name for name, _ in GRADIENT_CASES}))
+@pytest.mark.parametrize("name", sorted({name for name, _ in GRADIENT_CASES if any_kind(name) not in SETTINGS}))
 def test_a_compiled_gradient_step_equals_the_eager_one(name):
     """DESIGN.md section 10: eager is the reference, compiled results equal it to rounding."""
     results = []

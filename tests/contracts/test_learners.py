@@ -16,6 +16,7 @@ from palaestra.core import (
     load_tensors,
     save_tensors,
 )
+from palaestra.nn import NetworkConfig
 from tests.algorithms.parts import CASES, TINY, any_kind, collected, environment, make, tiny_config
 from tests.contracts.states import different, global_generators, parameters, whole_state
 
@@ -77,7 +78,7 @@ def test_an_impossible_action_space_is_a_configuration_error(name):
     """F27: by name, before anything is built on it."""
     kind: Any = ALGORITHMS[name]
     for spec in ({"left": TensorSpec((2,), torch.int32)}, TensorSpec((3,), torch.uint8)):
-        with pytest.raises(ConfigError, match="wrap the environment") as caught:
+        with pytest.raises(ConfigError, match=r"wrap the environment|needs") as caught:
             kind(TensorSpec((4,)), spec, tiny_config(kind), RunSeeds(0))
         assert caught.value.exit_code == 2
 
@@ -94,10 +95,28 @@ def test_a_configuration_documents_every_field_and_is_frozen(name):
 def test_the_plan_agrees_with_the_configuration(name):
     """ALF-07, ALF-08, ALF-09: what the data is asked for is what the configuration says."""
     with environment(any_kind(name)) as env:
-        algorithm = make(name, env, unroll_length=7.5)
+        algorithm = make(name, env, kind=any_kind(name), unroll_length=7.5)
     config, plan = algorithm.config, algorithm.plan
     assert isinstance(plan, Offline) or plan.unroll_length == 7.5
     for field in ("num_updates", "mini_batch_size", "n_step", "initial_collect_steps", "capacity"):
         if hasattr(config, field):
             assert getattr(plan, field) == getattr(config, field)
     assert not isinstance(plan, Replay) or plan.capacity == 120
+
+
+@pytest.mark.parametrize("name", [name for name, kind in CASES if kind == "recurrent"])
+def test_a_policy_with_a_memory_is_not_compiled(name):
+    """The error says what to do: a graph cannot hold a loop whose length depends on where episodes begin."""
+    algorithm, _ = collected(name, "recurrent")
+    with pytest.raises(ConfigError, match="leave out --compile"):
+        algorithm.compile()
+
+
+@every_algorithm
+def test_a_memory_that_an_algorithm_cannot_train_is_a_configuration_error(name):
+    """Nothing is built that would forget in silence."""
+    kind: Any = ALGORITHMS[name]
+    if kind.recurrent or "network" not in {field.name for field in dataclasses.fields(kind.config_class)}:
+        return
+    with environment(any_kind(name)) as env, pytest.raises(ConfigError, match=r"PPO, REINFORCE (and|or) R2D2"):
+        make(name, env, network=NetworkConfig(recurrent="lstm"))

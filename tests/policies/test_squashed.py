@@ -55,7 +55,7 @@ def test_the_best_action_of_the_squashed_gaussian_is_its_squashed_mean():
     policy = SquashedGaussianPolicy.build(SPEC, BOX)
     action, log_prob = policy.sample(OBSERVATION)
     assert_close(policy.act(STEP, deterministic=True).action, policy.distribution(OBSERVATION).mode())
-    assert_close(log_prob, policy.distribution(OBSERVATION).log_prob(action), rtol=1e-3, atol=1e-3)
+    assert_close(log_prob, policy.distribution(OBSERVATION).log_prob(action), rtol=1e-2, atol=1e-3)
 
 
 def test_noise_is_added_to_the_deterministic_action_while_collecting_only():

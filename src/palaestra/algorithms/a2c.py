@@ -19,7 +19,7 @@ from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import explained_variance, gae, masked_mean, policy_gradient, standardize
-from palaestra.policies import CategoricalPolicy, GaussianPolicy, stochastic_policy
+from palaestra.policies import StochasticPolicy, stochastic_policy
 
 __all__ = ["A2C", "A2CBatch", "A2CConfig"]
 
@@ -62,17 +62,17 @@ class A2CBatch(Batch):
 
 
 @final
-class A2C(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
+class A2C(GradientAlgorithm[StochasticPolicy]):
     """Learns a stochastic policy and a state value, with one gradient step on each unroll of that policy.
 
     Args:
         observation_spec: of the environment.
-        action_spec: of the environment: discrete, or a box.
+        action_spec: of the environment: discrete, a box, or any nest of them.
         config: hyperparameters.
         seeds: of the run.
 
     Raises:
-        ConfigError: the action space is neither.
+        ConfigError: the action space holds something else.
     """
 
     config_class = A2CConfig

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar, final
 
 import torch
 from torch import Tensor
 
+from palaestra.algorithms.algorithm_config import AlgorithmConfig
 from palaestra.algorithms.compiled import CompiledSteps
-from palaestra.algorithms.records import Gradients, Losses, UpdateInfo
+from palaestra.algorithms.exploration_bonuses import exploration_bonus
+from palaestra.algorithms.records import Gradients, Losses, UpdateInfo, require_finite_gradients
 from palaestra.core import (
     Batch,
     CheckpointError,
@@ -25,43 +25,12 @@ from palaestra.core import (
     Plan,
     RunSeeds,
     minibatches,
-    schedule_range,
     schedule_value,
 )
 from palaestra.nn import CoreModel, combine_gradients
 from palaestra.policies import NetworkPolicy, Phase, Policy
 
 __all__ = ["Algorithm", "AlgorithmConfig", "GradientAlgorithm"]
-
-
-_FRACTIONS = ("gamma", "gae_lambda", "tau")
-_POSITIVE = (
-    *("unroll_length", "num_updates", "mini_batch_size", "capacity", "n_step"),
-    *("target_period", "huber_delta", "max_grad_norm", "policy_period", "num_critics"),
-    *("initial_temperature", "noise_std"),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig:
-    """Base of every algorithm's hyperparameters.
-
-    Raises:
-        ConfigError: numbers that mean the same everywhere are out of range; the message has all of them.
-    """
-
-    def __post_init__(self) -> None:
-        problems = []
-        for name, value in vars(self).items():
-            if value is None or name not in (*_FRACTIONS, *_POSITIVE):
-                continue
-            least, most = schedule_range(value)
-            if name in _FRACTIONS and not 0 <= least <= most <= 1:
-                problems.append(f"algorithm.{name} is {value}; it must lie in [0, 1]")
-            if name in _POSITIVE and not least > 0:
-                problems.append(f"algorithm.{name} is {value}; it must be greater than 0")
-        if problems:
-            raise ConfigError("\n".join(problems))
 
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
@@ -84,10 +53,15 @@ class Algorithm(ABC, Generic[PolicyT]):
     """Its configuration."""
     stored_fields: ClassVar[tuple[str, ...]] = ()
     """Which of the policy's `behaviour` fields the buffer has to keep."""
+    recurrent: ClassVar[bool] = False
+    """Whether it learns policies with a memory."""
 
     def __init__(
         self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
     ) -> None:
+        if policy.state_spec and not self.recurrent:
+            name = type(self).__name__
+            raise ConfigError(f"{name} learns no policy with a memory; leave it out, or use PPO, REINFORCE or R2D2")
         seeds = seeds or RunSeeds(0)
         self.config: Any = config
         self.policy: PolicyT = policy
@@ -116,6 +90,16 @@ class Algorithm(ABC, Generic[PolicyT]):
         Args:
             source: where the data comes from.
         """
+
+    @final
+    def finish_update(self, drawn: Batch) -> None:
+        """What ends every update: the policy's version rises, and its normaliser learns the `drawn` observations."""
+        self.policy.version += 1
+        if self.policy.normalizer is not None:
+            seen = drawn["observation"]
+            if isinstance(self.plan, OnPolicy):
+                seen = seen[:-1]  # the last row begins the next unroll
+            self.policy.normalizer.merge(self.policy.normalizer.increment(seen))
 
     @final
     def value_of(self, name: str) -> Any:
@@ -197,6 +181,12 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     _compiled: CompiledSteps | None = None
 
+    def __init__(
+        self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
+    ) -> None:
+        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
+        self.bonus = exploration_bonus(config, policy, model, plan, seeds or RunSeeds(0))
+
     # -- what an algorithm file defines
 
     def preprocess(self, batch: Batch, source: DataSource) -> Batch:
@@ -268,6 +258,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             ConfigError: a loss term trains a component that has no optimizer.
         """
         terms, metrics, priority = self.losses(batch)
+        terms = terms if self.bonus is None else {**terms, "bonus": self.bonus.loss(batch)}
         by_components: dict[tuple[str, ...], Tensor] = {}
         for name, term in terms.items():
             components = self.trains.get(name, (name,))
@@ -314,8 +305,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """
         with self.policy.in_phase(Phase.UPDATE):
             drawn = source.draw(self.plan, self._minibatch_generator)
-            batch = self.noise(self.preprocess(drawn, source), self._noise_generator)
             info = UpdateInfo(self.policy_version + 1, 0, 0)
+            batch = self._prepared(drawn, source, info)
             for minibatch in minibatches(batch, self.plan, generator=self._minibatch_generator):
                 metrics, priority = self._learn(minibatch)
                 if priority is not None:
@@ -327,20 +318,26 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                     break
             if diagnostics := self.diagnostics(batch):
                 info.records.append(diagnostics)
-        self.policy.version += 1
-        if self.policy.normalizer is not None:
-            seen = drawn["observation"]
-            if isinstance(self.plan, OnPolicy):
-                seen = seen[:-1]  # the last row begins the next unroll
-            self.policy.normalizer.merge(self.policy.normalizer.increment(seen))
+        self.finish_update(drawn)
         return info
+
+    def _prepared(self, drawn: Batch, source: DataSource, info: UpdateInfo) -> Batch:
+        if self.bonus is None:
+            return self.noise(self.preprocess(drawn, source), self._noise_generator)
+        rewarded, mean = self.bonus.rewarded(drawn)
+        info.records.append({"bonus_mean": mean})
+        batch = self.noise(self.preprocess(rewarded, source), self._noise_generator)
+        return batch.replace(bonus=self.bonus.transitions(drawn))
 
     def compile(self) -> None:
         """Compiles gradients and optimizer steps into one graph; the first update then takes seconds longer.
 
         Raises:
-            ConfigError: this machine has no C++ compiler, or this torch cannot trace gradients.
+            ConfigError: this machine has no C++ compiler, this torch cannot trace gradients, or the policy has a
+                memory, whose loops over time are no single graph.
         """
+        if self.policy.state_spec:
+            raise ConfigError("a policy with a memory cannot be compiled; leave out --compile")
         self._compiled = CompiledSteps(self, GradientAlgorithm._gradient_step)
 
     def _gradient_step(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -348,8 +345,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         return {**gradients.metrics, **self._optimize([gradients.values], None)}, gradients.priority
 
     def _learn(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
-        due = tuple(term for term in self.term_periods if self.is_due(term))
-        step = self._gradient_step if self._compiled is None else self._compiled[due]
+        step = self._gradient_step if self._compiled is None else self._compiled[self._due()]
         metrics, priority = step(batch)
         try:
             self._after_gradient_step(metrics)
@@ -358,6 +354,9 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             raise
         return metrics, priority
 
+    def _due(self) -> tuple[str, ...]:
+        return tuple(term for term in self.term_periods if self.is_due(term))
+
     def _optimize(
         self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
     ) -> dict[str, Tensor]:
@@ -365,14 +364,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         return {f"gradient_norm/{name}": norm for name, norm in norms.items()}
 
     def _after_gradient_step(self, metrics: Mapping[str, Tensor]) -> None:
-        for name, value in metrics.items():
-            if name.startswith("gradient_norm/") and not math.isfinite(value):
-                state = {key: float(metric) for key, metric in metrics.items()}
-                raise NonFiniteError(
-                    f"the gradient of {name.removeprefix('gradient_norm/')!r} is not finite after "
-                    f"{self.num_gradient_steps} gradient steps; metrics of this step: {state}. "
-                    "Lower the learning rate or look at the observations and rewards"
-                )
+        require_finite_gradients(metrics, self.num_gradient_steps)
         self.num_gradient_steps += 1
         self.after_step()
 

@@ -37,6 +37,8 @@ class C51Config(ValueBasedConfig):
 def categorical_losses(algorithm: ValueBased, batch: ValueBatch) -> Losses:
     """Algorithm 1 of Bellemare et al.: cross-entropy to the projected distribution of the target.
 
+    The priority of a row is its cross-entropy, as in Rainbow.
+
     Args:
         algorithm: whose network gives logits of atoms.
         batch: one minibatch.
@@ -57,7 +59,7 @@ def categorical_losses(algorithm: ValueBased, batch: ValueBatch) -> Losses:
     error = -(wanted * logits.log_softmax(-1)).sum(-1)
     with torch.no_grad():
         q = logits.softmax(-1) @ network.support
-    return Losses({"q": error.mean()}, {"q_mean": q.mean()})
+    return algorithm.stated(error, error, q, batch)
 
 
 @final

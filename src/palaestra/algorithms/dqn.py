@@ -2,8 +2,9 @@
 
 Papers: Mnih et al. 2015, https://doi.org/10.1038/nature14236, equation (2); double Q-learning: van Hasselt et al. 2016,
 https://arxiv.org/abs/1509.06461, equation (4); dueling networks: Wang et al. 2016, https://arxiv.org/abs/1511.06581,
-equation (9); noisy networks: Fortunato et al. 2018, https://arxiv.org/abs/1706.10295, equation (12); n-step targets:
-Sutton and Barto 2018, equation (7.1), without off-policy correction.
+equation (9); prioritised replay: Schaul et al. 2016, https://arxiv.org/abs/1511.05952, algorithm 1; noisy networks:
+Fortunato et al. 2018, https://arxiv.org/abs/1706.10295, equation (12); n-step targets: Sutton and Barto 2018, equation
+(7.1), without off-policy correction.
 Departures: Adam instead of RMSProp; the Huber loss stands for the clipped error.
 """
 
@@ -63,4 +64,4 @@ class DQN(ValueBased):
         values = self.policy.q_values(batch.observation, noise=self.noise_of(batch, 0))
         q = values.gather(-1, batch.action[:, None]).squeeze(-1)
         error = q - target
-        return Losses({"q": huber(error, delta=self.config.huber_delta).mean()}, {"q_mean": q.mean()})
+        return self.stated(huber(error, delta=self.config.huber_delta), error, q, batch)

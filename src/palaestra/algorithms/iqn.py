@@ -86,5 +86,6 @@ class IQN(ValueBased):
             target = batch.reward[:, None] + batch.discount[:, None] * next_quantile  # [N, Q']
         outputs = network.outputs(self.policy.normalize(batch.observation), batch.fraction)
         quantile = outputs[rows, batch.action]  # [N, Q]
-        error = quantile_huber(quantile, target, batch.fraction, delta=self.config.huber_delta)
-        return Losses({"q": error.mean()}, {"q_mean": quantile.detach().mean()})
+        loss = quantile_huber(quantile, target, batch.fraction, delta=self.config.huber_delta)
+        q = quantile.mean(-1)
+        return self.stated(loss, target.mean(-1) - q, q, batch)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from palaestra.algorithms.algorithm import AlgorithmConfig
+from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.core import Batch, Offline, Replay, Schedule
 from palaestra.nn import NetworkConfig
 from palaestra.ops import n_step_targets
@@ -53,6 +54,8 @@ class OffPolicyConfig(BootstrapConfig, TransitionConfig):
     """Rows the replay buffer keeps."""
     initial_collect_steps: int = 1_000
     """Env steps before the first gradient step."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
 
     @property
     def plan(self) -> Replay:

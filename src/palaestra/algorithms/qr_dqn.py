@@ -71,5 +71,6 @@ class QRDQN(ValueBased):
             target = batch.reward[:, None] + batch.discount[:, None] * next_quantile[rows, next_action]  # [N, Q]
         outputs = network.outputs(self.policy.normalize(batch.observation), self.noise_of(batch, 0))
         quantile = outputs[rows, batch.action]  # [N, Q]
-        error = quantile_huber(quantile, target, network.support, delta=self.config.huber_delta)
-        return Losses({"q": error.mean()}, {"q_mean": quantile.detach().mean()})
+        loss = quantile_huber(quantile, target, network.support, delta=self.config.huber_delta)
+        q = quantile.mean(-1)
+        return self.stated(loss, target.mean(-1) - q, q, batch)

@@ -25,6 +25,10 @@ __all__ = ["Rainbow", "RainbowConfig"]
 class RainbowConfig(ValueBasedConfig):
     """Hyperparameters of `Rainbow`."""
 
+    prioritized: bool = True
+    """Whether transitions of large error are drawn more often, as in Schaul et al. 2016."""
+    priority_alpha: float = 0.5
+    """Power of the priority, at least 0; 0 draws all equally often."""
     n_step: int = 3
     """Rewards summed before bootstrapping."""
     epsilon: Schedule = 0.0
@@ -67,5 +71,5 @@ class Rainbow(ValueBased):
         return self.with_layer_noise(batch, generator)
 
     def losses(self, batch: ValueBatch) -> Losses:
-        """See `c51.categorical_losses`; the priority of a row is its cross-entropy."""
+        """See `c51.categorical_losses`."""
         return categorical_losses(self, batch)

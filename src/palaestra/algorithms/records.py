@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,7 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Gradients", "Losses", "UpdateInfo", "mean_metrics"]
+from palaestra.core import NonFiniteError
+
+__all__ = ["Gradients", "Losses", "UpdateInfo", "mean_metrics", "require_finite_gradients"]
 
 
 class Losses(NamedTuple):
@@ -66,3 +69,23 @@ def mean_metrics(records: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
         for name, value in record.items():
             columns.setdefault(name, []).append(value)
     return {name: float(torch.stack(values).float().mean()) for name, values in columns.items()}
+
+
+def require_finite_gradients(metrics: Mapping[str, Tensor], num_gradient_steps: int) -> None:
+    """Refuses a gradient step whose gradient is NaN or infinite.
+
+    Args:
+        metrics: of the step, with `gradient_norm/<component>`.
+        num_gradient_steps: made before.
+
+    Raises:
+        NonFiniteError: names the component and has all metrics.
+    """
+    for name, value in metrics.items():
+        if name.startswith("gradient_norm/") and not math.isfinite(value):
+            state = {key: float(metric) for key, metric in metrics.items()}
+            raise NonFiniteError(
+                f"the gradient of {name.removeprefix('gradient_norm/')!r} is not finite after "
+                f"{num_gradient_steps} gradient steps; metrics of this step: {state}. "
+                "Lower the learning rate or look at the observations and rewards"
+            )

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
-from palaestra.core import Batch, DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.records import Losses
+from palaestra.core import (
+    Batch,
+    DataSource,
+    Linear,
+    Prioritized,
+    Replay,
+    RunSeeds,
+    Schedule,
+    SpecTree,
+    seeded_initialisation,
+)
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption, ReturnDistribution
 from palaestra.ops import n_step_targets
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
@@ -46,10 +58,18 @@ class ValueBasedConfig(AlgorithmConfig):
     """Probability of a random action while collecting."""
     max_grad_norm: float = 10.0
     """Longest gradient, Euclidean norm over all parameters."""
+    prioritized: bool = False
+    """Whether transitions of large error are drawn more often, as in Schaul et al. 2016."""
+    priority_alpha: float = 0.6
+    """Power of the priority, at least 0; 0 draws all equally often."""
+    priority_beta: Schedule = field(default_factory=lambda: Linear(0.4, 1.0))
+    """How far importance weights correct for that, in [0, 1]; 1 is completely."""
     normalize_observation: bool = False
     """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
     network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
     """Layers of the network; `dueling` and `noisy` are options of it."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
 
 
 class ValueBatch(Batch):
@@ -64,6 +84,8 @@ class ValueBatch(Batch):
     discount: Tensor
     """Gamma to the n, or 0 after a termination."""
     index: Tensor
+    weight: Tensor
+    """Importance weight, in [0, 1]. Only where rows are drawn by priority."""
     noise: Tensor
     """[N, 3, S] of noisy layers: the online network at `observation`, the target network and the online network at
     `next_observation`. Only where layers are noisy."""
@@ -84,13 +106,10 @@ class ValueBased(GradientAlgorithm[ValueGreedyPolicy]):
         ConfigError: the action space is not discrete.
     """
 
-    config_class: ClassVar[type[ValueBasedConfig]]
-    policy: ValueGreedyPolicy
-
     def __init__(
         self,
         observation_spec: SpecTree,
-        action_spec: SpecTree,
+        action_spec: Any,
         config: Any = None,
         seeds: RunSeeds | None = None,
     ) -> None:
@@ -117,6 +136,9 @@ class ValueBased(GradientAlgorithm[ValueGreedyPolicy]):
             mini_batch_size=config.mini_batch_size,
             initial_collect_steps=config.initial_collect_steps,
             n_step=config.n_step,
+            prioritized=Prioritized(alpha=config.priority_alpha, beta=config.priority_beta)
+            if config.prioritized
+            else None,
         )
         super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
 
@@ -134,16 +156,32 @@ class ValueBased(GradientAlgorithm[ValueGreedyPolicy]):
     def preprocess(self, batch: Any, source: DataSource) -> ValueBatch:
         """Reduces n-step windows to transitions: `discount` becomes gamma to the n, or 0 after a termination."""
         steps = n_step_targets(batch.reward, self.value_of("gamma") * batch.discount, batch.step_type)
-        return ValueBatch.of(
-            {
-                "observation": batch.observation,
-                "action": batch.action,
-                "next_observation": batch.next_observation,
-                "reward": steps.reward,
-                "discount": steps.discount,
-                "index": batch.index,
-            }
-        )
+        fields = {
+            "observation": batch.observation,
+            "action": batch.action,
+            "next_observation": batch.next_observation,
+            "reward": steps.reward,
+            "discount": steps.discount,
+            "index": batch.index,
+        }
+        return ValueBatch.of({**fields, "weight": batch.weight} if self.config.prioritized else fields)
+
+    @final
+    def stated(self, loss: Tensor, error: Tensor, q: Tensor, batch: ValueBatch) -> Losses:
+        """What `losses` returns: the mean of all rows' losses, each times its importance weight, and new priorities.
+
+        Args:
+            loss: [N], differentiable.
+            error: [N] how wrong each row was; its size becomes the row's priority.
+            q: [N] values of the actions, to report.
+            batch: the minibatch.
+
+        Returns:
+            One term, `q`.
+        """
+        if not self.config.prioritized:
+            return Losses({"q": loss.mean()}, {"q_mean": q.mean()})
+        return Losses({"q": (batch.weight * loss).mean()}, {"q_mean": q.mean()}, error.detach().abs())
 
     @final
     def with_layer_noise(self, batch: ValueBatch, generator: torch.Generator) -> ValueBatch:

@@ -103,6 +103,19 @@ class MLP(nn.Module):
                 x = function(x)
         return x
 
+    def hidden(self, x: Tensor) -> Tensor:
+        """What the last layer sees: the activations below it.
+
+        Args:
+            x: [..., in_size] float.
+
+        Returns:
+            [..., units of the last hidden layer]; without hidden layers, `x` itself.
+        """
+        for table in self._tables[:-1]:
+            x = self._function(linear(x, table["weight"], table["bias"]))  # pyright: ignore[reportArgumentType]
+        return x
+
     def activate(self, x: Tensor) -> Tensor:
         """The activation alone; it may overwrite its argument.
 

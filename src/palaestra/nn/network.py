@@ -51,8 +51,8 @@ class Network(nn.Module):
         out_gain: scale of the last layer's initial weights.
 
     Raises:
-        ConfigError: a size or name in the config is impossible, or the config asks for dueling or noisy layers, or
-            for a memory.
+        ConfigError: a size or name in the config is impossible, or the config asks for dueling, noisy layers or a
+            memory.
 
     Examples:
         >>> from palaestra.core import TensorSpec
@@ -92,6 +92,22 @@ class Network(nn.Module):
         if self._encodes:
             observation = modules["encoder"](observation)
         return modules["mlp"].forward(observation)
+
+    @property
+    def hidden_size(self) -> int:
+        """Features that `hidden` gives."""
+        return self.mlp.layers[-1].in_features  # pyright: ignore[reportReturnType]
+
+    def hidden(self, observation: Any) -> Tensor:
+        """What the last layer sees, for another head on the same features.
+
+        Args:
+            observation: as for a call.
+
+        Returns:
+            [..., hidden_size].
+        """
+        return self.mlp.hidden(self.encoder(observation))
 
 
 class QNetwork(nn.Module):

@@ -10,6 +10,7 @@ from palaestra.ops.distributions import Categorical, DiagonalGaussian, check_act
 from palaestra.ops.episode_ends import n_step_end, valid_starts
 from palaestra.ops.evolution import centered_ranks, episode_returns
 from palaestra.ops.joint import Joint, MultiBernoulli, MultiCategorical
+from palaestra.ops.linear_systems import conjugate_gradient
 from palaestra.ops.losses import (
     approximate_kl,
     clipped_surrogate,
@@ -19,6 +20,7 @@ from palaestra.ops.losses import (
     masked_mean,
     policy_gradient,
     row_weights,
+    weighted_sum,
 )
 from palaestra.ops.recurrence import reverse_linear_recurrence, reverse_linear_steps
 from palaestra.ops.return_distributions import categorical_projection, quantile_huber
@@ -43,6 +45,7 @@ __all__ = [
     "centered_ranks",
     "check_action_mask",
     "clipped_surrogate",
+    "conjugate_gradient",
     "discounted_returns",
     "double_q_target",
     "episode_returns",
@@ -69,4 +72,5 @@ __all__ = [
     "valid_starts",
     "variance",
     "vtrace",
+    "weighted_sum",
 ]

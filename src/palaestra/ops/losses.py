@@ -19,6 +19,7 @@ __all__ = [
     "masked_mean",
     "policy_gradient",
     "row_weights",
+    "weighted_sum",
 ]
 
 
@@ -240,3 +241,24 @@ def approximate_kl(log_ratio: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"]) 
         tensor(0.3591)
     """
     return masked_mean(log_ratio.expm1() - log_ratio, valid)
+
+
+def weighted_sum(x: Float[Tensor, "*N"], weight: Float[Tensor, "*N"]) -> Float[Tensor, ""]:
+    """Σ wᵢ xᵢ; with `row_weights`, the mean over valid rows.
+
+    Args:
+        x: [N], or of any shape.
+        weight: of the same shape.
+
+    Returns:
+        0-dim, differentiable in both.
+
+    Raises:
+        ShapeError: the arrays differ in shape; the message names both.
+
+    Examples:
+        >>> weighted_sum(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.5, 0.25]]))
+        tensor(1.)
+    """
+    require_same_shape("[N]", x=x, weight=weight)
+    return weight @ x if x.ndim == 1 else (weight * x).sum()

@@ -1,0 +1,271 @@
+"""Phasic policy gradient: PPO with separate networks, and now and then a phase that teaches the policy values.
+
+Paper: Cobbe et al. 2021, https://arxiv.org/abs/2009.04416, algorithm 1 and equations (1) to (4).
+Departures: policy and value are trained equally often in the policy phase; the value error is not clipped; the value
+networks see observations normalised as of today.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig
+from palaestra.algorithms.records import UpdateInfo, require_finite_gradients
+from palaestra.algorithms.trust_region import FixedPolicy
+from palaestra.core import (
+    Batch,
+    CheckpointError,
+    DataSource,
+    OnPolicy,
+    RunSeeds,
+    Schedule,
+    SpecTree,
+    minibatches,
+    seeded_initialisation,
+)
+from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
+from palaestra.ops import approximate_kl, clipped_surrogate, gae, masked_mean, standardize
+from palaestra.policies import Phase, StochasticPolicy, stochastic_policy
+
+__all__ = ["PPG", "PPGConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPGConfig(AlgorithmConfig):
+    """Hyperparameters of `PPG`."""
+
+    learning_rate: Schedule = 5e-4
+    """Step size of Adam; a number or a schedule."""
+    unroll_length: float = 256
+    """Time steps collected from every environment before each update."""
+    num_updates: int = 1
+    """E_pi: how often each unroll is gone through in the policy phase."""
+    mini_batch_size: int = 256
+    """Rows in a minibatch, in both phases."""
+    num_policy_phases: int = 16
+    """N_pi: unrolls between two auxiliary phases; so many are kept."""
+    num_auxiliary_updates: int = 6
+    """E_aux: how often the kept unrolls are gone through in an auxiliary phase."""
+    gamma: Schedule = 0.99
+    """Discount per env step, in [0, 1]."""
+    gae_lambda: Schedule = 0.95
+    """Trace decay of the advantage estimate, in [0, 1]; 1 is Monte Carlo, 0 is one-step TD."""
+    clip: Schedule = 0.2
+    """Epsilon of the clipped surrogate."""
+    clone_cost: Schedule = 1.0
+    """beta_clone of equation (3): weight of the divergence from the policy before the auxiliary phase."""
+    entropy_cost: Schedule = 0.01
+    """Weight of the entropy."""
+    max_grad_norm: float = 0.5
+    """Longest gradient of the policy and of the value network, Euclidean norm."""
+    standardize_advantage: bool = True
+    """Whether advantages of an unroll are given mean 0 and standard deviation 1."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by their running mean and variance."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    """Policy and value network; they share no parameters."""
+
+
+@final
+class PPG(Algorithm[StochasticPolicy]):
+    """Learns a stochastic policy and a state value; the policy's own layers learn the value in a phase apart.
+
+    Rows for the auxiliary phase are kept here, with their value targets, and are part of a checkpoint.
+
+    Args:
+        observation_spec: of the environment.
+        action_spec: of the environment: discrete, a box, or any nest of them.
+        config: hyperparameters.
+        seeds: of the run.
+
+    Raises:
+        ConfigError: the action space holds something else.
+    """
+
+    config_class = PPGConfig
+    stored_fields = ("log_prob",)
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: PPGConfig | None = None,
+        seeds: RunSeeds | None = None,
+    ) -> None:
+        config, seeds = config or PPGConfig(), seeds or RunSeeds(0)
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = stochastic_policy(
+                observation_spec, action_spec, config.network, normalize=config.normalize_observation
+            )
+            self._value_network = Network(observation_spec, 1, config.network)
+            self._torso = next(part for part in policy.network.modules() if isinstance(part, Network))
+            self._auxiliary = nn.Linear(self._torso.hidden_size, 1)
+        option = OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
+        components = {"policy": policy.network, "value": self._value_network, "auxiliary": self._auxiliary}
+        model = CoreModel(components, dict.fromkeys(components, option))
+        plan = OnPolicy(
+            unroll_length=config.unroll_length,
+            num_updates=config.num_updates,
+            mini_batch_size=config.mini_batch_size,
+            mini_batch_length=1,
+        )
+        self._kept: Any = None
+        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
+
+    def value(self, observation: Any) -> Tensor:
+        """State values.
+
+        Args:
+            observation: [..., obs], not yet normalised.
+
+        Returns:
+            [...] in units of return.
+        """
+        return self._value_network(self.policy.normalize(observation)).squeeze(-1)
+
+    def auxiliary_value(self, observation: Any) -> Tensor:
+        """State values by the policy's own layers.
+
+        Args:
+            observation: [..., obs], not yet normalised.
+
+        Returns:
+            [...] in units of return.
+        """
+        return self._auxiliary(self._torso.hidden(self.policy.normalize(observation))).squeeze(-1)
+
+    def update(self, source: DataSource) -> UpdateInfo:
+        """A policy phase on the unroll; after every `num_policy_phases` of them, an auxiliary phase.
+
+        Args:
+            source: where the data comes from.
+
+        Raises:
+            NonFiniteError: a gradient is NaN or infinite.
+        """
+        with self.policy.in_phase(Phase.UPDATE):
+            drawn: Any = source.draw(self.plan, self._minibatch_generator)
+            batch = self._prepared(drawn)
+            info = UpdateInfo(self.policy_version + 1, 0, 0)
+            for minibatch in minibatches(batch, self.plan, generator=self._minibatch_generator):
+                self._step(self._policy_phase(minibatch), info, int(minibatch["valid"].sum()))
+            self._keep(batch)
+            if (self.policy_version + 1) % self.config.num_policy_phases == 0:
+                old = FixedPolicy(self.policy)
+                for minibatch in self._kept_minibatches():
+                    self._step(self._auxiliary_phase(minibatch, old), info, len(minibatch["value_target"]))
+                self._kept = None
+        self.finish_update(drawn)
+        return info
+
+    @torch.no_grad()
+    def _prepared(self, batch: Any) -> Batch:
+        """[T, B] rows with advantages and value targets."""
+        value, discount = self.value(batch.observation), self.value_of("gamma") * batch.discount  # [T+1, B]
+        advantage = gae(value, batch.reward, discount, batch.step_type, lambda_=self.value_of("gae_lambda"))  # [T, B]
+        target = value[:-1] + advantage
+        return Batch.of(
+            {
+                "observation": batch.observation[:-1],
+                "action": batch.action,
+                "log_prob": batch.policy_info.log_prob,
+                "advantage": standardize(advantage, batch.valid) if self.config.standardize_advantage else advantage,
+                "value_target": target,
+                "valid": batch.valid,
+            }
+        )
+
+    def _policy_phase(self, batch: Any) -> tuple[list[tuple[Tensor, list[str]]], dict[str, Tensor]]:
+        """Losses with the components they train, and metrics: equation (1) and the entropy; equation (4)."""
+        policy = self.policy.distribution(batch.observation)
+        log_ratio = policy.log_prob(batch.action) - batch.log_prob
+        surrogate = masked_mean(
+            clipped_surrogate(log_ratio, batch.advantage, epsilon=self.value_of("clip")), batch.valid
+        )
+        entropy = masked_mean(policy.entropy(), batch.valid)
+        error = masked_mean((self.value(batch.observation) - batch.value_target).square(), batch.valid)
+        metrics = {
+            "surrogate": surrogate,
+            "entropy": entropy,
+            "value_error": error,
+            "kl": approximate_kl(log_ratio, batch.valid),
+        }
+        return [(surrogate - self.value_of("entropy_cost") * entropy, ["policy"]), (0.5 * error, ["value"])], metrics
+
+    def _auxiliary_phase(
+        self, batch: Any, old: FixedPolicy
+    ) -> tuple[list[tuple[Tensor, list[str]]], dict[str, Tensor]]:
+        """Equations (2) and (3) for the policy's layers, equation (4) for the value network."""
+        clone = old.distribution(batch.observation).kl(self.policy.distribution(batch.observation)).mean()
+        auxiliary = (self.auxiliary_value(batch.observation) - batch.value_target).square().mean()
+        error = (self.value(batch.observation) - batch.value_target).square().mean()
+        joint = 0.5 * auxiliary + self.value_of("clone_cost") * clone
+        metrics = {"auxiliary_error": auxiliary, "clone_kl": clone, "value_error": error}
+        return [(joint, ["policy", "auxiliary"]), (0.5 * error, ["value"])], metrics
+
+    def _step(
+        self, stated: tuple[list[tuple[Tensor, list[str]]], dict[str, Tensor]], info: UpdateInfo, rows: int
+    ) -> None:
+        losses, metrics = stated
+        gradients: dict[str, Tensor] = {}
+        for loss, components in losses:
+            gradients |= self.model.get_gradients(loss, components)
+        norms = self.model.apply_gradients([gradients])
+        record = {name: value.detach() for name, value in metrics.items()}
+        record |= {f"gradient_norm/{name}": norm for name, norm in norms.items()}
+        require_finite_gradients(record, self.num_gradient_steps)
+        self.num_gradient_steps += 1
+        info.gradient_steps += 1
+        info.rows_trained += rows
+        info.records.append(record)
+
+    # -- what is kept for the auxiliary phase
+
+    def _keep(self, batch: Any) -> None:
+        chosen = batch.valid.bool()
+        rows = Batch.of({name: batch[name][chosen] for name in ("observation", "value_target")})
+        self._kept = rows if self._kept is None else Batch.cat([self._kept, rows])
+
+    def _kept_minibatches(self) -> Iterator[Batch]:
+        generator = self._minibatch_generator
+        for _ in range(self.config.num_auxiliary_updates):
+            order = torch.randperm(len(self._kept.value_target), generator=generator, device=generator.device)
+            for rows in order.split(self.config.mini_batch_size):
+                yield self._kept[rows.to(self._kept.value_target.device)]
+
+    def state_tensors(self) -> dict[str, Any]:
+        """See `Algorithm.state_tensors`; the kept rows are part of it."""
+        kept = {} if self._kept is None else {f"kept.{name}": leaf for name, leaf in _flat(self._kept)}
+        return {**super().state_tensors(), **kept}
+
+    def load_state_tensors(self, state: Mapping[str, Any]) -> None:
+        """See `Algorithm.load_state_tensors`."""
+        super().load_state_tensors(state)
+        self._kept = None
+        for name, leaf in state.items():
+            if name.startswith("kept."):
+                self._kept = self._kept or Batch.of({})
+                _put(self._kept, name.removeprefix("kept.").split("."), leaf)
+        if self._kept is not None and "value_target" not in self._kept:
+            raise CheckpointError("the saved rows for the auxiliary phase have no value targets")
+
+
+def _flat(batch: Batch, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    for name, leaf in batch.items():
+        if isinstance(leaf, Batch):
+            yield from _flat(leaf, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", leaf
+
+
+def _put(batch: Batch, path: list[str], leaf: Tensor) -> None:
+    for name in path[:-1]:
+        if name not in batch:
+            batch[name] = Batch.of({})
+        batch = batch[name]
+    batch[path[-1]] = leaf.clone()

@@ -1,0 +1,243 @@
+"""Trust region policy optimization: a natural gradient step as long as a bound on the divergence allows.
+
+Paper: Schulman et al. 2015, https://arxiv.org/abs/1502.05477, equation (14), section 6 and appendix C.
+Departures: advantages are generalised and standardised; the value is a network trained by Adam on each unroll; the
+line search starts at the longest step the quadratic model of the divergence allows, as in the paper, and keeps the old
+policy where no shorter one improves the surrogate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig
+from palaestra.algorithms.records import UpdateInfo, require_finite_gradients
+from palaestra.algorithms.trust_region import FixedPolicy
+from palaestra.core import (
+    Batch,
+    DataSource,
+    OnPolicy,
+    RunSeeds,
+    Schedule,
+    SpecTree,
+    minibatches,
+    seeded_initialisation,
+)
+from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
+from palaestra.ops import conjugate_gradient, explained_variance, gae, masked_mean, standardize
+from palaestra.policies import Phase, StochasticPolicy, stochastic_policy
+
+__all__ = ["TRPO", "TRPOConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TRPOConfig(AlgorithmConfig):
+    """Hyperparameters of `TRPO`."""
+
+    unroll_length: float = 1024
+    """Time steps collected from every environment before each update."""
+    gamma: Schedule = 0.99
+    """Discount per env step, in [0, 1]."""
+    gae_lambda: Schedule = 0.95
+    """Trace decay of the advantage estimate, in [0, 1]; 1 is Monte Carlo, 0 is one-step TD."""
+    target_kl: Schedule = 0.01
+    """Delta of equation (14): mean divergence of the new policy from the old one, nats."""
+    damping: float = 0.1
+    """Multiple of the identity that is added to the Fisher matrix."""
+    num_conjugate_steps: int = 10
+    """Iterations of the conjugate gradient method."""
+    num_line_steps: int = 10
+    """Step lengths tried, each 0.8 times the one before."""
+    value_learning_rate: Schedule = 1e-3
+    """Step size of Adam for the value network; a number or a schedule."""
+    num_updates: int = 10
+    """How often the value network goes through each unroll."""
+    mini_batch_size: int = 128
+    """Rows in a minibatch of the value network."""
+    standardize_advantage: bool = True
+    """Whether advantages of an unroll are given mean 0 and standard deviation 1."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by their running mean and variance."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    """Policy and value network; they share no parameters."""
+
+
+@final
+class TRPO(Algorithm[StochasticPolicy]):
+    """Learns a stochastic policy by natural gradient steps of bounded divergence, and a state value beside it.
+
+    Args:
+        observation_spec: of the environment.
+        action_spec: of the environment: discrete, a box, or any nest of them.
+        config: hyperparameters.
+        seeds: of the run.
+
+    Raises:
+        ConfigError: the action space holds something else.
+    """
+
+    config_class = TRPOConfig
+    stored_fields = ("log_prob",)
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: TRPOConfig | None = None,
+        seeds: RunSeeds | None = None,
+    ) -> None:
+        config, seeds = config or TRPOConfig(), seeds or RunSeeds(0)
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = stochastic_policy(
+                observation_spec, action_spec, config.network, normalize=config.normalize_observation
+            )
+            self._value_network = Network(observation_spec, 1, config.network)
+        options = {
+            "policy": OptimizerOption("sgd", {"lr": 1.0}),  # takes the natural step as it is
+            "value": OptimizerOption("adam", {"lr": config.value_learning_rate}),
+        }
+        model = CoreModel({"policy": policy.network, "value": self._value_network}, options)
+        plan = OnPolicy(
+            unroll_length=config.unroll_length,
+            num_updates=config.num_updates,
+            mini_batch_size=config.mini_batch_size,
+            mini_batch_length=1,
+        )
+        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
+
+    def value(self, observation: Any) -> Tensor:
+        """State values.
+
+        Args:
+            observation: [..., obs], not yet normalised.
+
+        Returns:
+            [...] in units of return.
+        """
+        return self._value_network(self.policy.normalize(observation)).squeeze(-1)
+
+    def update(self, source: DataSource) -> UpdateInfo:
+        """One natural gradient step of the policy on the whole unroll, then many steps of the value network.
+
+        Args:
+            source: where the data comes from.
+
+        Raises:
+            NonFiniteError: a gradient is NaN or infinite.
+        """
+        with self.policy.in_phase(Phase.UPDATE):
+            drawn: Any = source.draw(self.plan, self._minibatch_generator)
+            batch = self._prepared(drawn)
+            info = UpdateInfo(self.policy_version + 1, 1, int(batch.valid.sum()))
+            info.records.append(self._improve(batch))
+            self.num_gradient_steps += 1
+            for minibatch in minibatches(batch, self.plan, generator=self._minibatch_generator):
+                info.records.append(self._fit_value(minibatch))
+                info.gradient_steps += 1
+                info.rows_trained += int(minibatch["valid"].sum())
+        self.finish_update(drawn)
+        return info
+
+    @torch.no_grad()
+    def _prepared(self, batch: Any) -> Any:
+        """[T, B] rows with advantages and value targets."""
+        value, discount = self.value(batch.observation), self.value_of("gamma") * batch.discount  # [T+1, B]
+        advantage = gae(value, batch.reward, discount, batch.step_type, lambda_=self.value_of("gae_lambda"))  # [T, B]
+        target = value[:-1] + advantage
+        if self.config.standardize_advantage:
+            advantage = standardize(advantage, batch.valid)
+        return Batch.of(
+            {
+                "observation": batch.observation[:-1],
+                "action": batch.action,
+                "log_prob": batch.policy_info.log_prob,
+                "advantage": advantage,
+                "value": value[:-1],
+                "value_target": target,
+                "valid": batch.valid,
+            }
+        )
+
+    def _improve(self, batch: Any) -> dict[str, Tensor]:
+        """Appendix C: the direction by conjugate gradients, the length by the trust region, then a line search."""
+        parameters: list[Any] = self.model.optimizers["policy"].parameters
+        old = FixedPolicy(self.policy).distribution(batch.observation)
+
+        def measured() -> tuple[Tensor, Tensor]:
+            new = self.policy.distribution(batch.observation)
+            ratio = (new.log_prob(batch.action) - batch.log_prob).exp()
+            return masked_mean(ratio * batch.advantage, batch.valid), masked_mean(old.kl(new), batch.valid)
+
+        gain, kl = measured()
+        gradient = _flat(torch.autograd.grad(gain, parameters, retain_graph=True, allow_unused=True), parameters)
+        slope = _flat(torch.autograd.grad(kl, parameters, create_graph=True, allow_unused=True), parameters)
+
+        @torch.enable_grad()
+        def fisher(vector: Tensor) -> Tensor:
+            product = torch.autograd.grad(slope @ vector, parameters, retain_graph=True, allow_unused=True)
+            return _flat(product, parameters) + self.config.damping * vector
+
+        direction = conjugate_gradient(fisher, gradient, num_steps=self.config.num_conjugate_steps)
+        curvature = direction @ fisher(direction)
+        longest = (2 * self.value_of("target_kl") / curvature.clamp(min=1e-12)).sqrt() * direction
+        require_finite_gradients({"gradient_norm/policy": longest.norm()}, self.num_gradient_steps)
+        share, gain_after, kl_after = self._line_search(measured, parameters, longest, float(gain.detach()))
+        if share:
+            names = self.model.optimizers["policy"].names
+            steps = [part.clone() for part in _split(-share * longest, parameters)]
+            self.model.apply_gradients([dict(zip(names, steps, strict=True))])
+        return {
+            "surrogate": gain_after,
+            "surrogate_gain": gain_after - gain.detach(),
+            "kl": kl_after,
+            "step_share": torch.tensor(share),
+            "entropy": masked_mean(old.entropy(), batch.valid),
+            "gradient_norm/policy": gradient.norm(),
+            "explained_variance": explained_variance(batch.value, batch.value_target, batch.valid),
+        }
+
+    @torch.no_grad()
+    def _line_search(
+        self, measured: Any, parameters: list[Any], longest: Tensor, before: float
+    ) -> tuple[float, Tensor, Tensor]:
+        """The longest share of a step that improves the surrogate within the bound; parameters are left as they were.
+
+        Returns:
+            The share, 0 where there is none, and what was measured there.
+        """
+        start = parameters_to_vector(parameters)
+        limit = float(self.value_of("target_kl"))
+        share, found = 1.0, (0.0, torch.tensor(before), torch.tensor(0.0))
+        for _ in range(self.config.num_line_steps):
+            vector_to_parameters(start + share * longest, parameters)
+            gain, kl = measured()
+            if float(gain) > before and float(kl) <= limit:
+                found = (share, gain, kl)
+                break
+            share *= 0.8
+        vector_to_parameters(start, parameters)
+        return found
+
+    def _fit_value(self, batch: Any) -> dict[str, Tensor]:
+        error = masked_mean((self.value(batch.observation) - batch.value_target).square(), batch.valid)
+        norm = self.model.apply_gradients([self.model.get_gradients(error, ["value"])])["value"]
+        metrics = {"value_error": error.detach(), "gradient_norm/value": norm}
+        require_finite_gradients(metrics, self.num_gradient_steps)
+        self.num_gradient_steps += 1
+        return metrics
+
+
+def _flat(gradients: Any, parameters: list[Any]) -> Tensor:
+    """One vector; a parameter that plays no part has a gradient of 0."""
+    pairs = zip(gradients, parameters, strict=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs])
+
+
+def _split(vector: Tensor, parameters: list[Any]) -> list[Tensor]:
+    parts = vector.split([parameter.numel() for parameter in parameters])
+    return [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]

@@ -1,0 +1,99 @@
+"""Tests of `palaestra.algorithms.ppg`."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from palaestra.algorithms.trust_region import FixedPolicy
+from palaestra.core import load_tensors, save_tensors
+from tests.algorithms.parts import collected
+
+
+def updated(algorithm, collector, times):
+    infos = []
+    for _ in range(times):
+        infos.append(algorithm.update(collector.buffer))
+        collector.unroll(12)
+    return infos
+
+
+def weights(algorithm, component):
+    return torch.cat([p.detach().reshape(-1).clone() for p in algorithm.model.component[component].parameters()])
+
+
+def test_an_auxiliary_phase_follows_every_so_many_policy_phases():
+    """Algorithm 1: N_pi policy phases, then E_aux passes over everything they collected; then the rows are let go."""
+    algorithm, collector = collected("ppg", "discrete", num_policy_phases=3, num_auxiliary_updates=2)
+    infos = updated(algorithm, collector, 6)
+    phases = [any("auxiliary_error" in record for record in info.records) for info in infos]
+    assert phases == [False, False, True, False, False, True]
+    steps = [sum("auxiliary_error" in record for record in info.records) for info in infos]
+    rows = sum(info.rows_trained for info in infos[:2]) / 2  # each row twice in a policy phase
+    assert steps[2] == 2 * -(-int(sum(i.rows_trained for i in infos[:2]) / 2 + rows / 2) // 10)
+    assert algorithm._kept is None
+
+
+def test_the_auxiliary_head_moves_in_the_auxiliary_phase_only():
+    algorithm, collector = collected("ppg", "discrete", num_policy_phases=2)
+    start = weights(algorithm, "auxiliary")
+    updated(algorithm, collector, 1)
+    assert torch.equal(weights(algorithm, "auxiliary"), start)
+    updated(algorithm, collector, 1)
+    assert not torch.equal(weights(algorithm, "auxiliary"), start)
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_the_auxiliary_phase_teaches_values_and_keeps_the_policy(kind):
+    """Equation (3): the policy's layers learn the value targets; a mutant without cloning changes the policy more."""
+    moved = {}
+    for cost in (0.0, 30.0):
+        settings = {"clone_cost": cost, "num_auxiliary_updates": 30, "learning_rate": 0.01, "num_policy_phases": 2}
+        algorithm, collector = collected("ppg", kind, entropy_cost=0.0, **settings)
+        updated(algorithm, collector, 1)
+        observation = collector.buffer.newest(12).observation
+        old = FixedPolicy(algorithm.policy)
+        kept = algorithm._kept
+        for minibatch in algorithm._kept_minibatches():
+            before = algorithm._auxiliary_phase(minibatch, old)[1]
+            break
+        info = algorithm.update(collector.buffer)
+        errors = [record["auxiliary_error"] for record in info.records if "auxiliary_error" in record]
+        assert torch.stack(errors[-5:]).mean() < 0.5 * before["auxiliary_error"]
+        divergence = old.distribution(observation).kl(algorithm.policy.distribution(observation))
+        moved[cost] = divergence.mean().item()
+        assert len(kept.value_target) > 20
+    assert moved[30.0] < 0.5 * moved[0.0]
+
+
+def test_the_policys_value_is_read_from_its_last_hidden_layer():
+    algorithm, collector = collected("ppg", "discrete")
+    observation = collector.env.reset().observation
+    first, last = algorithm.policy.network.mlp.layers
+    hidden = torch.tanh(first(observation))
+    assert_close(algorithm.auxiliary_value(observation), algorithm._auxiliary(hidden).squeeze(-1))
+    assert_close(algorithm.policy.distribution(observation).logits, last(hidden))
+
+
+@pytest.mark.parametrize("kind", ["discrete", "masked"])
+def test_rows_kept_for_the_auxiliary_phase_survive_a_checkpoint(kind, tmp_path):
+    """F25: saved between two auxiliary phases, the next one is bit-equal."""
+    algorithm, collector = collected("ppg", kind, num_policy_phases=3)
+    updated(algorithm, collector, 2)
+    save_tensors(tmp_path / "a.safetensors", algorithm.state_tensors())
+    save_tensors(tmp_path / "b.safetensors", collector.buffer.state_tensors())
+    other, twin = collected("ppg", kind, seed=9, num_policy_phases=3)
+    other.load_state_tensors(load_tensors(tmp_path / "a.safetensors"))
+    twin.buffer.load_state_tensors(load_tensors(tmp_path / "b.safetensors"))
+    for learner, source in ((algorithm, collector), (other, twin)):
+        info = learner.update(source.buffer)
+        assert "auxiliary_error" in info.metrics
+    for component in ("policy", "value", "auxiliary"):
+        assert torch.equal(weights(algorithm, component), weights(other, component))
+
+
+def test_rows_that_are_not_valid_are_not_kept():
+    algorithm, collector = collected("ppg", "discrete", num_policy_phases=2, num_updates=1)
+    valid = collector.buffer.draw(algorithm.plan, torch.Generator()).valid
+    algorithm, collector = collected("ppg", "discrete", num_policy_phases=2, num_updates=1)
+    updated(algorithm, collector, 1)
+    assert len(algorithm._kept.value_target) == int(valid.sum()) < valid.numel()

@@ -1,0 +1,125 @@
+"""Tests of `palaestra.algorithms.trpo` and `palaestra.algorithms.trust_region`."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from palaestra.algorithms import TRPO, TRPOConfig
+from palaestra.algorithms.trust_region import FixedPolicy
+from palaestra.core import Batch, DiscreteSpec, NonFiniteError, TensorSpec
+from palaestra.nn import NetworkConfig
+from palaestra.policies import stochastic_policy
+from tests.algorithms.parts import collected
+
+DELTA = 0.01
+
+
+def softmax_policy(**settings):
+    """Three actions whose logits are three biases, starting at zero; the observation is constant and adds nothing."""
+    config = TRPOConfig(network=NetworkConfig(hidden_sizes=()), target_kl=DELTA, damping=0.0, **settings)
+    algorithm = TRPO(TensorSpec((1,)), DiscreteSpec(num=3), config)
+    with torch.no_grad():
+        for parameter in algorithm.policy.parameters():
+            parameter.zero_()
+    return algorithm
+
+
+def batch(action, advantage):
+    count = len(action)
+    return Batch.of(
+        {
+            "observation": torch.zeros(count, 1, 1),
+            "action": torch.tensor(action)[:, None],
+            "log_prob": torch.full((count, 1), 1 / 3).log(),
+            "advantage": torch.tensor(advantage)[:, None],
+            "value": torch.zeros(count, 1),
+            "value_target": torch.zeros(count, 1),
+            "valid": torch.ones(count, 1),
+        }
+    )
+
+
+def test_the_step_is_the_natural_gradient_of_the_longest_allowed_length():
+    """Equation (14): at uniform probabilities the Fisher matrix of the logits is (I - 1/3) / 3, so F⁺g is 3g."""
+    algorithm = softmax_policy(num_conjugate_steps=3)
+    data = batch([0, 1, 2], [2.0, -1.0, -1.0])
+    gradient = torch.tensor([2.0, -1.0, -1.0]) / 3  # of the mean over rows of (one-hot - 1/3) A
+    direction = 3 * gradient
+    longest = (2 * DELTA / (direction @ gradient)).sqrt() * direction
+    metrics = algorithm._improve(data)
+    bias = dict(algorithm.policy.network.named_parameters())["mlp.layers.0.bias"].detach()
+    share = float(metrics["step_share"])
+    assert share in (pytest.approx(1.0), pytest.approx(0.8))  # the true divergence is not quite the quadratic one
+    assert_close(bias, share * longest, rtol=1e-3, atol=1e-5)
+    assert_close(metrics["gradient_norm/policy"], gradient.norm())
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_the_new_policy_is_better_and_within_the_trust_region(kind):
+    """Section 6: the divergence from the policy before the update is measured, not only predicted."""
+    algorithm, collector = collected("trpo", kind, target_kl=DELTA, unroll_length=12)
+    for _ in range(4):
+        drawn = collector.buffer.newest(12)
+        observation = drawn.observation
+        before = FixedPolicy(algorithm.policy).distribution(observation)
+        info = algorithm.update(collector.buffer)
+        first = info.records[0]
+        divergence = before.kl(algorithm.policy.distribution(observation)).mean()
+        assert first["step_share"] > 0
+        assert first["surrogate_gain"] > 0
+        assert 0 < first["kl"] <= DELTA
+        assert 0 < divergence < 3 * DELTA  # here over all rows, ends of episodes too
+        collector.unroll(12)
+
+
+def test_a_step_that_improves_nothing_is_not_taken():
+    """With advantages of 0 there is no direction; the mutant that takes the last step tried would move."""
+    algorithm = softmax_policy()
+    metrics = algorithm._improve(batch([0, 1], [0.0, 0.0]))
+    assert float(metrics["step_share"]) == 0.0
+    assert not any(parameter.any() for parameter in algorithm.policy.parameters())
+
+
+def test_the_line_search_shortens_steps_that_leave_the_region():
+    """A quadratic model far from the truth: the Fisher matrix of the policy is tiny where it is almost certain."""
+    algorithm = softmax_policy(num_conjugate_steps=3)
+    with torch.no_grad():
+        dict(algorithm.policy.network.named_parameters())["mlp.layers.0.bias"].copy_(torch.tensor([6.0, 0.0, 0.0]))
+    old = algorithm.policy.distribution(torch.zeros(1, 1, 1))
+    data = batch([0, 1], [-1.0, 1.0])
+    data = data.replace(log_prob=old.log_prob(torch.tensor([[0]])).expand(2, 1).detach().clone())
+    metrics = algorithm._improve(data)
+    assert float(metrics["step_share"]) < 1.0
+    assert float(metrics["kl"]) <= DELTA
+
+
+def test_only_the_value_network_is_trained_by_adam():
+    algorithm, collector = collected("trpo", "discrete", num_updates=3, mini_batch_size=10)
+    info = algorithm.update(collector.buffer)
+    assert int(algorithm.model.optimizers["policy"].steps) <= 1
+    assert int(algorithm.model.optimizers["value"].steps) == info.gradient_steps - 1 == 9
+
+
+def test_a_gradient_that_is_not_finite_raises():
+    """F23: before anything is applied."""
+    algorithm = softmax_policy()
+    with pytest.raises(NonFiniteError, match="the gradient of 'policy' is not finite after 0 gradient steps"):
+        algorithm._improve(batch([0, 1], [torch.nan, 1.0]))
+    assert not any(parameter.any() for parameter in algorithm.policy.parameters())
+    data = batch([0, 1], [0.0, 1.0])
+    with pytest.raises(NonFiniteError, match="the gradient of 'value'"):
+        algorithm._fit_value(data.replace(value_target=torch.full((2, 1), torch.inf)))
+
+
+def test_a_fixed_distribution_does_not_follow_the_policy():
+    """A mutant that only detaches would share the Gaussian's log σ, and the divergence would miss its change."""
+    policy = stochastic_policy(TensorSpec((2,)), TensorSpec((1,)), NetworkConfig(hidden_sizes=()))
+    observation = torch.zeros(5, 2)
+    fixed, shared = FixedPolicy(policy).distribution(observation), policy.distribution(observation)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(1.0)
+    new = policy.distribution(observation)
+    assert_close(fixed.kl(new), torch.full((5,), 1.0 + (torch.e**-2 - 1) / 2 + 0.5 * torch.e**-2), rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(shared.kl(new), fixed.kl(new))
+    assert not fixed.log_prob(torch.zeros(5, 1)).requires_grad
