@@ -10,6 +10,8 @@ from benchmarks.record import versions
 
 PEER = "stable-baselines3"
 PEER_VERSION = "2.9.2"
+CONTRIB = "sb3-contrib"
+"""QR-DQN is in a package beside it, of the same version."""
 SHARED = ("torch", "gymnasium", "numpy", "mujoco")
 
 
@@ -22,7 +24,11 @@ def peer_python(directory: Path) -> tuple[Path, dict[str, str]]:
     """The interpreter in `DIRECTORY/sb3`, which is made where it is missing, and the versions it has."""
     home = directory / "sb3"
     python = home / "bin" / "python"
-    wanted = {PEER: PEER_VERSION, **{name: public(version) for name, version in versions(SHARED).items()}}
+    wanted = {
+        PEER: PEER_VERSION,
+        CONTRIB: PEER_VERSION,
+        **{name: public(version) for name, version in versions(SHARED).items()},
+    }
     if not python.exists():
         print(f"installing {PEER} {PEER_VERSION} into {home} ...", flush=True)
         subprocess.run([sys.executable, "-m", "venv", home], check=True)
@@ -39,7 +45,7 @@ def peer_python(directory: Path) -> tuple[Path, dict[str, str]]:
 
 def installed(python: Path) -> dict[str, str]:
     code = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
-    done = subprocess.run([python, "-c", code, PEER, *SHARED], capture_output=True, text=True)
+    done = subprocess.run([python, "-c", code, PEER, CONTRIB, *SHARED], capture_output=True, text=True)
     return json.loads(done.stdout) if done.returncode == 0 else {}
 
 
