@@ -11,6 +11,8 @@ from benchmarks.record import versions
 
 PEER = "stable-baselines3"
 PEER_VERSION = "2.9.2"
+CONTRIB = "sb3-contrib"
+"""QR-DQN is in a package beside it, of the same version."""
 SHARED = ("torch", "gymnasium", "numpy", "mujoco")
 
 
@@ -21,7 +23,7 @@ def default_directory() -> Path:
 
 def peer_python(directory: Path) -> tuple[Path, dict[str, str]]:
     """The interpreter in `DIRECTORY/sb3`, which is made where it is missing, and the versions it has."""
-    return environment(directory, "sb3", {PEER: PEER_VERSION}, SHARED)
+    return environment(directory, "sb3", {PEER: PEER_VERSION, CONTRIB: PEER_VERSION}, SHARED)
 
 
 def environment(
