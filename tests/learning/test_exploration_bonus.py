@@ -6,7 +6,7 @@ from palaestra import EnvConfig, NetworkConfig
 from palaestra.algorithms import BonusConfig
 from tests.learning.parts import evaluated, learned
 
-# 20 steps to the right in a row of at most 25: a uniform policy does that once in two thousand episodes.
+# 20 steps to the right in a row of at most 25: a uniform policy does that once in thirty thousand episodes.
 CHAIN = EnvConfig(name="palaestra.envs.tiny:Chain", kwargs={"num_states": 20}, max_episode_steps=25)
 SETTINGS = {
     "learning_rate": 1e-2,
