@@ -4,21 +4,17 @@
 """
 
 from palaestra.envs.chaos import ChaosEnv, ChaosRule, chaos_rules
-from palaestra.envs.check import CheckReport, Finding, check
-from palaestra.envs.create import EnvConfig, create_environment, create_evaluation_environment, load, probe_specs
-from palaestra.envs.environment import Environment, SingleEnvironment
-from palaestra.envs.environment_wrapper import EnvironmentWrapper
 from palaestra.envs.check import CheckReport, check
 from palaestra.envs.check_ends import Finding
 from palaestra.envs.create import (
     EnvConfig,
     create_environment,
     create_evaluation_environment,
-    import_object,
     load,
     probe_specs,
 )
-from palaestra.envs.environment import Environment, EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.environment import Environment, SingleEnvironment
+from palaestra.envs.environment_wrapper import EnvironmentWrapper
 from palaestra.envs.faults import Fault, FaultPolicy
 from palaestra.envs.first_ready import FirstReadyEnvironment
 from palaestra.envs.gym_environment import GymEnvironment
