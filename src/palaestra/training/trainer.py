@@ -103,7 +103,7 @@ class Trainer:
             StoppedError: at the second Ctrl-C or SIGTERM, or `grace_s` after the first; nothing more is saved.
             PalaestraError: an environment, a gradient or the disk failed.
         """
-        torch.set_flush_denormal(True)  # an optimizer's moments of resting weights sink to numbers that CPUs are slow with
+        torch.set_flush_denormal(True)  # moments of resting weights sink to numbers that CPUs are slow with
         self._tell("start", self._position())
         self._time.start()
         self._evaluated_s = began = time.monotonic()
