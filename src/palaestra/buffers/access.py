@@ -291,7 +291,7 @@ class StreamAccess(LaneStreams):
         heads = self._heads
         wrapped = bool((heads.heads < heads.counts + heads.spare).any())
         rows = heads.places if wrapped else int(heads.heads.max()) + 1
-        fields = {f"field.{name}": tensor[:rows] for name, tensor in self._storage.tensors.items()}
+        fields: dict[str, Any] = {f"field.{name}": tensor[:rows] for name, tensor in self._storage.tensors.items()}
         if self._states is not None:
             slots = -(-rows // self.state_period)
             fields |= {f"field.{name}": tensor[:slots] for name, tensor in self._states.tensors.items()}

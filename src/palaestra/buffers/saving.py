@@ -51,7 +51,7 @@ def write_buffer(directory: Path, shape: Mapping[str, Any], options: RowOptions,
         **shape,
         "state_period": options.get("state_period", 1),
         "complete_episodes_only": options.get("complete_episodes_only", False),
-        "specs": {name: spec_to_json(_plain(options[name])) for name in _SPECS if options.get(name) is not None},
+        "specs": {name: spec_to_json(_plain(spec)) for name in _SPECS if (spec := options.get(name)) is not None},
     }
     try:
         temporary.mkdir(parents=True)

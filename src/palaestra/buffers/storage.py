@@ -153,47 +153,53 @@ class LaneStorage:
             array[row] = given
 
     def row_writer(self) -> Callable[..., bool]:
-        """A function that writes one row of numpy arrays as fast as can be, for rows of plain fields.
+        """A function that writes one row of all lanes as fast as can be, for rows of plain fields.
 
         Returns:
             `write(action, step_type, reward, discount, observation, row, next_row)`: the action goes to `row`, the rest
             to `next_row`. It says False, and has written nothing, where `write_rows` has to look at the values.
         """
-        leaves = [self._leaves.get(name) for name in ("action", "step_type", "reward", "discount", "observation")]
-        if any(leaf is None or leaf.stacked > 1 for leaf in leaves):
+        found = [self._leaves.get(name) for name in ("action", "step_type", "reward", "discount", "observation")]
+        leaves = [leaf for leaf in found if leaf is not None and leaf.stacked == 1]
+        if len(leaves) < len(found):
             return lambda *values: False
-        (a, da, sa), (k, dk, sk), (r, dr, sr), (c, dc, sc), (o, do, so) = (
-            (leaf.array, leaf.numpy_dtype, leaf.row_shape) for leaf in leaves if leaf is not None
-        )
-        kind = np.ndarray
+        a, k, r, c, o = leaves
+        dtypes, shapes = [leaf.dtype for leaf in leaves], [leaf.row_shape for leaf in leaves]
+        (da, dk, dr, dc, do), (sa, sk, sr, sc, so) = [leaf.numpy_dtype for leaf in leaves], shapes
+        plain, array = [Tensor] * len(leaves), np.ndarray
 
-        def write(
-            action: Any, step_type: Any, reward: Any, discount: Any, observation: Any, row: int, next_row: int
-        ) -> bool:
-            if (
-                observation.__class__ is kind
-                and action.__class__ is kind
-                and step_type.__class__ is kind
-                and reward.__class__ is kind
-                and discount.__class__ is kind
-                and observation.dtype is do
-                and action.dtype is da
-                and step_type.dtype is dk
-                and reward.dtype is dr
-                and discount.dtype is dc
-                and observation.shape == so
-                and action.shape == sa
-                and step_type.shape == sk
-                and reward.shape == sr
-                and discount.shape == sc
-            ):
-                a[row] = action
-                k[next_row] = step_type
-                r[next_row] = reward
-                c[next_row] = discount
-                o[next_row] = observation
-                return True
-            return False
+        def write(*given: Any) -> bool:
+            action, step_type, reward, discount, observation, row, next_row = given
+            if observation.__class__ is array:  # one comparison after the other: lists would take twice as long
+                if (
+                    (action.__class__ is array and step_type.__class__ is array and reward.__class__ is array)
+                    and (discount.__class__ is array and observation.dtype is do and action.dtype is da)
+                    and (step_type.dtype is dk and reward.dtype is dr and discount.dtype is dc)
+                    and (observation.shape == so and action.shape == sa and step_type.shape == sk)
+                    and (reward.shape == sr and discount.shape == sc)
+                ):
+                    a.array[row] = action
+                    k.array[next_row] = step_type
+                    r.array[next_row] = reward
+                    c.array[next_row] = discount
+                    o.array[next_row] = observation
+                    return True
+                return False
+            values = [action, step_type, reward, discount, observation]
+            if [value.__class__ for value in values] != plain:
+                return False
+            if [value.dtype for value in values] != dtypes or [value.shape for value in values] != shapes:
+                return False
+            # `Tensor.numpy` alone would take longer than the rest: where all bytes fit, they are copied as they are
+            for value in values:
+                if not (value.is_contiguous() and value.is_cpu):
+                    return False
+            _copy_bytes(a.pointer + row * a.row_bytes, action.data_ptr(), a.row_bytes)
+            _copy_bytes(k.pointer + next_row * k.row_bytes, step_type.data_ptr(), k.row_bytes)
+            _copy_bytes(r.pointer + next_row * r.row_bytes, reward.data_ptr(), r.row_bytes)
+            _copy_bytes(c.pointer + next_row * c.row_bytes, discount.data_ptr(), c.row_bytes)
+            _copy_bytes(o.pointer + next_row * o.row_bytes, observation.data_ptr(), o.row_bytes)
+            return True
 
         return write
 
