@@ -73,6 +73,7 @@ def chaos_rules(text: str) -> tuple[ChaosRule, ...]:
             raise ConfigError(
                 f"chaos {part!r} is not of the form fault:probability@step#environment, such as kill:0.01"
             )
+        fault: Any
         fault, probability, step, env_id = found.group("fault", "probability", "step", "env_id")
         if fault not in get_args(ChaosFault):
             raise ConfigError(f"there is no chaos {fault!r}{did_you_mean(fault, get_args(ChaosFault))}")
@@ -118,7 +119,7 @@ class ChaosEnv(EnvironmentWrapper):
         """
         self._random = np.random.default_rng([seed, 0xC4A05])
         self._steps = 0
-        struck = [
+        struck: list[ChaosFault] = [
             rule.fault
             for rule in self._rules
             if (rule.fault == "reset" or rule.step == 0) and self._random.random() < rule.probability
@@ -137,7 +138,7 @@ class ChaosEnv(EnvironmentWrapper):
             action: passed on.
         """
         self._steps += 1
-        struck = [
+        struck: list[ChaosFault] = [
             rule.fault
             for rule in self._rules
             if rule.fault != "reset" and rule.step in (None, self._steps) and self._random.random() < rule.probability

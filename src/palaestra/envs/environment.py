@@ -49,11 +49,13 @@ class Environment(ABC):
     """Whether a restored environment goes on with the very same stream, or with new episodes."""
     ended: TimeStep | None = None
     """LAST rows of environments that reset within the step (their FIRST rows are in the step itself), else `None`."""
-
-    faults: Sequence[Fault] = ()
-    """Every fault so far that did not stop the run, and the one that did."""
     interrupted: bool = False
     """Whether somebody else has stepped it since its collector last did; the collector then begins new episodes."""
+
+    @property
+    def faults(self) -> Sequence[Fault]:
+        """Every fault so far: those that did not stop the run, and the one that did."""
+        return ()
 
     @property
     def num_ready(self) -> int:
@@ -286,8 +288,7 @@ class SingleEnvironment(ABC):
         except Exception as error:
             raise self._failure(log, error) from error
         if time_step is not None:
-            action = log.last_action(0)
-            self._emit(log, time_step, zeros(self.action_spec) if action is None else action)
+            self._emit(log, time_step, zeros(self.action_spec) if not log.steps(0) else log.last_action(0))
 
     def _episodes(self) -> EpisodeLog:
         if self._log is None:
@@ -311,8 +312,7 @@ class SingleEnvironment(ABC):
 
     def _emit(self, log: EpisodeLog, time_step: TimeStep, action: Any) -> TimeStep:
         spec = self.observation_spec
-        wrong = problem(time_step.observation, spec)
-        if wrong:
+        if wrong := problem(time_step.observation, spec):
             raise SpecError(f"the observation has {wrong}")
         leaves = zip(flatten(time_step.observation, spec), leaf_dtypes(spec), strict=True)
         copies = [np.array(leaf, dtype) for leaf, dtype in leaves]

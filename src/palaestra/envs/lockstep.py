@@ -106,8 +106,9 @@ class LockstepEnvironment(Environment):
         self._sent = None
         time_step = self._finish(actions)
         if self._masked:
-            self._mask = time_step.observation.action_mask.numpy().astype(np.bool_)
-            self._mask[time_step.step_type.numpy() == 2] = True
+            mask = time_step.observation.action_mask.numpy().astype(np.bool_)
+            mask[time_step.step_type.numpy() == 2] = True
+            self._mask = mask
         return time_step
 
     @abstractmethod

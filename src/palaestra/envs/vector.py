@@ -86,7 +86,7 @@ class ActionReader:
         pairs = zip(leaves, self._expected, strict=True)
         return [np.broadcast_to(leaf, shape).astype(dtype) for leaf, (_, shape, dtype) in pairs]
 
-    def per_lane(self, arrays: list[np.ndarray]) -> Sequence[Any]:
+    def per_lane(self, arrays: list[np.ndarray]) -> Any:
         """One action for every lane, as its bare environment takes it.
 
         Args:

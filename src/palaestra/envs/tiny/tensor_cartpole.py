@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import final
 
+import numpy as np
 import torch
 
 from palaestra.core import BoundedSpec, DiscreteSpec
@@ -15,6 +16,9 @@ __all__ = ["TensorCartPole"]
 _GRAVITY, _POLE_MASS, _TOTAL_MASS, _HALF_LENGTH, _FORCE, _TAU_S = 9.8, 0.1, 1.1, 0.5, 10.0, 0.02
 _MOMENT = _POLE_MASS * _HALF_LENGTH
 _X_LIMIT, _ANGLE_LIMIT = 2.4, 12 * 2 * math.pi / 360
+
+_BOUND = np.array([2 * _X_LIMIT, np.inf, 2 * _ANGLE_LIMIT, np.inf])
+_OBSERVATION = BoundedSpec((4,), minimum=-_BOUND, maximum=_BOUND)
 
 
 @final
@@ -31,12 +35,16 @@ class TensorCartPole(TensorEnvironment):
     """
 
     num_random = 4
-    action_spec = DiscreteSpec(num=2)
-    observation_spec = BoundedSpec(
-        (4,),
-        minimum=-torch.tensor([2 * _X_LIMIT, math.inf, 2 * _ANGLE_LIMIT, math.inf]).numpy(),
-        maximum=torch.tensor([2 * _X_LIMIT, math.inf, 2 * _ANGLE_LIMIT, math.inf]).numpy(),
-    )
+
+    @property
+    def observation_spec(self) -> BoundedSpec:
+        """Position, speed, angle and angular speed; positions and angles beyond half their bounds end the episode."""
+        return _OBSERVATION
+
+    @property
+    def action_spec(self) -> DiscreteSpec:
+        """0 pushes to the left, 1 to the right."""
+        return DiscreteSpec(num=2)
 
     def fresh(self, uniform: torch.Tensor) -> State:
         """All four numbers uniform in [-0.05, 0.05).
