@@ -13,8 +13,7 @@ from palaestra.algorithms import (
     DiscreteCQLConfig,
     GradientAlgorithm,
 )
-from palaestra.core import Batch, ConfigError, DiscreteSpec, Offline, TensorSpec
-from palaestra.nn import NetworkConfig
+from palaestra.core import Batch, DiscreteSpec, Offline, TensorSpec
 from palaestra.rollout import OfflineData
 from palaestra.training import Trainer, TrainerConfig
 from tests.algorithms.parts import CASES, collected
@@ -44,12 +43,6 @@ def test_cloning_maximises_the_likelihood_of_the_actions():
     assert algorithm.losses(batch).terms["policy"].item() == pytest.approx(math.log(4))
     logits = -algorithm.gradients(batch).values["policy.mlp.layers.0.bias"]
     assert_close(logits, torch.tensor([1 / 3, 2 / 3, 0.0, 0.0]) - 0.25)  # shares in the data minus those of the policy
-
-
-def test_cloning_learns_from_single_rows_and_says_so():
-    config = BehaviourCloningConfig(network=NetworkConfig(recurrent="gru"))
-    with pytest.raises(ConfigError, match="single rows"):
-        BehaviourCloning(TensorSpec((2,)), DiscreteSpec(num=4), config)
 
 
 # -- implicit Q-learning

@@ -12,7 +12,7 @@ from typing import Any, final
 from palaestra.algorithms.algorithm import GradientAlgorithm
 from palaestra.algorithms.off_policy import TransitionConfig
 from palaestra.algorithms.records import Losses
-from palaestra.core import Batch, ConfigError, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, OptimizerOption
 from palaestra.policies import StochasticPolicy, stochastic_policy
 
@@ -58,8 +58,6 @@ class BehaviourCloning(GradientAlgorithm[StochasticPolicy]):
         seeds: RunSeeds | None = None,
     ) -> None:
         config, seeds = config or BehaviourCloningConfig(), seeds or RunSeeds(0)
-        if config.network.recurrent is not None:
-            raise ConfigError("behaviour cloning learns from single rows; leave algorithm.network.recurrent out")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = stochastic_policy(
                 observation_spec, action_spec, config.network, normalize=config.normalize_observation

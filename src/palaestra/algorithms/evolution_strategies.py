@@ -97,8 +97,6 @@ class EvolutionStrategies(Algorithm[PopulationPolicy]):
             }
             norm = self.model.apply_gradients([descent])["policy"]
         self.num_gradient_steps += 1
-        self.policy.version += 1
-        if self.policy.normalizer is not None:
-            self.policy.normalizer.merge(self.policy.normalizer.increment(unroll.observation[:-1]))
+        self.finish_update(unroll)
         metrics = {"score_mean": score.mean(), "score_max": score.max(), "gradient_norm/policy": norm}
         return UpdateInfo(self.policy_version, 1, int(unroll.valid.sum()), [metrics])

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from palaestra.core import ConfigError, SpecTree
 from palaestra.nn.encoder import Encoder
-from palaestra.nn.mlp import ACTIVATIONS, MLP
-from palaestra.nn.network import NetworkConfig
+from palaestra.nn.mlp import ACTIVATIONS
+from palaestra.nn.network import NetworkConfig, mlp_of
 
 __all__ = ["EnsembleNetwork"]
 
@@ -50,7 +50,7 @@ class EnsembleNetwork(nn.Module):
     ) -> None:
         super().__init__()
         config = config or NetworkConfig()
-        for option in ("dueling", "noisy", "recurrent"):
+        for option in ("dueling", "noisy"):
             if getattr(config, option):
                 raise ConfigError(
                     f"{option}={getattr(config, option)!r} is nothing that an ensemble of networks can be"
@@ -61,10 +61,7 @@ class EnsembleNetwork(nn.Module):
         self.encoder = Encoder(observation_spec, image_size=config.image_size)
         self._encodes = not self.encoder.is_identity
         in_size = self.encoder.out_size + action_size
-        members = [
-            MLP(in_size, config.hidden_sizes, out_size, activation=config.activation, init=config.init)
-            for _ in range(num_members)
-        ]
+        members = [mlp_of(in_size, config.hidden_sizes, out_size, config) for _ in range(num_members)]
         layers = list(zip(*(member.layers for member in members), strict=True))
         self.weights = nn.ParameterList(
             torch.stack([layer.weight.detach().T for layer in stack]).contiguous() for stack in layers

@@ -76,7 +76,7 @@ class Network(nn.Module):
             raise ConfigError("noisy=True is for action values, but this network has none; use it with QNetwork only")
         self.out_size = out_size
         self.encoder = Encoder(observation_spec, image_size=config.image_size)
-        self.mlp = _mlp(self.encoder.out_size, config.hidden_sizes, out_size, config, out_gain=out_gain)
+        self.mlp = mlp_of(self.encoder.out_size, config.hidden_sizes, out_size, config, out_gain=out_gain)
         self._encodes = not self.encoder.is_identity
 
     def forward(self, observation: Any) -> Tensor:
@@ -147,7 +147,7 @@ class QNetwork(nn.Module):
         self.encoder = Encoder(observation_spec, image_size=config.image_size)
         self._encodes = not self.encoder.is_identity
         self._dueling, size = config.dueling, num_outputs or 1
-        make = _noisy_mlp if config.noisy else _mlp
+        make = _noisy_mlp if config.noisy else mlp_of
         if config.dueling:
             shared, stream = config.hidden_sizes[:-1], config.hidden_sizes[-1:]
             self.mlp = make(self.encoder.out_size, shared, None, config)
@@ -276,9 +276,21 @@ class CompositeNetwork(nn.Module):
         return self.numbers(observation), self.log_std
 
 
-def _mlp(
+def mlp_of(
     in_size: int, hidden_sizes: tuple[int, ...], out_size: int | None, config: NetworkConfig, *, out_gain: float = 1.0
 ) -> MLP:
+    """The fully connected layers that a config describes.
+
+    Args:
+        in_size: features of the input.
+        hidden_sizes: units of each hidden layer.
+        out_size: features of the output; `None` ends with the last hidden layer.
+        config: the activation and how weights start.
+        out_gain: scale of the last layer's initial weights.
+
+    Raises:
+        ConfigError: the config asks for a memory.
+    """
     if config.recurrent:
         raise ConfigError(
             f"recurrent={config.recurrent!r} asks for a memory, but this network alone has none; build it with "
