@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from palaestra.algorithms import GradientAlgorithm, Losses
+from palaestra.algorithms import AlgorithmConfig, GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, DiscreteSpec, Plan, RunSeeds, TensorSpec
 from palaestra.nn import CoreModel, OptimizerOption
 from palaestra.policies import CategoricalPolicy
@@ -26,7 +26,9 @@ class CountingAlgorithm(GradientAlgorithm):
 
     def __init__(self, plan: Plan, model: CoreModel | None = None) -> None:
         policy = CategoricalPolicy.build(TensorSpec((1,)), DiscreteSpec(num=5))
-        super().__init__(None, policy=policy, model=model or counting_model(), plan=plan, seeds=RunSeeds(0))
+        super().__init__(
+            AlgorithmConfig(), policy=policy, model=model or counting_model(), plan=plan, seeds=RunSeeds(0)
+        )
         self.seen: list[Tensor] = []
         """Observations of each minibatch."""
 

@@ -22,6 +22,9 @@ TINY: dict[str, Any] = {
     "capacity": 120,
     "initial_collect_steps": 0,
     "target_period": 3,
+    "burn_in": 2,
+    "policy_period": 2,
+    "num_actions": 3,
     "num_policy_phases": 1,
     "num_auxiliary_updates": 2,
 }
@@ -110,8 +113,14 @@ KINDS = {
     "continuous": EnvConfig(name="tests.algorithms.parts:Track", max_episode_steps=5),
     "masked": EnvConfig(name="tests.algorithms.parts:Masked", max_episode_steps=4),
     "composite": EnvConfig(name="tests.algorithms.parts:Parts", max_episode_steps=4),
+    "recurrent": EnvConfig(name="palaestra.envs.tiny:Catch", kwargs={"num_rows": 6, "num_columns": 3}),
+    "recurrent-masked": EnvConfig(name="tests.algorithms.parts:Masked", max_episode_steps=4),
 }
 """An environment for each kind of action that an algorithm may accept."""
+
+MEMORY = {"network": NetworkConfig(hidden_sizes=(8,), recurrent="gru", recurrent_size=6), "mini_batch_length": 4}
+SETTINGS: dict[str, dict[str, Any]] = {"recurrent": MEMORY, "recurrent-masked": MEMORY}
+"""What a kind changes besides the environment."""
 
 
 def environment(config: EnvConfig | str, num_envs: int = 3, seed: int = 3, **changes: Any) -> Environment:
@@ -128,17 +137,18 @@ def tiny_config(kind: type[Algorithm], **changes: Any) -> Any:
     return kind.config_class(**{name: value for name, value in {**TINY, **changes}.items() if name in fields})
 
 
-def make(name: str, env: Environment, seed: int = 3, **changes: Any) -> GradientAlgorithm:
-    """A small algorithm for an environment."""
-    kind: Any = ALGORITHMS[name]
-    return kind(env.observation_spec, env.action_spec, tiny_config(kind, **changes), RunSeeds(seed))
+def make(name: str, env: Environment, seed: int = 3, *, kind: str = "", **changes: Any) -> GradientAlgorithm:
+    """A small algorithm for an environment, with the settings of its kind."""
+    algorithm: Any = ALGORITHMS[name]
+    config = tiny_config(algorithm, **{**SETTINGS.get(kind, {}), **changes})
+    return algorithm(env.observation_spec, env.action_spec, config, RunSeeds(seed))
 
 
 def accepted(name: str, kind: str) -> bool:
     """Whether an algorithm takes such actions; it says no by a `ConfigError`."""
     with environment(kind, 1) as env:
         try:
-            make(name, env)
+            make(name, env, kind=kind)
         except ConfigError:
             return False
     return True
@@ -167,7 +177,7 @@ def collector_for(env: Environment, algorithm: Algorithm) -> Collector:
 def collected(name: str, kind: str, seed: int = 3, **changes: Any) -> tuple[GradientAlgorithm, Collector]:
     """An algorithm, and a collector whose buffer holds data with ends of episodes inside."""
     env = environment(kind, seed=seed)
-    algorithm = make(name, env, seed, **changes)
+    algorithm = make(name, env, seed, kind=kind, **changes)
     collector = collector_for(env, algorithm)
     collector.unroll(12)
     return algorithm, collector

@@ -40,11 +40,17 @@ def test_the_help_of_a_training_shows_the_tuned_settings_of_the_pair(capsys):
     """Every field with the docstring under it, and the preset's value as its default."""
     assert exit_code("train", "ppo", "CartPole-v1", "--help") == 0
     text = " ".join(output(capsys).replace("│", " ").split())
-    assert "--algorithm.gamma FLOAT Discount per env step, in [0, 1]. (default: 0.98)" in text
+    assert "--trainer.eval-episodes INT Episodes of one evaluation. (default: 20)" in text
     assert "--algorithm.learning-rate NUMBER|SCHEDULE" in text
     assert "(default: 'linear(0.001, 0)')" in text
     assert "--seed" in text
     assert "--compile" in text
+
+
+def test_the_help_shows_the_wrappers_of_a_preset(capsys):
+    assert exit_code("train", "ppo", "HalfCheetah-v5", "--help") == 0
+    text = " ".join(output(capsys).replace("│", " ").split())
+    assert "(default: NormalizeReward)" in text
 
 
 @pytest.mark.parametrize(

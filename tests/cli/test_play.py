@@ -1,6 +1,7 @@
 """Tests of `palaestra play`: a film where there is no screen."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import numpy as np
@@ -74,3 +75,28 @@ def test_a_missing_extra_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "imageio.v3", None)
     assert exit_code("play", "run", "--output", "film.gif") == 2
     assert "pip install 'palaestra[video]'" in output(capsys)
+
+
+def test_episodes_are_shown_side_by_side_with_what_was_done(capsys):
+    """Action, reward and return are written on the film unless they are not wanted."""
+    arguments = ("play", "run", "--episodes", "3", "--grid")
+    assert exit_code(*arguments, "--output", "with.gif", "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["film"] == "with.gif"
+    assert len(record["returns"]) == 3
+    assert exit_code(*arguments, "--output", "without.gif", "--no-overlay") == 0
+    films = []
+    for name in ("with", "without"):
+        with imageio.imopen(f"{name}.gif", "r") as film:
+            films.append(np.stack(list(film.iter())))
+    assert films[0].shape[1:] == films[1].shape[1:] == (800, 1200, 3)
+    assert len(films[0]) == int(max(record["returns"])) + 1  # a gif leaves out a picture that equals the one before
+    changed = (films[0][:5] != films[1][:5]).any(axis=(0, 3))
+    assert changed[:60, :160].any()
+
+
+@pytest.mark.parametrize("option", ["--episodes", "--fps"])
+def test_a_film_of_nothing_is_refused(option, capsys):
+    """F27."""
+    assert exit_code("play", "run", option, "0") == 2
+    assert f"{option} is 0; it must be at least 1" in output(capsys)

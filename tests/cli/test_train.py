@@ -119,8 +119,8 @@ def test_an_evaluation_prints_a_line_or_json(capsys):
     assert text.startswith("runs/run ")
     assert "(95%, 3 episodes, deterministic)" in text
     assert exit_code("eval", "run", "--episodes", "5", "--stochastic", "--seed", "3", "--json") == 0
-    record = json.loads(capsys.readouterr().out)
-    assert (record["episodes"], record["deterministic"], record["run"]) == (5, False, "runs/run")
+    record = json.loads(capsys.readouterr().out)["runs"]["runs/run"]
+    assert (record["episodes"], record["deterministic"]) == (5, False)
     assert len(record["returns"]) == 5
 
 

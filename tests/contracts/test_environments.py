@@ -4,6 +4,8 @@ A row of `VECTORISATIONS` enrols a way to step environments, a row of `WORLDS` a
 """
 
 import functools
+import importlib.util
+import inspect
 import itertools
 import multiprocessing
 import os
@@ -15,12 +17,17 @@ import torch
 import palaestra.envs
 from palaestra.core import Batch, RunSeeds, TimeStep, check_time_step, load_tensors, save_tensors, spec_leaves
 from palaestra.envs import (
+    EnvConfig,
     Environment,
     EnvironmentWrapper,
+    FirstReadyEnvironment,
     GymEnvironment,
     NativeVectorEnvironment,
     ProcessEnvironment,
     SerialEnvironment,
+    TensorEnvironment,
+    ThreadEnvironment,
+    create_evaluation_environment,
     load,
     space_from_spec,
 )
@@ -50,6 +57,19 @@ def process(make, workers, size=SIZE, seeds=SEEDS):
     return ProcessEnvironment(factories, lane_seeds=seeds, num_workers=workers)
 
 
+def thread(make, size=1, seeds=SEEDS[:1]):
+    assert (size, len(seeds)) == (1, 1)
+    return ThreadEnvironment(functools.partial(make, env_id=0), lane_seeds=seeds)
+
+
+def first_ready(make, seeds=SEEDS):
+    """All of them are waited for, so that the rows come in the order of the lanes."""
+    groups = [
+        ProcessEnvironment([functools.partial(make, env_id=lane)], lane_seeds=[seeds[lane]]) for lane in range(SIZE)
+    ]
+    return FirstReadyEnvironment(groups, num_ready=SIZE)
+
+
 def native(make, mode):
     import gymnasium
 
@@ -68,9 +88,11 @@ VECTORISATIONS = {
     "process-1": functools.partial(process, workers=1),
     "process-2": functools.partial(process, workers=2),
     "process-3": functools.partial(process, workers=3),
+    "thread": thread,
+    "first-ready": first_ready,
     "native-next-step": functools.partial(native, mode="NextStep"),
 }
-EXACT = [name for name in VECTORISATIONS if not name.startswith("native")]
+EXACT = [name for name in VECTORISATIONS if name.startswith(("serial", "process"))]
 
 everywhere = pytest.mark.parametrize("vectorisation", VECTORISATIONS)
 exactly = pytest.mark.parametrize("vectorisation", EXACT)
@@ -126,28 +148,28 @@ def assert_equal(one: TimeStep, two: TimeStep):
 def test_the_contract_of_time_steps(vectorisation, world):
     """ALF-13 to ALF-18, ALF-27, ALF-33, ALF-42."""
     with VECTORISATIONS[vectorisation](WORLDS[world]) as env:
-        stream = play(env, 40)
+        stream, size = play(env, 40), env.batch_size
         specs = spec_leaves(env.observation_spec), spec_leaves(env.action_spec)
-        reward_shape = (SIZE, *env.reward_spec.shape)
+        reward_shape = (size, *env.reward_spec.shape)
     for before, after in zip([None, *stream], stream, strict=False):
         check_time_step(after)
         assert after.step_type.dtype == torch.int32
         assert (after.reward.dtype, tuple(after.reward.shape)) == (torch.float32, reward_shape)
-        assert (after.discount.dtype, tuple(after.discount.shape)) == (torch.float32, (SIZE,))
-        assert after.env_id.tolist() == list(range(SIZE))
+        assert (after.discount.dtype, tuple(after.discount.shape)) == (torch.float32, (size,))
+        assert after.env_id.tolist() == list(range(size))
         assert after.untransformed == ()
         first = after.first
-        assert torch.equal(first, torch.ones(SIZE, dtype=torch.bool) if before is None else before.last)
+        assert torch.equal(first, torch.ones(size, dtype=torch.bool) if before is None else before.last)
         assert not after.reward[first].any()
         for paths, value in zip(specs, (after.observation, after.prev_action), strict=True):
             found = leaves(value)
             assert len(found) == len(paths)
             for spec, leaf in zip(paths.values(), found.values(), strict=True):
                 assert all(spec.problem(row) is None for row in leaf) or value is after.prev_action
-                assert (leaf.dtype, tuple(leaf.shape)) == (spec.dtype, (SIZE, *spec.shape))
+                assert (leaf.dtype, tuple(leaf.shape)) == (spec.dtype, (size, *spec.shape))
                 assert value is after.observation or not leaf[first].any()
     kinds = torch.stack([step.step_type for step in stream])
-    assert (kinds == 2).sum() > SIZE
+    assert (kinds == 2).sum() > size
 
 
 @everywhere
@@ -164,14 +186,33 @@ def test_what_was_returned_is_never_written_to_again(vectorisation, world):
         assert all(torch.equal(found[key].nan_to_num(0.5), copy.nan_to_num(0.5)) for key, copy in copies.items())
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@every_world
-def test_worker_processes_give_the_serial_stream_bit_for_bit(workers, world):
-    """ALF-47, ALF-56, acceptance scenario 2."""
-    with serial(WORLDS[world]) as one, process(WORLDS[world], workers) as two:
-        assert two.seeding == one.seeding == "per_episode"
-        assert spec_leaves(two.observation_spec) == spec_leaves(one.observation_spec)
-        for ours, theirs in zip(play(one, 60), play(two, 60), strict=True):
+def simulator(name: str, package: str, steps: int, **kwargs):
+    """A world of an optional package; its tests are skipped where that is missing."""
+    missing = pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
+    return pytest.param(functools.partial(load, name, max_episode_steps=steps, **kwargs), marks=missing, id=name)
+
+
+REAL = [
+    *(pytest.param(make, id=name) for name, make in WORLDS.items()),
+    simulator("HalfCheetah-v5", "mujoco", 20),
+    simulator("ALE/Pong-v5", "ale_py", 20, kwargs={"frameskip": 4}),
+]
+
+
+@pytest.mark.parametrize("make", REAL)
+def test_every_vectorisation_gives_every_environment_the_same_stream_bit_for_bit(make):
+    """ALF-47, ALF-48, ALF-56, acceptance scenario 2: serial, thread and process with any number of workers."""
+    with serial(make) as env:
+        expected = play(env, 45)
+        specs = spec_leaves(env.observation_spec), spec_leaves(env.action_spec)
+    for workers in (1, 2, 3):
+        with process(make, workers) as env:
+            assert (spec_leaves(env.observation_spec), spec_leaves(env.action_spec)) == specs
+            for ours, theirs in zip(play(env, 45), expected, strict=True):
+                assert_equal(ours, theirs)
+    # a thread steps one environment, whose stream is that of its lane in a batch of one
+    with serial(make, 1, SEEDS[:1]) as one, thread(make) as two:
+        for ours, theirs in zip(play(one, 45), play(two, 45), strict=True):
             assert_equal(ours, theirs)
 
 
@@ -186,7 +227,7 @@ def test_seeds_are_distinct_and_reproducible(vectorisation, world):
         assert_equal(ours, theirs)
     if world != "Catch":
         rows = next(iter(leaves(streams[0][0].observation).values()))
-        assert len({tuple(row.reshape(-1).tolist()) for row in rows}) == SIZE
+        assert len({tuple(row.reshape(-1).tolist()) for row in rows}) == len(rows)
 
 
 @exactly
@@ -219,7 +260,7 @@ def test_an_environment_saved_before_its_first_step_starts_at_the_beginning(vect
 @everywhere
 def test_a_step_before_any_reset_starts_the_first_episodes(vectorisation):
     with VECTORISATIONS[vectorisation](WORLDS["Catch"]) as env:
-        assert env.step(next(actions_for(env))).step_type.tolist() == [0] * SIZE
+        assert env.step(next(actions_for(env))).step_type.tolist() == [0] * env.batch_size
 
 
 @everywhere
@@ -227,10 +268,10 @@ def test_the_last_observation_is_the_true_final_one(vectorisation):
     with VECTORISATIONS[vectorisation](WORLDS["Catch"]) as env:
         stream = play(env, 9)
     final = stream[9]
-    assert final.step_type.tolist() == [2] * SIZE
-    assert final.discount.tolist() == [0] * SIZE
+    assert final.step_type.tolist() == [2] * env.batch_size
+    assert final.discount.tolist() == [0] * env.batch_size
     # the ball has arrived in the last row
-    board = final.observation.reshape(SIZE, 10, 5)
+    board = final.observation.reshape(-1, 10, 5)
     assert not board[:, :-1].any()
 
 
@@ -269,14 +310,35 @@ def test_actions_flow_inwards_and_time_steps_outwards():
     assert notes == [f"{name} down" for name in inwards] + [f"{name} up" for name in reversed(inwards)]
 
 
+@pytest.mark.parametrize("evaluate", [True, False])
+@pytest.mark.parametrize("no_thread_env", [True, False])
+@pytest.mark.parametrize("training", ["serial", "process"])
+def test_which_environment_is_made_for_evaluation(training, no_thread_env, evaluate):
+    """ALF-49, ALF-51, ALF-52, ALF-53, ALF-54."""
+    config = EnvConfig(name="CartPole-v1", num_envs=4, vectorization=training)
+    env = create_evaluation_environment(config, seed=3, evaluate=evaluate, no_thread_env=no_thread_env)
+    if no_thread_env:
+        kind = ProcessEnvironment if evaluate else None
+    else:
+        kind = ThreadEnvironment if evaluate or training == "process" else None
+    assert (type(env) if env else None) == kind
+    if env is not None:
+        with env:
+            assert env.batch_size == 1
+            seed = env.state_dict()["lane_seed"].tolist()
+        assert not {*seed} & {RunSeeds(3).integer("environments", lane) for lane in range(1000)}
+
+
 def test_every_vectorisation_of_the_package_is_enrolled():
     kinds = {
         kind
         for kind in vars(palaestra.envs).values()
-        if isinstance(kind, type) and issubclass(kind, Environment) and kind is not Environment
+        if isinstance(kind, type) and issubclass(kind, Environment) and not inspect.isabstract(kind)
     }
     enrolled = set()
     for make in VECTORISATIONS.values():
         with make(WORLDS["Bandit"]) as env:
             enrolled.add(type(env))
     assert enrolled == kinds
+    # its contract is in envs/test_tensor.py
+    assert inspect.isabstract(TensorEnvironment)

@@ -210,3 +210,23 @@ def test_the_config_is_a_value():
     assert dataclasses.replace(config, num_envs=2) != config
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.num_envs = 3
+
+
+def test_what_is_for_training_alone_is_not_there_in_evaluation():
+    """A policy is judged by the rewards of the task, with the wrappers that its observations need."""
+    config = EnvConfig(
+        name="palaestra.envs.tiny:Chain",
+        num_envs=3,
+        vectorization="process",
+        kwargs={"num_states": 4},
+        train_kwargs={"num_states": 6},
+        wrappers=("FrameStack(num_frames=2)",),
+        train_wrappers=("ScaleReward(scale=7.0)",),
+    )
+    with create_environment(config, seed=1) as training:
+        assert training.observation_spec.shape == (2, 6)
+    judged = config.for_evaluation(2)
+    assert (judged.vectorization, judged.num_envs, judged.train_wrappers) == ("auto", 2, ())
+    with create_environment(judged, seed=1) as evaluation:
+        assert evaluation.observation_spec.shape == (2, 4)
+        assert isinstance(evaluation, SerialEnvironment)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from palaestra.core import ConfigError, EnvError, SpecError
-from palaestra.envs import GymEnvironment, ProcessEnvironment, load
+from palaestra.envs import FaultPolicy, GymEnvironment, ProcessEnvironment, load
 from tests.envs.worlds import counter, faulty, layered
 
 ZEROS = torch.zeros(2, dtype=torch.int64)
@@ -148,7 +148,9 @@ def test_any_exception_arrives_as_text_with_its_traceback(fault, words):
 def test_a_hanging_environment_is_stopped_at_the_deadline_and_its_stack_shown(at):
     """F4."""
     env = ProcessEnvironment(
-        [counter, functools.partial(faulty, "hang", at)], num_workers=2, timeout_s=0.5, reset_timeout_s=1.5
+        [counter, functools.partial(faulty, "hang", at)],
+        num_workers=2,
+        faults=FaultPolicy(timeout_s=0.5, reset_timeout_s=1.5),
     )
     pids = env.worker_pids
     started = time.monotonic()
@@ -162,7 +164,7 @@ def test_a_hanging_environment_is_stopped_at_the_deadline_and_its_stack_shown(at
 @pytest.mark.fault
 def test_a_hanging_worker_does_not_hold_up_closing(monkeypatch):
     """F4: shutdown within seconds."""
-    monkeypatch.setattr("palaestra.envs.process._CLOSE_S", 0.3)
+    monkeypatch.setattr("palaestra.envs.pool._CLOSE_S", 0.3)
     env = ProcessEnvironment([functools.partial(faulty, "hang", 1)], num_workers=1)
     env.reset()
     env.send(ZEROS[:1])
@@ -275,3 +277,42 @@ def test_a_forgotten_environment_leaves_nothing(wait_until):
     pids = env.worker_pids
     del env
     wait_until(lambda: all(gone(pid) for pid in pids), 5, what="the workers to end")
+
+
+@pytest.mark.slow
+def test_a_million_steps_and_a_hundred_openings_leave_nothing_behind():
+    """F31: resident memory, open files and processes are flat."""
+    make = functools.partial(load, "CartPole-v1")
+    ones = torch.ones(64, dtype=torch.int64)
+
+    def cycle(steps: int) -> None:
+        with ProcessEnvironment([make] * 64, num_workers=2) as env:
+            env.reset()
+            for _ in range(steps):
+                env.step(ones)
+
+    for _ in range(5):
+        cycle(20)
+    files, memory = open_files(), resident_bytes()
+    for _ in range(100):
+        cycle(157)  # 100 x 157 x 64 > 10^6
+    assert open_files() == files
+    assert not multiprocessing.active_children()
+    assert resident_bytes() - memory < 8 << 20
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_info_travels_in_shared_memory_once_its_names_are_known():
+    """Only new names go through the pipe; an entry that an environment does not report is NaN."""
+    factories = [functools.partial(layered, name) for name in ("Pid", "Counter")]
+    with ProcessEnvironment(factories, num_workers=2) as env:
+        assert env.reset().env_info == ()
+        for _ in range(3):
+            info = env.step(ZEROS).env_info
+            assert info.pid[0] == env.worker_pids[0]
+            assert torch.isnan(info.pid[1])
+        assert env.reset().env_info == ()

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from palaestra.envs.tiny import Bandit, Catch, Chain, Endless
+from palaestra.envs.tiny import Bandit, Catch, Chain, Endless, Recall
 
 
-@pytest.mark.parametrize("kind", [Bandit, Chain, Catch, Endless])
+@pytest.mark.parametrize("kind", [Bandit, Chain, Catch, Endless, Recall])
 def test_gymnasiums_own_checker_agrees(kind):
     check_env(kind(), skip_render_check=True)
 
@@ -51,3 +51,26 @@ def test_catch_can_always_be_won_in_nine_steps():
 @pytest.mark.parametrize("random", [False, True])
 def test_endless_is_worth_one_over_one_minus_gamma(random):
     assert play(Endless(random), lambda _: np.int64(0), 0.9) == pytest.approx(1 / (1 - 0.9))
+
+
+def test_recall_pays_the_cue_and_nothing_else():
+    remembered = []
+
+    def recall(observation):
+        remembered.extend(np.flatnonzero(observation[:-1]).tolist())
+        return np.int64(remembered[-1])
+
+    assert [play(Recall(3, delay=4), recall, 0.9, seed) for seed in range(5)] == pytest.approx([0.9**4] * 5)
+    constant = [play(Recall(3), lambda _: np.int64(1), 1.0, seed) for seed in range(300)]
+    assert np.mean(constant) == pytest.approx(1 / 3, abs=0.08)
+
+
+def test_recall_shows_every_cue_the_same_afterwards():
+    """So a policy without memory has the same distribution of answers for all cues, 1/k of them right."""
+    seen = {}
+    for seed in range(20):
+        env = Recall(2, delay=2)
+        first, _ = env.reset(seed=seed)
+        seen.setdefault(first.tobytes(), set()).add(tuple(env.step(np.int64(0))[0].tobytes() for _ in range(2)))
+    assert len(seen) == 2
+    assert len(set.union(*seen.values())) == 1

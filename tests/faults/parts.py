@@ -153,9 +153,9 @@ def differences(a: Any, b: Any, path: str = "") -> list[str]:
         )
         return [] if same else [path]
     if hasattr(a, "items") and hasattr(b, "items"):
-        if set(a) != set(b):
-            return [f"{path}: {sorted(set(a) ^ set(b))}"]
-        return [where for key in a for where in differences(a[key], b[key], f"{path}.{key}")]
+        if set(a.keys()) != set(b.keys()):
+            return [f"{path}: {sorted(set(a.keys()) ^ set(b.keys()))}"]
+        return [where for key in list(a.keys()) for where in differences(a[key], b[key], f"{path}.{key}")]
     if isinstance(a, list | tuple):
         if len(a) != len(b):
             return [f"{path}: {len(a)} and {len(b)} entries"]

@@ -1,97 +1,16 @@
 """Mistakes in a configuration: one clear message each, exit code 2, before any environment starts (F27)."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from palaestra.cli.main import _main
 from palaestra.envs.gym_environment import GymEnvironment
+from tests.faults.mistakes import MISTAKES
 
 TRAIN = ("train", "ppo", "CartPole-v1")
-
-# What is typed, and what is said; a test below asks for the whole message, boxes and line breaks aside.
-MISTAKES = {
-    "unknown option": (
-        (*TRAIN, "--algorithm.learnin-rate", "3"),
-        "ConfigError unknown option --algorithm.learnin-rate — did you mean --algorithm.learning-rate? "
-        "(number or schedule, linear(0.001, 0))",
-    ),
-    "two unknown options at once": (
-        (*TRAIN, "--algorithm.gama", "3", "--trainer.total-steps", "5"),
-        "ConfigError unknown option --algorithm.gama — did you mean --algorithm.gamma? (number or schedule, 0.98) "
-        "ConfigError unknown option --trainer.total-steps — did you mean --trainer.total-env-steps? (int, 100000)",
-    ),
-    "unknown algorithm": (
-        ("train", "pqo", "CartPole-v1"),
-        "ConfigError unknown algorithm 'pqo' — did you mean 'ppo'?",
-    ),
-    "unknown verb": (("trian", "ppo", "CartPole-v1"), "ConfigError unknown verb 'trian' — did you mean 'train'?"),
-    "environment missing": (
-        ("train", "ppo"),
-        "ConfigError the environment is missing: palaestra train ALGORITHM ENVIRONMENT [--config FILE] "
-        "[--print-config] [options]",
-    ),
-    "wrong type": (
-        (*TRAIN, "--algorithm.gamma", "high"),
-        "ConfigError algorithm.gamma is 'high': a number is needed",
-    ),
-    "out of range": ((*TRAIN, "--algorithm.gamma", "1.5"), "algorithm.gamma is 1.5; it must lie in [0, 1]"),
-    "not positive": (
-        ("train", "dqn", "CartPole-v1", "--algorithm.target-period", "0"),
-        "algorithm.target_period is 0; it must be greater than 0",
-    ),
-    "no budget": (
-        (*TRAIN, "--trainer.total-env-steps", "0"),
-        "trainer.total_env_steps is 0; it must be greater than 0",
-    ),
-    "no environments": ((*TRAIN, "--env.num-envs", "0"), "env.num_envs is 0; it must be at least 1"),
-    "negative seed": ((*TRAIN, "--seed", "-1"), "run.seed is -1; it must be at least 0"),
-    "no schedule": (
-        (*TRAIN, "--algorithm.learning-rate", "linear(1)"),
-        "'linear(1)' is no schedule; give a number, linear(start, end), linear(start, end, fraction) "
-        "or piecewise(0: a, 0.5: b)",
-    ),
-    "not one of the choices": (
-        (*TRAIN, "--env.vectorization", "threads"),
-        "ConfigError env.vectorization is 'threads': 'auto', 'serial', 'process' or 'native' is needed",
-    ),
-    "a value for nothing": (
-        (*TRAIN, "--env.kwargs", "size"),
-        "ConfigError --env.kwargs: 'size' has no value; give names and values in turn",
-    ),
-    "impossible pair": (
-        ("train", "dqn", "Pendulum-v1"),
-        "ConfigError dqn does not fit Pendulum-v1: ValueGreedyPolicy needs a discrete action space and was given",
-    ),
-    "impossible schedule": (
-        ("train", "dqn", "CartPole-v1", "--algorithm.epsilon", "2"),
-        "dqn does not fit CartPole-v1: EpsilonGreedy was given epsilon=2.0; it must stay in [0, 1]",
-    ),
-    "no such environment": (("train", "ppo", "CartPol-v1"), "ConfigError no environment 'CartPol-v1' in Gymnasium's"),
-    "no such module": (
-        ("train", "ppo", "nothing.here:Env"),
-        "'nothing.here:Env' names the module 'nothing.here', which cannot be imported: No module named 'nothing'",
-    ),
-    "no such class": (
-        ("train", "ppo", "palaestra.envs.tiny:Catsh"),
-        "module 'palaestra.envs.tiny' has no 'Catsh' — did you mean 'Catch'?",
-    ),
-    "arguments that do not fit": (
-        ("train", "ppo", "palaestra.envs.tiny:Catch", "--env.kwargs", "rows", "3"),
-        "'palaestra.envs.tiny:Catch' cannot be called with {'rows': 3}: got an unexpected keyword argument 'rows'",
-    ),
-    "no such file": (
-        (*TRAIN, "--config", "missing.yaml"),
-        "ConfigError the configuration missing.yaml cannot be read: [Errno 2] No such file or directory",
-    ),
-    "an option without its file": ((*TRAIN, "--config"), "ConfigError --config needs a value"),
-    "no episodes": (("eval", "last", "--episodes", "0"), "ConfigError --episodes is 0; it must be at least 1"),
-    "no film": (
-        ("play", "last", "--output", "film.avi"),
-        "ConfigError --output is 'film.avi'; give a file that ends with .mp4 or .gif",
-    ),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -121,14 +40,25 @@ def exit_code(*arguments: str) -> int:
         return int(error.code or 0)
 
 
-@pytest.mark.parametrize(("arguments", "message"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_named_and_ends_with_2(arguments, message, capsys):
+def same(expected: str, text: str) -> bool:
+    """Whether a message is word for word what is expected; `...` stands for anything."""
+    pattern = ".*".join(re.escape(part) for part in expected.split("..."))
+    return re.fullmatch(pattern, text, re.DOTALL) is not None
+
+
+@pytest.mark.parametrize(("typed", "code", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_named_before_anything_starts(typed, code, message, capsys):
     """F27: what was given, what is needed, and what was probably meant."""
-    assert exit_code(*arguments) == 2
-    text = said(capsys)
-    assert message in text
-    if message.startswith("ConfigError") and message.endswith(("?", "value", "least 1", "options]", ".gif")):
-        assert text == message
+    assert exit_code(*shlex.split(typed)) == code
+    captured = capsys.readouterr()
+    text = re.sub(r"[ \t]+", " ", captured.out + captured.err).strip()
+    assert same(message, text), text
+
+
+def test_a_message_that_says_something_else_is_noticed():
+    assert same("given 3; ... needed", "given 3; at least 4 is needed")
+    assert not same("given 3; ... needed", "given 3; at least 4 is needed, please")
+    assert len(MISTAKES) >= 30
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch, capsys):
@@ -158,9 +88,9 @@ def test_all_mistakes_of_a_file_are_named_at_once(tmp_path, capsys):
     assert exit_code("train", "--config", "run.yaml") == 2
     text = said(capsys)
     for problem in (
-        "unknown key algorithm.gama — did you mean 'algorithm.gamma'? (float, 0.99)",
+        "unknown key algorithm.gama — did you mean 'algorithm.gamma'?",
         "algorithm.num_updates is 'many': a whole number is needed",
-        "algorithm.epsilon is 'linear(1)': 'linear(1)' is no schedule",
+        "algorithm.epsilon is 'linear(1)': give a number, linear(start, end)",
         "unknown key env.num_env — did you mean 'env.num_envs'? (int, 1)",
         "trainer.total_env_steps is 0; it must be greater than 0",
         "run is 3: a mapping of settings is needed",

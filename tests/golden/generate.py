@@ -7,6 +7,7 @@ A refactoring must not move them. A commit that does says why.
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -22,19 +23,22 @@ def golden_file(name: str) -> Path:
 
 
 def first_losses(name: str, kind: str) -> list[float]:
-    """The sum of the loss terms in each of the first gradient steps; of an algorithm without, that of its metrics."""
+    """The sum of the loss terms in each of the first gradient steps, or of the metrics where there are no losses."""
     from palaestra import NetworkConfig
-    from tests.algorithms.parts import collector_for, environment, make
+    from palaestra.algorithms import GradientAlgorithm
+    from tests.algorithms.parts import SETTINGS, collector_for, environment, make
 
     env = environment(kind, num_envs=4, seed=11)
+    memory = SETTINGS.get(kind, {}).get("network", NetworkConfig())
     changes: dict[str, Any] = {
-        "network": NetworkConfig(hidden_sizes=(32, 32)),
+        "network": dataclasses.replace(memory, hidden_sizes=(32, 32)),
         "learning_rate": 1e-3,
         "entropy_cost": 0.01,
     }
-    algorithm = make(name, env, 11, unroll_length=24, mini_batch_size=24, capacity=400, **changes)
+    algorithm = make(name, env, 11, kind=kind, unroll_length=24, mini_batch_size=24, capacity=400, **changes)
     collector = collector_for(env, algorithm)
     terms: list[dict[str, float]] = []
+    states_losses = isinstance(algorithm, GradientAlgorithm)
     original = getattr(algorithm, "losses", None)
 
     def losses(batch: Any) -> Any:
@@ -42,12 +46,12 @@ def first_losses(name: str, kind: str) -> list[float]:
         terms.append({key: float(term.detach()) for key, term in stated.terms.items()})
         return stated
 
-    if original is not None:
+    if states_losses:
         algorithm.losses = losses
     while len(terms) < COUNT:
         collector.unroll(24)
         info = algorithm.update(collector.buffer)
-        if original is None:
+        if not states_losses:
             terms += [{key: float(value) for key, value in record.items()} for record in info.records]
     return [sum(row.values()) for row in terms[:COUNT]]
 

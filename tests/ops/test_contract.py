@@ -29,11 +29,14 @@ MOMENTS = ops.moments_of(LOGITS)
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "approximate_kl": ((LOG_RATIO, VALID), {}),
     "categorical_projection": ((LOGITS.softmax(-1), torch.linspace(-2, 2, 4), REWARD[0], DISCOUNT[0]), {}),
+    "centered_ranks": ((LOG_RATIO[0],), {}),
     "check_action_mask": ((MASK,), {}),
     "clipped_surrogate": ((LOG_RATIO, LOG_RATIO), {"epsilon": 0.2}),
     "conjugate_gradient": ((lambda vector: 2 * vector, VALUE[0]), {"num_steps": 3}),
     "discounted_returns": ((REWARD, DISCOUNT, STEP_TYPE, VALUE), {}),
     "double_q_target": ((LOGITS, LOGITS, REWARD[0], DISCOUNT[0], MASK), {}),
+    "episode_returns": ((REWARD, STEP_TYPE), {}),
+    "expectile_loss": ((LOG_RATIO,), {"expectile": 0.7}),
     "explained_variance": ((LOG_RATIO, REWARD[1:], VALID), {}),
     "gae": (TIME, {"lambda_": 0.9}),
     "greedy_action": ((LOGITS, MASK), {}),
@@ -56,6 +59,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "valid_starts": ((STEP_TYPE,), {}),
     "variance": ((MOMENTS,), {}),
     "vtrace": ((*TIME, LOG_RATIO), {"lambda_": 0.9}),
+    "weighted_sum": ((LOG_RATIO, VALID.float()), {}),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from palaestra import evaluate
-from palaestra.core import StepType
+from palaestra.core import ConfigError, StepType
 from palaestra.envs import SerialEnvironment, load
 from palaestra.policies import Phase
 from tests.algorithms.parts import collected, environment, make
@@ -124,3 +124,17 @@ def test_an_evaluation_does_not_explore():
             greedy.append(int(algorithm.policy.greedy(time_step.observation)))
             time_step = env.step(torch.tensor(greedy[-1:]))
         assert evaluate(algorithm.policy, environment("discrete", 1), episodes=1).returns == [float(time_step.reward)]
+
+
+def test_a_time_limit_ends_an_evaluation_with_what_has_ended_and_says_so():
+    """One environment's episodes take a step, the other's never end; without an episode there is nothing to say."""
+    env = SerialEnvironment(
+        [load(ENDLESS, env_id=0, max_episode_steps=1), load(ENDLESS, env_id=1, max_episode_steps=10**9)],
+        lane_seeds=[1, 2],
+    )
+    policy = make("ppo", env).policy
+    with pytest.warns(UserWarning, match=r"only 1 of 2 evaluation episodes ended within 0.05 s; long ones are missing"):
+        assert evaluate(policy, env, episodes=2, time_limit_s=0.05).returns == [1.0]
+    endless = SerialEnvironment([load(ENDLESS, env_id=0, max_episode_steps=10**9)], lane_seeds=[1])
+    with pytest.raises(ConfigError, match=r"only 0 of 1 .* set a time limit on episodes"):
+        evaluate(policy, endless, episodes=1, time_limit_s=0.05)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import FunctionType, MethodType
 from typing import Any, ClassVar, Generic, TypeVar, final
 
 import torch
 from torch import Tensor
 
+from palaestra.algorithms.algorithm_config import AlgorithmConfig
+from palaestra.algorithms.compiled import CompiledSteps
+from palaestra.algorithms.exploration_bonuses import exploration_bonus
 from palaestra.algorithms.records import Gradients, Losses, UpdateInfo, require_finite_gradients
 from palaestra.core import (
     Batch,
@@ -24,42 +25,12 @@ from palaestra.core import (
     Plan,
     RunSeeds,
     minibatches,
-    schedule_range,
     schedule_value,
 )
 from palaestra.nn import CoreModel, combine_gradients
 from palaestra.policies import NetworkPolicy, Phase, Policy
 
 __all__ = ["Algorithm", "AlgorithmConfig", "GradientAlgorithm"]
-
-
-_FRACTIONS = ("gamma", "gae_lambda", "tau")
-_POSITIVE = (
-    *("unroll_length", "num_updates", "mini_batch_size", "capacity", "n_step"),
-    *("target_period", "huber_delta", "max_grad_norm"),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig:
-    """Base of every algorithm's hyperparameters.
-
-    Raises:
-        ConfigError: numbers that mean the same everywhere are out of range; the message has all of them.
-    """
-
-    def __post_init__(self) -> None:
-        problems = []
-        for name, value in vars(self).items():
-            if value is None or name not in (*_FRACTIONS, *_POSITIVE):
-                continue
-            least, most = schedule_range(value)
-            if name in _FRACTIONS and not 0 <= least <= most <= 1:
-                problems.append(f"algorithm.{name} is {value}; it must lie in [0, 1]")
-            if name in _POSITIVE and not least > 0:
-                problems.append(f"algorithm.{name} is {value}; it must be greater than 0")
-        if problems:
-            raise ConfigError("\n".join(problems))
 
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
@@ -82,10 +53,15 @@ class Algorithm(ABC, Generic[PolicyT]):
     """Its configuration."""
     stored_fields: ClassVar[tuple[str, ...]] = ()
     """Which of the policy's `behaviour` fields the buffer has to keep."""
+    recurrent: ClassVar[bool] = False
+    """Whether it learns policies with a memory."""
 
     def __init__(
         self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
     ) -> None:
+        if policy.state_spec and not self.recurrent:
+            name = type(self).__name__
+            raise ConfigError(f"{name} learns no policy with a memory; leave it out, or use PPO, REINFORCE or R2D2")
         seeds = seeds or RunSeeds(0)
         self.config: Any = config
         self.policy: PolicyT = policy
@@ -203,7 +179,13 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     term_periods: Mapping[str, int] = {}
     """Gradient steps from one use of a loss term to the next, where it is not used in every one; see `is_due`."""
 
-    _compiled: dict[tuple[str, ...], Any] | None = None
+    _compiled: CompiledSteps | None = None
+
+    def __init__(
+        self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
+    ) -> None:
+        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
+        self.bonus = exploration_bonus(config, policy, model, plan, seeds or RunSeeds(0))
 
     # -- what an algorithm file defines
 
@@ -276,6 +258,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             ConfigError: a loss term trains a component that has no optimizer.
         """
         terms, metrics, priority = self.losses(batch)
+        terms = terms if self.bonus is None else {**terms, "bonus": self.bonus.loss(batch)}
         by_components: dict[tuple[str, ...], Tensor] = {}
         for name, term in terms.items():
             components = self.trains.get(name, (name,))
@@ -322,8 +305,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """
         with self.policy.in_phase(Phase.UPDATE):
             drawn = source.draw(self.plan, self._minibatch_generator)
-            batch = self.noise(self.preprocess(drawn, source), self._noise_generator)
             info = UpdateInfo(self.policy_version + 1, 0, 0)
+            batch = self._prepared(drawn, source, info)
             for minibatch in minibatches(batch, self.plan, generator=self._minibatch_generator):
                 metrics, priority = self._learn(minibatch)
                 if priority is not None:
@@ -338,21 +321,31 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         self.finish_update(drawn)
         return info
 
+    def _prepared(self, drawn: Batch, source: DataSource, info: UpdateInfo) -> Batch:
+        if self.bonus is None:
+            return self.noise(self.preprocess(drawn, source), self._noise_generator)
+        rewarded, mean = self.bonus.rewarded(drawn)
+        info.records.append({"bonus_mean": mean})
+        batch = self.noise(self.preprocess(rewarded, source), self._noise_generator)
+        return batch.replace(bonus=self.bonus.transitions(drawn))
+
     def compile(self) -> None:
         """Compiles gradients and optimizer steps into one graph; the first update then takes seconds longer.
 
         Raises:
-            ConfigError: this machine has no C++ compiler, or this torch cannot trace gradients.
+            ConfigError: this machine has no C++ compiler, this torch cannot trace gradients, or the policy has a
+                memory, whose loops over time are no single graph.
         """
-        torch._dynamo.config.trace_autograd_ops = True
-        self._compiled = {}
+        if self.policy.state_spec:
+            raise ConfigError("a policy with a memory cannot be compiled; leave out --compile")
+        self._compiled = CompiledSteps(self, GradientAlgorithm._gradient_step)
 
     def _gradient_step(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
         gradients = self.gradients(batch)
         return {**gradients.metrics, **self._optimize([gradients.values], None)}, gradients.priority
 
     def _learn(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
-        step = self._gradient_step if self._compiled is None else self._compiled_step(self._compiled)
+        step = self._gradient_step if self._compiled is None else self._compiled[self._due()]
         metrics, priority = step(batch)
         try:
             self._after_gradient_step(metrics)
@@ -361,18 +354,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             raise
         return metrics, priority
 
-    def _compiled_step(self, steps: dict[tuple[str, ...], Any]) -> Any:
-        """The graph for the loss terms that are due."""
-        due = tuple(term for term in self.term_periods if self.is_due(term))
-        if due not in steps:
-            plain = type(self)._gradient_step
-            # Compiled code is kept with the code object, and what it checks leaves out the algorithm: so each algorithm
-            # and each set of terms gets a code object of its own.
-            own = FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__)
-            steps[due] = torch.compile(
-                MethodType(own, self), fullgraph=True, dynamic=False, options={"guard_filter_fn": _batch_guards}
-            )
-        return steps[due]
+    def _due(self) -> tuple[str, ...]:
+        return tuple(term for term in self.term_periods if self.is_due(term))
 
     def _optimize(
         self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
@@ -392,18 +375,6 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                     f"{type(self).__name__}.losses returned a term that trains {component!r}, but the optimizers are "
                     f"{sorted(self.model.optimizers)}; every term needs one, or an entry in `trains`"
                 )
-
-
-_GLOBAL_STATE = ("GRAD_MODE", "GLOBAL_STATE", "SHAPE_ENV", "DEFAULT_DEVICE", "DETERMINISTIC_ALGORITHMS")
-
-
-def _batch_guards(guards: Sequence[Any]) -> list[bool]:
-    """Which conditions compiled code checks at every call: those on the batch and on torch's global state.
-
-    What belongs to the algorithm (parameters, settings, optimizer state) stays the same object after `compile`, and
-    checking some two hundred conditions on it takes a tenth of a small gradient step.
-    """
-    return [guard.name.startswith("L['batch']") or guard.guard_type in _GLOBAL_STATE for guard in guards]
 
 
 def _num_valid(batch: Batch) -> Tensor | int:

@@ -10,15 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, final
 
-import torch
-
-from palaestra.algorithms.algorithm import GradientAlgorithm
+from palaestra.algorithms.deterministic import DeterministicActorCritic
 from palaestra.algorithms.off_policy import OffPolicyConfig, Transitions, transitions
 from palaestra.algorithms.records import Losses
-from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EnsembleNetwork, Network, OptimizerOption
-from palaestra.ops import td_target
-from palaestra.policies import DeterministicPolicy, GaussianNoise
+from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree
+from palaestra.policies import GaussianNoise
 
 __all__ = ["DDPG", "DDPGConfig"]
 
@@ -32,8 +28,8 @@ class DDPGConfig(OffPolicyConfig):
 
 
 @final
-class DDPG(GradientAlgorithm[DeterministicPolicy]):
-    """Learns one action for each state by ascending a learned action value.
+class DDPG(DeterministicActorCritic):
+    """Learns one action for each state by ascending a learned value.
 
     Args:
         observation_spec: of the environment.
@@ -46,6 +42,7 @@ class DDPG(GradientAlgorithm[DeterministicPolicy]):
     """
 
     config_class = DDPGConfig
+    num_critics = 1
 
     def __init__(
         self,
@@ -54,47 +51,16 @@ class DDPG(GradientAlgorithm[DeterministicPolicy]):
         config: DDPGConfig | None = None,
         seeds: RunSeeds | None = None,
     ) -> None:
-        config, seeds = config or DDPGConfig(), seeds or RunSeeds(0)
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = DeterministicPolicy.build(
-                observation_spec, action_spec, config.network, normalize=config.normalize_observation
-            )
-            policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
-            size = policy.raw_action_spec.size
-            self._target_actor = Network(observation_spec, size, config.network)
-            self._critic, self._target_critic = (
-                EnsembleNetwork(observation_spec, 1, 1, config.network, action_size=size) for _ in range(2)
-            )
-        adam = OptimizerOption("adam", {"lr": config.learning_rate})
-        model = CoreModel(
-            {
-                "actor": policy.network,
-                "critic": self._critic,
-                "target_actor": self._target_actor,
-                "target_critic": self._target_critic,
-            },
-            {"actor": adam, "critic": adam},
-        )
-        for name in ("actor", "critic"):
-            model.sync(f"target_{name}", source=name)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        super().__init__(observation_spec, action_spec, config, seeds)
+        self.policy.exploration = GaussianNoise(self.config.exploration_std, minimum=-1.0, maximum=1.0)
 
     def preprocess(self, batch: Any, source: DataSource) -> Transitions:
         """Reduces n-step windows to transitions."""
-        return transitions(batch, self.config.gamma)
+        return transitions(batch, self.value_of("gamma"))
 
     def losses(self, batch: Transitions) -> Losses:
         """Equations (4) and (5) for the critic; (6), the deterministic policy gradient, for the actor."""
         observation = self.policy.normalize(batch.observation)
-        with torch.no_grad():
-            next_observation = self.policy.normalize(batch.next_observation)
-            next_q = self._target_critic(next_observation, self._target_actor(next_observation).tanh())
-            target = td_target(next_q.reshape(-1), batch.reward, batch.discount)
-        q = self._critic(observation, batch.action).reshape(-1)
-        gain = self._critic(observation, self.policy.action(batch.observation)).mean()
-        return Losses({"critic": (q - target).square().mean(), "actor": -gain}, {"q_mean": q.mean()})
-
-    def after_step(self) -> None:
-        """Target networks follow the online ones."""
-        for name in ("actor", "critic"):
-            self.model.polyak_update(f"target_{name}", source=name, tau=self.config.tau)
+        q = self.critic(observation, batch.action).squeeze(-1)  # [1, N]
+        gain = self.critic(observation, self.policy.action(batch.observation)).mean()
+        return Losses({"critic": (q - self.target(batch)).square().mean(), "actor": -gain}, {"q_mean": q.mean()})

@@ -1,4 +1,4 @@
-"""What algorithms that learn from replayed transitions share: settings, and the layout of a transition."""
+"""What algorithms that learn from stored transitions share: settings, and the layout of a transition."""
 
 from __future__ import annotations
 
@@ -8,43 +8,54 @@ from typing import Any
 from torch import Tensor
 
 from palaestra.algorithms.algorithm import AlgorithmConfig
+from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.core import Batch, Offline, Replay, Schedule
 from palaestra.nn import NetworkConfig
 from palaestra.ops import n_step_targets
 
-__all__ = ["OffPolicyConfig", "OfflineConfig", "Transitions", "transitions"]
-
-
-def _wide() -> NetworkConfig:
-    return NetworkConfig(hidden_sizes=(256, 256), activation="relu")
+__all__ = ["BootstrapConfig", "OffPolicyConfig", "OfflineConfig", "TransitionConfig", "Transitions", "transitions"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffPolicyConfig(AlgorithmConfig):
-    """Hyperparameters of every actor-critic that learns from a replay buffer while it collects."""
+class TransitionConfig(AlgorithmConfig):
+    """Hyperparameters of every algorithm that learns from stored transitions."""
 
     learning_rate: Schedule = 3e-4
     """Step size of Adam, of all components; a number or a schedule."""
-    unroll_length: float = 1
-    """Time steps collected from every environment before each update."""
     num_updates: int = 1
     """Gradient steps in one update."""
     mini_batch_size: int = 256
     """Transitions in a minibatch."""
-    capacity: int = 1_000_000
-    """Rows the replay buffer keeps."""
-    initial_collect_steps: int = 1_000
-    """Env steps before the first gradient step; their actions are uniformly random."""
-    gamma: float = 0.99
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
+    """Layers of every network; they share no parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BootstrapConfig(AlgorithmConfig):
+    """Hyperparameters of every algorithm whose critics learn from target networks that follow slowly."""
+
+    gamma: Schedule = 0.99
     """Discount per env step, in [0, 1]."""
     n_step: int = 1
     """Rewards summed before bootstrapping, without off-policy correction."""
-    tau: float = 0.005
+    tau: Schedule = 0.005
     """Share of the way that target networks go towards the online ones, in [0, 1]."""
-    normalize_observation: bool = False
-    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
-    network: NetworkConfig = field(default_factory=_wide)
-    """Layers of actor and critics; they share no parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyConfig(BootstrapConfig, TransitionConfig):
+    """Hyperparameters of every actor-critic that learns from a replay buffer while it collects."""
+
+    unroll_length: float = 1
+    """Time steps collected from every environment before each update."""
+    capacity: int = 1_000_000
+    """Rows the replay buffer keeps."""
+    initial_collect_steps: int = 1_000
+    """Env steps before the first gradient step."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
 
     @property
     def plan(self) -> Replay:
@@ -60,26 +71,13 @@ class OffPolicyConfig(AlgorithmConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfflineConfig(AlgorithmConfig):
-    """Hyperparameters of every algorithm that learns from a fixed data set."""
-
-    learning_rate: Schedule = 3e-4
-    """Step size of Adam, of all components; a number or a schedule."""
-    num_updates: int = 1
-    """Gradient steps in one update."""
-    mini_batch_size: int = 256
-    """Transitions in a minibatch."""
-    normalize_observation: bool = False
-    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
-    network: NetworkConfig = field(default_factory=_wide)
-    """Layers of every network; they share no parameters."""
+class OfflineConfig(BootstrapConfig, TransitionConfig):
+    """Hyperparameters of every actor-critic that learns from a fixed data set."""
 
     @property
     def plan(self) -> Offline:
         """The data these settings ask for."""
-        return Offline(
-            num_updates=self.num_updates, mini_batch_size=self.mini_batch_size, n_step=getattr(self, "n_step", 1)
-        )
+        return Offline(num_updates=self.num_updates, mini_batch_size=self.mini_batch_size, n_step=self.n_step)
 
 
 class Transitions(Batch):

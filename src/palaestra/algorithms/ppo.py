@@ -2,11 +2,13 @@
 
 Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, equations (7), (9) and (11).
 Departures: advantages are standardised over the whole unroll; gradients are clipped by norm; the value loss is not
-clipped.
+clipped. With a recurrent network, the value looks at the policy's memory, and gradients go back through time as far as
+the beginning of a minibatch's sequences.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -15,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.memory import memory_fields, memory_of
 from palaestra.algorithms.records import Losses
 from palaestra.core import (
     Batch,
@@ -26,8 +30,8 @@ from palaestra.core import (
     seeded_initialisation,
 )
 from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
-from palaestra.ops import clipped_surrogate, explained_variance, gae, row_weights, standardize
-from palaestra.policies import CategoricalPolicy, GaussianPolicy, stochastic_policy
+from palaestra.ops import clipped_surrogate, explained_variance, gae, row_weights, standardize, weighted_sum
+from palaestra.policies import StochasticPolicy, stochastic_policy
 
 __all__ = ["PPO", "PPOBatch", "PPOConfig"]
 
@@ -44,6 +48,8 @@ class PPOConfig(AlgorithmConfig):
     """How often each unroll is gone through."""
     mini_batch_size: int = 256
     """Rows in a minibatch."""
+    mini_batch_length: int = 16
+    """Time steps in a sequence, for a recurrent network; without one, rows are learned from one by one."""
     gamma: Schedule = 0.99
     """Discount per env step, in [0, 1]."""
     gae_lambda: Schedule = 0.95
@@ -63,11 +69,13 @@ class PPOConfig(AlgorithmConfig):
     normalize_observation: bool = False
     """Whether the policy normalises observations by their running mean and variance."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
-    """Policy and value network; they share no parameters."""
+    """Policy and value network; they share nothing but the memory, where there is one."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
 
 
 class PPOBatch(Batch):
-    """One minibatch; every field is [N, ...]."""
+    """One minibatch; every field is [N, ...], or [T, N, ...] for a recurrent network."""
 
     observation: Any
     action: Any
@@ -79,20 +87,21 @@ class PPOBatch(Batch):
 
 
 @final
-class PPO(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
+class PPO(GradientAlgorithm[StochasticPolicy]):
     """Learns a stochastic policy and a state value from unrolls of that same policy.
 
     Args:
         observation_spec: of the environment.
-        action_spec: of the environment: discrete, or a box.
+        action_spec: of the environment: discrete, a box, or any nest of them.
         config: hyperparameters.
         seeds: of the run.
 
     Raises:
-        ConfigError: the action space is neither.
+        ConfigError: the action space holds something else.
     """
 
     config_class = PPOConfig
+    recurrent = True
     stored_fields = ("log_prob",)
 
     def __init__(
@@ -107,34 +116,38 @@ class PPO(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
             policy = stochastic_policy(
                 observation_spec, action_spec, config.network, normalize=config.normalize_observation
             )
-            self._value_network = Network(observation_spec, 1, config.network)
+            value_config = dataclasses.replace(config.network, recurrent=None)
+            self._value_network = Network(policy.feature_spec, 1, value_config)
         model = CoreModel(
             {"ppo": nn.ModuleDict({"policy": policy.network, "value": self._value_network})},
             {"ppo": OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)},
         )
+        length = config.mini_batch_length if policy.state_spec else 1
         plan = OnPolicy(
             unroll_length=config.unroll_length,
             num_updates=config.num_updates,
-            mini_batch_size=config.mini_batch_size,
-            mini_batch_length=1,
+            mini_batch_size=max(1, config.mini_batch_size // length),
+            mini_batch_length=length,
         )
         super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
 
-    def value(self, observation: Any) -> Tensor:
+    def value(self, observation: Any, state: Any = (), first: Tensor | None = None) -> Tensor:
         """State values.
 
         Args:
             observation: [..., obs], not yet normalised.
+            state: see `NetworkPolicy`.
+            first: see `NetworkPolicy`.
 
         Returns:
             [...] in units of return.
         """
-        return self._value_network(self.policy.normalize(observation)).squeeze(-1)
+        return self._value_network(self.policy.features(observation, state, first)[0]).squeeze(-1)
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> PPOBatch:
         """Adds advantages and value targets to an unroll, in one batched pass."""
-        value = self.value(batch.observation)  # [T+1, B]
+        value = self.value(batch.observation, *memory_of(batch))  # [T+1, B]
         advantage = gae(
             value,
             batch.reward,
@@ -154,25 +167,27 @@ class PPO(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
                 "value": value[:-1],
                 "value_target": target,
                 "valid": batch.valid,
+                **memory_fields(batch),
             }
         )
 
     def losses(self, batch: PPOBatch) -> Losses:
         """Equation (9): clipped surrogate, value error and entropy, each a mean over valid rows."""
         weight = row_weights(batch.valid)
-        policy = self.policy.distribution(batch.observation)
+        features, _ = self.policy.features(batch.observation, *memory_of(batch))
+        policy = self.policy.distribution_of(self.policy.head(features), self.policy.action_mask(batch.observation))
         log_ratio = policy.log_prob(batch.action) - batch.log_prob
-        surrogate = weight @ clipped_surrogate(log_ratio, batch.advantage, epsilon=self.value_of("clip"))
-        value_error = weight @ (self.value(batch.observation) - batch.value_target).square()
+        surrogate = weighted_sum(clipped_surrogate(log_ratio, batch.advantage, epsilon=self.value_of("clip")), weight)
+        value_error = weighted_sum((self._value_network(features).squeeze(-1) - batch.value_target).square(), weight)
         total = surrogate + self.value_of("value_cost") * value_error
         if self.config.entropy_cost:
-            total = total - self.value_of("entropy_cost") * (weight @ policy.entropy())
+            total = total - self.value_of("entropy_cost") * weighted_sum(policy.entropy(), weight)
         with torch.no_grad():
             metrics = {
                 "surrogate": surrogate,
                 "value_error": value_error,
-                "entropy": weight @ policy.entropy(),
-                "kl": weight @ (log_ratio.expm1() - log_ratio),
+                "entropy": weighted_sum(policy.entropy(), weight),
+                "kl": weighted_sum(log_ratio.expm1() - log_ratio, weight),
             }
         return Losses({"ppo": total}, metrics)
 

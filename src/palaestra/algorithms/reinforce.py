@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.memory import memory_fields, memory_of
 from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import discounted_returns, masked_mean, policy_gradient, standardize
-from palaestra.policies import CategoricalPolicy, GaussianPolicy, stochastic_policy
+from palaestra.policies import StochasticPolicy, stochastic_policy
 
 __all__ = ["Reinforce", "ReinforceBatch", "ReinforceConfig"]
 
@@ -47,17 +48,18 @@ class ReinforceBatch(Batch):
 
 
 @final
-class Reinforce(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
+class Reinforce(GradientAlgorithm[StochasticPolicy]):
     """Raises the probability of actions by the return that followed them; the smallest algorithm of the library.
 
     Args:
         observation_spec: of the environment.
-        action_spec: of the environment: discrete, or a box.
+        action_spec: of the environment: discrete, a box, or any nest of them.
         config: hyperparameters.
         seeds: of the run.
     """
 
     config_class = ReinforceConfig
+    recurrent = True
 
     def __init__(
         self,
@@ -86,11 +88,12 @@ class Reinforce(GradientAlgorithm[CategoricalPolicy | GaussianPolicy]):
                 "action": batch.action,
                 "advantage": standardize(returns, valid),
                 "valid": valid,
+                **memory_fields(batch),
             }
         )
 
     def losses(self, batch: ReinforceBatch) -> Losses:
         """Sutton and Barto's equation (13.8), averaged over steps."""
-        policy = self.policy.distribution(batch.observation)
+        policy = self.policy.distribution(batch.observation, *memory_of(batch))
         loss = masked_mean(policy_gradient(policy.log_prob(batch.action), batch.advantage), batch.valid)
         return Losses({"policy": loss}, {"entropy": masked_mean(policy.entropy(), batch.valid)})

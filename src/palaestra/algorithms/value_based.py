@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.algorithms.records import Losses
 from palaestra.core import (
     Batch,
@@ -67,6 +68,8 @@ class ValueBasedConfig(AlgorithmConfig):
     """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
     network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
     """Layers of the network; `dueling` and `noisy` are options of it."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
 
 
 class ValueBatch(Batch):

@@ -1,14 +1,34 @@
 """Experience: streams of many lanes stored once, drawn as unrolls, sequences or n-step windows."""
 
 from palaestra.buffers.layouts import Unroll, Windows
+from palaestra.buffers.memory import MainMemory, MappedFiles, Memory
+from palaestra.buffers.minari import from_minari, to_minari
+from palaestra.buffers.mixture import MixtureSource
 from palaestra.buffers.replay import ReplayBuffer
-from palaestra.buffers.samplers import PrioritizedSampler, Sampler, SumTree, UniformSampler, sampler_of
+from palaestra.buffers.samplers import (
+    BalancedSampler,
+    EpisodeSampler,
+    HindsightSampler,
+    PrioritizedSampler,
+    Sampler,
+    SumTree,
+    UniformSampler,
+    WholeSampler,
+    sampler_of,
+)
 from palaestra.buffers.storage import LaneStorage
 from palaestra.buffers.streams import LaneStreams, RowOptions
 
 __all__ = [
+    "BalancedSampler",
+    "EpisodeSampler",
+    "HindsightSampler",
     "LaneStorage",
     "LaneStreams",
+    "MainMemory",
+    "MappedFiles",
+    "Memory",
+    "MixtureSource",
     "PrioritizedSampler",
     "ReplayBuffer",
     "RowOptions",
@@ -16,6 +36,9 @@ __all__ = [
     "SumTree",
     "UniformSampler",
     "Unroll",
+    "WholeSampler",
     "Windows",
+    "from_minari",
     "sampler_of",
+    "to_minari",
 ]

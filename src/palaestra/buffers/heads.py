@@ -15,7 +15,7 @@ _ALL = np.iinfo(np.int64).max
 
 
 class WriteHeads:
-    """A write head per lane in rings of `rows + 1` places: complete rows, and after them the open one.
+    """A write head per lane in rings of `rows + spare + 1` places: complete rows, and after them the open one.
 
     As long as all lanes are written together, one pair of numbers stands for all of them and a vector step is one
     contiguous row. From the first write to some lanes on, each lane has its own pair.
@@ -23,15 +23,16 @@ class WriteHeads:
     Args:
         num_lanes: number of lanes.
         rows: complete rows that a lane can hold.
+        spare: places behind the oldest row whose content stays; frames of its stack lie there.
     """
 
-    def __init__(self, num_lanes: int, rows: int) -> None:
-        self.num_lanes, self.rows = num_lanes, rows
+    def __init__(self, num_lanes: int, rows: int, spare: int = 0) -> None:
+        self.num_lanes, self.rows, self.spare = num_lanes, rows, spare
         self.together = True
         """Whether all lanes are at the same place."""
-        self.head, self.count = 0, 0
+        self.head, self.count = spare, 0
         """Place of the open row and number of complete rows of every lane; meaningless once they are apart."""
-        self._heads, self._counts = np.zeros(num_lanes, np.int64), np.zeros(num_lanes, np.int64)
+        self._heads, self._counts = np.full(num_lanes, spare), np.zeros(num_lanes, np.int64)
         self.opened = np.zeros(num_lanes, bool)
         """[B] which lanes have an open row."""
         self.all_open = False
@@ -42,13 +43,20 @@ class WriteHeads:
         """Rows completed in each lane since the last `restart`; the first is meaningless once lanes are apart."""
         self.restarts = 0
         """How often rows were forgotten or moved: row numbers from before mean other rows since."""
+        self.exchanges = 0
+        """How often rows were taken back, or open rows exchanged."""
         self.kept = np.full(num_lanes, _ALL)
         """[B] so many rows of each lane are what they were before rows were taken back or open rows exchanged."""
 
     @property
     def places(self) -> int:
         """Rows of a ring."""
-        return self.rows + 1
+        return self.rows + self.spare + 1
+
+    @property
+    def next_place(self) -> int:
+        """Where the open row of all lanes, which are together, will be after this one."""
+        return 0 if self.head == self.rows + self.spare else self.head + 1
 
     @property
     def heads(self) -> np.ndarray:
@@ -92,7 +100,7 @@ class WriteHeads:
     def advance(self) -> None:
         """Completes the open rows of all lanes, which are together."""
         self.written += 1
-        self.head = 0 if self.head == self.rows else self.head + 1
+        self.head = self.next_place
         if self.count < self.rows:
             self.count += 1
 
@@ -109,6 +117,22 @@ class WriteHeads:
         self._counts[lanes] += 1
         self._written[lanes] += 1
         np.minimum(self._counts, self.rows, out=self._counts)
+
+    def advance_many(self, lanes: np.ndarray, rows: int) -> None:
+        """Completes so many rows of some lanes at once.
+
+        Args:
+            lanes: distinct, in rising order if they are all.
+            rows: how many of each.
+        """
+        if self.together and len(lanes) == self.num_lanes:
+            self.head, self.count = (self.head + rows) % self.places, min(self.count + rows, self.rows)
+            self.written += rows
+            return
+        self._separate()
+        self._heads[lanes] = (self._heads[lanes] + rows) % self.places
+        self._counts[lanes] = np.minimum(self._counts[lanes] + rows, self.rows)
+        self._written[lanes] += rows
 
     def rewind(self, lanes: np.ndarray, rows: np.ndarray) -> None:
         """Takes the newest complete rows of some lanes back.
@@ -130,7 +154,17 @@ class WriteHeads:
         Args:
             lanes: distinct.
         """
+        self.exchanges += 1
         self.kept[lanes] = np.minimum(self.kept[lanes], self.writes[lanes])
+
+    @property
+    def stamp(self) -> tuple[int, ...]:
+        """Changes whenever a row does."""
+        return (
+            self.restarts,
+            self.exchanges,
+            self.written * self.num_lanes if self.together else int(self._written.sum()),
+        )
 
     @property
     def has_changes(self) -> bool:
@@ -152,7 +186,7 @@ class WriteHeads:
         self._counts[:] = np.minimum(self._counts, counts)
 
     def restart(self, counts: np.ndarray | int, rows: int | None = None) -> None:
-        """Says that the complete rows lie at the front of the rings.
+        """Says that the complete rows lie at the front of the rings, behind the spare places.
 
         Args:
             counts: how many rows each lane holds.
@@ -162,8 +196,10 @@ class WriteHeads:
         self.rows = self.rows if rows is None else rows
         counts = np.full(self.num_lanes, counts)
         self.together = bool((counts == counts[0]).all())
-        self.head = self.count = self.written = int(counts[0])
-        self._heads[:] = self._counts[:] = self._written[:] = counts
+        self.count = self.written = int(counts[0])
+        self.head = self.count + self.spare
+        self._counts[:] = self._written[:] = counts
+        self._heads[:] = counts + self.spare
 
     def newest(self, rows: int, *, and_open: bool) -> slice | np.ndarray:
         """Places of the newest complete rows in time order.
@@ -245,6 +281,33 @@ class WriteHeads:
         multiple = np.where(order < before[lane], first[lane] + order, order - before[lane])
         return multiple * period * self.num_lanes + lane
 
+    def write_to(self, log: np.ndarray, at_most: int | None = None) -> None:
+        """Writes place and number of rows of every lane, each lane's in one go.
+
+        Args:
+            log: [B] int64; lanes without an open row stay 0.
+            at_most: so many rows of each lane outlive what is written next; `None` is all.
+        """
+        counts = self.counts if at_most is None else np.minimum(self.counts, max(at_most, 0))
+        if self.together and self.all_open and at_most is None:
+            log[:] = (self.head << 32) | self.count
+        else:
+            log[self.opened] = ((self.heads << 32) | counts)[self.opened]
+
+    def read_from(self, log: np.ndarray) -> None:
+        """Takes over what `write_to` wrote; a lane without an entry was never opened.
+
+        Args:
+            log: [B] int64.
+        """
+        self.opened = log != 0
+        self.all_open = bool(self.opened.all())
+        self._heads[:] = np.where(self.opened, log >> 32, self.spare)
+        self._counts[:] = self._written[:] = log & 0xFFFFFFFF
+        self.together = bool((self._heads == self._heads[0]).all() and (self._counts == self._counts[0]).all())
+        self.head, self.count, self.written = (int(x[0]) for x in (self._heads, self._counts, self._written))
+        self.restarts += 1
+
     def state(self) -> dict[str, Any]:
         """Everything by name, for a checkpoint."""
         return {
@@ -254,7 +317,9 @@ class WriteHeads:
             "opened": self.opened.copy(),
             "unfinished": self.unfinished.copy(),
             "kept": self.kept.copy(),
+            "places": self.places,
             "restarts": self.restarts,
+            "exchanges": self.exchanges,
             "together": self.together,
         }
 
@@ -274,7 +339,13 @@ class WriteHeads:
                 if np.shape(state[name]) != array.shape:
                     raise CheckpointError(f"the saved buffer has {len(state[name])} lanes, but this one {len(array)}")
                 array[:] = state[name]
-            self.together, self.restarts = bool(state["together"]), int(state["restarts"])
+            if state["places"] != self.places:
+                raise CheckpointError(
+                    f"the rings of the saved buffer have {state['places']} places, but here {self.places}: "
+                    "memory, mapped files and stacks of frames need different ones"
+                )
+            self.together = bool(state["together"])
+            self.restarts, self.exchanges = int(state["restarts"]), int(state["exchanges"])
         except KeyError as error:
             raise CheckpointError(f"the saved buffer has no {error}") from None
         self.head, self.count, self.written = int(self._heads[0]), int(self._counts[0]), int(self._written[0])

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Unpack, final
+from pathlib import Path
+from typing import Any, Self, Unpack, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.access import StreamAccess
+from palaestra.buffers.joining import StreamJoining
 from palaestra.buffers.layouts import Unroll, Windows
 from palaestra.buffers.samplers import Sampler, UniformSampler
+from palaestra.buffers.saving import read_buffer, write_buffer
 from palaestra.buffers.streams import FIRST, LAST, RowOptions
 from palaestra.core import Batch, ConfigError, OnPolicy, Plan, ShapeError
 
@@ -20,7 +22,7 @@ __all__ = ["ReplayBuffer"]
 
 
 @final
-class ReplayBuffer(StreamAccess):
+class ReplayBuffer(StreamJoining):
     """Keeps the newest rows of every lane; a lane is one stream in time order.
 
     Row t holds time step t and the action taken on it. The newest row of each lane is *open*: its time step is known,
@@ -45,12 +47,47 @@ class ReplayBuffer(StreamAccess):
         super().__init__(capacity, num_lanes, **options)
         self.sampler = UniformSampler() if sampler is None else sampler
 
+    def save(self, directory: str | Path) -> None:
+        """Writes the buffer to a new folder: safetensors, JSON and their hashes. What its sampler knows is left out.
+
+        Args:
+            directory: must not exist yet; it appears when it is whole.
+
+        Raises:
+            ConfigError: the folder exists.
+            CheckpointError: it cannot be written; nothing is left of it.
+        """
+        tensors = {name: value for name, value in super().state_tensors().items() if name != "segments"}
+        shape = {
+            "capacity": None if self._growing else self.rows_per_lane * self.num_lanes,
+            "num_lanes": self.num_lanes,
+        }
+        write_buffer(Path(directory), shape, self.options, tensors)
+
+    @classmethod
+    def load(cls, directory: str | Path, *, sampler: Sampler | None = None) -> Self:
+        """A buffer in main memory with what `save` wrote, after comparing every hash. No pickle is ever read.
+
+        Args:
+            directory: its folder.
+            sampler: who chooses the rows of a draw; `UniformSampler()` by default.
+
+        Raises:
+            CheckpointError: a file is missing, damaged, of another kind or of a newer format; the message names it.
+            ConfigError: it does not fit into memory.
+        """
+        shape, options, tensors = read_buffer(Path(directory))
+        buffer = cls(shape["capacity"], shape["num_lanes"], sampler=sampler, **options)
+        StreamJoining.load_state_tensors(buffer, tensors)
+        return buffer
+
     def draw(self, plan: Plan, generator: torch.Generator) -> Batch:
         """The data of one update.
 
         Args:
-            plan: an on-policy plan gets everything as one `Unroll`, which the next `append` discards; a replay plan
-                gets random `Windows`, or an `Unroll` of random sequences where `mini_batch_length` is above 1.
+            plan: an on-policy plan gets everything as one `Unroll`, which the next `append` discards where the plan
+                clears; a replay plan gets random `Windows`, or an `Unroll` of random sequences where
+                `mini_batch_length` is above 1.
             generator: source of the sampled rows.
 
         Raises:
@@ -59,7 +96,7 @@ class ReplayBuffer(StreamAccess):
         """
         if isinstance(plan, OnPolicy):
             unroll = self._whole()
-            self._used = True
+            self._used = plan.clear
             return unroll
         count, sampler = plan.num_updates * plan.mini_batch_size, self.sampler
         if plan.mini_batch_length == 1:
@@ -80,6 +117,25 @@ class ReplayBuffer(StreamAccess):
             NonFiniteError: a priority is NaN, infinite or negative.
         """
         self.sampler.write_back(indices.numpy(), priority.numpy())
+
+    def sample(self, count: int, generator: torch.Generator) -> tuple[Batch, np.ndarray]:
+        """Rows as they were stored; for learning, `draw` gives windows that know how they end.
+
+        Args:
+            count: how many the sampler chooses; 0 is every complete row, those of a lane in time order.
+            generator: source of the choice.
+
+        Returns:
+            The rows, and [N] their row numbers.
+
+        Raises:
+            ShapeError: there is nothing to choose from.
+        """
+        if count:
+            index = self.sampler.starts(self, count, 1, generator)
+        else:
+            index = np.concatenate([self.in_time_order(lane)[:-1] for lane in range(self.num_lanes)])
+        return self[index], index
 
     def windows(self, index: np.ndarray, n_step: int) -> Windows:
         """The n-step windows that start at given rows.
@@ -169,7 +225,10 @@ class ReplayBuffer(StreamAccess):
         """
         total, pick = self.candidates(length)
         rows = pick(np.arange(total))
-        return rows[self.is_start(rows)]
+        rows = rows[self.is_start(rows)]
+        if not len(rows):
+            raise ShapeError(f"no row can be learned from, for episodes end at once; {self.held()}")
+        return rows
 
     def set_progress(self, progress: float) -> None:
         """Moves the schedules of the sampler.

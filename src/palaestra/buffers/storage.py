@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import Batch, ShapeError, SpecTree, TensorSpec, spec_leaves
+from palaestra.buffers.memory import MainMemory, Memory
+from palaestra.core import Batch, ShapeError, SpecTree, StepType, TensorSpec, spec_leaves
 
 __all__ = ["LaneStorage"]
 
@@ -21,17 +22,23 @@ _copy_bytes = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c
 )
 
 
+_FIRST = int(StepType.FIRST)
+
+
 class _Leaf:
     """One tensor and the numpy views of its memory."""
 
-    __slots__ = ("array", "dtype", "flat", "numpy_dtype", "pointer", "row_bytes", "row_shape", "tensor")
+    __slots__ = ("array", "dtype", "flat", "numpy_dtype", "pointer", "row_bytes", "row_shape", "stacked", "tensor")
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, stacked: int = 1) -> None:
         self.tensor = tensor  # [rows, lanes, ...]
+        self.stacked = stacked  # of so many frames only the newest one is in the tensor
         self.array = tensor.numpy()
         self.flat = tensor.flatten(0, 1).numpy()  # [rows * lanes, ...]
         self.dtype, self.numpy_dtype = tensor.dtype, self.array.dtype
-        self.row_shape = self.array.shape[1:]  # [lanes, ...]
+        self.row_shape = self.array.shape[1:]  # [lanes, ...] as it is given
+        if stacked > 1:
+            self.row_shape = (self.row_shape[0], stacked, *self.row_shape[1:])
         self.row_bytes = tensor[:1].nbytes
         self.pointer = tensor.data_ptr()
 
@@ -43,19 +50,39 @@ class LaneStorage:
         rows: rows of each lane.
         lanes: number of lanes.
         specs: spec tree of every field by name.
+        stacks: whether stacks of frames are stored whole; otherwise only the newest frame of each, and what is read is
+            put together from the rows before, up to the FIRST one (field `step_type`).
+        name: of this storage, where its memory is files.
+        memory: where the tensors lie; main memory by default.
+
+    Raises:
+        ConfigError: there is no room for them.
     """
 
-    def __init__(self, rows: int, lanes: int, specs: Mapping[str, SpecTree]) -> None:
-        self.rows, self.lanes = rows, lanes
+    def __init__(
+        self,
+        rows: int,
+        lanes: int,
+        specs: Mapping[str, SpecTree],
+        *,
+        name: str = "rows",
+        stacks: bool = True,
+        memory: Memory | None = None,
+    ) -> None:
+        self.rows, self.lanes, self._name, self._stacks, self._memory = rows, lanes, name, stacks, memory
         self.specs = dict(specs)
-        self._leaves: dict[str, _Leaf] = {}
         self._children: dict[str, list[str]] = {}
+        stacked: dict[str, int] = {}
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        for field, spec in specs.items():
+            self._learn_structure(field, spec)
+            for path, leaf in spec_leaves(spec, field).items():
+                stacked[path] = 1 if stacks else leaf.stacked
+                shapes[path] = ((rows, lanes, *(leaf.shape if stacked[path] == 1 else leaf.shape[1:])), leaf.dtype)
         # A buffer grows while a policy acts, and what is learned from must not be an inference tensor.
         with torch.inference_mode(False):
-            for name, spec in specs.items():
-                self._learn_structure(name, spec)
-                for path, leaf in spec_leaves(spec, name).items():
-                    self._leaves[path] = _Leaf(leaf.zeros(rows, lanes))
+            tensors = (memory or MainMemory()).allocate(self._name, shapes)
+        self._leaves = {path: _Leaf(tensor, stacked[path]) for path, tensor in tensors.items()}
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -87,6 +114,8 @@ class LaneStorage:
         shape = (*leading, *leaf.row_shape[1:]) if leading else leaf.row_shape
         if given.shape != shape or given.dtype != leaf.numpy_dtype:
             _refuse(name, given, leaf.numpy_dtype, shape)
+        if leaf.stacked > 1:
+            given = given[(*(slice(None),) * (len(leading) or 1), -1)]
         return [(name, given)]
 
     def write_rows(self, fields: Iterable[tuple[str, Any, int]]) -> None:
@@ -110,6 +139,7 @@ class LaneStorage:
                 and value.shape == leaf.row_shape
                 and value.is_contiguous()
                 and value.is_cpu
+                and leaf.stacked == 1
             ):
                 copies.append((leaf.pointer + row * leaf.row_bytes, value.data_ptr(), leaf.row_bytes))
             else:
@@ -136,6 +166,7 @@ class LaneStorage:
             names: of the fields.
             numbers: row numbers.
         """
+        names = set(names)
         for path, leaf in self._leaves.items():
             if path.split(".")[0] in names:
                 leaf.flat[numbers] = 0
@@ -152,6 +183,8 @@ class LaneStorage:
         """
         leaf = self._leaves.get(name)
         if leaf is not None:
+            if leaf.stacked > 1:
+                return torch.from_numpy(self._frames(leaf, index))
             return torch.from_numpy(leaf.flat.take(index, 0, None, "wrap"))
         return self._nested(name, lambda path: self.take(path, index))
 
@@ -163,6 +196,14 @@ class LaneStorage:
         """
         return self._leaves[name].flat
 
+    def parts(self, name: str) -> list[str]:
+        """Names of the parts of a nested field; none of a plain one.
+
+        Args:
+            name: of the field.
+        """
+        return self._children.get(name, [])
+
     def view(self, name: str, rows: slice) -> Any:
         """A view of consecutive rows of all lanes: no copy.
 
@@ -171,7 +212,67 @@ class LaneStorage:
             rows: a slice of ring positions.
         """
         leaf = self._leaves.get(name)
-        return leaf.tensor[rows] if leaf is not None else self._nested(name, lambda path: self.view(path, rows))
+        if leaf is None:
+            return self._nested(name, lambda path: self.view(path, rows))
+        if leaf.stacked > 1:
+            return self.take(name, np.arange(rows.start, rows.stop)[:, None] * self.lanes + np.arange(self.lanes))
+        return leaf.tensor[rows]
+
+    # -- stacks of frames
+
+    def _frames(self, leaf: _Leaf, index: np.ndarray) -> np.ndarray:
+        """Stacks put together: [*index.shape, stacked, ...], the newest frame last, zeros from before the episode."""
+        back = np.arange(leaf.stacked - 1, -1, -1)
+        index = np.asarray(index)[..., None]
+        begins = self._leaves["step_type"].flat.take(index - self.lanes * back[1:][::-1], mode="wrap") == _FIRST
+        reach = np.where(begins.any(-1, keepdims=True), begins.argmax(-1)[..., None], leaf.stacked - 1)
+        frames = leaf.flat.take(index - self.lanes * back, 0, mode="wrap")
+        before = back > reach
+        if before.any():
+            frames[before] = 0
+        return frames
+
+    def write_stacks(self, name: str, value: Any, chosen: np.ndarray, numbers: np.ndarray) -> None:
+        """Writes the older frames of stacks to the rows before.
+
+        Args:
+            name: of the field.
+            value: `[lanes, stacked, ...]`, or a nest of them.
+            chosen: [lanes] which of them.
+            numbers: [n, number of chosen] row numbers, oldest first, for the frames before the newest; a leaf with
+                shorter stacks has frames for the last of them.
+        """
+        for path, given in self._stacked_leaves(name, value):
+            older = given[chosen, :-1].swapaxes(0, 1)
+            self._leaves[path].flat[numbers[len(numbers) - len(older) :]] = older
+
+    def stacks_agree(self, name: str, value: Any, first: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Whether stacks will be read as they are given.
+
+        Args:
+            name: of the field.
+            value: `[N, stacked, ...]`, or a nest of them.
+            first: [N] whether an episode begins.
+            numbers: [N] where they will be written.
+
+        Returns:
+            [N] booleans.
+        """
+        agrees = np.ones(len(numbers), bool)
+        for path, given in self._stacked_leaves(name, value):
+            leaf = self._leaves[path]
+            older = self._frames(leaf, numbers - self.lanes)[:, 1:]  # at the row before, without its oldest frame
+            expected = np.where(first.reshape(-1, *(1,) * (older.ndim - 1)), 0, older)
+            agrees &= (given[:, :-1] == expected).reshape(len(numbers), -1).all(1)
+        return agrees
+
+    def _stacked_leaves(self, name: str, value: Any) -> list[tuple[str, np.ndarray]]:
+        leaf = self._leaves.get(name)
+        if leaf is None:
+            return [pair for path, part in self._parts(name, value) for pair in self._stacked_leaves(path, part)]
+        return [(name, np.asarray(value))] if leaf.stacked > 1 else []
+
+    # -- moving
 
     def move(self, source: Any, target: Any) -> None:
         """Copies rows of every field to other places.
@@ -190,7 +291,7 @@ class LaneStorage:
             rows: its length.
             order: [n, lanes] which rows of each lane.
         """
-        other = LaneStorage(rows, self.lanes, self.specs)
+        other = LaneStorage(rows, self.lanes, self.specs, name=self._name, stacks=self._stacks, memory=self._memory)
         for path, leaf in self._leaves.items():
             other._leaves[path].array[: len(order)] = leaf.array[order, np.arange(self.lanes)]
         return other

@@ -9,12 +9,14 @@ import numpy as np
 import torch
 
 from palaestra.buffers.heads import WriteHeads
+from palaestra.buffers.memory import Memory
+from palaestra.buffers.segments import SegmentKeys
 from palaestra.buffers.storage import LaneStorage
-from palaestra.core import ConfigError, ShapeError, SpecTree, StepType, TensorSpec, TimeStep
+from palaestra.core import ConfigError, ShapeError, SpecTree, StepType, TensorSpec, TimeStep, spec_leaves
 
 __all__ = ["LaneStreams", "RowOptions"]
 
-FIRST, LAST = int(StepType.FIRST), int(StepType.LAST)
+FIRST, MID, LAST = (int(kind) for kind in StepType)
 _FIRST_ROWS = 128  # of every lane, where the buffer grows
 
 
@@ -33,6 +35,8 @@ class RowOptions(TypedDict, total=False):
     """The memory of a recurrent policy, by name; `None` where it has none."""
     state_period: int
     """A memory is kept with every so-manieth row of a lane; 1, the default, is with all."""
+    storage: Memory | None
+    """Where rows lie; main memory by default, or `MappedFiles(directory)`."""
     complete_episodes_only: bool
     """Whether only rows of episodes that have ended are learned from (Tianshou's rule for several environments); rows
     of a stream that breaks off are dropped."""
@@ -63,6 +67,8 @@ class LaneStreams:
         )
         if unknown or missing:
             raise TypeError(f"{type(self).__name__} needs {sorted(missing)} and does not know {sorted(unknown)}")
+        self.options = options
+        """What a row consists of."""
         self._growing, self._complete_only = capacity is None, options.get("complete_episodes_only", False)
         info_spec, state_spec = options.get("info_spec") or {}, options.get("state_spec") or {}
         self.num_lanes, self.info_fields = num_lanes, tuple(info_spec)
@@ -72,20 +78,40 @@ class LaneStreams:
             raise ConfigError(
                 f"state_period is {self.state_period}; it must be at least 1, and 1 where the buffer grows"
             )
-        self._heads = WriteHeads(num_lanes, _FIRST_ROWS if capacity is None else capacity // num_lanes)
+        observation_spec = options["observation_spec"]
+        # an unroll is handed out as it lies in memory, so a buffer that grows for it keeps whole stacks
+        spare = 0 if capacity is None else max(leaf.stacked for leaf in spec_leaves(observation_spec).values()) - 1
+        memory = options.get("storage")
+        if memory is not None and memory.mapped:
+            if self._growing or self._complete_only:
+                raise ConfigError("mapped files hold a buffer of fixed capacity without complete_episodes_only")
+            spare += 1  # so that a row which is half written lies where none is counted
+        self._heads = WriteHeads(num_lanes, _FIRST_ROWS if capacity is None else capacity // num_lanes, spare)
         specs = {
             "step_type": TensorSpec((), torch.int32),
             "reward": options.get("reward_spec") or TensorSpec(()),
             "discount": TensorSpec(()),
-            "observation": options["observation_spec"],
+            "observation": observation_spec,
             "action": options["action_spec"],
             "policy_version": TensorSpec((), torch.int32),
             "policy_info": dict(info_spec),
         }
-        self._set_storage(LaneStorage(self._heads.places, num_lanes, specs))
+        self._set_storage(LaneStorage(self._heads.places, num_lanes, specs, stacks=capacity is None, memory=memory))
         slots = -(-self._heads.places // self.state_period)
-        self._states = LaneStorage(slots, num_lanes, {"state": dict(state_spec)}) if state_spec else None
+        self._states = (
+            LaneStorage(slots, num_lanes, {"state": dict(state_spec)}, name="states", memory=memory)
+            if state_spec
+            else None
+        )
         self._used = False
+        self._keys: SegmentKeys | None = None
+        self._info_rows = 0  # so many of the newest rows got their info since the buffer was last saved
+        self._log: np.ndarray | None = None
+        """Of mapped files: place and number of rows of each lane, as they are after the newest complete write."""
+        if memory is not None and memory.mapped:
+            self._log = memory.allocate("heads", {"log": ((num_lanes,), torch.int64)})["log"].numpy()
+            if self._log.any():
+                self._heads.read_from(self._log)
 
     @property
     def rows_per_lane(self) -> int:
@@ -126,8 +152,11 @@ class LaneStreams:
         """
         heads, which = self._heads, self._which(env_id)
         arrived = self._checked_step(time_step, len(which))
+        if heads.spare:
+            self._begin_stacks(time_step, which)
         going = which[heads.opened[which]]
-        ended = going[self._kinds[heads.numbers(going)] == LAST]
+        begins = np.asarray(time_step.step_type) != LAST  # a fragment may go on where the one before it ended
+        ended = which[begins & heads.opened[which] & (self._kinds[heads.numbers(which)] == LAST)]
         if ended.size:  # the last step of an episode stays, as a row whose action does not count
             self._make_room(ended)
             self._storage.zero(("action", "policy_version", "policy_info"), heads.numbers(ended))
@@ -140,6 +169,8 @@ class LaneStreams:
         heads.exchange(going)
         heads.open(which)
         self._storage.write(arrived, heads.numbers(which))
+        if self._log is not None:
+            heads.write_to(self._log)
 
     def append(
         self, action: Any, time_step: TimeStep, *, policy_version: int = 0, state: Any = None, env_id: Any = None
@@ -172,7 +203,7 @@ class LaneStreams:
         if self._growing and heads.count == heads.rows:
             self._grow()
         head = heads.head
-        after = 0 if head == heads.rows else head + 1
+        after = heads.next_place
         self._storage.write_rows(
             (
                 ("action", action, head),
@@ -186,6 +217,8 @@ class LaneStreams:
         if memory:
             self._write_state(memory, heads.numbers(np.arange(self.num_lanes)))
         heads.advance()
+        if self._log is not None:
+            heads.write_to(self._log)
 
     def _append_to(self, lanes: np.ndarray, action: Any, time_step: TimeStep, version: int, memory: Any) -> None:
         heads = self._heads
@@ -206,6 +239,8 @@ class LaneStreams:
         self._storage.write(arrived, heads.numbers(lanes))
         if self._complete_only:
             self._note_ends(lanes, completed)
+        if self._log is not None:
+            heads.write_to(self._log)
 
     # -- the memory of recurrent policies
 
@@ -251,6 +286,7 @@ class LaneStreams:
             ShapeError: the info is not what the buffer was made for.
         """
         checked = self._storage.checked("policy_info", info, rows, self.num_lanes)
+        self._info_rows = max(self._info_rows, rows)
         places = self._heads.newest(rows, and_open=False)
         if isinstance(places, slice):
             places = np.arange(places.start, places.stop)[:, None]
@@ -258,9 +294,14 @@ class LaneStreams:
 
     def clear(self) -> None:
         """Forgets all complete rows; the open rows stay, so streams go on."""
-        heads, lanes = self._heads, np.arange(self.num_lanes)
-        self._storage.move(heads.numbers(lanes), lanes)
+        heads = self._heads
+        if self._log is not None:
+            heads.write_to(self._log, at_most=0)
+        back = np.arange(heads.spare, -1, -1)[:, None]  # the frames of the open rows' stacks stay too
+        self._storage.move(heads.numbers_at((heads.heads - back) % heads.places), heads.numbers_at(heads.spare - back))
         heads.restart(0)
+        if self._log is not None:
+            heads.write_to(self._log)
         heads.unfinished[:] = 0
         self._used = False
 
@@ -291,6 +332,26 @@ class LaneStreams:
     def _set_storage(self, storage: LaneStorage) -> None:
         self._storage = storage
         self._kinds, self._versions = storage.flat("step_type"), storage.flat("policy_version")
+
+    def _begin_stacks(self, time_step: TimeStep, lanes: np.ndarray) -> None:
+        """Sees to it that stacks can be made again from single frames.
+
+        At a FIRST step the frames before must be zeros; a stream that is cut from another brings its own along.
+        """
+        heads, first = self._heads, np.asarray(time_step.step_type) == FIRST
+        fresh = ~first & (heads.counts[lanes] == 0)
+        if fresh.any():
+            back = np.arange(heads.spare, 0, -1)[:, None]
+            numbers = (heads.heads[lanes[fresh]] - back) % heads.places * self.num_lanes + lanes[fresh]
+            self._kinds[numbers] = MID
+            self._storage.write_stacks("observation", time_step.observation, fresh, numbers)
+        agrees = self._storage.stacks_agree("observation", time_step.observation, first, heads.numbers(lanes))
+        if not agrees.all():
+            lane = int(lanes[~agrees][0])
+            raise ShapeError(
+                f"lane {lane}: the frames of a stack are not those of the rows before, or at a first step not zeros; "
+                "leave `stacked` out of the spec, so that whole stacks are stored"
+            )
 
     def _checked_step(self, time_step: TimeStep, *leading: int) -> list[tuple[str, np.ndarray]]:
         checked = self._storage.checked

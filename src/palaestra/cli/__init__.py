@@ -1,4 +1,4 @@
-"""The command line: `palaestra train, resume, eval, play, list, check-env, doctor`."""
+"""The command line: `palaestra --help` lists its verbs."""
 
 from palaestra.cli.main import main
 

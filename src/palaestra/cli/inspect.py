@@ -1,4 +1,4 @@
-"""`palaestra list`, `check-env` and `doctor`."""
+"""`palaestra bench`, `check-env` and `doctor`: environments and the installation."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import platform
 import shutil
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from palaestra.algorithms import ALGORITHMS
-from palaestra.cli.options import parse, positional
+from palaestra.cli.options import parse, positional, several
+from palaestra.core import ConfigError
+from palaestra.envs import EnvConfig
 from palaestra.envs.check import check
-from palaestra.experiments import PRESETS, RunDirectory, list_runs
+from palaestra.experiments import ExperimentConfig, bench_environment, dry_run, preset
 
-__all__ = ["check_env", "doctor", "list_all"]
+__all__ = ["bench", "check_env", "doctor"]
 
 _EXTRAS = {
     "atari": "ale_py",
@@ -36,41 +36,39 @@ _EXTRAS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListOptions:
-    """Options of `palaestra list`."""
+class BenchOptions:
+    """Options of `palaestra bench`."""
 
+    env: EnvConfig = field(default_factory=EnvConfig)
+    """Environment."""
+    duration_s: float = 1.0
+    """Seconds of one repetition."""
+    repetitions: int = 3
+    """How often to measure."""
     json: bool = False
     """Print JSON."""
-    root: str = "runs"
-    """Where runs are."""
 
 
-def list_all(arguments: list[str]) -> int:
-    """Lists algorithms, presets and runs.
+def bench(arguments: list[str]) -> int:
+    """Measures env steps per second: of an environment under random actions, or of an algorithm that learns in it.
 
     Args:
         arguments: what was typed after the verb.
     """
-    options = parse(ListOptions, arguments, prog="palaestra list")
-    runs = [(path, RunDirectory(path).info) for path in list_runs(options.root)]
-    if options.json:
-        listing = {
-            "algorithms": sorted(ALGORITHMS),
-            "presets": [list(key) for key in PRESETS],
-            "runs": [{"path": str(path), "status": info.get("status")} for path, info in runs],
-        }
-        print(json.dumps(listing))
+    usage = "palaestra bench ENVIRONMENT, or palaestra bench ALGORITHM ENVIRONMENT"
+    names, rest = several(arguments, "the environment", usage)
+    if len(names) > 2:
+        raise ConfigError(f"unexpected {names[2]!r}: {usage}")
+    if len(names) == 2:
+        base = preset(*names)
+        config = parse(ExperimentConfig, [a for a in rest if a != "--json"], prog=usage, default=base)
+        estimate = dry_run(config)
+        print(estimate.to_json() if "--json" in rest else str(estimate).split("\n")[0])
         return 0
-    console = Console()
-    table = Table("algorithm", "what it does", "tuned for", box=None)
-    for name, kind in ALGORITHMS.items():
-        tuned = ", ".join(env for algorithm, env in PRESETS if algorithm == name)
-        table.add_row(name, (kind.__doc__ or "").splitlines()[0], tuned)
-    console.print(table)
-    table = Table("run", "status", "env steps", box=None)
-    for path, info in runs[-20:]:
-        table.add_row(str(path), str(info.get("status", "?")), str(info.get("env_steps", "")))
-    console.print(table if runs else "no runs yet; start one with `palaestra train ppo CartPole-v1`")
+    default = BenchOptions(env=EnvConfig(name=names[0] if names else "CartPole-v1"))
+    options = parse(BenchOptions, rest, prog="palaestra bench ENVIRONMENT", default=default)
+    speed = bench_environment(options.env, duration_s=options.duration_s, repetitions=options.repetitions)
+    print(json.dumps(speed.to_json()) if options.json else str(speed))
     return 0
 
 

@@ -13,11 +13,16 @@ __all__ = ["main"]
 _USAGE = """\
 usage: palaestra VERB ...
 
-  train ALGORITHM ENVIRONMENT   train an agent            palaestra train ppo CartPole-v1
+  train ALGORITHM ENVIRONMENT   train an agent            palaestra train ppo CartPole-v1 --seeds 5
   resume RUN                    go on with a run          palaestra resume last
-  eval RUN                      evaluate its policy       palaestra eval last --episodes 100
+  eval RUN...                   evaluate its policy       palaestra eval last --episodes 100
   play RUN                      watch it, or film it      palaestra play last
-  list                          algorithms, presets, runs
+  plot RUN...                   learning curves           palaestra plot last --output curve.svg
+  report RUN...                 all of it as one page     palaestra report last
+  compare RUN RUN               settings and curves       palaestra compare first second
+  list [WHAT]                   algorithms, envs, presets, runs
+  show-code ALGORITHM           the file that is the algorithm
+  bench [ALGORITHM] ENVIRONMENT env steps per second      palaestra bench CartPole-v1
   check-env ENVIRONMENT         check an environment      palaestra check-env my_package:MyEnvironment
   doctor                        check this installation
 
@@ -62,9 +67,14 @@ def _main(arguments: list[str]) -> int:
 _VERBS = {
     "train": "palaestra.cli.train:train",
     "resume": "palaestra.cli.train:resume",
-    "eval": "palaestra.cli.train:evaluate",
+    "eval": "palaestra.cli.results:evaluate",
     "play": "palaestra.cli.play:play",
-    "list": "palaestra.cli.inspect:list_all",
+    "plot": "palaestra.cli.results:plot",
+    "report": "palaestra.cli.results:report",
+    "compare": "palaestra.cli.results:compare",
+    "list": "palaestra.cli.catalogue:list_all",
+    "show-code": "palaestra.cli.catalogue:show_code",
+    "bench": "palaestra.cli.inspect:bench",
     "check-env": "palaestra.cli.inspect:check_env",
     "doctor": "palaestra.cli.inspect:doctor",
 }

@@ -14,10 +14,12 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from palaestra.core import ConfigError, Schedule, parse_schedule
+from palaestra.envs import Wrap
 from palaestra.experiments import config_from_mapping
+from palaestra.experiments.config import algorithms_with
 from palaestra.experiments.values import dataclass_of, type_name, value_from_words
 
-__all__ = ["parse", "positional"]
+__all__ = ["parse", "positional", "several"]
 
 T = TypeVar("T")
 
@@ -41,6 +43,25 @@ def positional(arguments: list[str], names: Sequence[str], usage: str) -> tuple[
     if len(taken) < len(names) and not {"-h", "--help"} & set(rest):
         raise ConfigError(f"{names[len(taken)]} is missing: {usage}")
     return taken + [""] * (len(names) - len(taken)), rest
+
+
+def several(arguments: list[str], name: str, usage: str) -> tuple[list[str], list[str]]:
+    """Takes all leading positional arguments, at least one.
+
+    Args:
+        arguments: what was typed after the verb.
+        name: what one of them is called.
+        usage: shown where there is none.
+
+    Returns:
+        The values, and the rest.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    count = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
+    positional(arguments, (name,), usage)
+    return arguments[:count], arguments[count:]
 
 
 def parse(kind: type[T], arguments: Sequence[str], *, prog: str, default: Any = None, description: str = "") -> T:
@@ -86,10 +107,7 @@ def _settings(base: Any, arguments: Sequence[str], problems: list[str]) -> dict[
         if path is None and (off := short.get(opposite) or names.get(opposite)) and _is_switch(hints[off]):
             path, words = off, [*words, "false"]
         if path is None:
-            known = [*names, *short]
-            close = difflib.get_close_matches(name, known, n=1) or [n for n in known if n.split(".")[-1] == name]
-            hint = f" — did you mean --{close[0]}?{_detail(base, hints, names, short, close[0])}" if close else ""
-            problems.append(f"unknown option --{option}{hint or '; --help lists all'}")
+            problems.append(f"unknown option --{option}{_meant(base, name, {**names, **short})}")
             continue
         try:
             _put(settings, path, value_from_words(hints[path], words))
@@ -142,12 +160,22 @@ def _is_switch(hint: Any) -> bool:
     return bool in (typing.get_args(hint) or ()) or hint is bool
 
 
-def _detail(base: Any, hints: Mapping[str, Any], names: Mapping[str, str], short: Mapping[str, str], name: str) -> str:
-    path = short.get(name) or names[name]
-    value = base
-    for part in path.split("."):
-        value = getattr(value, part, None)
-    return f" ({type_name(hints[path])}, {value})"
+def _meant(base: Any, name: str, known: Mapping[str, str]) -> str:
+    """What was probably meant by an option that does not exist, with its type and its value."""
+    *parents, last = name.split(".")
+    beside = [option for option in known if option.split(".")[:-1] == parents]
+    ends = {option.split(".")[-1]: option for option in reversed(beside or [*known])}
+    close = difflib.get_close_matches(last, ends, n=1) or [n for n in ends if not parents and n == last]
+    if not close and not parents:
+        ends = {option.split(".")[-1]: option for option in reversed([*known])}
+        close = difflib.get_close_matches(last, ends, n=1)
+    if close:
+        hint, value = dict(_hints(base))[known[ends[close[0]]]], base
+        for part in known[ends[close[0]]].split("."):
+            value = getattr(value, part, None)
+        return f" — did you mean --{ends[close[0]]}? ({type_name(hint)}, {value})"
+    others = algorithms_with(last) if parents == ["algorithm"] else []
+    return f"; it is a setting of {', '.join(others)}" if others else "; --help lists all"
 
 
 @contextmanager
@@ -176,6 +204,18 @@ def _registry() -> Iterator[None]:
             instance_from_str=lambda words: value_from_words(dict[str, Any], words),
             is_instance=lambda value: isinstance(value, dict),
             str_from_instance=lambda value: [str(part) for item in value.items() for part in item],
+        )
+
+    @registry.primitive_rule
+    def wrapper(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        if info.type is not Wrap:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="WRAPPER",
+            instance_from_str=lambda words: Wrap.parse(words[0]),
+            is_instance=lambda value: isinstance(value, Wrap),
+            str_from_instance=lambda value: [str(value)],
         )
 
     with registry:

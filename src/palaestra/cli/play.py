@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from palaestra.cli.frames import grid, labelled, write_film
 from palaestra.cli.options import parse, positional
 from palaestra.core import ConfigError, MissingExtraError, RunSeeds, StepType
 from palaestra.envs import Environment, create_environment
-from palaestra.experiments import ExperimentConfig, find_run
-from palaestra.policies import Phase, Policy, load_policy
+from palaestra.experiments import ExperimentConfig, find_run, policy_of_run
+from palaestra.policies import Phase, Policy
 
 __all__ = ["play"]
 
@@ -33,6 +35,14 @@ class PlayOptions:
     """Frames per second of the film."""
     seed: int = 0
     """Seed of the environment."""
+    which: str = "best"
+    """Which policy: best, last, or the env steps of a checkpoint."""
+    overlay: bool = True
+    """Write step, action, reward and return on the film."""
+    grid: bool = False
+    """Show the episodes side by side in one film."""
+    json: bool = False
+    """Print JSON."""
     root: str = "runs"
     """Where runs are."""
 
@@ -45,30 +55,33 @@ def play(arguments: list[str]) -> int:
     """
     (name,), rest = positional(arguments, ("the run",), "palaestra play RUN [--episodes N] [--output FILE]")
     options = parse(PlayOptions, rest, prog="palaestra play RUN")
+    for option in ("episodes", "fps"):
+        if getattr(options, option) < 1:
+            raise ConfigError(f"--{option} is {getattr(options, option)}; it must be at least 1")
     if options.output is not None and Path(options.output).suffix not in (".mp4", ".gif"):
         raise ConfigError(f"--output is {options.output!r}; give a file that ends with .mp4 or .gif")
     directory = find_run(name, options.root)
-    policy = load_policy(directory.path / "policy")
+    policy = policy_of_run(directory, options.which)
     screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform in ("darwin", "win32"))
-    window = options.output is None and screen
+    window = options.output is None and not options.grid and screen
     with _environment(directory.config, "human" if window else "rgb_array", options.seed) as env:
-        frames, returns = _episodes(policy, env, options.episodes, film=not window)
-    print(f"{len(returns)} episode(s), return {np.mean(returns):.1f}")
+        episodes, returns = _episodes(policy, env, options.episodes, film=not window, overlay=options.overlay)
+    path = None
     if not window:
-        path = Path(options.output or directory.path / "videos" / "play.mp4")
-        _write(path, frames, options.fps)
+        frames = grid(episodes) if options.grid else [frame for episode in episodes for frame in episode]
+        path = Path(options.output or directory.path / "videos" / ("grid.mp4" if options.grid else "play.mp4"))
+        write_film(path, frames, options.fps)
+    if options.json:
+        print(json.dumps({"returns": returns, "film": None if path is None else str(path)}))
+        return 0
+    print(f"{len(returns)} episode(s), return {np.mean(returns):.1f}")
+    if path is not None:
         print(f"film        {path}")
     return 0
 
 
 def _environment(config: ExperimentConfig, render_mode: str, seed: int) -> Environment:
-    env = dataclasses.replace(
-        config.env,
-        num_envs=1,
-        vectorization="serial",
-        num_workers=None,
-        kwargs={**config.env.kwargs, "render_mode": render_mode},
-    )
+    env = dataclasses.replace(config.env.for_evaluation(1, render_mode=render_mode), vectorization="serial")
     try:
         return create_environment(env, lane_seeds=[RunSeeds(seed).integer("evaluation", 1000)])
     except MissingExtraError:
@@ -77,38 +90,51 @@ def _environment(config: ExperimentConfig, render_mode: str, seed: int) -> Envir
         raise ConfigError(f"{config.env.name} cannot be drawn as {render_mode!r}: {error}") from error
 
 
-def _episodes(policy: Policy, env: Environment, count: int, *, film: bool) -> tuple[list[np.ndarray], list[float]]:
-    frames: list[np.ndarray] = []
+def _episodes(
+    policy: Policy, env: Environment, count: int, *, film: bool, overlay: bool
+) -> tuple[list[list[np.ndarray]], list[float]]:
+    """The frames of each episode, and its return."""
+    episodes: list[list[np.ndarray]] = []
     returns: list[float] = []
+
+    def draw(lines: list[str]) -> None:
+        if film:
+            frame = env.render()
+            episodes[-1].append(labelled(frame, lines) if overlay else frame)
+
     try:
         with torch.inference_mode():
             time_step, state = env.reset(), policy.initial_state(1)
-            total = 0.0
             while len(returns) < count:
-                if film:
-                    frames.append(env.render())
-                step = policy.act(time_step, state, phase=Phase.EVAL, deterministic=True)
-                time_step, state = env.step(policy.env_action(step.action)), step.state
-                total += float(time_step.reward.sum())
-                if int(time_step.step_type[0]) == StepType.LAST:
-                    if film:
-                        frames.append(env.render())
-                    returns.append(total)
-                    total = 0.0
+                total, length = 0.0, 0
+                episodes.append([])
+                while int(time_step.step_type[0]) != StepType.LAST:
+                    step = policy.act(time_step, state, phase=Phase.EVAL, deterministic=True)
+                    action = policy.env_action(step.action)
+                    reward = float(time_step.reward.sum())
+                    draw(
+                        [
+                            f"episode {len(returns) + 1}, step {length}",
+                            f"action {_short(action)}",
+                            f"reward {reward:.3g}, return {total:.4g}",
+                        ]
+                    )
+                    time_step, state = env.step(action), step.state
+                    total, length = total + float(time_step.reward.sum()), length + 1
+                draw([f"episode {len(returns) + 1}, step {length}", "", f"the end, return {total:.4g}"])
+                returns.append(total)
+                time_step = env.reset()
+                state = policy.initial_state(1)
     except Exception as error:
         if "pygame" in str(error):
             raise MissingExtraError("pygame", "video", "drawing this environment") from error
         raise
-    return frames, returns
+    return episodes, returns
 
 
-def _write(path: Path, frames: list[np.ndarray], fps: int) -> None:
-    try:
-        import imageio.v3 as imageio
-    except ImportError as error:
-        raise MissingExtraError("imageio", "video", "writing a film") from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    options: dict[str, Any] = {"loop": 0, "duration": 1000 / fps} if path.suffix == ".gif" else {"fps": fps}
-    if path.suffix == ".mp4":
-        options["macro_block_size"] = 2
-    imageio.imwrite(path, np.stack(frames), **options)
+def _short(action: Any) -> str:
+    """An action of one environment in a few characters."""
+    if isinstance(action, torch.Tensor):
+        values = action[0].flatten().tolist()
+        return " ".join(f"{value:.3g}" for value in values[:6]) + (" ..." if len(values) > 6 else "")
+    return " | ".join(f"{key} {_short(value)}" for key, value in action.items())

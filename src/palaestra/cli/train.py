@@ -1,33 +1,96 @@
-"""`palaestra train`, `resume` and `eval`."""
+"""`palaestra train` and `resume`."""
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import os
+import re
 import shlex
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import tyro
+import yaml
 from rich.console import Console
 
 from palaestra.cli.options import parse, positional
 from palaestra.core import ConfigError
 from palaestra.experiments import (
     ExperimentConfig,
+    GroupResult,
+    RunDirectory,
     RunResult,
+    changes_between,
     config_to_mapping,
-    evaluate_run,
-    find_run,
+    dry_run,
+    find_runs,
+    group_summary,
     load_config,
     preset,
     require_same_task,
+    resume_seeds,
+    train_seeds,
 )
 from palaestra.experiments import resume as resume_run
 from palaestra.experiments import run as run_experiment
 from palaestra.training import ConsoleLogger
 
-__all__ = ["evaluate", "resume", "train"]
+__all__ = ["resume", "train"]
+
+_UNITS_S = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainCommand(ExperimentConfig):
+    """All settings of a run, and what `palaestra train` itself can be told."""
+
+    config: str | None = None
+    """A YAML file with settings; what it leaves out comes from the preset, options here are put on top."""
+    print_config: bool = False
+    """Print all settings as YAML and start nothing."""
+    dry_run: bool = False
+    """Build everything, make one update, say how much time and memory it will take; leave nothing behind."""
+    seeds: int | None = None
+    """Train so many seeds side by side, counted up from --seed."""
+    time_limit: str | None = None
+    """Longest training time, such as 90s, 30m or 2h; short for --trainer.time-limit-s."""
+    json: bool = False
+    """With --dry-run: print JSON."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seeds is not None and self.seeds < 1:
+            raise ConfigError(f"--seeds is {self.seeds}; it must be at least 1")
+        if self.time_limit is not None:
+            seconds(self.time_limit)
+
+    def experiment(self) -> ExperimentConfig:
+        """The settings of the run alone."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(ExperimentConfig)}
+        if self.time_limit is not None:
+            values["trainer"] = dataclasses.replace(self.trainer, time_limit_s=seconds(self.time_limit))
+        return ExperimentConfig(**values)
+
+
+def seconds(text: str) -> float:
+    """A duration in seconds.
+
+    Args:
+        text: a number with `s`, `m`, `h` or `d` after it, or none for seconds.
+
+    Raises:
+        ConfigError: it is something else.
+
+    Examples:
+        >>> seconds("90"), seconds("1.5h")
+        (90.0, 5400.0)
+    """
+    match = re.fullmatch(r"(\d+\.?\d*)\s*([a-z]*)", text.strip())
+    if match is None or match.group(2) not in _UNITS_S or not float(match.group(1)):
+        raise ConfigError(f"--time-limit is {text!r}; give a duration such as 90s, 30m or 2h")
+    return float(match.group(1)) * _UNITS_S[match.group(2)]
 
 
 def train(arguments: list[str]) -> int:
@@ -36,80 +99,125 @@ def train(arguments: list[str]) -> int:
     Args:
         arguments: what was typed after the verb.
     """
-    import yaml
-
-    usage = "palaestra train ALGORITHM ENVIRONMENT [--config FILE] [--print-config] [options]"
-    arguments, config_file = _take(arguments, "--config")
-    print_config = "--print-config" in arguments
-    arguments = [a for a in arguments if a != "--print-config"]
-    if config_file is not None and (not arguments or arguments[0].startswith("-")):
-        base, rest = load_config(config_file), arguments
+    usage = "palaestra train ALGORITHM ENVIRONMENT [--config FILE] [--seeds K] [options]"
+    file = _config_file(arguments)
+    if file is not None and arguments[0].startswith("-"):
+        base, rest = load_config(file), arguments
     else:
         (algorithm, env), rest = positional(arguments, ("the algorithm", "the environment"), usage)
         base = preset(algorithm or "ppo", env or "CartPole-v1")
-        if config_file is not None:
-            base = load_config(config_file, base=base)
+        if file is not None:
+            base = load_config(file, base=base)
             require_same_task(base, algorithm, env)
-    config = parse(
-        ExperimentConfig,
+    command = parse(
+        TrainCommand,
         rest,
         prog=f"palaestra train {base.algorithm_name} {base.env.name}",
-        default=base,
+        default=TrainCommand(**vars(base)),
         description=f"{usage}. Schedules: a number, or 'linear(start, end)'.",
     )
-    if print_config:
+    config, console = command.experiment(), Console()
+    if command.print_config:
         sys.stdout.write(yaml.safe_dump(config_to_mapping(config), sort_keys=False))
         return 0
-    console = Console()
-    logger = ConsoleLogger(f"{config.algorithm_name} on {config.env.name}", config.trainer.total_env_steps, console)
+    if command.dry_run:
+        estimate = dry_run(config)
+        sys.stdout.write((estimate.to_json() if command.json else str(estimate)) + "\n")
+        return 0
 
     def announce(path: Path) -> None:
         console.print(f"run         {os.path.relpath(path)}", highlight=False, soft_wrap=True, markup=False)
 
-    return _report(run_experiment(config, loggers=[logger], on_start=announce), console)
+    if command.seeds is not None:
+        return _report_group(train_seeds(config, command.seeds, progress=True, on_start=announce), console)
+    return _report(run_experiment(config, loggers=[_console_logger(config, console)], on_start=announce), console)
 
 
-def _take(arguments: list[str], option: str) -> tuple[list[str], str | None]:
-    """Takes one option with its value out of the arguments."""
+def _console_logger(config: ExperimentConfig, console: Console) -> ConsoleLogger:
+    return ConsoleLogger(f"{config.algorithm_name} on {config.env.name}", config.trainer.total_env_steps, console)
+
+
+def _config_file(arguments: list[str]) -> str | None:
+    """The value of `--config`, which has to be known before anything else is read."""
     for i, argument in enumerate(arguments):
-        if argument == option:
-            if i + 1 == len(arguments):
-                raise ConfigError(f"{option} needs a value")
-            return arguments[:i] + arguments[i + 2 :], arguments[i + 1]
-        if argument.startswith(f"{option}="):
-            return arguments[:i] + arguments[i + 1 :], argument.split("=", 1)[1]
-    return arguments, None
+        if argument == "--config" and i + 1 < len(arguments):
+            return arguments[i + 1]
+        if argument.startswith("--config="):
+            return argument.split("=", 1)[1]
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeOptions:
     """Options of `palaestra resume`."""
 
+    until: int | None = None
+    """Go on to so many env steps in all; short for --override trainer.total_env_steps=N."""
+    override: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH=VALUE ...")] = ()
+    """Settings to go on with, such as algorithm.learning_rate=1e-4; `run.json` records them."""
+    fork: bool = False
+    """Go on in a new run directory, and leave the old one as it is."""
+    name: str | None = None
+    """With --fork: name of the new run directory."""
     root: str = "runs"
     """Where runs are."""
 
 
 def resume(arguments: list[str]) -> int:
-    """Goes on with a run.
+    """Goes on with a run, or with all seeds of a group.
 
     Args:
         arguments: what was typed after the verb.
     """
     (name,), rest = positional(arguments, ("the run",), "palaestra resume RUN, or palaestra resume last")
     options = parse(ResumeOptions, rest, prog="palaestra resume RUN")
-    directory = find_run(name, options.root)
-    config, console = directory.config, Console()
+    if options.name is not None and not options.fork:
+        raise ConfigError("--name names the new run of --fork; give both, or neither")
+    typed = _overrides(options)
+    console, directories = Console(), find_runs([name], options.root)
+    if (directories[0].path.parent / "group.json").is_file() and directories[0].path.name not in name:
+        if typed or options.fork:
+            raise ConfigError(f"{name} is a group; settings can change, and forks begin, in one of its runs at a time")
+        console.print(f"resuming {directories[0].path.parent}", highlight=False, soft_wrap=True)
+        return _report_group(resume_seeds(directories[0].path.parent, progress=True), console)
+    (directory,) = directories
+    before = directory.config
+    config = parse(ExperimentConfig, typed, prog="palaestra resume RUN", default=before)
+    changes = changes_between(before, config)
     console.print(f"resuming {directory.path}", highlight=False, soft_wrap=True)
-    logger = ConsoleLogger(f"{config.algorithm_name} on {config.env.name}", config.trainer.total_env_steps, console)
-    return _report(resume_run(str(directory.path), loggers=[logger]), console)
+    for path, (old, new) in changes.items():
+        console.print(f"changed     {path}: {old} -> {new}", highlight=False, soft_wrap=True, markup=False)
+    done = resume_run(
+        directory.path,
+        fork=(options.name or True) if options.fork else False,
+        loggers=[_console_logger(config, console)],
+        **{path: new for path, (_, new) in changes.items()},
+    )
+    return _report(done, console)
+
+
+def _overrides(options: ResumeOptions) -> list[str]:
+    """`--override a.b=1` and `--until N` as options of a configuration."""
+    typed = [] if options.until is None else ["--trainer.total-env-steps", str(options.until)]
+    for override in options.override:
+        path, equals, value = override.partition("=")
+        if not equals or not value:
+            raise ConfigError(f"--override was given {override!r}; give PATH=VALUE, such as algorithm.gamma=0.9")
+        typed.append(f"--{path.removeprefix('--')}={value}")
+    return typed
 
 
 def _report(done: RunResult, console: Console) -> int:
     result, run = done.result, shlex.quote(os.path.relpath(done.directory))
+    info = RunDirectory(done.directory).info
     lines = []
     if result.evaluation is not None:
         lines.append(f"evaluation  {result.evaluation}")
         lines.append(f"best        {result.best_return:.1f}: the policy that eval and play use")
+    if "resume" in info:
+        how = {"exact": "exact, as if it had never stopped", "statistical": "statistical: with new episodes"}
+        changed = "; with other settings since" if info.get("overrides") or info.get("lineage") else ""
+        lines.append(f"resumed     at {info['resumed_at']:,} env steps, {how[info['resume']]}{changed}")
     if result.status == "interrupted":
         lines.append(f"stopped after {result.env_steps:,} env steps; saved")
     lines.append(f"run         {run}   ({result.train_s:.1f} s of training)")
@@ -119,42 +227,22 @@ def _report(done: RunResult, console: Console) -> int:
         lines.append(f"next        palaestra play {run}")
         lines.append(f"            palaestra eval {run} --episodes 100")
         lines.append(f"            tensorboard --logdir {shlex.quote(os.path.relpath(done.directory.parent))}")
+    if (done.directory / "report.html").is_file():
+        lines.append(f"report      {run}/report.html")
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     return result.exit_code
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalOptions:
-    """Options of `palaestra eval`."""
-
-    episodes: int = 20
-    """How many episodes."""
-    seed: int | None = None
-    """Seed of the environments; by default the run's own evaluation seeds."""
-    stochastic: bool = False
-    """Sample actions instead of taking the best."""
-    json: bool = False
-    """Print JSON."""
-    root: str = "runs"
-    """Where runs are."""
-
-
-def evaluate(arguments: list[str]) -> int:
-    """Evaluates the policy of a run.
-
-    Args:
-        arguments: what was typed after the verb.
-    """
-    (name,), rest = positional(arguments, ("the run",), "palaestra eval RUN [--episodes N]")
-    options = parse(EvalOptions, rest, prog="palaestra eval RUN")
-    if options.episodes < 1:
-        raise ConfigError(f"--episodes is {options.episodes}; it must be at least 1")
-    result = evaluate_run(
-        name, root=options.root, episodes=options.episodes, seed=options.seed, deterministic=not options.stochastic
-    )
-    if options.json:
-        sys.stdout.write(json.dumps({"run": str(find_run(name, options.root).path), **asdict(result)}) + "\n")
+def _report_group(done: GroupResult, console: Console) -> int:
+    group = shlex.quote(os.path.relpath(done.directory))
+    lines = [*group_summary(done), f"group       {group}"]
+    if done.exit_code:
+        lines.append(f"next        palaestra resume {group}")
     else:
-        sys.stdout.write(f"{find_run(name, options.root).path}  {result}\n")
-    return 0
+        lines.append(f"next        palaestra plot {group}")
+        lines.append(f"            palaestra eval {group}")
+        lines.append(f"            palaestra report {group}")
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    return done.exit_code

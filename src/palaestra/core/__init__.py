@@ -16,7 +16,9 @@ from palaestra.core.experience import ExperienceSet
 from palaestra.core.minibatch import minibatches, sequences
 from palaestra.core.plan import DataSource, Offline, OnPolicy, Plan, Prioritized, Replay
 from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_range, schedule_value
+from palaestra.core.sealed import check_seal, fingerprint, seal
 from palaestra.core.seeding import RunSeeds, SeedName, episode_seed, seeded_initialisation
+from palaestra.core.segments import describe_segments, join_segments, unsaved_bytes, write_segments
 from palaestra.core.spec import (
     BoundedSpec,
     DiscreteSpec,
@@ -76,12 +78,16 @@ __all__ = [
     "TensorSpec",
     "TimeStep",
     "Transitions",
+    "check_seal",
     "check_time_step",
+    "describe_segments",
     "did_you_mean",
     "done_of",
     "episode_seed",
     "experiences_from_rows",
+    "fingerprint",
     "game_over_of",
+    "join_segments",
     "join_state",
     "load_tensors",
     "minibatches",
@@ -93,6 +99,7 @@ __all__ = [
     "save_tensors",
     "schedule_range",
     "schedule_value",
+    "seal",
     "seeded_initialisation",
     "sequences",
     "spec_from_json",
@@ -104,4 +111,6 @@ __all__ = [
     "transition",
     "transitions_from_rows",
     "truncation",
+    "unsaved_bytes",
+    "write_segments",
 ]

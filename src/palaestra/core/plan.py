@@ -33,7 +33,7 @@ def _require_burn_in(plan: Replay | Offline) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicy:
-    """Learn from each unroll, then discard it.
+    """Learn from each unroll, then discard it; or, with `clear=False`, from the newest rows again and again.
 
     With the defaults one gradient step is made on the whole unroll (A2C). With a minibatch size the unroll is cut into
     sequences, shuffled keeping time order inside each, and every minibatch gets one gradient step, `num_updates` times
@@ -48,9 +48,18 @@ class OnPolicy:
     """Sequences in a minibatch; `None` is one sequence from every environment."""
     mini_batch_length: int | None = None
     """Time steps in a sequence; `None` is the whole unroll. Surplus steps are cut off."""
+    clear: bool = True
+    """Whether an unroll is discarded once it was learned from; else `capacity` rows are kept and gone through again."""
+    capacity: int | None = None
+    """With `clear=False`: rows to keep, over all environments."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "unroll_length", "num_updates", "mini_batch_size", "mini_batch_length")
+        _require_positive(self, "unroll_length", "num_updates", "mini_batch_size", "mini_batch_length", "capacity")
+        if self.clear != (self.capacity is None):
+            raise ConfigError(
+                f"OnPolicy(clear={self.clear}, capacity={self.capacity}): clear=False needs a capacity, and clear=True "
+                "has none"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,7 @@ class TensorSpec:
     dtype: torch.dtype = torch.float32
     """Data type."""
     stacked: int = field(default=1, kw_only=True, repr=False)
-    """K above 1: the first axis holds the K newest frames, the newest last, and zeros from before the episode began."""
+    """K above 1: the first axis holds the K newest frames, the newest last; a buffer then stores each frame once."""
 
     def __post_init__(self) -> None:
         if self.stacked != 1 and (self.stacked < 1 or self.shape[:1] != (self.stacked,)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,19 +13,23 @@ from typing import Any, Literal
 import gymnasium
 
 from palaestra.core import ConfigError, RunSeeds, SpecTree, TensorSpec
+from palaestra.envs.chaos import ChaosEnv, chaos_rules
 from palaestra.envs.environment import Environment, SingleEnvironment
+from palaestra.envs.faults import FaultPolicy
+from palaestra.envs.first_ready import FirstReadyEnvironment
 from palaestra.envs.importing import import_object
 from palaestra.envs.native_vector import NativeVectorEnvironment
 from palaestra.envs.process import ProcessEnvironment
 from palaestra.envs.serial import SerialEnvironment
-from palaestra.envs.suites import gym
+from palaestra.envs.suites import atari, envpool, gym
+from palaestra.envs.thread import ThreadEnvironment
 from palaestra.envs.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
 from palaestra.envs.wrappers.time_limit import TimeLimit
 
 # A time limit that is never reached, for pools that cannot be without one and count in 32 bits.
 _NO_LIMIT = 1 << 30
 
-__all__ = ["EnvConfig", "create_environment", "load", "probe_specs"]
+__all__ = ["EnvConfig", "create_environment", "create_evaluation_environment", "load", "probe_specs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,18 +40,37 @@ class EnvConfig:
     """An id of Gymnasium's registry, or `my_package:MyEnvironment` for a class or function of your own."""
     num_envs: int = 1
     """Environments stepped together, B."""
-    vectorization: Literal["auto", "serial", "process", "native"] = "auto"
-    """In this process, in worker processes, or the environment's own vectorised version. `auto` is `serial`."""
+    vectorization: Literal["auto", "serial", "thread", "process", "native"] = "auto"
+    """In this process, one in a thread, in worker processes, or the environment's own vectorised version. `auto` is
+    `serial`."""
     num_workers: int | None = None
     """Worker processes of `process`; as many as there are cores if left out."""
+    num_ready: int | None = None
+    """Time steps that `process` waits for; a multiple of the environments of a worker, all of them if left out."""
     max_episode_steps: int | None = None
     """Time limit in env steps; the registered one if left out, 0 for none."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """For the environment's constructor."""
+    train_kwargs: dict[str, Any] = field(default_factory=dict)
+    """More of them for training alone, such as `{"reward_clipping": True}` of Atari games; evaluation sees scores."""
     gym_wrappers: tuple[Any, ...] = ()
     """Gymnasium wrappers, the innermost first: `Wrap` values, their text such as `ClipReward`, or callables."""
     wrappers: tuple[Any, ...] = ()
     """Time step wrappers, the innermost first: `Wrap` values, their text (`FrameStack(num_frames=4)`), or callables."""
+    train_wrappers: tuple[Any, ...] = ()
+    """More of them for training alone, such as `NormalizeReward`; evaluation sees the rewards of the task."""
+    on_fault: Literal["raise", "restart", "drop"] = "raise"
+    """When an environment fails: stop; make it again and go on with its next episode; or go on without it."""
+    max_restarts: int = 10
+    """Restarts of one environment within an hour; one more fault stops the run."""
+    timeout_s: float = 60.0
+    """Seconds that one step may take in a worker process or a thread."""
+    reset_timeout_s: float = 180.0
+    """The same for a step in which an episode starts, and for making environments."""
+    strict: bool = False
+    """Whether an observation outside its bounds is a fault; else it is logged once."""
+    chaos: str = ""
+    """Faults to inject, for tests: such as `kill:0.001,nan:0.01`. See `chaos_rules`."""
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:
@@ -55,6 +79,46 @@ class EnvConfig:
             raise ConfigError(f"env.num_workers is {self.num_workers}; it must be at least 1")
         object.__setattr__(self, "gym_wrappers", as_values(self.gym_wrappers, GYM_WRAPPERS))
         object.__setattr__(self, "wrappers", as_values(self.wrappers, STEP_WRAPPERS))
+        object.__setattr__(self, "train_wrappers", as_values(self.train_wrappers, STEP_WRAPPERS))
+        if self.vectorization == "thread" and self.num_envs != 1:
+            raise ConfigError(f"env.num_envs is {self.num_envs}; vectorization=thread steps one environment")
+        if self.num_ready is not None and self.vectorization != "process":
+            raise ConfigError(f"env.num_ready is {self.num_ready}; only vectorization=process returns some time steps")
+        if self.chaos and self.vectorization == "native":
+            raise ConfigError("env.chaos strikes single environments; use vectorization=serial, thread or process")
+        _ = self.faults, chaos_rules(self.chaos)
+
+    @property
+    def faults(self) -> FaultPolicy:
+        """What to do when an environment fails."""
+        names = ("on_fault", "max_restarts", "timeout_s", "reset_timeout_s", "strict")
+        return FaultPolicy(**{name: getattr(self, name) for name in names})
+
+    def for_evaluation(self, num_envs: int, **kwargs: Any) -> EnvConfig:
+        """The same task without what is for training alone: in this process, or a pool where training uses one.
+
+        Args:
+            num_envs: how many.
+            kwargs: for the constructor, on top of its others.
+        """
+        changes: dict[str, Any] = {
+            "num_workers": None,
+            "num_ready": None,
+            "chaos": "",
+            "vectorization": "native" if self.vectorization == "native" else "auto",
+            "kwargs": {**self.kwargs, **kwargs},
+            "train_kwargs": {},
+            "train_wrappers": (),
+        }
+        return dataclasses.replace(self, num_envs=num_envs, **changes)
+
+    @property
+    def _all_kwargs(self) -> dict[str, Any]:
+        return {**self.kwargs, **self.train_kwargs}
+
+    @property
+    def _all_wrappers(self) -> tuple[Any, ...]:
+        return (*self.wrappers, *self.train_wrappers)
 
 
 def load(
@@ -87,9 +151,12 @@ def load(
     if max_episode_steps is not None and max_episode_steps < 0:
         raise ConfigError(f"max_episode_steps is {max_episode_steps}; it must be at least 0 (0: no time limit)")
     inner, outer = as_values(gym_wrappers, GYM_WRAPPERS), as_values(wrappers, STEP_WRAPPERS)
+    if name.startswith(envpool.PREFIX):
+        raise ConfigError(f"{name!r} exists as a pool only; use create_environment with vectorization=native")
     maker = _maker(name)
     if maker is None:
-        return gym.load(
+        suite = atari if name.startswith(atari.PREFIX) else gym
+        return suite.load(
             name,
             env_id=env_id,
             max_episode_steps=max_episode_steps,
@@ -112,9 +179,7 @@ def load(
     env.env_id = env_id
     if max_episode_steps:
         env = TimeLimit(env, max_episode_steps)
-    for wrapper in outer:
-        env = wrapper(env)
-    return env
+    return functools.reduce(lambda layer, wrapper: wrapper(layer), outer, env)
 
 
 def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence[int] | None = None) -> Environment:
@@ -136,11 +201,14 @@ def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence
         lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(config.num_envs)]
     if len(lane_seeds) != config.num_envs:
         raise ConfigError(f"num_envs is {config.num_envs} and there are {len(lane_seeds)} lane seeds; they must agree")
+    if config.name.startswith(envpool.PREFIX):
+        return _native(config, lane_seeds)
     maker = _maker(config.name)
     if maker is not None and getattr(maker, "batched", False):
         return _batched(config, maker, lane_seeds)
     if config.vectorization == "native":
         return _native(config, lane_seeds)
+    chaos = (functools.partial(ChaosEnv, rules=config.chaos),) if config.chaos else ()
     factories = [
         functools.partial(
             load,
@@ -148,14 +216,51 @@ def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence
             env_id=lane,
             max_episode_steps=config.max_episode_steps,
             gym_wrappers=config.gym_wrappers,
-            wrappers=config.wrappers,
-            kwargs=config.kwargs,
+            wrappers=config._all_wrappers + chaos,
+            kwargs=config._all_kwargs,
         )
         for lane in range(config.num_envs)
     ]
+    faults = config.faults
+    if config.vectorization == "thread":
+        return ThreadEnvironment(factories[0], lane_seeds=lane_seeds, faults=faults)
+    if config.num_ready is not None:
+        return _first_ready(config, factories, lane_seeds)
     if config.vectorization == "process":
-        return ProcessEnvironment(factories, lane_seeds=lane_seeds, num_workers=config.num_workers)
-    return SerialEnvironment([factory() for factory in factories], lane_seeds=lane_seeds)
+        return ProcessEnvironment(factories, lane_seeds=lane_seeds, num_workers=config.num_workers, faults=faults)
+    return SerialEnvironment(factories, lane_seeds=lane_seeds, faults=faults)
+
+
+def create_evaluation_environment(
+    config: EnvConfig, *, seed: int = 0, evaluate: bool = True, no_thread_env: bool = False
+) -> Environment | None:
+    """One environment beside those of training, with a seed that none of them has.
+
+    | `no_thread_env` | `evaluate` | is made |
+    |---|---|---|
+    | yes | yes | a `ProcessEnvironment` with one environment |
+    | yes | no | nothing |
+    | no | yes | a `ThreadEnvironment` |
+    | no | no | a `ThreadEnvironment` if training uses worker processes, else nothing |
+
+    Args:
+        config: of the training environments.
+        seed: the run seed.
+        evaluate: whether there will be evaluations.
+        no_thread_env: whether the environment must not run in a thread, because it crashes there.
+
+    Examples:
+        >>> with create_evaluation_environment(EnvConfig(num_envs=8)) as env:
+        ...     type(env).__name__, env.batch_size
+        ('ThreadEnvironment', 1)
+    """
+    if no_thread_env and not evaluate:
+        return None
+    if not evaluate and config.vectorization != "process":
+        return None
+    kind = "process" if no_thread_env else "thread"
+    one = dataclasses.replace(config.for_evaluation(1), vectorization=kind)
+    return create_environment(one, lane_seeds=[RunSeeds(seed).integer("evaluation")])
 
 
 def probe_specs(config: EnvConfig) -> tuple[SpecTree, SpecTree, TensorSpec]:
@@ -167,8 +272,8 @@ def probe_specs(config: EnvConfig) -> tuple[SpecTree, SpecTree, TensorSpec]:
     Raises:
         ConfigError: as for `create_environment`.
     """
-    vectorization = "native" if config.vectorization == "native" else "serial"
-    one = EnvConfig(**{**vars(config), "num_envs": 1, "vectorization": vectorization})
+    vectorization = "native" if config.vectorization == "native" else "auto"
+    one = dataclasses.replace(config, num_envs=1, vectorization=vectorization, num_workers=None, num_ready=None)
     with create_environment(one, lane_seeds=[0]) as env:
         return env.observation_spec, env.action_spec, env.reward_spec
 
@@ -200,30 +305,50 @@ def _made(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _native(config: EnvConfig, lane_seeds: Sequence[int]) -> Environment:
-    if config.gym_wrappers or config.wrappers:
+    name, limit = config.name, config.max_episode_steps
+    if config.gym_wrappers or config._all_wrappers:
         raise ConfigError("vectorization=native steps all environments as one, which wrappers cannot be put around")
-    spec = gym.find_spec(config.name)
-    if spec.vector_entry_point is None:
-        raise ConfigError(f"{config.name!r} has no vectorised version of its own; use vectorization=serial or process")
-    kwargs = dict(config.kwargs)
-    if config.max_episode_steps is not None:
-        kwargs["max_episode_steps"] = config.max_episode_steps or _NO_LIMIT
+    if name.startswith(envpool.PREFIX):
+        if config.vectorization not in ("auto", "native"):
+            raise ConfigError(f"{name!r} exists as a pool only; vectorization is native, not {config.vectorization}")
+        pool = envpool.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config._all_kwargs)
+        return NativeVectorEnvironment(pool, lane_seeds=lane_seeds)
+    if name.startswith(atari.PREFIX):
+        pool, stacked = atari.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config._all_kwargs)
+        return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, stacked=stacked)
+    kwargs = dict(config._all_kwargs)
+    if limit is not None:
+        kwargs["max_episode_steps"] = limit or _NO_LIMIT
+    return NativeVectorEnvironment(gym.pool(name, config.num_envs, kwargs=kwargs), lane_seeds=lane_seeds)
+
+
+def _first_ready(config: EnvConfig, factories: Sequence[Callable[[], Any]], lane_seeds: Sequence[int]) -> Environment:
+    workers = min(config.num_workers or os.cpu_count() or 1, config.num_envs)
+    if config.num_envs % workers:
+        raise ConfigError(
+            f"num_envs is {config.num_envs} and num_workers {workers}; with num_ready every worker needs as many "
+            "environments"
+        )
+    size = config.num_envs // workers
+    groups: list[ProcessEnvironment] = []
     try:
-        mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
-        pool = gymnasium.make_vec(spec, config.num_envs, vectorization_mode=mode, **kwargs)
-    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise gym.missing_extra(spec, error) from error
-    except (TypeError, gymnasium.error.Error) as error:
-        raise ConfigError(f"{config.name!r} cannot be made with {kwargs}: {error}") from error
-    return NativeVectorEnvironment(pool, lane_seeds=lane_seeds)
+        for first in range(0, config.num_envs, size):
+            mine = slice(first, first + size)
+            one = ProcessEnvironment(factories[mine], lane_seeds=lane_seeds[mine], num_workers=1, faults=config.faults)
+            groups.append(one)
+        return FirstReadyEnvironment(groups, num_ready=config.num_ready or config.num_envs)
+    except BaseException:
+        for group in groups:
+            group.close()
+        raise
 
 
 def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[int]) -> Environment:
-    if config.gym_wrappers or config.wrappers or config.max_episode_steps:
+    if config.gym_wrappers or config._all_wrappers or config.max_episode_steps:
         raise ConfigError(f"{config.name!r} is batched: it brings its own wrappers and time limit")
     if config.vectorization not in ("auto", "native"):
         raise ConfigError(f"{config.name!r} is batched, so its vectorization is native, not {config.vectorization}")
-    kwargs: dict[str, Any] = {**config.kwargs, "batch_size": config.num_envs}
+    kwargs: dict[str, Any] = {**config._all_kwargs, "batch_size": config.num_envs}
     if "lane_seeds" in inspect.signature(maker).parameters:
         kwargs["lane_seeds"] = list(lane_seeds)
     env = _made(config.name, maker, kwargs)

@@ -1,20 +1,17 @@
-"""Driving one stack of layers: replay an episode, and say everything about a failure."""
+"""Driving one stack of layers: puts an environment back into the middle of an episode."""
 
 from __future__ import annotations
 
 import json
-import traceback
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from palaestra.core import EnvError, PalaestraError, TimeStep, episode_seed
-from palaestra.envs.episode_log import Episode, EpisodeLog, digest
+from palaestra.core import EnvError, TimeStep
+from palaestra.envs.episode_log import Episode, digest
 
 if TYPE_CHECKING:
     from palaestra.envs.environment import SingleEnvironment
 
-__all__ = ["describe", "failure", "mark", "replay"]
+__all__ = ["mark", "replay"]
 
 
 def mark(env: SingleEnvironment, observation: Any) -> str:
@@ -61,37 +58,3 @@ def replay(env: SingleEnvironment, episode: Episode) -> TimeStep | None:
             "across episodes, or its code or settings have changed since"
         )
     return time_step
-
-
-def describe(error: BaseException) -> tuple[str, str]:
-    """An exception as text that any process can read: its class, and its message or traceback.
-
-    Args:
-        error: raised by an environment.
-    """
-    ours = isinstance(error, PalaestraError)
-    return type(error).__name__, str(error) if ours else "\n\n" + "".join(traceback.format_exception(error))
-
-
-def failure(log: EpisodeLog, lane: int, what: str, detail: str, *, env_id: int | None = None) -> EnvError:
-    """The error that names an environment, its seed, episode, step and action.
-
-    Args:
-        log: that the lane is in.
-        lane: which failed.
-        what: happened, for example "raised KeyError".
-        detail: traceback or message.
-        env_id: the environment's number, where it is not the lane's.
-    """
-    number = log.episodes[lane]
-    place = f"environment {lane if env_id is None else env_id} {what}"
-    if number < 0:
-        return EnvError(f"{place} before its first episode: {detail}")
-    step, seed = log.steps(lane), episode_seed(log.lane_seeds[lane], number)
-    doing = f"step {step} with action {_summary(log.last_action(lane))}" if step else "its reset"
-    return EnvError(f"{place} in episode {number} (seed {seed}), at {doing}: {detail}")
-
-
-def _summary(action: Any) -> str:
-    with np.printoptions(threshold=20, edgeitems=5, precision=4):
-        return repr(action).replace("\n", " ")

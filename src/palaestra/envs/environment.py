@@ -1,25 +1,25 @@
 """The contracts of environments: `Environment` (batched), `SingleEnvironment` (one, bare) and its wrappers.
 
-Layers, from the inside to the outside: a Gymnasium environment, Gymnasium wrappers, `GymEnvironment`, any number of
-`EnvironmentWrapper`s, and an `Environment` that steps several such stacks. Actions flow outside-in, time steps
-inside-out; every layer passes them on or transforms them.
+Layers, inner to outer: a Gymnasium environment, Gymnasium wrappers, `GymEnvironment`, `EnvironmentWrapper`s, and an
+`Environment` that steps several such stacks. Actions flow outside-in, time steps inside-out, through every layer.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from types import TracebackType
+from collections.abc import Sequence
 from typing import Any, Literal, Self, final
 
 import numpy as np
 import torch
 
 from palaestra.core import BoundedSpec, DiscreteSpec, EnvError, SpecError, SpecTree, TensorSpec, TimeStep
-from palaestra.envs.driving import describe, failure, mark, replay
+from palaestra.envs.driving import mark, replay
 from palaestra.envs.episode_log import EpisodeLog
+from palaestra.envs.faults import Fault, failure_of
 from palaestra.envs.nest import copied, flatten, leaf_dtypes, problem, unflatten, zeros
 
-__all__ = ["Environment", "EnvironmentWrapper", "SingleEnvironment"]
+__all__ = ["Environment", "SingleEnvironment"]
 
 _STEP_TYPE = DiscreteSpec(dtype=torch.int32, num=3)
 _DISCOUNT = BoundedSpec((), minimum=np.array(0), maximum=np.array(1))
@@ -50,8 +50,15 @@ class Environment(ABC):
     ended: TimeStep | None = None
     """LAST rows of environments that reset within the step (their FIRST rows are in the step itself), else `None`."""
 
+    faults: Sequence[Fault] = ()
+    """Every fault so far that did not stop the run, and the one that did."""
     interrupted: bool = False
     """Whether somebody else has stepped it since its collector last did; the collector then begins new episodes."""
+
+    @property
+    def num_ready(self) -> int:
+        """Rows of what `recv` returns, n: all B, or fewer where environments do not wait for each other."""
+        return self.batch_size
 
     @property
     @abstractmethod
@@ -139,9 +146,7 @@ class Environment(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -241,10 +246,8 @@ class SingleEnvironment(ABC):
     @final
     def reset(self) -> TimeStep:
         """Starts the next episode."""
-        log = self._episodes()
-        log.abandon()
-        none = zeros(self.action_spec)
-        return self._drive(log, none)
+        self._episodes().abandon()
+        return self._drive(self._episodes(), zeros(self.action_spec))
 
     @final
     def step(self, action: Any) -> TimeStep:
@@ -322,93 +325,10 @@ class SingleEnvironment(ABC):
         )
         return self._latest
 
-    def _failure(self, log: EpisodeLog, error: Exception) -> EnvError:
-        kind, detail = describe(error)
-        found = failure(log, 0, f"raised {kind}", detail, env_id=self.env_id)
+    def _failure(self, log: EpisodeLog, error: Exception) -> Exception:
+        fault = Fault.of(log, failure_of(0, error), handled="raise", env_id=self.env_id)
         log.abandon()
-        return found
-
-
-class EnvironmentWrapper(SingleEnvironment):
-    """A layer around a bare environment that passes everything through.
-
-    Override `advance` and `begin_episode` to change time steps or actions, and the specs of whatever is changed.
-
-    Args:
-        env: the layer inside.
-
-    Raises:
-        SpecError: a Gymnasium environment was given, without the layer that converts it.
-
-    Examples:
-        >>> class SparseReward(EnvironmentWrapper):
-        ...     def advance(self, action):
-        ...         time_step = self.env.advance(action)
-        ...         return time_step._replace(reward=float(time_step.reward > 0))
-    """
-
-    def __init__(self, env: SingleEnvironment) -> None:
-        if not isinstance(env, SingleEnvironment):
-            kind, outer = type(env).__name__, type(self).__name__
-            raise SpecError(f"{outer} was given a {kind}; it goes around a SingleEnvironment: GymEnvironment({kind}())")
-        self.env = env
-        self.env_id = env.env_id
-
-    @property
-    def observation_spec(self) -> SpecTree:
-        """Of the observation; the inner layer's unless overridden."""
-        return self.env.observation_spec
-
-    @property
-    def action_spec(self) -> SpecTree:
-        """Of the action; the inner layer's unless overridden."""
-        return self.env.action_spec
-
-    @property
-    def reward_spec(self) -> TensorSpec:
-        """Of the reward; the inner layer's unless overridden."""
-        return self.env.reward_spec
-
-    @property
-    def env_info_spec(self) -> SpecTree:
-        """Of the declared info entries; the inner layer's unless overridden."""
-        return self.env.env_info_spec
-
-    def begin_episode(self, seed: int) -> TimeStep:
-        """Starts an episode in the inner layer.
-
-        Args:
-            seed: passed on.
-        """
-        return self.env.begin_episode(seed)
-
-    def advance(self, action: Any) -> TimeStep:
-        """Executes one action in the inner layer.
-
-        Args:
-            action: passed on.
-        """
-        return self.env.advance(action)
-
-    def memory(self) -> dict[str, Any]:
-        """What the inner layers carried into the running episode."""
-        return self.env.memory()
-
-    def recall(self, memory: dict[str, Any]) -> None:
-        """Hands on to the inner layer.
-
-        Args:
-            memory: from `memory`.
-        """
-        self.env.recall(memory)
-
-    def render(self) -> np.ndarray:
-        """The inner layer's picture."""
-        return self.env.render()
-
-    def close(self) -> None:
-        """Closes the inner layer."""
-        self.env.close()
+        return fault.error()
 
 
 def _time_step_spec(env: Environment | SingleEnvironment) -> TimeStep:

@@ -54,17 +54,19 @@ class EpisodeLog:
         lane_seeds: as given.
         episodes: number of every lane's running episode, -1 before the first.
         due: lanes whose next step starts an episode.
+        dropped: lanes that are not stepped any more.
     """
 
     def __init__(self, lane_seeds: Sequence[int], action_spec: SpecTree) -> None:
         self.lane_seeds = [int(seed) for seed in lane_seeds]
         self.episodes = [-1] * len(self.lane_seeds)
         self.due = list(range(len(self.lane_seeds)))
+        self.dropped: set[int] = set()
         self._spec = action_spec
         self._specs = spec_leaves(action_spec)
         self._begins = [0] * len(self.lane_seeds)
         self._length = 0
-        self._running = False
+        self._silent = set(self.due)
         self._rows = self._empty(_FIRST_CAPACITY)
 
     def send(self, actions: Sequence[np.ndarray]) -> dict[int, int]:
@@ -82,7 +84,10 @@ class EpisodeLog:
         for leaf, action in enumerate(actions):
             self._rows[leaf][length] = action
         self._length = length + 1
-        self._running = True
+        if self._silent:
+            self._silent = set(self.dropped)
+            for lane in self.dropped:
+                self._begins[lane] = self._length
         if not self.due:
             return {}
         seeds: dict[int, int] = {}
@@ -95,9 +100,32 @@ class EpisodeLog:
 
     def abandon(self) -> None:
         """Makes every lane start its next episode with the next step."""
-        self.due = list(range(len(self.lane_seeds)))
+        self._silent = set(range(len(self.lane_seeds)))
+        self.due = sorted(self._silent - self.dropped)
         self._begins = [self._length] * len(self.lane_seeds)
-        self._running = False
+
+    def restart(self, lane: int) -> int:
+        """Starts a lane's next episode at once, in the middle of a step; the running one is abandoned.
+
+        Args:
+            lane: which.
+
+        Returns:
+            The seed to reset it with.
+        """
+        self.episodes[lane] += 1
+        self._begins[lane] = self._length
+        return episode_seed(self.lane_seeds[lane], self.episodes[lane])
+
+    def drop(self, lane: int) -> None:
+        """Gives a lane up: it has no episodes any more.
+
+        Args:
+            lane: which.
+        """
+        self.dropped.add(lane)
+        self._silent.add(lane)
+        self._begins[lane] = self._length
 
     def restore(self, episodes: Sequence[Episode], due: Sequence[int]) -> None:
         """Takes over running episodes that were replayed.
@@ -106,8 +134,8 @@ class EpisodeLog:
             episodes: one for every lane.
             due: lanes that are at the end of theirs, or before their first.
         """
-        self.due = list(due)
-        self._running = all(episode.digest for episode in episodes)
+        self.due, self.dropped = list(due), set()
+        self._silent = {lane for lane, episode in enumerate(episodes) if not episode.digest}
         self.lane_seeds = [episode.lane_seed for episode in episodes]
         self.episodes = [episode.number for episode in episodes]
         longest = max(len(episode.actions) for episode in episodes)
@@ -152,7 +180,7 @@ class EpisodeLog:
             "lane_seed": np.array(self.lane_seeds, np.int64),
             "episode": np.array(self.episodes, np.int64),
             "steps": np.array([self.steps(lane) for lane in lanes], np.int64),
-            "digest": " ".join(digests if self._running else [""] * len(digests)),
+            "digest": " ".join("" if lane in self._silent else digests[lane] for lane in lanes),
         }
         for path, rows in zip(self._specs, self._rows, strict=True):
             parts = [rows[self._begins[lane] : self._length, lane] for lane in lanes]

@@ -6,94 +6,80 @@ stream bit for bit.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import operator
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from palaestra.core import SpecError, SpecTree, TensorSpec, TimeStep, spec_leaves
+from palaestra.core import SpecError, TensorSpec, TimeStep, spec_leaves
+from palaestra.envs.boundary import Boundary
 from palaestra.envs.driving import mark, replay
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.episode_log import Episode
+from palaestra.envs.faults import Failure, failure_of
 from palaestra.envs.gym_environment import GymEnvironment
-from palaestra.envs.nest import flatten, leaf_dtypes, problem
+from palaestra.envs.nest import fits, flatten, leaf_dtypes, neutral, problem, zeros
+from palaestra.envs.rows import Infos, Rows, common_specs, numeric_infos
 from palaestra.envs.wrappers.time_limit import TimeLimit
 
-__all__ = ["Infos", "Lanes", "Rows", "Specs"]
+__all__ = ["Lanes"]
 
 _call: Callable[[Callable[[Any], Any], Any], Any] = operator.call  # pyright: ignore[reportAssignmentType]
+# a NamedTuple's own constructor takes twice as long
+_new = tuple.__new__
 _NEVER = sys.maxsize >> 1
-
-Infos = dict[int, dict[str, float]]
-"""Numeric info entries by lane; lanes without any are left out."""
-
-
-class Specs(NamedTuple):
-    """The specs that all environments of a batch share."""
-
-    observation: SpecTree
-    """Of an observation."""
-    action: SpecTree
-    """Of an action."""
-    reward: TensorSpec
-    """Of a reward."""
-    env_info: SpecTree
-    """Of declared info entries."""
-
-
-class Rows(NamedTuple):
-    """What one step of several lanes gave; every array is new."""
-
-    step_type: np.ndarray
-    """int32 [B]."""
-    reward: np.ndarray
-    """float32 [B] or [B, k]."""
-    discount: np.ndarray
-    """float32 [B]."""
-    observation: list[np.ndarray]
-    """One array [B, ...] for every leaf of the observation spec."""
+_log = logging.getLogger(__name__)
 
 
 class Lanes:
-    """Some bare environments.
+    """Some bare environments. One that fails does not keep the others from being stepped.
 
     Args:
         envs: the outermost layers.
+        factories: that made them, where they can be made again.
         cursor: element 0 is set to the lane being stepped, so that whoever watches knows which one never came back.
+        strict: whether an observation outside its bounds is a failure.
+        first: number of the first lane's environment, for messages.
 
     Attributes:
         specs: that all of them share.
-        lane: where the latest call stopped; of interest when it raised.
         over: lanes whose episode ended in the latest step.
     """
 
-    def __init__(self, envs: Sequence[SingleEnvironment], cursor: np.ndarray | None = None) -> None:
-        self.envs = list(envs)
-        self.specs = _common_specs(self.envs)
-        self.lane = 0
+    def __init__(
+        self,
+        envs: Sequence[SingleEnvironment],
+        factories: Sequence[Callable[[], SingleEnvironment]] = (),
+        cursor: np.ndarray | None = None,
+        *,
+        strict: bool = False,
+        first: int = 0,
+    ) -> None:
+        self.envs, size = list(envs), len(envs)
+        self.specs = common_specs(self.envs)
         self.over: list[int] = []
-        self._cursor = cursor
+        self._factories, self._cursor, self._first = list(factories), cursor, first
         self._dtypes = leaf_dtypes(self.specs.observation)
-        self._shapes = [(len(self.envs), *leaf.shape) for leaf in spec_leaves(self.specs.observation).values()]
+        self._shapes = [(size, *leaf.shape) for leaf in spec_leaves(self.specs.observation).values()]
         self._plain = isinstance(self.specs.observation, TensorSpec)
-        self._reward_shape = (len(self.envs), *self.specs.reward.shape)
-        self._mid = np.ones(len(self.envs), np.int32)
-        self._one = np.ones(len(self.envs), np.float32)
-        self._latest: Sequence[Any] = ()
-        self._clock = 0
-        self._direct = [_direct(env) for env in self.envs]
-        self._all_direct = all(direct is not None for direct in self._direct)
-        self._steps: list[Callable[[Any], Any]] = [
-            direct.step if direct and self._all_direct else env.advance
-            for direct, env in zip(self._direct, self.envs, strict=True)
-        ]
-        self._limits = [_NEVER] * len(self.envs)
+        self._reward_shape = (size, *self.specs.reward.shape)
+        rewards = int(np.prod(self._reward_shape))
+        self._boundary = Boundary(self.specs.observation, rewards, size, strict=strict, first=first)
+        self._bounds_period = self._boundary.period
+        self._mid, self._one = np.ones(size, np.int32), np.ones(size, np.float32)
+        self._latest: Sequence[Any] = [None] * size
+        self._clock = -1
         self._next_limit = _NEVER
+        self._limits = [_NEVER] * size
+        self._dropped, self._cast = set[int](), set[tuple[int, np.dtype]]()
+        self._find_steps()
 
-    def step(self, actions: Iterable[Any], seeds: dict[int, int]) -> tuple[Rows, Infos | None]:
+    def step(self, actions: Iterable[Any], seeds: dict[int, int]) -> tuple[Rows, Infos | None, list[Failure]]:
         """Executes an action in every lane, or starts an episode there.
 
         Args:
@@ -101,12 +87,9 @@ class Lanes:
             seeds: of the lanes that start an episode instead.
 
         Returns:
-            The rows, and numeric info, or `None` where nobody reported any.
-
-        Raises:
-            Exception: whatever an environment raised; `lane` says which.
+            The rows; numeric info, or `None` where nobody reported any; and what went wrong. The row of a lane that
+            failed is FIRST and shows what the lane showed before.
         """
-        self._latest = ()
         self._clock += 1
         steps = self._steps
         if seeds:
@@ -114,35 +97,119 @@ class Lanes:
             for lane, seed in seeds.items():
                 steps[lane] = functools.partial(self._begin, lane, seed)
         results: list[Any] = []
+        failures: list[Failure] = []
+        # the loop without its overhead; after an exception it goes on with the next lane
+        calls = map(_call, steps, actions) if self._cursor is None else self._watched(steps, actions, results)
+        while True:
+            try:
+                results.extend(calls)
+                if len(results) == len(steps):
+                    break
+                raise RuntimeError("the environment raised StopIteration")
+            except Exception as error:
+                failures.append(failure_of(len(results), error))
+                results.append(self._shown(len(results)))
+                if self._cursor is not None:
+                    calls = self._watched(steps, actions, results)
         try:
-            if self._cursor is None:
-                # the loop below without its overhead; what came before an exception is in the list
-                results.extend(map(_call, steps, actions))
-                if len(results) < len(steps):
-                    raise RuntimeError("the environment raised StopIteration")
-            else:
-                for step, action in zip(steps, actions, strict=True):
-                    self._cursor[0] = len(results)
-                    results.append(step(action))
+            rows, seen, infos = self._read(results, seeds)
         except Exception:
-            self.lane = len(results)
-            raise
-        read = self._read_direct if self._all_direct else self._read
-        seen, infos, step_type, reward, discount = read(results, seeds)
-        if reward.shape != self._reward_shape:
-            reward = self._rewards(reward)
-        rows = Rows(step_type, reward, discount, self._gather(seen))
+            failures += self._malformed(results)
+            rows, seen, infos = self._read(results, seeds)
+        if self._clock % self._bounds_period == 0:
+            failures += self._boundary.out_of_place(rows.observation, seen)
+        if not self._boundary.finite(rows.observation, rows.reward):
+            failures += self._boundary.not_finite(rows.observation, rows.reward)
+        if failures or self._dropped:
+            seen = self._blank(rows, seen, {failure.lane for failure in failures} | self._dropped)
         self._latest = seen
-        return rows, _numeric(infos) if any(infos) else None
+        return rows, numeric_infos(infos) if any(infos) else None, failures
 
-    def _read(self, results: list[TimeStep], seeds: dict[int, int]) -> tuple[Any, ...]:
+    def restart(self, lane: int, seed: int, *, again: bool = True) -> list[np.ndarray] | Failure:
+        """Makes a lane's environment again and starts an episode.
+
+        Args:
+            lane: which.
+            seed: of the episode.
+            again: whether to make it, or take the one that is there.
+
+        Returns:
+            The leaves of the first observation, or what went wrong.
+        """
+        try:
+            if again:
+                with contextlib.suppress(Exception):
+                    self.envs[lane].close()
+                env = self._factories[lane]()
+                common_specs([*self.envs[:1], env] if lane else [env, *self.envs[1:2]])
+                self.envs[lane] = env
+                self._find_steps()
+            result = self._begin(lane, seed, None)
+            observation = result[0] if self._all_direct else result.observation
+            wrong = problem(observation, self.specs.observation)
+            if wrong:
+                return Failure(lane, "malformed", "emitted another observation", f"it has {wrong}")
+        except Exception as error:
+            return failure_of(lane, error)
+        leaves = flatten(observation, self.specs.observation)
+        arrays = [np.array(leaf, dtype) for leaf, dtype in zip(leaves, self._dtypes, strict=True)]
+        for array in arrays:
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                return Failure(lane, "non-finite", "emitted NaN or infinity", "look at the environment's reset")
+        self._latest = [observation if number == lane else latest for number, latest in enumerate(self._latest)]
+        return arrays
+
+    def mark(self, lane: int) -> None:
+        """Tells whoever watches that a lane is being worked on.
+
+        Args:
+            lane: which.
+        """
+        if self._cursor is not None:
+            self._cursor[0] = lane
+
+    def drop(self, lane: int) -> None:
+        """Closes a lane's environment; from now on its rows are FIRST and show what it showed last.
+
+        Args:
+            lane: which.
+        """
+        with contextlib.suppress(Exception):
+            self.envs[lane].close()
+        self._dropped.add(lane)
+        self._find_steps()
+
+    def _find_steps(self) -> None:
+        self._direct = [_direct(env) for env in self.envs]
+        self._all_direct = all(direct is not None for direct in self._direct)
+        self._read: Any = self._read_direct if self._all_direct else self._read_layers
+        self._steps: list[Callable[[Any], Any]] = [
+            direct.step if direct and self._all_direct else env.advance
+            for direct, env in zip(self._direct, self.envs, strict=True)
+        ]
+        for lane in self._dropped:
+            self._steps[lane] = functools.partial(_ignore, self._shown, lane)
+            self._limits[lane] = _NEVER
+
+    def _watched(self, steps: list[Any], actions: Iterable[Any], results: list[Any]) -> Iterator[Any]:
+        cursor, done = self._cursor, len(results)
+        assert cursor is not None
+        for lane, (step, action) in enumerate(zip(steps, actions, strict=True)):
+            if lane >= done:
+                cursor[0] = lane
+                yield step(action)
+
+    def _read_layers(self, results: list[TimeStep], seeds: dict[int, int]) -> tuple[Rows, Sequence[Any], Any]:
         kinds, rewards, discounts, seen, _, _, _, infos = zip(*results, strict=True)
         self.over = [lane for lane, kind in enumerate(kinds) if kind == 2] if 2 in kinds else []
-        rows = np.array(kinds, np.int32), np.array(rewards, np.float32), np.array(discounts, np.float32)
-        return seen, infos, *rows
+        reward = np.array(rewards, np.float32)
+        if reward.shape != self._reward_shape:
+            reward = self._rewards(reward)
+        rows = np.array(kinds, np.int32), reward, np.array(discounts, np.float32), self._gather(seen)
+        return _new(Rows, rows), seen, infos
 
-    def _read_direct(self, results: list[Any], seeds: dict[int, int]) -> tuple[Any, ...]:
-        """`_read` for `GymEnvironment`s under a `TimeLimit` or none, of what their Gymnasium environments return."""
+    def _read_direct(self, results: list[Any], seeds: dict[int, int]) -> tuple[Rows, Sequence[Any], Any]:
+        """The same for `GymEnvironment`s under a `TimeLimit` or none, of what their Gymnasium environments return."""
         seen, rewards, terminated, truncated, infos = zip(*results)  # noqa: B905 - every one has five
         step_type, discount = self._mid.copy(), self._one.copy()
         over: list[int] = []
@@ -150,14 +217,19 @@ class Lanes:
             over = [lane for lane, limit in enumerate(self._limits) if self._clock == limit]
             self._next_limit = min((limit for limit in self._limits if limit > self._clock), default=_NEVER)
         if any(terminated) or any(truncated):
-            over = [lane for lane in range(len(results)) if terminated[lane] or truncated[lane] or lane in over]
-            discount[:] = [0.0 if ended else 1.0 for ended in terminated]
+            ends = enumerate(zip(terminated, truncated))  # noqa: B905 - as above
+            over = sorted({*over, *(lane for lane, (ended, cut) in ends if ended or cut)})
         for lane in over:
             step_type[lane] = 2
+            if terminated[lane]:
+                discount[lane] = 0.0
         for lane in seeds:
             step_type[lane] = 0
         self.over = over
-        return seen, infos, step_type, np.array(rewards, np.float32), discount
+        reward = np.array(rewards, np.float32)
+        if reward.shape != self._reward_shape:
+            reward = self._rewards(reward)
+        return _new(Rows, (step_type, reward, discount, self._gather(seen))), seen, infos
 
     def _rewards(self, reward: np.ndarray) -> np.ndarray:
         if reward.size != len(self.envs) or len(self._reward_shape) > 1:
@@ -177,70 +249,127 @@ class Lanes:
         self._limits[lane] = limit = self._clock + (direct.duration if direct else _NEVER) - steps
         self._next_limit = min(self._next_limit, limit)
 
+    def _shown(self, lane: int) -> Any:
+        """What stands for the step of a lane that gave none: what it showed before, and nothing else."""
+        latest = self._latest[lane]
+        observation = neutral(self.specs.observation) if latest is None else latest
+        if self._all_direct:
+            return observation, 0.0, False, False, {}
+        reward = zeros(self.specs.reward) if self.specs.reward.shape else 0.0
+        return TimeStep(0, reward, 1.0, observation, (), self._first + lane, (), {})
+
+    def _blank(self, rows: Rows, seen: Sequence[Any], lanes: set[int]) -> list[Any]:
+        """Makes the rows of these lanes FIRST; their observations, too, if they are not fit to be seen."""
+        seen = list(seen)
+        for lane in lanes:
+            rows.step_type[lane], rows.reward[lane], rows.discount[lane] = 0, 0.0, 1.0
+            shown = self._shown(lane)
+            observation = seen[lane] = shown[0] if self._all_direct else shown.observation
+            for array, leaf in zip(rows.observation, flatten(observation, self.specs.observation), strict=True):
+                array[lane] = leaf
+        self.over = [lane for lane in self.over if lane not in lanes]
+        return seen
+
+    def _malformed(self, results: list[Any]) -> list[Failure]:
+        """Finds the lanes whose results cannot be read, and puts others in their place."""
+        found: list[Failure] = []
+        for lane, result in enumerate(results):
+            try:
+                wrong = self._wrong(result)
+            except Exception as error:
+                wrong = f"{type(error).__name__}: {error}"
+            if wrong:
+                what = "returned what cannot be read" if "observation" not in wrong else "emitted another observation"
+                found.append(Failure(lane, "malformed", what, wrong))
+                results[lane] = self._shown(lane)
+        return found
+
+    def _wrong(self, result: Any) -> str:
+        if self._all_direct:
+            if not isinstance(result, tuple) or len(result) != 5:
+                return f"step must return five values, and returned {type(result).__name__}"
+            observation, reward, *_, info = result
+        else:
+            observation, reward, info = result.observation, result.reward, result.env_info
+        wrong = problem(observation, self.specs.observation)
+        if wrong:
+            return f"the observation has {wrong}"
+        if not isinstance(info, dict) and info != ():
+            return f"info must be a dict, and is {info!r}"
+        array = np.asarray(reward, np.float32)
+        if array.shape != self.specs.reward.shape and (array.size != 1 or self.specs.reward.shape):
+            return f"the reward has shape {array.shape}, expected {self.specs.reward.shape}"
+        return ""
+
     def _gather(self, seen: Sequence[Any]) -> list[np.ndarray]:
         """One array for every leaf, and no broadcasting of a row that has another shape."""
         if self._plain:
             try:
                 array = np.array(seen)
-            except ValueError:  # ragged
-                array = np.empty(0)
-            if array.dtype == self._dtypes[0] and array.shape == self._shapes[0]:
-                return [array]
+                if array.dtype == self._dtypes[0] and array.shape == self._shapes[0]:
+                    return [array]
+            except ValueError:  # ragged: found below
+                pass
         spec = self.specs.observation
         columns = [seen] if self._plain else zip(*[flatten(observation, spec) for observation in seen], strict=True)
         arrays: list[np.ndarray] = []
-        for column, shape, dtype in zip(columns, self._shapes, self._dtypes, strict=True):
-            try:
-                array = np.array(column)
-            except ValueError:  # ragged
-                array = np.empty(0)
+        for leaf, (column, shape, dtype) in enumerate(zip(columns, self._shapes, self._dtypes, strict=True)):
+            array = _stacked(column)
             if array.dtype != dtype or array.shape != shape:
-                self._name_the_odd_one(seen)
-                array = array.astype(dtype)
+                if array.shape != shape or not fits(array, dtype):
+                    raise SpecError(f"an observation has shape {array.shape[1:]} and dtype {array.dtype}")
+                array = self._casted(leaf, array, dtype)
             arrays.append(array)
         return arrays
 
-    def _name_the_odd_one(self, seen: Sequence[Any]) -> None:
-        for lane, observation in enumerate(seen):
-            self.lane = lane
-            wrong = problem(observation, self.specs.observation)
-            if wrong:
-                raise SpecError(f"the observation has {wrong}")
+    def _casted(self, leaf: int, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        if (leaf, array.dtype) not in self._cast:
+            self._cast.add((leaf, array.dtype))
+            if array.dtype.kind != dtype.kind:
+                path = list(spec_leaves(self.specs.observation))[leaf]
+                name = f"observation.{path}" if path else "observation"
+                text = "%s comes as %s and its space says %s; it is cast in every step, which takes time. Said once"
+                _log.info(text, name, array.dtype, dtype)
+        with np.errstate(over="ignore"):
+            return array.astype(dtype)
 
     def digests(self) -> list[str]:
         """The mark of every lane's running episode; empty where none is running."""
-        marks = [mark(env, latest) for env, latest in zip(self.envs, self._latest, strict=False)]
-        return marks or [""] * len(self.envs)
+        pairs = zip(self.envs, self._latest, strict=True)
+        return ["" if latest is None else mark(env, latest) for env, latest in pairs]
 
-    def load(self, episodes: Sequence[Episode]) -> None:
+    def load(self, episodes: Sequence[Episode]) -> Failure | None:
         """Replays a running episode in every lane, and sets `over` to those that need a new one.
 
         Args:
             episodes: one for every lane.
 
-        Raises:
-            EnvError: one does not replay; `lane` says which.
+        Returns:
+            What went wrong, if anything; the lanes then have no episodes.
         """
-        self.over, self._latest = [], ()
+        self.over, self._dropped = [], set()
+        self._find_steps()
+        self._latest = [None] * len(self.envs)
         latest: list[Any] = []
         for lane, episode in enumerate(episodes):
-            self.lane = lane
-            if self._cursor is not None:
-                self._cursor[0] = lane
-            time_step = replay(self.envs[lane], episode)
+            self.mark(lane)
+            try:
+                time_step = replay(self.envs[lane], episode)
+            except Exception as error:
+                return failure_of(lane, error)
             if time_step is None or time_step.step_type == 2:
                 self.over.append(lane)
             else:
                 self._set_limit(lane, len(episode.actions))
-            if time_step is not None:
-                latest.append(time_step.observation)
-        # all lanes are stepped together, so either all of them had begun or none
+            latest.append(None if time_step is None else time_step.observation)
         self._latest = latest
+        return None
 
     def close(self) -> None:
         """Closes every environment."""
-        for env in self.envs:
-            env.close()
+        for lane, env in enumerate(self.envs):
+            if lane not in self._dropped:
+                env.close()
 
 
 class _Direct(NamedTuple):
@@ -260,40 +389,12 @@ def _direct(env: SingleEnvironment) -> _Direct | None:
     return _Direct(env.gym_env.step, env.gym_env.reset, duration)
 
 
-def _common_specs(envs: Sequence[SingleEnvironment]) -> Specs:
-    if not envs:
-        raise SpecError("no environments were given; at least one is needed")
-    for lane, env in enumerate(envs):
-        if not isinstance(env, SingleEnvironment):
-            kind = type(env).__name__
-            raise SpecError(f"environment {lane} is a {kind}, not a SingleEnvironment; use GymEnvironment({kind}())")
-    specs = [Specs(env.observation_spec, env.action_spec, env.reward_spec, env.env_info_spec) for env in envs]
-    for lane, other in enumerate(specs):
-        if other[:3] != specs[0][:3]:
-            raise SpecError(
-                f"environment {lane} has the specs {other[:3]} and environment 0 {specs[0][:3]}; "
-                "environments of one batch need equal ones"
-            )
-    return specs[0]
+def _ignore(shown: Callable[[int], Any], lane: int, action: Any) -> Any:
+    return shown(lane)
 
 
-def _numeric(infos: Iterable[Any]) -> Infos | None:
-    found: Infos = {}
-    for lane, info in enumerate(infos):
-        if info:
-            numbers: dict[str, float] = {}
-            _numbers(info, "", numbers)
-            if numbers:
-                found[lane] = numbers
-    return found or None
-
-
-def _numbers(info: Any, prefix: str, out: dict[str, float]) -> None:
-    for key, value in info.items():
-        kind = type(value)
-        if kind is float or kind is int or kind is bool or isinstance(value, np.number | np.bool_):
-            out[f"{prefix}{key}"] = float(value)
-        elif isinstance(value, dict):
-            _numbers(value, f"{prefix}{key}/", out)
-        elif isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind in "fiub":
-            out[f"{prefix}{key}"] = float(value)
+def _stacked(column: Sequence[Any]) -> np.ndarray:
+    try:
+        return np.array(column)
+    except ValueError:  # ragged
+        return np.empty(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -9,19 +10,28 @@ import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from palaestra.core import Batch, ConfigError, EnvError, SpecTree, TensorSpec, TimeStep, episode_seed
-from palaestra.envs.driving import describe
-from palaestra.envs.environment import Environment
-from palaestra.envs.lanes import Rows
-from palaestra.envs.nest import batched_spec, flatten, leaf_dtypes, to_batched, unflatten
+from palaestra.core import (
+    Batch,
+    ConfigError,
+    EnvError,
+    NonFiniteError,
+    TensorSpec,
+    TimeStep,
+    episode_seed,
+)
+from palaestra.envs.boundary import Boundary
+from palaestra.envs.faults import describe
+from palaestra.envs.lockstep import LockstepEnvironment
+from palaestra.envs.nest import flatten, leaf_dtypes, to_batched, unflatten
+from palaestra.envs.rows import Rows, Specs
 from palaestra.envs.spaces import spec_from_space
-from palaestra.envs.vector import ActionReader, batched_time_step, check_all_lanes, check_seeds, fresh_seeds
+from palaestra.envs.vector import batched_time_step, check_seeds, fresh_seeds
 
 __all__ = ["NativeVectorEnvironment"]
 
 
 @final
-class NativeVectorEnvironment(Environment):
+class NativeVectorEnvironment(LockstepEnvironment):
     """Adapts a Gymnasium `VectorEnv`, in any of its three ways to reset.
 
     NEXT_STEP is what this library does everywhere. One that resets within the step (SAME_STEP), or not by itself
@@ -33,6 +43,7 @@ class NativeVectorEnvironment(Environment):
     Args:
         vector_env: that nobody else uses.
         lane_seeds: one for every environment; fresh ones if left out.
+        stacked: how many frames the first axis of an observation holds, as `TensorSpec.stacked` says.
 
     Raises:
         ConfigError: it does not say how it resets.
@@ -49,49 +60,42 @@ class NativeVectorEnvironment(Environment):
     seeding = "per_batch"
     resume = "statistical"
 
-    def __init__(self, vector_env: VectorEnv[Any, Any, Any], *, lane_seeds: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, vector_env: VectorEnv[Any, Any, Any], *, lane_seeds: Sequence[int] | None = None, stacked: int = 1
+    ) -> None:
         mode = vector_env.metadata.get("autoreset_mode")
         if mode is None:
             raise ConfigError(
                 f"{vector_env} does not say how it resets; set metadata['autoreset_mode'] to one of "
                 f"{[mode.name for mode in AutoresetMode]} of gymnasium.vector.AutoresetMode"
             )
-        self.batch_size = vector_env.num_envs
+        self._observation = spec_from_space(vector_env.single_observation_space, "observation_space")
+        if stacked > 1:
+            self._observation = dataclasses.replace(self._observation, stacked=stacked)
+        self._action = spec_from_space(vector_env.single_action_space, "action_space")
+        space = getattr(vector_env, "single_reward_space", None)
+        self._reward = TensorSpec(tuple(space.shape or ()) if space is not None else ())
+        super().__init__(Specs(self._observation, self._action, self._reward, {}), vector_env.num_envs)
         self.vector_env = vector_env
         self._mode = AutoresetMode(mode)
         self._seeds = list(lane_seeds) if lane_seeds is not None else fresh_seeds(self.batch_size)
         check_seeds(self._seeds, self.batch_size)
-        self._observation = spec_from_space(vector_env.single_observation_space, "observation_space")
-        self._action = spec_from_space(vector_env.single_action_space, "action_space")
-        space = getattr(vector_env, "single_reward_space", None)
-        self._reward = TensorSpec(tuple(space.shape or ()) if space is not None else ())
         self._dtypes = leaf_dtypes(self._observation)
-        self._reader = ActionReader(self._action, self.batch_size)
-        self._env_id = torch.arange(self.batch_size)
+        rewards = self.batch_size * self._reward.size
+        self._boundary = Boundary(self._observation, rewards, self.batch_size, strict=False, first=0)
         self._resets = 0
         self._steps = 0
         self._running = False
         self._over = np.zeros(self.batch_size, np.bool_)
-        self._pending: list[np.ndarray] | None = None
-
-    @property
-    def observation_spec(self) -> SpecTree:
-        """Of one observation."""
-        return batched_spec(self._observation)
-
-    @property
-    def action_spec(self) -> SpecTree:
-        """Of one action."""
-        return batched_spec(self._action)
-
-    @property
-    def reward_spec(self) -> TensorSpec:
-        """Of one reward: a scalar, or what `single_reward_space` says."""
-        return self._reward
 
     def reset(self) -> TimeStep:
         """Resets all environments with the next seed of the batch."""
-        self._pending, self.ended, self._steps = None, None, 0
+        self._running, self._mask = False, None
+        self._sent = self._reader.zeros()
+        return self.recv()
+
+    def _reset(self) -> TimeStep:
+        self.ended, self._steps = None, 0
         seed = self._next_seeds()
         try:
             observation, info = self.vector_env.reset(seed=seed)
@@ -106,36 +110,16 @@ class NativeVectorEnvironment(Environment):
         rows = Rows(np.zeros(size, np.int32), reward, np.ones(size, np.float32), arrays)
         return self._emitted(rows, self._reader.zeros(), info)
 
-    def send(self, action: Any, env_id: torch.Tensor | None = None) -> None:
-        """Takes the actions; they are executed by `recv`.
+    def _begin(self, actions: list[np.ndarray]) -> None:
+        """Nothing yet: `recv` steps the pool."""
 
-        Args:
-            action: [B, ...].
-            env_id: all environments, or `None`.
+    def _where(self, lane: int) -> str:
+        return f" (step {self._steps + 1} after reset {self._resets - 1})"
 
-        Raises:
-            EnvError: the actions sent before have not been received.
-        """
-        if env_id is not None:
-            check_all_lanes(env_id, self.batch_size, "NativeVectorEnvironment")
-        if self._pending is not None:
-            raise EnvError("send was called twice without recv; every send needs its recv")
-        actions = self._reader.read(action)
-        self._reader.check(actions)
-        self._pending = actions
-
-    def recv(self) -> TimeStep:
-        """Steps the pool with the actions sent; the first time, and after `load_state_dict`, resets it instead.
-
-        Raises:
-            EnvError: the pool failed, or nothing was sent.
-        """
-        actions = self._pending
-        if actions is None:
-            raise EnvError("recv was called without send; every recv needs its send")
+    def _finish(self, actions: list[np.ndarray]) -> TimeStep:
         if not self._running:
-            return self.reset()
-        self._pending, self.ended = None, None
+            return self._reset()
+        self.ended = None
         self._steps += 1
         try:
             # the pool may keep or change what it is given
@@ -148,9 +132,12 @@ class NativeVectorEnvironment(Environment):
                 step_type = np.where(over, np.int32(2), np.int32(1))
                 began, self._over = self._over, over
                 if began.any():
-                    self._begin(began, step_type, reward, discount, actions)
+                    self._make_first(began, step_type, reward, discount, actions)
                 return self._emitted(Rows(step_type, reward, discount, self._arrays(observation)), actions, info)
             return self._same_step(actions, observation, reward, discount, over, info)
+        except NonFiniteError:
+            self._running = False
+            raise
         except Exception as error:
             self._running = False
             raise self._failure(error, f"step {self._steps} after reset {self._resets - 1}") from error
@@ -172,7 +159,7 @@ class NativeVectorEnvironment(Environment):
         if len(seeds) != self.batch_size:
             raise EnvError(f"the saved state is of {len(seeds)} environments and this has {self.batch_size}")
         self._seeds, self._resets = [int(seed) for seed in seeds], int(state["resets"])
-        self._pending, self._running = None, False
+        self._sent, self._mask, self._running = None, None, False
 
     def render(self) -> np.ndarray:
         """A picture of environment 0."""
@@ -207,9 +194,10 @@ class NativeVectorEnvironment(Environment):
                 observation, _ = self.vector_env.reset(options={"reset_mask": over.copy()})
             last = Rows(np.full(len(lanes), 2, np.int32), reward[lanes], discount[lanes], final)
             prev_action = to_batched([array[lanes] for array in actions], self._action)
-            ended = batched_time_step(last, prev_action, torch.from_numpy(lanes), None, self._observation)
-            self.ended = ended._replace(env_info=_info(final_info, self.batch_size, lanes))
-            self._begin(over, step_type, reward, discount, actions)
+            self._require_finite(last, lanes.tolist())
+            ended_info = _info(final_info, self.batch_size, lanes)
+            self.ended = batched_time_step(last, prev_action, torch.from_numpy(lanes), ended_info, self._observation)
+            self._make_first(over, step_type, reward, discount, actions)
         time_step = self._emitted(Rows(step_type, reward, discount, self._arrays(observation)), actions, info)
         if self._mode is AutoresetMode.DISABLED and time_step.env_info != ():
             # what the ended lanes reported is in `ended`
@@ -217,16 +205,25 @@ class NativeVectorEnvironment(Environment):
                 column[torch.from_numpy(over)] = torch.nan
         return time_step
 
-    def _begin(self, began: np.ndarray, step_type: Any, reward: Any, discount: Any, actions: list[np.ndarray]) -> None:
+    def _make_first(
+        self, began: np.ndarray, step_type: Any, reward: Any, discount: Any, actions: list[np.ndarray]
+    ) -> None:
         """Makes FIRST rows of the lanes that show a new episode."""
         step_type[began], reward[began], discount[began] = 0, 0.0, 1.0
         for array in actions:
             array[began] = 0
 
     def _emitted(self, rows: Rows, actions: list[np.ndarray], info: Any) -> TimeStep:
+        self._require_finite(rows, self._everyone)
         prev_action = to_batched(actions, self._action)
-        time_step = batched_time_step(rows, prev_action, self._env_id, None, self._observation)
-        return time_step._replace(env_info=_info(info, self.batch_size)) if info else time_step
+        found = _info(info, self.batch_size) if info else ()
+        return batched_time_step(rows, prev_action, self._env_id, found, self._observation)
+
+    def _require_finite(self, rows: Rows, lanes: Sequence[int]) -> None:
+        if len(lanes) == self.batch_size and self._boundary.finite(rows.observation, rows.reward):
+            return
+        for lane, _, what, detail in self._boundary.not_finite(rows.observation, rows.reward):
+            raise NonFiniteError(f"environment {lanes[lane]} {what}{self._where(lane)}: {detail}")
 
     def _arrays(self, observation: Any) -> list[np.ndarray]:
         leaves = flatten(observation, self._observation)

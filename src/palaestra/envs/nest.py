@@ -9,12 +9,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.core import Batch, SpecError, SpecTree, TensorSpec, numpy_dtype, spec_leaves
+from palaestra.core import Batch, BoundedSpec, DiscreteSpec, SpecError, SpecTree, TensorSpec, numpy_dtype, spec_leaves
 
 # Asking torch for a dtype's numpy name allocates a tensor.
 _dtype = functools.cache(numpy_dtype)
 
-__all__ = ["batched_spec", "copied", "flatten", "leaf_dtypes", "problem", "to_batched", "unflatten", "zeros"]
+__all__ = [
+    "batched_spec",
+    "copied",
+    "fits",
+    "flatten",
+    "leaf_dtypes",
+    "neutral",
+    "problem",
+    "to_batched",
+    "unflatten",
+    "zeros",
+]
 
 
 def batched_spec(spec: SpecTree) -> SpecTree:
@@ -110,6 +121,23 @@ def zeros(spec: SpecTree) -> Any:
     return unflatten(iter(leaves), spec)
 
 
+def neutral(spec: SpecTree) -> Any:
+    """Zeros, or the values next to them that the spec allows, for an observation that nobody made.
+
+    Args:
+        spec: of one bare environment; every action of an `action_mask` is allowed.
+    """
+    leaves: list[Any] = []
+    for path, leaf in spec_leaves(spec).items():
+        value = np.zeros(leaf.shape, _dtype(leaf.dtype))
+        if isinstance(leaf, BoundedSpec):
+            value = np.clip(value, leaf.minimum, leaf.maximum)
+        elif isinstance(leaf, DiscreteSpec):
+            value = value + leaf.start
+        leaves.append((value + (path == "action_mask")).astype(_dtype(leaf.dtype))[()])
+    return unflatten(iter(leaves), spec)
+
+
 def problem(value: Any, spec: SpecTree) -> str | None:
     """Why a nest cannot be stored in arrays of its spec; `None` if it can.
 
@@ -123,19 +151,46 @@ def problem(value: Any, spec: SpecTree) -> str | None:
         leaves = flatten(value, spec)
     except SpecError as error:
         return str(error)
+    surplus = _surplus(value, spec)
+    if surplus:
+        return f"the keys {surplus}, which its space has not"
     for (path, leaf), given in zip(spec_leaves(spec).items(), leaves, strict=True):
         array = np.asarray(given)
         where = f"at {path!r}: " if path else ""
         if array.shape != leaf.shape:
             return f"{where}shape {array.shape}, expected {leaf.shape}"
         dtype = _dtype(leaf.dtype)
-        if not np.can_cast(array.dtype, dtype, "same_kind") and not (array.dtype.kind in "iu" and dtype.kind in "iu"):
+        if not fits(array, dtype):
             return f"{where}dtype {array.dtype}, expected {dtype}"
     return None
 
 
+def fits(array: np.ndarray, dtype: np.dtype) -> bool:
+    """Whether an array can be cast without loss; rounding a float to a smaller float does not count as one.
+
+    Args:
+        array: of any dtype.
+        dtype: that it is cast to.
+    """
+    if array.dtype == dtype or (array.dtype.kind == "f" and dtype.kind == "f"):
+        return True
+    if array.dtype.kind not in "biuf" or dtype.kind not in "biuf":
+        return False
+    with np.errstate(invalid="ignore"):
+        return np.can_cast(array.dtype, dtype, "safe") or np.array_equal(array.astype(dtype), array)
+
+
 def _children(spec: SpecTree) -> Any:
     return spec.items() if isinstance(spec, dict) else enumerate(spec)
+
+
+def _surplus(value: Any, spec: SpecTree) -> list[Any]:
+    if isinstance(spec, TensorSpec):
+        return []
+    known = {str(key) for key, _ in _children(spec)}
+    held = value.keys() if isinstance(value, dict | Batch) else range(len(value))
+    found = [key for key in held if str(key) not in known]
+    return found + [key for name, child in _children(spec) for key in _surplus(_get(value, name), child)]
 
 
 def _get(value: Any, key: Any) -> Any:

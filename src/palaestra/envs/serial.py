@@ -2,152 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 import numpy as np
-import torch
 
-from palaestra.core import EnvError, SpecTree, TensorSpec, TimeStep
-from palaestra.envs.driving import describe, failure
-from palaestra.envs.environment import Environment, SingleEnvironment
-from palaestra.envs.episode_log import EpisodeLog
+from palaestra.core import ConfigError
+from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.episode_log import Episode
+from palaestra.envs.faults import Failure, FaultPolicy
+from palaestra.envs.lane_environment import Incident, LaneEnvironment, Outcome
 from palaestra.envs.lanes import Lanes
-from palaestra.envs.nest import batched_spec, to_batched
-from palaestra.envs.vector import ActionReader, batched_time_step, check_all_lanes, check_seeds, fresh_seeds
+from palaestra.envs.vector import batched_info
 
 __all__ = ["SerialEnvironment"]
 
 
 @final
-class SerialEnvironment(Environment):
+class SerialEnvironment(LaneEnvironment):
     """Steps bare environments in this process: no sub-process exists, so a debugger works.
 
-    The fastest choice for environments whose step takes less than about 10 microseconds.
+    The fastest choice for environments whose step takes less than about 10 microseconds. One that hangs or kills the
+    process cannot be helped here; worker processes are for those.
 
     Args:
-        envs: the outermost layers; one batch, all with equal specs.
+        envs: the outermost layers, or what makes them; one batch, all with equal specs.
         lane_seeds: one for each, from `RunSeeds.integer("environments", lane)`; fresh ones if left out.
+        faults: what to do when one fails; `restart` needs what makes them.
 
     Raises:
         SpecError: no environments, other specs, or another number of seeds.
+        ConfigError: environments that cannot be made again are to be restarted.
 
     Examples:
+        >>> import torch
         >>> from palaestra.envs import load
         >>> env = SerialEnvironment([load("CartPole-v1"), load("CartPole-v1")], lane_seeds=[1, 2])
         >>> env.reset().step_type, env.step(torch.tensor([0, 1])).reward
         (tensor([0, 0], dtype=torch.int32), tensor([1., 1.]))
     """
 
-    seeding = "per_episode"
-    resume = "exact"
+    def __init__(
+        self,
+        envs: Sequence[SingleEnvironment | Callable[[], SingleEnvironment]],
+        *,
+        lane_seeds: Sequence[int] | None = None,
+        faults: FaultPolicy = FaultPolicy(),  # noqa: B008 - frozen
+    ) -> None:
+        factories: list[Any] = [env for env in envs if callable(env)]
+        if faults.on_fault == "restart" and len(factories) < len(envs):
+            raise ConfigError(
+                'on_fault="restart" makes environments again; give what makes them, such as partial(load, ...)'
+            )
+        made: list[Any] = [env() if callable(env) else env for env in envs]
+        self._lanes = Lanes(made, factories, strict=faults.strict)
+        super().__init__(self._lanes.specs, lane_seeds, len(made), faults)
+        self._given: Iterable[Any] = ()
 
-    def __init__(self, envs: Sequence[SingleEnvironment], *, lane_seeds: Sequence[int] | None = None) -> None:
-        seeds = list(lane_seeds) if lane_seeds is not None else fresh_seeds(len(envs))
-        check_seeds(seeds, len(envs))
-        self.batch_size = len(envs)
-        self._lanes = Lanes(envs)
-        self._specs = self._lanes.specs
-        self._log = EpisodeLog(seeds, self._specs.action)
-        self._reader = ActionReader(self._specs.action, self.batch_size)
-        self._observation_spec = batched_spec(self._specs.observation)
-        self._action_spec = batched_spec(self._specs.action)
-        self._scalar_actions = isinstance(self._specs.action, TensorSpec) and not self._specs.action.shape
-        self._env_id = torch.arange(self.batch_size)
-        self._pending: tuple[list[np.ndarray], Iterable[Any]] | None = None
+    def _submit(self, actions: list[np.ndarray], seeds: dict[int, int]) -> None:
+        self._given = self._reader.per_lane(actions)
 
-    @property
-    def observation_spec(self) -> SpecTree:
-        """Of one observation."""
-        return self._observation_spec
+    def _collect(self) -> Outcome:
+        rows, infos, failures = self._lanes.step(self._given, self._seeds)
+        info = () if infos is None else batched_info(infos, self.batch_size)
+        return rows, self._lanes.over, info, [Incident(failure) for failure in failures] if failures else ()
 
-    @property
-    def action_spec(self) -> SpecTree:
-        """Of one action."""
-        return self._action_spec
+    def _give_up_step(self) -> None:
+        self._given = ()
 
-    @property
-    def reward_spec(self) -> TensorSpec:
-        """Of one reward."""
-        return self._specs.reward
+    def _restart(self, seeds: dict[int, int], *, fatal: bool) -> dict[int, list[np.ndarray]] | Incident:
+        found: dict[int, list[np.ndarray]] = {}
+        for lane, seed in seeds.items():
+            restarted = self._lanes.restart(lane, seed)
+            if isinstance(restarted, Failure):
+                return Incident(restarted)
+            found[lane] = restarted
+        return found
 
-    @property
-    def env_info_spec(self) -> SpecTree:
-        """Of the declared info entries."""
-        return self._specs.env_info
+    def _drop(self, lanes: list[int], *, fatal: bool) -> None:
+        for lane in lanes:
+            self._lanes.drop(lane)
 
-    def reset(self) -> TimeStep:
-        """Starts the next episode everywhere; running ones, and actions sent, are abandoned."""
-        self._log.abandon()
-        self._pending = self._reader.zeros(), [None] * self.batch_size
-        return self.recv()
+    def _stop(self, because: str) -> None:
+        self._ended_by = because
+        self.close()
 
-    def send(self, action: Any, env_id: torch.Tensor | None = None) -> None:
-        """Takes the actions; they are executed by `recv`.
+    def _digests(self) -> list[str]:
+        return self._lanes.digests()
 
-        Args:
-            action: [B, ...].
-            env_id: all environments, or `None`.
-
-        Raises:
-            EnvError: the actions sent before have not been received.
-        """
-        if env_id is not None:
-            check_all_lanes(env_id, self.batch_size, "SerialEnvironment")
-        if self._pending is not None:
-            raise EnvError("send was called twice without recv; every send needs its recv")
-        actions = self._reader.read(action)
-        self._pending = actions, self._reader.per_lane(actions)
-
-    def recv(self) -> TimeStep:
-        """Steps every environment with the actions sent.
-
-        Raises:
-            EnvError: an environment failed, or nothing was sent.
-        """
-        if self._pending is None:
-            raise EnvError("recv was called without send; every recv needs its send")
-        actions, given = self._pending
-        self._pending = None
-        log, lanes = self._log, self._lanes
-        seeds = log.send(actions)
-        try:
-            rows, infos = lanes.step(given, seeds)
-        except Exception as error:
-            raise self._failure(error) from error
-        log.due = lanes.over
-        if not self._scalar_actions:
-            # an environment may have changed its row in place
-            actions = log.latest()
-        for lane in seeds:
-            for array in actions:
-                array[lane] = 0
-        prev_action = torch.from_numpy(actions[0]) if self._scalar_actions else to_batched(actions, self._specs.action)
-        return batched_time_step(rows, prev_action, self._env_id, infos, self._specs.observation)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Every lane's episode number, its actions so far, and a digest of its latest observation."""
-        if self._pending is not None:
-            raise EnvError("state_dict was called between send and recv; receive first")
-        return self._log.state_dict(self._lanes.digests())
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replays every lane's running episode.
-
-        Args:
-            state: from `state_dict`, of a serial or a process environment.
-
-        Raises:
-            EnvError: it does not fit, or an environment does not replay.
-        """
-        episodes = self._log.episodes_of(state)
-        self._pending = None
-        self._log.restore(episodes, range(self.batch_size))
-        try:
-            self._lanes.load(episodes)
-        except Exception as error:
-            raise self._failure(error) from error
-        self._log.due = self._lanes.over
+    def _load(self, episodes: Sequence[Episode]) -> list[int] | Incident:
+        failure = self._lanes.load(episodes)
+        return self._lanes.over if failure is None else Incident(failure)
 
     def render(self) -> np.ndarray:
         """A picture of environment 0."""
@@ -156,9 +101,3 @@ class SerialEnvironment(Environment):
     def close(self) -> None:
         """Closes every environment."""
         self._lanes.close()
-
-    def _failure(self, error: Exception) -> EnvError:
-        kind, detail = describe(error)
-        found = failure(self._log, self._lanes.lane, f"raised {kind}", detail)
-        self._log.abandon()
-        return found

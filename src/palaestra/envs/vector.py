@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,15 +19,16 @@ from palaestra.core import (
     numpy_dtype,
     spec_leaves,
 )
-from palaestra.envs.lanes import Infos, Rows
-from palaestra.envs.nest import flatten, leaf_dtypes, to_batched, unflatten
+from palaestra.envs.boundary import leaf_bounds
+from palaestra.envs.nest import flatten, leaf_dtypes, neutral, to_batched, unflatten
+from palaestra.envs.rows import Infos, Rows
 
 # Larger sets of discrete actions are not kept as scalars.
 _MOST_SCALARS = 4096
 
 _tensor = torch.from_numpy
 
-__all__ = ["ActionReader", "batched_info", "batched_time_step", "check_all_lanes", "check_seeds", "fresh_seeds"]
+__all__ = ["ActionReader", "batched_info", "batched_time_step", "check_seeds", "fresh_seeds"]
 
 
 class ActionReader:
@@ -48,6 +49,8 @@ class ActionReader:
             kind = numpy_dtype(spec.dtype).type
             self._scalars = {value: kind(value) for value in range(spec.start, spec.start + spec.num)}
         self._expected = [(path, (batch_size, *leaf.shape), dtype) for (path, leaf), dtype in leaves]
+        self._bounds = [_tolerant(leaf_bounds(leaf)) for leaf in spec_leaves(spec).values()]
+        self._zeros = [np.zeros(int(np.prod(shape)), dtype) for _, shape, dtype in self._expected]
 
     def read(self, action: Any) -> list[np.ndarray]:
         """Leaf arrays [B, ...] of a batched action, cast to the spec's dtypes, in memory of their own.
@@ -60,6 +63,11 @@ class ActionReader:
             SpecError: the action does not have the spec's structure.
         """
         if self._plain:
+            if isinstance(action, torch.Tensor):
+                try:
+                    action = action.numpy()  # with `force` it takes twice as long
+                except (RuntimeError, TypeError):
+                    action = action.numpy(force=True)
             return [_array(action, *self._expected[0])]
         leaves = flatten(action, self._spec)
         return [_array(leaf, *expected) for leaf, expected in zip(leaves, self._expected, strict=True)]
@@ -68,51 +76,80 @@ class ActionReader:
         """Leaf arrays [B, ...] of zeros."""
         return [np.zeros(shape, dtype) for _, shape, dtype in self._expected]
 
-    def per_lane(self, arrays: list[np.ndarray]) -> Iterable[Any]:
+    def neutral(self) -> list[np.ndarray]:
+        """Leaf arrays [B, ...] of zeros, or of what the spec allows next to them."""
+        leaves = flatten(neutral(self._spec), self._spec)
+        pairs = zip(leaves, self._expected, strict=True)
+        return [np.broadcast_to(leaf, shape).astype(dtype) for leaf, (_, shape, dtype) in pairs]
+
+    def per_lane(self, arrays: list[np.ndarray]) -> Sequence[Any]:
         """One action for every lane, as its bare environment takes it.
 
         Args:
-            arrays: from `read`.
-
-        Raises:
-            SpecError: a discrete action does not exist.
+            arrays: from `read`, with nothing `wrong`.
         """
-        if self._scalars is not None:
-            try:
-                return [self._scalars[value] for value in arrays[0].tolist()]
-            except KeyError:
-                self.check(arrays)
+        scalars = self._scalars
+        if scalars is not None:
+            return [scalars[value] for value in arrays[0].tolist()]
         if self._plain:
             return arrays[0]
         return [unflatten((array[lane] for array in arrays), self._spec) for lane in range(len(arrays[0]))]
 
-    def check(self, arrays: list[np.ndarray]) -> None:
-        """Refuses a discrete action that does not exist.
+    def wrong(self, arrays: list[np.ndarray]) -> tuple[int, str] | None:
+        """The first action that no environment may see: NaN, infinite, or outside the bounds of its space.
 
         Args:
             arrays: from `read`.
 
-        Raises:
-            SpecError: the message names the environment.
+        Returns:
+            The lane and what is wrong with its action; `None` if all are well.
         """
-        if self._scalars is None or self._scalars.keys() >= set(arrays[0].tolist()):
-            return
-        for lane, value in enumerate(arrays[0]):
-            wrong = self._spec.problem(value)
-            if wrong:
-                raise SpecError(f"the action for environment {lane} has {wrong}")
+        if self._scalars is not None:
+            return None if self._scalars.keys() >= set(arrays[0].tolist()) else self._named(arrays)
+        for array, bounds, zeros in zip(arrays, self._bounds, self._zeros, strict=True):
+            if zeros.dtype.kind == "f" and np.vdot(array, zeros) != 0.0:
+                return self._named(arrays)
+            if bounds is not None and ((array < bounds[0]).any() or (array > bounds[1]).any()):
+                return self._named(arrays)
+        return None
+
+    def _named(self, arrays: list[np.ndarray]) -> tuple[int, str]:
+        for (path, _, dtype), bounds, array in zip(self._expected, self._bounds, arrays, strict=True):
+            bad = ~np.isfinite(array) if dtype.kind == "f" else np.zeros(array.shape, np.bool_)
+            if bounds is not None:
+                bad |= (array < bounds[0]) | (array > bounds[1])
+            if bad.any():
+                lane, *index = np.argwhere(bad)[0].tolist()
+                low, high = (
+                    np.broadcast_to(bound, array.shape[1:])[tuple(index)] for bound in bounds or (-np.inf, np.inf)
+                )
+                where = (f" at {path!r}" if path else "") + (f" at index {index}" if index else "")
+                return lane, f"value {array[(lane, *index)]}{where}, expected a number in [{low}, {high}]"
+        raise SpecError(f"the actions {arrays} do not fit {self._spec}")
+
+
+def _tolerant(bounds: tuple[np.ndarray, np.ndarray] | None) -> tuple[np.ndarray, np.ndarray] | None:
+    """Bounds that forgive the rounding of an action that was scaled to them."""
+    if bounds is None or bounds[0].dtype.kind != "f":
+        return bounds
+    low, high = bounds
+    with np.errstate(invalid="ignore"):
+        slack = np.nan_to_num(1e-5 * np.maximum(np.abs(low), np.abs(high)), nan=0.0, posinf=0.0).astype(low.dtype)
+    return low - slack, high + slack
 
 
 def _array(leaf: Any, path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    array = leaf.numpy(force=True) if isinstance(leaf, torch.Tensor) else np.asarray(leaf)
+    array = leaf
+    if not isinstance(leaf, np.ndarray):
+        array = np.asarray(leaf.numpy(force=True) if isinstance(leaf, torch.Tensor) else leaf)
     if array.shape != shape:
         where = f" at {path!r}" if path else ""
         raise ShapeError(f"the action{where} has shape {array.shape}, expected {shape}")
-    return array.astype(dtype)
+    return array.copy() if array.dtype == dtype else array.astype(dtype)
 
 
 def batched_time_step(
-    rows: Rows, prev_action: Any, env_id: torch.Tensor, infos: Infos | None, observation_spec: SpecTree
+    rows: Rows, prev_action: Any, env_id: torch.Tensor, info: Any, observation_spec: SpecTree
 ) -> TimeStep:
     """A time step of tensors that share the rows' memory.
 
@@ -120,13 +157,12 @@ def batched_time_step(
         rows: that nobody writes to any more.
         prev_action: a tensor or a `Batch`.
         env_id: [B].
-        infos: numeric info by lane.
+        info: a `Batch` of numeric entries, or `()`.
         observation_spec: of one bare environment.
     """
     step_type, reward, discount, arrays = rows
     plain = isinstance(observation_spec, TensorSpec)
     observation = _tensor(arrays[0]) if plain else to_batched(arrays, observation_spec)
-    info = () if infos is None else batched_info(infos, len(step_type))
     # a NamedTuple's own constructor takes twice as long
     fields = (_tensor(step_type), _tensor(reward), _tensor(discount), observation, prev_action, env_id, (), info)
     return tuple.__new__(TimeStep, fields)
@@ -170,21 +206,3 @@ def check_seeds(lane_seeds: Sequence[int], count: int) -> None:
     """
     if len(lane_seeds) != count or len(set(lane_seeds)) != count:
         raise SpecError(f"{count} environments were given the lane seeds {list(lane_seeds)}; each needs one of its own")
-
-
-def check_all_lanes(env_id: torch.Tensor | None, batch_size: int, kind: str) -> None:
-    """Refuses actions for some of the environments where all are stepped together.
-
-    Args:
-        env_id: as given to `send`.
-        batch_size: B.
-        kind: of environment; for the error message.
-
-    Raises:
-        SpecError: it is not `None` and not 0 ... B - 1.
-    """
-    if env_id is not None and env_id.tolist() != list(range(batch_size)):
-        raise SpecError(
-            f"{kind} steps its {batch_size} environments together, and was sent actions for {env_id.tolist()}; "
-            "leave env_id out"
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -12,19 +13,26 @@ import numpy as np
 import torch
 
 from palaestra.core import SpecTree, spec_leaves
-from palaestra.envs.driving import describe
 from palaestra.envs.environment import SingleEnvironment
-from palaestra.envs.lanes import Lanes, Rows, Specs
+from palaestra.envs.faults import Failure, failure_of
+from palaestra.envs.lanes import Lanes
 from palaestra.envs.nest import leaf_dtypes
+from palaestra.envs.rows import Infos, Rows, Specs
 from palaestra.envs.vector import ActionReader
 from palaestra.runtime import SharedArrays
 from palaestra.runtime.supervision import spin_acquire
 
-__all__ = ["FAILED", "INFO", "MESSAGE", "STEP", "View", "layout", "serve"]
+__all__ = ["BUSY", "DONE", "INFO", "MESSAGE", "NEWS", "STEP", "View", "layout", "serve"]
 
-# What a worker is told to do, and how it went, in one number of shared memory each.
+# What a worker is told to do, and how it went, in one number of shared memory each. INFO: there are numbers in the info
+# block; NEWS: there is a message in the pipe.
 STEP, MESSAGE = 0, 1
-DONE, INFO, FAILED = 0, 1, 2
+BUSY, DONE, INFO, NEWS = 0, 1, 2, 3
+
+# Info entries that have a column in shared memory; further ones go through the pipe.
+_INFO_COLUMNS = 32
+# Steps between two looks at the worker's memory, which is also looked at whenever an episode starts.
+_MEMORY_PERIOD = 64
 
 # How long a worker sleeps at a time; its parent's death ends it from another thread.
 _NAP_S = 3600.0
@@ -42,6 +50,9 @@ def layout(specs: Specs, batch_size: int, num_workers: int) -> dict[str, tuple[t
         "command": ((num_workers,), np.int64),
         "status": ((num_workers,), np.int64),
         "cursor": ((num_workers,), np.int64),
+        "memory": ((num_workers,), np.int64),
+        "reported": ((num_workers, _INFO_COLUMNS), np.bool_),
+        "info": ((batch_size, _INFO_COLUMNS), np.float64),
         "seed": ((batch_size,), np.int64),
         "step_type": ((batch_size,), np.int32),
         "reward": ((batch_size, *specs.reward.shape), np.float32),
@@ -63,6 +74,8 @@ class View:
     """What the latest step gave."""
     action: list[np.ndarray]
     """Leaf arrays [n, ...]."""
+    info: np.ndarray
+    """float64 [n, columns]; NaN where nothing was reported."""
 
     @classmethod
     def of(cls, shared: SharedArrays, specs: Specs, lanes: slice) -> View:
@@ -78,13 +91,13 @@ class View:
             for kind, spec in (("observation", specs.observation), ("action", specs.action))
         )
         rows = Rows(shared["step_type"][lanes], shared["reward"][lanes], shared["discount"][lanes], observation)
-        return cls(shared["seed"][lanes], rows, action)
+        return cls(shared["seed"][lanes], rows, action, shared["info"][lanes])
 
 
 def serve(
     connection: Connection,
     factories: Sequence[Callable[[], SingleEnvironment]],
-    place: tuple[int, int],
+    place: tuple[int, int, bool],
     go: Semaphore,
     done: Semaphore,
 ) -> None:
@@ -93,7 +106,7 @@ def serve(
     Args:
         connection: to the parent.
         factories: of this worker's environments.
-        place: number of the worker, and of its first lane.
+        place: number of the worker, and of its first lane; and whether observations out of bounds are failures.
         go: released by the parent for every command.
         done: released when it was carried out.
     """
@@ -104,24 +117,26 @@ def serve(
             envs.append(factory())
         specs = Lanes(envs).specs
     except Exception as error:
-        connection.send((FAILED, (len(envs), *describe(error))))
+        connection.send(failure_of(min(len(envs), len(factories) - 1), error))
         return
-    connection.send((DONE, specs))
+    connection.send(specs)
     shared = SharedArrays.receive(connection)
-    _Worker(connection, envs, shared, place).run(go, done)
+    number, first, strict = place
+    lanes = Lanes(envs, factories, shared["cursor"][number : number + 1], strict=strict, first=first)
+    _Worker(connection, lanes, shared, number, first).run(go, done)
 
 
 class _Worker:
-    def __init__(
-        self, connection: Connection, envs: list[SingleEnvironment], shared: SharedArrays, place: tuple[int, int]
-    ) -> None:
-        number, first = place
-        self._connection = connection
-        self._command = shared["command"][number : number + 1]
-        self._status = shared["status"][number : number + 1]
-        self._lanes = Lanes(envs, shared["cursor"][number : number + 1])
-        self._view = View.of(shared, self._lanes.specs, slice(first, first + len(envs)))
-        self._reader = ActionReader(self._lanes.specs.action, len(envs))
+    def __init__(self, connection: Connection, lanes: Lanes, shared: SharedArrays, number: int, first: int) -> None:
+        self._connection, self._lanes = connection, lanes
+        one = slice(number, number + 1)
+        self._command, self._status, self._memory = (shared[name][one] for name in ("command", "status", "memory"))
+        self._reported = shared["reported"][number]
+        size = len(lanes.envs)
+        self._view = View.of(shared, lanes.specs, slice(first, first + size))
+        self._reader = ActionReader(lanes.specs.action, size)
+        self._columns: dict[str, int] = {}
+        self._clock = 0
 
     def run(self, go: Semaphore, done: Semaphore) -> None:
         command, status = self._command, self._status
@@ -129,47 +144,85 @@ class _Worker:
             if not spin_acquire(go):
                 while not go.acquire(True, _NAP_S):
                     pass
-            outcome, message = DONE, None
-            try:
-                if command[0] == STEP:
-                    message = self._step()
-                    outcome = DONE if message is None else INFO
-                else:
-                    what, *arguments = self._connection.recv()
-                    message = getattr(self, f"_{what}")(*arguments)
-                    outcome = INFO
-            except Exception as error:
-                outcome, message = FAILED, (self._lanes.lane, *describe(error))
+            if command[0] == STEP:
+                outcome, message = self._step()
+            else:
+                what, *arguments = self._connection.recv()
+                try:
+                    outcome, message = NEWS, getattr(self, f"_{what}")(*arguments)
+                except Exception as error:
+                    outcome, message = NEWS, failure_of(0, error)
             status[0] = outcome
             done.release()
-            if outcome != DONE:
+            if outcome == NEWS:
                 # after `done`: a pipe holds only so much, and the parent reads it when it knows that there is something
                 self._connection.send(message)
-            if outcome == INFO and message == "closed":
-                return
+                if message == "closed":
+                    return
 
-    def _step(self) -> Any:
+    def _step(self) -> tuple[int, Any]:
         view = self._view
         seeds = view.seed.tolist()
         started = {lane: seed for lane, seed in enumerate(seeds) if seed >= 0} if max(seeds) >= 0 else {}
+        if started or self._clock % _MEMORY_PERIOD == 0:
+            self._memory[0] = _peak_memory_bytes()
+        self._clock += 1
         actions = self._reader.per_lane([array.copy() for array in view.action])
-        rows, infos = self._lanes.step(actions, started)
+        rows, infos, failures = self._lanes.step(actions, started)
         target = view.rows
         target.step_type[:] = rows.step_type
         target.reward[:] = rows.reward
         target.discount[:] = rows.discount
         for array, values in zip(target.observation, rows.observation, strict=True):
             array[:] = values
-        return infos
+        names, surplus = self._report(infos) if infos else ([], {})
+        if failures or names or surplus:
+            return NEWS, (failures, names, surplus)
+        return INFO if infos else DONE, None
 
-    def _load(self, episodes: list[Any]) -> Any:
-        self._lanes.load(episodes)
-        return self._lanes.over
+    def _report(self, infos: Infos) -> tuple[list[str], Infos]:
+        """Writes info entries to their columns; returns the names of new columns, and what has none."""
+        columns, new = self._columns, []
+        surplus: Infos = {}
+        self._view.info[:] = np.nan
+        self._reported[:] = False
+        for lane, entries in infos.items():
+            row = self._view.info[lane]
+            for key, value in entries.items():
+                column = columns.get(key)
+                if column is None and len(columns) < _INFO_COLUMNS:
+                    column = columns[key] = len(columns)
+                    new.append(key)
+                if column is None:
+                    surplus.setdefault(lane, {})[key] = value
+                else:
+                    row[column] = value
+                    self._reported[column] = True
+        return new, surplus
 
-    def _digests(self) -> Any:
+    def _restart(self, seeds: dict[int, int], again: bool) -> Failure | None:
+        for lane, seed in seeds.items():
+            self._lanes.mark(lane)
+            leaves = self._lanes.restart(lane, seed, again=again)
+            if isinstance(leaves, Failure):
+                return leaves
+            for array, leaf in zip(self._view.rows.observation, leaves, strict=True):
+                array[lane] = leaf
+        return None
+
+    def _drop(self, lanes: list[int]) -> None:
+        for lane in lanes:
+            self._lanes.mark(lane)
+            self._lanes.drop(lane)
+
+    def _load(self, episodes: list[Any]) -> list[int] | Failure:
+        failure = self._lanes.load(episodes)
+        return self._lanes.over if failure is None else failure
+
+    def _digests(self) -> list[str]:
         return self._lanes.digests()
 
-    def _render(self) -> Any:
+    def _render(self) -> np.ndarray:
         return self._lanes.envs[0].render()
 
     def _close(self) -> str:
@@ -179,3 +232,12 @@ class _Worker:
 
 def _leaves(spec: SpecTree) -> Any:
     return zip(spec_leaves(spec).values(), leaf_dtypes(spec), strict=True)
+
+
+def _peak_memory_bytes() -> int:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

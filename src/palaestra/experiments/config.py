@@ -35,6 +35,8 @@ class RunConfig:
     """Name of the run directory; by default date, algorithm, environment and seed."""
     compile: Annotated[bool, tyro.conf.arg(aliases=("--compile",))] = False
     """Compile gradient steps: seconds of waiting at the start, then faster learning."""
+    deterministic: Annotated[bool, tyro.conf.arg(aliases=("--deterministic",))] = False
+    """Equal results on equal GPUs too, by slower kernels; on a CPU they are equal anyway."""
     num_threads: int | None = None
     """Threads of torch; by default 1 for small networks, else as many as there are cores."""
     tensorboard: bool = True
@@ -87,6 +89,29 @@ def config_to_mapping(config: Any) -> dict[str, Any]:
     return {f.name: _to_yaml(getattr(config, f.name), f.name) for f in dataclasses.fields(config)}
 
 
+def flat_settings(config: ExperimentConfig) -> dict[str, Any]:
+    """Every setting by its path.
+
+    Args:
+        config: a configuration.
+
+    Examples:
+        >>> flat_settings(ExperimentConfig())["trainer.total_env_steps"]
+        100000
+    """
+    flat: dict[str, Any] = {}
+
+    def visit(node: Mapping[str, Any], prefix: str) -> None:
+        for key, value in node.items():
+            if isinstance(value, dict) and value:
+                visit(value, f"{prefix}{key}.")
+            else:
+                flat[f"{prefix}{key}"] = value
+
+    visit(config_to_mapping(config), "")
+    return flat
+
+
 def _to_yaml(value: Any, path: str) -> Any:
     if isinstance(value, Linear | Piecewise):
         return str(value)
@@ -137,7 +162,7 @@ def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, probl
     hints = typing.get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]
     values: dict[str, Any] = {} if base is None else {name: getattr(base, name) for name in names}
-    if kind is ExperimentConfig:
+    if issubclass(kind, ExperimentConfig):
         try:
             hints["algorithm"] = _config_class_of(data, base)
         except ConfigError as error:  # its settings cannot be checked then, but all others can
@@ -184,6 +209,8 @@ def _suggestion(kind: type[Any], values: Mapping[str, Any], name: str, path: str
     known = [f.name for f in dataclasses.fields(kind)]
     close = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
     if not close:
+        if issubclass(kind, AlgorithmConfig) and (others := algorithms_with(name)):
+            return f"; it is a setting of {', '.join(others)}"
         for group, value in groups.items():
             below = difflib.get_close_matches(name.replace("-", "_"), [f.name for f in dataclasses.fields(value)], n=1)
             if below:
@@ -192,6 +219,16 @@ def _suggestion(kind: type[Any], values: Mapping[str, Any], name: str, path: str
     default = values.get(close[0], getattr(kind, close[0], defaults.get(close[0])))
     detail = "" if dataclass_of(hints[close[0]]) else f" ({type_name(hints[close[0]])}, {default})"
     return f" — did you mean {(path + '.' if path else '') + close[0]!r}?{detail}"
+
+
+def algorithms_with(name: str) -> list[str]:
+    """The algorithms that have a setting of this name.
+
+    Args:
+        name: of a field.
+    """
+    fields = {algorithm: kind.config_class.__dataclass_fields__ for algorithm, kind in ALGORITHMS.items()}
+    return sorted(algorithm for algorithm, known in fields.items() if name.replace("-", "_") in known)
 
 
 def algorithm_class(name: str) -> Any:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import datetime
 import fcntl
-import importlib.metadata
 import json
 import logging
 import os
-import platform
 import socket
-import subprocess
-import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments.config import ExperimentConfig, file_name, load_config, save_config
+from palaestra.experiments.provenance import provenance
 
-__all__ = ["RunDirectory", "find_run", "list_runs"]
+__all__ = ["RunDirectory", "find_run", "find_runs", "list_groups", "list_runs", "new_directory"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,44 +33,22 @@ class RunDirectory:
         self._lock: TextIO | None = None
 
     @classmethod
-    def create(cls, config: ExperimentConfig) -> RunDirectory:
+    def create(cls, config: ExperimentConfig, *, lineage: Mapping[str, Any] | None = None) -> RunDirectory:
         """Makes a new directory and writes `config.yaml` and `run.json`.
 
         Args:
             config: of the run.
+            lineage: which run this one goes on from, and what was changed.
 
         Raises:
             ConfigError: the directory exists already, or cannot be made.
         """
-        root = Path(config.run.directory)
-        stem = config.run.name or "_".join(
-            [
-                datetime.datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S"),
-                config.algorithm_name,
-                file_name(config.env.name),
-                f"s{config.run.seed}",
-            ]
-        )
-        path, number = root / stem, 1
-        while True:
-            try:
-                path.mkdir(parents=True)
-                break
-            except FileExistsError:
-                if config.run.name:
-                    raise ConfigError(
-                        f"the run directory {path} exists already; choose another --run.name, or continue it with "
-                        f"`palaestra resume {path}`"
-                    ) from None
-                number += 1
-                path = root / f"{stem}_{number}"
-            except OSError as error:
-                raise ConfigError(f"the run directory {path} cannot be made: {error}") from error
-        run = cls(path)
+        run = cls(new_directory(config, f"s{config.run.seed}"))
         for name in ("checkpoints", "evals", "policy", "videos", "plots", "faults"):
-            (path / name).mkdir()
-        save_config(config, path / "config.yaml")
-        run.write_info({"command": sys.argv, "seed": config.run.seed, **environment_info()})
+            (run.path / name).mkdir()
+        save_config(config, run.path / "config.yaml")
+        origin = {"algorithm": config.algorithm_name, "env": config.env.name, "seed": config.run.seed, **provenance()}
+        run.write_info({"format": 1, "status": "created", **origin, "lineage": dict(lineage) if lineage else None})
         return run
 
     @property
@@ -94,7 +70,25 @@ class RunDirectory:
             _log.warning("%s is damaged (%r) and is begun anew", file, error)
             return {}
 
-    def write_info(self, values: dict[str, Any]) -> None:
+    @property
+    def status(self) -> str:
+        """`created`, `running`, `done`, `interrupted`, `stopped` or `failed`; `killed` if its process is gone."""
+        status = str(self.info.get("status", "unknown"))
+        return "killed" if status == "running" and not self._is_locked() else status
+
+    def _is_locked(self) -> bool:
+        if self._lock is not None:
+            return True
+        try:
+            with (self.path / "run.lock").open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return False
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+
+    def write_info(self, values: Mapping[str, Any]) -> None:
         """Adds entries to `run.json`.
 
         Args:
@@ -118,6 +112,13 @@ class RunDirectory:
             holder = file.read().strip() or "another process"
             file.close()
             raise ConfigError(f"the run {self.path} is in use by {holder}; wait for it or stop it") from None
+        file.seek(0)
+        if holder := file.read().strip():
+            _log.warning(
+                "%s was held by %s, which is gone; what it did last is lost back to its newest checkpoint",
+                self.path,
+                holder,
+            )
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
@@ -126,48 +127,62 @@ class RunDirectory:
     def unlock(self) -> None:
         """Lets the run go."""
         if self._lock is not None:
+            self._lock.truncate(0)
             self._lock.close()
             self._lock = None
 
 
-def environment_info() -> dict[str, Any]:
-    """Versions, hardware and source revision, for `run.json`."""
-    versions = {}
-    for package in ("palaestra", "torch", "numpy", "gymnasium"):
+def new_directory(config: ExperimentConfig, suffix: str) -> Path:
+    """Makes a directory that did not exist: `run.name`, or date, algorithm, environment and a suffix.
+
+    Args:
+        config: of the run.
+        suffix: the last part of the name.
+
+    Raises:
+        ConfigError: the name is taken, or nothing can be written there.
+    """
+    root = Path(config.run.directory)
+    time = datetime.datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
+    stem = config.run.name or "_".join([time, config.algorithm_name, file_name(config.env.name), suffix])
+    path, number = root / stem, 1
+    while True:
         try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "source tree"
-    return {
-        "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **versions},
-        "hardware": {"machine": platform.machine(), "cores": os.cpu_count(), "system": platform.platform()},
-        "git": _git_revision(),
-    }
-
-
-def _git_revision() -> dict[str, Any] | None:
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
-        return done.stdout.strip()
-
-    try:
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
-    except (OSError, subprocess.SubprocessError):
-        return None
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            if config.run.name:
+                raise ConfigError(
+                    f"the run directory {path} exists already; choose another --run.name, or continue it with "
+                    f"`palaestra resume {path}`"
+                ) from None
+            number += 1
+            path = root / f"{stem}_{number}"
+        except OSError as error:
+            raise ConfigError(f"the run directory {path} cannot be made: {error}") from error
 
 
 def list_runs(root: str | Path = "runs") -> list[Path]:
-    """The run directories below a folder, the newest last.
+    """The run directories below a folder, those of groups included, the newest last.
 
     Args:
         root: the folder.
     """
-    runs = [path.parent for path in Path(root).glob("*/run.json")]
+    runs = [path.parent for pattern in ("*/run.json", "*/*/run.json") for path in Path(root).glob(pattern)]
     return sorted(runs, key=lambda path: (path / "run.json").stat().st_ctime_ns)
 
 
-def find_run(name: str, root: str | Path = "runs") -> RunDirectory:
+def list_groups(root: str | Path = "runs") -> list[Path]:
+    """The directories of several seeds below a folder, the newest last.
+
+    Args:
+        root: the folder.
+    """
+    groups = [path.parent for path in Path(root).glob("*/group.json")]
+    return sorted(groups, key=lambda path: (path / "group.json").stat().st_ctime_ns)
+
+
+def find_run(name: str | Path, root: str | Path = "runs") -> RunDirectory:
     """A run by its path, its name below `root`, or `last`.
 
     Args:
@@ -176,12 +191,57 @@ def find_run(name: str, root: str | Path = "runs") -> RunDirectory:
 
     Raises:
         CheckpointError: there is no such run; the message says which there are.
+        ConfigError: it is a group of several.
     """
+    if str(name) == "last" and (runs := list_runs(root)):
+        return RunDirectory(max(runs, key=_begun))
+    found = find_runs([name], root)
+    if len(found) > 1:
+        raise ConfigError(f"{name} is a group of {len(found)} runs; name one of them, such as {found[0].path}")
+    return found[0]
+
+
+def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[RunDirectory]:
+    """Runs by paths or names; a group of seeds stands for all its runs, and `last` for the newest group or run.
+
+    Args:
+        names: what the user typed.
+        root: where runs are.
+
+    Raises:
+        CheckpointError: one of them does not exist; the message says which there are.
+    """
+    found: list[RunDirectory] = []
+    for name in names:
+        for path in _newest(root) if str(name) == "last" else (Path(name), Path(root) / name):
+            if (path / "group.json").is_file():
+                found += [RunDirectory(child.parent) for child in sorted(path.glob("*/config.yaml"), key=_natural)]
+                break
+            if (path / "config.yaml").is_file():
+                found.append(RunDirectory(path))
+                break
+        else:
+            some = [path.name for path in list_groups(root)] + [
+                path.name for path in list_runs(root) if not (path.parent / "group.json").is_file()
+            ]
+            known = ", ".join(some[-5:]) or "none yet; start one with `palaestra train ppo CartPole-v1`"
+            raise CheckpointError(f"there is no run {str(name)!r}; runs in {root}: {known}")
+    return found
+
+
+def _newest(root: str | Path) -> list[Path]:
     runs = list_runs(root)
-    if name == "last" and runs:
-        return RunDirectory(max(runs, key=lambda path: (path / "config.yaml").stat().st_ctime_ns))
-    for path in (Path(name), Path(root) / name):
-        if (path / "config.yaml").is_file():
-            return RunDirectory(path)
-    known = ", ".join(path.name for path in runs[-5:]) or "none yet; start one with `palaestra train ppo CartPole-v1`"
-    raise CheckpointError(f"there is no run {name!r}; runs in {root}: {known}")
+    if not runs:
+        return []
+    newest = max(runs, key=_begun)
+    return [newest.parent if (newest.parent / "group.json").is_file() else newest]
+
+
+def _begun(run: Path) -> int:
+    return (run / "config.yaml").stat().st_ctime_ns
+
+
+def _natural(path: Path) -> tuple[int, str]:
+    """`seed_10` after `seed_9`."""
+    name = path.parent.name
+    return len(name), name

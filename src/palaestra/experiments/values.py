@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import types
 import typing
@@ -113,13 +114,23 @@ def value_of(hint: Any, value: Any) -> Any:
         (100000, 3.0)
     """
     if _is_schedule(hint) and isinstance(value, str):
-        return parse_schedule(value)
+        try:
+            return parse_schedule(value)
+        except ConfigError as error:  # what was given is said by the caller
+            raise ConfigError(str(error).removeprefix(f"{value!r} is no schedule; ")) from None
+    if isinstance(value, bool) and not {bool, str, Any} & set(_members(hint)):
+        value = "yes" if value else "no"  # YAML reads these as truth values; a number they are not
     if int in _members(hint) and isinstance(value, str):
         value = _number(value)
     try:
-        return pydantic.TypeAdapter(hint, config={"arbitrary_types_allowed": True}).validate_python(value)
+        return _adapter(hint).validate_python(value)
     except pydantic.ValidationError as error:
         raise ConfigError(" or ".join(dict.fromkeys(_reason(e) for e in error.errors() if _counts(e)))) from None
+
+
+@functools.cache
+def _adapter(hint: Any) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(hint, config={"arbitrary_types_allowed": True})
 
 
 def _number(text: str) -> Any:

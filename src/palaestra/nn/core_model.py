@@ -48,14 +48,31 @@ class CoreModel(nn.Module):
         self, component: Mapping[str, nn.Module], optim_option: Mapping[str, OptimizerOption | None] | None = None
     ) -> None:
         super().__init__()
-        self.component = nn.ModuleDict(component)
+        self.component = nn.ModuleDict()
         self.optimizers: dict[str, ComponentOptimizer] = {}
+        self.extend(component, optim_option)
+        self._policy: list[_Sampler] = []
+        self._pairs: dict[tuple[str, str], tuple[_Numbers, _Numbers]] = {}  # what polyak_update works on
+
+    def extend(
+        self, component: Mapping[str, nn.Module], optim_option: Mapping[str, OptimizerOption | None] | None = None
+    ) -> None:
+        """Adds components.
+
+        Args:
+            component: modules by name.
+            optim_option: how each is trained, by the component's name; no entry, or `None`, freezes it.
+
+        Raises:
+            ConfigError: an option names no component, or two trained components share a parameter.
+        """
+        self.component.update(component)
         options = {name: option for name, option in (optim_option or {}).items() if option is not None}
         if unknown := sorted(set(options) - set(component)):
             raise ConfigError(f"optimizers are given for {unknown}, but the components are {sorted(component)}")
         for name in component.keys() - options.keys():
             component[name].requires_grad_(False)
-        owner: dict[int, str] = {}
+        owner = {id(p): name for name, optimizer in self.optimizers.items() for p in optimizer.parameters}
         for name, option in options.items():
             parameters = dict(component[name].requires_grad_().named_parameters())
             for key, parameter in parameters.items():
@@ -66,8 +83,6 @@ class CoreModel(nn.Module):
                 owner[id(parameter)] = name
             named = {f"{name}.{key}": parameter for key, parameter in parameters.items()}
             self.optimizers[name] = ComponentOptimizer(named, option)
-        self._policy: list[_Sampler] = []
-        self._pairs: dict[tuple[str, str], tuple[_Numbers, _Numbers]] = {}  # what polyak_update works on
 
     # -- learning
 

@@ -29,7 +29,8 @@ class EnsembleNetwork(nn.Module):
         action_size: A numbers that follow the encoded observation; 0 for networks of the observation alone.
 
     Raises:
-        ConfigError: a size or name in the config is impossible, or the config asks for dueling.
+        ConfigError: a size or name in the config is impossible, or the config asks for dueling or noisy layers, or
+            for a memory.
 
     Examples:
         >>> from palaestra.core import TensorSpec
@@ -49,8 +50,11 @@ class EnsembleNetwork(nn.Module):
     ) -> None:
         super().__init__()
         config = config or NetworkConfig()
-        if config.dueling:
-            raise ConfigError("dueling=True splits the action values of QNetwork; an ensemble has no such option")
+        for option in ("dueling", "noisy", "recurrent"):
+            if getattr(config, option):
+                raise ConfigError(
+                    f"{option}={getattr(config, option)!r} is nothing that an ensemble of networks can be"
+                )
         if num_members < 1:
             raise ConfigError(f"an ensemble was given num_members={num_members}; it needs at least 1")
         self.num_members, self.out_size = num_members, out_size

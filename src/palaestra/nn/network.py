@@ -51,8 +51,8 @@ class Network(nn.Module):
         out_gain: scale of the last layer's initial weights.
 
     Raises:
-        ConfigError: a size or name in the config is impossible, or the config asks for dueling or noisy layers, or
-            for a memory.
+        ConfigError: a size or name in the config is impossible, or the config asks for dueling, noisy layers or a
+            memory.
 
     Examples:
         >>> from palaestra.core import TensorSpec

@@ -30,7 +30,7 @@ class RecurrentNetwork(nn.Module):
         make: the network on top, of the spec of its input and a config without memory.
 
     Raises:
-        ConfigError: the config names no memory, or a size is impossible.
+        ConfigError: the config names no memory, a size is impossible, or layers are noisy.
 
     Examples:
         >>> from palaestra.nn import QNetwork
@@ -50,6 +50,8 @@ class RecurrentNetwork(nn.Module):
             raise ConfigError(f"unknown memory {config.recurrent!r}{hint}; known are {list(_CELLS)}")
         if config.recurrent_size < 1:
             raise ConfigError(f"recurrent_size is {config.recurrent_size}; it must be at least 1")
+        if config.noisy:
+            raise ConfigError("noisy=True and a memory do not go together; leave out one of them")
         self.encoder = Encoder(observation_spec, image_size=config.image_size)
         self.memory = _CELLS[config.recurrent](self.encoder.out_size, config.recurrent_size)
         self.feature_spec = TensorSpec((config.recurrent_size,))

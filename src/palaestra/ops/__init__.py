@@ -8,16 +8,19 @@ its reward and discount belong to the action taken at row t - 1. The discount is
 from palaestra.ops.advantages import VTrace, VTraceClip, gae, vtrace
 from palaestra.ops.distributions import Categorical, DiagonalGaussian, check_action_mask
 from palaestra.ops.episode_ends import n_step_end, valid_starts
+from palaestra.ops.evolution import centered_ranks, episode_returns
 from palaestra.ops.joint import Joint, MultiBernoulli, MultiCategorical
 from palaestra.ops.linear_systems import conjugate_gradient
 from palaestra.ops.losses import (
     approximate_kl,
     clipped_surrogate,
+    expectile_loss,
     explained_variance,
     huber,
     masked_mean,
     policy_gradient,
     row_weights,
+    weighted_sum,
 )
 from palaestra.ops.recurrence import reverse_linear_recurrence, reverse_linear_steps
 from palaestra.ops.return_distributions import categorical_projection, quantile_huber
@@ -39,11 +42,14 @@ __all__ = [
     "VTraceClip",
     "approximate_kl",
     "categorical_projection",
+    "centered_ranks",
     "check_action_mask",
     "clipped_surrogate",
     "conjugate_gradient",
     "discounted_returns",
     "double_q_target",
+    "episode_returns",
+    "expectile_loss",
     "explained_variance",
     "gae",
     "greedy_action",
@@ -66,4 +72,5 @@ __all__ = [
     "valid_starts",
     "variance",
     "vtrace",
+    "weighted_sum",
 ]

@@ -13,12 +13,41 @@ from palaestra.ops._typing import Float, Shaped
 __all__ = [
     "approximate_kl",
     "clipped_surrogate",
+    "expectile_loss",
     "explained_variance",
     "huber",
     "masked_mean",
     "policy_gradient",
     "row_weights",
+    "weighted_sum",
 ]
+
+
+def expectile_loss(error: Float[Tensor, "*N"], *, expectile: float) -> Float[Tensor, "*N"]:
+    """Squared error that weighs errors of one sign more; its minimum is at an expectile of the targets.
+
+        L = |τ − 1{e < 0}| e²
+
+    Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169, equation (5); Newey and Powell 1987,
+    https://doi.org/10.2307/1911031.
+
+    Args:
+        error: [N] target minus prediction.
+        expectile: τ in (0, 1); 0.5 is half the squared error, more raises the prediction.
+
+    Returns:
+        [N] losses, differentiable.
+
+    Raises:
+        ValueError: the expectile is not inside (0, 1).
+
+    Examples:
+        >>> expectile_loss(torch.tensor([2.0, -2.0]), expectile=0.75)
+        tensor([3., 1.])
+    """
+    if not 0 < expectile < 1:
+        raise ValueError(f"expectile is {expectile}; it must lie inside (0, 1)")
+    return torch.where(error < 0, 1 - expectile, expectile) * error.square()
 
 
 def huber(error: Float[Tensor, "*N"], *, delta: float) -> Float[Tensor, "*N"]:
@@ -212,3 +241,24 @@ def approximate_kl(log_ratio: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"]) 
         tensor(0.3591)
     """
     return masked_mean(log_ratio.expm1() - log_ratio, valid)
+
+
+def weighted_sum(x: Float[Tensor, "*N"], weight: Float[Tensor, "*N"]) -> Float[Tensor, ""]:
+    """Σ wᵢ xᵢ; with `row_weights`, the mean over valid rows.
+
+    Args:
+        x: [N], or of any shape.
+        weight: of the same shape.
+
+    Returns:
+        0-dim, differentiable in both.
+
+    Raises:
+        ShapeError: the arrays differ in shape; the message names both.
+
+    Examples:
+        >>> weighted_sum(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.5, 0.25]]))
+        tensor(1.)
+    """
+    require_same_shape("[N]", x=x, weight=weight)
+    return weight @ x if x.ndim == 1 else (weight * x).sum()

@@ -10,6 +10,7 @@ from palaestra.policies.gaussian import GaussianPolicy
 from palaestra.policies.network_policy import NetworkPolicy, StochasticPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import Phase, Policy, PolicyStep
+from palaestra.policies.population import PopulationPolicy
 from palaestra.policies.rule_based import RandomPolicy, RulePolicy
 from palaestra.policies.squashed_gaussian import SquashedGaussianPolicy
 from palaestra.policies.stochastic import stochastic_policy
@@ -29,6 +30,7 @@ __all__ = [
     "Phase",
     "Policy",
     "PolicyStep",
+    "PopulationPolicy",
     "RandomPolicy",
     "RulePolicy",
     "SquashedGaussianPolicy",

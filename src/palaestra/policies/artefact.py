@@ -26,6 +26,7 @@ from palaestra.policies.gaussian import GaussianPolicy
 from palaestra.policies.network_policy import NetworkPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import Policy
+from palaestra.policies.population import PopulationPolicy
 from palaestra.policies.squashed_gaussian import SquashedGaussianPolicy
 from palaestra.policies.value_greedy import ValueGreedyPolicy
 
@@ -34,7 +35,7 @@ __all__ = ["load_policy", "save_policy"]
 _FORMAT = 1
 _CLASSES: tuple[type[NetworkPolicy], ...] = (
     *(CategoricalPolicy, CompositePolicy, DeterministicPolicy, GaussianPolicy),
-    *(SquashedGaussianPolicy, ValueGreedyPolicy),
+    *(PopulationPolicy, SquashedGaussianPolicy, ValueGreedyPolicy),
 )
 _JSON, _WEIGHTS = "policy.json", "weights.safetensors"
 

@@ -47,8 +47,8 @@ class NetworkPolicy(Policy):
         super().__init__(observation_spec, action_spec, normalizer=normalizer, exploration=exploration)
         self.network = network
         self.network_config: NetworkConfig | None = None  # known where `build` made the network
-        self.build_options: dict[str, Any] = {}  # what else `build` was given that shapes the network, as JSON values
         self._remembers = isinstance(network, RecurrentNetwork)
+        self.build_options: dict[str, Any] = {}  # what else `build` was given that shapes the network, as JSON values
 
     @classmethod
     @abstractmethod
@@ -106,14 +106,15 @@ class NetworkPolicy(Policy):
         network: Any = self.network
         return network.remember(observation, state, first)
 
-    def head(self, features: Any) -> Any:
+    def head(self, features: Any, *noise: Tensor) -> Any:
         """What the network says about features: logits, values, whatever the policy chooses from.
 
         Args:
             features: from `features`.
+            noise: of networks that take some.
         """
         network: Any = self._modules["network"]  # `self.network` would cost a search
-        return network.head(features) if self._remembers else network(features)
+        return network.head(features, *noise) if self._remembers else network(features, *noise)
 
     def _outputs(self, observation: Any, state: Any = (), first: Tensor | None = None) -> Any:
         """What the network says about raw observations."""
@@ -177,7 +178,18 @@ class StochasticPolicy(NetworkPolicy):
         return PolicyStep(action, state)
 
     def behaviour(self, observation: Any, action: Any, state: Any = (), first: Tensor | None = None) -> Batch:
-        return Batch.of({"log_prob": self.distribution(observation, state, first).log_prob(action)})
+        if first is None:
+            return Batch.of({"log_prob": self.distribution(observation, state).log_prob(action)})
+        # every row has its own memory, so that rows of any lanes and times are one batch
+        rows, count = first.shape, first.ndim
+        observation, action, state = (_flat(nest, count) for nest in (observation, action, state))
+        log_prob = self.distribution(observation, self.begun(state, first.reshape(-1))).log_prob(action)
+        return Batch.of({"log_prob": log_prob.reshape(rows)})
+
+
+def _flat(nest: Any, count: int) -> Any:
+    """The first axes as one."""
+    return nest.flatten(0, count - 1) if isinstance(nest, Tensor) else nest.map(lambda leaf: leaf.flatten(0, count - 1))
 
 
 def normalizer_of(observation_spec: SpecTree, normalize: bool) -> ObservationNormalizer | None:

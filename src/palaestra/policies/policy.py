@@ -126,7 +126,7 @@ class Policy(nn.Module, ABC):
         if self._masked:
             check_masks(time_step.observation[ACTION_MASK], self.action_spec, time_step.last)
         if type(state) is not tuple:
-            state = self._begun(state, time_step.first)
+            state = self.begun(state, time_step.first)
         explore = not deterministic and (phase or self._phase) is Phase.COLLECT
         return self.choose(time_step.observation, state, explore, deterministic)
 
@@ -160,8 +160,8 @@ class Policy(nn.Module, ABC):
         Args:
             observation: raw, leaves [..., *observation].
             action: [..., *action], as `act` returned them.
-            state: of a policy with memory: before row 0 of observations [T, B, ...], leaves [B, ...].
-            first: [T, B] bool, where episodes begin; needed where there is a state.
+            state: of a policy with memory: the one with which each action was chosen, leaves [..., *state].
+            first: [...] bool, where episodes begin; needed where there is a state.
 
         Returns:
             The fields that `behaviour_fields` names, each [...].
@@ -237,8 +237,13 @@ class Policy(nn.Module, ABC):
         chosen = self.act(step, self.initial_state(count), phase=Phase.EVAL, deterministic=deterministic)
         return _to_numpy(self.env_action(chosen.action), self.action_spec, leading)
 
-    def _begun(self, state: Any, first: Any) -> Any:
-        """The state with the initial one in rows where an episode begins."""
+    def begun(self, state: Any, first: Any) -> Any:
+        """The state with the initial one in rows where an episode begins.
+
+        Args:
+            state: leaves [B, ...].
+            first: [B] bool, where an episode begins.
+        """
         if not isinstance(first, Tensor) or not first.any():
             return state
 

@@ -6,10 +6,10 @@ from abc import abstractmethod
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from palaestra.core import BoundedSpec, ConfigError, SpecTree
+from palaestra.core import BoundedSpec, ConfigError, SpecTree, TensorSpec
+from palaestra.policies.action_range import ActionRange
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.network_policy import NetworkPolicy, require_continuous
 from palaestra.policies.normalizer import ObservationNormalizer
@@ -20,8 +20,6 @@ __all__ = ["SquashedPolicy", "require_box"]
 
 class SquashedPolicy(NetworkPolicy):
     """Raw actions lie in [-1, 1]; `env_action` maps them onto the environment's box.
-
-    Before the first update, while the policy has learned nothing, actions in `Phase.COLLECT` are drawn uniformly.
 
     Args:
         network: what the actions come from.
@@ -44,15 +42,11 @@ class SquashedPolicy(NetworkPolicy):
     ) -> None:
         spec = require_box(type(self).__name__, action_spec)
         super().__init__(network, observation_spec, action_spec, normalizer=normalizer, exploration=exploration)
-        low, high = (np.array(bound, dtype=np.float64).reshape(-1) for bound in (spec.minimum, spec.maximum))
-        for name, bound in (("low", low), ("high", high), ("center", low / 2 + high / 2), ("half", high / 2 - low / 2)):
-            self.register_buffer(f"_{name}", torch.as_tensor(bound, dtype=spec.dtype), persistent=False)
+        self._range = ActionRange(spec)
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         action = self._action(observation, deterministic)
-        if explore and self.version == 0:
-            action = torch.empty_like(action).uniform_(-1.0, 1.0, generator=self.generator)
-        elif explore and self.exploration is not None:
+        if explore and self.exploration is not None:
             action = self.exploration(action, generator=self.generator)
         return PolicyStep(action, state)
 
@@ -62,16 +56,10 @@ class SquashedPolicy(NetworkPolicy):
 
     @property
     def raw_action_spec(self) -> BoundedSpec:
-        size = self.action_spec.size
-        return BoundedSpec((size,), minimum=np.full(size, -1.0), maximum=np.ones(size))
+        return raw_box(self.action_spec)
 
     def env_action(self, action: Tensor) -> Tensor:
-        buffers: dict[str, Any] = vars(self)["_buffers"]  # `self._low` would cost a search
-        action = torch.addcmul(buffers["_center"], buffers["_half"], action)
-        action = action.clamp_(buffers["_low"], buffers["_high"])  # rounding
-        if len(self.action_spec.shape) != 1:
-            action = action.reshape(*action.shape[:-1], *self.action_spec.shape)
-        return action.to(self.action_spec.dtype)
+        return self._range.forward(action)
 
 
 def require_box(policy: str, action_spec: SpecTree) -> BoundedSpec:
@@ -91,3 +79,12 @@ def require_box(policy: str, action_spec: SpecTree) -> BoundedSpec:
             "rescale or clip the actions in a wrapper that says its bounds, or use PPO"
         )
     return spec
+
+
+def raw_box(spec: TensorSpec) -> BoundedSpec:
+    """[-1, 1] in every dimension of an action.
+
+    Args:
+        spec: of the environment's action.
+    """
+    return BoundedSpec((spec.size,), minimum=np.full(spec.size, -1.0), maximum=np.ones(spec.size))

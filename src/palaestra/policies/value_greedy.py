@@ -8,7 +8,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import ConfigError, DiscreteSpec, SpecTree, spec_leaves
+from palaestra.core import DiscreteSpec, SpecTree, spec_leaves
 from palaestra.nn import NetworkConfig, QNetwork, ReturnDistribution, with_memory
 from palaestra.ops import greedy_action
 from palaestra.policies.exploration import Exploration
@@ -27,7 +27,7 @@ class ValueGreedyPolicy(NetworkPolicy):
 
     Args:
         network: observation [..., *observation] -> action values [..., A], or a `RecurrentNetwork` with such a head; if
-            it has `noise_size`, it is also given noise.
+            it has `noise_size`, also given noise.
         observation_spec: what an observation looks like; a dict's key `action_mask` says which actions are allowed.
         action_spec: a `DiscreteSpec` of A actions.
         normalizer: applied to every observation.
@@ -82,39 +82,31 @@ class ValueGreedyPolicy(NetworkPolicy):
         """
         num_actions = require_discrete(cls.__name__, observation_spec, action_spec).num
         config = config or NetworkConfig()
-        if config.noisy and config.recurrent:
-            raise ConfigError("noisy layers and a memory do not go together; set network.noisy or network.recurrent")
 
-        def head(spec: SpecTree, config: NetworkConfig) -> nn.Module:
+        def make(spec: SpecTree, config: NetworkConfig) -> nn.Module:
             if returns is None:
                 return QNetwork(spec, num_actions, config)
             return ReturnDistribution(*returns).network(spec, num_actions, config)
 
-        network = with_memory(observation_spec, config, head)
+        network = with_memory(observation_spec, config, make)
         normalizer = normalizer_of(observation_spec, normalize)
         policy = cls(network, observation_spec, action_spec, normalizer, exploration)
         policy.network_config = config
         policy.build_options = {} if returns is None else {"returns": list(returns)}
         return policy
 
-    def q_values(
-        self, observation: Any, state: Any = (), first: Tensor | None = None, *, noise: Tensor | None = None
-    ) -> Tensor:
+    def q_values(self, observation: Any, noise: Tensor | None = None) -> Tensor:
         """Action values, with gradients; masks are not applied.
 
         Args:
             observation: raw, leaves [..., *observation].
-            state: see `NetworkPolicy`.
-            first: see `NetworkPolicy`.
             noise: [..., noise_size] standard normal, for noisy layers; `None` takes their mean weights.
 
         Returns:
             [..., A] units of return.
         """
-        return self._values(self.features(observation, state, first)[0], noise)
-
-    def _values(self, features: Any, noise: Tensor | None) -> Tensor:
-        return self.head(features) if noise is None else self.network(features, noise)
+        features, _ = self.features(observation)
+        return self.head(features) if noise is None else self.head(features, noise)
 
     def greedy(self, observation: Any, noise: Tensor | None = None) -> Tensor:
         """The most valuable of the allowed actions.
@@ -126,21 +118,21 @@ class ValueGreedyPolicy(NetworkPolicy):
         Returns:
             [...] int64 in 0 ... A - 1; the first of several.
         """
-        return greedy_action(self.q_values(observation, noise=noise), self.action_mask(observation))
+        return greedy_action(self.q_values(observation, noise), self.action_mask(observation))
 
     def sample(self, observation: Any) -> tuple[Tensor, Tensor]:
         """The greedy actions; their log-probabilities are 0.
 
         Args:
-            observation: raw, leaves [..., *observation].
+            observation: raw, leaves [..., *observation]; a memory starts anew.
         """
-        action = self.greedy(observation)
+        action = self.choose(observation, self.initial_state(len(observation)), False, True).action
         return action, torch.zeros(action.shape, device=action.device)
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         features, state = self.features(observation, state)
-        noise = self._noise(observation) if explore and self.noise_size else None
-        action = greedy_action(self._values(features, noise), self.action_mask(observation))
+        value = self.head(features, self._noise(observation)) if explore and self.noise_size else self.head(features)
+        action = greedy_action(value, self.action_mask(observation))
         if explore and self.exploration is not None:
             mask = self.action_mask(observation)
             action = self.exploration(action, generator=self.generator, mask=mask)

@@ -17,6 +17,8 @@ class CollectInfo:
 
     env_steps: int
     """Actions executed over all environments; resets are none."""
+    rows: int = 0
+    """Time steps collected from every environment, resets included."""
     episodes: list[Episode] = field(default_factory=list)
     """Episodes that ended and had not been reported yet."""
     env_s: float = 0.0

@@ -14,7 +14,6 @@ import torch
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer, sampler_of
 from palaestra.core import (
-    Batch,
     ConfigError,
     DataSource,
     OnPolicy,
@@ -30,10 +29,11 @@ from palaestra.rollout.collect_info import CollectInfo
 from palaestra.rollout.episodes import Episode, EpisodeTracker
 from palaestra.rollout.finite import require_finite
 from palaestra.rollout.lanes import put_rows, take_rows
+from palaestra.rollout.row_writer import RowWriter
 
 __all__ = ["Collector"]
 
-_FLUSH_ROWS = 256
+_FLUSH_ROWS = 32
 _PATIENCE_STEPS = 100_000
 _LAST = int(StepType.LAST)
 
@@ -68,22 +68,26 @@ class Collector:
         if buffer.num_lanes != env.batch_size:
             raise ConfigError(f"the buffer has {buffer.num_lanes} lanes for {env.batch_size} environments")
         self.env, self.policy, self.buffer, self.preprocess = env, policy, buffer, preprocess
+        self.num_lanes = env.batch_size
+        """Environments stepped side by side."""
         self.env_steps = 0
         """Actions executed so far."""
         self.source: DataSource = buffer
         """What is learned from: the buffer, unless you set a mixture of it with loaded data."""
+        self._num_ready = getattr(env, "num_ready", env.batch_size)
+        if env.batch_size % self._num_ready:
+            raise ConfigError(
+                f"{self._num_ready} of {env.batch_size} environments are ready at a time; all are waited for at the "
+                "end of an unroll, so num_ready has to divide their number"
+            )
         self._random = RandomPolicy(policy.observation_spec, policy.raw_action_spec)
         self._tracker = EpisodeTracker(env.batch_size, gamma)
+        self._write = RowWriter(buffer, policy, self._tracker)
         self._time_step: TimeStep | None = None
         self._state: Any = ()
         self._carry = 0.0
         self._rows_left = self._fresh_rows = 0
         self._pausing = False
-
-    @property
-    def num_lanes(self) -> int:
-        """Environments stepped side by side."""
-        return self.env.batch_size
 
     @classmethod
     def of(
@@ -107,7 +111,7 @@ class Collector:
         """
         plan, policy = algorithm.plan, algorithm.policy
         if isinstance(plan, OnPolicy):
-            capacity = None
+            capacity = plan.capacity
         elif isinstance(plan, Replay):
             capacity = max(plan.capacity, env.batch_size * (plan.n_step + 1))
         else:
@@ -120,6 +124,8 @@ class Collector:
             action_spec=policy.raw_action_spec,
             info_spec={name: TensorSpec(()) for name in policy.behaviour_fields if name in algorithm.stored_fields},
             reward_spec=env.reward_spec,
+            state_spec=policy.state_spec or None,
+            state_period=1 if isinstance(plan, OnPolicy) else plan.mini_batch_length,
             complete_episodes_only=complete_episodes_only,
         )
         gamma = getattr(algorithm.config, "gamma", None)
@@ -154,13 +160,17 @@ class Collector:
         if isinstance(n_episode, Sequence):
             self._run_exactly(n_episode, info, random)
         info.episodes += self._tracker.finished()
-        patience = _PATIENCE_STEPS
+        warn_at = _PATIENCE_STEPS
         while isinstance(n_episode, int) and len(info.episodes) < n_episode and not self._pausing:
             self._run(1, info, random)
             info.episodes += self._tracker.finished()
-            if info.env_steps >= patience:
-                patience = math.inf if info.episodes else patience + _PATIENCE_STEPS
-                self._warn_of_endless_episodes(info)
+            if not info.episodes and info.env_steps >= warn_at:
+                warn_at += _PATIENCE_STEPS
+                warnings.warn(
+                    f"collect(n_episode={n_episode}) has taken {info.env_steps:,} env steps and no episode has ended; "
+                    "set a time limit (env.max_episode_steps), or ask for n_step",
+                    stacklevel=2,
+                )
         self._complete()
         info.total_s = time.perf_counter() - began
         return info
@@ -178,7 +188,7 @@ class Collector:
         began = time.perf_counter()
         if not self._rows_left:
             self._carry += length
-            self._rows_left = int(self._carry)
+            self._rows_left = int(self._carry + 1e-9)  # ten times 0.1 is a row
             self._carry -= self._rows_left
         self._pausing = False
         info, rows = CollectInfo(0), self._rows_left
@@ -186,7 +196,7 @@ class Collector:
             self._rows_left -= self._run(rows, info, random)
         if not self._rows_left:
             self._complete()
-        if len(self._tracker) >= _FLUSH_ROWS or rows > 1:
+        if len(self._tracker) >= _FLUSH_ROWS:
             info.episodes = self._tracker.finished()
         info.total_s = time.perf_counter() - began
         return info
@@ -221,8 +231,8 @@ class Collector:
         step = self.policy.act(time_step, state, phase=Phase.COLLECT)
         if not random:
             return step
-        self._random.generator = self.policy.generator
-        return step._replace(action=self._random.act(time_step).action)  # the memory goes on as if it had acted
+        self._random.generator = self.policy.generator  # the memory goes on as if the policy had acted
+        return step._replace(action=self._random.act(time_step).action)
 
     def _run(self, rows: int, info: CollectInfo, random: bool) -> int:
         """Collects rows from every environment; returns how many, which are fewer after `pause`."""
@@ -231,13 +241,14 @@ class Collector:
                 f"random actions have no {', '.join(self.buffer.info_fields)} of the policy, which the buffer keeps"
             )
         with torch.inference_mode():
-            if getattr(self.env, "num_ready", self.env.batch_size) < self.env.batch_size:
+            if self._num_ready < self.env.batch_size:
                 rows = self._run_as_ready(rows, info, random)
             else:
                 rows = self._run_together(rows, info, random)
+            assert self._time_step is not None
+            require_finite(self.env, self.buffer, self._time_step, rows)
         self._fresh_rows += rows
-        assert self._time_step is not None
-        require_finite(self.env, self.buffer, self._time_step, rows)
+        info.rows += rows
         return rows
 
     def _run_together(self, rows: int, info: CollectInfo, random: bool) -> int:
@@ -279,7 +290,7 @@ class Collector:
         action is on its way when weights change.
         """
         env, policy, clock, num_envs = self.env, self.policy, time.perf_counter, self.env.batch_size
-        latest = take_rows(self._current(), np.arange(num_envs))  # a copy that can be written to
+        latest = self._current()._replace(env_info=(), untransformed=())
         state = self._state
         before, actions = state, None
         ready, sent, on_the_way, env_s, inference_s, env_steps = latest, 0, 0, 0.0, 0.0, 0
@@ -336,57 +347,24 @@ class Collector:
                 left[lanes] -= ended[lanes]
                 state = step.state
                 rows += 1
+            require_finite(env, self.buffer, time_step, rows)
         self._fresh_rows += rows
-        self._time_step = time_step
-        require_finite(env, self.buffer, time_step, rows)
+        info.rows += rows
         self._time_step = None  # lanes stopped at different moments: the next collection begins new episodes
 
-    # -- storing
+    def _complete(self) -> None:
+        rows, self._fresh_rows = self._fresh_rows, 0
+        self._write.behaviour(rows)
 
     def _store(self, action: Any, time_step: TimeStep, lanes: np.ndarray, state: Any) -> None:
-        """Appends rows of some lanes, and before new FIRST rows the LAST rows that the same step brought."""
         ended = self.env.ended
-        memory = {} if isinstance(state, tuple) and not state else {"state": state}
-        append, version = self.buffer.append, self.policy.version
-        if ended is not None:
-            ended = self._seen(ended)
-            which = np.isin(np.asarray(ended.env_id), lanes)
-            ended = take_rows(ended, np.flatnonzero(which))
-            numbers = np.asarray(ended.env_id)
-            at = np.searchsorted(lanes, numbers) if (np.diff(lanes) > 0).all() else _places(lanes, numbers)
-            rows = {"policy_version": version, **take_rows(memory, at)}
-            append(take_rows(action, at), ended, lanes=numbers, **rows)
-            self._tracker.add(ended, numbers)
-        append(action, time_step, policy_version=version, lanes=lanes, **memory)
-        self._tracker.add(time_step, lanes)
-
-    def _complete(self) -> None:
-        """Once all rows of an unroll are there: one batched pass over them with the weights that acted."""
-        rows, self._fresh_rows = self._fresh_rows, 0
-        buffer = self.buffer
-        if not rows or not buffer.info_fields:
-            return
-        with torch.inference_mode():
-            info = self.policy.behaviour(buffer.recent("observation", rows), buffer.recent("action", rows))
-            if not buffer.lockstep:  # a lane with fewer new rows shows older ones, of other weights
-                new = buffer.recent("policy_version", rows) == self.policy.version
-                old = buffer.recent("policy_info", rows)
-                info = Batch.of({name: torch.where(new, info[name], old[name]) for name in buffer.info_fields})
-            buffer.write_info(info, rows)
+        self._write.rows(action, time_step, lanes, state, None if ended is None else self._seen(ended))
 
     def _count(self, info: CollectInfo, env_steps: int, env_s: float, inference_s: float) -> None:
         self.env_steps += env_steps
         info.env_steps += env_steps
         info.env_s += env_s
         info.inference_s += inference_s
-
-    def _warn_of_endless_episodes(self, info: CollectInfo) -> None:
-        if not info.episodes:
-            warnings.warn(
-                f"collect(n_episode=...) has taken {info.env_steps:,} env steps and no episode has ended; set a time "
-                "limit (env.max_episode_steps), or ask for n_step",
-                stacklevel=3,
-            )
 
     # -- checkpoints
 
@@ -419,9 +397,3 @@ class Collector:
     def drain(self) -> list[Episode]:
         """Episodes that have ended and were not reported yet."""
         return self._tracker.finished()
-
-
-def _places(lanes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Where each of some numbers stands among lanes in any order."""
-    order = np.argsort(lanes)
-    return order[np.searchsorted(lanes, numbers, sorter=order)]

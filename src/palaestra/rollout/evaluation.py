@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.core import StepType
+from palaestra.core import ConfigError, StepType
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy
 from palaestra.rollout.episodes import Episode, EpisodeTracker
@@ -57,6 +59,7 @@ def evaluate(
     deterministic: bool = True,
     seeds: Sequence[int] = (),
     generator_seed: int = 0,
+    time_limit_s: float | None = None,
 ) -> Evaluation:
     """Runs exactly so many episodes, shared out evenly over the environments, so that short ones are not preferred.
 
@@ -69,11 +72,16 @@ def evaluate(
         deterministic: whether to take the most probable or most valuable action.
         seeds: the lane seeds that `env` was made with, for the record.
         generator_seed: of the policy's noise where it samples.
+        time_limit_s: stop after so many seconds with the episodes that have ended, and a warning: long ones are missing
+            then, so the mean is one of short ones.
+
+    Raises:
+        ConfigError: no episode ended within the time limit.
     """
     quota = np.full(env.batch_size, episodes // env.batch_size)
     quota[: episodes % env.batch_size] += 1
     tracker, finished = EpisodeTracker(env.batch_size), []
-    training_generator = policy.generator
+    training_generator, began = policy.generator, time.monotonic()
     policy.generator = torch.Generator(device=training_generator.device).manual_seed(generator_seed)
     try:
         with policy.in_phase(Phase.EVAL), torch.inference_mode():
@@ -84,10 +92,17 @@ def evaluate(
                 time_step, state = env.step(policy.env_action(step.action)), step.state
                 tracker.add(time_step)
                 counted += (time_step.step_type == StepType.LAST).numpy()
+                if time_limit_s is not None and time.monotonic() - began >= time_limit_s:
+                    break
             finished = _first_of_each(tracker.finished(), quota)
     finally:
         policy.generator = training_generator
         env.interrupted = True
+    if len(finished) < episodes:
+        text = f"only {len(finished)} of {episodes} evaluation episodes ended within {time_limit_s} s"
+        if not finished:
+            raise ConfigError(f"{text}; give more time, or set a time limit on episodes (env.max_episode_steps)")
+        warnings.warn(f"{text}; long ones are missing, so the mean is biased towards short ones", stacklevel=2)
     return _statistics(finished, list(seeds), deterministic)
 
 

@@ -39,7 +39,7 @@ def put_rows(nest: Any, lanes: np.ndarray, rows: Any) -> Any:
     if isinstance(nest, Tensor):
         return nest.index_copy(0, torch.from_numpy(lanes), rows)
     if isinstance(nest, Batch | dict):
-        common = {key: put_rows(nest[key], lanes, rows[key]) for key in nest if key in rows}
+        common = {key: put_rows(nest[key], lanes, rows[key]) for key in nest.keys() if key in rows.keys()}  # noqa: SIM118 - a batch's own iteration is over rows
         return Batch.of(common) if isinstance(nest, Batch) else common
     if not isinstance(nest, tuple) or not isinstance(rows, tuple):
         return ()

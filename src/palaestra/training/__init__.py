@@ -7,8 +7,17 @@ from palaestra.training.collect import Collect
 from palaestra.training.config import TrainerConfig
 from palaestra.training.console import ConsoleLogger
 from palaestra.training.health import Health
-from palaestra.training.loggers import FileLogger, Logger, TensorBoardLogger
+from palaestra.training.loggers import (
+    FileLogger,
+    Logger,
+    MLflowLogger,
+    NetworkLogger,
+    TensorBoardLogger,
+    TrackioLogger,
+    WandbLogger,
+)
 from palaestra.training.signals import StoppedError, StopSignals
+from palaestra.training.summaries import Histogram, Histograms, Summary
 from palaestra.training.time_split import TimeSplit, advice
 from palaestra.training.trainer import Trainer, TrainResult
 
@@ -22,13 +31,20 @@ __all__ = [
     "Evaluated",
     "FileLogger",
     "Health",
+    "Histogram",
+    "Histograms",
     "Logger",
+    "MLflowLogger",
+    "NetworkLogger",
     "StopSignals",
     "StoppedError",
+    "Summary",
     "TensorBoardLogger",
     "TimeSplit",
+    "TrackioLogger",
     "TrainResult",
     "Trainer",
     "TrainerConfig",
+    "WandbLogger",
     "advice",
 ]

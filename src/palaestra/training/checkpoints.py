@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -14,7 +15,16 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from palaestra.core import CheckpointError, join_state, load_tensors, save_tensors, split_state
+from palaestra.core import (
+    CheckpointError,
+    join_segments,
+    join_state,
+    load_tensors,
+    save_tensors,
+    split_state,
+    unsaved_bytes,
+    write_segments,
+)
 
 __all__ = ["FORMAT_VERSION", "CheckpointStore"]
 
@@ -24,8 +34,8 @@ FORMAT_VERSION = 1
 _log = logging.getLogger(__name__)
 
 
-class _NewerFormatError(CheckpointError):
-    """Undamaged, but of a later version of the library: nothing to fall back from."""
+class _OtherFormatError(CheckpointError):
+    """Undamaged, but of another version of the library: nothing to fall back from."""
 
 
 class CheckpointStore:
@@ -34,6 +44,7 @@ class CheckpointStore:
     A checkpoint is written to a temporary directory: one safetensors file per part, `state.json`, and last
     `manifest.json` with the hash and size of every file. All are flushed to the disk before the directory is renamed to
     its final name, and only then are older ones deleted. So a crash at any moment leaves the previous one valid.
+    Pieces of a replay buffer that have not changed since the checkpoint before are links to its files.
 
     Args:
         directory: made where it is missing.
@@ -55,22 +66,31 @@ class CheckpointStore:
             The checkpoint's directory.
 
         Raises:
-            CheckpointError: it cannot be written (disk full, no permission); older checkpoints are untouched.
+            CheckpointError: it cannot be written (disk full, no permission); older checkpoints are untouched. Where
+                there is clearly no room, nothing is begun.
         """
         target = self.directory / f"step_{step:010d}"
         if target.exists():
             return target
         self._remove_leftovers()
         temporary = self.directory / f".tmp-{uuid.uuid4().hex}"
+        previous, known = self._previous()
         try:
             temporary.mkdir(parents=True)
+            _require_room(temporary, sum(unsaved_bytes(part, previous) for part in state.values()))
             values: dict[str, Any] = {}
-            for name, part in state.items():
+            linked: set[str] = set()
+            for name, whole in state.items():
+                part, already_there = write_segments(whole, temporary, previous)
+                linked |= already_there
                 values[name], tensors = split_state(part)
                 if tensors:
                     save_tensors(temporary / f"{name}.safetensors", tensors)
             _write_json(temporary / "state.json", values)
-            files = {file.name: _fingerprint(file) for file in sorted(temporary.iterdir())}
+            files = {
+                file.name: known[file.name] if file.name in linked else _fingerprint(file)
+                for file in sorted(temporary.iterdir())
+            }
             manifest = {"format_version": FORMAT_VERSION, "step": step, "files": files}
             _write_json(temporary / "manifest.json", {**manifest, "sha256": _digest(manifest)})
             _flush_directory(temporary)
@@ -90,7 +110,7 @@ class CheckpointStore:
     def load_newest(self) -> tuple[int, dict[str, Any]]:
         """The newest checkpoint whose hashes are right; damaged ones are renamed to `*.corrupt` on the way.
 
-        One of a newer format is an error and stays as it is.
+        One of another format is an error and stays as it is.
 
         Returns:
             Its step and its state.
@@ -102,7 +122,7 @@ class CheckpointStore:
         for path in reversed(self.steps()):
             try:
                 return self.load(path)
-            except _NewerFormatError:
+            except _OtherFormatError:
                 raise
             except CheckpointError as error:
                 damage.append(str(error))
@@ -136,10 +156,20 @@ class CheckpointStore:
                 raise TypeError("a JSON object is needed")
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{path} has no readable state.json: {error!r}") from error
-        return step, {
-            name: join_state(value, load_tensors(path / file) if (file := f"{name}.safetensors") in files else {})
-            for name, value in values.items()
-        }
+        state: dict[str, Any] = {}
+        for name, value in values.items():
+            tensors = load_tensors(path / file) if (file := f"{name}.safetensors") in files else {}
+            state[name] = join_segments(join_state(value, tensors), path)
+        return step, state
+
+    def _previous(self) -> tuple[Path | None, dict[str, Any]]:
+        """The newest checkpoint whose manifest can be read, and the fingerprints of its files."""
+        for path in reversed(self.steps()):
+            try:
+                return path, _manifest(path)[1]
+            except CheckpointError:
+                continue
+        return None, {}
 
     def _remove_leftovers(self) -> None:
         for leftover in self.directory.glob(".tmp-*"):
@@ -157,8 +187,22 @@ def _manifest(path: Path) -> tuple[int, dict[str, Any]]:
     if digest != _digest(manifest):
         raise CheckpointError(f"{path / 'manifest.json'} is damaged: its own hash is wrong")
     if version > FORMAT_VERSION:
-        raise _NewerFormatError(f"{path} has format {version}, this version reads {FORMAT_VERSION}: update palaestra")
+        raise _OtherFormatError(f"{path} has format {version}, this version reads {FORMAT_VERSION}: update palaestra")
+    if version < FORMAT_VERSION:  # format 1 is the first; what reads an older one has to come here
+        raise _OtherFormatError(
+            f"{path} has format {version}, which was never released; this version reads {FORMAT_VERSION}"
+        )
     return step, files
+
+
+def _require_room(directory: Path, needed: int) -> None:
+    """Refuses to begin what cannot fit: better than half a checkpoint on a disk that is then full for everybody."""
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"No space left on device: it needs {needed / 2**20:,.1f} MiB and {free / 2**20:,.1f} are free",
+        )
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ class TimeSplit:
     """
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(_PARTS, 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys(_PARTS, 0.0)
         """By part."""
         self._since = time.perf_counter()
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from palaestra.algorithms import Algorithm, UpdateInfo
-from palaestra.core import CheckpointError, ConfigError, NonFiniteError, Offline, Replay
+from palaestra.core import CheckpointError, ConfigError, NonFiniteError, Offline, OnPolicy, Replay
 from palaestra.policies import Policy
-from palaestra.rollout import Episode, Evaluation, Metric, default_metrics
+from palaestra.rollout import CollectInfo, Episode, Evaluation, Metric, default_metrics
 from palaestra.training.averages import Averages
 from palaestra.training.beside import Evaluator
 from palaestra.training.callbacks import Callback, Evaluated
@@ -89,6 +89,7 @@ class Trainer:
         self._evaluation: Evaluation | None = None
         self._best: float | None = None
         self._saved_step, self._failed_saves = -1, 0
+        self._schedules_at = 0.0
         self._finished, self._stop_reason = False, ""
 
     # -- the loop
@@ -144,8 +145,9 @@ class Trainer:
             self._take_episodes(info.episodes)
         if self.collect.unfinished:  # a signal came; a resumed run goes on in the middle of the unroll
             return
-        update = self._learn() if self._may_learn() else None
-        self.update.set_progress(self.progress)
+        update = self._learn() if self._may_learn(info) else None
+        self._schedules_at = self.progress
+        self.update.set_progress(self._schedules_at)
         self._iterations += 1
         self._time.spent("learning")
         for callback in self.callbacks:
@@ -170,10 +172,12 @@ class Trainer:
         early = isinstance(plan, Replay) and self.collect.env_steps < plan.initial_collect_steps
         return early and not self.update.stored_fields
 
-    def _may_learn(self) -> bool:
-        """Off-policy, not before as many env steps as were asked for, and enough for one window in every lane."""
+    def _may_learn(self, info: CollectInfo) -> bool:
+        """On-policy, where there are new rows; off-policy, after the initial steps and one window in every lane."""
         plan = self.update.plan
-        if not isinstance(plan, Replay):
+        if isinstance(plan, OnPolicy):
+            return info.rows > 0
+        if isinstance(plan, Offline):
             return True
         window = max(plan.n_step, plan.mini_batch_length) * self.collect.num_lanes
         return self.collect.env_steps > max(plan.initial_collect_steps, window)
@@ -332,6 +336,7 @@ class Trainer:
             "iterations": self._iterations,
             "skipped": [self._skipped.in_a_row, self._skipped.total],
             "next": self._next,
+            "schedules_at": self._schedules_at,
             "best": self._best,
             "evaluation": None if self._evaluation is None else self._evaluation.to_json(),
             "finished": self._finished,
@@ -374,7 +379,8 @@ class Trainer:
         self._time.seconds |= trainer["seconds"]
         self._finished = trainer["finished"]
         self._saved_step = self.collect.env_steps
-        self.update.set_progress(self.progress)
+        self._schedules_at = trainer["schedules_at"]
+        self.update.set_progress(self._schedules_at)
 
     def _position(self) -> dict[str, int]:
         return {

@@ -1,11 +1,18 @@
 """Tests of `palaestra.envs.suites.gym`."""
 
+import importlib.util
+import tomllib
+from pathlib import Path
+
 import pytest
 
-from palaestra.core import ConfigError
+from palaestra.core import ConfigError, MissingExtraError
+from palaestra.envs import check
 from palaestra.envs.suites import gym
 from palaestra.envs.wrappers import TimeLimit
 from tests.envs.worlds import Doubled
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_load_adds_the_registered_limit_and_the_wrappers():
@@ -25,3 +32,65 @@ def test_an_unknown_id_is_refused_with_a_suggestion():
 def test_arguments_that_the_environment_does_not_take_are_refused():
     with pytest.raises(ConfigError, match="colour"):
         gym.load("CartPole-v1", kwargs={"colour": "red"})
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [
+        ("ALE/Pong-v5", "ale_py", "atari"),
+        ("dm_control/cartpole-balance-v0", "shimmy", "dm-control"),
+        ("bsuite/catch-v0", "shimmy", "bsuite"),
+        ("FetchReach-v4", "gymnasium_robotics", "robotics"),
+        ("LunarLander-v3", "Box2D", "box2d"),
+        ("HalfCheetah-v5", "mujoco", "mujoco"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(name, package, extra, monkeypatch):
+    """F27."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda found: None if found == package else find(found))
+    with pytest.raises(MissingExtraError, match=rf"'{package}': pip install 'palaestra\[{extra}\]'"):
+        gym.load(name)
+
+
+def test_every_extra_that_is_named_exists():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {extra for _, extra in gym._REGISTERED_BY.values()} | {extra for _, _, extra in gym._ENTRY_POINTS}
+    assert named <= extras.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("HalfCheetah-v5", "mujoco"),
+        ("LunarLander-v3", "Box2D"),
+        ("PointMaze_UMaze-v3", "gymnasium_robotics"),
+        ("Blackjack-v1", "gymnasium"),
+        ("Taxi-v4", "gymnasium"),
+    ],
+)
+def test_a_suite_keeps_the_rules_of_environments(name, package):
+    """ALF-44: classic control, toy text, Box2D, MuJoCo, goal environments."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    report = check(name, steps=60)
+    assert report.ok, report
+
+
+def test_a_goal_environment_observes_what_was_reached_and_what_is_wanted():
+    pytest.importorskip("gymnasium_robotics")
+    env = gym.load("PointMaze_UMaze-v3")
+    assert set(env.observation_spec) == {"observation", "achieved_goal", "desired_goal"}
+    assert env.duration == 300
+
+
+def test_dm_control_goes_through_shimmy():
+    """Where its version and MuJoCo's agree; else the error is the environment's own."""
+    suite = pytest.importorskip("dm_control.suite")
+    try:
+        suite.load("cartpole", "balance")
+    except AttributeError as error:
+        pytest.skip(f"dm_control does not run with the MuJoCo installed: {error}")
+    report = check("dm_control/cartpole-balance-v0", steps=60)
+    assert report.ok, report
+    assert set(gym.load("dm_control/cartpole-balance-v0").observation_spec) == {"position", "velocity"}

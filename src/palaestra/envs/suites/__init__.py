@@ -1,5 +1,5 @@
 """Loaders of whole families of environments, one file each."""
 
-from palaestra.envs.suites import gym
+from palaestra.envs.suites import atari, envpool, gym
 
-__all__ = ["gym"]
+__all__ = ["atari", "envpool", "gym"]

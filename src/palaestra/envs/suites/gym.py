@@ -5,23 +5,39 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
 
 from palaestra.core import ConfigError, MissingExtraError, did_you_mean
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.gym_environment import GymEnvironment
 from palaestra.envs.wrappers.time_limit import TimeLimit
 
-__all__ = ["find_spec", "load", "missing_extra", "wrap"]
+__all__ = ["find_spec", "load", "pool", "wrap"]
 
-# Packages that register environments when they are imported: (namespace, package, extra).
-_NAMESPACES = {"ALE": ("ale_py", "atari"), "dm_control": ("shimmy", "dm-control")}
-# What an entry point needs: (part of its module's name, package, extra).
-_ENTRY_POINTS = (("box2d", "Box2D", "box2d"), ("mujoco", "mujoco", "mujoco"))
+# Packages that register environments when they are imported, by how the ids begin: (package, extra).
+_REGISTERED_BY = {
+    "ALE/": ("ale_py", "atari"),
+    "dm_control/": ("shimmy", "dm-control"),
+    "bsuite/": ("shimmy", "bsuite"),
+    **dict.fromkeys(
+        ("Fetch", "HandReach", "HandManipulate", "AdroitHand", "PointMaze", "AntMaze", "FrankaKitchen"),
+        ("gymnasium_robotics", "robotics"),
+    ),
+}
+# What an entry point needs: (part of its name, package, extra).
+_ENTRY_POINTS = (
+    ("dm_control", "dm_control", "dm-control"),
+    ("bsuite", "bsuite", "bsuite"),
+    ("robotics", "mujoco", "robotics"),
+    ("box2d", "Box2D", "box2d"),
+    ("mujoco", "mujoco", "mujoco"),
+)
 
 
 def load(
@@ -57,15 +73,31 @@ def load(
     spec = find_spec(name)
     bare = copy.deepcopy(spec)
     bare.order_enforce = False
-    try:
-        gym_env = gymnasium.make(bare, max_episode_steps=-1, disable_env_checker=True, **(kwargs or {}))
-    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise missing_extra(spec, error) from error
-    except (TypeError, gymnasium.error.Error) as error:
-        raise ConfigError(f"{name} cannot be made with the arguments {kwargs or {}}: {error}") from error
+    gym_env = _made(
+        spec, kwargs, lambda: gymnasium.make(bare, max_episode_steps=-1, disable_env_checker=True, **kwargs or {})
+    )
     if max_episode_steps is None:
         max_episode_steps = spec.max_episode_steps or 0
     return wrap(gym_env, env_id=env_id, duration=max_episode_steps, gym_wrappers=gym_wrappers, wrappers=wrappers)
+
+
+def pool(name: str, num_envs: int, *, kwargs: dict[str, Any] | None = None) -> VectorEnv[Any, Any, Any]:
+    """The vectorised version that an id is registered with.
+
+    Args:
+        name: an id such as `"CartPole-v1"`.
+        num_envs: how many.
+        kwargs: for its constructor.
+
+    Raises:
+        ConfigError: no such id, it has no such version, or its constructor refuses the arguments.
+        MissingExtraError: it needs an optional package.
+    """
+    spec = find_spec(name)
+    if spec.vector_entry_point is None:
+        raise ConfigError(f"{name!r} has no vectorised version of its own; use vectorization=serial or process")
+    mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
+    return _made(spec, kwargs, lambda: gymnasium.make_vec(spec, num_envs, vectorization_mode=mode, **kwargs or {}))
 
 
 def wrap(
@@ -105,12 +137,15 @@ def find_spec(name: str) -> EnvSpec:
         ConfigError: no such id.
         MissingExtraError: its namespace belongs to a package that is not installed.
     """
-    namespace = name.split("/")[0] if "/" in name else ""
-    if namespace in _NAMESPACES:
-        package, extra = _NAMESPACES[namespace]
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtraError(package, extra, f"the environment {name!r}")
-        importlib.import_module(package)
+    module, colon, rest = name.partition(":")
+    if colon:
+        _import_quietly(module)
+        name = rest
+    for prefix, (package, extra) in _REGISTERED_BY.items():
+        if name.startswith(prefix):
+            if importlib.util.find_spec(package) is None:
+                raise MissingExtraError(package, extra, f"the environment {name!r}")
+            _import_quietly(package)
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
@@ -122,14 +157,23 @@ def find_spec(name: str) -> EnvSpec:
         ) from error
 
 
-def missing_extra(spec: EnvSpec, error: Exception) -> ConfigError:
-    """The error that says what to install.
+def _made(spec: EnvSpec, kwargs: dict[str, Any] | None, make: Callable[[], Any]) -> Any:
+    """What `make` makes, or an error that says what to install or to change."""
+    needs = [(package, extra) for part, package, extra in _ENTRY_POINTS if part in str(spec.entry_point)]
+    for package, extra in needs[:1]:
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, extra, f"the environment {spec.id!r}")
+        _import_quietly(package)
+    try:
+        return make()
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        raise ConfigError(f"the environment {spec.id!r} needs a package that is not installed: {error}") from error
+    except (TypeError, gymnasium.error.Error) as error:
+        raise ConfigError(f"{spec.id!r} cannot be made with the arguments {kwargs or {}}: {error}") from error
 
-    Args:
-        spec: of the environment.
-        error: raised when it was made.
-    """
-    for part, package, extra in _ENTRY_POINTS:
-        if part in str(spec.entry_point):
-            return MissingExtraError(package, extra, f"the environment {spec.id!r}")
-    return ConfigError(f"the environment {spec.id!r} needs a package that is not installed: {error}")
+
+def _import_quietly(package: str) -> None:
+    """Imports what an environment is made of. Its warnings are not ours, and Box2D crashes where they are errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module(package)

@@ -1,11 +1,14 @@
 """Small environments whose best values are known in closed form: for tests, docs and first attempts.
 
-They are ordinary Gymnasium environments; `load("palaestra.envs.tiny:Chain")` gives one with all layers.
+They are ordinary Gymnasium environments; `load("palaestra.envs.tiny:Chain")` gives one with all layers. Only
+`TensorCartPole` is a batch by itself.
 """
 
 from palaestra.envs.tiny.bandit import Bandit
 from palaestra.envs.tiny.catch import Catch
 from palaestra.envs.tiny.chain import Chain
 from palaestra.envs.tiny.endless import Endless
+from palaestra.envs.tiny.recall import Recall
+from palaestra.envs.tiny.tensor_cartpole import TensorCartPole
 
-__all__ = ["Bandit", "Catch", "Chain", "Endless"]
+__all__ = ["Bandit", "Catch", "Chain", "Endless", "Recall", "TensorCartPole"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, final
 
 from palaestra.core import ConfigError, TimeStep
-from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.environment_wrapper import EnvironmentWrapper
 
 __all__ = ["TimeLimit"]
 

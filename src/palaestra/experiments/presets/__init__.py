@@ -9,12 +9,22 @@ from fnmatch import fnmatchcase
 
 from palaestra.envs import EnvConfig
 from palaestra.experiments.config import ExperimentConfig, algorithm_class
-from palaestra.experiments.presets import classic_control, classic_control_on_policy, classic_control_value_based
+from palaestra.experiments.presets import (
+    atari,
+    classic_control,
+    classic_control_on_policy,
+    classic_control_value_based,
+    continuous_off_policy,
+    mujoco,
+)
 from palaestra.experiments.presets.entry import Preset, Presets
 
 __all__ = ["PRESETS", "Preset", "preset"]
 
-_FAMILIES = (classic_control, classic_control_on_policy, classic_control_value_based)
+_FAMILIES = (
+    *(classic_control, classic_control_on_policy, classic_control_value_based),
+    *(continuous_off_policy, mujoco, atari),
+)
 _ENTRIES: Presets = {key: entry for family in _FAMILIES for key, entry in family.PRESETS.items()}
 
 PRESETS: dict[tuple[str, str], ExperimentConfig] = {
@@ -22,7 +32,10 @@ PRESETS: dict[tuple[str, str], ExperimentConfig] = {
 }
 """Settings by (algorithm, environment), of the environments that have their own."""
 
-_NUM_ENVS = {"a2c": 8, "impala": 8, "ppg": 8, "ppo": 8, "reinforce": 8, "sarsa": 8, "trpo": 8}
+_NUM_ENVS = {
+    **dict.fromkeys(("a2c", "impala", "ppg", "ppo", "reinforce", "sarsa", "trpo"), 8),
+    "evolution_strategies": 32,
+}
 
 
 def preset(algorithm: str, env_name: str) -> ExperimentConfig:

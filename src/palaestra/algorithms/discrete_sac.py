@@ -1,0 +1,125 @@
+"""Soft actor-critic for discrete actions.
+
+Paper: Christodoulou 2019, https://arxiv.org/abs/1910.07207, equations (10) to (13) and algorithm 1. Departures: those
+of `SAC`; the target entropy is a share of the entropy of the uniform distribution over allowed actions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from palaestra.algorithms.algorithm import GradientAlgorithm
+from palaestra.algorithms.off_policy import OffPolicyConfig, Transitions, transitions
+from palaestra.algorithms.records import Losses
+from palaestra.algorithms.soft import Temperature
+from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EnsembleNetwork, OptimizerOption
+from palaestra.ops import td_target
+from palaestra.policies import CategoricalPolicy
+
+__all__ = ["DiscreteSAC", "DiscreteSACConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscreteSACConfig(OffPolicyConfig):
+    """Hyperparameters of `DiscreteSAC`."""
+
+    num_critics: int = 2
+    """K, critics of the ensemble."""
+    initial_temperature: float = 1.0
+    """Alpha at the start, units of return per nat."""
+    temperature_learning_rate: Schedule = 3e-4
+    """Step size of the temperature; 0 leaves it as it is."""
+    target_entropy_share: Schedule = 0.5
+    """Entropy that the temperature aims at, as a share of the largest possible; in [0, 1]."""
+
+
+@final
+class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
+    """Learns a random choice among discrete actions; expectations over actions are exact, so no noise is needed.
+
+    Args:
+        observation_spec: of the environment.
+        action_spec: of the environment: discrete.
+        config: hyperparameters.
+        seeds: of the run.
+
+    Raises:
+        ConfigError: the action space is not discrete.
+    """
+
+    config_class = DiscreteSACConfig
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: DiscreteSACConfig | None = None,
+        seeds: RunSeeds | None = None,
+    ) -> None:
+        config, seeds = config or DiscreteSACConfig(), seeds or RunSeeds(0)
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = CategoricalPolicy.build(
+                observation_spec, action_spec, config.network, normalize=config.normalize_observation
+            )
+            self._critic, self._target_critic = (
+                EnsembleNetwork(observation_spec, policy.raw_action_spec.num, config.num_critics, config.network)
+                for _ in range(2)
+            )
+            self._temperature = Temperature(config.initial_temperature)
+        adam = OptimizerOption("adam", {"lr": config.learning_rate})
+        model = CoreModel(
+            {
+                "actor": policy.network,
+                "critic": self._critic,
+                "target_critic": self._target_critic,
+                "temperature": self._temperature,
+            },
+            {
+                "actor": adam,
+                "critic": adam,
+                "temperature": OptimizerOption("adam", {"lr": config.temperature_learning_rate}),
+            },
+        )
+        model.sync("target_critic", source="critic")
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+
+    def preprocess(self, batch: Any, source: DataSource) -> Transitions:
+        """Reduces n-step windows to transitions."""
+        return transitions(batch, self.value_of("gamma"))
+
+    def losses(self, batch: Transitions) -> Losses:
+        """Equation (10) in the critics' target, (12) for the actor, (11) for the temperature."""
+        observation, temperature = self.policy.normalize(batch.observation), self._temperature()
+        with torch.no_grad():
+            following = self.policy.distribution(batch.next_observation)
+            next_q = self._target_critic(self.policy.normalize(batch.next_observation)).amin(0)  # [N, A]
+            soft_value = (following.probs * next_q).sum(-1) + temperature * following.entropy()
+            target = td_target(soft_value, batch.reward, batch.discount)
+        all_q = self._critic(observation)  # [K, N, A]
+        index = batch.action.long()[None, :, None].expand(len(all_q), -1, 1)
+        q = all_q.gather(-1, index).squeeze(-1)  # [K, N]
+        policy = self.policy.distribution(batch.observation)
+        entropy = policy.entropy()
+        gain = (policy.probs * all_q.detach().amin(0)).sum(-1) + temperature * entropy
+        excess = self.value_of("target_entropy_share") * self._largest_entropy(batch.observation, all_q) - entropy
+        terms = {
+            "critic": 0.5 * (q - target).square().mean(1).sum(),
+            "actor": -gain.mean(),
+            "temperature": self._temperature.loss(excess),
+        }
+        return Losses(terms, {"q_mean": q.mean(), "entropy": entropy.mean(), "alpha": temperature})
+
+    def _largest_entropy(self, observation: Any, q: Tensor) -> Tensor:
+        """[N] or [] the entropy of a uniform choice, nats."""
+        mask = self.policy.action_mask(observation)
+        count = torch.tensor(float(q.shape[-1])) if mask is None else mask.bool().sum(-1).clamp(min=1).float()
+        return count.log()
+
+    def after_step(self) -> None:
+        """Target critics follow the online ones."""
+        self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))

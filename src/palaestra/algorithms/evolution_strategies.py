@@ -1,0 +1,104 @@
+"""Evolution strategies: ascends returns without any gradient of the policy.
+
+Paper: Salimans et al. 2017, https://arxiv.org/abs/1703.03864, algorithm 2 with the mirrored sampling and rank-based
+fitness shaping of section 2.1. Departures: every lane of the environment acts with a perturbation of its own during one
+unroll, and is scored by the episodes that lie inside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig
+from palaestra.algorithms.records import UpdateInfo
+from palaestra.core import ConfigError, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
+from palaestra.ops import centered_ranks, episode_returns
+from palaestra.policies import Phase, PopulationPolicy
+
+__all__ = ["EvolutionStrategies", "EvolutionStrategiesConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvolutionStrategiesConfig(AlgorithmConfig):
+    """Hyperparameters of `EvolutionStrategies`. The population is the number of environments, best an even one."""
+
+    learning_rate: Schedule = 0.02
+    """Step size of Adam; a number or a schedule."""
+    unroll_length: float = 500
+    """Time steps that every perturbation is tried for; some episodes should fit."""
+    noise_std: float = 0.1
+    """Sigma: standard deviation of the perturbations, units of the parameters."""
+    weight_decay: float = 0.0
+    """Pull of the parameters towards 0, in proportion to them."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by their running mean and variance."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(32,)))
+    """Policy network."""
+
+
+@final
+class EvolutionStrategies(Algorithm[PopulationPolicy]):
+    """Moves the parameters towards those perturbations that got more return than others.
+
+    Args:
+        observation_spec: of the environment.
+        action_spec: of the environment: discrete, or a box with finite bounds.
+        config: hyperparameters.
+        seeds: of the run.
+
+    Raises:
+        ConfigError: the action space is neither.
+    """
+
+    config_class = EvolutionStrategiesConfig
+    stored_fields = ("seed",)
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: EvolutionStrategiesConfig | None = None,
+        seeds: RunSeeds | None = None,
+    ) -> None:
+        config, seeds = config or EvolutionStrategiesConfig(), seeds or RunSeeds(0)
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = PopulationPolicy.build(
+                observation_spec, action_spec, config.network, normalize=config.normalize_observation
+            )
+        policy.noise_std = config.noise_std
+        adam = OptimizerOption("adam", {"lr": config.learning_rate, "weight_decay": config.weight_decay})
+        model = CoreModel({"policy": policy.network}, {"policy": adam})
+        plan = OnPolicy(unroll_length=config.unroll_length)
+        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
+
+    def update(self, source: DataSource) -> UpdateInfo:
+        """One step: g = 1 / (B sigma) times the sum of u_b eps_b, with centred ranks u of the returns.
+
+        Args:
+            source: an unroll of all lanes; its rows tell the perturbation that acted.
+
+        Raises:
+            ConfigError: there is only one lane.
+        """
+        with self.policy.in_phase(Phase.UPDATE):
+            unroll = source.draw(self.plan, self._minibatch_generator)
+            score = episode_returns(unroll.reward, unroll.step_type)  # [B]
+            if len(score) < 2:
+                raise ConfigError("evolution strategies compare perturbations; give at least 2 environments (num_envs)")
+            noise = self.policy.noise(unroll.policy_info.seed[0])  # [B, P]
+            ascent = centered_ranks(score) @ noise / (len(score) * self.config.noise_std)
+            optimizer = self.model.optimizers["policy"]
+            parts = ascent.split([parameter.numel() for parameter in optimizer.parameters])
+            descent = {
+                name: -part.view_as(parameter)
+                for name, part, parameter in zip(optimizer.names, parts, optimizer.parameters, strict=True)
+            }
+            norm = self.model.apply_gradients([descent])["policy"]
+        self.num_gradient_steps += 1
+        self.policy.version += 1
+        if self.policy.normalizer is not None:
+            self.policy.normalizer.merge(self.policy.normalizer.increment(unroll.observation[:-1]))
+        metrics = {"score_mean": score.mean(), "score_max": score.max(), "gradient_norm/policy": norm}
+        return UpdateInfo(self.policy_version, 1, int(unroll.valid.sum()), [metrics])

@@ -1,0 +1,199 @@
+"""Rewards for novelty, as a part that any gradient algorithm takes: `BonusConfig` and `ExplorationBonus`.
+
+The bonus is added to the rewards of an update before the algorithm's `preprocess` sees them. What measures novelty
+learns beside the algorithm: its loss is a term of its own, of the same minibatches, with an optimizer of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from palaestra.core import Batch, ConfigError, Plan, Replay, SpecTree, did_you_mean, spec_leaves
+from palaestra.nn import Network, NetworkConfig
+from palaestra.ops import Moments, masked_mean, merge, moments_of, valid_starts, variance
+from palaestra.policies import ObservationNormalizer
+
+__all__ = ["BonusConfig", "ExplorationBonus"]
+
+_CLIP = 5.0  # of normalised observations, in standard deviations: Burda et al. 2019, section 2.4
+_EPSILON = 1e-8  # keeps the scale of a constant bonus finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class BonusConfig:
+    """An exploration bonus; none by default."""
+
+    kind: Literal["rnd", "icm"] | None = None
+    """What measures novelty: random network distillation, or the intrinsic curiosity module."""
+    weight: float = 0.1
+    """Reward for a bonus of one running standard deviation."""
+    learning_rate: float = 1e-3
+    """Step size of Adam for what measures novelty."""
+    hidden_sizes: tuple[int, ...] = (64,)
+    """Units of each hidden layer of its networks."""
+    feature_size: int = 32
+    """Features into which observations are coded."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in (None, "rnd", "icm"):
+            raise ConfigError(f"unknown exploration bonus {self.kind!r}{did_you_mean(str(self.kind), ('rnd', 'icm'))}")
+        for name in ("weight", "learning_rate", "feature_size"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"bonus.{name} is {getattr(self, name)}; it must be greater than 0")
+
+
+class ExplorationBonus(ABC):
+    """Measures novelty, and learns to find it less novel next time.
+
+        r' = r + weight · novelty / σ,   σ the running standard deviation of novelty
+
+    A subclass fills `trained` and `fixed` with its networks and defines `novelty` and `errors`.
+
+    Args:
+        config: see `BonusConfig`.
+        observation_spec: of the environment.
+    """
+
+    trained: nn.ModuleDict
+    """What its loss trains: the model component `bonus`."""
+    fixed: nn.ModuleDict
+    """Frozen networks and running statistics: the model component `bonus_fixed`, so that checkpoints have them."""
+
+    def __init__(self, config: BonusConfig, observation_spec: SpecTree) -> None:
+        self.config = config
+        self.trained = nn.ModuleDict()
+        self.fixed = nn.ModuleDict({"scale": _RunningMoments()})
+        if any(leaf.dtype.is_floating_point for leaf in spec_leaves(observation_spec).values()):
+            self.fixed["normalizer"] = ObservationNormalizer(observation_spec, _CLIP)
+
+    @abstractmethod
+    def novelty(self, observation: Any, action: Any, next_observation: Any) -> Tensor:
+        """How new transitions are, [...], in any unit; called without gradients.
+
+        Args:
+            observation: normalised, leaves [..., *observation].
+            action: as sampled, leaves [..., *action].
+            next_observation: like `observation`.
+        """
+
+    @abstractmethod
+    def errors(self, observation: Any, action: Any, next_observation: Any) -> Tensor:
+        """What learning lowers, [...], with gradients.
+
+        Args:
+            observation: normalised, leaves [..., *observation].
+            action: as sampled, leaves [..., *action].
+            next_observation: like `observation`.
+        """
+
+    @final
+    def require_plan(self, plan: Plan) -> None:
+        """Refuses data in which not every reward lies between two observations.
+
+        Args:
+            plan: the data that the algorithm wants.
+
+        Raises:
+            ConfigError: it asks for windows of several steps, whose middle observations are not drawn.
+        """
+        if isinstance(plan, Replay) and plan.mini_batch_length == 1 and plan.n_step > 1:
+            raise ConfigError(f"an exploration bonus needs n_step=1 and was given n_step={plan.n_step}")
+
+    @final
+    @torch.no_grad()
+    def rewarded(self, drawn: Any) -> tuple[Any, Tensor]:
+        """Adds bonuses to rewards, with statistics that take these transitions into account.
+
+        Args:
+            drawn: an unroll, sequences, or windows of one step.
+
+        Returns:
+            The data with new rewards, and the mean bonus of the rows that may be learned from.
+        """
+        fields, valid = self.transitions(drawn), _valid(drawn)
+        if "normalizer" in self.fixed:
+            normalizer: Any = self.fixed["normalizer"]
+            normalizer.merge(normalizer.increment(fields["next_observation"], valid))
+        novelty = self.novelty(*self._normalized(fields))
+        scale: Any = self.fixed["scale"]
+        scale.add(novelty[valid.bool()])
+        bonus = self.config.weight * novelty * scale.inverse() * valid
+        reward = torch.cat((drawn["reward"][:1], drawn["reward"][1:] + bonus.reshape_as(drawn["reward"][1:])))
+        return drawn.replace(reward=reward), masked_mean(bonus, valid)
+
+    @final
+    def transitions(self, drawn: Any) -> Batch:
+        """What minibatches need for `loss`: `observation`, `action` and `next_observation`, [T, B, ...] or [N, ...].
+
+        Args:
+            drawn: an unroll, sequences, or windows of one step.
+        """
+        observation = drawn["observation"]
+        before, after = (
+            (observation, drawn["next_observation"])
+            if "next_observation" in drawn
+            else (observation[:-1], observation[1:])
+        )
+        return Batch.of({"observation": before, "action": drawn["action"], "next_observation": after})
+
+    @final
+    def loss(self, batch: Any) -> Tensor:
+        """The loss term `bonus`: the mean error over the valid rows of a minibatch.
+
+        Args:
+            batch: a minibatch whose field `bonus` holds `transitions`.
+        """
+        errors = self.errors(*self._normalized(batch["bonus"]))
+        valid = batch.get("valid")
+        return errors.mean() if valid is None else masked_mean(errors, valid)
+
+    @final
+    def network(self, observation_spec: SpecTree, num_hidden: int = 1) -> Network:
+        """A network from observations to features.
+
+        Args:
+            observation_spec: of its input.
+            num_hidden: how often the configured hidden layers come.
+        """
+        config = NetworkConfig(hidden_sizes=self.config.hidden_sizes * num_hidden, activation="relu")
+        return Network(observation_spec, self.config.feature_size, config)
+
+    def _normalized(self, fields: Any) -> tuple[Any, Any, Any]:
+        observation, after = fields["observation"], fields["next_observation"]
+        if "normalizer" in self.fixed:
+            observation, after = self.fixed["normalizer"](observation), self.fixed["normalizer"](after)
+        return observation, fields["action"], after
+
+
+class _RunningMoments(nn.Module):
+    """Moments of everything seen, as buffers."""
+
+    count: Tensor
+    mean: Tensor
+    m2: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in Moments._fields:
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
+
+    def add(self, x: Tensor) -> None:
+        total = merge(Moments(self.count, self.mean, self.m2), moments_of(x))
+        for name, value in zip(Moments._fields, total, strict=True):
+            getattr(self, name).copy_(value)
+
+    def inverse(self) -> Tensor:
+        """1 / σ, float32."""
+        return (variance(Moments(self.count, self.mean, self.m2)) + _EPSILON).rsqrt().float()
+
+
+def _valid(drawn: Any) -> Tensor:
+    """Which transitions lie inside one episode; all of a window's."""
+    if "next_observation" in drawn:
+        return torch.ones_like(drawn["reward"][1])
+    return valid_starts(drawn["step_type"]).to(torch.float32)

@@ -1,0 +1,192 @@
+"""Where rows lie: main memory or mapped files, and what is asked before any of it is taken."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from palaestra.core import CheckpointError, ConfigError
+
+__all__ = ["MainMemory", "MappedFiles", "Memory", "available_bytes"]
+
+Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+class Memory(ABC):
+    """Where the rows of a buffer lie."""
+
+    mapped = False
+    """Whether the rows are files, which outlive the process."""
+
+    @abstractmethod
+    def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
+        """Tensors that numpy views can be made of; zeros, or what was there before.
+
+        Args:
+            name: of this set of tensors.
+            shapes: shape and dtype of each.
+
+        Raises:
+            ConfigError: there is no room.
+            CheckpointError: what is there was made for something else.
+        """
+
+
+@final
+class MainMemory(Memory):
+    """Main memory. A buffer that does not fit is refused before any of it is taken, instead of being killed later."""
+
+    def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
+        """Zeros.
+
+        Args:
+            name: of this set of tensors.
+            shapes: shape and dtype of each.
+
+        Raises:
+            ConfigError: there is less memory than they need; the message says how much of it and what can be done.
+        """
+        _require_room(shapes, available_bytes(), "main memory", "storage=MappedFiles(directory) to keep rows on a disk")
+        return {path: torch.zeros(shape, dtype=dtype) for path, (shape, dtype) in shapes.items()}
+
+
+@final
+class MappedFiles(Memory):
+    """Files of a folder that are mapped into memory: the system keeps in memory what is used, and writes back the rest.
+
+    Rows are in the files as soon as they are appended, so that a process which is killed loses none that was complete:
+    a buffer made for the same folder goes on with them. What a sampler knows is not there; a checkpoint has it.
+
+    Args:
+        directory: made where it is missing. Only one process may write to it.
+    """
+
+    mapped = True
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+
+    def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
+        """Mapped files; new ones are zeros that take no room on the disk until they are written.
+
+        Args:
+            name: of this set of tensors.
+            shapes: shape and dtype of each.
+
+        Raises:
+            ConfigError: there is less room on the disk than they need.
+            CheckpointError: the folder belongs to a buffer of another shape, or a file is missing or cut off.
+        """
+        layout = {path: [list(shape), str(dtype)] for path, (shape, dtype) in shapes.items()}
+        described = self.directory / f"{name}.json"
+        if described.exists():
+            self._require_same(described, layout)
+        else:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self.directory).free
+            _require_room(shapes, free, f"the disk of {self.directory}", "another directory for MappedFiles")
+            for path, (shape, dtype) in shapes.items():
+                with self._file(name, path).open("wb") as file:
+                    file.truncate(_size(shape, dtype))
+            temporary = described.with_suffix(".tmp")
+            temporary.write_text(json.dumps(layout))
+            temporary.rename(described)  # last: a folder with a description is whole
+        return {path: self._mapped(name, path, shape, dtype) for path, (shape, dtype) in shapes.items()}
+
+    def _mapped(self, name: str, path: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        file, size = self._file(name, path), _size(shape, dtype)
+        found = file.stat().st_size if file.is_file() else "no"
+        if found != size:
+            raise CheckpointError(f"{file} has {found} bytes instead of {size}: it is missing or was cut off")
+        if size == 0:
+            return torch.zeros(shape, dtype=dtype)
+        return torch.from_file(str(file), shared=True, size=math.prod(shape), dtype=dtype).reshape(shape)
+
+    def _require_same(self, described: Path, layout: Mapping[str, list[object]]) -> None:
+        try:
+            found = json.loads(described.read_text())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{described} cannot be read: {error}") from error
+        if found != layout:
+            raise CheckpointError(
+                f"{described} describes rows of {found}, but this buffer needs {layout}; "
+                "give the same specs, lanes and capacity, or another directory"
+            )
+
+    def _file(self, name: str, path: str) -> Path:
+        return self.directory / f"{name}.{path.replace('/', '_')}.bin"
+
+
+def available_bytes() -> int | None:
+    """Main memory that is free for this process: of the machine, and of its container; `None` where that is unknown."""
+    found = [value for value in (_free_of_machine(), *_free_of_cgroups()) if value is not None]
+    return min(found, default=None)
+
+
+def _free_of_machine() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def _free_of_cgroups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int | None]:
+    """What the limits of both kinds of control groups leave, of this process's group and of those above it."""
+    try:
+        groups = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return []
+    free: list[int | None] = []
+    for _, controllers, path in groups:
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base, names = (root / "memory", _V1) if controllers else (root, _V2)
+        group = base / path.strip("/")
+        for folder in (group, *(parent for parent in group.parents if parent.is_relative_to(base))):
+            free.append(_free_of_group(folder, *names))
+    return free
+
+
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = ("memory.max", "memory.current", "inactive_file")
+
+
+def _free_of_group(folder: Path, limit: str, usage: str, reclaimable: str) -> int | None:
+    try:
+        most, used = int((folder / limit).read_text()), int((folder / usage).read_text())
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no such group here, or the limit is "max"
+        return None
+    return max(0, most - used + int(statistics.get(reclaimable, 0)))
+
+
+def _require_room(shapes: Shapes, free: int | None, where: str, way_out: str) -> None:
+    sizes = {path: _size(shape, dtype) for path, (shape, dtype) in shapes.items()}
+    needed = sum(sizes.values())
+    if free is not None and needed > free:
+        largest = max(sizes, key=lambda path: sizes[path])
+        raise ConfigError(
+            f"the buffer needs {_gigabytes(needed)} ({largest} alone {_gigabytes(sizes[largest])}), but {where} has "
+            f"{_gigabytes(free)} free; options: a smaller capacity, {way_out}, uint8 instead of float observations, "
+            "frames of a stack stored once (a spec with `stacked`)"
+        )
+
+
+def _size(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.3g} GB ({size:,} bytes)"

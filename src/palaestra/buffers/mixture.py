@@ -1,0 +1,174 @@
+"""`MixtureSource`: several buffers as one source, each with its share of every minibatch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from palaestra.buffers.replay import ReplayBuffer
+from palaestra.core import Batch, CheckpointError, ConfigError, Offline, OnPolicy, Plan, Replay, ShapeError
+
+__all__ = ["MixtureSource"]
+
+_OVER_TIME = ("step_type", "reward", "discount")  # of `Windows`: [n+1, N]
+
+
+@final
+class MixtureSource:
+    """Draws every minibatch from several buffers: own experience beside a data set, for example.
+
+    Args:
+        parts: the buffers and their shares; shares are numbers above 0 that need not add up to 1.
+
+    Raises:
+        ConfigError: there is no buffer, or a share is not above 0.
+
+    Examples:
+        >>> from palaestra.core import DiscreteSpec, TensorSpec
+        >>> spec = {"observation_spec": TensorSpec((3,)), "action_spec": DiscreteSpec(num=2)}
+        >>> online, demonstrations = ReplayBuffer(1000, 2, **spec), ReplayBuffer(500, 1, **spec)
+        >>> MixtureSource([(online, 0.75), (demonstrations, 0.25)]).rows(32)
+        [24, 8]
+    """
+
+    def __init__(self, parts: Sequence[tuple[ReplayBuffer, float]]) -> None:
+        self.buffers = [buffer for buffer, _ in parts]
+        shares = [share for _, share in parts]
+        if not parts or not all(0 < share < float("inf") for share in shares):
+            raise ConfigError(f"MixtureSource got the shares {shares}; give at least one, all above 0")
+        self.shares = [share / sum(shares) for share in shares]
+        """Share of each buffer, in (0, 1]."""
+
+    def __len__(self) -> int:
+        """Complete rows over all buffers."""
+        return sum(len(buffer) for buffer in self.buffers)
+
+    def rows(self, mini_batch_size: int) -> list[int]:
+        """How many rows, or sequences, of a minibatch each buffer gives.
+
+        Args:
+            mini_batch_size: rows in a minibatch.
+
+        Raises:
+            ConfigError: a buffer would give none.
+        """
+        ends = np.rint(np.cumsum(self.shares) * mini_batch_size).astype(int)
+        rows = np.diff(ends, prepend=0).tolist()
+        if not all(rows):
+            raise ConfigError(
+                f"the shares {self.shares} of a minibatch of {mini_batch_size} are {rows} rows; "
+                "give a larger minibatch or leave the buffer out"
+            )
+        return rows
+
+    def draw(self, plan: Plan, generator: torch.Generator) -> Batch:
+        """The data of one update; each of its minibatches has the shares.
+
+        Args:
+            plan: a replay or offline plan.
+            generator: source of the sampled rows.
+
+        Returns:
+            What the buffers give. `index` counts on from buffer to buffer; where only some have `weight` it is 1 for
+            the others.
+
+        Raises:
+            ConfigError: the plan is on-policy.
+            ShapeError: a buffer has nothing to draw, or the buffers' fields differ.
+        """
+        if isinstance(plan, OnPolicy):
+            raise ConfigError("an on-policy plan learns from one buffer's unroll; a mixture is drawn from")
+        sizes = self.rows(plan.mini_batch_size)
+        drawn = [
+            self._part(plan, size, buffer, first, generator)
+            for size, buffer, first in zip(sizes, self.buffers, self._firsts(), strict=True)
+        ]
+        if any("weight" in part for part in drawn):
+            for part in drawn:
+                part.__dict__.setdefault("weight", torch.ones(len(part.index)))
+        names = [set(part.keys()) for part in drawn]
+        if any(other != names[0] for other in names):
+            raise ShapeError(f"the buffers of a mixture have different fields: {[sorted(other) for other in names]}")
+        fields: dict[str, Any] = {}
+        for name, value in drawn[0].items():
+            dim = int(name in _OVER_TIME or plan.mini_batch_length > 1)
+            others = [part[name] for part in drawn]
+            if isinstance(value, Batch):
+                fields[name] = value.map(lambda *p, dim=dim: _interleaved(p, sizes, plan.num_updates, dim), *others[1:])
+            else:
+                fields[name] = _interleaved(others, sizes, plan.num_updates, dim)
+        return type(drawn[0]).of(fields)
+
+    def _part(
+        self, plan: Replay | Offline, size: int, buffer: ReplayBuffer, first: int, generator: torch.Generator
+    ) -> Batch:
+        part = buffer.draw(replace(plan, mini_batch_size=size), generator)
+        return part.replace(index=part.index + first)
+
+    def write_back(self, indices: Tensor, priority: Tensor) -> None:
+        """Gives priorities to the buffers that the rows came from.
+
+        Args:
+            indices: the batch's `index` field.
+            priority: non-negative, one for each.
+
+        Raises:
+            NonFiniteError: a priority is NaN, infinite or negative.
+        """
+        firsts = self._firsts()
+        owner = np.searchsorted(firsts, indices.numpy(), side="right") - 1
+        for number, (buffer, first) in enumerate(zip(self.buffers, firsts, strict=True)):
+            mine = torch.from_numpy(owner == number)
+            if mine.any():
+                buffer.write_back(indices[mine] - first, priority[mine])
+
+    def set_progress(self, progress: float) -> None:
+        """Moves the schedules of all buffers.
+
+        Args:
+            progress: env steps taken divided by the run's total, in [0, 1].
+        """
+        for buffer in self.buffers:
+            buffer.set_progress(progress)
+
+    def state_tensors(self) -> dict[str, Any]:
+        """Everything that the buffers hold, by name."""
+        return {
+            f"{number}.{name}": value
+            for number, buffer in enumerate(self.buffers)
+            for name, value in buffer.state_tensors().items()
+        }
+
+    def load_state_tensors(self, tensors: Mapping[str, Any]) -> None:
+        """Puts back what `state_tensors` gave.
+
+        Args:
+            tensors: of a mixture of the same buffers.
+
+        Raises:
+            CheckpointError: something is missing or does not fit.
+        """
+        if {name.split(".")[0] for name in tensors} != {str(number) for number in range(len(self.buffers))}:
+            raise CheckpointError(f"the saved mixture is not one of {len(self.buffers)} buffers")
+        for number, buffer in enumerate(self.buffers):
+            prefix = f"{number}."
+            buffer.load_state_tensors({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+
+    def _firsts(self) -> list[int]:
+        """The number that each buffer's row 0 has here."""
+        sizes = [buffer.heads.places * buffer.num_lanes for buffer in self.buffers]
+        return [0, *np.cumsum(sizes)[:-1].tolist()]
+
+
+def _interleaved(parts: Sequence[Tensor], sizes: Sequence[int], groups: int, dim: int) -> Tensor:
+    """Rows of all parts, so that each of equal consecutive groups has so many of each."""
+    if groups == 1:
+        return torch.cat(tuple(parts), min(dim, parts[0].ndim - 1))
+    along = min(dim, parts[0].ndim - 1)
+    split = [part.unflatten(along, (groups, size)) for part, size in zip(parts, sizes, strict=True)]
+    return torch.cat(split, along + 1).flatten(along, along + 1)

@@ -1,0 +1,154 @@
+"""Hindsight experience replay: goals that were reached are put in the place of those that were not.
+
+Paper: Andrychowicz et al. 2017, https://arxiv.org/abs/1707.01495, algorithm 1 and section 4.5 (strategies).
+Departures: goals are exchanged when rows are drawn, not when they are stored, so that storage does not grow with k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, final
+
+import numpy as np
+import torch
+
+from palaestra.buffers.samplers.sampler import Sampler
+from palaestra.buffers.samplers.uniform import UniformSampler
+from palaestra.core import Batch, ConfigError, ShapeError
+
+if TYPE_CHECKING:
+    from palaestra.buffers.replay import ReplayBuffer
+
+__all__ = ["HindsightSampler"]
+
+
+@final
+class HindsightSampler(Sampler):
+    """Draws rows as another sampler does and gives a share of them a goal that their own episode reached.
+
+    Observations have the keys `observation`, `achieved_goal` and `desired_goal`. Of a row with a new goal,
+    `desired_goal` changes in every observation drawn, and the rewards are computed anew.
+
+    Args:
+        reward: the environment's own function, `reward(achieved_goal, desired_goal, info)`, on numpy arrays
+            `[..., goal]`; the info is empty.
+        strategy: where the goal comes from: `future`, a later step of the episode; `final`, its last step so far;
+            `episode`, any of its steps.
+        share: probability of a new goal, in [0, 1]; k new goals for each old one are k / (k + 1).
+        base: who draws the rows; uniform by default.
+        terminated: `terminated(achieved_goal, desired_goal, info)` where reaching a goal ends the episode; by default
+            ends stay as they were.
+
+    Raises:
+        ConfigError: the strategy does not exist or the share is no probability.
+    """
+
+    def __init__(
+        self,
+        reward: Callable[[np.ndarray, np.ndarray, Any], Any],
+        *,
+        strategy: Literal["future", "final", "episode"] = "future",
+        share: float = 0.8,
+        base: Sampler | None = None,
+        terminated: Callable[[np.ndarray, np.ndarray, Any], Any] | None = None,
+    ) -> None:
+        if strategy not in ("future", "final", "episode"):
+            raise ConfigError(f"HindsightSampler(strategy={strategy!r}): give 'future', 'final' or 'episode'")
+        if not 0 <= share <= 1:
+            raise ConfigError(f"HindsightSampler(share={share}): give a probability in [0, 1]")
+        self.reward, self.terminated = reward, terminated
+        self.strategy, self.share, self.base = strategy, share, UniformSampler() if base is None else base
+
+    def starts(self, buffer: ReplayBuffer, count: int, length: int, generator: torch.Generator) -> np.ndarray:
+        """Those of the base.
+
+        Args:
+            buffer: what is drawn from.
+            count: how many are wanted.
+            length: so many rows must follow each in its lane.
+            generator: source of the choice.
+
+        Raises:
+            ShapeError: there is nothing to choose from.
+        """
+        return self.base.starts(buffer, count, length, generator)
+
+    def finish(self, buffer: ReplayBuffer, batch: Batch, generator: torch.Generator) -> Batch:
+        """Exchanges goals and rewards.
+
+        Args:
+            buffer: what was drawn from.
+            batch: what was drawn.
+            generator: source of the choice.
+
+        Raises:
+            ShapeError: observations have no goals, or the reward function gives another shape.
+        """
+        batch = self.base.finish(buffer, batch, generator)
+        if not isinstance(batch.observation, Batch) or "desired_goal" not in batch.observation:
+            raise ShapeError(
+                "hindsight needs observations with the keys 'observation', 'achieved_goal', 'desired_goal'"
+            )
+        index = batch.index.numpy()
+        uniform = torch.rand(2, len(index), generator=generator, dtype=torch.float64).numpy()
+        changed = np.flatnonzero(uniform[0] < self.share)
+        start = index[changed]
+        goal = buffer.take("observation.achieved_goal", self._goals(buffer, start, uniform[1, changed]))
+        for name in ("observation", "next_observation"):
+            if name in batch:
+                batch[name].desired_goal[..., changed, :] = goal
+        steps = len(batch.reward) - 1
+        achieved = buffer.take("observation.achieved_goal", buffer.after(start, np.arange(1, steps + 1)[:, None]))
+        desired = np.broadcast_to(goal.numpy(), achieved.shape)
+        batch.reward[1:, changed] = self._computed(self.reward, "reward", achieved.numpy(), desired)
+        if self.terminated is not None:
+            over = self._computed(self.terminated, "terminated", achieved.numpy(), desired)
+            batch.discount[1:, changed] = 1 - over
+        return batch
+
+    def _goals(self, buffer: ReplayBuffer, start: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+        """[N] rows of the same episodes whose achieved goals become the desired ones."""
+        first, last = np.ones_like(start), buffer.steps_to_end(start)
+        if self.strategy == "episode":
+            first = 1 - buffer.steps_from_begin(start)
+        if self.strategy == "final":
+            first = last
+        return buffer.after(start, first + (uniform * (last - first + 1)).astype(np.int64))
+
+    def _computed(self, function: Callable[..., Any], name: str, achieved: np.ndarray, desired: np.ndarray) -> Any:
+        given = np.asarray(function(achieved, desired, {}), np.float32)
+        if given.shape != achieved.shape[:-1]:
+            raise ShapeError(
+                f"{name}(achieved_goal, desired_goal, info) gave shape {given.shape} for goals {achieved.shape}; "
+                f"it must compute all rows at once and give {achieved.shape[:-1]}"
+            )
+        return torch.from_numpy(given)
+
+    def write_back(self, index: np.ndarray, priority: np.ndarray) -> None:
+        """Priorities go to the base.
+
+        Args:
+            index: [N] row numbers.
+            priority: [N], at least 0.
+        """
+        self.base.write_back(index, priority)
+
+    def set_progress(self, progress: float) -> None:
+        """Moves the schedules of the base.
+
+        Args:
+            progress: env steps taken divided by the run's total, in [0, 1].
+        """
+        self.base.set_progress(progress)
+
+    def state(self) -> dict[str, Any]:
+        """That of the base."""
+        return self.base.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `state` gave.
+
+        Args:
+            state: of a sampler with the same settings.
+        """
+        self.base.load_state(state)

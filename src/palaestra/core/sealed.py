@@ -1,0 +1,71 @@
+"""Folders whose files are known by their hashes: whatever was damaged or exchanged is found before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from palaestra.core.errors import CheckpointError
+
+__all__ = ["check_seal", "fingerprint", "seal"]
+
+_MANIFEST = "manifest.json"
+
+
+def fingerprint(file: Path) -> dict[str, Any]:
+    """Hash and size of a file.
+
+    Args:
+        file: its path.
+    """
+    with file.open("rb") as stream:
+        return {"sha256": hashlib.file_digest(stream, "sha256").hexdigest(), "size_bytes": file.stat().st_size}
+
+
+def seal(directory: Path, format_version: int) -> None:
+    """Writes `manifest.json` with the hashes of all files of a folder, and waits until it is on the disk.
+
+    Args:
+        directory: complete but for the manifest.
+        format_version: of what is in the folder.
+    """
+    files = {file.name: fingerprint(file) for file in sorted(directory.iterdir()) if file.name != _MANIFEST}
+    manifest = {"format_version": format_version, "files": files}
+    with (directory / _MANIFEST).open("w") as stream:
+        json.dump({**manifest, "sha256": _digest(manifest)}, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def check_seal(directory: Path, format_version: int) -> None:
+    """Compares every file of a folder with its manifest.
+
+    Args:
+        directory: what `seal` was called for.
+        format_version: the newest one that can be read.
+
+    Raises:
+        CheckpointError: the manifest is missing, a file is missing or damaged, or the format is newer; names the file.
+    """
+    try:
+        manifest = json.loads((directory / _MANIFEST).read_text())
+        digest = manifest.pop("sha256")
+        version, files = int(manifest["format_version"]), dict(manifest["files"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{directory} has no readable {_MANIFEST}: {error!r}") from error
+    if digest != _digest(manifest):
+        raise CheckpointError(f"{directory / _MANIFEST} is damaged: its own hash is wrong")
+    if version > format_version:
+        raise CheckpointError(f"{directory} has format {version}, this one reads {format_version}: update palaestra")
+    for name, expected in files.items():
+        file = directory / name
+        if Path(name).name != name or not file.is_file() or fingerprint(file) != expected:
+            raise CheckpointError(f"{file} is missing or damaged: its hash is not the one in {_MANIFEST}")
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

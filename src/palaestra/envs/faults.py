@@ -1,0 +1,209 @@
+"""What happens when an environment fails: a policy, a record of every fault, and a budget of restarts."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import traceback
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from palaestra.core import ConfigError, EnvError, NonFiniteError, PalaestraError, episode_seed
+from palaestra.envs.episode_log import EpisodeLog
+
+__all__ = ["Failure", "Fault", "FaultPolicy", "RestartBudget", "describe", "failure_of"]
+
+OnFault = Literal["raise", "restart", "drop"]
+FaultKind = Literal["raised", "died", "timeout", "non-finite", "malformed"]
+
+_HOUR_S = 3600.0
+_LONGEST_WAIT_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultPolicy:
+    """What to do about an environment that raises, dies, hangs, or emits what cannot be learned from."""
+
+    on_fault: OnFault = "raise"
+    """Stop the run; make the environment again and go on with its next episode; or go on without it."""
+    max_restarts: int = 10
+    """Restarts of one environment within an hour; one more fault stops the run."""
+    backoff_s: float = 0.1
+    """Wait before the second restart of an environment within an hour; doubles with every further one."""
+    timeout_s: float = 60.0
+    """For one step."""
+    reset_timeout_s: float = 180.0
+    """For a step in which an episode starts, for making environments, and for replaying."""
+    strict: bool = False
+    """Whether an observation outside its bounds is a fault; else it is logged once, with counts."""
+
+    def __post_init__(self) -> None:
+        if self.on_fault not in ("raise", "restart", "drop"):
+            raise ConfigError(f"on_fault is {self.on_fault!r}; it must be 'raise', 'restart' or 'drop'")
+        for name in ("timeout_s", "reset_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0 seconds")
+        for name in ("max_restarts", "backoff_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
+
+
+class Failure(NamedTuple):
+    """What went wrong in a lane, as text that any process can read."""
+
+    lane: int
+    """Which."""
+    kind: FaultKind
+    """Of what sort."""
+    what: str
+    """For example "raised KeyError"."""
+    detail: str
+    """Traceback, stack or explanation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault: what failed, where in its stream, and what was done about it."""
+
+    env_id: int
+    """The environment."""
+    kind: FaultKind
+    """Of what sort."""
+    what: str
+    """What happened, for example "raised KeyError"."""
+    detail: str
+    """The environment's traceback, the stack of a hanging worker, or how its process ended."""
+    episode: int
+    """Number of the episode in this environment, from 0; -1 before the first."""
+    seed: int | None
+    """Seed of that episode's reset."""
+    step: int
+    """Env steps in the episode, the failing one included; 0 in a reset."""
+    action: str
+    """The last action."""
+    handled: OnFault
+    """What was done."""
+    also: tuple[int, ...] = ()
+    """Environments that lost their episode with it, because they shared its worker."""
+    memory_bytes: int | None = None
+    """Peak memory of the worker as it last reported it; `None` in this process."""
+    time_s: float = 0.0
+    """When, in seconds since 1970."""
+
+    def __str__(self) -> str:
+        place = f"environment {self.env_id} {self.what}"
+        if self.episode < 0:
+            return f"{place} before its first episode: {self.detail}"
+        doing = f"step {self.step} with action {self.action}" if self.step else "its reset"
+        memory = f" (its worker had used {self.memory_bytes >> 20} MiB)" if self.memory_bytes else ""
+        return f"{place} in episode {self.episode} (seed {self.seed}), at {doing}{memory}: {self.detail}"
+
+    def error(self) -> PalaestraError:
+        """The error that stops a run."""
+        return (NonFiniteError if self.kind == "non-finite" else EnvError)(str(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return dataclasses.asdict(self) | {"also": list(self.also)}
+
+    @classmethod
+    def of(
+        cls, log: EpisodeLog, failure: Failure, *, handled: OnFault, env_id: int | None = None, **fields: Any
+    ) -> Fault:
+        """The record of a failure.
+
+        Args:
+            log: that the lane is in.
+            failure: what went wrong.
+            handled: what is done about it.
+            env_id: the environment's number, where it is not the lane's.
+            fields: further ones.
+        """
+        lane, kind, what, detail = failure
+        number, step = log.episodes[lane], log.steps(lane)
+        return cls(
+            env_id=lane if env_id is None else env_id,
+            kind=kind,
+            what=what,
+            detail=detail,
+            episode=number,
+            seed=episode_seed(log.lane_seeds[lane], number) if number >= 0 else None,
+            step=step,
+            action=_summary(log.last_action(lane)) if step else "",
+            handled=handled,
+            time_s=time.time(),
+            **fields,
+        )
+
+
+class RestartBudget:
+    """Counts the restarts of every environment within the last hour.
+
+    Args:
+        policy: how many are allowed.
+
+    Examples:
+        >>> budget = RestartBudget(FaultPolicy(on_fault="restart", max_restarts=2, backoff_s=0.5))
+        >>> fault = Fault(env_id=0, kind="raised", what="raised", detail="", episode=0, seed=1, step=1, action="0",
+        ...               handled="restart")
+        >>> [budget.spend(0, fault) for _ in range(2)]
+        [0.0, 0.5]
+    """
+
+    def __init__(self, policy: FaultPolicy) -> None:
+        self._policy = policy
+        self._spent: dict[int, deque[tuple[float, Fault]]] = {}
+
+    def spend(self, lane: int, fault: Fault) -> float:
+        """Takes one restart.
+
+        Args:
+            lane: of the environment.
+            fault: that makes it necessary.
+
+        Returns:
+            Seconds to wait before it.
+
+        Raises:
+            EnvError: none is left; the message has the first cause, which is the likely one.
+        """
+        now = time.monotonic()
+        spent = self._spent.setdefault(lane, deque())
+        while spent and now - spent[0][0] > _HOUR_S:
+            spent.popleft()
+        spent.append((now, fault))
+        if len(spent) > self._policy.max_restarts:
+            raise EnvError(
+                f"environment {fault.env_id} failed {len(spent)} times within an hour and may be restarted "
+                f"{self._policy.max_restarts} times (max_restarts). The first time {spent[0][1]}"
+            )
+        return 0.0 if len(spent) == 1 else min(self._policy.backoff_s * 2 ** (len(spent) - 2), _LONGEST_WAIT_S)
+
+
+def describe(error: BaseException) -> tuple[str, str]:
+    """An exception as text that any process can read: its class, and its message or traceback.
+
+    Args:
+        error: raised by an environment.
+    """
+    ours = isinstance(error, PalaestraError)
+    return type(error).__name__, str(error) if ours else "\n\n" + "".join(traceback.format_exception(error))
+
+
+def failure_of(lane: int, error: BaseException) -> Failure:
+    """What an exception says about a lane.
+
+    Args:
+        lane: whose environment raised it.
+        error: raised by it.
+    """
+    kind, detail = describe(error)
+    return Failure(lane, "raised", f"raised {kind}", detail)
+
+
+def _summary(action: Any) -> str:
+    with np.printoptions(threshold=20, edgeitems=5, precision=4):
+        return repr(action).replace("\n", " ")

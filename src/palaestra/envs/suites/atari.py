@@ -1,0 +1,135 @@
+"""Atari games with the standard preprocessing, from a C++ pool or from Python, with the same arguments.
+
+Every fourth frame, the maximum of the newest two, gray, 84 x 84 pixels, the newest four of them stacked; up to 30
+actions that do nothing, and FIRE, before the agent sees an episode (Machado et al. 2018,
+https://arxiv.org/abs/1709.06009, and Mnih et al. 2015). Losing a life is not an end, and the limit of 108,000 frames
+truncates. With `episodic_life=True` it is an end; the pool then begins a new game, the Python layers go on with the
+next life. The bare game, without preprocessing, is `ale_py:ALE/Pong-v5`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from gymnasium.vector import VectorEnv
+
+from palaestra.core import ConfigError
+from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.suites import gym
+from palaestra.envs.wrappers import (
+    ActionRepeat,
+    ClipReward,
+    EpisodicLife,
+    FireReset,
+    FrameStack,
+    GrayscaleResize,
+    RandomNoop,
+)
+from palaestra.envs.wrappers.fire_reset import action_meanings
+
+__all__ = ["PREFIX", "load", "pool"]
+
+PREFIX = "ALE/"
+"""Names that this suite is for."""
+
+_NO_LIMIT = 1 << 30  # frames; a pool cannot be without a limit and counts in 32 bits
+
+
+@dataclass(frozen=True)
+class _Preprocessing:
+    """The arguments of ale-py's own `AtariVectorEnv`; rewards come out as they are unless asked otherwise."""
+
+    img_height: int = 84
+    img_width: int = 84
+    stack_num: int = 4
+    frameskip: int = 4
+    grayscale: bool = True
+    maxpool: bool = True
+    noop_max: int = 30
+    use_fire_reset: bool = True
+    episodic_life: bool = False
+    reward_clipping: bool = False
+
+
+def load(
+    name: str,
+    *,
+    env_id: int = 0,
+    max_episode_steps: int | None = None,
+    gym_wrappers: Sequence[Callable[..., Any]] = (),
+    wrappers: Sequence[Callable[..., Any]] = (),
+    kwargs: dict[str, Any] | None = None,
+) -> SingleEnvironment:
+    """One game in Python: a debugger works, runs resume exactly, and Gymnasium wrappers can be put inside.
+
+    Args:
+        name: such as `"ALE/Pong-v5"`.
+        env_id: which environment of a batch this is.
+        max_episode_steps: the time limit in env steps, those before the agent's first included; `None` for 108,000
+            frames, 0 for none.
+        gym_wrappers: around the bare game, below the preprocessing.
+        wrappers: around the preprocessing.
+        kwargs: of `AtariVectorEnv` or of the bare game.
+
+    Raises:
+        ConfigError: no such game, or its constructor refuses the arguments.
+        MissingExtraError: ale-py is not installed.
+    """
+    settings, rest = _split(kwargs)
+    if not settings.grayscale:
+        raise ConfigError("grayscale=False needs vectorization=native; colours without stacking are in ale_py:" + name)
+    game = {**_limit(max_episode_steps, settings), **rest, "obs_type": "grayscale", "frameskip": 1}
+    env = gym.load(name, env_id=env_id, max_episode_steps=0, gym_wrappers=gym_wrappers, kwargs=game)
+    fire = settings.use_fire_reset and "FIRE" in action_meanings(env)
+    if settings.noop_max:
+        env = RandomNoop(env, settings.noop_max)
+    if settings.episodic_life:
+        env = EpisodicLife(env)
+    env = ActionRepeat(env, settings.frameskip, pool=2 if settings.maxpool and settings.frameskip > 1 else 1)
+    env = GrayscaleResize(env, settings.img_height, settings.img_width)
+    if fire:
+        env = FireReset(env)
+    env = FrameStack(env, settings.stack_num)
+    if settings.reward_clipping:
+        env = ClipReward(env)
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return env
+
+
+def pool(
+    name: str, num_envs: int, *, max_episode_steps: int | None = None, kwargs: dict[str, Any] | None = None
+) -> tuple[VectorEnv[Any, Any, Any], int]:
+    """A C++ pool of one game.
+
+    Args:
+        name: such as `"ALE/Pong-v5"`.
+        num_envs: how many.
+        max_episode_steps: as for `load`.
+        kwargs: of `AtariVectorEnv`.
+
+    Returns:
+        The pool, and how many frames the first axis of its observations stacks.
+
+    Raises:
+        ConfigError: no such game, or its constructor refuses the arguments.
+        MissingExtraError: ale-py is not installed.
+    """
+    settings, rest = _split(kwargs)
+    arguments = {**vars(settings), **_limit(max_episode_steps, settings), **rest}
+    return gym.pool(name, num_envs, kwargs=arguments), settings.stack_num
+
+
+def _split(kwargs: dict[str, Any] | None) -> tuple[_Preprocessing, dict[str, Any]]:
+    names = {field.name for field in fields(_Preprocessing)}
+    given = kwargs or {}
+    settings = _Preprocessing(**{key: value for key, value in given.items() if key in names})
+    return settings, {key: value for key, value in given.items() if key not in names}
+
+
+def _limit(max_episode_steps: int | None, settings: _Preprocessing) -> dict[str, int]:
+    if max_episode_steps is None:
+        return {}
+    return {"max_num_frames_per_episode": max_episode_steps * settings.frameskip or _NO_LIMIT}

@@ -1,0 +1,117 @@
+"""EnvPool's C++ environments: names such as `envpool:Pong-v5` and `envpool:HalfCheetah-v5`.
+
+They are stepped by threads and exist as pools only, so `vectorization` is native.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from palaestra.core import ConfigError, MissingExtraError, did_you_mean
+
+__all__ = ["PREFIX", "EnvPoolVectorEnv", "pool"]
+
+PREFIX = "envpool:"
+"""Names that this suite is for."""
+
+# What EnvPool says again in its info.
+_REPEATED = ("env_id", "players", "reward", "terminated", "elapsed_step", "ram")
+
+
+class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
+    """A pool as a Gymnasium vector environment that can be seeded.
+
+    EnvPool takes a seed only when a pool is made, so `reset(seed=...)` makes a new one.
+
+    Args:
+        task: EnvPool's id.
+        num_envs: how many.
+        kwargs: for `envpool.make`.
+    """
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - Gymnasium's own attribute
+
+    def __init__(self, task: str, num_envs: int, kwargs: dict[str, Any]) -> None:
+        self._make = lambda seed: _make(task, {**kwargs, "num_envs": num_envs, "seed": seed})
+        self._pool = self._make(0)
+        self.num_envs = num_envs
+        self.single_observation_space = self._pool.observation_space
+        self.single_action_space = self._pool.action_space
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Starts new episodes everywhere.
+
+        Args:
+            seed: of a new pool; `None` goes on with this one.
+            options: none exist.
+        """
+        if seed is not None:
+            self._pool.close()
+            self._pool = self._make(int(seed))
+        observation, info = self._pool.reset()
+        return observation, _own(info)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Steps all of them.
+
+        Args:
+            actions: one for each.
+        """
+        observation, reward, terminated, truncated, info = self._pool.step(np.asarray(actions))
+        return observation, reward, terminated, truncated, _own(info)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Closes the pool.
+
+        Args:
+            kwargs: none exist.
+        """
+        self._pool.close()
+
+
+def pool(
+    name: str, num_envs: int, *, max_episode_steps: int | None = None, kwargs: dict[str, Any] | None = None
+) -> VectorEnv[Any, Any, Any]:
+    """A pool of one task.
+
+    Args:
+        name: `envpool:` and EnvPool's id.
+        num_envs: how many.
+        max_episode_steps: the time limit in env steps; `None` for EnvPool's own.
+        kwargs: for `envpool.make`.
+
+    Raises:
+        ConfigError: no such task, or EnvPool refuses the arguments.
+        MissingExtraError: EnvPool is not installed.
+    """
+    arguments = dict(kwargs or {})
+    if max_episode_steps is not None:
+        arguments["max_episode_steps"] = max_episode_steps or np.iinfo(np.int32).max
+    return EnvPoolVectorEnv(name.removeprefix(PREFIX), num_envs, arguments)
+
+
+def _make(task: str, kwargs: dict[str, Any]) -> Any:
+    try:
+        envpool = importlib.import_module("envpool")
+    except ImportError as error:
+        raise MissingExtraError("envpool", "envpool", f"the environment {PREFIX + task!r}") from error
+    known = envpool.list_all_envs()
+    if task not in known:
+        raise ConfigError(f"EnvPool has no {task!r}{did_you_mean(task, known)}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its bounds are float64 and its spaces float32
+        try:
+            made = envpool.make(task, env_type="gymnasium", **kwargs)
+            _ = made.observation_space, made.action_space  # made when first asked for
+            return made
+        except (AssertionError, TypeError, ValueError) as error:
+            raise ConfigError(f"EnvPool cannot make {task!r} with {kwargs}: {error}") from error
+
+
+def _own(info: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in info.items() if key not in _REPEATED}

@@ -1,0 +1,261 @@
+"""`TensorEnvironment`: environments whose states are tensors, all stepped by the same few operations on a device."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import torch
+
+from palaestra.core import ConfigError, DiscreteSpec, EnvError, ShapeError, SpecError, TimeStep
+from palaestra.envs.environment import Environment
+from palaestra.envs.vector import check_seeds, fresh_seeds
+
+__all__ = ["TensorEnvironment"]
+
+State = dict[str, torch.Tensor]
+_NEVER = (1 << 31) - 1
+
+
+class _Progress(NamedTuple):
+    """What the base class knows about every lane."""
+
+    over: torch.Tensor
+    """bool [B]; the next step starts an episode."""
+    episode: torch.Tensor
+    """int32 [B]; -1 before the first."""
+    steps: torch.Tensor
+    """int32 [B]; env steps in the running episode."""
+
+
+class TensorEnvironment(Environment):
+    """B environments that are tensors of leading dimension B, on any device; nothing passes through numpy.
+
+    A subclass states the task by three pure functions of tensors: `fresh`, `transition` and `observe`. Episodes,
+    seeds, time limits, resets and saving are done here. Every number of a reset is a hash of (lane seed, episode), so a
+    stream depends neither on the device nor on the other lanes.
+
+    Args:
+        batch_size: B.
+        lane_seeds: one for each; fresh ones if left out.
+        device: where the tensors live.
+        max_episode_steps: the time limit; 0 for none.
+        compile: whether to compile a step: seconds of waiting at the first one, then several times the speed.
+
+    Raises:
+        ConfigError: a number is out of range.
+
+    Examples:
+        >>> from palaestra.envs.tiny import TensorCartPole
+        >>> env = TensorCartPole(3, lane_seeds=[1, 2, 3])
+        >>> env.reset().step_type.tolist(), env.step(torch.tensor([0, 1, 0])).reward.tolist()
+        ([0, 0, 0], [1.0, 1.0, 1.0])
+    """
+
+    batched = True
+    seeding = "per_episode"
+    resume = "exact"
+    num_random: int
+    """Uniform random numbers that a reset needs."""
+
+    def __init__(
+        self,
+        batch_size: int,
+        *,
+        lane_seeds: Sequence[int] | None = None,
+        device: torch.device | str = "cpu",
+        max_episode_steps: int = 0,
+        compile: bool = False,
+    ) -> None:
+        if batch_size < 1 or max_episode_steps < 0:
+            raise ConfigError(
+                f"batch_size is {batch_size} and max_episode_steps {max_episode_steps}; at least 1 and 0 are needed"
+            )
+        self.batch_size, self.device = batch_size, torch.device(device)
+        seeds = list(lane_seeds) if lane_seeds is not None else fresh_seeds(batch_size)
+        check_seeds(seeds, batch_size)
+        self._seeds = [int(seed) for seed in seeds]
+        self._limit = max_episode_steps or _NEVER
+        self._keys = self._keys_of(self._seeds)
+        self._env_id = torch.arange(batch_size, device=self.device)
+        self._advance: Any = torch.compile(self._next, dynamic=False, fullgraph=True) if compile else self._next
+        # a GPU, or a compiled step, would have to wait for the number of rows
+        self._few_at_a_time = not compile and self.device.type == "cpu"
+        self._none = self.action_spec.zeros(batch_size).to(self.device)
+        self._progress = self._before_the_first()
+        self._state: State = self.fresh(torch.zeros(batch_size, self.num_random, device=self.device))
+        self._result: TimeStep | None = None
+
+    # -- the task
+
+    @abstractmethod
+    def fresh(self, uniform: torch.Tensor) -> State:
+        """States at the start of an episode.
+
+        Args:
+            uniform: [B, num_random] in [0, 1).
+        """
+
+    @abstractmethod
+    def transition(self, state: State, action: torch.Tensor) -> tuple[State, torch.Tensor, torch.Tensor]:
+        """Executes an action in every environment, without changing its arguments.
+
+        Args:
+            state: leaves [B, ...].
+            action: [B, ...].
+
+        Returns:
+            The next state, the reward (float32 [B]) and whether the task is over (bool [B]). Not where it is cut off:
+            that is what `max_episode_steps` is for.
+        """
+
+    @abstractmethod
+    def observe(self, state: State) -> torch.Tensor:
+        """Observations [B, ...], in memory of their own.
+
+        Args:
+            state: leaves [B, ...].
+        """
+
+    # -- the environment
+
+    @final
+    def reset(self) -> TimeStep:
+        """Starts the next episode everywhere; running ones are abandoned."""
+        everyone = torch.ones(self.batch_size, dtype=torch.bool, device=self.device)
+        self._progress = self._progress._replace(over=everyone)
+        self._result = None
+        return self.step(self._none)
+
+    @final
+    def send(self, action: Any, env_id: torch.Tensor | None = None) -> None:
+        """Executes the actions; on a GPU the call returns before they are.
+
+        Args:
+            action: [B, ...] on the device.
+            env_id: all environments, or `None`.
+
+        Raises:
+            EnvError: the actions sent before have not been received.
+            ShapeError: the actions have another shape.
+            SpecError: an action does not exist (looked at on the CPU only, where that costs next to nothing).
+        """
+        if env_id is not None and env_id.tolist() != list(range(self.batch_size)):
+            raise SpecError(f"{type(self).__name__} steps all its environments together; leave env_id out")
+        if self._result is not None:
+            raise EnvError("send was called twice without recv; every send needs its recv")
+        action = torch.as_tensor(action, device=self.device)
+        if action.shape != self._none.shape:
+            raise ShapeError(f"the action has shape {tuple(action.shape)}, expected {tuple(self._none.shape)}")
+        if self.device.type == "cpu":
+            self._check(action)
+        self._state, self._progress, fields = self._advance(self._state, self._progress, action, self._keys)
+        step_type, reward, discount, observation, prev_action = fields
+        self._result = TimeStep(step_type, reward, discount, observation, prev_action, self._env_id)
+
+    @final
+    def recv(self) -> TimeStep:
+        """The time steps of the actions sent.
+
+        Raises:
+            EnvError: nothing was sent.
+        """
+        if self._result is None:
+            raise EnvError("recv was called without send; every recv needs its send")
+        time_step, self._result = self._result, None
+        return time_step
+
+    @final
+    def state_dict(self) -> dict[str, Any]:
+        """The very states, so that a restored environment goes on exactly."""
+        if self._result is not None:
+            raise EnvError("state_dict was called between send and recv; receive first")
+        state = {f"state.{name}": leaf.cpu().numpy().copy() for name, leaf in self._state.items()}
+        progress = {name: leaf.cpu().numpy().copy() for name, leaf in self._progress._asdict().items()}
+        return {"lane_seed": np.array(self._seeds, np.int64), **progress, **state}
+
+    @final
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts the environments back.
+
+        Args:
+            state: from `state_dict`.
+
+        Raises:
+            EnvError: it is of another number of environments.
+        """
+        seeds = np.asarray(state["lane_seed"])
+        if len(seeds) != self.batch_size:
+            raise EnvError(f"the saved state is of {len(seeds)} environments and this has {self.batch_size}")
+        self._seeds = [int(seed) for seed in seeds]
+        self._keys = self._keys_of(self._seeds)
+        self._progress = _Progress(*(self._tensor(state[name]) for name in _Progress._fields))
+        self._state = {name: self._tensor(state[f"state.{name}"]) for name in self._state}
+        self._result = None
+
+    def close(self) -> None:
+        """Nothing is held that has to be freed."""
+
+    def _next(self, state: State, progress: _Progress, action: torch.Tensor, keys: torch.Tensor) -> tuple[Any, ...]:
+        """One step of all lanes: a pure function, which compiles to one graph."""
+        over = progress.over
+        moved, reward, terminated = self.transition(state, action)
+        episode = progress.episode + over.to(torch.int32)
+        if self._few_at_a_time:
+            rows = over.nonzero().squeeze(-1)
+            fresh = self.fresh(_uniform(keys[:, rows], episode[rows], self.num_random))
+            state = {name: moved[name].index_copy(0, rows, leaf) for name, leaf in fresh.items()}
+        else:
+            fresh = self.fresh(_uniform(keys, episode, self.num_random))
+            state = {name: torch.where(_like(over, moved[name]), leaf, moved[name]) for name, leaf in fresh.items()}
+        running = ~over
+        steps = (progress.steps + 1).masked_fill(over, 0)
+        terminated = terminated & running
+        last = terminated | ((steps >= self._limit) & running)
+        step_type = running.to(torch.int32) + last
+        prev_action = action.masked_fill(_like(over, action), 0)
+        discount = (~terminated).to(torch.float32)
+        fields = (step_type, reward.masked_fill(over, 0.0), discount, self.observe(state), prev_action)
+        return state, _Progress(last, episode, steps), fields
+
+    def _check(self, action: torch.Tensor) -> None:
+        spec = self.action_spec
+        if not isinstance(spec, DiscreteSpec):
+            return
+        low, high = torch.aminmax(action)
+        if low < spec.start or high >= spec.start + spec.num:
+            lane = int(((action < spec.start) | (action >= spec.start + spec.num)).nonzero()[0])
+            raise SpecError(f"the action for environment {lane} has {spec.problem(action[lane].to(spec.dtype))}")
+
+    def _before_the_first(self) -> _Progress:
+        size, device = self.batch_size, self.device
+        never = torch.full((size,), -1, dtype=torch.int32, device=device)
+        return _Progress(torch.ones(size, dtype=torch.bool, device=device), never, torch.zeros_like(never))
+
+    def _keys_of(self, seeds: Sequence[int]) -> torch.Tensor:
+        words = np.array(seeds, np.uint64)
+        halves = np.stack([words & np.uint64(0xFFFFFFFF), words >> np.uint64(32)]).astype(np.uint32).view(np.int32)
+        return torch.from_numpy(halves).to(self.device)
+
+    def _tensor(self, value: Any) -> torch.Tensor:
+        return torch.as_tensor(np.asarray(value)).clone().to(self.device)
+
+
+def _like(mask: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+    return mask.reshape(-1, *[1] * (leaf.ndim - 1))
+
+
+def _uniform(keys: torch.Tensor, episode: torch.Tensor, count: int) -> torch.Tensor:
+    """Uniform numbers in [0, 1), [B, count], each a hash of (lane seed, episode, index)."""
+    lane = _mixed(keys[0] ^ (episode * -1640531527)) + keys[1]
+    index = torch.arange(count, dtype=torch.int32, device=keys.device) * -2048144789
+    return ((_mixed(lane[:, None] + index) >> 8) & 0xFFFFFF).to(torch.float32) * 2.0**-24
+
+
+def _mixed(x: torch.Tensor) -> torch.Tensor:
+    """Mixes the bits of int32 numbers (multiply and xor-shift; the constants are of C. Wellons' `lowbias32`)."""
+    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * -2073254261
+    return x ^ ((x >> 16) & 0xFFFF)

@@ -1,0 +1,70 @@
+"""`ActionRepeat`: one decision for several ticks of a simulator."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, final
+
+import numpy as np
+
+from palaestra.core import ConfigError, SpecError, TensorSpec, TimeStep
+from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.environment_wrapper import EnvironmentWrapper
+
+__all__ = ["ActionRepeat"]
+
+
+@final
+class ActionRepeat(EnvironmentWrapper):
+    """Executes every action K times: rewards are summed, the last observation is kept, an end cuts the repeat short.
+
+    One env step is then up to K frames; `info` counts them as `frames`, so metrics show both. A time limit inside
+    (that of `max_episode_steps`) counts frames; put `TimeLimit` outside to count env steps.
+
+    Args:
+        env: the layer inside.
+        repeat: K, at least 1.
+        pool: above 1, the observation is the elementwise maximum of so many newest frames, against sprites that are
+            drawn in every other frame only.
+
+    Raises:
+        ConfigError: a number is below 1, or more frames are pooled than repeated.
+        SpecError: nested observations are to be pooled.
+
+    Examples:
+        >>> from palaestra.envs import load
+        >>> env = ActionRepeat(load("CartPole-v1"), repeat=4)
+        >>> _ = env.reset()
+        >>> time_step = env.step(np.int64(0))
+        >>> time_step.reward, time_step.env_info["frames"]
+        (4.0, 4)
+    """
+
+    def __init__(self, env: SingleEnvironment, repeat: int = 4, pool: int = 1) -> None:
+        super().__init__(env)
+        if not 1 <= pool <= repeat:
+            raise ConfigError(f"ActionRepeat(repeat={repeat}, pool={pool}); 1 <= pool <= repeat is needed")
+        if pool > 1 and not isinstance(env.observation_spec, TensorSpec):
+            raise SpecError(f"ActionRepeat(pool={pool}) needs one array as the observation: {env.observation_spec}")
+        self._repeat, self._pool = repeat, pool
+
+    def advance(self, action: Any) -> TimeStep:
+        """Executes the action until it was repeated K times or the episode ended.
+
+        Args:
+            action: the same for every frame.
+        """
+        total: Any = 0.0
+        newest: deque[np.ndarray] = deque(maxlen=self._pool)
+        frames = 0
+        while True:
+            time_step = self.env.advance(action)
+            frames += 1
+            total = total + time_step.reward
+            if self._pool > 1:
+                newest.append(np.array(time_step.observation))
+            if frames == self._repeat or time_step.step_type == 2:
+                break
+        observation = np.max(newest, axis=0) if self._pool > 1 else time_step.observation
+        info = {**(time_step.env_info or {}), "frames": frames}
+        return time_step._replace(observation=observation, reward=total, env_info=info)

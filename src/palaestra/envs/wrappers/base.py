@@ -1,0 +1,231 @@
+"""What wrappers have in common: transforms of time steps, of observations, of rewards, and memory across episodes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from palaestra.core import BoundedSpec, ConfigError, EnvError, SpecTree, TensorSpec, TimeStep, did_you_mean, spec_leaves
+from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.environment_wrapper import EnvironmentWrapper
+from palaestra.envs.nest import flatten, unflatten
+
+__all__ = ["ObservationMap", "Remembering", "RewardMap", "TimeStepMap", "as_first", "is_numeric"]
+
+
+class TimeStepMap(EnvironmentWrapper):
+    """A layer that changes the observation or the reward of every time step.
+
+    `untransformed` of what it returns is the whole time step from before the innermost such layer.
+    """
+
+    def begin_episode(self, seed: int) -> TimeStep:
+        """Starts an episode in the inner layer.
+
+        Args:
+            seed: passed on.
+        """
+        return self._changed(self.env.begin_episode(seed))
+
+    def advance(self, action: Any) -> TimeStep:
+        """Executes one action in the inner layer.
+
+        Args:
+            action: passed on.
+        """
+        return self._changed(self.env.advance(action))
+
+    @abstractmethod
+    def change(self, time_step: TimeStep) -> TimeStep:
+        """The time step that the layer makes of the inner one.
+
+        Args:
+            time_step: of the inner layer; not to be changed in place.
+        """
+
+    def _changed(self, time_step: TimeStep) -> TimeStep:
+        raw = time_step.untransformed
+        return self.change(time_step)._replace(untransformed=raw if isinstance(raw, TimeStep) else time_step)
+
+
+class ObservationMap(TimeStepMap):
+    """A layer that changes some leaves of the observation, each by itself.
+
+    Args:
+        env: the layer inside.
+        keys: paths of the leaves to change, as `spec_leaves` names them; by default all that `fits`.
+
+    Raises:
+        ConfigError: no leaf fits, or there is no leaf of that name.
+    """
+
+    def __init__(self, env: SingleEnvironment, keys: Sequence[str] | None = None) -> None:
+        super().__init__(env)
+        self._inner = env.observation_spec
+        leaves = spec_leaves(self._inner)
+        name = type(self).__name__
+        for key in keys or ():
+            if key not in leaves:
+                raise ConfigError(f"{name}: the observation has no leaf {key!r}{did_you_mean(key, leaves)}")
+            if not self.fits(leaves[key]):
+                raise ConfigError(f"{name} cannot change the observation's leaf {key!r}: {leaves[key]}")
+        chosen = set(keys) if keys is not None else {path for path, spec in leaves.items() if self.fits(spec)}
+        if not chosen:
+            raise ConfigError(f"{name} finds nothing to change in the observation: {leaves}")
+        self._paths = [path if path in chosen else None for path in leaves]
+        specs = [self.leaf_spec(spec) if path in chosen else spec for path, spec in leaves.items()]
+        self._spec = unflatten(iter(specs), self._inner)
+
+    @property
+    def observation_spec(self) -> SpecTree:
+        """Of the changed observation."""
+        return self._spec
+
+    def fits(self, spec: TensorSpec) -> bool:
+        """Whether a leaf can be changed; by default, floating-point numbers.
+
+        Args:
+            spec: of the inner leaf.
+        """
+        return is_numeric(spec) and spec.dtype.is_floating_point
+
+    @abstractmethod
+    def leaf_spec(self, spec: TensorSpec) -> TensorSpec:
+        """The spec of a changed leaf.
+
+        Args:
+            spec: of the inner leaf.
+        """
+
+    @abstractmethod
+    def leaf(self, value: np.ndarray, path: str, first: bool) -> np.ndarray:
+        """The changed leaf.
+
+        Args:
+            value: of the inner layer; not to be changed in place.
+            path: which leaf; "" where the observation is one array.
+            first: whether an episode begins.
+        """
+
+    def change(self, time_step: TimeStep) -> TimeStep:
+        """Changes the leaves.
+
+        Args:
+            time_step: of the inner layer.
+        """
+        first = bool(time_step.step_type == 0)
+        pairs = zip(self._paths, flatten(time_step.observation, self._inner), strict=True)
+        leaves = [leaf if path is None else self.leaf(np.asarray(leaf), path, first) for path, leaf in pairs]
+        return time_step._replace(observation=unflatten(iter(leaves), self._inner))
+
+
+class RewardMap(TimeStepMap):
+    """A layer that changes the reward of every env step; that of a FIRST step stays 0."""
+
+    @abstractmethod
+    def map(self, reward: Any) -> Any:
+        """The changed reward.
+
+        Args:
+            reward: a number, or an array for vector rewards.
+        """
+
+    def change(self, time_step: TimeStep) -> TimeStep:
+        """Changes the reward.
+
+        Args:
+            time_step: of the inner layer.
+        """
+        if time_step.step_type == 0:
+            return time_step
+        reward = self.map(time_step.reward)
+        return time_step._replace(reward=reward if isinstance(time_step.reward, np.ndarray) else float(reward))
+
+    def _bounded(self, minimum: Any, maximum: Any) -> BoundedSpec:
+        spec = self.env.reward_spec
+        return BoundedSpec(spec.shape, spec.dtype, minimum=np.array(minimum), maximum=np.array(maximum))
+
+
+class Remembering(EnvironmentWrapper):
+    """A layer that carries something from one episode into the next, and is restored with it when a run is resumed.
+
+    Put it before a map among the base classes: `class Normalize(Remembering, ObservationMap)`.
+    """
+
+    _begun: Any = None
+
+    @abstractmethod
+    def snapshot(self) -> Any:
+        """What the layer carries right now, as JSON values that nobody changes any more."""
+
+    @abstractmethod
+    def restore(self, snapshot: Any) -> None:
+        """Takes over what `snapshot` gave.
+
+        Args:
+            snapshot: of an equal layer.
+        """
+
+    def begin_episode(self, seed: int) -> TimeStep:
+        """Starts an episode in the inner layer.
+
+        Args:
+            seed: passed on.
+        """
+        self._begun = self.snapshot()
+        return super().begin_episode(seed)
+
+    def memory(self) -> dict[str, Any]:
+        """What this and the inner layers carried into the running episode."""
+        inner = self.env.memory()
+        return {**inner, self._key(inner): self.snapshot() if self._begun is None else self._begun}
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        """Takes over what `memory` gave.
+
+        Args:
+            memory: of equal layers.
+
+        Raises:
+            EnvError: it is of other layers.
+        """
+        key = self._key(self.env.memory())
+        if key not in memory:
+            raise EnvError(
+                f"the saved state has nothing for the layer {key}; it has {list(memory)}. Resume with the "
+                "wrappers of the saved run"
+            )
+        self.env.recall(memory)
+        self.restore(memory[key])
+
+    def _key(self, inner: dict[str, Any]) -> str:
+        return f"{len(inner)}:{type(self).__name__}"
+
+
+def is_numeric(spec: TensorSpec) -> bool:
+    """Whether a leaf holds numbers, not categories or bits.
+
+    Args:
+        spec: of the leaf.
+    """
+    return type(spec) in (TensorSpec, BoundedSpec)
+
+
+def as_first(time_step: TimeStep, first: TimeStep) -> TimeStep:
+    """A time step as the first of an episode: nothing was earned yet, and no action taken.
+
+    Args:
+        time_step: what the agent is to see first.
+        first: the FIRST step of the inner layer.
+    """
+    raw = time_step.untransformed
+    return time_step._replace(
+        step_type=0,
+        discount=1.0,
+        reward=first.reward,
+        prev_action=first.prev_action,
+        untransformed=as_first(raw, first.untransformed) if isinstance(raw, TimeStep) else (),
+    )

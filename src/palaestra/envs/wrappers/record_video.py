@@ -1,0 +1,107 @@
+"""`RecordVideo`: films of some episodes, as training sees them."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, final
+
+from palaestra.core import ConfigError, MissingExtraError, TimeStep
+from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.wrappers.base import Remembering
+
+__all__ = ["RecordVideo"]
+
+
+@final
+class RecordVideo(Remembering):
+    """Films every n-th episode of environment 0 into `directory/episode_<number>.mp4` (or .gif).
+
+    Needs the extra `video`, and an environment made with `render_mode="rgb_array"`. Frames are written as they come, so
+    long episodes need no memory. `palaestra play` films a trained policy without any wrapper.
+
+    Args:
+        env: the layer inside.
+        directory: where films go; it is made.
+        every: episodes from one film to the next, at least 1; the first is filmed.
+        fps: frames per second.
+        suffix: `mp4` or `gif`.
+
+    Raises:
+        ConfigError: `every` or `fps` is below 1, or the suffix is another.
+        MissingExtraError: imageio is not installed.
+
+    Examples:
+        >>> from palaestra.envs import load
+        >>> env = RecordVideo(load("CartPole-v1", kwargs={"render_mode": "rgb_array"}), "films", every=100)
+        >>> env.close()
+    """
+
+    def __init__(
+        self, env: SingleEnvironment, directory: str = "videos", every: int = 1, fps: int = 30, suffix: str = "mp4"
+    ) -> None:
+        super().__init__(env)
+        if every < 1 or fps < 1 or suffix not in ("mp4", "gif"):
+            raise ConfigError(
+                f"RecordVideo(every={every}, fps={fps}, suffix={suffix!r}); both numbers must be at least 1, and the "
+                "suffix mp4 or gif"
+            )
+        try:
+            self._imageio: Any = importlib.import_module("imageio.v2")
+        except ImportError as error:
+            raise MissingExtraError("imageio", "video", "recording a video") from error
+        self._directory, self._every, self._fps, self._suffix = Path(directory), every, fps, suffix
+        self._number = 0
+        self._writer: Any = None
+
+    def begin_episode(self, seed: int) -> TimeStep:
+        """Opens the film of an episode that is to be filmed.
+
+        Args:
+            seed: passed on.
+        """
+        self._finish()
+        time_step = super().begin_episode(seed)
+        if self.env_id == 0 and self._number % self._every == 0:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            path = self._directory / f"episode_{self._number}.{self._suffix}"
+            options = {"fps": self._fps, "macro_block_size": 2} if self._suffix == "mp4" else {"loop": 0}
+            self._writer = self._imageio.get_writer(path, **options)
+            self._writer.append_data(self.env.render())
+        self._number += 1
+        return time_step
+
+    def advance(self, action: Any) -> TimeStep:
+        """Adds a frame.
+
+        Args:
+            action: passed on.
+        """
+        time_step = self.env.advance(action)
+        if self._writer is not None:
+            self._writer.append_data(self.env.render())
+            if time_step.step_type == 2:
+                self._finish()
+        return time_step
+
+    def snapshot(self) -> Any:
+        """How many episodes there were."""
+        return self._number
+
+    def restore(self, snapshot: Any) -> None:
+        """Goes on counting.
+
+        Args:
+            snapshot: from `snapshot`.
+        """
+        self._number = snapshot
+
+    def close(self) -> None:
+        """Finishes the film and closes the inner layer."""
+        self._finish()
+        self.env.close()
+
+    def _finish(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()

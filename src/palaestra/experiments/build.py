@@ -1,0 +1,205 @@
+"""The parts of a run, made from its configuration."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
+from palaestra.core import ConfigError, PalaestraError, RunSeeds, SpecTree, spec_leaves
+from palaestra.envs import Environment, create_environment, probe_specs
+from palaestra.experiments.config import ExperimentConfig, algorithm_class
+from palaestra.experiments.provenance import num_cores
+from palaestra.nn import NetworkConfig
+from palaestra.policies import Policy, save_policy
+from palaestra.rollout import Collector, Evaluation, evaluate
+from palaestra.training import (
+    Callback,
+    CheckpointStore,
+    Evaluated,
+    FileLogger,
+    Health,
+    Logger,
+    TensorBoardLogger,
+    Trainer,
+)
+
+__all__ = ["choose_threads", "evaluation_environment", "make_algorithm", "make_trainer", "suitable_algorithms"]
+
+_log = logging.getLogger(__name__)
+
+
+def make_algorithm(config: ExperimentConfig) -> Algorithm[Any]:
+    """The algorithm of a configuration, on the specs of its environment.
+
+    Args:
+        config: everything the run depends on.
+
+    Raises:
+        ConfigError: the algorithm does not fit the environment; the message names those that do.
+    """
+    observation_spec, action_spec, _ = probe_specs(config.env)
+    torch.set_num_threads(choose_threads(config, observation_spec))
+    _log.info("torch uses %d thread(s)", torch.get_num_threads())
+    _set_determinism(config.run.deterministic)
+    kind: Any = algorithm_class(config.algorithm_name)
+    try:
+        algorithm: Algorithm[Any] = kind(observation_spec, action_spec, config.algorithm, RunSeeds(config.run.seed))
+    except ConfigError as error:
+        others = suitable_algorithms(observation_spec, action_spec)
+        hint = "" if config.algorithm_name in others else f". Algorithms that fit: {', '.join(others) or 'none'}"
+        raise ConfigError(f"{config.algorithm_name} does not fit {config.env.name}: {error}{hint}") from error
+    if config.run.compile and isinstance(algorithm, GradientAlgorithm):
+        if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+            algorithm.compile()
+        else:
+            _log.warning("--compile needs a C++ compiler and none was found; training runs without")
+    return algorithm
+
+
+def suitable_algorithms(observation_spec: SpecTree, action_spec: SpecTree) -> list[str]:
+    """The algorithms that can be made for these spaces: each is asked with its default settings.
+
+    Args:
+        observation_spec: of an environment.
+        action_spec: of an environment.
+    """
+    return [name for name in sorted(ALGORITHMS) if attempt(ALGORITHMS[name], observation_spec, action_spec)]
+
+
+def attempt(kind: Any, observation_spec: SpecTree, action_spec: SpecTree, config: Any = None) -> Algorithm[Any] | None:
+    """An algorithm for these spaces; `None` if it refuses them.
+
+    Args:
+        kind: the algorithm's class.
+        observation_spec: of an environment.
+        action_spec: of an environment.
+        config: its settings; the defaults if left out.
+    """
+    try:
+        return kind(observation_spec, action_spec, config or kind.config_class(), RunSeeds(0))
+    except PalaestraError:
+        return None
+
+
+def evaluation_environment(config: ExperimentConfig, seed: int, num_envs: int) -> tuple[Environment, list[int]]:
+    """Environments for evaluation; their seeds are never those of training.
+
+    Args:
+        config: of the run.
+        seed: of the evaluation.
+        num_envs: how many.
+
+    Returns:
+        The environments and their lane seeds.
+    """
+    lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(num_envs)]
+    return create_environment(config.env.for_evaluation(num_envs), lane_seeds=lanes), lanes
+
+
+def evaluate_training(config: ExperimentConfig, policy: Policy) -> Evaluation:
+    """An evaluation as the trainer makes it, in new environments.
+
+    Args:
+        config: of the run.
+        policy: to evaluate.
+    """
+    num_envs = min(config.run.eval_num_envs, config.trainer.eval_episodes)
+    env, lanes = evaluation_environment(config, config.run.seed, num_envs)
+    with env:
+        return evaluate(policy, env, episodes=config.trainer.eval_episodes, seeds=lanes)
+
+
+class KeepEvaluations(Callback):
+    """Writes every evaluation, and the policy of the best one, into a run directory.
+
+    Args:
+        path: of the run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def evaluated(self, trainer: Trainer, result: Evaluated) -> None:
+        """See `Callback.evaluated`."""
+        text = json.dumps(result.evaluation.to_json(), indent=2) + "\n"
+        (self._path / "evals" / f"{result.env_steps}.json").write_text(text)
+        if result.best:
+            save_policy(result.policy, self._path / "policy")
+
+
+def make_trainer(
+    config: ExperimentConfig, algorithm: Algorithm[Any], env: Environment, path: Path, loggers: Sequence[Logger] = ()
+) -> Trainer:
+    """The trainer of a run, with everything that it writes into the run directory.
+
+    Args:
+        config: everything the run depends on.
+        algorithm: from `make_algorithm`.
+        env: training environments.
+        path: the run directory.
+        loggers: besides the run's own.
+    """
+    own: list[Logger] = [FileLogger(path)]
+    if config.run.tensorboard:
+        own.append(TensorBoardLogger(path / "tensorboard"))
+    return Trainer(
+        Collector.of(env, algorithm),
+        algorithm,
+        config.trainer,
+        evaluate=functools.partial(evaluate_training, config),
+        checkpoints=CheckpointStore(path / "checkpoints", keep=config.trainer.keep_checkpoints),
+        loggers=[*own, *loggers],
+        callbacks=[Health(), KeepEvaluations(path)],
+    )
+
+
+def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side_by_side: int = 1) -> int:
+    """Threads of torch: as asked for; else one for small networks, where more only wait for each other.
+
+    Args:
+        config: of the run.
+        observation_spec: of its environment; pictures need large networks.
+        side_by_side: runs that share the machine.
+    """
+    network = getattr(config.algorithm, "network", None)
+    rows = getattr(config.algorithm, "mini_batch_size", 0) or 0
+    small = isinstance(network, NetworkConfig) and max(network.hidden_sizes, default=0) * rows <= 256 * 256
+    small = small and all(len(spec.shape) < 3 for spec in spec_leaves(observation_spec).values())
+    return config.run.num_threads or (1 if small else max(1, num_cores() // side_by_side))
+
+
+def _set_determinism(deterministic: bool) -> None:
+    """Slower kernels that give equal results on equal GPUs; on a CPU results are equal anyway."""
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.benchmark = False
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by path, with `__` or dots, as nested mappings.
+
+    Args:
+        settings: values by path.
+
+    Examples:
+        >>> nested({"run__seed": 3, "trainer.total_env_steps": 5})
+        {'run': {'seed': 3}, 'trainer': {'total_env_steps': 5}}
+    """
+    root: dict[str, Any] = {}
+    for path, value in settings.items():
+        *parents, name = path.replace("__", ".").split(".")
+        node = root
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
+    return root

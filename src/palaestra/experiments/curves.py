@@ -1,0 +1,195 @@
+"""Learning curves: read from run directories, grouped by configuration, averaged over seeds with intervals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from palaestra.core import CheckpointError, ConfigError, did_you_mean
+from palaestra.experiments.config import ExperimentConfig, flat_settings
+from palaestra.experiments.run_directory import RunDirectory
+
+__all__ = ["Axis", "Curve", "Statistic", "curves_of", "iqm", "labels_of", "mean_interval", "read_metrics"]
+
+Axis: TypeAlias = Literal["steps", "time", "episodes"]
+Statistic: TypeAlias = Literal["mean", "iqm"]
+
+_COLUMNS = {"steps": "env_steps", "time": "time/train_s", "episodes": "episodes"}
+_RESAMPLES = 2000
+_POINTS = 200
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric of runs that differ in their seeds only; every array is [points]."""
+
+    label: str
+    """What these runs have that the others have not."""
+    x: np.ndarray
+    """Env steps, seconds or episodes."""
+    value: np.ndarray
+    """Mean or interquartile mean over runs."""
+    low: np.ndarray
+    """Lower end of the 95% interval; the value itself where there is one run."""
+    high: np.ndarray
+    """Upper end."""
+    num_runs: np.ndarray
+    """Runs that had come so far."""
+
+
+def read_metrics(run: str | Path) -> list[dict[str, Any]]:
+    """The rows of a run's `metrics.jsonl`; half a line at its end, of a process that was killed, is left out.
+
+    Args:
+        run: the run directory.
+    """
+    path = Path(run) / "metrics.jsonl"
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+def curves_of(
+    runs: Sequence[RunDirectory],
+    *,
+    metric: str = "return_mean",
+    x: Axis = "steps",
+    statistic: Statistic = "mean",
+) -> list[Curve]:
+    """One curve for each configuration among the runs.
+
+    Args:
+        runs: in any order.
+        metric: a column of `metrics.jsonl`.
+        x: what lies on the x axis.
+        statistic: mean over runs, or mean of their middle half (interquartile mean), which outliers move less.
+
+    Raises:
+        CheckpointError: no run has logged anything yet.
+        ConfigError: there is no such metric.
+    """
+    groups: dict[str, list[np.ndarray]] = {}
+    seen: set[str] = set()
+    for run, label in zip(runs, labels_of([run.config for run in runs]), strict=True):
+        rows = read_metrics(run.path)
+        seen |= {name for row in rows for name in row}
+        points = [(row[_COLUMNS[x]], row[metric], row["env_steps"]) for row in rows if metric in row]
+        if points:
+            groups.setdefault(label, []).append(np.asarray(points, np.float64).T)
+    if not groups:
+        if metric in seen or not seen or metric == "return_mean":
+            names = ", ".join(str(run.path) for run in runs)
+            raise CheckpointError(f"nothing to draw yet: no {metric} has been logged in {names}")
+        raise ConfigError(f"there is no metric {metric!r}{did_you_mean(metric, seen)}")
+    return [_curve(label, members, statistic) for label, members in groups.items()]
+
+
+def labels_of(configs: Sequence[ExperimentConfig]) -> list[str]:
+    """For each configuration what tells it from the others: seeds, directories and speed do not count.
+
+    Args:
+        configs: of runs.
+
+    Examples:
+        >>> from palaestra import preset
+        >>> labels_of([preset("ppo", "CartPole-v1"), preset("dqn", "CartPole-v1")])
+        ['ppo CartPole-v1', 'dqn CartPole-v1']
+    """
+    flat = [
+        {path: value for path, value in flat_settings(config).items() if not path.startswith("run.")}
+        for config in configs
+    ]
+    names = [f"{config.algorithm_name} {config.env.name}" for config in configs]
+    labels = []
+    for name, settings in zip(names, flat, strict=True):
+        same = [other for other, other_name in zip(flat, names, strict=True) if other_name == name]
+        paths = [path for path in settings if any(other.get(path) != settings[path] for other in same)]
+        labels.append(" ".join([name, *(f"{path}={settings[path]}" for path in paths)]))
+    return labels
+
+
+def iqm(values: np.ndarray) -> np.ndarray:
+    """Interquartile mean: the mean of what is left when a quarter is cut off at either end.
+
+    Agarwal et al. 2021, https://arxiv.org/abs/2108.13264. The count cut off at either end is rounded down.
+
+    Args:
+        values: [..., n, points]; averaged over the last but one dimension.
+
+    Examples:
+        >>> iqm(np.array([[0.0], [1.0], [2.0], [99.0]]))
+        array([1.5])
+    """
+    count = values.shape[-2]
+    cut = count // 4
+    return np.sort(values, axis=-2)[..., cut : count - cut, :].mean(axis=-2)
+
+
+def mean_interval(values: Iterable[float]) -> tuple[float, float]:
+    """95% percentile bootstrap interval of a mean.
+
+    Args:
+        values: one for each run.
+    """
+    low, high = _interval(np.asarray(list(values), np.float64)[:, None], _mean)
+    return float(low[0]), float(high[0])
+
+
+def _mean(values: np.ndarray) -> np.ndarray:
+    return values.mean(axis=-2)
+
+
+def _interval(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of the interval over runs: [n, points] -> 2 x [points]; whole runs are drawn again, with a fixed seed."""
+    count = len(values)
+    if count == 1:
+        return values[0], values[0]
+    draws = np.random.default_rng(0).integers(count, size=(_RESAMPLES, count))
+    low, high = np.percentile(statistic(values[draws]), [2.5, 97.5], axis=0)
+    return low, high
+
+
+def _curve(label: str, runs: Sequence[np.ndarray], statistic: Statistic) -> Curve:
+    """Runs, each [(x, value, env steps), rows], on common points.
+
+    The curve ends where the first of those runs does that came to the end of the budget. One that broke off before
+    is left out from there on, and `num_runs` says so.
+    """
+    summary = iqm if statistic == "iqm" else _mean
+    budget = max(steps[-1] for _, _, steps in runs)
+    last = min(x[-1] for x, _, steps in runs if steps[-1] >= 0.9 * budget)
+    first = min(max(x[0] for x, _, _ in runs), last)
+    grid = np.unique([*np.linspace(first, last, _POINTS), *(x[-1] for x, _, _ in runs if first < x[-1] < last)])
+    table = np.stack([np.interp(grid, x, y) for x, y, _ in runs])  # [n, points]
+    reached = np.stack([grid <= x[-1] for x, _, _ in runs])
+    value, low, high = (np.empty(len(grid)) for _ in range(3))
+    for pattern in np.unique(reached, axis=1).T:
+        points = (reached == pattern[:, None]).all(axis=0)
+        members = table[pattern][:, points]
+        value[points] = summary(members)
+        low[points], high[points] = _interval(members, summary)
+    return Curve(label, grid, value, low, high, reached.sum(axis=0))
+
+
+def thinned(curve: Curve, points: int) -> Curve:
+    """A curve with fewer points.
+
+    Args:
+        curve: to thin.
+        points: at most so many; the first and the last stay.
+    """
+    index = np.unique(np.linspace(0, len(curve.x) - 1, min(points, len(curve.x))).round().astype(int))
+    arrays = {f.name: getattr(curve, f.name)[index] for f in dataclasses.fields(curve) if f.name != "label"}
+    return Curve(curve.label, **arrays)

@@ -1,0 +1,134 @@
+"""What went wrong in a run: `faults/NNNN.json`, one file for each fault, in order."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from palaestra.core import CheckpointError
+from palaestra.envs import Environment
+from palaestra.experiments.provenance import now
+from palaestra.training import Callback, Trainer
+
+__all__ = ["FaultRecord", "KeepFaults", "fault_of", "read_faults", "write_fault"]
+
+
+@dataclass(frozen=True)
+class FaultRecord:
+    """One fault."""
+
+    kind: str
+    """Class of the error, for example `EnvError`."""
+    message: str
+    """What the user was told."""
+    time: str = field(default_factory=now)
+    """When it was written, ISO 8601."""
+    env_steps: int | None = None
+    """Env steps of the run by then."""
+    action: str = "stopped"
+    """What was done about it: the run `stopped`; or the environment was `restarted` or `dropped`."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """What else is known, as JSON values: environment, seed, episode, step, last action, signal."""
+    trace: str = ""
+    """The traceback as text."""
+
+
+def fault_of(error: BaseException, env_steps: int | None = None) -> FaultRecord:
+    """The record of an error that ended a run.
+
+    Args:
+        error: as it was caught.
+        env_steps: of the run by then.
+    """
+    trace = "".join(traceback.format_exception(error))
+    record = getattr(error, "fault", None)
+    return FaultRecord(type(error).__name__, str(error), env_steps=env_steps, details=_json_of(record), trace=trace)
+
+
+def write_fault(directory: str | Path, fault: FaultRecord) -> Path:
+    """Writes the next file of a run's `faults/`.
+
+    Args:
+        directory: of the run.
+        fault: what happened.
+
+    Returns:
+        The file.
+    """
+    folder = Path(directory) / "faults"
+    folder.mkdir(exist_ok=True)
+    number = max((int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()), default=0) + 1
+    path = folder / f"{number:04d}.json"
+    path.write_text(json.dumps(asdict(fault), indent=2, default=str) + "\n")
+    return path
+
+
+def read_faults(directory: str | Path) -> list[FaultRecord]:
+    """The faults of a run, in order.
+
+    Args:
+        directory: of the run.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    faults = []
+    for path in sorted((Path(directory) / "faults").glob("*.json")):
+        try:
+            faults.append(FaultRecord(**json.loads(path.read_text())))
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} is no record of a fault: {error}; delete it, nothing depends on it"
+            ) from None
+    return faults
+
+
+class KeepFaults(Callback):
+    """Writes what environments report, at every row of metrics and at the end.
+
+    Args:
+        env: whose `faults` grow.
+        path: the run directory.
+    """
+
+    def __init__(self, env: Environment, path: Path) -> None:
+        self._env, self._path = env, path
+        self._written = 0
+
+    def logged(self, trainer: Trainer, row: dict[str, float]) -> None:
+        """See `Callback.logged`."""
+        self.write(trainer.collect.env_steps)
+
+    def ended(self, trainer: Trainer) -> None:
+        """See `Callback.ended`."""
+        self.write(trainer.collect.env_steps)
+
+    def write(self, env_steps: int, error: BaseException | None = None) -> None:
+        """Writes what is new, and the error that ends the run unless it is one of these.
+
+        Args:
+            env_steps: of the run by now.
+            error: as it was caught.
+        """
+        faults = list(getattr(self._env, "faults", ()))
+        for fault in faults[self._written :]:
+            handled = {"restart": "restarted", "drop": "dropped"}.get(fault.handled, "stopped")
+            details = _json_of(fault)
+            write_fault(self._path, FaultRecord("EnvError", str(fault), now(), env_steps, handled, details))
+        ended = any(fault.handled == "raise" for fault in faults[self._written :])
+        self._written = len(faults)
+        if error is not None and not ended:
+            write_fault(self._path, fault_of(error, env_steps))
+
+
+def _json_of(record: Any) -> dict[str, Any]:
+    """A record of any make as JSON values; what has no JSON form becomes text."""
+    if is_dataclass(record) and not isinstance(record, type):
+        record = asdict(record)
+    if not isinstance(record, Mapping):
+        return {} if record is None else {"record": str(record)}
+    return json.loads(json.dumps(dict(record), default=str))

@@ -1,0 +1,215 @@
+"""`report.html`: everything about a run, or several, in one file that needs neither server nor network."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from palaestra.core import CheckpointError, ConfigError
+from palaestra.experiments.curves import Curve, curves_of, labels_of, read_metrics
+from palaestra.experiments.faults import read_faults
+from palaestra.experiments.run_directory import RunDirectory
+from palaestra.experiments.svg import bar, histogram, line_chart
+
+__all__ = ["write_report"]
+
+# Health metrics that every algorithm may report, with the values between which nothing is said.
+_HEALTH = {
+    "kl": (0.0, 0.05),
+    "clip_fraction": (0.0, 0.4),
+    "explained_variance": (0.0, 1.0),
+    "entropy": None,
+    "grad_norm": None,
+    "gradient_norm": None,
+    "q": None,
+    "loss": None,
+}
+_PARTS = ("environment", "inference", "storing", "learning", "waiting")
+_LARGEST_VIDEO_BYTES = 8_000_000
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;color:#1f2937;background:#fff}
+h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}code,pre{font-size:.85rem}
+table{border-collapse:collapse;font-size:.9rem}td,th{padding:.2rem .8rem .2rem 0;text-align:right}
+td:first-child,th:first-child{text-align:left}tr+tr{border-top:1px solid #e5e7eb}
+svg{max-width:100%;height:auto}svg text{font:11px system-ui,sans-serif}svg text:not([fill]){fill:#4b5563}
+svg .title{font-weight:600;fill:#1f2937}.grid{stroke:#e5e7eb}
+.strip{display:flex;flex-wrap:wrap;gap:.6rem}.warn{color:#b91c1c;font-weight:600}pre{background:#f3f4f6;padding:.8rem;
+overflow-x:auto}video{max-width:100%}summary{cursor:pointer}
+"""
+
+
+def write_report(runs: Sequence[str | Path], path: str | Path) -> Path:
+    """Writes one HTML file: curve, evaluations, health, time, films, faults, configuration and origin.
+
+    Args:
+        runs: run directories; several are drawn as curves with intervals over seeds.
+        path: of the file.
+
+    Returns:
+        The file.
+
+    Raises:
+        CheckpointError: there are no runs.
+    """
+    directories = [RunDirectory(run) for run in runs]
+    if not directories:
+        raise CheckpointError("a report needs at least one run")
+    labels = dict.fromkeys(labels_of([run.config for run in directories]))
+    title = " · ".join(labels) if len(labels) <= 3 else f"{len(directories)} runs"
+    parts = [f"<h1>{escape(title)}</h1>", _summary(directories), *_curves(directories)]
+    for run in directories:
+        one = [*_evaluation(run), *_health(run), *_time(run), *_videos(run), *_faults(run), *_origin(run)]
+        if len(directories) > 1:
+            one = [f"<details><summary>{escape(run.path.name)}</summary>", *one, "</details>"]
+        parts += one
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+    path.write_text(f'<!doctype html><html lang="en">{head}<body>{"".join(parts)}</body></html>\n', encoding="utf-8")
+    return path
+
+
+def _summary(runs: Sequence[RunDirectory]) -> str:
+    rows = []
+    for run in runs:
+        info, evaluations = run.info, _evaluations(run)
+        last = evaluations[-1][1] if evaluations else None
+        best = info.get("best_return")
+        rows.append(
+            [
+                escape(run.path.name),
+                escape(run.status),
+                str(run.config.run.seed),
+                f"{int(info.get('env_steps') or 0):,}",
+                f"{info['train_s']:.1f} s" if "train_s" in info else "–",
+                _mean(last),
+                "–" if best is None else f"{best:.1f}",
+            ]
+        )
+    return _table(["run", "status", "seed", "env steps", "training", "last evaluation", "best evaluation"], rows)
+
+
+def _mean(evaluation: dict[str, Any] | None) -> str:
+    if evaluation is None:
+        return "–"
+    low, high = evaluation["return_ci95"]
+    return f"{evaluation['return_mean']:.1f} ± {(high - low) / 2:.1f} ({evaluation['episodes']} episodes)"
+
+
+def _curves(runs: Sequence[RunDirectory]) -> Iterable[str]:
+    titles = {
+        "return_mean": "return of training episodes (they explore)",
+        "eval/return_mean": "return of evaluations",
+    }
+    for metric, title in titles.items():
+        try:
+            yield line_chart(curves_of(runs, metric=metric), title=title)
+        except (CheckpointError, ConfigError):  # none has been logged
+            yield f"<p>There is no {title} yet.</p>"
+
+
+def _evaluation(run: RunDirectory) -> Iterable[str]:
+    evaluations = _evaluations(run)
+    if not evaluations:
+        return
+    rows = [[f"{step:,}", _mean(record), f"{record['length_mean']:.1f}"] for step, record in evaluations]
+    yield "<h2>Evaluations</h2>"
+    yield _table(["env steps", "return, 95% interval of the mean", "length"], rows)
+    yield histogram(evaluations[-1][1]["returns"], title="returns of the last evaluation")
+
+
+def _health(run: RunDirectory) -> Iterable[str]:
+    rows = read_metrics(run.path)
+    names = sorted({name for row in rows for name in row if name.startswith("learning/")})
+    charts = []
+    for name in names:
+        points = np.array([(row["env_steps"], row[name]) for row in rows if _finite(row.get(name))], np.float64)
+        if len(points) < 2:
+            continue
+        label, limits = name.removeprefix("learning/"), _HEALTH.get(name.split("/")[-1])
+        last = points[-1, 1]
+        outside = limits is not None and not limits[0] <= last <= limits[1]
+        curve = _one_run(label, points)
+        chart = line_chart([curve], title=label, size=(300, 150))
+        note = f'<div class="warn">{escape(label)} is {last:.3g}; {limits} is usual</div>' if outside else ""
+        charts.append(f"<div>{chart}{note}</div>")
+    if charts:
+        yield f'<h2>Learning</h2><div class="strip">{"".join(charts)}</div>'
+
+
+def _time(run: RunDirectory) -> Iterable[str]:
+    rows = read_metrics(run.path)
+    if not rows:
+        return
+    shares = {part: rows[-1][f"time/{part}"] for part in _PARTS if f"time/{part}" in rows[-1]}
+    yield "<h2>Time</h2>"
+    if shares:
+        yield bar(shares, title=f"where it went, of {rows[-1]['time/train_s']:.1f} s")
+    points = np.array([(row["env_steps"], row["time/env_steps_per_s"]) for row in rows], np.float64)
+    curve = _one_run("", points)
+    yield line_chart([curve], title="env steps per second, from the start", size=(720, 160))
+
+
+def _videos(run: RunDirectory) -> Iterable[str]:
+    films = sorted((run.path / "videos").glob("*.mp4")) + sorted((run.path / "videos").glob("*.gif"))
+    for film in films[:4]:
+        if film.stat().st_size > _LARGEST_VIDEO_BYTES:
+            yield f"<p>{escape(film.name)} is too large for this page: {escape(str(film))}</p>"
+            continue
+        data = base64.b64encode(film.read_bytes()).decode()
+        if film.suffix == ".mp4":
+            yield f'<h2>{escape(film.name)}</h2><video controls loop src="data:video/mp4;base64,{data}"></video>'
+        else:
+            yield f'<h2>{escape(film.name)}</h2><img alt="" src="data:image/gif;base64,{data}">'
+
+
+def _faults(run: RunDirectory) -> Iterable[str]:
+    try:
+        faults = read_faults(run.path)
+    except CheckpointError as error:
+        yield f'<p class="warn">{escape(str(error))}</p>'
+        return
+    if faults:
+        rows = [[escape(f.kind), "–" if f.env_steps is None else f"{f.env_steps:,}", escape(f.action)] for f in faults]
+        yield "<h2>Faults</h2>" + _table(["what", "env steps", "the run"], rows)
+        yield "".join(f"<pre>{escape(fault.message)}</pre>" for fault in faults[-5:])
+
+
+def _origin(run: RunDirectory) -> Iterable[str]:
+    keys = ("command", "started", "versions", "hardware", "git", "lineage", "overrides", "resume", "error")
+    info = {key: value for key, value in run.info.items() if key in keys and value}
+    config = escape((run.path / "config.yaml").read_text())
+    yield f"<h2>Configuration</h2><details><summary>config.yaml</summary><pre>{config}</pre></details>"
+    origin = escape(json.dumps(info, indent=2))
+    yield f"<h2>Origin</h2><details><summary>run.json</summary><pre>{origin}</pre></details>"
+
+
+def _evaluations(run: RunDirectory) -> list[tuple[int, dict[str, Any]]]:
+    found = []
+    for path in (run.path / "evals").glob("*.json"):
+        try:
+            found.append((int(path.stem), json.loads(path.read_text())))
+        except ValueError:
+            continue
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def _one_run(label: str, points: np.ndarray) -> Curve:
+    x, y = points.T
+    return Curve(label, x, y, y, y, np.ones(len(x), int))
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and bool(np.isfinite(value))
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    top = "".join(f"<th>{cell}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><tr>{top}</tr>{body}</table>"

@@ -1,0 +1,166 @@
+"""`PopulationPolicy`: every lane acts with parameters of its own."""
+
+from __future__ import annotations
+
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor, nn
+
+from palaestra.core import Batch, DiscreteSpec, SpecTree, TensorSpec
+from palaestra.nn import Network, NetworkConfig
+from palaestra.policies.action_range import ActionRange
+from palaestra.policies.network_policy import NetworkPolicy, normalizer_of, require_discrete
+from palaestra.policies.normalizer import ObservationNormalizer
+from palaestra.policies.policy import PolicyStep
+from palaestra.policies.squashed import raw_box, require_box
+
+__all__ = ["PopulationPolicy"]
+
+_SEEDS = 1 << 24  # float32 holds every integer below
+
+
+@final
+class PopulationPolicy(NetworkPolicy):
+    """A deterministic policy whose parameters are disturbed while it collects, in each lane in another way.
+
+        θ_b = θ + s_b σ ε(seed_b),   ε ~ N(0, 1),   s = +1, −1, +1, −1, ...
+
+    Lanes 2i and 2i + 1 share a seed and have opposite signs (Salimans et al. 2017, https://arxiv.org/abs/1703.03864,
+    section 2, mirrored sampling). New seeds are drawn with every policy version. `behaviour` tells each row's seed,
+    with its sign, and `noise` gives ε again from it: so whoever learns needs no more than the rows.
+
+    Args:
+        network: observation [..., *observation] -> [..., A].
+        observation_spec: what an observation looks like, without leading dimensions.
+        action_spec: discrete, or a box with finite bounds.
+        normalizer: applied to every observation.
+
+    Raises:
+        ConfigError: the action space is neither.
+
+    Examples:
+        >>> import numpy as np
+        >>> policy = PopulationPolicy.build(TensorSpec((4,)), DiscreteSpec(num=2))
+        >>> policy(np.zeros((3, 4))).shape
+        (3,)
+    """
+
+    behaviour_fields = ("seed",)
+
+    def __init__(
+        self,
+        network: nn.Module,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        normalizer: ObservationNormalizer | None = None,
+    ) -> None:
+        super().__init__(network, observation_spec, action_spec, normalizer=normalizer)
+        self.noise_std = 0.0
+        """σ, units of the parameters."""
+        self._discrete = isinstance(action_spec, DiscreteSpec)
+        if not self._discrete:
+            self._range = ActionRange(require_box("PopulationPolicy", action_spec))
+        self._seeds = torch.zeros(0)  # [B], of the version they were drawn for
+        self._seeds_version = -1
+        self._population: dict[str, Tensor] = {}
+
+    @classmethod
+    def build(
+        cls,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: NetworkConfig | None = None,
+        *,
+        normalize: bool = False,
+    ) -> Self:
+        """A policy with a fresh network.
+
+        Args:
+            observation_spec: what an observation looks like, without leading dimensions.
+            action_spec: discrete, or a box with finite bounds.
+            config: the network's layers.
+            normalize: whether observations are normalised by running statistics.
+
+        Raises:
+            ConfigError: the action space or the config does not fit.
+        """
+        if isinstance(action_spec, DiscreteSpec):
+            size = require_discrete(cls.__name__, observation_spec, action_spec).num
+        else:
+            size = require_box(cls.__name__, action_spec).size
+        config = config or NetworkConfig()
+        network = Network(observation_spec, size, config)
+        policy = cls(network, observation_spec, action_spec, normalizer_of(observation_spec, normalize))
+        policy.network_config = config
+        return policy
+
+    def noise(self, seed: Tensor) -> Tensor:
+        """The directions in which parameters are disturbed.
+
+        Args:
+            seed: [B] seeds with their signs, as `behaviour` tells them.
+
+        Returns:
+            [B, P] signed ε, in the order of the network's parameters.
+        """
+        size = sum(parameter.numel() for parameter in self.network.parameters())
+        rows = []
+        for number in seed.tolist():
+            generator = torch.Generator().manual_seed(int(abs(number)))
+            rows.append(torch.randn(size, generator=generator) * (1.0 if number > 0 else -1.0))
+        return torch.stack(rows)
+
+    def sample(self, observation: Any) -> tuple[Tensor, Tensor]:
+        outputs = self._outputs(observation)
+        return self._action(outputs, observation), torch.zeros(outputs.shape[:-1], device=outputs.device)
+
+    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+        if not (explore and self.noise_std):
+            return PolicyStep(self._action(self._outputs(observation), observation), state)
+        normalized = self.normalize(observation)
+        leaf = normalized
+        while isinstance(leaf, Batch):
+            leaf = leaf.values()[0]
+        if self._seeds_version != self.version or len(self._seeds) != len(leaf):
+            self._disturb(len(leaf))
+        outputs = torch.func.vmap(self._of_one)(self._population, normalized)
+        return PolicyStep(self._action(outputs, observation), state)
+
+    def _of_one(self, parameters: dict[str, Tensor], observation: Any) -> Tensor:
+        return torch.func.functional_call(self.network, parameters, (observation,))
+
+    def _disturb(self, lanes: int) -> None:
+        """Draws new seeds, and the parameters of every lane from them."""
+        pairs = torch.randint(1, _SEEDS, ((lanes + 1) // 2,), generator=self.generator)
+        self._seeds = torch.stack((pairs, -pairs), 1).reshape(-1)[:lanes].float()
+        self._seeds_version = self.version
+        noise = self.noise(self._seeds).to(next(self.network.parameters()).device)
+        self._population, start = {}, 0
+        for name, parameter in self.network.named_parameters():
+            part = noise[:, start : start + parameter.numel()].reshape(lanes, *parameter.shape)
+            self._population[name] = parameter.detach() + self.noise_std * part
+            start += parameter.numel()
+
+    def _action(self, outputs: Tensor, observation: Any) -> Tensor:
+        if not self._discrete:
+            return outputs.tanh()
+        mask = self.action_mask(observation)
+        if mask is not None:
+            outputs = torch.where(mask.bool(), outputs, torch.finfo(outputs.dtype).min)
+        return outputs.argmax(-1)
+
+    def behaviour(self, observation: Any, action: Any) -> Batch:
+        lanes = action.shape[: action.ndim - len(self.raw_action_spec.shape)]
+        return Batch.of({"seed": self._seeds.expand(lanes)})
+
+    @property
+    def raw_action_spec(self) -> TensorSpec:
+        spec = self.action_spec
+        return DiscreteSpec(num=spec.num, dtype=spec.dtype) if isinstance(spec, DiscreteSpec) else raw_box(spec)
+
+    def env_action(self, action: Tensor) -> Tensor:
+        spec = self.action_spec
+        if not isinstance(spec, DiscreteSpec):
+            return self._range.forward(action)
+        return action + spec.start if spec.start else action

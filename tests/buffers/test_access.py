@@ -1,0 +1,207 @@
+"""Tests of how rows of `palaestra.buffers.ReplayBuffer` are read one by one, joined and moved."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palaestra.buffers import ReplayBuffer
+from palaestra.core import Batch, DiscreteSpec, OnPolicy, ShapeError
+from tests.buffers.checks import check_contents
+from tests.buffers.model import FIRST, GAMMA, LAST, MID, NESTED, World, filled, generator, make_buffer, nested, step
+from tests.core.nests import assert_same
+
+bounded = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def test_a_row_has_every_field_as_it_was_stored():
+    """TS-07, TS-21: `buffer.observation[i]` is `buffer[i].observation`, and reads nothing else."""
+    buffer, world = filled(20, 2, 14)
+    for lane, model in enumerate(world.lanes):
+        rows = buffer.in_time_order(lane)
+        held = buffer[rows[:-1]]
+        assert held.observation.tolist() == [row.serial for row in model.rows]
+        assert held.action.tolist() == [row.action for row in model.rows]
+        assert held.reward.tolist() == [row.reward for row in model.rows]
+        assert held.policy_version.tolist() == [row.version for row in model.rows]
+        one = buffer[rows[3]]
+        assert one.observation == buffer.observation[rows[3]] == buffer.field("observation")[int(rows[3])]
+        assert one.step_type == buffer.step_type[rows][3]
+    assert torch.equal(buffer.observation[torch.tensor([0, 1])], buffer.take("observation", [0, 1]))
+
+
+def test_parts_of_a_nest_are_read_by_name():
+    """TS-09."""
+    buffer = ReplayBuffer(6, 2, observation_spec=NESTED, action_spec=DiscreteSpec(num=2))
+    buffer.open(step([FIRST, FIRST], nested([4, 5])))
+    assert buffer.observation.camera[1].tolist() == [[5, 5], [5, 5]]
+    assert buffer.observation.pair[0]["0"] == 4
+    with pytest.raises(AttributeError, match="observation has no part 'camra' — did you mean 'camera'"):
+        _ = buffer.observation.camra
+    with pytest.raises(AttributeError, match="ReplayBuffer has no attribute and no field 'obs'"):
+        _ = buffer.obs
+
+
+@pytest.mark.parametrize("index", [18, -1, 22, 1.0, [0, 20]], ids=str)
+def test_a_row_that_is_not_there_is_refused(index):
+    buffer, _ = filled(20, 2, 8)
+    with pytest.raises(IndexError, match=r"no row has the number (18|20)|row numbers are integers from 0 to 21"):
+        _ = buffer[index]
+
+
+def test_two_steps_on_by_hand():
+    """TS-21: the document's loop over indices with `next` for `(i + 2) % len`, for numbers, arrays and tensors."""
+    buffer, world = filled(40, 2, 33)
+    _, index = buffer.sample(16, generator())
+    for i in index.tolist():
+        one = buffer.next(i)
+        two = buffer.next(one)
+        lane, start = world.find(int(buffer.observation[i]))
+        if two != one:
+            returns = buffer.reward[one] + GAMMA * buffer.discount[one] * buffer.reward[two]
+            assert returns.item() == pytest.approx(lane.target(start, 2)[0])
+        assert buffer.prev(one) == i
+    assert buffer.next(index).tolist() == buffer.next(torch.from_numpy(index)).tolist()
+    assert isinstance(buffer.prev(torch.from_numpy(index)), torch.Tensor)
+
+
+def test_steps_stay_inside_the_episode_and_the_ring():
+    """TS-21, TS-22: back and forth, also over the end of the ring; nothing leads into another episode."""
+    buffer, _ = filled(14, 2, 30, breaks=True)
+    for lane in range(2):
+        rows = buffer.in_time_order(lane)
+        kinds = buffer.step_type[rows].tolist()
+        for i, row in enumerate(rows.tolist()):
+            leaves = i + 1 == len(rows) or kinds[i] == LAST or kinds[i + 1] == FIRST
+            assert buffer.next(row) == (row if leaves else rows[i + 1])
+            enters = i == 0 or kinds[i] == FIRST or kinds[i - 1] == LAST
+            assert buffer.prev(row) == (row if enters else rows[i - 1])
+
+
+@bounded
+@given(seed=st.integers(0, 999), steps=st.integers(1, 300), rows=st.integers(2, 200), lanes=st.integers(1, 3))
+def test_distances_to_both_ends_of_an_episode(seed, steps, rows, lanes):
+    """Episodes of one step and longer than the ring, however many rows lie between."""
+    buffer, world = make_buffer(rows * lanes, lanes), World(lanes, rows, seed, breaks=True)
+    world.open(buffer)
+    for i in range(steps):
+        world.append(buffer, [i % lanes] if i % 4 == 0 else None)
+    for lane in range(lanes):
+        index = buffer.in_time_order(lane)
+        stream = world.lanes[lane].stream
+        same = [a.kind != LAST and b.kind != FIRST for a, b in itertools.pairwise(stream)]
+        to_end, from_begin = buffer.steps_to_end(index), buffer.steps_from_begin(index)
+        for i in range(len(stream)):
+            ahead = next((k for k, joined in enumerate(same[i:]) if not joined), len(same) - i)
+            behind = next((k for k, joined in enumerate(same[:i][::-1]) if not joined), i)
+            assert (to_end[i], from_begin[i]) == (ahead, behind)
+
+
+def test_long_episodes_are_walked_in_strides():
+    buffer = make_buffer(500, 1)
+    buffer.open(step([FIRST]))
+    for _ in range(300):
+        buffer.append(torch.tensor([0]), step([MID]))
+    assert buffer.steps_to_end(np.array([0, 10, 299, 300])).tolist() == [300, 290, 1, 0]
+    assert buffer.steps_from_begin(np.array([0, 300])).tolist() == [0, 300]
+
+
+def test_episodes_and_what_is_unfinished():
+    """TS-24: complete ones as row numbers from FIRST to LAST; the running ones by their open rows."""
+    buffer, world = filled(60, 2, 41, breaks=True)
+    expected = []
+    for lane in world.lanes:
+        episode = None
+        for row in lane.stream:
+            episode = [row.serial] if row.kind == FIRST else episode and [*episode, row.serial]
+            if row.kind == LAST:
+                expected += [episode] if episode else []
+                episode = None
+    assert [buffer.observation[rows].tolist() for rows in buffer.episodes()] == expected
+    running = [lane.open.serial for lane in world.lanes if lane.open.kind != LAST]
+    assert buffer.observation[buffer.unfinished].tolist() == running
+
+
+def test_all_rows_in_time_order():
+    """TS-08: `sample(0)` is everything; `sample(n)` gives rows and indices that fit together."""
+    buffer, world = filled(20, 2, 31)
+    rows, index = buffer.sample(0, generator())
+    assert rows.observation.tolist() == [row.serial for lane in world.lanes for row in lane.rows]
+    batch, index = buffer.sample(7, generator())
+    assert_same(batch, buffer[index])
+
+
+@bounded
+@given(
+    lanes=st.integers(1, 3),
+    rows=st.integers(1, 12),
+    seed=st.integers(0, 99),
+    parts=st.lists(st.integers(0, 20), min_size=1, max_size=5),
+    one_by_one=st.booleans(),
+    growing=st.booleans(),
+)
+def test_fragments_join_to_the_stream_they_were_cut_from(lanes, rows, seed, parts, one_by_one, growing):
+    """TS-08, TS-22: each begins with the step the one before ended with; shorter and longer than the ring."""
+    source, world = make_buffer(None, lanes), World(lanes, 10**6 if growing else rows, seed, breaks=True)
+    joined = make_buffer(None if growing else rows * lanes, lanes)
+    world.open(source)
+    joined.open(source[np.arange(lanes)])
+    for length in parts:
+        for _ in range(length):
+            world.append(source)
+        if not len(source):
+            continue
+        unroll = source.draw(OnPolicy(unroll_length=1), generator())
+        if one_by_one:
+            for lane in range(lanes):
+                joined.extend(unroll[:, lane : lane + 1], [lane])
+        else:
+            joined.extend(unroll)
+        source.clear()
+    check_contents(joined, world)
+
+
+def test_a_fragment_that_does_not_fit_is_refused_and_changes_nothing():
+    """F7."""
+    buffer, world = filled(20, 2, 5)
+    unroll = filled(None, 2, 4)[0].draw(OnPolicy(unroll_length=1), generator())
+    with pytest.raises(ShapeError, match=r"action is int64 of shape \(3, 2\), but .* \(4, 2\)"):
+        buffer.extend(unroll.replace(action=unroll.action[1:]))
+    with pytest.raises(ShapeError, match=r"reward is float64"):
+        buffer.extend(unroll.replace(reward=unroll.reward.double()))
+    check_contents(buffer, world)
+
+
+def test_another_buffer_is_appended_in_time_order():
+    """TS-08: `update`: all of it, behind what is there; the ring keeps the newest."""
+    for some in (False, True):
+        buffer, world = filled(40, 2, 9)
+        other, more = filled(20, 2, 31, seed=3)
+        if some:
+            more.append(other, [1])
+        buffer.update(other)
+        for lane in range(2):
+            kept = buffer.observation[buffer.in_time_order(lane)].tolist()
+            before = [row.serial for row in world.lanes[lane].rows]
+            if world.lanes[lane].open.kind == LAST and more.lanes[lane].stream[0].kind != LAST:
+                before.append(world.lanes[lane].open.serial)
+            assert kept == [*before, *(row.serial for row in more.lanes[lane].stream)][-21:]
+    with pytest.raises(ShapeError, match="a buffer of 2 lanes cannot be appended to one of 1"):
+        filled(20, 1, 2)[0].update(other)
+
+
+def test_what_is_appended_without_versions_has_none():
+    buffer, _ = filled(8, 1, 20)
+    fields = {
+        "step_type": torch.tensor([[0], [1]], dtype=torch.int32),
+        "reward": torch.zeros(2, 1),
+        "discount": torch.ones(2, 1),
+        "observation": torch.tensor([[70], [71]]),
+        "action": torch.tensor([[3]]),
+    }
+    buffer.extend(Batch.of(fields))
+    newest = buffer.newest(1)
+    assert (newest.observation.tolist(), newest.policy_version.tolist()) == ([[70], [71]], [[0]])

@@ -1,0 +1,123 @@
+"""Tests of `palaestra.buffers.HindsightSampler`."""
+
+import numpy as np
+import pytest
+import torch
+
+from palaestra.buffers import HindsightSampler, PrioritizedSampler, ReplayBuffer
+from palaestra.core import Batch, ConfigError, DiscreteSpec, ShapeError, TensorSpec, TimeStep
+from tests.buffers.model import FIRST, LAST, MID, filled, generator, replay
+
+GOAL = 1000.0  # that nobody reaches
+SPEC = {"observation": TensorSpec((2,)), "achieved_goal": TensorSpec((1,)), "desired_goal": TensorSpec((1,))}
+
+
+def reward(achieved, desired, info):
+    """0 at the goal, else -1, as in the environments of the paper."""
+    assert info == {}
+    return -(np.abs(achieved - desired)[..., 0] > 0.5).astype(np.float32)
+
+
+def arrived(kind, lane, t):
+    """Every step of both lanes reaches a goal of its own, 100 * lane + t."""
+    goals = torch.tensor([[100.0 * b + t] for b in range(lane)])
+    observation = Batch(observation=goals.repeat(1, 2), achieved_goal=goals, desired_goal=torch.full((lane, 1), GOAL))
+    return TimeStep(
+        step_type=torch.full((lane,), kind, dtype=torch.int32),
+        reward=torch.full((lane,), -1.0 if kind != FIRST else 0.0),
+        discount=torch.ones(lane),
+        observation=observation,
+    )
+
+
+def walked(sampler, episode=10, steps=45, capacity=60):
+    """Two lanes in episodes of equal length."""
+    buffer = ReplayBuffer(capacity, 2, observation_spec=SPEC, action_spec=DiscreteSpec(num=2), sampler=sampler)
+    buffer.open(arrived(FIRST, 2, 0))
+    for t in range(1, steps):
+        place = t % (episode + 1)
+        kind = FIRST if place == 0 else LAST if place == episode else MID
+        buffer.append(torch.zeros(2, dtype=torch.int64), arrived(kind, 2, t))
+    return buffer
+
+
+def reached(observation):
+    return observation.achieved_goal.flatten() % 100, observation.achieved_goal.flatten() // 100
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_new_goals_are_reached_in_the_same_episode(strategy, n_step):
+    """Andrychowicz et al. section 4.5; rewards and both observations agree with the new goal, ring wrap included."""
+    buffer = walked(HindsightSampler(reward, strategy=strategy, share=1.0))
+    drawn = buffer.draw(replay(mini_batch_size=3000, n_step=n_step), generator())
+    goal, lane = drawn.observation.desired_goal.flatten() % 100, drawn.observation.desired_goal.flatten() // 100
+    time, own_lane = reached(drawn.observation)
+    newest = 44
+    first, last = time - time % 11, torch.clamp(time - time % 11 + 10, max=newest)
+    assert torch.equal(lane, own_lane)
+    assert torch.equal(drawn.next_observation.desired_goal, drawn.observation.desired_goal)
+    oldest = newest - 30
+    expected = {
+        "future": lambda t, begin, end: set(range(t + 1, end + 1)),
+        "final": lambda t, begin, end: {end},
+        "episode": lambda t, begin, end: set(range(max(begin, oldest) + 1, end + 1)),
+    }[strategy]
+    for t in set(time.tolist()):
+        i = time == t
+        allowed = expected(int(t), int(first[i][0]), int(last[i][0]))
+        found = set(goal[i].int().tolist())
+        assert found <= allowed
+        assert len(found) == len(allowed) or i.sum() < 20 * len(allowed)
+    for k in range(1, n_step + 1):
+        inside = time + k <= last
+        hit = (time + k == goal)[inside]
+        assert torch.equal(drawn.reward[k][inside], hit.float() - 1)
+    assert torch.equal(drawn.discount, torch.ones(n_step + 1, 3000))
+
+
+def test_a_share_keeps_its_goal():
+    buffer = walked(HindsightSampler(reward, share=0.8))
+    drawn = buffer.draw(replay(mini_batch_size=4000), generator())
+    old = drawn.observation.desired_goal.flatten() == GOAL
+    assert old.float().mean() == pytest.approx(0.2, abs=0.03)
+    assert (drawn.reward[1][old] == -1).all()
+    assert (buffer.observation.desired_goal[np.arange(20)] == GOAL).all()  # what is stored stays
+
+
+def test_reaching_a_goal_may_end_the_episode():
+    def terminated(achieved, desired, info):
+        return reward(achieved, desired, info) == 0
+
+    buffer = walked(HindsightSampler(reward, strategy="final", share=1.0, terminated=terminated))
+    drawn = buffer.draw(replay(mini_batch_size=500), generator())
+    assert torch.equal(drawn.discount[1] == 0, drawn.reward[1] == 0)
+    assert (drawn.reward[1] == 0).any()
+
+
+def test_sequences_and_priorities_work_with_it():
+    buffer = walked(HindsightSampler(reward, share=1.0, base=PrioritizedSampler()))
+    drawn = buffer.draw(replay(mini_batch_size=64, mini_batch_length=3), generator())
+    goals = drawn.observation.desired_goal
+    assert torch.equal(goals, goals[:1].expand_as(goals))
+    assert (goals < GOAL).all()
+    assert drawn.weight.tolist() == [1.0] * 64
+    buffer.write_back(drawn.index[:1], torch.tensor([5.0]))
+    twin = walked(HindsightSampler(reward, share=1.0, base=PrioritizedSampler()))
+    twin.load_state_tensors(buffer.state_tensors())
+    assert torch.equal(*(b.draw(replay(), generator(2)).observation.desired_goal for b in (buffer, twin)))
+    buffer.set_progress(1.0)
+    assert buffer.sampler.base.beta == 1.0
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ConfigError, match="strategy='past'"):
+        HindsightSampler(reward, strategy="past")
+    with pytest.raises(ConfigError, match=r"share=2"):
+        HindsightSampler(reward, share=2)
+    buffer, _ = filled(20, 2, 9)
+    buffer.sampler = HindsightSampler(reward)
+    with pytest.raises(ShapeError, match="needs observations with the keys"):
+        buffer.draw(replay(), generator())
+    with pytest.raises(ShapeError, match=r"reward\(achieved_goal, desired_goal, info\) gave shape \(\) .* all rows"):
+        walked(HindsightSampler(lambda achieved, desired, info: 0.0)).draw(replay(), generator())

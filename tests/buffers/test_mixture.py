@@ -1,0 +1,81 @@
+"""Tests of `palaestra.buffers.MixtureSource`."""
+
+import pytest
+import torch
+
+from palaestra.buffers import MixtureSource, PrioritizedSampler
+from palaestra.core import CheckpointError, ConfigError, DataSource, OnPolicy, ShapeError, TensorSpec, minibatches
+from tests.buffers.model import FIRST, filled, generator, make_buffer, replay
+
+
+def pair():
+    """Two buffers whose rows are told apart by their serial numbers."""
+    own, _ = filled(200, 2, 60)
+    other, world = filled(100, 1, 70)
+    other._storage.tensors["observation"].add_(1000)
+    return own, other, world
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_every_minibatch_has_the_shares(length):
+    own, other, _ = pair()
+    mixture = MixtureSource([(own, 3), (other, 1)])
+    plan = replay(mini_batch_size=16, mini_batch_length=length, num_updates=5)
+    drawn = mixture.draw(plan, generator())
+    assert isinstance(mixture, DataSource)
+    assert len(mixture) == len(own) + len(other)
+    if length > 1:
+        for part in minibatches(drawn, plan, generator=generator()):
+            assert (part.observation[0] >= 1000).sum() == 4
+            assert part.reward.shape == (length + 1, 16)
+    else:
+        assert ((drawn.observation >= 1000).reshape(5, 16).sum(1) == 4).all()
+        rewards = torch.where(drawn.observation >= 1000, drawn.next_observation - 1000, drawn.next_observation)
+        moved = drawn.step_type[1] != FIRST
+        assert torch.equal(drawn.reward[1][moved], (rewards % 17 + 1).float()[moved])
+
+
+def test_priorities_go_where_the_rows_came_from():
+    own, other, _ = pair()
+    other.sampler = PrioritizedSampler()
+    mixture = MixtureSource([(own, 0.5), (other, 0.5)])
+    plan = replay(mini_batch_size=8)
+    drawn = mixture.draw(plan, generator())
+    assert drawn.weight.tolist() == [1.0] * 8
+    mixture.write_back(drawn.index, torch.arange(8.0))
+    rows = drawn.index[4:] - own.heads.places * 2
+    assert torch.equal(other.take("observation", rows), drawn.observation[4:])
+    assert other.sampler._tree.leaves[rows] == pytest.approx(torch.arange(4.0, 8.0).numpy() ** 0.6, rel=1e-4)
+    mixture.set_progress(1.0)
+    assert other.sampler.beta == 1.0
+
+
+def test_a_saved_mixture_goes_on_bit_for_bit():
+    """F25."""
+    own, other, _ = pair()
+    mixture = MixtureSource([(own, 1), (other, 1)])
+    twin = MixtureSource([(make_buffer(200, 2), 1), (make_buffer(100, 1), 1)])
+    twin.load_state_tensors(mixture.state_tensors())
+    one, two = (source.draw(replay(), generator(4)) for source in (mixture, twin))
+    assert torch.equal(one.observation, two.observation)
+    with pytest.raises(CheckpointError, match="is not one of 1 buffers"):
+        MixtureSource([(own, 1)]).load_state_tensors(mixture.state_tensors())
+
+
+def test_what_cannot_be_mixed_is_refused():
+    own, other, _ = pair()
+    with pytest.raises(ConfigError, match=r"shares \[0.5, 0\]; give at least one, all above 0"):
+        MixtureSource([(own, 0.5), (other, 0)])
+    with pytest.raises(ConfigError, match=r"of a minibatch of 4 are \[4, 0\] rows"):
+        MixtureSource([(own, 0.99), (other, 0.01)]).draw(replay(mini_batch_size=4), generator())
+    with pytest.raises(ConfigError, match="an on-policy plan learns from one buffer"):
+        MixtureSource([(own, 1)]).draw(OnPolicy(unroll_length=1), generator())
+    with pytest.raises(ShapeError, match="no row can be learned from yet"):
+        MixtureSource([(own, 1), (make_buffer(8, 1), 1)]).draw(replay(), generator())
+    remembering = make_buffer(100, 1, state_spec={"h": TensorSpec(())})
+    unroll = other.newest(70)
+    with pytest.raises(ShapeError, match=r"the fragment lacks the fields \['state'\]"):
+        remembering.extend(unroll)
+    remembering.extend(unroll.replace(state={"h": torch.zeros(70, 1)}))
+    with pytest.raises(ShapeError, match="the buffers of a mixture have different fields"):
+        MixtureSource([(own, 1), (remembering, 1)]).draw(replay(mini_batch_length=2), generator())

@@ -1,0 +1,163 @@
+"""Tests of the samplers of `palaestra.buffers` other than uniform and prioritized, and of a user's own."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palaestra.buffers import BalancedSampler, EpisodeSampler, PrioritizedSampler, Sampler, WholeSampler
+from palaestra.core import ConfigError, Offline, Prioritized, ShapeError
+from tests.buffers.checks import check_unroll, check_windows
+from tests.buffers.model import LAST, World, filled, generator, make_buffer, replay
+
+bounded = settings(max_examples=40, deadline=None, derandomize=True)
+SAMPLERS = {
+    "whole": WholeSampler,
+    "episodes": EpisodeSampler,
+    "balanced": BalancedSampler,
+    "prioritized": PrioritizedSampler,
+}
+
+
+def sampled(sampler, capacity=80, lanes=2, steps=70, **named):
+    buffer = make_buffer(capacity, lanes, sampler=sampler)
+    world = World(lanes, capacity // lanes, **named)
+    world.open(buffer)
+    for _ in range(steps):
+        world.append(buffer)
+    return buffer, world
+
+
+@bounded
+@given(
+    name=st.sampled_from(sorted(SAMPLERS)),
+    lanes=st.integers(1, 3),
+    rows=st.integers(4, 40),
+    steps=st.integers(1, 90),
+    seed=st.integers(0, 99),
+    n_step=st.integers(1, 3),
+)
+def test_what_goes_in_comes_out_of_every_sampler(name, lanes, rows, steps, seed, n_step):
+    """TS-08, TS-22, MARO-43: episodes shorter and longer than the ring, through wrap-around, with broken fragments."""
+    buffer, world = sampled(SAMPLERS[name](), rows * lanes, lanes, 0, seed=seed, breaks=True)
+    for i in range(steps):
+        world.append(buffer, [i % lanes] if i % 5 == 4 else None)
+        if i % 7 == 0:
+            plans = (replay(mini_batch_size=9, n_step=n_step), replay(mini_batch_size=9, mini_batch_length=n_step + 1))
+            for plan, length in zip(plans, (n_step, n_step + 1), strict=True):
+                try:
+                    drawn = buffer.draw(plan, generator(seed))
+                except ShapeError:
+                    assert name == "episodes" or not any(lane.starts(length) for lane in world.lanes)
+                    continue
+                if plan.mini_batch_length == 1:
+                    check_windows(drawn, world, n_step)
+                else:
+                    starts = [world.find(serial) for serial in drawn.observation[0].tolist()]
+                    assert all(start in lane.starts(length) for lane, start in starts)
+                    check_unroll(drawn, starts, one_episode=True)
+
+
+def test_a_pass_visits_every_row_once_and_the_next_in_another_order():
+    """ALF-08: epochs over data that stay; a draw may lie across the end of a pass."""
+    buffer, _ = sampled(WholeSampler())
+    starts = buffer.starts(1)
+    plan = Offline(mini_batch_size=7)
+    drawn = np.concatenate([buffer.draw(plan, generator(i)).index for i in range(2 * len(starts) // 7 + 1)])
+    first, second = drawn[: len(starts)], drawn[len(starts) : 2 * len(starts)]
+    assert sorted(first) == sorted(second) == sorted(starts)
+    assert first.tolist() != second.tolist() != sorted(starts)
+
+
+def test_with_a_stride_every_row_is_in_one_sequence():
+    """ALF-08: shuffled, with time order inside."""
+    buffer, world = sampled(WholeSampler(stride=5), 80, 2, 36)
+    count = sum(1 for age in buffer.ages(buffer.starts(5)).tolist() if age % 5 == 0)
+    drawn = buffer.draw(Offline(mini_batch_size=count, mini_batch_length=5), generator())
+    serials = drawn.observation[:-1].flatten().tolist()
+    assert len(serials) == len(set(serials)) == 5 * count
+    check_unroll(drawn, [world.find(serial) for serial in drawn.observation[0].tolist()], one_episode=True)
+    with pytest.raises(ConfigError, match="stride=0"):
+        WholeSampler(stride=0)
+
+
+def test_a_pass_begins_anew_when_rows_are_written_and_is_saved():
+    """F25."""
+    buffer, world = sampled(WholeSampler(), 400, 2, 40)
+    buffer.draw(replay(mini_batch_size=20), generator())
+    twin = make_buffer(400, 2, sampler=WholeSampler())
+    twin.load_state_tensors(buffer.state_tensors())
+    assert torch.equal(*(b.draw(replay(mini_batch_size=50), generator(1)).index for b in (buffer, twin)))
+    world.append(buffer)
+    new = int(buffer.starts(1)[-1])
+    assert new in buffer.draw(replay(mini_batch_size=len(buffer.starts(1))), generator()).index
+
+
+def test_only_complete_episodes_are_drawn():
+    """TS-24: from FIRST to LAST, neither running nor partly overwritten."""
+    buffer, world = sampled(EpisodeSampler(), 60, 2, 70, breaks=True)
+    expected = set()
+    for lane in world.lanes:
+        episode = None
+        for row in lane.stream:
+            episode = [row.serial] if row.kind == 0 else episode and [*episode, row.serial]
+            if row.kind == LAST and episode:
+                expected |= set(episode[:-1])
+    drawn = buffer.draw(replay(mini_batch_size=2000), generator())
+    assert set(drawn.observation.tolist()) == expected
+    with pytest.raises(ShapeError, match="no episode lies in the buffer from its first to its last step"):
+        sampled(EpisodeSampler(), 60, 2, 1)[0].draw(replay(), generator())
+
+
+def test_ends_come_as_often_as_they_are_asked_for():
+    buffer, _ = sampled(BalancedSampler(0.75))
+    drawn = buffer.draw(replay(mini_batch_size=4000), generator())
+    ends = drawn.step_type[1] == LAST
+    assert ends.float().mean() == pytest.approx(0.75, abs=0.03)
+    for group, chosen in (("ends", ends), ("others", ~ends)):
+        starts = buffer.starts(1)
+        all_of_it = starts[buffer.ends_with_next(starts) == (group == "ends")]
+        assert set(drawn.index[chosen].tolist()) == set(all_of_it.tolist())
+    with pytest.raises(ConfigError, match=r"share=1.5.*\[0, 1\]"):
+        BalancedSampler(1.5)
+
+
+def test_a_sampler_of_your_own_is_ten_lines():
+    """MARO-43: registered by handing it over; its rows are drawn with everything that a draw does."""
+
+    class Newest(Sampler):
+        """The rows that were written last."""
+
+        def starts(self, buffer, count, length, generator):
+            newest_first = np.argsort(-buffer.field("observation")[buffer.starts(length)].numpy())
+            return buffer.starts(length)[newest_first[:count]]
+
+    buffer, world = sampled(Newest())
+    drawn = buffer.draw(replay(mini_batch_size=5, n_step=2), generator())
+    check_windows(drawn, world, 2)
+    possible = sorted((lane.stream[i].serial for lane in world.lanes for i in lane.starts(2)), reverse=True)
+    assert drawn.observation.tolist() == possible[:5]
+    buffer.write_back(drawn.index, torch.zeros(5))
+    buffer.set_progress(0.5)
+
+
+def test_drawing_does_not_change_what_is_stored():
+    for name, left in itertools.product(sorted(SAMPLERS), (False, True)):
+        buffer, world = sampled(SAMPLERS[name]())
+        plan = replay(n_step=2) if left else replay(mini_batch_length=2)
+        drawn = buffer.draw(plan, generator())
+        for leaf in drawn.values():
+            if isinstance(leaf, torch.Tensor):
+                leaf.zero_()
+        again = buffer.newest(30)
+        check_unroll(again, [(lane, len(lane.rows) - 30) for lane in world.lanes])
+
+
+def test_priorities_are_settings_of_the_plan():
+    """MARO-43: a plan's plain values become the sampler."""
+    buffer, _ = filled(40, 2, 10)
+    assert "weight" not in buffer.draw(replay(), generator())
+    assert replay(prioritized=Prioritized(alpha=0.3)).prioritized.alpha == 0.3

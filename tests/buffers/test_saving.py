@@ -1,0 +1,141 @@
+"""Tests of `ReplayBuffer.save` and `load`: what was damaged or exchanged is named and never used."""
+
+import json
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palaestra.buffers import PrioritizedSampler, ReplayBuffer
+from palaestra.core import BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec
+from tests.buffers.checks import check_contents
+from tests.buffers.model import FIRST, NESTED, filled, generator, nested, replay, step
+from tests.core.nests import assert_same
+
+
+@pytest.mark.parametrize("shape", [(40, 2, 33), (None, 2, 300), (12, 1, 31), (30, 3, 1)], ids=str)
+def test_a_saved_buffer_comes_back(tmp_path, shape):
+    """TS-08: the pickle round trip, without pickle; also one that grows, and it can be written to."""
+    buffer, world = filled(*shape, breaks=True)
+    buffer.save(tmp_path / "data")
+    loaded = ReplayBuffer.load(tmp_path / "data", sampler=PrioritizedSampler())
+    check_contents(loaded, world)
+    world.append(loaded)
+    check_contents(loaded, world)
+    assert isinstance(loaded.sampler, PrioritizedSampler)
+    assert {file.name for file in (tmp_path / "data").iterdir()} == {"buffer.json", "manifest.json", "rows.safetensors"}
+
+
+def test_specs_come_back_with_nests_bounds_memory_and_stacks(tmp_path):
+    stack = BoundedSpec((4, 2), torch.uint8, np.zeros((4, 2)), np.full((4, 2), 9), stacked=4)
+    options = {
+        "observation_spec": {**NESTED, "frames": stack},
+        "action_spec": {"move": DiscreteSpec(num=3)},
+        "info_spec": {"log_prob": TensorSpec(())},
+        "state_spec": {"h": TensorSpec((2,))},
+        "reward_spec": TensorSpec((2,)),
+        "state_period": 3,
+    }
+    buffer = ReplayBuffer(30, 2, **options)
+    observation = nested([4, 5])
+    observation.frames = torch.zeros(2, 4, 2, dtype=torch.uint8)
+    buffer.open(step([FIRST, FIRST], observation, torch.zeros(2, 2)))
+    buffer.save(tmp_path / "data")
+    loaded = ReplayBuffer.load(tmp_path / "data")
+    assert (loaded.rows_per_lane, loaded.num_lanes, loaded.state_period) == (15, 2, 3)
+    assert loaded.size_bytes == buffer.size_bytes
+    assert_same(loaded[np.arange(6, 8)], buffer[np.arange(6, 8)])
+
+
+def test_a_folder_is_never_overwritten(tmp_path):
+    buffer, _ = filled(12, 1, 3)
+    buffer.save(tmp_path / "data")
+    with pytest.raises(ConfigError, match="data exists already; give another name or delete it"):
+        buffer.save(tmp_path / "data")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        buffer.save(tmp_path / "file" / "data")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "file"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The folder of a saved buffer, which no test changes."""
+    directory = tmp_path_factory.mktemp("saved") / "data"
+    filled(40, 2, 33)[0].save(directory)
+    return directory
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data(), kind=st.sampled_from(["flip", "cut", "gone"]))
+def test_bit_flips_and_truncation_are_found_and_named(saved, tmp_path_factory, data, kind):
+    """F11: any bit of any file, any length."""
+    copy = tmp_path_factory.mktemp("copy") / "data"
+    shutil.copytree(saved, copy)
+    file = copy / data.draw(st.sampled_from(["buffer.json", "manifest.json", "rows.safetensors"]))
+    content = bytearray(file.read_bytes())
+    if kind == "gone":
+        file.unlink()
+    elif kind == "cut":
+        file.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
+    else:
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        file.write_bytes(content)
+    try:
+        found = json.loads(file.read_text()) if kind == "flip" and file.name == "manifest.json" else None
+    except ValueError:
+        found = None
+    if found is not None and found == json.loads((saved / "manifest.json").read_text()):
+        return  # a bit of white space
+    with pytest.raises(CheckpointError, match=r"(buffer.json|manifest.json|rows.safetensors)|no readable manifest"):
+        ReplayBuffer.load(copy)
+
+
+class Canary:
+    """Whoever unpickles it leaves a trace."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize("slot", ["buffer.json", "manifest.json", "rows.safetensors"])
+@pytest.mark.parametrize("resealed", [False, True])
+def test_a_pickle_in_any_slot_is_refused_and_never_run(saved, tmp_path, slot, resealed):
+    """F12: also where the manifest was made to fit."""
+    shutil.copytree(saved, tmp_path / "data")
+    trace = tmp_path / "trace"
+    (tmp_path / "data" / slot).write_bytes(pickle.dumps(Canary(trace)))
+    if resealed and slot != "manifest.json":
+        from palaestra.core import seal
+
+        seal(tmp_path / "data", 1)
+    with pytest.raises(CheckpointError, match=slot.replace(".", r"\.")):
+        ReplayBuffer.load(tmp_path / "data")
+    assert not trace.exists()
+    pickle.loads((tmp_path / "data" / slot).read_bytes()).close()
+    assert trace.exists()  # the canary sings where it is let out
+
+
+def test_a_path_out_of_the_folder_and_a_newer_format_are_refused(saved, tmp_path):
+    """F12, F13."""
+    from palaestra.core import sealed
+
+    for change, message in (
+        ({"files": {"../x": {}}}, "missing or damaged"),
+        ({"format_version": 9}, "has format 9, this one reads 1: update"),
+    ):
+        shutil.rmtree(tmp_path / "data", ignore_errors=True)
+        shutil.copytree(saved, tmp_path / "data")
+        manifest = json.loads((saved / "manifest.json").read_text()) | change
+        del manifest["sha256"]
+        (tmp_path / "data" / "manifest.json").write_text(json.dumps(manifest | {"sha256": sealed._digest(manifest)}))
+        with pytest.raises(CheckpointError, match=message):
+            ReplayBuffer.load(tmp_path / "data")
+    assert ReplayBuffer.load(saved).draw(replay(), generator()).index.shape == (32,)

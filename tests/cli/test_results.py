@@ -1,0 +1,189 @@
+"""Tests of `palaestra eval`, `plot`, `report`, `compare`, `list`, `show-code`, `bench` and `train --dry-run`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import palaestra.algorithms.ppo
+from palaestra.algorithms import ALGORITHMS
+from palaestra.cli.train import seconds
+from palaestra.core import ConfigError
+from palaestra.experiments import RunDirectory, algorithm_catalogue
+from tests.cli.parts import CHAIN, exit_code, output, train
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with two runs that differ in gamma, and a group of two seeds made of them."""
+    folder = tmp_path_factory.mktemp("results")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        train(name="a")
+        train("--algorithm.gamma", "0.5", name="b")
+        group = Path("runs/g")
+        group.mkdir()
+        (group / "group.json").write_text('{"format": 1, "seeds": [5, 6]}')
+        for seed in ("5", "6"):
+            train("--run.directory", "runs/g", "--seed", seed, name=f"../g/seed_{seed}")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _there(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+def answer(capsys, *arguments):
+    """What a command prints as JSON."""
+    capsys.readouterr()
+    assert exit_code(*arguments, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_runs_and_groups_are_evaluated_beside_chance(capsys):
+    """USERS need 9: interval over seeds, and what random actions reach."""
+    result = answer(capsys, "eval", "g", "a", "--episodes", "3", "--baseline")
+    assert list(result["runs"]) == ["runs/g/seed_5", "runs/g/seed_6", "runs/a"]
+    assert result["return_ci95"][0] <= result["return_mean"] <= result["return_ci95"][1]
+    assert result["baseline"]["episodes"] == 3
+    assert exit_code("eval", "g", "--episodes", "2", "--baseline") == 0
+    text = output(capsys)
+    assert "95% bootstrap interval over 2 runs" in text
+    assert "random actions " in text
+
+
+def test_the_last_policy_and_that_of_a_checkpoint_can_be_evaluated(capsys):
+    steps = [int(path.name.removeprefix("step_")) for path in sorted(Path("runs/a/checkpoints").iterdir())]
+    last = answer(capsys, "eval", "a", "--which", "last", "--episodes", "2")
+    assert answer(capsys, "eval", "a", "--which", str(steps[-1]), "--episodes", "2") == last
+    assert exit_code("eval", "a", "--which", "7") == 5
+    assert f"runs/a has no checkpoint 7; there are: {steps[0]}" in output(capsys)
+    assert exit_code("eval", "a", "--which", "worst") == 2
+    assert "--which is 'worst'; give best, last, or the env steps of a checkpoint" in output(capsys)
+
+
+def test_curves_are_drawn_here_or_written_as_files(capsys):
+    """F27: a metric that does not exist is named with the closest."""
+    assert exit_code("plot", "a", "b") == 0
+    text = output(capsys)
+    assert "algorithm.gamma=0.5" in text
+    curves = answer(capsys, "plot", "g", "--statistic", "iqm", "--x", "episodes")
+    assert [curve["label"] for curve in curves] == ["ppo palaestra.envs.tiny:Chain"]
+    assert len(curves[0]["x"]) == len(curves[0]["low"])
+    assert exit_code("plot", "a", "--output", "curve.csv") == 0
+    assert Path("curve.csv").read_text().startswith("label,env_steps,return_mean")
+    assert exit_code("plot", "a", "--metric", "eval/return_men") == 2
+    assert "there is no metric 'eval/return_men' — did you mean 'eval/return_mean'?" in output(capsys)
+
+
+def test_a_report_lies_where_it_is_looked_for(capsys):
+    assert answer(capsys, "report", "a") == {"report": "runs/a/report.html"}
+    assert answer(capsys, "report", "g") == {"report": "runs/g/report.html"}
+    assert answer(capsys, "report", "a", "b", "--output", "both.html") == {"report": "both.html"}
+    assert "gamma" in Path("both.html").read_text()
+
+
+def test_two_runs_are_compared_by_settings_and_curves(capsys):
+    result = answer(capsys, "compare", "a", "b")
+    assert result["differences"] == {"algorithm.gamma": [0.99, 0.5]}
+    assert [curve["label"] for curve in result["curves"]] == ["a", "b"]
+    assert exit_code("compare", "a", "b") == 0
+    text = output(capsys)
+    assert "algorithm.gamma 0.99 0.5" in text
+    assert "return_mean at " in text
+
+
+def test_every_algorithm_says_what_it_supports(capsys):
+    """A new entry in ALGORITHMS enrols by itself; what is said is tried."""
+    listing = answer(capsys, "list", "algorithms")["algorithms"]
+    assert [entry["name"] for entry in listing] == sorted(ALGORITHMS)
+    assert all(entry["actions"] and entry["observations"] and entry["summary"] for entry in listing)
+    by_name = {entry["name"]: entry for entry in listing}
+    assert by_name["dqn"]["actions"] == ["discrete"]
+    assert {"discrete", "box"} <= set(by_name["ppo"]["actions"])
+    assert (by_name["ppo"]["data"], by_name["dqn"]["data"]) == ("on-policy", "replay")
+    assert [json.loads(json.dumps(entry.to_json())) for entry in algorithm_catalogue()] == listing
+
+
+def test_environments_runs_and_groups_are_listed(capsys):
+    names = {env["name"]: env for env in answer(capsys, "list", "envs")["envs"]}
+    assert names["CartPole-v1"] == {
+        "name": "CartPole-v1",
+        "suite": "classic_control",
+        "max_episode_steps": 500,
+        "native": True,
+    }
+    assert "CartPole-v0" not in names  # the newest version only
+    runs = answer(capsys, "list", "runs")["runs"]
+    assert {"path": "runs/g", "seeds": [5, 6]} in runs
+    assert {"path": "runs/a", "status": "done"} in runs
+    assert exit_code("list", "runs") == 0
+    assert "runs/g 2 of 2 seeds done" in output(capsys)
+
+
+def test_the_code_of_an_algorithm_is_its_file(capsys):
+    assert exit_code("show-code", "ppo") == 0
+    assert capsys.readouterr().out == Path(palaestra.algorithms.ppo.__file__).read_text()
+    assert answer(capsys, "show-code", "ppo")["path"].endswith("ppo.py")
+    assert exit_code("show-code", "pqo") == 2
+    assert "did you mean 'ppo'?" in output(capsys)
+
+
+def test_an_environment_and_a_configuration_are_timed(capsys):
+    speed = answer(capsys, "bench", "CartPole-v1", "--env.num-envs", "2", "--duration-s", "0.05")
+    assert (speed["num_envs"], speed["vectorization"], speed["repetitions"]) == (2, "serial", 3)
+    assert 0 < speed["slowest"] <= speed["env_steps_per_s"] <= speed["fastest"]
+    assert answer(capsys, "bench", "ppo", CHAIN[0], "--env.max-episode-steps", "6")["env_steps_per_s"] > 0
+    assert exit_code("bench", "CartPole-v1", "--duration-s", "0") == 2
+    assert "measures nothing" in output(capsys)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_a_dry_run_says_what_a_run_will_take_and_leaves_nothing(algorithm, capsys, tmp_path, monkeypatch):
+    """USERS: builds all, estimates memory and time, makes an update."""
+    monkeypatch.chdir(tmp_path)
+    estimate = answer(capsys, "train", algorithm, *CHAIN, "--dry-run", "--trainer.total-env-steps", "1e6")
+    assert estimate["updates"] >= 2
+    assert estimate["train_s"] == pytest.approx(1e6 / estimate["env_steps_per_s"])
+    assert estimate["memory_bytes"] > estimate["buffer_bytes"] + estimate["model_bytes"] > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_group_cannot_be_changed_as_a_whole(capsys):
+    """F27."""
+    assert exit_code("resume", "g", "--until", "500") == 2
+    assert "g is a group; settings can change, and forks begin, in one of its runs at a time" in output(capsys)
+
+
+def test_a_run_goes_on_with_other_settings_or_beside_itself(capsys):
+    """DESIGN section 9: --until, --override, --fork."""
+    assert exit_code("resume", "a", "--fork", "--name", "c", "--until", "1e2") == 0
+    text = output(capsys)
+    assert "changed trainer.total_env_steps: 48 -> 100" in text
+    assert "with other settings since" in text
+    assert RunDirectory("runs/c").info["env_steps"] >= 100
+    assert exit_code("resume", "c", "--override", "trainer.total_env_steps=120", "algorithm.entropy_cost=0.1") == 0
+    assert RunDirectory("runs/c").config.algorithm.entropy_cost == 0.1
+    assert exit_code("resume", "a", "--override", "algorithm.gama=0.1") == 2
+    assert "unknown option --algorithm.gama — did you mean --algorithm.gamma?" in output(capsys)
+    assert exit_code("resume", "a", "--override", "env.num_envs=7") == 2
+    assert "env.num_envs cannot change in a run that goes on (it is 2, 7 was given)" in output(capsys)
+
+
+@pytest.mark.parametrize(("text", "value"), [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400), ("1d", 86_400)])
+def test_a_duration_is_read(text, value):
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["soon", "-3m", "3 weeks", "0s", ""])
+def test_another_text_is_no_duration(text):
+    """F27."""
+    with pytest.raises(ConfigError, match="give a duration such as 90s, 30m or 2h"):
+        seconds(text)
+
+
+def test_the_time_limit_is_a_setting(capsys):
+    assert exit_code("train", "ppo", *CHAIN, "--time-limit", "30m", "--print-config") == 0
+    assert "time_limit_s: 1800.0" in output(capsys)

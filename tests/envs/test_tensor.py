@@ -1,0 +1,129 @@
+"""Tests of `palaestra.envs.tensor`, with the pole on a cart as the task."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from palaestra.core import ConfigError, EnvError, ShapeError, SpecError, check_time_step, load_tensors, save_tensors
+from palaestra.envs import EnvConfig, create_environment
+from palaestra.envs.tiny import TensorCartPole
+
+SEEDS = [11, 22, 33]
+
+
+def play(env, steps, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    actions = torch.randint(0, 2, (steps, 64), generator=generator)[:, : env.batch_size]
+    return [env.reset(), *(env.step(action) for action in actions)]
+
+
+def test_the_task_is_that_of_gymnasium():
+    """Same dynamics, reward and end, from the same state: to the precision of float32."""
+    gym_env = gymnasium.make("CartPole-v1").unwrapped
+    env = TensorCartPole(1, lane_seeds=[5])
+    first = env.reset()
+    gym_env.reset(seed=0)
+    gym_env.state = tuple(first.observation[0].tolist())
+    for step in range(500):
+        action = step % 3 % 2
+        expected, reward, terminated, *_ = gym_env.step(np.int64(action))
+        found = env.step(torch.tensor([action]))
+        np.testing.assert_allclose(found.observation[0].numpy(), expected, rtol=1e-4, atol=1e-5)
+        assert (float(found.reward), float(found.discount)) == (reward, 1.0 - terminated)
+        if terminated:
+            break
+    assert terminated
+
+
+@pytest.mark.parametrize("steps", [0, 30])
+def test_the_contract_of_time_steps(steps):
+    """ALF-13 to ALF-18, ALF-26, ALF-27, ALF-33, ALF-46: LAST is followed by FIRST, whose action is ignored."""
+    env = TensorCartPole(3, lane_seeds=SEEDS, max_episode_steps=steps)
+    stream = play(env, 120)
+    before = None
+    truncated = terminated = 0
+    for step in stream:
+        check_time_step(step)
+        assert (step.step_type.dtype, step.reward.dtype, step.discount.dtype) == (torch.int32, *[torch.float32] * 2)
+        first = step.first
+        assert torch.equal(first, torch.ones(3, dtype=torch.bool) if before is None else before.last)
+        assert not step.reward[first].any()
+        assert not step.prev_action[first].any()
+        assert (step.reward[~first] == 1).all()
+        assert (step.observation[first].abs() <= 0.05).all()
+        truncated, terminated = truncated + int(step.truncated.sum()), terminated + int(step.terminated.sum())
+        before = step
+    assert terminated > 3
+    assert bool(truncated) == bool(steps)
+
+
+def test_streams_are_reproducible_and_do_not_depend_on_the_other_lanes():
+    """ALF-55, ALF-56."""
+    whole, one = play(TensorCartPole(3, lane_seeds=SEEDS), 60), play(TensorCartPole(1, lane_seeds=SEEDS[:1]), 60)
+    for ours, theirs in zip(whole, one, strict=True):
+        assert torch.equal(ours.observation[:1], theirs.observation)
+    starts = torch.cat([step.observation[step.first] for step in whole])
+    assert len({tuple(row) for row in starts.tolist()}) == len(starts) > 6
+    assert abs(float(starts.mean())) < 0.02
+
+
+def test_a_restored_environment_goes_on_exactly(tmp_path):
+    """F25: the state itself is saved."""
+    one, two = TensorCartPole(3, lane_seeds=SEEDS), TensorCartPole(3)
+    play(one, 17)
+    save_tensors(tmp_path / "state", one.state_dict())
+    two.load_state_dict(load_tensors(tmp_path / "state"))
+    for step in range(40):
+        action = torch.tensor([step % 2, 0, 1])
+        ours, theirs = one.step(action), two.step(action)
+        assert torch.equal(ours.observation, theirs.observation)
+        assert torch.equal(ours.step_type, theirs.step_type)
+    with pytest.raises(EnvError, match="of 3 environments and this has 2"):
+        TensorCartPole(2).load_state_dict(one.state_dict())
+
+
+def test_what_was_returned_is_nobodys_but_the_callers():
+    one, two = (TensorCartPole(3, lane_seeds=SEEDS) for _ in range(2))
+    one.reset().observation.zero_()
+    two.reset()
+    action = torch.tensor([1, 0, 1])
+    kept = one.step(action)
+    assert torch.equal(kept.observation, two.step(action).observation)
+    copy = kept.observation.clone()
+    kept.prev_action.fill_(0)
+    assert action.tolist() == [1, 0, 1]
+    one.step(action)
+    assert torch.equal(kept.observation, copy)
+
+
+@pytest.mark.slow
+def test_a_compiled_step_does_the_same():
+    one, two = TensorCartPole(64, lane_seeds=range(64), compile=True), TensorCartPole(64, lane_seeds=range(64))
+    for ours, theirs in zip(play(one, 30), play(two, 30), strict=True):
+        torch.testing.assert_close(ours.observation, theirs.observation, rtol=1e-4, atol=1e-5)
+        assert torch.equal(ours.step_type, theirs.step_type)
+
+
+def test_mistakes_are_named():
+    env = TensorCartPole(3, lane_seeds=SEEDS)
+    with pytest.raises(SpecError, match="environment 1 has value 2"):
+        env.step(torch.tensor([0, 2, 0]))
+    with pytest.raises(ShapeError, match=r"expected \(3,\)"):
+        env.step(torch.tensor([0, 1]))
+    with pytest.raises(EnvError, match="without send"):
+        env.recv()
+    env.send(torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(EnvError, match="twice"):
+        env.send(torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ConfigError, match="at least 1"):
+        TensorCartPole(0)
+    with pytest.raises(SpecError, match="each needs one of its own"):
+        TensorCartPole(2, lane_seeds=[1, 1])
+
+
+def test_a_batched_environment_is_made_by_its_name():
+    """ALF-46."""
+    config = EnvConfig(name="palaestra.envs.tiny:TensorCartPole", num_envs=16, kwargs={"max_episode_steps": 500})
+    with create_environment(config, seed=1) as env:
+        assert (env.batch_size, env.reset().observation.shape) == (16, (16, 4))

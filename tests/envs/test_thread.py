@@ -1,0 +1,93 @@
+"""Tests of `palaestra.envs.thread`. Its stream is in the contract, its faults in `faults/test_environments.py`."""
+
+import functools
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from palaestra.core import EnvError, SpecError
+from palaestra.envs import FaultPolicy, ThreadEnvironment
+from tests.envs.worlds import Counter, counter, faulty, layered
+
+ZERO = torch.zeros(1, dtype=torch.int64)
+
+
+class Where(Counter):
+    """Reports the thread it is stepped in."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, reward, terminated, truncated, {"thread": threading.get_ident(), "pid": os.getpid()}
+
+
+def where():
+    from palaestra.envs import GymEnvironment
+
+    return GymEnvironment(Where())
+
+
+def test_one_environment_runs_in_a_thread_of_this_process():
+    """ALF-48."""
+    before = threading.active_count()
+    with ThreadEnvironment(where, lane_seeds=[1]) as env:
+        env.reset()
+        info = env.step(ZERO).env_info
+        assert env.batch_size == 1
+        assert int(info.pid) == os.getpid()
+        assert int(info.thread) != threading.get_ident()
+        assert not multiprocessing.active_children()
+    assert threading.active_count() == before
+
+
+def test_ctrl_c_interrupts_the_wait_and_the_environment_can_be_closed():
+    """ALF-48: it interrupts cleanly."""
+    env = ThreadEnvironment(functools.partial(faulty, "hang", 1), lane_seeds=[1])
+    env.reset()
+    env.send(ZERO)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        env.recv()
+    assert time.monotonic() - started < 5
+
+
+def test_after_an_interruption_a_new_episode_begins(monkeypatch):
+    env = ThreadEnvironment(counter, lane_seeds=[1])
+    env.reset()
+    env.send(ZERO)
+    with monkeypatch.context() as patch:
+        patch.setattr(env, "_collect", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            env.recv()
+    assert env.step(ZERO).step_type.tolist() == [0]
+    assert env.step(ZERO).observation[0, 0] == 1
+    env.close()
+
+
+def _interrupted():
+    raise KeyboardInterrupt
+
+
+def test_pictures_come_from_the_thread_and_a_closed_one_says_so():
+    env = ThreadEnvironment(functools.partial(layered, "Drawing"))
+    env.step(ZERO)
+    env.step(ZERO)
+    assert int(env.render().mean()) == 1
+    env.close()
+    env.close()
+    with pytest.raises(EnvError, match="was closed"):
+        env.step(ZERO)
+
+
+def test_an_environment_that_cannot_be_made_says_why():
+    with pytest.raises(KeyError, match="wheel"):
+        ThreadEnvironment(functools.partial(faulty, "raise", -1))
+    with pytest.raises(EnvError, match=r"(?s)not made within 0.2 s.*misbehave"):
+        ThreadEnvironment(functools.partial(faulty, "hang", -1), faults=FaultPolicy(reset_timeout_s=0.2))
+    with pytest.raises(SpecError, match="give a function"):
+        ThreadEnvironment(counter())

@@ -1,0 +1,104 @@
+"""Tests of `palaestra.envs.wrap`: wrappers as values."""
+
+import multiprocessing
+import pickle
+
+import gymnasium
+import pytest
+
+from palaestra.core import ConfigError
+from palaestra.envs import EnvConfig, Wrap, create_environment, load
+from palaestra.envs.wrappers import ClipReward, FrameStack
+from tests.envs.worlds import Doubled
+
+
+def test_text_class_and_value_mean_the_same():
+    """ALF-38."""
+    value = Wrap(FrameStack, num_frames=2)
+    assert value == Wrap("FrameStack", num_frames=2) == Wrap.parse(" FrameStack( num_frames = 2 )")
+    assert value == Wrap("palaestra.envs.wrappers.frame_stack:FrameStack", num_frames=2)
+    assert value != Wrap(FrameStack, num_frames=3)
+    assert value != Wrap(ClipReward)
+    assert (value.text, hash(value)) == ("FrameStack(num_frames=2)", hash(Wrap(FrameStack)))
+    assert EnvConfig(wrappers=("FrameStack(num_frames=2)", Doubled)).wrappers == (value, Wrap(Doubled))
+
+
+def test_a_gymnasium_wrapper_is_named_without_its_module_too():
+    """ALF-35."""
+    one = EnvConfig(gym_wrappers=("RescaleAction(min_action=-1.0, max_action=1.0)",)).gym_wrappers
+    two = EnvConfig(
+        gym_wrappers=(Wrap(gymnasium.wrappers.RescaleAction, min_action=-1.0, max_action=1.0),)
+    ).gym_wrappers
+    assert one == two
+    assert one[0].text == "gymnasium.wrappers:RescaleAction(min_action=-1.0, max_action=1.0)"
+    assert EnvConfig(gym_wrappers=(one[0].text,)).gym_wrappers == one
+
+
+def test_a_value_is_put_around_an_environment_with_its_arguments():
+    env = load("CartPole-v1", wrappers=("FrameStack(num_frames=2)", "FrameStack(num_frames=5)"))
+    assert env.observation_spec.shape == (5, 2, 4)
+
+
+def test_a_spawned_process_gets_the_wrappers_with_the_configuration():
+    """ALF-38, ALF-50: there is no registry that it could lack."""
+    config = EnvConfig(wrappers=(Wrap(FrameStack, num_frames=2), Doubled), max_episode_steps=5)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(_shape, (config,)) == (2, 2, 4)
+
+
+def _shape(config):
+    with create_environment(EnvConfig(**{**vars(config), "num_envs": 2}), seed=0) as env:
+        return tuple(env.reset().observation.shape)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("FrameStac", "unknown wrapper 'FrameStac' of palaestra.envs.wrappers — did you mean 'FrameStack'"),
+        ("FrameStack(frames=3)", "unexpected keyword argument 'frames'; its arguments are: num_frames, keys"),
+        ("FrameStack(num_frame=3)", "did you mean 'num_frames'"),
+        ("TimeLimit", "missing a required argument: 'duration'"),
+        ("FrameStack(3)", "cannot be read: arguments need names"),
+        ("FrameStack(num_frames=x)", "cannot be read"),
+        ("FrameStack(num_frames=3", "cannot be read"),
+        ("FrameStack(num_frames=3).env", "cannot be read: arguments need names"),
+        ("FrameStack(**{})", "arguments need names"),
+    ],
+)
+def test_a_text_that_means_no_wrapper_is_refused(text, words):
+    """F27: when the configuration is read, not in a worker process."""
+    with pytest.raises(ConfigError) as caught:
+        EnvConfig(wrappers=(text,))
+    assert words in str(caught.value)
+
+
+def test_a_wrapper_of_ones_own_is_looked_up_when_the_environment_is_made():
+    """A configuration can be read where that code is not installed."""
+    config = EnvConfig(wrappers=("nowhere:Wrapper(gain=2)",))
+    assert config.wrappers[0].kwargs == {"gain": 2}
+    with pytest.raises(ConfigError, match="module 'nowhere', which cannot be imported"):
+        create_environment(config)
+    with pytest.raises(ConfigError, match="'gain'; its arguments are: none"):
+        create_environment(EnvConfig(wrappers=("tests.envs.test_wrap:plain(gain=2)",)))
+    with pytest.raises(ConfigError, match="is a int; it cannot be called"):
+        create_environment(EnvConfig(wrappers=("tests.envs.test_wrap:NUMBER",)))
+
+
+NUMBER = 3
+
+
+def plain(env):
+    return env
+
+
+def test_a_callable_without_a_name_works_here_and_is_refused_as_a_value():
+    assert load("CartPole-v1", wrappers=(lambda env: ClipReward(env),)).reward_spec.maximum == 1
+    with pytest.raises(ConfigError, match="no importable name"):
+        Wrap(lambda env: env)
+
+
+def test_arguments_that_no_file_can_hold_are_refused_when_it_is_written():
+    wrap = Wrap(plain, thing=object())
+    with pytest.raises(ConfigError, match="cannot be written to a file"):
+        wrap.text  # noqa: B018 - it raises
+    assert pickle.loads(pickle.dumps(Wrap(FrameStack, keys=("a", "b")))).text == "FrameStack(keys=('a', 'b'))"

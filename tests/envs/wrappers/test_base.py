@@ -1,0 +1,117 @@
+"""Tests of `palaestra.envs.wrappers.base`: layers on layers, the untransformed time step, and memory."""
+
+import json
+
+import numpy as np
+import pytest
+
+from palaestra.core import EnvError, TimeStep
+from palaestra.envs import EnvironmentWrapper, GymEnvironment, SerialEnvironment, load
+from palaestra.envs.driving import mark
+from palaestra.envs.wrappers import (
+    ActionRepeat,
+    ClipObservation,
+    ClipReward,
+    FireReset,
+    FrameStack,
+    NormalizeObservation,
+    NormalizeReward,
+    RandomNoop,
+    ScaleReward,
+    TimeLimit,
+)
+from tests.envs.worlds import Reusing, StepRecorder
+from tests.envs.wrappers.worlds import Game, episode, script
+
+OBSERVATIONS = [np.array([value], np.float32) for value in (5.0, 50.0, -500.0)]
+
+
+def test_the_untransformed_time_step_is_the_raw_one_through_any_number_of_transforms():
+    """ALF-19: observation, reward, step type and discount from before the innermost transform."""
+    inner = script(7.0, -9.0, observations=OBSERVATIONS)
+    env = FrameStack(ScaleReward(ClipReward(NormalizeObservation(TimeLimit(inner, 2))), scale=10.0), num_frames=2)
+    first, second, third = episode(env, 2)
+    for time_step, observation, reward in ((first, 5.0, 0.0), (second, 50.0, 7.0), (third, -500.0, -9.0)):
+        raw = time_step.untransformed
+        assert isinstance(raw, TimeStep)
+        assert (raw.observation.tolist(), raw.reward) == ([observation], reward)
+        assert raw.untransformed == ()
+        assert (raw.step_type, raw.discount) == (time_step.step_type, time_step.discount)
+        assert time_step.observation.shape == (2, 1)
+    assert (second.reward, third.reward) == (10.0, -10.0)
+
+
+@pytest.mark.parametrize("transform", [ClipObservation, ClipReward, NormalizeReward, FrameStack])
+def test_one_transform_is_enough_and_none_leaves_it_empty(transform):
+    """ALF-19."""
+    assert script(1.0).reset().untransformed == ()
+    assert TimeLimit(script(1.0), 3).reset().untransformed == ()
+    assert isinstance(transform(script(1.0)).reset().untransformed, TimeStep)
+
+
+def test_the_raw_observation_is_a_copy():
+    """The simulator may write into its array again."""
+    env = ClipObservation(GymEnvironment(Reusing()))
+    before = env.reset().untransformed.observation
+    kept = before.copy()
+    env.step(np.int64(0))
+    assert np.array_equal(before, kept)
+
+
+def test_the_raw_step_begins_an_episode_where_the_transformed_one_does():
+    """ALF-19 with layers that play on before the agent sees the episode."""
+    for env in (RandomNoop(ClipReward(script(*[3.0] * 40))), FireReset(ClipReward(GymEnvironment(Game())))):
+        raw = env.reset().untransformed
+        assert (raw.step_type, raw.reward, raw.discount) == (0, 0.0, 1.0)
+
+
+def test_actions_pass_down_and_time_steps_up_through_every_layer():
+    """ALF-34, ALF-43: with layers that call the inner one several times, and with one that changes nothing."""
+    notes: list[str] = []
+    env = ActionRepeat(StepRecorder(script(*[1.0] * 9), "inner", notes), repeat=2)
+    env = StepRecorder(EnvironmentWrapper(env), "outer", notes)
+    env.reset()
+    env.step(np.int64(0))
+    assert notes == ["outer down", "inner down", "inner up", "inner down", "inner up", "outer up"]
+
+
+def test_standard_gymnasium_wrappers_stack_below_our_own():
+    """ALF-35, ALF-36: unchanged, in list order; their specs are seen through all layers."""
+    env = load(
+        "Pendulum-v1",
+        gym_wrappers=("FrameStackObservation(stack_size=3)", "ClipReward(min_reward=-0.5, max_reward=-0.25)"),
+        wrappers=("ClipObservation(minimum=-0.25, maximum=0.25)", "ScaleReward(scale=0.5)"),
+    )
+    assert env.observation_spec.shape == (3, 3)
+    assert env.observation_spec.maximum.max() == 0.25
+    env.reset()
+    for _ in range(20):
+        time_step = env.step(np.zeros(1, np.float32))
+        assert -0.25 <= time_step.reward <= -0.125
+        raw = time_step.untransformed
+        assert raw.reward == 2 * time_step.reward
+        assert np.array_equal(time_step.observation, np.clip(raw.observation, -0.25, 0.25))
+    assert np.abs(raw.observation).max() > 0.25
+
+
+def test_layers_carry_memory_as_one_word_that_names_them():
+    """F25."""
+    env = NormalizeReward(NormalizeObservation(script(2.0, observations=OBSERVATIONS[:2])))
+    episode(env, 1)
+    observation = env.begin_episode(3).observation
+    digest, _, memory = mark(env, observation).partition(":")
+    assert len(digest) == 24
+    assert json.loads(memory) == {
+        "0:NormalizeObservation": {"": [2, [27.5], [1012.5]]},  # of 5 and 50; not yet of the new episode's 5
+        "1:NormalizeReward": [1, 2.0, 0.0],
+    }
+    assert " " not in memory
+
+
+def test_a_saved_state_of_other_layers_is_refused():
+    """F12: resuming without the layer's part would go on with other numbers."""
+    one = SerialEnvironment([NormalizeObservation(script(1.0))], lane_seeds=[1])
+    two = SerialEnvironment([NormalizeReward(script(1.0))], lane_seeds=[1])
+    one.reset()
+    with pytest.raises(EnvError, match=r"nothing for the layer 0:NormalizeReward; it has \['0:NormalizeObservation'\]"):
+        two.load_state_dict(one.state_dict())

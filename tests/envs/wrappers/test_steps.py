@@ -1,0 +1,206 @@
+"""Tests of the wrappers that change actions, step types and the beginning of episodes."""
+
+import numpy as np
+import pytest
+
+from palaestra.core import ConfigError, EnvError
+from palaestra.envs import GymEnvironment, SerialEnvironment, TimeLimit, load
+from palaestra.envs.wrappers import (
+    ActionRepeat,
+    EpisodeStatistics,
+    EpisodicLife,
+    FireReset,
+    NonEpisodic,
+    NormalizeAction,
+    RandomNoop,
+    ScaleReward,
+    TimeAwareDiscount,
+)
+from palaestra.rollout import EpisodeTracker
+from tests.envs.wrappers.worlds import Game, Motor, episode, gym_of, script
+
+
+def kinds(env, count):
+    return [(int(time_step.step_type), float(time_step.discount)) for time_step in episode(env, count)]
+
+
+# -- ActionRepeat
+
+
+def test_one_decision_is_executed_k_times_and_pays_the_sum():
+    """PARL-02, PARL-03, PARL-04: K = 5, the first four observations are discarded."""
+    env = ActionRepeat(script(*range(1, 13)), repeat=5)
+    first, second, third = episode(env, 2, action=np.int64(2))
+    assert first.observation.item() == 0
+    assert (second.reward, second.observation.item()) == (1 + 2 + 3 + 4 + 5, 5)
+    assert (third.reward, third.observation.item()) == (6 + 7 + 8 + 9 + 10, 10)
+    assert gym_of(env).actions == [2] * 10
+    assert [step.env_info["frames"] for step in (second, third)] == [5, 5]
+
+
+@pytest.mark.parametrize(("end", "discount"), [("terminated", 0.0), ("truncated", 1.0)])
+def test_an_end_cuts_the_repeat_short(end, discount):
+    """PARL-04."""
+    env = ActionRepeat(script(*range(1, 8), end=end), repeat=5)
+    last = episode(env, 2)[-1]
+    assert (last.reward, last.observation.item(), last.env_info["frames"]) == (6 + 7, 7, 2)
+    assert (last.step_type, last.discount) == (2, discount)
+    assert len(gym_of(env).actions) == 7
+
+
+def test_frames_and_env_steps_are_both_counted():
+    """PARL-04: env steps are the tracker's, frames an info metric."""
+    import torch
+
+    batch = SerialEnvironment([ActionRepeat(script(*range(1, 8)), repeat=5)], lane_seeds=[1])
+    tracker = EpisodeTracker(1)
+    for time_step in (batch.reset(), *(batch.step(torch.zeros(1, dtype=torch.int64)) for _ in range(2))):
+        tracker.add(time_step)
+    (found,) = tracker.finished()
+    assert (found.length, found.info["frames"], found.episode_return) == (2, 7.0, 28.0)
+
+
+def test_a_limit_inside_counts_frames_and_one_outside_env_steps():
+    endless = "palaestra.envs.tiny:Endless"
+    inside = load(endless, max_episode_steps=6, wrappers=("ActionRepeat(repeat=4)",))
+    assert [int(step.step_type) for step in episode(inside, 2)] == [0, 1, 2]
+    outside = TimeLimit(ActionRepeat(load(endless), repeat=4), 3)
+    assert [int(step.step_type) for step in episode(outside, 3)] == [0, 1, 1, 2]
+
+
+def test_the_newest_frames_are_pooled():
+    rows = ([0, 0], [9, 9], [5, 1], [2, 3], [7, 7])
+    env = ActionRepeat(script(0, 0, 0, 0, observations=[np.array(row, np.float32) for row in rows]), repeat=3, pool=2)
+    env.env._observation_spec = load("palaestra.envs.tiny:Endless", kwargs={"size": 2}).observation_spec
+    first, second, third = episode(env, 2)
+    assert first.observation.tolist() == [0, 0]
+    assert second.observation.tolist() == [5, 3]  # of frames 2 and 3; frame 1 has 9
+    assert third.observation.tolist() == [7, 7]  # of frame 4 alone, where the episode ended
+
+
+# -- TimeAwareDiscount, NonEpisodic
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_a_time_aware_discount_is_0_at_every_end(end):
+    """ALF-29."""
+    assert kinds(TimeAwareDiscount(script(1, 1, end=end)), 3) == [(0, 1.0), (1, 1.0), (2, 0.0), (0, 1.0)]
+
+
+def test_a_termination_is_hidden_and_a_truncation_is_not():
+    """ALF-39."""
+    going_on = NonEpisodic(load("palaestra.envs.tiny:Bandit"))
+    assert kinds(going_on, 3) == [(0, 1.0), (1, 1.0), (1, 1.0), (1, 1.0)]
+    limited = NonEpisodic(load("palaestra.envs.tiny:Endless", max_episode_steps=2))
+    assert kinds(limited, 3) == [(0, 1.0), (1, 1.0), (2, 1.0), (0, 1.0)]
+
+
+# -- NormalizeAction
+
+
+def test_the_interval_is_mapped_onto_the_bounds_of_each_component():
+    """ALF-36: power is in [0, 10] x [-4, 4]; the gear stays."""
+    env = NormalizeAction(GymEnvironment(Motor()))
+    env.begin_episode(0)
+    for power in ([-1.0, 1.0], [0.0, 0.5], [0.2, -0.75], [7.0, -7.0]):
+        env.advance({"gear": np.int64(2), "power": np.array(power, np.float32)})
+    taken = gym_of(env).actions
+    assert [action["gear"] for action in taken] == [2] * 4
+    expected = np.array([[0, 4], [5, 2], [6, -3], [10, -4]], np.float32)
+    np.testing.assert_allclose(np.array([action["power"] for action in taken]), expected, rtol=1e-6)
+    assert taken[0]["power"].dtype == np.float32
+    assert env.action_spec["power"].minimum.tolist() == [-1, -1]
+    assert env.action_spec["power"].maximum.tolist() == [1, 1]
+    assert env.action_spec["gear"].num == 3
+
+
+# -- EpisodeStatistics
+
+
+def test_statistics_are_those_of_the_layer_below_and_come_with_the_last_step():
+    env = ScaleReward(EpisodeStatistics(script(3.0, -1.0, 5.0)), scale=100.0)
+    for _ in range(2):  # the second episode starts from 0
+        steps = episode(env, 3)
+        assert [bool(step.env_info) for step in steps] == [False, False, False, True]
+        assert steps[-1].env_info["episode"] == {"return": 7.0, "length": 3}
+
+
+# -- RandomNoop, FireReset, EpisodicLife
+
+
+def test_the_number_of_noops_comes_from_the_seed_and_covers_its_range():
+    counts = set()
+    for seed in range(40):
+        env = RandomNoop(script(*[1.0] * 9), maximum=3)
+        first = env.begin_episode(seed)
+        taken = gym_of(env).actions
+        assert taken == [0] * len(taken)
+        assert first.observation.item() == len(taken)
+        assert (first.step_type, first.reward, first.discount) == (0, 0.0, 1.0)
+        again = RandomNoop(script(*[1.0] * 9), maximum=3)
+        again.begin_episode(seed)
+        assert len(gym_of(again).actions) == len(taken)
+        counts.add(len(taken))
+    assert counts == {1, 2, 3}
+
+
+def test_an_episode_that_ends_during_the_noops_is_begun_again():
+    env = RandomNoop(script(1.0, 1.0), maximum=30)
+    long = next(seed for seed in range(99) if np.random.default_rng(seed).integers(1, 31) == 3)
+    first = env.begin_episode(long)
+    inner = gym_of(env)
+    assert (first.step_type, first.reward, first.observation.item()) == (0, 0.0, 1.0)  # one noop into the second
+    assert len(inner.seeds) == 2
+    assert inner.seeds[0] != inner.seeds[1]
+
+
+def test_fire_is_pressed_once_at_the_start():
+    plain, env = GymEnvironment(Game()), FireReset(GymEnvironment(Game()))
+    plain.begin_episode(7)
+    after_fire = plain.advance(np.int64(1))
+    first = env.begin_episode(7)
+    assert np.array_equal(first.observation, after_fire.observation)
+    assert (first.step_type, first.reward, first.discount) == (0, 0.0, 1.0)
+
+
+def test_a_lost_life_is_an_end_and_the_game_goes_on():
+    env = EpisodicLife(GymEnvironment(Game()))
+    game = gym_of(env)
+    env.seed(3)
+    stream = [env.step(np.int64(action)) for action in (0, 0, 2, 0, 2, 0, 2, 0)]
+    pairs = [(int(step.step_type), float(step.discount), int(step.observation[1])) for step in stream]
+    assert pairs == [(0, 1, 3), (1, 1, 3), (2, 0, 2), (0, 1, 2), (2, 0, 1), (0, 1, 1), (2, 0, 0), (0, 1, 3)]
+    assert game.begun == 2  # one real reset for three lives
+    assert all(step.reward == 0 for step in stream if step.step_type == 0)
+
+
+def test_losing_a_life_is_no_end_without_the_wrapper():
+    assert [kind for kind, _ in kinds(GymEnvironment(Game()), 0)] == [0]
+    env = GymEnvironment(Game())
+    env.begin_episode(0)
+    assert [int(env.advance(np.int64(2)).step_type) for _ in range(3)] == [1, 1, 2]
+
+
+# -- what they refuse
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ActionRepeat(script(1.0), repeat=0), "1 <= pool <= repeat"),
+        (lambda: ActionRepeat(script(1.0), repeat=2, pool=3), "pool=3"),
+        (lambda: NormalizeAction(script(1.0)), "no action component with two finite bounds"),
+        (lambda: RandomNoop(script(1.0), maximum=0), "at least 1"),
+        (lambda: FireReset(script(1.0)), r"action named FIRE; the actions are \[\]"),
+        (lambda: EpisodicLife(GymEnvironment(Motor())), "one array as the action"),
+    ],
+)
+def test_impossible_settings_are_refused(make, words):
+    """F27."""
+    with pytest.raises(ConfigError, match=words):
+        make()
+
+
+def test_a_game_without_lives_is_refused():
+    with pytest.raises(EnvError, match=r"info\['lives'\]"):
+        EpisodicLife(script(1.0)).begin_episode(0)

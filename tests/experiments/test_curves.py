@@ -1,0 +1,106 @@
+"""Tests of `palaestra.experiments.curves`: what is averaged over which runs, and how sure it is."""
+
+import numpy as np
+import pytest
+
+from palaestra.core import CheckpointError, ConfigError
+from palaestra.experiments import curves_of, read_metrics
+from palaestra.experiments.curves import iqm, labels_of, mean_interval, thinned
+from tests.experiments.parts import config_of, rows_of, written
+
+
+def at(curve, x):
+    """Value and interval at a point."""
+    return [float(np.interp(x, curve.x, values)) for values in (curve.value, curve.low, curve.high)]
+
+
+def test_one_run_is_its_own_curve_without_an_interval(tmp_path):
+    (curve,) = curves_of([written(tmp_path, rows_of([1, 2, 3]))])
+    assert at(curve, 20) == pytest.approx([2, 2, 2])
+    assert (curve.x[0], curve.x[-1], set(curve.num_runs.tolist())) == (10, 30, {1})
+
+
+def test_seeds_of_one_configuration_are_averaged_and_others_are_kept_apart(tmp_path):
+    """Grouped by configuration: seed and name do not count, gamma does."""
+    runs = [
+        written(tmp_path, rows_of([0, value, value]), f"s{seed}", run__seed=seed) for seed, value in enumerate((2, 4))
+    ]
+    runs.append(written(tmp_path, rows_of([9, 9, 9]), "other", algorithm__gamma=0.5))
+    first, other = curves_of(runs)
+    assert (first.label, other.label) == (
+        "ppo palaestra.envs.tiny:Chain algorithm.gamma=0.99",
+        "ppo palaestra.envs.tiny:Chain algorithm.gamma=0.5",
+    )
+    mean, low, high = at(first, 30)
+    assert (mean, low, high) == (3, 2, 4)  # two runs: drawn again, either may come twice
+    assert at(other, 30) == [9, 9, 9]
+
+
+def test_the_interval_covers_the_true_mean_as_often_as_it_says():
+    """A percentile bootstrap of 20 normal draws covers in about 93%; a mutant of half the width would in 66%."""
+    generator = np.random.default_rng(0)
+    covered = sum(low < 0 < high for low, high in (mean_interval(generator.normal(size=20)) for _ in range(200)))
+    assert 0.88 <= covered / 200 <= 0.98
+
+
+def test_the_interquartile_mean_ignores_an_outlier():
+    values = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1000.0])[:, None]
+    assert iqm(values).tolist() == [3.5]
+    assert iqm(values[:3]).tolist() == [1.0]  # nothing is cut off from three
+
+
+def test_a_run_that_broke_off_is_left_out_from_there_on(tmp_path):
+    runs = [
+        written(tmp_path, rows_of([1] * 10), "whole", run__seed=1),
+        written(tmp_path, rows_of([3] * 4), "broken", run__seed=2),
+    ]
+    (curve,) = curves_of(runs)
+    assert at(curve, 39)[0] == 2
+    assert at(curve, 60)[0] == 1
+    assert (curve.num_runs[0], curve.num_runs[-1]) == (2, 1)
+
+
+def test_a_curve_ends_where_the_first_whole_run_does(tmp_path):
+    """The last rows of finished runs lie a few env steps apart; nothing jumps there."""
+    runs = [
+        written(tmp_path, [*rows_of([1] * 9), {**rows_of([1])[0], "env_steps": last}], f"s{last}", run__seed=last)
+        for last in (100, 104)
+    ]
+    (curve,) = curves_of(runs)
+    assert curve.x[-1] == 100
+    assert set(curve.num_runs.tolist()) == {2}
+
+
+@pytest.mark.parametrize(("x", "last"), [("steps", 30), ("time", 1.5), ("episodes", 3)])
+def test_the_x_axis_may_be_steps_time_or_episodes(x, last, tmp_path):
+    (curve,) = curves_of([written(tmp_path, rows_of([1, 2, 3]))], x=x)
+    assert curve.x[-1] == last
+
+
+def test_half_a_line_of_a_killed_process_is_left_out(tmp_path):
+    run = written(tmp_path, rows_of([1, 2]))
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 30, "ret')
+    assert [row["env_steps"] for row in read_metrics(run.path)] == [10, 20]
+
+
+def test_a_metric_that_is_not_there_is_named_with_those_that_are(tmp_path):
+    """F27."""
+    run = written(tmp_path, rows_of([1, 2]))
+    with pytest.raises(ConfigError, match=r"there is no metric 'learning/k' — did you mean 'learning/kl'\?"):
+        curves_of([run], metric="learning/k")
+    empty = written(tmp_path, [], "empty")
+    with pytest.raises(CheckpointError, match=r"nothing to draw yet: no return_mean has been logged in .*empty"):
+        curves_of([empty])
+
+
+def test_labels_say_only_what_differs(tmp_path):
+    same = [config_of(tmp_path, run__seed=seed) for seed in (1, 2)]
+    assert labels_of(same) == ["ppo palaestra.envs.tiny:Chain"] * 2
+
+
+def test_a_thinned_curve_keeps_its_ends(tmp_path):
+    (curve,) = curves_of([written(tmp_path, rows_of(list(range(50))))])
+    thin = thinned(curve, 7)
+    assert len(thin.x) == len(thin.value) == len(thin.low) == 7
+    assert (thin.x[0], thin.x[-1]) == (curve.x[0], curve.x[-1])

@@ -1,0 +1,172 @@
+"""Tests of `palaestra.experiments.lineage` and of what a run directory remembers: forks, overrides, faults, locks."""
+
+import json
+import logging
+import os
+
+import pytest
+
+import palaestra
+from palaestra.core import CheckpointError, ConfigError
+from palaestra.experiments import RunDirectory, changes_between, list_runs, preset, read_faults, read_metrics
+from palaestra.experiments.faults import FaultRecord, KeepFaults, write_fault
+from tests.experiments.parts import trained
+
+
+def contents(run):
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_a_fork_goes_on_beside_its_parent(tmp_path):
+    """DESIGN section 9: lineage in the manifest; the parent stays as it is, byte for byte."""
+    parent = trained(tmp_path).directory
+    before = contents(parent)
+    fork = palaestra.resume(parent, fork="child", trainer__total_env_steps=160)
+    assert contents(parent) == before
+    assert fork.directory == tmp_path / "child"
+    assert fork.result.env_steps >= 160
+    info = RunDirectory(fork.directory).info
+    assert info["lineage"]["forked_from"] == str(parent.resolve())
+    assert info["lineage"]["env_steps"] == RunDirectory(parent).info["env_steps"]
+    assert info["lineage"]["changes"] == {"trainer.total_env_steps": [96, 160]}
+    steps = [row["env_steps"] for row in read_metrics(fork.directory)]
+    assert steps == sorted(set(steps))
+    assert steps[0] < 96 < steps[-1]  # the whole curve, the parent's part included
+
+
+def test_a_fork_that_changes_nothing_ends_as_the_parent_would_have(tmp_path):
+    """F25: going on in a copy is going on."""
+    whole = trained(tmp_path, "whole", trainer__total_env_steps=160)
+    half = trained(tmp_path, "half", trainer__total_env_steps=160, trainer__stop_at_return=-9)
+    assert half.result.env_steps < 100
+    fork = palaestra.resume(half.directory, fork=True, trainer__stop_at_return=None)
+    assert fork.directory.name == "half_fork"
+    assert (fork.directory / "episodes.csv").read_text() == (whole.directory / "episodes.csv").read_text()
+    assert palaestra.resume(half.directory, fork=True).directory.name == "half_fork2"
+
+
+def test_a_changed_setting_is_recorded_and_stays(tmp_path):
+    """F25: `--override` is in `run.json`, and in `config.yaml` for the next resume."""
+    run = trained(tmp_path).directory
+    palaestra.resume(run, trainer__total_env_steps=128, algorithm__entropy_cost=0.1)
+    (entry,) = RunDirectory(run).info["overrides"]
+    assert entry["changes"] == {"trainer.total_env_steps": [96, 128], "algorithm.entropy_cost": [0.0, 0.1]}
+    assert entry["env_steps"] == RunDirectory(run).info["resumed_at"]
+    assert palaestra.resume(run).result.env_steps >= 128
+    assert len(RunDirectory(run).info["overrides"]) == 1
+    assert RunDirectory(run).config.algorithm.entropy_cost == 0.1
+
+
+def test_a_longer_budget_is_evaluated_at_its_end(tmp_path):
+    run = trained(tmp_path, trainer__eval_every_steps=0).directory
+    done = palaestra.resume(run, trainer__total_env_steps=160)
+    assert (run / "evals" / f"{done.result.env_steps}.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("env__num_envs", 4), ("algorithm__network__hidden_sizes", (9,)), ("run__seed", 3), ("algorithm_name", "dqn")],
+)
+def test_what_a_checkpoint_holds_the_results_of_cannot_change(setting, value, tmp_path):
+    """F27: refused before anything starts, and nothing is written."""
+    run = trained(tmp_path).directory
+    before = contents(run)
+    with pytest.raises(ConfigError, match="cannot change in a run that goes on"):
+        palaestra.resume(run, **{setting: value})
+    with pytest.raises(ConfigError, match="cannot change in a run that goes on"):
+        palaestra.resume(run, fork=True, **{setting: value})
+    assert contents(run) == before
+    assert len(list_runs(tmp_path)) == 1
+
+
+def test_a_fork_needs_a_valid_checkpoint(tmp_path):
+    """F11: and leaves no half of a directory behind."""
+    run = trained(tmp_path).directory
+    for manifest in run.glob("checkpoints/*/manifest.json"):
+        manifest.write_text("damaged")
+    with pytest.raises(CheckpointError, match="no valid checkpoint"):
+        palaestra.resume(run, fork=True)
+    assert list_runs(tmp_path) == [run]
+
+
+def test_differences_are_named_by_path():
+    changes = changes_between(preset("ppo", "CartPole-v1"), preset("ppo", "Pendulum-v1"))
+    assert changes["algorithm.gamma"] == (0.98, 0.9)
+    assert "algorithm.value_cost" not in changes
+
+
+# -- locks, status, faults
+
+
+def test_a_run_whose_process_is_gone_is_said_to_be_killed(tmp_path, caplog):
+    """F26: a stale lock is detected, named, and no obstacle."""
+    run = RunDirectory(trained(tmp_path).directory)
+    run.write_info({"status": "running"})
+    (run.path / "run.lock").write_text("process 12345 on elsewhere\n")
+    assert run.status == "killed"
+    with caplog.at_level(logging.WARNING):
+        run.lock()
+    assert "was held by process 12345 on elsewhere, which is gone" in caplog.text
+    assert RunDirectory(run.path).status == "running"
+    assert f"process {os.getpid()} on " in (run.path / "run.lock").read_text()
+    run.unlock()
+    assert RunDirectory(run.path).status == "killed"
+    with caplog.at_level(logging.WARNING):
+        caplog.clear()
+        run.lock()
+    assert not caplog.text  # the one before had let go
+    run.unlock()
+
+
+def test_faults_are_files_that_can_be_read_back(tmp_path):
+    fault = FaultRecord("EnvError", "environment 2 died", env_steps=5, details={"seed": 7})
+    path = write_fault(tmp_path, fault)
+    assert path == tmp_path / "faults" / "0001.json"
+    assert write_fault(tmp_path, fault).name == "0002.json"
+    assert read_faults(tmp_path) == [fault, fault]
+    path.write_text("{")
+    with pytest.raises(CheckpointError, match=r"0001.json is no record of a fault"):
+        read_faults(tmp_path)
+
+
+def test_the_error_that_ends_a_run_is_kept_with_its_traceback(tmp_path):
+    """F1, F5: `faults/NNNN.json`."""
+    with pytest.raises(palaestra.core.PalaestraError):
+        trained(tmp_path, env__name="tests.rollout.test_collector:Poisoned", env__kwargs={"reward": float("nan")})
+    (fault,) = read_faults(tmp_path / "run")
+    assert fault.kind == "NonFiniteError"
+    assert "reward" in fault.message
+    assert fault.action == "stopped"
+    assert "Traceback" in fault.trace or fault.details
+
+
+class Reported:
+    """Environments with one fault that was survived."""
+
+    def __init__(self, handled: str) -> None:
+        self.faults = [type("Fault", (), {"handled": handled, "__str__": lambda self: "environment 1 died"})()]
+
+
+def test_faults_that_were_survived_are_kept_once(tmp_path):
+    """F3: restarts and drops are on the record."""
+    keep = KeepFaults(Reported("restart"), tmp_path)  # type: ignore[arg-type]
+    keep.write(10)
+    keep.write(20)
+    (fault,) = read_faults(tmp_path)
+    assert (fault.message, fault.env_steps, fault.action) == ("environment 1 died", 10, "restarted")
+    keep.write(30, ValueError("another thing"))
+    assert [fault.kind for fault in read_faults(tmp_path)] == ["EnvError", "ValueError"]
+
+
+def test_the_fault_that_ends_a_run_is_not_written_twice(tmp_path):
+    KeepFaults(Reported("raise"), tmp_path).write(10, palaestra.core.EnvError("the same"))  # type: ignore[arg-type]
+    assert len(read_faults(tmp_path)) == 1
+
+
+def test_the_manifest_says_where_a_run_comes_from(tmp_path):
+    """DESIGN section 9: command, versions, hardware, seed, source, status, lineage."""
+    info = json.loads((trained(tmp_path).directory / "run.json").read_text())
+    needed = {"format", "command", "versions", "hardware", "git", "seed", "algorithm", "env", "status", "lineage"}
+    assert needed | {"started", "ended", "process", "threads"} <= info.keys()
+    assert {"cores", "memory_bytes", "processor", "gpus"} <= info["hardware"].keys()
+    assert info["lineage"] is None

@@ -1,0 +1,147 @@
+"""Tests of `palaestra.experiments.seeds`: real processes, side by side."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import palaestra
+from palaestra.core import ConfigError
+from palaestra.envs.tiny import Chain
+from palaestra.experiments import RunDirectory, find_run, find_runs, group_summary, list_groups, resume_seeds
+from palaestra.experiments import seeds as module
+from tests.experiments.parts import CHAIN, SMALL, trained
+from tests.faults.parts import COMMAND, child_environment
+
+LONG = ("--trainer.total-env-steps", "1e8", "--env.max-episode-steps", "6", "--run.no-tensorboard", "--run.name", "g")
+VERB = ("train", "ppo", CHAIN, *LONG, "--algorithm.unroll-length", "8", "--trainer.log-every-steps", "1e3")
+
+
+class Sometimes(Chain):
+    """A chain that cannot be stepped by the run with seed 1."""
+
+    def step(self, action):
+        if "seed_1" in " ".join(sys.argv):
+            raise ValueError("the wheel came off")
+        return super().step(action)
+
+
+@pytest.fixture(autouse=True)
+def _children_import_this_checkout(monkeypatch):
+    for name, value in child_environment().items():
+        monkeypatch.setenv(name, value)
+
+
+def small_group(folder: Path, seeds, env: str = CHAIN, **settings):
+    return palaestra.train("ppo", env, seeds=seeds, run__directory=str(folder), run__name="g", **(SMALL | settings))
+
+
+def test_seeds_train_in_a_group_and_equal_single_runs(tmp_path):
+    """ALF-56, F25: each seed of a group is the run that it would be alone."""
+    group = small_group(tmp_path, 2, run__seed=3)
+    assert group.exit_code == 0
+    assert group.directory == tmp_path / "g"
+    assert [(seed.seed, seed.status, seed.error) for seed in group.seeds] == [(3, "done", None), (4, "done", None)]
+    assert group.best_return_ci95 is not None
+    alone = trained(tmp_path, "alone", run__seed=4)
+    texts = [(path / "episodes.csv").read_text() for path in (tmp_path / "g" / "seed_4", alone.directory)]
+    assert texts[0] == texts[1]
+    # the group is found wherever runs are
+    assert list_groups(tmp_path) == [tmp_path / "g"]
+    assert [run.path.name for run in find_runs(["g"], tmp_path)] == ["seed_3", "seed_4"]
+    assert find_runs(["g/seed_3"], tmp_path)[0].path == find_run("g/seed_3", tmp_path).path
+    with pytest.raises(ConfigError, match=r"g is a group of 2 runs; name one of them, such as .*seed_3"):
+        find_run("g", tmp_path)
+    again = resume_seeds("g", root=tmp_path)
+    assert [seed.status for seed in again.seeds] == ["done", "done"]  # nothing was left to do
+    assert "of 2 seeds" in group_summary(again)[-1]
+
+
+def test_a_failing_seed_is_named_and_the_others_go_on(tmp_path):
+    """F1: with its exit code, and its error in words."""
+    group = small_group(tmp_path, [0, 1], "tests.experiments.test_seeds:Sometimes")
+    good, bad = group.seeds
+    assert (good.status, good.exit_code) == ("done", 0)
+    assert (bad.status, bad.exit_code) == ("failed", 3)
+    assert bad.error is not None
+    assert "the wheel came off" in bad.error
+    assert group.exit_code == 3
+    assert any(line.startswith("seed 1 failed after 0 env steps: EnvError") for line in group_summary(group))
+
+
+@pytest.mark.parametrize("seeds", [0, -1, [], [1, 1], [-3]])
+def test_seeds_that_are_none_are_refused(seeds, tmp_path):
+    """F27."""
+    with pytest.raises(ConfigError, match="give a number of at least 1, or different seeds of at least 0"):
+        small_group(tmp_path, seeds)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_pair_that_does_not_fit_is_said_once_and_starts_nothing(tmp_path):
+    """F27."""
+    with pytest.raises(ConfigError, match="does not fit"):
+        palaestra.train("dqn", "Pendulum-v1", seeds=2, run__directory=str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_loggers_of_ones_own_cannot_reach_several_seeds(tmp_path):
+    """F27."""
+    with pytest.raises(ConfigError, match="processes of their own"):
+        palaestra.train("ppo", CHAIN, seeds=2, loggers=[object()], run__directory=str(tmp_path))  # type: ignore
+
+
+def test_as_many_run_at_a_time_as_there_are_cores(tmp_path, monkeypatch):
+    most = []
+    wait = module._wait
+
+    def counting(running):
+        most.append(len(running))
+        wait(running)
+
+    monkeypatch.setattr(module, "_wait", counting)
+    monkeypatch.setattr(module, "num_cores", lambda: 1)
+    assert small_group(tmp_path, 2).exit_code == 0
+    assert max(most) == 1
+
+
+def logged(run: Path) -> bool:
+    path = run / "metrics.jsonl"
+    return path.exists() and path.stat().st_size > 0
+
+
+def processes_of(group: Path) -> list[str]:
+    listing = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listing.splitlines() if f"{group.name}/seed_" in line and "seed_process" in line]
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_and_saves_all_seeds(how, code, tmp_path, wait_until):
+    """F22: Ctrl-C on the terminal reaches the whole process group; every seed saves, and can be resumed."""
+    command = [sys.executable, "-c", COMMAND, *VERB, "--seeds", "2"]
+    group = tmp_path / "runs" / "g"
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True) as process:
+        wait_until(lambda: logged(group / "seed_0"), 90)
+        os.killpg(process.pid, how)
+        assert process.wait(90) == code
+    for run in find_runs([group]):
+        if run.status != "created":  # one core: the second has not begun
+            assert run.status == "interrupted"
+            assert list(run.path.glob("checkpoints/step_*/manifest.json"))
+    assert not processes_of(group)
+
+
+@pytest.mark.fault
+def test_seeds_end_with_the_process_that_started_them(tmp_path, wait_until):
+    """F16: even if that is killed; what they have learned is saved."""
+    command = [sys.executable, "-c", COMMAND, *VERB, "--seeds", "2"]
+    group = tmp_path / "runs" / "g"
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True) as process:
+        wait_until(lambda: logged(group / "seed_0"), 90)
+        process.kill()
+    wait_until(lambda: not processes_of(group), 60)
+    assert RunDirectory(group / "seed_0").status == "interrupted"
+    assert list((group / "seed_0").glob("checkpoints/step_*/manifest.json"))

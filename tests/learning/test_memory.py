@@ -1,0 +1,41 @@
+"""Recurrent algorithms remember a cue; without memory nobody can. The thresholds are closed forms."""
+
+import pytest
+
+from palaestra import EnvConfig, Linear, NetworkConfig
+from tests.learning.parts import evaluated, learned
+
+RECALL = EnvConfig(name="palaestra.envs.tiny:Recall", kwargs={"num_cues": 2, "delay": 4})
+ON_POLICY = {"learning_rate": 1e-2, "unroll_length": 32}
+PPO = {**ON_POLICY, "num_updates": 4, "mini_batch_size": 64, "mini_batch_length": 8, "gae_lambda": 0.9}
+R2D2 = {
+    "learning_rate": 5e-3,
+    "unroll_length": 8,
+    "num_updates": 2,
+    "mini_batch_size": 16,
+    "mini_batch_length": 8,
+    "burn_in": 4,
+    "n_step": 3,
+    "capacity": 4000,
+    "initial_collect_steps": 200,
+    "target_period": 50,
+    "epsilon": Linear(1.0, 0.1, 0.5),
+}
+CASES = {"ppo": ("gru", PPO, 6_000), "reinforce": ("lstm", ON_POLICY, 10_000), "r2d2": ("lstm", R2D2, 6_000)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_a_memory_finds_the_cue_again(name, seed):
+    """The best return is 1, and 1/2 is the most that a policy without memory can reach."""
+    kind, settings, env_steps = CASES[name]
+    network = NetworkConfig(hidden_sizes=(16,), recurrent=kind, recurrent_size=16)
+    algorithm = learned(name, RECALL, env_steps, seed=seed, network=network, **settings)
+    assert evaluated(algorithm, RECALL).return_mean == 1.0
+
+
+def test_without_a_memory_half_of_the_answers_are_wrong():
+    """The mutant: the same algorithm, environment and steps with a network that cannot remember."""
+    algorithm = learned("ppo", RECALL, 6_000, network=NetworkConfig(hidden_sizes=(16,)), **PPO)
+    assert evaluated(algorithm, RECALL).return_mean <= 0.75  # 20 episodes of a fair coin

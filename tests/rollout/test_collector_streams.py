@@ -1,0 +1,233 @@
+"""Tests of `palaestra.rollout.collector` with environments that do not answer together."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from palaestra import Collector
+from palaestra.core import ConfigError, join_state, split_state
+from tests.algorithms.parts import make
+from tests.rollout.worlds import FIRST, LAST, MID, Numbered
+
+
+def lanes_of(collector: Collector, rows: int = 200) -> list[list[tuple[int, int]]]:
+    """The (observation, step type) rows of each lane, each once, the open row included."""
+    buffer = collector.buffer
+    heads = buffer._heads
+    streams = []
+    for lane in range(buffer.num_lanes):
+        count = int(heads.counts[lane])
+        places = (int(heads.heads[lane]) - np.arange(count, -1, -1)) % heads.places * buffer.num_lanes + lane
+        kinds, seen = buffer.take("step_type", places), buffer.take("observation", places)
+        streams.append(list(zip(seen[:, 0].int().tolist(), kinds.tolist(), strict=True)))
+    return streams
+
+
+def expected(lane: int, length: int, rows: int) -> list[tuple[int, int]]:
+    kinds = [FIRST, *[MID] * (length - 1), LAST]
+    return [(1000 * lane + t, kinds[t % (length + 1)]) for t in range(rows)]
+
+
+LENGTHS = [3, 1, 5, 2]
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+@pytest.mark.parametrize("num_ready", [1, 2, 4])
+@pytest.mark.parametrize("same_step", [False, True])
+def test_every_lane_is_one_stream_in_time_order_however_environments_answer(name, num_ready, same_step):
+    """TS-24, DESIGN.md section 4: LAST rows of `ended` come before the FIRST rows of the same step; none is lost."""
+    env = Numbered(LENGTHS, same_step=same_step, num_ready=num_ready)
+    collector = Collector.of(env, make(name, env, capacity=400))
+    first, second = collector.unroll(5), collector.unroll(6)
+    streams = lanes_of(collector)
+    for lane, stream in enumerate(streams):
+        assert stream == expected(lane, LENGTHS[lane], len(stream))
+        assert len(stream) >= 12 if same_step or num_ready == 4 else len(stream) > 1
+    assert sum(map(len, streams)) >= 4 * 12
+    executed = sum(map(len, env.actions))
+    assert first.env_steps + second.env_steps == collector.env_steps == executed
+    ended = first.episodes + second.episodes + collector.drain()
+    assert all(episode.length == LENGTHS[episode.env_id] == episode.episode_return for episode in ended)
+    assert len(ended) == sum(kind == LAST for stream in streams for _, kind in stream)
+
+
+@pytest.mark.parametrize("same_step", [False, True])
+def test_half_of_the_environments_simulate_while_the_other_half_is_acted_for(same_step):
+    """Double buffering: at most all are on their way, more than half at some time, and none at the end of an unroll."""
+    env = Numbered(LENGTHS, same_step=same_step, num_ready=2)
+    collector = Collector.of(env, make("dqn", env))
+    collector.unroll(4)
+    assert env.most_on_the_way == 4
+    assert env._sent == []
+
+
+def test_the_actions_stored_are_those_executed():
+    """Each row's action is the one that its own lane executed, also where answers come out of order."""
+    env = Numbered(LENGTHS, num_ready=1)
+    collector = Collector.of(env, make("ppo", env))
+    collector.unroll(9)
+    heads, buffer = collector.buffer._heads, collector.buffer
+    for lane in range(4):
+        count = int(heads.counts[lane])
+        places = np.arange(count) * 4 + lane
+        kinds = buffer.take("step_type", places)
+        stored = buffer.take("action", places)[kinds != LAST].tolist()
+        assert stored == env.actions[lane]
+
+
+def test_behaviour_is_computed_for_new_rows_only():
+    """A lane with fewer new rows than the others keeps what its older rows were given by the weights that acted."""
+    env = Numbered([4, 4, 4], num_ready=1)
+    algorithm = make("ppo", env, unroll_length=5)
+    collector = Collector.of(env, algorithm, complete_episodes_only=True)
+    for _ in range(4):
+        collector.unroll(5)
+        drawn = collector.buffer.draw(algorithm.plan, torch.Generator())
+        old = drawn.policy_version < algorithm.policy_version
+        with torch.no_grad():
+            now = algorithm.policy.behaviour(drawn.observation[:-1], drawn.action).log_prob
+        rows = drawn.valid.bool()
+        assert torch.equal(drawn.policy_info.log_prob[rows & ~old], now[rows & ~old])
+        algorithm.update(collector.buffer)
+
+
+@pytest.mark.parametrize("same_step", [False, True])
+def test_a_number_of_episodes_for_each_environment_is_met_exactly(same_step):
+    """TS-23: a list gives exactly so many of each; a lane that has them stores nothing more."""
+    env = Numbered(LENGTHS, same_step=same_step)
+    collector = Collector.of(env, make("dqn", env, capacity=400))
+    info = collector.collect(n_episode=[1, 4, 0, 2])
+    counts = [sum(episode.env_id == lane for episode in info.episodes) for lane in range(4)]
+    assert counts == [1, 4, 0, 2]
+    assert info.env_steps == 1 * 3 + 4 * 1 + 2 * 2
+    assert {episode.length for episode in info.episodes if episode.env_id == 3} == {2}
+    again = collector.collect(n_episode=[1, 1, 1, 1])
+    assert sorted(episode.env_id for episode in again.episodes) == [0, 1, 2, 3]
+    kinds = [[kind for _, kind in stream] for stream in lanes_of(collector)]
+    assert kinds[1].count(LAST) == 5
+    assert all(after == FIRST for lane in kinds for before, after in itertools.pairwise(lane) if before == LAST)
+
+
+@pytest.mark.parametrize("request_", [[1, 2], [1, 1, 1, -1]])
+def test_a_list_needs_a_number_for_each_environment(request_):
+    env = Numbered(LENGTHS)
+    with pytest.raises(ConfigError, match="for each of the 4 environments"):
+        Collector.of(env, make("dqn", env)).collect(n_episode=request_)
+
+
+# -- pausing
+
+
+@pytest.mark.parametrize("num_ready", [2, 4])
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_an_unroll_that_was_paused_goes_on_with_its_rest(name, num_ready):
+    """F22, F25: what was paused, saved, loaded and finished equals what ran through."""
+    results = []
+    for pauses in (False, True):
+        env = Numbered(LENGTHS, num_ready=num_ready)
+        algorithm = make(name, env, capacity=400)
+        collector = Collector.of(env, algorithm)
+        collector.unroll(3)
+        if pauses:
+            count, send = 0, env.send
+
+            def sending(*arguments, collector=collector, send=send):
+                nonlocal count
+                count += 1
+                if count == 3:
+                    collector.pause()
+                send(*arguments)
+
+            env.send = sending
+            paused = collector.unroll(9)
+            assert collector.unfinished
+            assert 0 < paused.env_steps < 4 * 9
+            saved = [split_state(part) for part in (collector.state(), algorithm.state_tensors())]
+            kept, buffer = env.state_dict(), collector.buffer.state_tensors()
+            env = Numbered(LENGTHS, num_ready=num_ready)
+            env.load_state_dict(kept)
+            algorithm = make(name, env, seed=9, capacity=400)
+            collector = Collector.of(env, algorithm)
+            algorithm.load_state_tensors(join_state(*saved[1]))
+            collector.buffer.load_state_tensors(buffer)
+            collector.load_state(join_state(*saved[0]))
+        collector.unroll(9)
+        assert not collector.unfinished
+        drawn = collector.buffer.recent("action", 12)
+        info = collector.buffer.recent("policy_info", 12)
+        results.append((collector.env_steps, lanes_of(collector), drawn, info))
+    if num_ready == 4:  # else lanes answer in another order after the pause
+        assert results[0][:2] == results[1][:2]
+        assert torch.equal(results[0][2], results[1][2])
+        assert all(torch.equal(results[0][3][key], results[1][3][key]) for key in results[0][3].keys())  # noqa: SIM118
+    assert min(len(stream) for stream in results[1][1]) >= 2
+
+
+# -- hooks and random actions
+
+
+def test_preprocess_sees_every_time_step_before_it_is_acted_on_and_stored():
+    """TS-26: also the LAST rows of a step that resets, and FIRST rows."""
+    env, seen = Numbered(LENGTHS, same_step=True), []
+
+    def preprocess(time_step):
+        seen.extend(time_step.step_type.tolist())
+        return time_step._replace(observation=time_step.observation + 0.5, reward=time_step.reward * 2)
+
+    algorithm = make("dqn", env)
+    acted = []
+    choose = algorithm.policy.act
+    algorithm.policy.act = lambda step, *args, **named: (acted.append(step.observation), choose(step, *args, **named))[
+        1
+    ]
+    collector = Collector.of(env, algorithm, preprocess=preprocess)
+    info = collector.collect(n_step=20)
+    assert seen.count(FIRST) >= 4
+    assert LAST in seen
+    assert all((observation % 1 == 0.5).all() for observation in acted)
+    assert {episode.episode_return for episode in info.episodes} <= {2.0, 4.0, 6.0, 10.0}
+
+
+def test_random_actions_are_uniform_and_come_from_the_policys_generator():
+    """TS-26: whatever the policy would do; the same seed gives the same actions."""
+    runs = []
+    for _ in range(2):
+        env = Numbered([50] * 4)
+        algorithm = make("dqn", env, epsilon=0.0, capacity=4000)
+        collector = Collector.of(env, algorithm)
+        collector.collect(n_step=1200, random=True)
+        runs.append(env.actions)
+    assert runs[0] == runs[1]
+    counts = [sum(lane.count(action) for lane in runs[0]) for action in range(3)]
+    assert all(330 < count < 470 for count in counts)
+    collector.collect(n_step=40)
+    assert len({action for lane in env.actions for action in lane[-5:]}) < 3  # greedy again
+
+
+def test_random_actions_have_no_log_probability_of_the_policy():
+    """What the buffer keeps of an on-policy algorithm would be wrong."""
+    env = Numbered(LENGTHS)
+    with pytest.raises(ConfigError, match="random actions have no log_prob of the policy"):
+        Collector.of(env, make("ppo", env)).unroll(3, random=True)
+
+
+def test_statistics_have_the_documented_names():
+    """TS-26: n/ep, n/st, v/st, v/ep, rew, len."""
+    env = Numbered(LENGTHS)
+    info = Collector.of(env, make("dqn", env)).collect(n_episode=[1, 1, 1, 1])
+    stats = info.stats
+    assert (stats["n/ep"], stats["n/st"], stats["rew"], stats["len"]) == (4, 11, 2.75, 2.75)
+    assert stats["v/st"] == pytest.approx(11 / info.total_s)
+    assert stats["v/ep"] == pytest.approx(4 / info.total_s)
+    assert 0 < info.env_s + info.inference_s <= info.total_s
+
+
+def test_a_hundred_thousand_steps_without_an_episode_are_warned_of(monkeypatch):
+    """TS-26: asked for episodes that never end."""
+    monkeypatch.setattr("palaestra.rollout.collector._PATIENCE_STEPS", 100)
+    env = Numbered([90, 90])
+    collector = Collector.of(env, make("dqn", env))
+    with pytest.warns(UserWarning, match=r"n_episode=1\) has taken 100 env steps and no episode has ended"):
+        assert len(collector.collect(n_episode=1).episodes) >= 1

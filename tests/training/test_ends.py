@@ -1,0 +1,330 @@
+"""Tests of `palaestra.training.trainer`: what ends a run, what it survives, and what hooks see."""
+
+import itertools
+import json
+import logging
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from palaestra import Trainer
+from palaestra.core import CheckpointError, ConfigError, NonFiniteError, load_tensors
+from palaestra.training import CheckpointStore, Evaluated, StoppedError, TrainerConfig
+from tests.training.parts import Hooks, Recorder, evaluation_in, trainer
+
+
+class Result:
+    """An evaluation with a mean return and nothing else."""
+
+    def __init__(self, return_mean: float) -> None:
+        self.return_mean = return_mean
+
+
+# -- early ends
+
+
+def test_a_run_stops_once_an_evaluation_reaches_the_goal():
+    """TS-28: stop_fn; the reason is in the result."""
+    returns = iter([1.0, 3.0, 9.0])
+    made = trainer(
+        "ppo", total=10_000, eval_every_steps=50, stop_at_return=2.5, evaluate=lambda policy: Result(next(returns))
+    )
+    result = made.run()
+    assert (result.status, result.exit_code) == ("stopped", 0)
+    assert 100 <= result.env_steps < 200
+    assert "reached a mean return of 3.0, the goal was 2.5" in result.reason
+
+
+def test_a_time_limit_ends_the_run_evaluated_and_saved(tmp_path):
+    """The run directory of a limited run is complete, and resuming it goes on."""
+    store, seen = CheckpointStore(tmp_path), []
+    hooks = Hooks(evaluated=lambda trainer, result: seen.append(result.env_steps))
+    made = trainer(
+        "ppo",
+        total=10**7,
+        time_limit_s=0.2,
+        eval_every_steps=0,
+        evaluate=evaluation_in(),
+        callbacks=[hooks],
+        checkpoints=store,
+    )
+    result = made.run()
+    assert (result.status, result.reason) == ("stopped", "time limit of 0.2 s")
+    assert seen == [result.env_steps] == [store.load_newest()[0]]
+    assert result.train_s < 2.0
+
+
+def test_a_callback_may_end_the_run():
+    made = trainer("ppo", total=10_000, callbacks=[Hooks(iteration_ended=lambda t, update: t.stop("enough"))])
+    result = made.run()
+    assert (result.status, result.reason) == ("stopped", "enough")
+    assert made.update.policy_version == 1
+
+
+def test_evaluations_may_come_by_time():
+    """Evaluation by seconds in the place of env steps; the end has one of its own."""
+    steps = []
+    made = trainer("ppo", total=400, eval_every_s=1e-6, evaluate=lambda policy: (steps.append(1), Result(0.0))[1])
+    made.run()
+    assert len(steps) == made._iterations
+
+
+def test_both_periods_of_evaluation_are_refused():
+    """F27."""
+    with pytest.raises(ConfigError, match=r"eval_every_s is 3 and trainer.eval_every_steps is 100; give one"):
+        TrainerConfig(eval_every_s=3, eval_every_steps=100)
+
+
+# -- hooks
+
+
+def test_callbacks_are_called_in_order_and_may_add_to_rows():
+    """TS-28: train_fn before, test_fn and save_fn after; one protocol for all of them."""
+    calls, recorder = [], Recorder()
+    hooks = Hooks(
+        iteration_began=lambda t: calls.append("began"),
+        iteration_ended=lambda t, update: calls.append(("ended", update.policy_version)),
+        evaluated=lambda t, result: calls.append(("evaluated", result.best)),
+        logged=lambda t, row: row.__setitem__("mine", 7.0),
+        ended=lambda t: calls.append("over"),
+    )
+    made = trainer("ppo", total=60, loggers=[recorder], evaluate=lambda policy: Result(0.0), callbacks=[hooks])
+    made.run()
+    assert calls[:2] == ["began", ("ended", 1)]
+    assert calls[-2:] == [("evaluated", True), "over"]
+    assert all(row["mine"] == 7.0 for row in recorder.rows)
+
+
+def test_a_callback_that_raises_ends_the_run():
+    def broken(t: Trainer) -> None:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        trainer("ppo", callbacks=[Hooks(iteration_began=broken)]).run()
+
+
+def test_an_evaluation_beside_training_is_of_the_policy_as_it_was(wait_until):
+    """Evaluation in a process of its own: training goes on, results come in order, with the copy that was evaluated."""
+    seen: list[Evaluated] = []
+    made = trainer(
+        "ppo",
+        "continuous",
+        total=400,
+        eval_every_steps=150,
+        eval_beside=True,
+        normalize_observation=True,
+        evaluate=evaluation_in("continuous"),
+        callbacks=[Hooks(evaluated=lambda t, result: seen.append(result))],
+    )
+    plain = trainer("ppo", "continuous", total=400, normalize_observation=True)
+    plain.run()
+    result = made.run()
+    assert [evaluated.env_steps // 150 for evaluated in seen] == [1, 2, 2]
+    assert result.evaluation == seen[-1].evaluation
+    assert seen[0].policy is not made.update.policy
+    assert evaluation_in("continuous")(seen[0].policy).returns == seen[0].evaluation.returns
+    assert evaluation_in("continuous")(made.update.policy).returns == seen[-1].evaluation.returns
+    for name, value in plain.update.model.state_dict().items():
+        assert torch.equal(value, made.update.model.state_dict()[name])
+
+
+# -- time
+
+
+def test_the_time_split_adds_up():
+    """Environment, inference, storing, learning and waiting are all of the time, and none is negative."""
+    recorder = Recorder()
+    trainer("ppo", total=2000, evaluate=evaluation_in(), eval_every_steps=100, loggers=[recorder]).run()
+    for row in recorder.rows:
+        parts = [row[f"time/{part}"] for part in ("environment", "inference", "storing", "learning", "waiting")]
+        assert all(part > 0 for part in parts)
+        assert sum(parts) == pytest.approx(1.0)
+
+
+# -- what is not finite
+
+
+def poisoned(made: Trainer, updates: set[int]) -> None:
+    """Makes the loss of some updates NaN."""
+    count, losses = itertools.count(1), made.update.losses
+    preprocess = made.update.preprocess
+    now = 0
+
+    def preprocessing(batch, source):
+        nonlocal now
+        now = next(count)
+        return preprocess(batch, source)
+
+    def losing(batch):
+        stated = losses(batch)
+        return (
+            stated._replace(terms={k: v * float("nan") for k, v in stated.terms.items()}) if now in updates else stated
+        )
+
+    made.update.preprocess, made.update.losses = preprocessing, losing
+
+
+def test_an_update_that_is_not_finite_is_skipped_so_often_and_then_ends_the_run(tmp_path, caplog):
+    """F23: parameters bit-identical to before, batch and parameters kept, exit code 4."""
+    made = trainer("ppo", total=10_000, max_skipped_updates=2, checkpoints=CheckpointStore(tmp_path / "checkpoints"))
+    poisoned(made, {2, 3, 5, 6, 7})
+    states = []
+    made.callbacks.append(Hooks(iteration_ended=lambda t, update: states.append((update, copied(t)))))
+    with caplog.at_level(logging.WARNING), pytest.raises(NonFiniteError, match=r"3 update\(s\) in a row") as caught:
+        made.run()
+    assert caught.value.exit_code == 4
+    assert [update is None for update, _ in states] == [False, True, True, False, True, True]
+    for (update, after), (_, before) in zip(states[1:], states, strict=False):
+        if update is None:
+            assert all(torch.equal(after[name], before[name]) for name in before)
+    assert "an update was skipped (1 in a row of at most 2)" in caplog.text
+    (first, *_) = sorted((tmp_path / "faults").iterdir())
+    fault = json.loads((first / "fault.json").read_text())
+    assert "not finite" in fault["error"]
+    batch = load_tensors(first / "batch.safetensors")
+    assert {"observation", "action", "advantage"} <= batch.keys()
+    kept = load_tensors(first / "algorithm.safetensors")
+    skipped = next(i for i, (update, _) in enumerate(states) if update is None)
+    saved = {name: kept[name] for name in states[skipped][1] if name in kept}
+    assert saved
+    assert all(torch.equal(value, states[skipped][1][name]) for name, value in saved.items())
+
+
+def copied(made: Trainer) -> dict[str, torch.Tensor]:
+    tensors = made.update.model.state_tensors()
+    return {name: value.clone() for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+
+
+def test_by_default_the_first_update_that_is_not_finite_ends_the_run(tmp_path):
+    """F23."""
+    made = trainer("dqn", total=1000)
+    poisoned(made, {3})
+    with pytest.raises(NonFiniteError, match=r"1 update\(s\) in a row were not finite"):
+        made.run()
+    assert made.update.policy_version == 2
+
+
+# -- what cannot be saved
+
+
+class Full(CheckpointStore):
+    """Fails to save so often."""
+
+    def __init__(self, directory: Path, failures: set[int]) -> None:
+        super().__init__(directory, keep=20)
+        self.failures, self.count = failures, 0
+
+    def save(self, step, state):
+        self.count += 1
+        if self.count in self.failures:
+            raise CheckpointError("No space left on device")
+        return super().save(step, state)
+
+
+def test_some_checkpoints_may_fail_and_training_goes_on(tmp_path, caplog):
+    """F10: a loud warning each time; the counter begins anew after one that works."""
+    made = trainer(
+        "ppo",
+        total=600,
+        checkpoint_every_steps=40,
+        max_failed_saves=2,
+        checkpoints=Full(tmp_path, {2, 3, 5, 6}),
+    )
+    with caplog.at_level(logging.WARNING):
+        assert made.run().status == "done"
+    assert caplog.text.count("Training goes on unsaved") == 4
+    assert "failure 2 in a row of at most 2" in caplog.text
+
+
+@pytest.mark.parametrize("failures", [{1, 2, 3}, {1000}])
+def test_too_many_failed_checkpoints_end_the_run_with_5(tmp_path, failures):
+    """F10: with one more than allowed; and the last one of a run has to work."""
+    made = trainer(
+        "ppo",
+        total=600,
+        checkpoint_every_steps=40,
+        max_failed_saves=2,
+        checkpoints=Full(tmp_path, failures),
+    )
+    if failures == {1000}:
+        made._checkpoints.count = 999
+        made.config = TrainerConfig(total_env_steps=600, checkpoint_every_steps=0)
+    with pytest.raises(CheckpointError, match="No space left") as caught:
+        made.run()
+    assert caught.value.exit_code == 5
+
+
+def test_a_checkpoint_that_cannot_fit_is_not_begun(tmp_path, monkeypatch):
+    """F10: free space is estimated first, and the message has both numbers."""
+    import collections
+
+    usage = collections.namedtuple("usage", "total used free")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10**9, 10**9, 3 * 2**20))
+    store = CheckpointStore(tmp_path / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"it needs 4\.0 MiB and 3\.0 are free"):
+        store.save(1, {"buffer": {"x": torch.zeros(2**20)}})
+    assert list(store.directory.glob("*")) == []
+
+
+# -- signals
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_in_the_middle_of_a_long_unroll_saves_there_and_the_run_goes_on_exactly(tmp_path, number, code):
+    """F22, F25: not even the unroll is waited for, and what is resumed equals what ran through."""
+    whole = trainer("ppo", total=600, unroll_length=50)
+    whole.run()
+    made = trainer("ppo", total=600, unroll_length=50, checkpoints=CheckpointStore(tmp_path))
+    step, count = made.collect.env.step, itertools.count(1)
+    made.collect.env.step = lambda action: (
+        signal.raise_signal(number) if next(count) == 70 else None,
+        step(action),
+    )[1]
+    result = made.run()
+    assert (result.status, result.exit_code) == ("interrupted", code)
+    assert made.collect.unfinished
+    assert 200 * 0.8 < result.env_steps < 220
+    again = trainer("ppo", total=600, unroll_length=50)
+    again.load_state(CheckpointStore(tmp_path).load_newest()[1])
+    again.run()
+    assert again.collect.env_steps == whole.collect.env_steps
+    for name, value in whole.update.model.state_dict().items():
+        assert torch.equal(value, again.update.model.state_dict()[name])
+
+
+def test_a_step_that_outlasts_the_grace_is_stopped_with_the_last_checkpoint_intact(tmp_path):
+    """F22: SIGTERM within grace_s, also where a step hangs."""
+    store = CheckpointStore(tmp_path)
+    made = trainer("ppo", total=10_000, grace_s=0.05, checkpoint_every_steps=100, checkpoints=store)
+    step, gate, count = made.collect.env.step, threading.Event(), itertools.count(1)
+
+    def hanging(action):
+        if next(count) == 80:
+            signal.raise_signal(signal.SIGTERM)
+            gate.wait(30)
+        return step(action)
+
+    made.collect.env.step = hanging
+    with pytest.raises(StoppedError, match=r"not finished 0.05 s after the signal") as caught:
+        made.run()
+    assert caught.value.exit_code == 143
+    assert store.load_newest()[0] in range(100, 250)
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+def test_sigterm_twice_stops_at_once_with_143(tmp_path):
+    """F22."""
+
+    class Impatient(Recorder):
+        def metrics(self, row):
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+
+    made = trainer("ppo", total=10_000, log_every_steps=100, loggers=[Impatient()])
+    with pytest.raises(StoppedError) as caught:
+        made.run()
+    assert caught.value.exit_code == 143

@@ -1,0 +1,114 @@
+"""Tests of `palaestra.training.health`: crafted runs that go wrong, and runs that do not."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from palaestra.training import Health
+from tests.training.parts import Recorder, trainer
+
+CALM = {
+    "learning/kl": 0.01,
+    "learning/entropy": 0.6,
+    "learning/explained_variance": 0.4,
+    "learning/gradient_norm/ppo": 1.0,
+    "learning/q_mean": 5.0,
+    "discounted_return_mean": 8.0,
+    "return_mean": 20.0,
+    "episodes": 10.0,
+}
+
+
+def warned(rows: list[dict[str, float]], **options: Any) -> list[str]:
+    """The warnings that rows of metrics lead to."""
+    health = Health(**options)
+    for number, row in enumerate(rows, start=1):
+        row = {"env_steps": 1000 * number, **row}
+        health.logged(None, row)
+        assert row["health/warnings"] == len(health.warnings)
+    return health.warnings
+
+
+def test_a_calm_run_is_not_warned_of():
+    """F24: nor one whose entropy falls because it has learned."""
+    assert warned([CALM] * 50) == []
+    assert warned([CALM, *[CALM | {"learning/entropy": 0.001, "return_mean": 20.0 + k} for k in range(20)]]) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "symptom", "cause"),
+    [
+        ({"learning/kl": 0.9}, "the mean KL of an update is 0.9", "lower algorithm.learning_rate or num_updates"),
+        (
+            {"learning/entropy": 0.001, "return_mean": 10.0},
+            "the entropy fell from 0.6 to 0.001",
+            "raise entropy_cost",
+        ),
+        ({"learning/explained_variance": -3.0}, "the explained variance is -3", "the scale of rewards"),
+        ({"learning/gradient_norm/ppo": 900.0}, "the gradient of 'ppo' is 9e+02 long, usually 1", "the loss explodes"),
+        (
+            {"learning/q_mean": -4000.0},
+            "the mean action value is -4e+03, discounted returns are 8",
+            "copy the target network less often",
+        ),
+    ],
+)
+def test_a_symptom_that_persists_is_warned_of_once_with_likely_causes(bad, symptom, cause):
+    """F24: after three rows; one bad row, or two, is noise."""
+    calm = [CALM] * 10
+    assert warned([*calm, CALM | bad, CALM | bad, *calm]) == []
+    (text,) = warned([*calm, *[CALM | bad] * 20])
+    assert text.startswith(f"after 13,000 env steps {symptom}")
+    assert "Likely:" in text
+    assert cause in text
+
+
+def test_episodes_that_never_end_are_warned_of():
+    """TS-26: after a hundred thousand steps."""
+    assert warned([{"episodes": 0.0}] * 99) == []
+    (text,) = warned([{"episodes": 0.0}] * 120)
+    assert "no episode has ended" in text
+    assert "env.max_episode_steps" in text
+
+
+def test_updates_that_go_much_too_far_are_noticed_in_a_real_run(caplog):
+    """F24: a learning rate of 0.1 moves the policy out of every trust region."""
+    health, recorder = Health(), Recorder()
+    made = trainer("ppo", total=1500, log_every_steps=50, learning_rate=0.1, num_updates=8)
+    made.callbacks.append(health)
+    made._loggers.append(recorder)
+    with caplog.at_level(logging.WARNING):
+        made.run()
+    assert any("the mean KL of an update" in text for text in health.warnings)
+    assert "lower algorithm.learning_rate" in caplog.text
+    assert recorder.rows[-1]["health/warnings"] == len(health.warnings)
+
+
+def test_action_values_that_diverge_are_noticed_in_a_real_run_and_may_end_it():
+    """F24: without a target network, at a learning rate of 30; optional stop."""
+    health = Health(stop=True)
+    made = trainer(
+        "dqn",
+        "discrete",
+        total=4_000,
+        log_every_steps=100,
+        learning_rate=30.0,
+        double=False,
+        target_period=1,
+        gamma=0.999,
+        num_updates=20,
+        callbacks=[health],
+    )
+    result = made.run()
+    assert result.status == "stopped"
+    assert any("action value" in text or "gradient" in text for text in health.warnings)
+    assert result.reason == health.warnings[0]
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "reinforce"])
+def test_real_runs_that_are_fine_are_not_warned_of(name):
+    """F24: no false alarms in the small runs of these tests."""
+    health = Health()
+    trainer(name, total=1200, log_every_steps=100, callbacks=[health]).run()
+    assert health.warnings == []

@@ -1,0 +1,247 @@
+"""Tests of `palaestra.training.loggers.network` and of the services: training never waits for one, nor ends with it."""
+
+import inspect
+import logging
+import socket
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palaestra.core import MissingExtraError
+from palaestra.training import Histogram, MLflowLogger, NetworkLogger, TrackioLogger, WandbLogger
+from palaestra.training.loggers import network
+from tests.training.parts import Recorder, trainer
+
+START = {"env_steps": 0, "metrics": 0, "episodes": 0}
+ROW = {"env_steps": 100, "return_mean": 1.5, "info/x@max": 3.0, "histogram/a": Histogram.of([1.0, 2.0])}
+
+
+class Service(NetworkLogger):
+    """Sends rows by a function of choice."""
+
+    def __init__(self, sending: Callable[[int], None], close_s: float = 5.0) -> None:
+        super().__init__("json", "none", close_s=close_s)
+        self.sending, self.sent, self.calls = sending, [], []
+
+    def open(self, position: Any) -> None:
+        self.calls.append("open")
+
+    def send(self, row: Any, env_steps: int) -> None:
+        self.sending(env_steps)
+        self.sent.append(env_steps)
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries again after a hundredth of a second, not after a second."""
+    monkeypatch.setattr(network, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(network, "_LONGEST_WAIT_S", 0.02)
+
+
+def test_rows_are_sent_in_order_and_all_of_them_before_the_end():
+    """F28: as many as the local log has."""
+    service, local = Service(lambda step: None), Recorder()
+    trainer("ppo", total=600, loggers=[local, service]).run()
+    assert service.sent == [row["env_steps"] for row in local.rows]
+    assert service.calls == ["open", "end"]
+
+
+def test_a_service_whose_socket_hangs_holds_nobody_up(caplog):
+    """F28: a server that accepts and never answers; local logs are complete, and the end waits `close_s` at most."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held = []
+
+        def sending(step: int) -> None:
+            connection = socket.create_connection(server.getsockname())
+            held.append(connection)
+            connection.sendall(b"row")
+            connection.recv(1)
+
+        service, local, reference = Service(sending, close_s=0.2), Recorder(), Recorder()
+        plain = trainer("ppo", total=600, loggers=[reference])
+        plain.run()
+        made = trainer("ppo", total=600, loggers=[service, local])
+        began = time.monotonic()
+        with caplog.at_level(logging.WARNING):
+            assert made.run().status == "done"
+        assert time.monotonic() - began < 20
+        assert service.sent == []
+        assert [row["env_steps"] for row in local.rows] == [row["env_steps"] for row in reference.rows]
+        assert local.ended == reference.ended
+        assert "could not be made in 0.2 s; metrics.jsonl has all" in caplog.text
+        for connection in held:
+            connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+
+def test_a_service_that_comes_back_gets_what_it_missed(caplog, wait_until):
+    """F28: nobody listens at first; rows wait, in order."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        address = reserved.getsockname()
+    refused = threading.Event()
+
+    def sending(step: int) -> None:
+        try:
+            socket.create_connection(address).close()
+        except OSError:
+            refused.set()
+            raise
+
+    service = Service(sending)
+    with caplog.at_level(logging.WARNING):
+        service.start(START)
+        for step in range(5):
+            service.metrics({"env_steps": step})
+        wait_until(refused.is_set, what="a refused connection")
+    assert caplog.text.count("will be tried again") == 1
+    assert service.sent == []
+    with socket.create_server(address):
+        wait_until(lambda: service.sent == list(range(5)), what="all rows")
+        service.close()
+    assert service.calls == ["open", "end"]
+
+
+def test_a_queue_that_is_full_leaves_rows_out_with_one_warning(monkeypatch, caplog):
+    """F28: memory is bounded."""
+    monkeypatch.setattr(network, "_CAPACITY", 3)
+    gate = threading.Event()
+    service = Service(lambda step: gate.wait(20) and None)
+    with caplog.at_level(logging.WARNING):
+        service.start(START)
+        for step in range(50):
+            service.metrics({"env_steps": step})
+        gate.set()
+        service.close()
+    assert caplog.text.count("does not keep up") == 1
+    assert 3 <= len(service.sent) <= 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "package"), [(WandbLogger, "wandb"), (MLflowLogger, "mlflow"), (TrackioLogger, "trackio")]
+)
+def test_a_missing_package_is_named_with_its_extra(monkeypatch, kind, package):
+    """F27: before anything starts, exit code 2."""
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=rf"'{package}': pip install 'palaestra\[{package}\]'") as caught:
+        kind("project", "runs/first")
+    assert caught.value.exit_code == 2
+
+
+# -- what the services are told: fakes, whose calls are held against the real package where it is installed
+
+CALLS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "wandb": {
+        "init": lambda real: real.init,
+        "Histogram": lambda real: real.Histogram,
+        "log": lambda real: real.Run.log,
+        "finish": lambda real: real.Run.finish,
+    },
+    "mlflow": {
+        name: lambda real, name=name: getattr(real.MlflowClient, name)
+        for name in (
+            *("get_experiment_by_name", "create_experiment", "search_runs", "create_run"),
+            *("log_param", "log_metric", "set_terminated"),
+        )
+    },
+    "trackio": {
+        "init": lambda real: real.init,
+        "log": lambda real: real.Run.log,
+        "finish": lambda real: real.Run.finish,
+    },
+}
+METHODS = ("log", "finish", *CALLS["mlflow"])
+
+
+class Fake:
+    """A package, a client and a run in one: notes every call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.info = types.SimpleNamespace(run_id="r1")
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*args: Any, **named: Any) -> Any:
+            self.calls.append((name, args, named))
+            missing = name == "get_experiment_by_name"
+            return None if missing else [] if name == "search_runs" else self
+
+        return call
+
+
+SERVICES = {
+    "wandb": lambda folder: WandbLogger("project", folder / "first", config={"lr": 1}, mode="offline"),
+    "mlflow": lambda folder: MLflowLogger("project", folder / "first", config={"lr": 1}, tracking_uri="http://x"),
+    "trackio": lambda folder: TrackioLogger("project", folder / "first", config={"lr": 1}),
+}
+
+
+def told(
+    package: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    """The calls that a service gets from two rows."""
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, package, fake)
+    logger = SERVICES[package](folder)
+    logger.start({**START, "env_steps": 50})
+    logger.metrics(ROW)
+    logger.metrics({**ROW, "env_steps": 200})
+    logger.close()
+    return fake.calls
+
+
+def test_weights_and_biases_gets_rows_against_env_steps(tmp_path, monkeypatch):
+    """The run's name, settings and identity, so that a resumed run goes on there."""
+    calls = told("wandb", tmp_path, monkeypatch)
+    (init,) = [named for name, _, named in calls if name == "init"]
+    assert (init["project"], init["name"], init["mode"], init["resume"]) == ("project", "first", "offline", "allow")
+    assert init["id"] == next(n for name, _, n in told("wandb", tmp_path, monkeypatch) if name == "init")["id"]
+    logged = [(args[0], named["step"]) for name, args, named in calls if name == "log"]
+    assert [step for _, step in logged] == [100, 200]
+    assert logged[0][0]["return_mean"] == 1.5
+    assert [name for name, *_ in calls][-1] == "finish"
+
+
+def test_mlflow_gets_every_number_under_a_name_it_allows(tmp_path, monkeypatch):
+    """`@` becomes a dot; histograms are left out; settings are parameters of a new run."""
+    calls = told("mlflow", tmp_path, monkeypatch)
+    logged = [(*args[1:], named["step"]) for name, args, named in calls if name == "log_metric"]
+    assert ("return_mean", 1.5, 100) in logged
+    assert ("info/x.max", 3.0, 200) in logged
+    assert len(logged) == 6
+    assert ("log_param", ("r1", "lr", 1), {}) in calls
+    assert calls[-1] == ("set_terminated", ("r1",), {})
+
+
+def test_trackio_gets_rows_against_env_steps(tmp_path, monkeypatch):
+    calls = told("trackio", tmp_path, monkeypatch)
+    (init,) = [named for name, _, named in calls if name == "init"]
+    assert (init["project"], init["name"], init["resume"]) == ("project", "first", "allow")
+    logged = [(args[0], named["step"]) for name, args, named in calls if name == "log"]
+    assert logged[1] == ({"env_steps": 200, "return_mean": 1.5, "info/x@max": 3.0}, 200)
+
+
+@pytest.mark.parametrize("package", SERVICES)
+def test_the_calls_are_those_of_the_real_package(tmp_path, monkeypatch, package):
+    """Every call binds to the real signature."""
+    real = pytest.importorskip(package)
+    calls = told(package, tmp_path, monkeypatch)
+    checked = set()
+    for name, args, named in calls:
+        if name in CALLS[package]:
+            own = (None, *args) if name in METHODS else args
+            inspect.signature(CALLS[package][name](real)).bind(*own, **named)
+            checked.add(name)
+    assert checked == set(CALLS[package])
