@@ -63,13 +63,13 @@ class LaneEnvironment(LockstepEnvironment):
         self._seeds: dict[int, int] = {}
         self._scalar_actions = isinstance(specs.action, TensorSpec) and not specs.action.shape
         self._ended_by = ""
-        self._faults: list[Fault] = []
+        self._recorded: list[Fault] = []
 
     @property
     @final
     def faults(self) -> Sequence[Fault]:
         """Every fault so far, the oldest first."""
-        return self._faults
+        return self._recorded
 
     @final
     def reset(self) -> TimeStep:
@@ -228,7 +228,7 @@ class LaneEnvironment(LockstepEnvironment):
             self._log.due = [lane for lane in self._log.due if lane not in lanes]
             if len(self._log.dropped) == self.batch_size:
                 self._stop("every environment was dropped")
-                raise EnvError(f"the last environment was dropped. The first fault was: {self._faults[0]}")
+                raise EnvError(f"the last environment was dropped. The first fault was: {self._recorded[0]}")
             _log.warning("environments %s are stepped no more: %s", lanes, fault)
             return lanes
         while True:
@@ -259,7 +259,7 @@ class LaneEnvironment(LockstepEnvironment):
         fields = {"also": also, "memory_bytes": incident.memory_bytes}
         env_id = self.first_id + incident.failure.lane
         fault = Fault.of(self._log, incident.failure, handled=handled, env_id=env_id, **fields)
-        self._faults.append(fault)
+        self._recorded.append(fault)
         return fault
 
     @final
