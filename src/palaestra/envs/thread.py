@@ -62,7 +62,7 @@ class ThreadEnvironment(LaneEnvironment):
     ) -> None:
         if not callable(factory):
             raise SpecError(f"ThreadEnvironment was given a {type(factory).__name__}; give a function that makes it")
-        self._factory, self._faults = factory, faults
+        self._factory, self._policy = factory, faults
         self._thread = _Thread(factory, faults.strict)
         try:
             lanes = self._thread.lanes.result(faults.reset_timeout_s)
@@ -74,7 +74,7 @@ class ThreadEnvironment(LaneEnvironment):
 
     def _submit(self, actions: list[np.ndarray], seeds: dict[int, int]) -> None:
         given = self._reader.per_lane(actions)
-        timeout_s = self._faults.reset_timeout_s if seeds else self._faults.timeout_s
+        timeout_s = self._policy.reset_timeout_s if seeds else self._policy.timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._answer = self._thread.call(lambda lanes: (*lanes.step(given, seeds), lanes.over))
 
@@ -96,7 +96,7 @@ class ThreadEnvironment(LaneEnvironment):
 
     def _ask(self, function: Callable[[Lanes], Any]) -> Any:
         self._check_open()
-        return self._wait(self._thread.call(function), time.monotonic() + self._faults.reset_timeout_s)
+        return self._wait(self._thread.call(function), time.monotonic() + self._policy.reset_timeout_s)
 
     def _doing(self) -> str:
         return f"Its thread was doing:\n{self._thread.stack()}"
@@ -110,9 +110,9 @@ class ThreadEnvironment(LaneEnvironment):
 
     def _restart(self, seeds: dict[int, int], *, fatal: bool) -> dict[int, list[np.ndarray]] | Incident:
         if fatal:
-            self._thread = _Thread(self._factory, self._faults.strict)
+            self._thread = _Thread(self._factory, self._policy.strict)
             try:
-                self._thread.lanes.result(self._faults.reset_timeout_s)
+                self._thread.lanes.result(self._policy.reset_timeout_s)
             except TimeoutError:
                 return Incident(Failure(0, "timeout", "was not made again in time", self._doing()), fatal=True)
             except Exception as error:
