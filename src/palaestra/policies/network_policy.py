@@ -240,9 +240,9 @@ def _is_continuous(spec: SpecTree) -> bool:
 
 def _advice(spec: SpecTree) -> str:
     if isinstance(spec, DiscreteSpec):
-        return "For discrete actions use DQN, PPO or REINFORCE"
+        return "For discrete actions use DQN, PPO, REINFORCE or discrete SAC"
     if _is_continuous(spec):
-        return "For continuous actions use PPO or REINFORCE"
+        return "For continuous actions use PPO or REINFORCE; with finite bounds SAC or TD3"
     if any(type(leaf) in (TensorSpec, BoundedSpec) and not _is_continuous(leaf) for leaf in spec_leaves(spec).values()):
         return "No algorithm takes boxes of integers; wrap the environment so that they are Discrete or MultiDiscrete"
     return "For actions with several parts use PPO or REINFORCE"

@@ -150,7 +150,7 @@ class PopulationPolicy(NetworkPolicy):
             outputs = torch.where(mask.bool(), outputs, torch.finfo(outputs.dtype).min)
         return outputs.argmax(-1)
 
-    def behaviour(self, observation: Any, action: Any) -> Batch:
+    def behaviour(self, observation: Any, action: Any, state: Any = (), first: Tensor | None = None) -> Batch:
         lanes = action.shape[: action.ndim - len(self.raw_action_spec.shape)]
         return Batch.of({"seed": self._seeds.expand(lanes)})
 
