@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.learning.rows import ROWS
 from benchmarks.learning.summary import curve
-from benchmarks.learning.zoo import NAMES, ZOO
 
 
 def draw(name: str, record: Mapping[str, Any], folder: Path) -> Path:
@@ -16,7 +16,7 @@ def draw(name: str, record: Mapping[str, Any], folder: Path) -> Path:
     mpl.rcParams["svg.hashsalt"] = name  # the same file every time
     from matplotlib import pyplot
 
-    algorithm, env = NAMES[name]
+    row = ROWS[name]
     seeds, points = record["seeds"], curve(record["seeds"])
     steps, means = [x for x, _ in points], [y.mean for _, y in points]
     halves = [y.half_width or 0.0 for _, y in points]
@@ -26,8 +26,9 @@ def draw(name: str, record: Mapping[str, Any], folder: Path) -> Path:
     low, high = ([mean + sign * half for mean, half in zip(means, halves, strict=True)] for sign in (-1, 1))
     axes.fill_between(steps, low, high, color="C0", alpha=0.2, linewidth=0, label="95% interval")
     axes.plot(steps, means, color="C0", marker="o", markersize=3, label=f"mean of {len(seeds)} seeds")
-    axes.axhline(ZOO[algorithm, env].mean, color="grey", linestyle="--", linewidth=1, label="RL Baselines3 Zoo")
-    axes.set(title=f"{algorithm.upper()} on {env}", xlabel="env steps", ylabel="evaluation return")
+    if row.zoo is not None:
+        axes.axhline(row.zoo.mean, color="grey", linestyle="--", linewidth=1, label="RL Baselines3 Zoo")
+    axes.set(title=f"{row.algorithm} on {row.env}", xlabel="env steps", ylabel="evaluation return")
     axes.legend(loc="lower right")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.svg"

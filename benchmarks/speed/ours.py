@@ -16,14 +16,22 @@ from typing import Any
 import torch
 
 from benchmarks.speed.window import Window
-from benchmarks.speed.workloads import THREADS, WORKLOADS, DQNSettings, PPOSettings, SACSettings, TD3Settings
+from benchmarks.speed.workloads import (
+    THREADS,
+    WORKLOADS,
+    DQNSettings,
+    PPOSettings,
+    QRDQNSettings,
+    SACSettings,
+    TD3Settings,
+)
 from palaestra import Collector, EnvConfig, ExperimentConfig, NetworkConfig, RunConfig, RunSeeds, Trainer, TrainerConfig
-from palaestra.algorithms import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig, SACConfig, TD3Config
+from palaestra.algorithms import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig, QRDQNConfig, SACConfig, TD3Config
 from palaestra.envs import create_environment
 from palaestra.experiments import make_algorithm
 from palaestra.training import FileLogger
 
-LOG_EVERY_STEPS = {"ppo": 1000, "dqn": 500, "sac": 100, "td3": 100}
+LOG_EVERY_STEPS = {"ppo": 1000, "dqn": 500, "qr_dqn": 500, "sac": 100, "td3": 100}
 ENDLESS = 10**9
 
 
@@ -106,22 +114,25 @@ def ppo(settings: PPOSettings) -> PPOConfig:
     )
 
 
-def dqn(settings: DQNSettings) -> DQNConfig:
-    return DQNConfig(
-        learning_rate=settings.learning_rate,
-        unroll_length=settings.unroll_length,
-        num_updates=settings.gradient_steps,
-        mini_batch_size=settings.minibatch_size,
-        capacity=settings.capacity,
-        initial_collect_steps=settings.initial_steps,
-        gamma=settings.gamma,
-        n_step=1,
-        double=False,
-        target_period=settings.target_period,
-        epsilon=settings.epsilon,
-        max_grad_norm=settings.max_grad_norm,
-        network=NetworkConfig(hidden_sizes=settings.hidden_sizes, activation=settings.activation),
-    )
+def dqn(settings: DQNSettings) -> DQNConfig | QRDQNConfig:
+    shared: dict[str, Any] = {
+        "learning_rate": settings.learning_rate,
+        "unroll_length": settings.unroll_length,
+        "num_updates": settings.gradient_steps,
+        "mini_batch_size": settings.minibatch_size,
+        "capacity": settings.capacity,
+        "initial_collect_steps": settings.initial_steps,
+        "gamma": settings.gamma,
+        "n_step": 1,
+        "double": False,
+        "target_period": settings.target_period,
+        "epsilon": settings.epsilon,
+        "max_grad_norm": settings.max_grad_norm,
+        "network": NetworkConfig(hidden_sizes=settings.hidden_sizes, activation=settings.activation),
+    }
+    if isinstance(settings, QRDQNSettings):
+        return QRDQNConfig(**shared, num_quantiles=settings.num_quantiles)
+    return DQNConfig(**shared)
 
 
 def sac_or_td3(settings: SACSettings) -> SACConfig | TD3Config:

@@ -5,7 +5,8 @@
 
 Both sides run in fresh processes, one after the other and again, on the same preset. "On" is what `palaestra train` has
 by default: metrics.jsonl, episodes.csv, TensorBoard, health warnings, and the panel on a terminal of its own. "Off" has
-no logger and no callback. Neither evaluates or saves: that costs time on purpose.
+no logger and no callback. Neither evaluates or saves: that costs time on purpose. Beside the wall clock, the processor
+time of the whole process is measured: its ratio means something on a busy machine as well.
 """
 
 import argparse
@@ -37,20 +38,22 @@ class Stopwatch(Callback):
     """Counts env steps in a window of time, after a warm-up."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._began = seconds, None
-        self.env_steps_per_s = 0.0
+        self._seconds = seconds
+        self._began: tuple[float, float, int] | None = None
+        self.rates = (0.0, 0.0)
 
     def iteration_began(self, trainer: Trainer) -> None:
-        now, steps = time.perf_counter(), trainer.collect.env_steps
+        now, cpu_s, steps = time.perf_counter(), time.process_time(), trainer.collect.env_steps
         if self._began is None and steps >= WARMUP_STEPS:
-            self._began = (now, steps)
+            self._began = (now, cpu_s, steps)
         elif self._began is not None and now - self._began[0] >= self._seconds:
-            self.env_steps_per_s = (steps - self._began[1]) / (now - self._began[0])
+            done = steps - self._began[2]
+            self.rates = (done / (now - self._began[0]), done / (cpu_s - self._began[1]))
             trainer.stop("measured")
 
 
-def measure(on: bool, seconds: float) -> float:
-    """Env steps per second of one side."""
+def measure(on: bool, seconds: float) -> tuple[float, float]:
+    """Env steps per second and per second of processor time, of one side."""
     preset = palaestra.preset("ppo", "CartPole-v1")
     config = dataclasses.replace(
         preset,
@@ -68,10 +71,10 @@ def measure(on: bool, seconds: float) -> float:
             callbacks = [Health()]
         collector = Collector.of(env, algorithm)
         Trainer(collector, algorithm, config.trainer, loggers=loggers, callbacks=[*callbacks, watch]).run()
-    return watch.env_steps_per_s
+    return watch.rates
 
 
-def side(on: bool, seconds: float) -> float:
+def side(on: bool, seconds: float) -> list[float]:
     command = [sys.executable, "-m", "benchmarks.speed.overhead", "--side", "on" if on else "off"]
     done = subprocess.run([*command, "--seconds", str(seconds)], capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -86,20 +89,21 @@ def main() -> None:
     parser.add_argument("--side", choices=("on", "off"))
     options = parser.parse_args()
     if options.side:
-        print(measure(options.side == "on", options.seconds))
+        print(json.dumps(measure(options.side == "on", options.seconds)))
         return
-    rates: dict[str, list[float]] = {"off": [], "on": []}
+    rates: dict[str, list[list[float]]] = {"off": [], "on": []}
     for number in range(options.rounds):
         for on in (False, True) if number % 2 == 0 else (True, False):
             rates["on" if on else "off"].append(side(on, options.seconds))
-    ratios = [on / off for on, off in zip(rates["on"], rates["off"], strict=True)]
+    ratios = [[a / b for a, b in zip(on, off, strict=True)] for on, off in zip(rates["on"], rates["off"], strict=True)]
+    wall, cpu = (statistics.median(ratio[clock] for ratio in ratios) for clock in (0, 1))
     result = {
         **provenance("python -m benchmarks.speed.overhead"),
-        "env_steps_per_s": rates,
-        "ratio": statistics.median(ratios),
-        "ratios": ratios,
+        "env_steps_per_s_wall_and_cpu": rates,
+        "ratio_wall": wall,
+        "ratio_cpu": cpu,
     }
-    print(f"with everything on: {result['ratio']:.3f} of the speed with everything off (at least 0.95 is the bar)")
+    print(f"with everything on: {wall:.3f} of the speed with everything off by the clock, {cpu:.3f} by processor time")
     if not options.no_write:
         write_json(RESULT, result)
 

@@ -1,4 +1,4 @@
-"""One run of Stable-Baselines3 in a fresh process: `python -m benchmarks.speed.peer_sb3 ppo WARMUP_S WINDOW_S`.
+"""One run of Stable-Baselines3 (QR-DQN: sb3-contrib): `python -m benchmarks.speed.peer_sb3 ppo WARMUP_S WINDOW_S`.
 
 Runs in the peer's own virtual environment, without loggers (its default). Prints one line of JSON.
 """
@@ -10,13 +10,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from sb3_contrib import QRDQN
 from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import NormalActionNoise
 
 from benchmarks.speed.window import Window
-from benchmarks.speed.workloads import THREADS, WORKLOADS, DQNSettings, PPOSettings, SACSettings, TD3Settings, Workload
+from benchmarks.speed.workloads import (
+    THREADS,
+    WORKLOADS,
+    DQNSettings,
+    PPOSettings,
+    QRDQNSettings,
+    SACSettings,
+    TD3Settings,
+    Workload,
+)
 
 ENDLESS = 10**9
 ACTIVATIONS = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}
@@ -78,25 +88,25 @@ def ppo(settings: PPOSettings, env: Any, network: dict[str, Any]) -> PPO:
     )
 
 
-def dqn(settings: DQNSettings, env: Any, network: dict[str, Any]) -> DQN:
-    return DQN(
-        "MlpPolicy",
-        env,
-        policy_kwargs=network,
-        learning_rate=settings.learning_rate,
-        train_freq=settings.unroll_length,
-        gradient_steps=settings.gradient_steps,
-        batch_size=settings.minibatch_size,
-        buffer_size=settings.capacity,
-        learning_starts=settings.initial_steps,
-        gamma=settings.gamma,
-        target_update_interval=settings.target_period,
-        exploration_initial_eps=settings.epsilon,
-        exploration_final_eps=settings.epsilon,
-        max_grad_norm=settings.max_grad_norm,
-        device="cpu",
-        seed=0,
-    )
+def dqn(settings: DQNSettings, env: Any, network: dict[str, Any]) -> DQN | QRDQN:
+    shared = {
+        "learning_rate": settings.learning_rate,
+        "train_freq": settings.unroll_length,
+        "gradient_steps": settings.gradient_steps,
+        "batch_size": settings.minibatch_size,
+        "buffer_size": settings.capacity,
+        "learning_starts": settings.initial_steps,
+        "gamma": settings.gamma,
+        "target_update_interval": settings.target_period,
+        "exploration_initial_eps": settings.epsilon,
+        "exploration_final_eps": settings.epsilon,
+        "max_grad_norm": settings.max_grad_norm,
+        "device": "cpu",
+        "seed": 0,
+    }
+    if isinstance(settings, QRDQNSettings):
+        return QRDQN("MlpPolicy", env, policy_kwargs={**network, "n_quantiles": settings.num_quantiles}, **shared)
+    return DQN("MlpPolicy", env, policy_kwargs=network, **shared)
 
 
 def sac_or_td3(settings: SACSettings, env: Any, network: dict[str, Any]) -> SAC | TD3:

@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.record import versions
 
 PEER = "stable-baselines3"
 PEER_VERSION = "2.9.2"
+CONTRIB = "sb3-contrib"
+"""QR-DQN is in a package beside it, of the same version."""
 SHARED = ("torch", "gymnasium", "numpy", "mujoco")
 
 
@@ -20,15 +23,22 @@ def default_directory() -> Path:
 
 def peer_python(directory: Path) -> tuple[Path, dict[str, str]]:
     """The interpreter in `DIRECTORY/sb3`, which is made where it is missing, and the versions it has."""
-    home = directory / "sb3"
+    return environment(directory, "sb3", {PEER: PEER_VERSION, CONTRIB: PEER_VERSION}, SHARED)
+
+
+def environment(
+    directory: Path, name: str, packages: Mapping[str, str], shared: Sequence[str]
+) -> tuple[Path, dict[str, str]]:
+    """The interpreter in `DIRECTORY/NAME` with packages of given versions and ours of the shared ones."""
+    home = directory / name
     python = home / "bin" / "python"
-    wanted = {PEER: PEER_VERSION, **{name: public(version) for name, version in versions(SHARED).items()}}
+    wanted = {**packages, **{name: public(version) for name, version in versions(shared).items()}}
     if not python.exists():
-        print(f"installing {PEER} {PEER_VERSION} into {home} ...", flush=True)
+        print(f"installing {wanted} into {home} ...", flush=True)
         subprocess.run([sys.executable, "-m", "venv", home], check=True)
-        packages = [f"{name}=={version}" for name, version in wanted.items()]
-        subprocess.run([python, "-m", "pip", "install", "--disable-pip-version-check", "-q", *packages], check=True)
-    found = installed(python)
+        pinned = [f"{name}=={version}" for name, version in wanted.items()]
+        subprocess.run([python, "-m", "pip", "install", "--disable-pip-version-check", "-q", *pinned], check=True)
+    found = installed(python, list(wanted))
     different = [
         f"{name} {found.get(name)} instead of {v}" for name, v in wanted.items() if public(found.get(name)) != v
     ]
@@ -37,9 +47,9 @@ def peer_python(directory: Path) -> tuple[Path, dict[str, str]]:
     return python, found
 
 
-def installed(python: Path) -> dict[str, str]:
+def installed(python: Path, packages: Sequence[str]) -> dict[str, str]:
     code = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
-    done = subprocess.run([python, "-c", code, PEER, *SHARED], capture_output=True, text=True)
+    done = subprocess.run([python, "-c", code, *packages], capture_output=True, text=True)
     return json.loads(done.stdout) if done.returncode == 0 else {}
 
 

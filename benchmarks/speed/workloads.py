@@ -48,6 +48,13 @@ class DQNSettings:
 
 
 @dataclass(frozen=True)
+class QRDQNSettings(DQNSettings):
+    """No double Q-learning, one-step targets, a constant epsilon, one gradient step after each step."""
+
+    num_quantiles: int = 50
+
+
+@dataclass(frozen=True)
 class SACSettings:
     """Twin critics, an automatic temperature, one gradient step of everything after each step."""
 
@@ -108,6 +115,14 @@ WORKLOADS = {
         unit="updates/s",
         updates_per_iteration=1,
         bars={"eager": 1.8, "compiled": 2.7},
+    ),
+    "qr_dqn": Workload(
+        title="QR-DQN, one update per step",
+        settings=QRDQNSettings(),
+        metric="updates_per_s",
+        unit="updates/s",
+        updates_per_iteration=1,
+        bars={"eager": 1.4, "compiled": 1.8},
     ),
     "sac": Workload(
         title="SAC, one update per step",

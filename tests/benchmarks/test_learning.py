@@ -1,10 +1,14 @@
-"""What the learning benchmark says about its seeds."""
+"""What the learning benchmark says about its seeds, and how its queue goes on where it stopped."""
+
+import json
 
 import pytest
 
-from benchmarks.learning.summary import curve, markdown, summarize
-from benchmarks.learning.zoo import NAMES, ZOO
+from benchmarks.learning import queue
+from benchmarks.learning.rows import ROWS
+from benchmarks.learning.summary import curve, level_bar, markdown, summarize
 from benchmarks.record import provenance
+from palaestra.algorithms import ALGORITHMS
 
 
 def seed(number, last, *, returns=(20.0, 500.0, 500.0), train_s=20.0):
@@ -18,12 +22,22 @@ def seed(number, last, *, returns=(20.0, 500.0, 500.0), train_s=20.0):
     }
 
 
-@pytest.mark.parametrize(("mean", "met"), [(-78.9, [True, False]), (-77.0, [True, True]), (-79.1, [False, False])])
-def test_the_bar_is_the_zoos_mean_minus_two_standard_errors(mean, met):
-    assert ZOO["dqn", "Acrobot-v1"].bar() == pytest.approx(-76.639 - 2 * 1.1752)
-    summary = summarize("dqn", "Acrobot-v1", [seed(i, mean + i - 2) for i in range(5)])
-    assert [bar["met"] for bar in summary["bars"]] == met
-    assert summary["last"]["half_width"] == pytest.approx(2.776 * 2.5**0.5 / 5**0.5)
+@pytest.mark.parametrize(("spread", "mean", "met"), [(0.0, -77.1, True), (0.0, -77.2, False), (4.0, -80.0, True)])
+def test_a_row_is_level_within_two_standard_errors_of_both_means(spread, mean, met):
+    """-76.639 with a standard error of 11.752 / sqrt(1932) = 0.267; ours of three seeds is spread / sqrt(3)."""
+    row = ROWS["dqn_Acrobot-v1"]
+    assert row.zoo is not None
+    assert row.zoo.standard_error == pytest.approx(0.267, abs=1e-3)
+    returns = [mean - spread, mean, mean + spread]
+    assert level_bar(returns, row.zoo)["met"] == met
+    summary = summarize(row, [seed(i, value) for i, value in enumerate(returns)])
+    assert summary["bars"] == [level_bar(returns, row.zoo)]
+
+
+def test_one_seed_has_no_interval_and_the_zoos_error_alone():
+    summary = summarize(ROWS["dqn_Acrobot-v1"], [seed(0, -77.0)])
+    assert summary["last"] == {"mean": -77.0, "half_width": None}
+    assert summary["bars"][0]["text"] == "level with the Zoo: at least -77.17"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +50,7 @@ def test_the_bar_is_the_zoos_mean_minus_two_standard_errors(mean, met):
 )
 def test_cartpole_needs_four_of_five_seeds_at_500_within_budget_and_time(failed, met):
     seeds = [*failed, *(seed(i, 500.0) for i in range(5 - len(failed)))]
-    bar = summarize("ppo", "CartPole-v1", seeds)["bars"][-1]
+    bar = summarize(ROWS["ppo_CartPole-v1"], seeds)["bars"][-1]
     assert bar["met"] == met
     assert bar["text"].endswith(f"{5 - len(failed)} of 5 seeds")
 
@@ -49,16 +63,47 @@ def test_the_curve_averages_the_evaluations_that_all_seeds_have():
     assert [interval.mean for _, interval in points] == [30.0, 400.0]
 
 
-def test_the_table_has_a_row_for_every_preset_with_results():
-    records = {
-        name: {
-            **provenance(f"python -m benchmarks.learning run {name}"),
-            "seeds": [seed(i, -100.0 + i) for i in range(5)],
-        }
-        for name in NAMES
+def test_the_table_has_every_row_and_says_how_much_of_it_is_done():
+    origin = provenance("python -m benchmarks.learning run")
+    records = dict.fromkeys(ROWS) | {
+        "dqn_MountainCar-v0": {**origin, "seeds": [seed(i, -100.0 + i) for i in range(5)]},
+        "sarsa_CartPole-v1": {**origin, "seeds": [seed(0, 120.0)]},
     }
     text = markdown(records)
+    assert "| dqn | MountainCar-v0 | 120,000 | done (5) | -98.0 ± 2.0 | -98.0 ± 2.0 | 20 s | -100.849 ± 9.925 |" in text
+    assert "| sarsa | CartPole-v1 | 200,000 | partial (1 of 3) | 120.0 | 120.0 | 20 s |" in text
     assert (
-        "| DQN | MountainCar-v0 | 100,100 | 5 | -98.0 ± 2.0 | -98.0 ± 2.0 | 20 s | -100.849 ± 9.925 (120,000) |" in text
+        "| ppo | HalfCheetah-v5 | 1,000,000 | not run (0 of 3) |  |  |  | 5819.1 ± 663.53 (HalfCheetah-v3) |  |" in text
     )
-    assert text.count("`python -m benchmarks.learning run ") == len(NAMES)
+    assert text.count("\n| ") == len(ROWS) + 1
+
+
+def test_the_queue_runs_what_is_missing_and_keeps_what_is_there(tmp_path):
+    """F25 of a whole benchmark: stopped anywhere, it goes on with the next seed."""
+    row, origin = ROWS["trpo_CartPole-v1"], provenance("python -m benchmarks.learning run trpo_CartPole-v1")
+    assert queue.status(tmp_path, row) == "not run"
+    assert [job.seed for job in queue.pending(tmp_path, [row.name])] == [0, 1, 2]
+    queue.add(tmp_path, queue.Job(row, 1), seed(1, 480.0), origin)
+    assert queue.status(tmp_path, row) == "partial"
+    assert [job.seed for job in queue.pending(tmp_path, [row.name])] == [0, 2]
+    for number in (2, 0):
+        queue.add(tmp_path, queue.Job(row, number), seed(number, 500.0), origin)
+    assert queue.status(tmp_path, row) == "done"
+    assert queue.pending(tmp_path, [row.name]) == []
+    record = json.loads((tmp_path / f"{row.name}.json").read_text())
+    assert [entry["seed"] for entry in record["seeds"]] == [0, 1, 2]
+    assert record["summary"]["last"]["mean"] == pytest.approx(1480 / 3)
+    assert [job.seed for job in queue.pending(tmp_path, [row.name], seeds=[2, 7])] == [7]
+
+
+def test_the_whole_queue_is_every_row_in_order(tmp_path):
+    jobs = queue.pending(tmp_path, [])
+    assert len(jobs) == sum(row.seeds for row in ROWS.values())
+    assert jobs[0] == queue.Job(ROWS["ppo_CartPole-v1"], 0)
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
+def test_every_row_names_an_algorithm_and_a_budget(row):
+    assert row.algorithm in ALGORITHMS
+    assert row.env_steps > 0
+    assert "/" not in row.name

@@ -115,10 +115,10 @@ def test_a_peer_environment_with_other_versions_is_refused(tmp_path, monkeypatch
     python = tmp_path / "sb3" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
-    found = {peers.PEER: peers.PEER_VERSION, **peers.versions(peers.SHARED)}
-    monkeypatch.setattr(peers, "installed", lambda _: found)
+    found = {**dict.fromkeys((peers.PEER, peers.CONTRIB), peers.PEER_VERSION), **peers.versions(peers.SHARED)}
+    monkeypatch.setattr(peers, "installed", lambda *_: found)
     assert peers.peer_python(tmp_path) == (python, found)
-    monkeypatch.setattr(peers, "installed", lambda _: {**found, "torch": "1.0.0"})
+    monkeypatch.setattr(peers, "installed", lambda *_: {**found, "torch": "1.0.0"})
     with pytest.raises(SystemExit, match=r"torch 1\.0\.0 instead of"):
         peers.peer_python(tmp_path)
 

@@ -184,6 +184,22 @@ def test_another_text_is_no_duration(text):
         seconds(text)
 
 
-def test_the_time_limit_is_a_setting(capsys):
-    assert exit_code("train", "ppo", *CHAIN, "--time-limit", "30m", "--print-config") == 0
-    assert "time_limit_s: 1800.0" in output(capsys)
+def test_short_forms_are_settings(capsys):
+    assert exit_code("train", "ppo", *CHAIN, "--time-limit", "30m", "--chaos", "raise:0.5", "--print-config") == 0
+    text = output(capsys)
+    assert "time_limit_s: 1800.0" in text
+    assert "chaos: raise:0.5" in text
+
+
+def test_a_tracking_service_that_is_not_installed_is_named_before_anything_starts(capsys, tmp_path, monkeypatch):
+    """F27, F28."""
+    import importlib.util
+
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trackio" else find_spec(name))
+    monkeypatch.chdir(tmp_path)
+    assert exit_code("train", "ppo", *CHAIN, "--loggers", "trackio") == 2
+    assert "run.loggers=trackio needs the package 'trackio': pip install 'palaestra[trackio]'" in output(capsys)
+    assert exit_code("train", "ppo", *CHAIN, "--loggers", "wandb,tensorbord") == 2
+    assert "'wandb', 'mlflow' or 'trackio' is needed" in output(capsys)
+    assert not list(tmp_path.iterdir())

@@ -43,6 +43,7 @@ def test_indexing_a_batch_indexes_its_leaves(data):
             st.integers(-rows, rows - 1),
             st.just(slice(start, stop, data.draw(st.integers(1, 3)))),
             st.lists(st.integers(-rows, rows - 1), min_size=1, max_size=5),
+            st.lists(st.integers(-rows, rows - 1), min_size=1, max_size=5).map(np.array),
             st.lists(st.booleans(), min_size=rows, max_size=rows).map(np.array),
         )
     )

@@ -32,6 +32,57 @@ def test_a_time_limit_reported_as_an_end_is_flagged_with_the_way_out():
     assert not broken(check(lambda: Counter({5: "truncated"}, noisy=True), steps=100))
 
 
+class OftenAtTheLimit(Counter):
+    """Some episodes end early; the others are cut off after 20 steps, and that is called terminated."""
+
+    def step(self, action):
+        observation, reward, *_ = super().step(action)
+        early = bool(self.np_random.random() < 0.03)
+        return observation, reward, early or self.steps == 20, False, {}
+
+
+class OldDone(Counter):
+    """The way of old Gym: `done`, and a note in info that it is a time limit."""
+
+    def step(self, action):
+        observation, reward, *_ = super().step(action)
+        return observation, reward, self.steps == 20, False, {"TimeLimit.truncated": self.steps == 20}
+
+
+def test_a_time_limit_hidden_among_true_ends_is_flagged():
+    """ALF-58: episodes heap up at one length, and none is longer."""
+    finding = broken(check(OftenAtTheLimit, steps=1000))["A time limit is reported as truncated, not as terminated"]
+    assert "terminated at step 20 exactly, and none later" in finding.got
+    assert "TimeLimit(env, 19)" in finding.fix
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", Chain])
+def test_ends_of_many_lengths_are_not_taken_for_a_limit(env):
+    assert "A time limit is reported as truncated, not as terminated" not in broken(check(env, steps=2000))
+
+
+def test_an_old_done_whose_info_says_time_limit_is_an_error():
+    """ALF-58."""
+    report = check(OldDone, steps=100)
+    finding = broken(report)["An end that info calls a time limit is truncated"]
+    assert (finding.level, report.ok) == ("error", False)
+    assert "truncated=True" in finding.fix
+
+
+class Terminal(EnvironmentWrapper):
+    """Takes every end of the inner layers for the end of the task."""
+
+    def advance(self, action):
+        time_step = self.env.advance(action)
+        return time_step._replace(discount=0.0 if time_step.step_type == 2 else 0.5)
+
+
+def test_a_layer_that_spoils_the_discount_is_found():
+    """ALF-28, ALF-58."""
+    rules = broken(check(lambda: Terminal(GymEnvironment(Counter(noisy=True))), steps=50))
+    assert "An episode that is cut off is LAST with discount 1" in rules
+
+
 def test_an_endless_environment_without_a_limit_is_flagged():
     assert "Episodes end, or there is a time limit" in broken(check(Endless, steps=50))
     assert "Episodes end, or there is a time limit" not in broken(check(lambda: counter({}, limit=99), steps=50))

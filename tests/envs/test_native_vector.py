@@ -3,11 +3,12 @@
 import functools
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from palaestra.core import ConfigError, EnvError, RunSeeds, SpecError
+from palaestra.core import ConfigError, EnvError, NonFiniteError, RunSeeds, SpecError
 from palaestra.envs import NativeVectorEnvironment
 from tests.envs.worlds import Counter, Faulty, Nested, Pid
 
@@ -138,3 +139,61 @@ def test_wrong_use_is_refused():
         env.render()
     env.close()
     env.close()
+
+
+def stored_rows(mode, make, steps):
+    """The rows of every lane as a collector stores them: what is in `ended` first, then the time step."""
+    vector_env = SyncVectorEnv([make] * 3, autoreset_mode=mode)
+    env = NativeVectorEnvironment(vector_env, lane_seeds=SEEDS)
+    lanes: list[list[tuple]] = [[], [], []]
+
+    def store(time_step):
+        for row, lane in enumerate(time_step.env_id.tolist()):
+            fields = time_step.step_type, time_step.discount, time_step.reward, time_step.prev_action
+            lanes[lane].append((*[field[row].item() for field in fields], *time_step.observation[row].tolist()))
+
+    time_step = env.reset()
+    store(time_step)
+    for _ in range(steps):
+        # a policy of the observation alone, so that the same streams get the same actions
+        time_step = env.step((time_step.observation[:, 2] > 0).long())
+        if env.ended is not None:
+            store(env.ended)
+        store(time_step)
+    env.close()
+    return lanes
+
+
+def cut_cartpole():
+    return gymnasium.wrappers.TimeLimit(gymnasium.make("CartPole-v1").unwrapped, 23)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_the_data_learned_from_are_the_same_however_a_pool_resets(mode):
+    """ALF-23 to ALF-26, ALF-33: with terminated and with truncated episodes, bit for bit."""
+    expected, found = stored_rows(AutoresetMode.NEXT_STEP, cut_cartpole, 150), stored_rows(mode, cut_cartpole, 150)
+    for ours, theirs in zip(found, expected, strict=True):
+        length = min(len(ours), len(theirs))
+        assert length > 140
+        assert ours[:length] == theirs[:length]
+    ends = {(row[0], row[1]) for lane in expected for row in lane if row[0] == 2}
+    assert (2, 1.0) in ends
+
+
+class Broken(Counter):
+    """Emits infinity in its third step."""
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return observation + (np.inf if self.steps == 3 else 0), *rest
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_infinity_from_a_pool_is_named(mode):
+    """F5."""
+    env = pool(mode, Broken, [None] * 3)
+    env.reset()
+    repeat(env, 2)
+    with pytest.raises(NonFiniteError, match=r"environment 0 emitted observation\[0\] = inf \(step"):
+        env.step(ONES)
+    assert env.step(ONES).step_type.tolist() == [0, 0, 0]

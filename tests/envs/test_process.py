@@ -307,7 +307,7 @@ def resident_bytes() -> int:
 
 
 def test_info_travels_in_shared_memory_once_its_names_are_known():
-    """Only new names go through the pipe; an entry that an environment does not report is NaN."""
+    """Only new names go through the pipe; NaN is what an environment did not report, absent what nobody did."""
     factories = [functools.partial(layered, name) for name in ("Pid", "Counter")]
     with ProcessEnvironment(factories, num_workers=2) as env:
         assert env.reset().env_info == ()

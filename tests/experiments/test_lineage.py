@@ -3,11 +3,13 @@
 import json
 import logging
 import os
+from typing import Literal
 
 import pytest
 
 import palaestra
 from palaestra.core import CheckpointError, ConfigError
+from palaestra.envs import Fault
 from palaestra.experiments import RunDirectory, changes_between, list_runs, preset, read_faults, read_metrics
 from palaestra.experiments.faults import FaultRecord, KeepFaults, write_fault
 from tests.experiments.parts import trained
@@ -133,18 +135,19 @@ def test_the_error_that_ends_a_run_is_kept_with_its_traceback(tmp_path):
     """F1, F5: `faults/NNNN.json`."""
     with pytest.raises(palaestra.core.PalaestraError):
         trained(tmp_path, env__name="tests.rollout.test_collector:Poisoned", env__kwargs={"reward": float("nan")})
-    (fault,) = read_faults(tmp_path / "run")
-    assert fault.kind == "NonFiniteError"
+    fault, *others = read_faults(tmp_path / "run")  # of either environment: both are poisoned
+    assert {found.kind for found in (fault, *others)} == {"NonFiniteError"}
     assert "reward" in fault.message
     assert fault.action == "stopped"
     assert "Traceback" in fault.trace or fault.details
 
 
 class Reported:
-    """Environments with one fault that was survived."""
+    """Environments with one fault."""
 
-    def __init__(self, handled: str) -> None:
-        self.faults = [type("Fault", (), {"handled": handled, "__str__": lambda self: "environment 1 died"})()]
+    def __init__(self, handled: Literal["raise", "restart", "drop"]) -> None:
+        where = {"episode": 3, "seed": 7, "step": 2, "action": "1"}
+        self.faults = [Fault(env_id=1, kind="died", what="died", detail="signal 9", handled=handled, **where)]
 
 
 def test_faults_that_were_survived_are_kept_once(tmp_path):
@@ -153,7 +156,8 @@ def test_faults_that_were_survived_are_kept_once(tmp_path):
     keep.write(10)
     keep.write(20)
     (fault,) = read_faults(tmp_path)
-    assert (fault.message, fault.env_steps, fault.action) == ("environment 1 died", 10, "restarted")
+    assert fault.message.startswith("environment 1 died in episode 3 (seed 7), at step 2 with action 1")
+    assert (fault.env_steps, fault.action, fault.details["seed"]) == (10, "restarted", 7)
     keep.write(30, ValueError("another thing"))
     assert [fault.kind for fault in read_faults(tmp_path)] == ["EnvError", "ValueError"]
 

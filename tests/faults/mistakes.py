@@ -119,7 +119,7 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "not one of the choices": (
         "train ppo CartPole-v1 --env.vectorization threads",
         2,
-        "ConfigError env.vectorization is 'threads': 'auto', 'serial', 'process' or 'native' is needed",
+        "ConfigError env.vectorization is 'threads': 'auto', 'serial', 'thread', 'process' or 'native' is needed",
     ),
     "a value for nothing": (
         "train ppo CartPole-v1 --env.kwargs size",

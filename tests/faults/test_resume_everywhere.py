@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from palaestra import Collector, Trainer, TrainerConfig
+from palaestra import Collector, NetworkConfig, Trainer, TrainerConfig
 from palaestra.core import Offline
 from palaestra.envs import EnvConfig
 from palaestra.rollout import OfflineData
@@ -118,3 +118,12 @@ def test_a_run_cut_at_random_points_equals_the_uninterrupted_one(name, kind, tmp
 def test_environments_in_processes_are_put_back_as_well(name, tmp_path):
     """F25: every algorithm, with environments in another process."""
     check(name, any_kind(name), tmp_path, vectorization="process")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vectorization", ["serial", "process"])
+@pytest.mark.parametrize("name", ["ppo", "r2d2"])
+def test_policies_with_a_memory_go_on_exactly(name, vectorization, tmp_path):
+    """F25: the memory of every lane, and those stored with the rows, on-policy and replayed."""
+    network = NetworkConfig(hidden_sizes=(8,), recurrent="gru", recurrent_size=6)
+    check(name, "discrete", tmp_path, vectorization, network=network, mini_batch_length=4)

@@ -1,6 +1,8 @@
 """Experience: streams of many lanes stored once, drawn as unrolls, sequences or n-step windows."""
 
 from palaestra.buffers.layouts import Unroll, Windows
+from palaestra.buffers.limiter import SamplesPerInsert
+from palaestra.buffers.lists import ListReplayBuffer
 from palaestra.buffers.memory import MainMemory, MappedFiles, Memory
 from palaestra.buffers.minari import from_minari, to_minari
 from palaestra.buffers.mixture import MixtureSource
@@ -25,6 +27,7 @@ __all__ = [
     "HindsightSampler",
     "LaneStorage",
     "LaneStreams",
+    "ListReplayBuffer",
     "MainMemory",
     "MappedFiles",
     "Memory",
@@ -33,6 +36,7 @@ __all__ = [
     "ReplayBuffer",
     "RowOptions",
     "Sampler",
+    "SamplesPerInsert",
     "SumTree",
     "UniformSampler",
     "Unroll",

@@ -54,9 +54,9 @@ class WriteHeads:
         return self.rows + self.spare + 1
 
     @property
-    def next_place(self) -> int:
-        """Where the open row of all lanes, which are together, will be after this one."""
-        return 0 if self.head == self.rows + self.spare else self.head + 1
+    def last_place(self) -> int:
+        """After this one a ring begins again."""
+        return self.rows + self.spare
 
     @property
     def heads(self) -> np.ndarray:
@@ -100,7 +100,7 @@ class WriteHeads:
     def advance(self) -> None:
         """Completes the open rows of all lanes, which are together."""
         self.written += 1
-        self.head = self.next_place
+        self.head = 0 if self.head == self.rows + self.spare else self.head + 1
         if self.count < self.rows:
             self.count += 1
 

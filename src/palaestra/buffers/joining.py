@@ -75,7 +75,7 @@ class StreamJoining(StreamAccess):
             self.append(rows["action"][t], arrived[t + 1], state=state, env_id=which)
             completed = (self._heads.heads[which] - 1) % self._heads.places * self.num_lanes + which
             if "policy_version" in rows:
-                self._versions[completed] = rows["policy_version"][t]
+                self._versions.reshape(-1)[completed] = rows["policy_version"][t]
 
     def update(self, other: StreamAccess) -> None:
         """Appends what another buffer holds, lane by lane in time order.

@@ -17,6 +17,7 @@ from palaestra.core import ConfigError, ShapeError, SpecTree, StepType, TensorSp
 __all__ = ["LaneStreams", "RowOptions"]
 
 FIRST, MID, LAST = (int(kind) for kind in StepType)
+_WRITTEN = ("action", "step_type", "reward", "discount", "observation")
 _FIRST_ROWS = 128  # of every lane, where the buffer grows
 
 
@@ -104,6 +105,7 @@ class LaneStreams:
             else None
         )
         self._used = False
+        self._version = np.zeros(num_lanes, np.int32)  # of the newest row
         self._keys: SegmentKeys | None = None
         self._info_rows = 0  # so many of the newest rows got their info since the buffer was last saved
         self._log: np.ndarray | None = None
@@ -191,9 +193,9 @@ class LaneStreams:
         """
         heads = self._heads
         which = None if env_id is None else self._which(env_id)
+        memory = () if state is None and self._states is None else self._checked_state(state, which)
         if which is not None and which.tolist() == list(range(self.num_lanes)):
             which = None
-        memory = () if state is None and self._states is None else self._checked_state(state, which)
         if which is not None or not heads.together or not heads.all_open or self._complete_only:
             which = self._which(None) if which is None else which
             self._append_to(which, action, time_step, policy_version, memory)
@@ -203,17 +205,13 @@ class LaneStreams:
         if self._growing and heads.count == heads.rows:
             self._grow()
         head = heads.head
-        after = heads.next_place
-        self._storage.write_rows(
-            (
-                ("action", action, head),
-                ("step_type", time_step.step_type, after),
-                ("reward", time_step.reward, after),
-                ("discount", time_step.discount, after),
-                ("observation", time_step.observation, after),
-            )
-        )
-        self._versions[head * self.num_lanes : (head + 1) * self.num_lanes] = policy_version
+        after = 0 if head == heads.last_place else head + 1
+        values = (action, time_step.step_type, time_step.reward, time_step.discount, time_step.observation)
+        if not self._write_row(*values, head, after):
+            self._storage.write_rows(_WRITTEN, values, (head, after, after, after, after))
+        if policy_version != self._version[0]:
+            self._version = np.full(self.num_lanes, policy_version, np.int32)
+        self._versions[head] = self._version
         if memory:
             self._write_state(memory, heads.numbers(np.arange(self.num_lanes)))
         heads.advance()
@@ -232,7 +230,7 @@ class LaneStreams:
         self._make_room(lanes)
         completed = heads.numbers(lanes)
         self._storage.write(taken, completed)
-        self._versions[completed] = version
+        self._versions.reshape(-1)[completed] = version
         if memory:
             self._write_state(memory, completed)
         heads.advance_lanes(lanes)
@@ -331,7 +329,8 @@ class LaneStreams:
 
     def _set_storage(self, storage: LaneStorage) -> None:
         self._storage = storage
-        self._kinds, self._versions = storage.flat("step_type"), storage.flat("policy_version")
+        self._write_row = storage.row_writer()
+        self._kinds, self._versions = storage.flat("step_type"), storage.tensors["policy_version"].numpy()
 
     def _begin_stacks(self, time_step: TimeStep, lanes: np.ndarray) -> None:
         """Sees to it that stacks can be made again from single frames.

@@ -56,6 +56,8 @@ class TrainCommand(ExperimentConfig):
     """Train so many seeds side by side, counted up from --seed."""
     time_limit: str | None = None
     """Longest training time, such as 90s, 30m or 2h; short for --trainer.time-limit-s."""
+    chaos: str | None = None
+    """Faults to inject into environments, such as kill:0.001,nan:0.01; short for --env.chaos."""
     json: bool = False
     """With --dry-run: print JSON."""
 
@@ -71,6 +73,8 @@ class TrainCommand(ExperimentConfig):
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(ExperimentConfig)}
         if self.time_limit is not None:
             values["trainer"] = dataclasses.replace(self.trainer, time_limit_s=seconds(self.time_limit))
+        if self.chaos is not None:
+            values["env"] = dataclasses.replace(self.env, chaos=self.chaos)
         return ExperimentConfig(**values)
 
 

@@ -179,10 +179,23 @@ class Batch(Node):
             except KeyError:
                 raise KeyError(f"no field {index!r}{did_you_mean(index, self.__dict__)}") from None
         try:
+            if type(index) is np.ndarray and index.dtype.kind == "i" and index.ndim == 1:
+                return self._taken(index)
             rows = {k: v[index] if type(v) is not str else refuse_text(v) for k, v in self.__dict__.items()}
             return type(self).of(rows)
         except (IndexError, TypeError, ValueError) as error:
             raise_with_culprit(self, index, error)
+
+    def _taken(self, index: np.ndarray) -> Self:
+        """Rows by number; numpy's `take` gives what indexing gives, in half the time."""
+        batch = type(self).__new__(type(self))
+        rows = batch.__dict__
+        for key, value in self.__dict__.items():
+            if type(value) is np.ndarray:
+                rows[key] = value.take(index, 0)
+            else:
+                rows[key] = value[index] if type(value) is not str else refuse_text(value)
+        return batch
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(index, str):

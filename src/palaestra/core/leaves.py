@@ -21,11 +21,17 @@ def array_of(key: str, values: Any) -> np.ndarray:
 
     Raises:
         ShapeError: its parts differ in length.
+        TypeError: numbers stand beside something that is neither a number nor text: an array of objects would do, and
+            every later computation would be wrong or slow without a word.
     """
     try:
         array = np.asanyarray(values)
     except ValueError as error:
         raise ShapeError(f"field {key!r} is ragged: {error}; pad it, or keep its parts in separate fields") from None
+    if array.dtype == object:
+        kinds = {type(part).__name__: isinstance(part, int | float | np.generic) for part in array.reshape(-1)}
+        if len(set(kinds.values())) > 1:
+            raise TypeError(f"field {key!r} mixes {sorted(kinds)}; give numbers alone (NaN for one that is missing)")
     return array.astype(object) if array.dtype.kind in "US" else array
 
 

@@ -4,8 +4,15 @@
 """
 
 from palaestra.envs.chaos import ChaosEnv, ChaosRule, chaos_rules
-from palaestra.envs.check import CheckReport, Finding, check
-from palaestra.envs.create import EnvConfig, create_environment, create_evaluation_environment, load, probe_specs
+from palaestra.envs.check import CheckReport, check
+from palaestra.envs.check_ends import Finding
+from palaestra.envs.create import (
+    EnvConfig,
+    create_environment,
+    create_evaluation_environment,
+    load,
+    probe_specs,
+)
 from palaestra.envs.environment import Environment, SingleEnvironment
 from palaestra.envs.environment_wrapper import EnvironmentWrapper
 from palaestra.envs.faults import Fault, FaultPolicy

@@ -56,6 +56,7 @@ class Boundary:
             for number, ((_, leaf), dtype) in enumerate(zip(self._leaves, dtypes, strict=True))
             if dtype.kind == "f"
         ]
+        self._single = self._floats[0][1] if len(self._leaves) == len(self._floats) == 1 else None
         self._no_reward = np.zeros(rewards, np.float32)
         bounds = [leaf_bounds(leaf) for _, leaf in self._leaves]
         self._bounds = [(leaf, *pair) for leaf, pair in enumerate(bounds) if pair is not None]
@@ -70,6 +71,8 @@ class Boundary:
             arrays: contiguous [B, ...], one for every leaf.
             reward: [B] or [B, k].
         """
+        if self._single is not None:
+            return _dot(arrays[0], self._single) == 0.0 and _dot(reward, self._no_reward) == 0.0
         for leaf, zeros in self._floats:
             if _dot(arrays[leaf], zeros) != 0.0:
                 return False

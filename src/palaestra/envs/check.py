@@ -7,51 +7,21 @@ import itertools
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import numpy as np
 
 from palaestra.core import PalaestraError, SpecError, TimeStep, check_time_step, episode_seed, spec_leaves
+from palaestra.envs.check_ends import Finding, cut_off, ends, equal, ignored_action, limits_reported
 from palaestra.envs.create import load
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.gym_environment import GymEnvironment
 from palaestra.envs.nest import flatten, leaf_dtypes
 from palaestra.envs.spaces import space_from_spec, spec_from_space
 from palaestra.envs.suites.gym import wrap
-from palaestra.envs.wrappers.time_limit import TimeLimit
 
 __all__ = ["CheckReport", "Finding", "check"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One rule, and whether the environment keeps it."""
-
-    rule: str
-    """The rule, as a sentence."""
-    ok: bool
-    """Whether it holds."""
-    expected: str = ""
-    """What should have been seen."""
-    got: str = ""
-    """What was seen."""
-    fix: str = ""
-    """What to change."""
-    level: Literal["error", "warning"] = "error"
-    """An error makes training wrong or impossible; a warning may be meant."""
-
-    def __str__(self) -> str:
-        if self.ok:
-            return f"ok       {self.rule}"
-        lines = [f"{self.level:8} {self.rule}"]
-        lines += [f"           {name}: {value}" for name, value in self._details() if value]
-        return "\n".join(lines)
-
-    def _details(self) -> Iterator[tuple[str, str]]:
-        yield "expected", self.expected
-        yield "got     ", self.got
-        yield "fix     ", self.fix
 
 
 @dataclass(frozen=True)
@@ -216,7 +186,9 @@ def _stream_rules(
         *_specs(stream, env),
         _reproducible(stream, again, env),
         _seeded(stream, different, env),
-        *_ends([*stream, *different], env),
+        *ends([*stream, *different], env, limits_reported(stream)),
+        ignored_action(make, seed, steps),
+        cut_off(make, seed),
     ]
 
 
@@ -276,7 +248,7 @@ def _fits(rule: str, values: Iterable[Any], spec: Any, fix: str) -> Finding:
 
 
 def _reproducible(stream: Stream, again: Stream, env: SingleEnvironment) -> Finding:
-    where = next((i for i, (one, two) in enumerate(zip(stream, again, strict=True)) if not _equal(one, two, env)), None)
+    where = next((i for i, (one, two) in enumerate(zip(stream, again, strict=True)) if not equal(one, two, env)), None)
     return Finding(
         "The same seed and actions give the same stream",
         where is None,
@@ -288,57 +260,12 @@ def _reproducible(stream: Stream, again: Stream, env: SingleEnvironment) -> Find
 
 
 def _seeded(stream: Stream, different: Stream, env: SingleEnvironment) -> Finding:
-    differ = not _equal(stream[0], different[0], env) or any(
-        not _equal(one, two, env) for one, two in zip(stream, different, strict=True)
+    differ = not equal(stream[0], different[0], env) or any(
+        not equal(one, two, env) for one, two in zip(stream, different, strict=True)
     )
     expected, got = "two different streams", "two equal ones, with different actions as well"
     fix = "nothing, if the task is the same every time; else use self.np_random in reset"
     return Finding("Another seed gives another stream", differ, expected, got, fix, "warning")
-
-
-def _ends(stream: Stream, env: SingleEnvironment) -> Iterator[Finding]:
-    """Whether episodes end, and whether what looks like an end is a time limit."""
-    limited = _has_limit(env)
-    lengths: dict[bool, list[int]] = {True: [], False: []}
-    length = 0
-    for time_step in stream:
-        length = 0 if time_step.step_type == 0 else length + 1
-        if time_step.step_type == 2:
-            lengths[bool(time_step.discount == 0)].append(length)
-    terminated, truncated = lengths[True], lengths[False]
-    yield Finding(
-        "Episodes end, or there is a time limit",
-        bool(terminated or truncated or limited),
-        "an episode that ends",
-        f"none in {len(stream)} time steps",
-        "register the environment with max_episode_steps, or set env.max_episode_steps in the config",
-        "warning",
-    )
-    same = len(terminated) > 1 and len(set(terminated)) == 1 and terminated[0] > 1 and not truncated
-    steps = terminated[0] if terminated else 0
-    yield Finding(
-        "A time limit is reported as truncated, not as terminated",
-        not same,
-        "episodes that terminate at different steps, or truncated=True at a limit",
-        f"all {len(terminated)} episodes terminated at step {steps} exactly",
-        f"if that is a time limit: return truncated=True there, or, where the code cannot be changed, wrap with "
-        f"TimeLimit(env, {steps - 1}). If the task is over after {steps} steps, all is well",
-        "warning",
-    )
-
-
-def _has_limit(env: Any) -> bool:
-    while isinstance(env, SingleEnvironment) and not isinstance(env, TimeLimit):
-        env = getattr(env, "env", None)
-    return isinstance(env, TimeLimit)
-
-
-def _equal(one: TimeStep, two: TimeStep, env: SingleEnvironment) -> bool:
-    if one.step_type != two.step_type or one.discount != two.discount or not np.array_equal(one.reward, two.reward):
-        return False
-    spec = env.observation_spec
-    leaves = zip(flatten(one.observation, spec), flatten(two.observation, spec), strict=True)
-    return all(np.array_equal(left, right, equal_nan=left.dtype.kind == "f") for left, right in leaves)
 
 
 def _leaves(time_step: TimeStep) -> list[np.ndarray]:

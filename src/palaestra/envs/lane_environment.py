@@ -168,7 +168,8 @@ class LaneEnvironment(LockstepEnvironment):
 
     @final
     def _begin(self, actions: list[np.ndarray]) -> None:
-        self._check_open()
+        if self._ended_by:
+            self._check_open()
         self._seeds = self._log.send(actions)
         self._submit(actions, self._seeds)
 

@@ -48,6 +48,7 @@ class ActionReader:
         if isinstance(spec, DiscreteSpec) and spec.num <= _MOST_SCALARS:
             kind = numpy_dtype(spec.dtype).type
             self._scalars = {value: kind(value) for value in range(spec.start, spec.start + spec.num)}
+        self._given: tuple[Any, list[Any]] = None, []
         self._expected = [(path, (batch_size, *leaf.shape), dtype) for (path, leaf), dtype in leaves]
         self._bounds = [_tolerant(leaf_bounds(leaf)) for leaf in spec_leaves(spec).values()]
         self._zeros = [np.zeros(int(np.prod(shape)), dtype) for _, shape, dtype in self._expected]
@@ -63,12 +64,15 @@ class ActionReader:
             SpecError: the action does not have the spec's structure.
         """
         if self._plain:
-            if isinstance(action, torch.Tensor):
+            path, shape, dtype = self._expected[0]
+            if type(action) is torch.Tensor and not action.requires_grad:
                 try:
-                    action = action.numpy()  # with `force` it takes twice as long
-                except (RuntimeError, TypeError):
-                    action = action.numpy(force=True)
-            return [_array(action, *self._expected[0])]
+                    array = action.numpy()
+                    if array.shape == shape and array.dtype == dtype:
+                        return [array.copy()]
+                except (RuntimeError, TypeError):  # on another device, or of a dtype that numpy has not
+                    pass
+            return [_array(action, path, shape, dtype)]
         leaves = flatten(action, self._spec)
         return [_array(leaf, *expected) for leaf, expected in zip(leaves, self._expected, strict=True)]
 
@@ -90,7 +94,8 @@ class ActionReader:
         """
         scalars = self._scalars
         if scalars is not None:
-            return [scalars[value] for value in arrays[0].tolist()]
+            array, given = self._given
+            return given if array is arrays[0] else [scalars[value] for value in arrays[0].tolist()]
         if self._plain:
             return arrays[0]
         return [unflatten((array[lane] for array in arrays), self._spec) for lane in range(len(arrays[0]))]
@@ -104,8 +109,13 @@ class ActionReader:
         Returns:
             The lane and what is wrong with its action; `None` if all are well.
         """
-        if self._scalars is not None:
-            return None if self._scalars.keys() >= set(arrays[0].tolist()) else self._named(arrays)
+        scalars = self._scalars
+        if scalars is not None:
+            try:
+                self._given = arrays[0], [scalars[value] for value in arrays[0].tolist()]
+            except KeyError:
+                return self._named(arrays)
+            return None
         for array, bounds, zeros in zip(arrays, self._bounds, self._zeros, strict=True):
             if zeros.dtype.kind == "f" and np.vdot(array, zeros) != 0.0:
                 return self._named(arrays)

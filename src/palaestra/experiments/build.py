@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import logging
 import os
@@ -14,9 +15,9 @@ from typing import Any
 import torch
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
-from palaestra.core import ConfigError, PalaestraError, RunSeeds, SpecTree, spec_leaves
+from palaestra.core import ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree, spec_leaves
 from palaestra.envs import Environment, create_environment, probe_specs
-from palaestra.experiments.config import ExperimentConfig, algorithm_class
+from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
 from palaestra.experiments.provenance import num_cores
 from palaestra.nn import NetworkConfig
 from palaestra.policies import Policy, save_policy
@@ -28,13 +29,17 @@ from palaestra.training import (
     FileLogger,
     Health,
     Logger,
+    MLflowLogger,
     TensorBoardLogger,
+    TrackioLogger,
     Trainer,
+    WandbLogger,
 )
 
 __all__ = ["choose_threads", "evaluation_environment", "make_algorithm", "make_trainer", "suitable_algorithms"]
 
 _log = logging.getLogger(__name__)
+_SERVICES = {"wandb": WandbLogger, "mlflow": MLflowLogger, "trackio": TrackioLogger}
 
 
 def make_algorithm(config: ExperimentConfig) -> Algorithm[Any]:
@@ -46,6 +51,9 @@ def make_algorithm(config: ExperimentConfig) -> Algorithm[Any]:
     Raises:
         ConfigError: the algorithm does not fit the environment; the message names those that do.
     """
+    for name in config.run.loggers:
+        if importlib.util.find_spec(name) is None:
+            raise MissingExtraError(name, name, f"run.loggers={name}")
     observation_spec, action_spec, _ = probe_specs(config.env)
     torch.set_num_threads(choose_threads(config, observation_spec))
     _log.info("torch uses %d thread(s)", torch.get_num_threads())
@@ -151,6 +159,7 @@ def make_trainer(
     own: list[Logger] = [FileLogger(path)]
     if config.run.tensorboard:
         own.append(TensorBoardLogger(path / "tensorboard"))
+    own += [_SERVICES[name]("palaestra", path, config=flat_settings(config)) for name in config.run.loggers]
     return Trainer(
         Collector.of(env, algorithm),
         algorithm,

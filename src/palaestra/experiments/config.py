@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 import yaml
@@ -41,6 +41,8 @@ class RunConfig:
     """Threads of torch; by default 1 for small networks, else as many as there are cores."""
     tensorboard: bool = True
     """Whether TensorBoard files are written."""
+    loggers: Annotated[tuple[Literal["wandb", "mlflow", "trackio"], ...], tyro.conf.arg(aliases=("--loggers",))] = ()
+    """Tracking services that get the metrics as well; each needs the extra of its name."""
     eval_num_envs: int = 4
     """Environments that evaluation episodes are shared over."""
 

@@ -114,11 +114,12 @@ class KeepFaults(Callback):
             env_steps: of the run by now.
             error: as it was caught.
         """
-        faults = list(getattr(self._env, "faults", ()))
+        faults = list(self._env.faults)
         for fault in faults[self._written :]:
             handled = {"restart": "restarted", "drop": "dropped"}.get(fault.handled, "stopped")
             details = _json_of(fault)
-            write_fault(self._path, FaultRecord("EnvError", str(fault), now(), env_steps, handled, details))
+            kind = type(fault.error()).__name__
+            write_fault(self._path, FaultRecord(kind, str(fault), now(), env_steps, handled, details))
         ended = any(fault.handled == "raise" for fault in faults[self._written :])
         self._written = len(faults)
         if error is not None and not ended:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from palaestra.algorithms import Algorithm, UpdateInfo
 from palaestra.core import CheckpointError, ConfigError, NonFiniteError, Offline, OnPolicy, Replay
 from palaestra.policies import Policy
@@ -101,6 +103,7 @@ class Trainer:
             StoppedError: at the second Ctrl-C or SIGTERM, or `grace_s` after the first; nothing more is saved.
             PalaestraError: an environment, a gradient or the disk failed.
         """
+        torch.set_flush_denormal(True)  # moments of resting weights sink to numbers that CPUs are slow with
         self._tell("start", self._position())
         self._time.start()
         self._evaluated_s = began = time.monotonic()

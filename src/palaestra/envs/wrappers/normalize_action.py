@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import Any, TypeGuard, final
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class NormalizeAction(EnvironmentWrapper):
         return self.env.advance(unflatten(iter(leaves), self._inner))
 
 
-def _bounded(spec: TensorSpec) -> bool:
+def _bounded(spec: TensorSpec) -> TypeGuard[BoundedSpec]:
     return isinstance(spec, BoundedSpec) and spec.dtype.is_floating_point and spec.bounded
 
 

@@ -1,0 +1,123 @@
+"""What is learned: an algorithm, an environment, a budget, and what RL Baselines3 Zoo publishes for the pair.
+
+The Zoo's `benchmark.md` (https://github.com/DLR-RM/rl-baselines3-zoo/blob/master/benchmark.md) evaluates one tuned run
+of each, deterministically, for 150,000 env steps. Where its environment had another version than ours (`HalfCheetah-v3`
+and `-v5`), the row says so.
+"""
+
+import math
+from dataclasses import dataclass
+
+EVALUATED_STEPS = 150_000
+
+
+@dataclass(frozen=True)
+class ZooRow:
+    """One line of the Zoo's table."""
+
+    mean: float
+    std: float
+    episodes: int
+    """In its evaluation: 150,000 env steps by the mean length, or by the greatest where that is not known."""
+    env: str | None = None
+    """Its environment, where it is not of the same version."""
+
+    @property
+    def standard_error(self) -> float:
+        return self.std / math.sqrt(self.episodes)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of our table."""
+
+    algorithm: str
+    env: str
+    env_steps: int
+    """The Zoo's budget, where it has the pair."""
+    zoo: ZooRow | None = None
+    seeds: int = 3
+
+    @property
+    def name(self) -> str:
+        """Of its file of results."""
+        return f"{self.algorithm}_{self.env.replace('/', '-')}"
+
+
+def _cartpole(algorithm: str, env_steps: int, *, zoo: bool = True, seeds: int = 3) -> Row:
+    return Row(algorithm, "CartPole-v1", env_steps, ZooRow(500.0, 0.0, 300) if zoo else None, seeds)
+
+
+def _acrobot(algorithm: str, env_steps: int, mean: float, std: float, seeds: int = 3) -> Row:
+    return Row(algorithm, "Acrobot-v1", env_steps, ZooRow(mean, std, round(EVALUATED_STEPS / (1 - mean))), seeds)
+
+
+def _mountain_car(algorithm: str, env_steps: int, mean: float, std: float, seeds: int = 3) -> Row:
+    return Row(algorithm, "MountainCar-v0", env_steps, ZooRow(mean, std, round(EVALUATED_STEPS / -mean)), seeds)
+
+
+def _pendulum(algorithm: str, env_steps: int, mean: float, std: float, seeds: int = 3) -> Row:
+    return Row(algorithm, "Pendulum-v1", env_steps, ZooRow(mean, std, EVALUATED_STEPS // 200), seeds)
+
+
+def _continuous_car(algorithm: str, env_steps: int, mean: float, std: float) -> Row:
+    return Row(algorithm, "MountainCarContinuous-v0", env_steps, ZooRow(mean, std, EVALUATED_STEPS // 999))
+
+
+def _long(algorithm: str, env: str, env_steps: int, mean: float, std: float, zoo_env: str) -> Row:
+    """An environment whose episodes have at most 1000 steps."""
+    return Row(algorithm, env, env_steps, ZooRow(mean, std, EVALUATED_STEPS // 1000, zoo_env))
+
+
+_ROWS = (
+    # classic control: complete
+    _cartpole("ppo", 100_000, seeds=5),
+    _cartpole("dqn", 50_000, seeds=5),
+    _cartpole("qr_dqn", 50_000),
+    _cartpole("c51", 50_000, zoo=False),
+    _cartpole("iqn", 50_000, zoo=False),
+    _cartpole("rainbow", 50_000, zoo=False),
+    _cartpole("trpo", 100_000),
+    _cartpole("ppg", 100_000, zoo=False),
+    _cartpole("a2c", 500_000),
+    _cartpole("impala", 500_000, zoo=False),
+    _cartpole("sarsa", 200_000, zoo=False),
+    _cartpole("reinforce", 200_000, zoo=False),
+    _acrobot("dqn", 100_000, -76.639, 11.752, seeds=5),
+    _acrobot("qr_dqn", 100_000, -69.135, 9.967),
+    Row("c51", "Acrobot-v1", 100_000),
+    Row("iqn", "Acrobot-v1", 100_000),
+    Row("rainbow", "Acrobot-v1", 100_000),
+    _acrobot("trpo", 100_000, -83.114, 18.648),
+    _acrobot("a2c", 500_000, -83.353, 17.213),
+    _acrobot("ppo", 1_000_000, -73.506, 18.201),
+    Row("impala", "Acrobot-v1", 500_000),
+    Row("sarsa", "Acrobot-v1", 200_000),
+    _mountain_car("dqn", 120_000, -100.849, 9.925, seeds=5),
+    _mountain_car("qr_dqn", 120_000, -106.042, 15.536),
+    _pendulum("ppo", 100_000, -172.225, 104.159, seeds=5),
+    _pendulum("sac", 20_000, -156.995, 88.714),
+    _pendulum("td3", 20_000, -151.855, 90.227),
+    _pendulum("ddpg", 20_000, -152.099, 94.282),
+    _pendulum("trpo", 100_000, -174.631, 127.577),
+    Row("ppg", "Pendulum-v1", 100_000),
+    _pendulum("a2c", 1_000_000, -162.965, 103.210),
+    Row("impala", "Pendulum-v1", 1_000_000),
+    _continuous_car("ppo", 20_000, 88.343, 2.572),
+    _continuous_car("sac", 50_000, 94.679, 1.134),
+    _continuous_car("trpo", 50_000, 92.489, 0.355),
+    _continuous_car("a2c", 100_000, 91.166, 0.255),
+    _continuous_car("td3", 300_000, 93.483, 0.075),
+    _continuous_car("ddpg", 300_000, 93.512, 0.048),
+    # hours each
+    _long("ppo", "HalfCheetah-v5", 1_000_000, 5819.099, 663.530, "HalfCheetah-v3"),
+    _long("ppo", "Hopper-v5", 1_000_000, 2410.435, 10.026, "Hopper-v3"),
+    Row("sac", "HalfCheetah-v5", 200_000, seeds=2),
+    Row("td3", "HalfCheetah-v5", 200_000, seeds=2),
+    _long("dqn", "LunarLander-v3", 100_000, 154.382, 79.241, "LunarLander-v2"),
+    _long("ppo", "LunarLander-v3", 1_000_000, 242.119, 31.823, "LunarLander-v2"),
+    _long("ppo", "Walker2d-v5", 1_000_000, 3478.798, 821.708, "Walker2d-v3"),
+    Row("ppo", "ALE/Pong-v5", 10_000_000, ZooRow(20.989, 0.105, 25, "PongNoFrameskip-v4")),
+)
+ROWS = {row.name: row for row in _ROWS}
+"""Rows by the name of their file of results, in the order in which they are run."""

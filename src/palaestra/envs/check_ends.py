@@ -1,0 +1,201 @@
+"""The rules of `check` about how episodes end: what is most often wrong with an environment, and hardest to notice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from palaestra.core import PalaestraError, TimeStep, episode_seed
+from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.nest import flatten
+from palaestra.envs.spaces import space_from_spec
+from palaestra.envs.wrappers.time_limit import TimeLimit
+
+__all__ = ["Finding", "cut_off", "ends", "equal", "ignored_action", "limits_reported"]
+
+_SHORT = 3
+_REPORTED = "TimeLimit.truncated"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One rule, and whether the environment keeps it."""
+
+    rule: str
+    """The rule, as a sentence."""
+    ok: bool
+    """Whether it holds."""
+    expected: str = ""
+    """What should have been seen."""
+    got: str = ""
+    """What was seen."""
+    fix: str = ""
+    """What to change."""
+    level: Literal["error", "warning"] = "error"
+    """An error makes training wrong or impossible; a warning may be meant."""
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"ok       {self.rule}"
+        lines = [f"{self.level:8} {self.rule}"]
+        lines += [f"           {name}: {value}" for name, value in self._details() if value]
+        return "\n".join(lines)
+
+    def _details(self) -> Iterator[tuple[str, str]]:
+        yield "expected", self.expected
+        yield "got     ", self.got
+        yield "fix     ", self.fix
+
+
+def ends(stream: Sequence[TimeStep], env: SingleEnvironment, reported: int) -> Iterator[Finding]:
+    """Whether episodes end, and whether what looks like an end is a time limit.
+
+    Args:
+        stream: of one or several runs.
+        env: that emitted it.
+        reported: ends with discount 0 of which the info says that they are time limits.
+    """
+    lengths: dict[bool, list[int]] = {True: [], False: []}
+    length = 0
+    for time_step in stream:
+        length = 0 if time_step.step_type == 0 else length + 1
+        if time_step.step_type == 2:
+            lengths[bool(time_step.discount == 0)].append(length)
+    terminated, truncated = lengths[True], lengths[False]
+    yield Finding(
+        "Episodes end, or there is a time limit",
+        bool(terminated or truncated or _has_limit(env)),
+        "an episode that ends",
+        f"none in {len(stream)} time steps",
+        "register the environment with max_episode_steps, or set env.max_episode_steps in the config",
+        "warning",
+    )
+    steps, count = _heap(terminated)
+    same = steps > 1 and not any(cut <= steps for cut in truncated)
+    yield Finding(
+        "A time limit is reported as truncated, not as terminated",
+        not same,
+        "episodes that terminate at different steps, or truncated=True at a limit",
+        f"{count} of {len(terminated)} episodes terminated at step {steps} exactly, and none later",
+        f"if that is a time limit: return truncated=True there, or, where the code cannot be changed, wrap with "
+        f"TimeLimit(env, {steps - 1}). If the task is over after {steps} steps, all is well",
+        "warning",
+    )
+    yield Finding(
+        "An end that info calls a time limit is truncated",
+        not reported,
+        f"discount 1 where info[{_REPORTED!r}] is true",
+        f"discount 0 at {reported} such ends",
+        "return terminated=False, truncated=True there: the old `done` meant both",
+    )
+
+
+def _heap(lengths: Sequence[int]) -> tuple[int, int]:
+    """The greatest length and how often it comes, if that is far more often than the lengths just below it; else 0."""
+    counts = Counter(lengths)
+    longest = max(counts, default=0)
+    below = sum(count for length, count in counts.items() if 0.8 * longest <= length < longest)
+    enough = counts[longest] >= (2 if len(counts) == 1 else 4)
+    return (longest, counts[longest]) if enough and counts[longest] > 2 * below else (0, 0)
+
+
+def limits_reported(stream: Sequence[TimeStep]) -> int:
+    """Ends with discount 0 that `info` calls time limits, as old versions of Gym did.
+
+    Args:
+        stream: of one run.
+    """
+    lasts = [step for step in stream if step.step_type == 2 and step.discount == 0]
+    return sum(bool(isinstance(step.env_info, dict) and step.env_info.get(_REPORTED)) for step in lasts)
+
+
+def ignored_action(make: Callable[[], SingleEnvironment], seed: int, steps: int) -> Finding:
+    """Whether the action that follows LAST has no influence on the FIRST step of the next episode, or on its reward.
+
+    Args:
+        make: makes the environment with its layers.
+        seed: of environment and actions.
+        steps: to look for an end in.
+    """
+    rule = "The action after LAST is ignored"
+    one, two = make(), make()
+    try:
+        spaces = space_from_spec(one.action_spec), space_from_spec(two.action_spec)
+        for env, space in zip((one, two), spaces, strict=True):
+            env.seed(seed)
+            env.reset()
+            space.seed(episode_seed(seed, 0))
+        for _ in range(steps):
+            action = spaces[0].sample()
+            latest = one.step(action)
+            two.step(action)
+            if latest.step_type == 2:
+                spaces[1].seed(episode_seed(seed, 1))
+                ours, theirs = one.step(spaces[0].sample()), two.step(spaces[1].sample())
+                got = "two different ones, after different actions"
+                fix = "let begin_episode depend on its seed alone; keep nothing of the last action"
+                return Finding(rule, equal(ours, theirs, one), "equal first time steps", got, fix)
+    finally:
+        one.close()
+        two.close()
+    return Finding(rule, True)
+
+
+def cut_off(make: Callable[[], SingleEnvironment], seed: int) -> Finding:
+    """Whether a time limit around the environment gives LAST with discount 1.
+
+    Args:
+        make: makes the environment with its layers.
+        seed: of environment and actions.
+    """
+    rule = "An episode that is cut off is LAST with discount 1"
+    inner = make()
+    fix = "a layer changes discount or step_type where it must not; see the table of episode ends"
+    try:
+        env = TimeLimit(inner, _SHORT)
+        space = space_from_spec(env.action_spec)
+        space.seed(episode_seed(seed, 0))
+        env.seed(seed)
+        env.reset()
+        for number in range(1, _SHORT + 1):
+            time_step = env.step(space.sample())
+            if time_step.step_type == 2 and time_step.discount == 0:
+                break  # the task itself is over so soon
+            if time_step.step_type != (2 if number == _SHORT else 1) and time_step.step_type != 2:
+                got = f"step type {int(time_step.step_type)} at step {number} of {_SHORT}"
+                return Finding(rule, False, f"(LAST, 1) at step {_SHORT}", got, fix)
+            if time_step.discount != 1:
+                got = f"discount {float(time_step.discount)} at step {number} of {_SHORT}"
+                return Finding(rule, False, f"(LAST, 1) at step {_SHORT}", got, fix)
+            if time_step.step_type == 2:
+                break
+    except PalaestraError as error:
+        return Finding(rule, False, f"(LAST, 1) at step {_SHORT}", str(error), fix)
+    finally:
+        inner.close()
+    return Finding(rule, True)
+
+
+def equal(one: TimeStep, two: TimeStep, env: SingleEnvironment) -> bool:
+    """Whether two time steps are the same, bit for bit.
+
+    Args:
+        one: a time step.
+        two: another.
+        env: that emitted them.
+    """
+    if one.step_type != two.step_type or one.discount != two.discount or not np.array_equal(one.reward, two.reward):
+        return False
+    spec = env.observation_spec
+    leaves = zip(flatten(one.observation, spec), flatten(two.observation, spec), strict=True)
+    return all(np.array_equal(left, right, equal_nan=left.dtype.kind == "f") for left, right in leaves)
+
+
+def _has_limit(env: Any) -> bool:
+    while isinstance(env, SingleEnvironment) and not isinstance(env, TimeLimit):
+        env = getattr(env, "env", None)
+    return isinstance(env, TimeLimit)

@@ -1,0 +1,115 @@
+"""Tests of `palaestra.algorithms.exploration_bonus` and `exploration_bonuses`."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from palaestra.algorithms import BonusConfig
+from palaestra.core import Batch, ConfigError, StepType, load_tensors, save_tensors
+from tests.algorithms.parts import collected, environment, make
+from tests.contracts.states import different, parameters
+
+CASES = pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ppo", "discrete"),
+        ("ppo", "continuous"),
+        ("ppo", "composite"),
+        ("ppo", "recurrent"),
+        ("dqn", "masked"),
+        ("sac", "continuous"),
+        ("r2d2", "recurrent"),
+    ],
+)
+BONUSES = pytest.mark.parametrize("bonus", ["rnd", "icm"])
+
+
+def with_bonus(name, kind, bonus, seed=3, **changes):
+    return collected(name, kind, seed=seed, bonus=BonusConfig(kind=bonus, hidden_sizes=(8,), feature_size=4), **changes)
+
+
+@CASES
+@BONUSES
+def test_any_algorithm_takes_a_bonus(name, kind, bonus):
+    """Its networks learn beside the algorithm's, in the same minibatches; what is fixed stays."""
+    algorithm, collector = with_bonus(name, kind, bonus)
+    assert "bonus" in algorithm.model.optimizers
+    before, fixed = parameters(algorithm), algorithm.bonus.fixed.state_dict()
+    fixed = {key: value.clone() for key, value in fixed.items() if key.startswith("target")}
+    info = algorithm.update(collector.buffer)
+    trained = {f"component.{key}" for key in algorithm.model.optimizers["bonus"].names}
+    assert trained <= set(different(before, parameters(algorithm)))
+    assert all(torch.equal(value, algorithm.bonus.fixed.state_dict()[key]) for key, value in fixed.items())
+    assert info.metrics["bonus_mean"] > 0
+    assert {"bonus", "gradient_norm/bonus"} <= info.metrics.keys()
+
+
+@BONUSES
+def test_a_run_with_a_bonus_resumes_bit_for_bit(bonus, tmp_path):
+    """F25: running statistics and networks of the bonus are part of the model's state."""
+    algorithm, collector = with_bonus("ppo", "discrete", bonus)
+    algorithm.update(collector.buffer)
+    collector.unroll(12)
+    save_tensors(tmp_path / "state.safetensors", algorithm.state_tensors())
+    save_tensors(tmp_path / "buffer.safetensors", collector.buffer.state_tensors())
+    other, twin = with_bonus("ppo", "discrete", bonus, seed=9)
+    other.load_state_tensors(load_tensors(tmp_path / "state.safetensors"))
+    twin.buffer.load_state_tensors(load_tensors(tmp_path / "buffer.safetensors"))
+    assert algorithm.update(collector.buffer).metrics == other.update(twin.buffer).metrics
+    assert not different(parameters(algorithm), parameters(other))
+
+
+@BONUSES
+def test_the_bonus_is_part_of_the_reward_where_an_action_led_somewhere(bonus):
+    """Rows that lead from an episode's end to the next beginning get none; the stored rewards stay as they are."""
+    algorithm, collector = with_bonus("ppo", "discrete", bonus)
+    drawn = collector.buffer.draw(algorithm.plan, torch.Generator())
+    stored = drawn.reward.clone()
+    rewarded, mean = algorithm.bonus.rewarded(drawn)
+    gained = rewarded.reward - drawn.reward
+    assert torch.equal(drawn.reward, stored)
+    assert not gained[0].any()
+    assert (gained[1:][drawn.valid == 1] > 0).all()
+    begins = drawn.step_type[1:] == StepType.FIRST
+    assert begins.any()
+    assert not gained[1:][begins].any()
+    assert_close(mean, gained[1:][drawn.valid == 1].mean())
+
+
+@BONUSES
+def test_bonuses_are_measured_in_their_running_standard_deviation(bonus):
+    algorithm, collector = with_bonus("ppo", "discrete", bonus)
+    drawn = collector.buffer.draw(algorithm.plan, torch.Generator())
+    gained = algorithm.bonus.rewarded(drawn)[0].reward[1:] - drawn.reward[1:]
+    assert_close(
+        gained[drawn.valid == 1].std(correction=0), torch.tensor(algorithm.bonus.config.weight), rtol=1e-3, atol=0
+    )
+
+
+@BONUSES
+def test_what_was_seen_often_is_no_longer_new(bonus):
+    """After training on one transition its novelty is a small part of that of a transition never seen."""
+    with environment("discrete") as env:
+        algorithm = make("ppo", env, bonus=BonusConfig(kind=bonus))
+    x = torch.zeros(2, env.observation_spec.shape[0])
+    x[0, 0], x[1, -1] = 1.0, 1.0
+    action = torch.tensor([0, 2])
+    known = Batch.of({"observation": x[:1], "action": action[:1], "next_observation": x[:1] * 0.5})
+    for _ in range(300):
+        algorithm.model.step(algorithm.bonus.loss(Batch.of({"bonus": known})))
+    with torch.no_grad():
+        old, new = algorithm.bonus.novelty(x, action, torch.stack((x[0] * 0.5, x[1]))).tolist()
+    assert old < 0.05 * new
+
+
+def test_windows_of_several_steps_are_refused():
+    """Their middle observations are not drawn, so the novelty in between is unknown."""
+    with pytest.raises(ConfigError, match="needs n_step=1 and was given n_step=3"):
+        with_bonus("dqn", "discrete", "rnd", n_step=3)
+
+
+def test_an_unknown_bonus_is_named():
+    with pytest.raises(ConfigError, match="unknown exploration bonus 'rdn'"):
+        BonusConfig(kind="rdn")
+    with pytest.raises(ConfigError, match=r"bonus\.weight is 0"):
+        BonusConfig(weight=0.0)
