@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 __all__ = ["RegisteredEnvironment", "registered_environments"]
 
@@ -33,7 +34,7 @@ def registered_environments() -> list[RegisteredEnvironment]:
         >>> [env for env in registered_environments() if env.name == "CartPole-v1"][0].suite
         'classic_control'
     """
-    newest: dict[tuple[str | None, str], gymnasium.envs.registration.EnvSpec] = {}
+    newest: dict[tuple[str | None, str], EnvSpec] = {}
     for spec in gymnasium.registry.values():
         if spec.name in _ADAPTERS:
             continue
@@ -47,7 +48,7 @@ def registered_environments() -> list[RegisteredEnvironment]:
     return sorted(found, key=lambda env: (env.suite, env.name))
 
 
-def _suite(spec: gymnasium.envs.registration.EnvSpec) -> str:
+def _suite(spec: EnvSpec) -> str:
     """`classic_control` of `gymnasium.envs.classic_control.cartpole:CartPoleEnv`; else the package."""
     if spec.namespace:
         return spec.namespace
