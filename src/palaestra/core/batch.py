@@ -80,7 +80,7 @@ class Batch(Node):
         super().__init_subclass__(**kwargs)
         added = [key for key in inspect.get_annotations(cls) if not key.startswith("_")]
         if clash := [key for key in added if hasattr(cls, key)]:
-            raise TypeError(f"{cls.__name__} declares the fields {clash}, which are methods or have defaults; rename them")
+            raise TypeError(f"{cls.__name__} declares the fields {clash}, which are methods or have defaults; rename")
         cls._layout = tuple(dict.fromkeys((*cls._layout, *added)))
         protect_methods(cls)
         register(cls)
