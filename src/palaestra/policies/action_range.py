@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ class ActionRange(nn.Module):
         Returns:
             [..., A].
         """
-        action = action.reshape(*action.shape[: action.ndim - len(self._shape)], -1)
+        action = action.reshape(*action.shape[: action.ndim - len(self._shape)], math.prod(self._shape))
         if not self._rescales:
             return action
         center, half_range = self.get_buffer("center"), self.get_buffer("half_range")
