@@ -72,7 +72,12 @@ def test_the_policy_of_a_run_makes_data(run, tmp_path):
 
 
 def test_a_policy_with_a_memory_makes_data_too(tmp_path):
-    done = trained(tmp_path, algorithm__network__recurrent="gru", algorithm__network__recurrent_size=4)
+    done = trained(
+        tmp_path,
+        algorithm__network__recurrent="gru",
+        algorithm__network__recurrent_size=4,
+        algorithm__mini_batch_length=8,
+    )
     directory = find_run(done.directory)
     env = directory.config.env.for_evaluation(2)
     assert collect_data(policy_of_run(directory), env, tmp_path / "data", steps=20).steps >= 20
@@ -97,7 +102,7 @@ def test_the_replay_buffer_of_a_run_is_exported(run, tmp_path):
 
 def test_a_run_without_a_replay_buffer_has_nothing_to_export(tmp_path):
     done = trained(tmp_path)
-    with pytest.raises(ConfigError, match="ppo keeps no replay buffer .* `palaestra data collect"):
+    with pytest.raises(ConfigError, match=r"ppo keeps no replay buffer .* `palaestra data collect"):
         export_data(done.directory, tmp_path / "data")
     with pytest.raises(CheckpointError, match="there is no run 'nope'"):
         export_data("nope", tmp_path / "data", root=tmp_path)

@@ -11,7 +11,7 @@ from tests.faults.child import train
 from tests.faults.parts import differences, run_contents
 from tests.faults.test_resume import CUTS, DQN, SMALL, child
 
-OFFLINE = {"algorithm__mini_batch_size": 16, "algorithm__normalize_observation": True}
+OFFLINE = {"algorithm__mini_batch_size": 16, "algorithm__num_updates": 1, "algorithm__normalize_observation": True}
 ENDS: dict[str, Any] = {"offline__fraction": 0.25}
 RUNS = {
     "offline-td3_bc": ("td3_bc", "Pendulum-v1", OFFLINE),
@@ -21,6 +21,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", RUNS)
 def test_a_run_on_loaded_data_cut_at_three_points_equals_the_uninterrupted_one(case, tmp_path):
     """F25, F22, F9: and so do the priorities of the loaded rows, which learning writes."""
@@ -40,6 +41,7 @@ def test_a_run_on_loaded_data_cut_at_three_points_equals_the_uninterrupted_one(c
     assert len(whole["state"]["loaded"]) == 1
 
 
+@pytest.mark.slow
 def test_a_killed_offline_run_learns_no_update_twice(tmp_path):
     """F9: updates after the last checkpoint are made again, once; the metrics have each of them once."""
     collect_data(None, EnvConfig(name="Pendulum-v1"), tmp_path / "data", steps=300, seed=5)

@@ -32,7 +32,7 @@ PRESETS: Presets = {
     ("discrete_cql", "CartPole-v1"): Preset(
         algorithm=DiscreteCQLConfig(**_SMALL, conservative_cost=0.5), trainer=_TRAINER
     ),
-    ("td3_bc", "Pendulum-v1"): Preset(algorithm=TD3BCConfig(**_SMALL, gamma=0.98), trainer=_TRAINER),
+    ("td3_bc", "Pendulum-v1"): Preset(algorithm=TD3BCConfig(**_SMALL, gamma=0.98, value_weight=10.0), trainer=_TRAINER),
     ("iql", "Pendulum-v1"): Preset(
         algorithm=IQLConfig(**_SMALL, gamma=0.98, expectile=0.9, inverse_temperature=3.0), trainer=_TRAINER
     ),
