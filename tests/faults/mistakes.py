@@ -38,6 +38,45 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
         2,
         "ConfigError unknown algorithm 'pqo' — did you mean 'ppo'?",
     ),
+    "an offline algorithm without data": (
+        "train cql Pendulum-v1",
+        2,
+        "ConfigError cql learns from data and collects none; name some by offline.data: a folder, or minari:DATASET. "
+        "Such a folder comes from `palaestra data collect random Pendulum-v1 FOLDER --steps 10000`, or from "
+        "`palaestra data export RUN FOLDER`",
+    ),
+    "data that is not there": (
+        "train cql Pendulum-v1 --offline.data demos",
+        2,
+        "ConfigError offline.data is 'demos', but there is no such folder (looked in ...)",
+    ),
+    "data for an on-policy algorithm": (
+        "train ppo CartPole-v1 --offline.data demos",
+        2,
+        "ConfigError ppo learns only from its own newest steps and cannot use offline.data; leave it out, or choose an "
+        "algorithm that `palaestra list algorithms` shows with replay or offline data",
+    ),
+    "a share of no data": (
+        "train sac Pendulum-v1 --offline.fraction 0.25",
+        2,
+        "ConfigError offline.fraction is 0.25, but there is no offline.data to take it from",
+    ),
+    "a share out of range": (
+        "train sac Pendulum-v1 --offline.data demos --offline.fraction 1.5",
+        2,
+        "ConfigError offline.fraction is 1.5; it must be above 0 and below 1",
+    ),
+    "a share that is less than a row": (
+        "train sac Pendulum-v1 --offline.data demos --offline.fraction 0.001",
+        2,
+        "ConfigError offline.fraction is 0.001, so that of a minibatch of 256 rows 0 would be loaded ones; give at "
+        "least one row to each side",
+    ),
+    "a share where there is nothing else": (
+        "train cql Pendulum-v1 --offline.data demos --offline.fraction 0.5",
+        2,
+        "ConfigError cql learns from offline.data alone, so that there is no offline.fraction of it; leave it out",
+    ),
     "unknown verb": (
         "trian ppo CartPole-v1",
         2,

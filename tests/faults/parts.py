@@ -155,7 +155,7 @@ def differences(a: Any, b: Any, path: str = "") -> list[str]:
     if hasattr(a, "items") and hasattr(b, "items"):
         if set(a.keys()) != set(b.keys()):
             return [f"{path}: {sorted(set(a.keys()) ^ set(b.keys()))}"]
-        keys = [key for key in list(a.keys()) if key != "segments"]  # names of pieces are a run's own
+        keys = [key for key in list(a.keys()) if key != "segments"]  # names of files, other ones in every process
         return [where for key in keys for where in differences(a[key], b[key], f"{path}.{key}")]
     if isinstance(a, list | tuple):
         if len(a) != len(b):

@@ -1,5 +1,6 @@
 """Experience: streams of many lanes stored once, drawn as unrolls, sequences or n-step windows."""
 
+from palaestra.buffers.exchange import with_actions
 from palaestra.buffers.layouts import Unroll, Windows
 from palaestra.buffers.limiter import SamplesPerInsert
 from palaestra.buffers.lists import ListReplayBuffer
@@ -45,4 +46,5 @@ __all__ = [
     "from_minari",
     "sampler_of",
     "to_minari",
+    "with_actions",
 ]

@@ -20,6 +20,7 @@ usage: palaestra VERB ...
   plot RUN...                   learning curves           palaestra plot last --output curve.svg
   report RUN...                 all of it as one page     palaestra report last
   compare RUN RUN               settings and curves       palaestra compare first second
+  data WHAT                     data to learn from        palaestra data collect random Pendulum-v1 FOLDER
   list [WHAT]                   algorithms, envs, presets, runs
   show-code ALGORITHM           the file that is the algorithm
   bench [ALGORITHM] ENVIRONMENT env steps per second      palaestra bench CartPole-v1
@@ -72,6 +73,7 @@ _VERBS = {
     "plot": "palaestra.cli.results:plot",
     "report": "palaestra.cli.results:report",
     "compare": "palaestra.cli.results:compare",
+    "data": "palaestra.cli.data:data",
     "list": "palaestra.cli.catalogue:list_all",
     "show-code": "palaestra.cli.catalogue:show_code",
     "bench": "palaestra.cli.inspect:bench",

@@ -5,6 +5,7 @@ from palaestra.experiments.build import evaluation_environment, make_algorithm, 
 from palaestra.experiments.catalogue import AlgorithmEntry, algorithm_catalogue, algorithm_source
 from palaestra.experiments.compare import Comparison, compare_runs
 from palaestra.experiments.config import (
+    DataConfig,
     ExperimentConfig,
     RunConfig,
     config_from_mapping,
@@ -13,6 +14,7 @@ from palaestra.experiments.config import (
     save_config,
 )
 from palaestra.experiments.curves import Curve, curves_of, read_metrics
+from palaestra.experiments.datasets import DataSummary, collect_data, export_data, export_minari, summary_of
 from palaestra.experiments.estimate import Estimate, dry_run
 from palaestra.experiments.evaluation import RunsEvaluation, evaluate_run, evaluate_runs, policy_of_run, random_baseline
 from palaestra.experiments.faults import FaultRecord, read_faults
@@ -29,6 +31,8 @@ __all__ = [
     "AlgorithmEntry",
     "Comparison",
     "Curve",
+    "DataConfig",
+    "DataSummary",
     "EnvironmentSpeed",
     "Estimate",
     "ExperimentConfig",
@@ -43,6 +47,7 @@ __all__ = [
     "algorithm_source",
     "bench_environment",
     "changes_between",
+    "collect_data",
     "compare_runs",
     "config_from_mapping",
     "config_to_mapping",
@@ -51,6 +56,8 @@ __all__ = [
     "evaluate_run",
     "evaluate_runs",
     "evaluation_environment",
+    "export_data",
+    "export_minari",
     "find_run",
     "find_runs",
     "group_summary",
@@ -70,6 +77,7 @@ __all__ = [
     "save_config",
     "save_plot",
     "suitable_algorithms",
+    "summary_of",
     "terminal_plot",
     "train",
     "train_seeds",

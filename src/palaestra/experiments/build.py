@@ -21,10 +21,11 @@ from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat
 from palaestra.experiments.provenance import num_cores
 from palaestra.nn import NetworkConfig
 from palaestra.policies import Policy, save_policy
-from palaestra.rollout import Collector, Evaluation, evaluate
+from palaestra.rollout import Evaluation, evaluate
 from palaestra.training import (
     Callback,
     CheckpointStore,
+    Collect,
     Evaluated,
     FileLogger,
     Health,
@@ -145,14 +146,14 @@ class KeepEvaluations(Callback):
 
 
 def make_trainer(
-    config: ExperimentConfig, algorithm: Algorithm[Any], env: Environment, path: Path, loggers: Sequence[Logger] = ()
+    config: ExperimentConfig, algorithm: Algorithm[Any], collect: Collect, path: Path, loggers: Sequence[Logger] = ()
 ) -> Trainer:
     """The trainer of a run, with everything that it writes into the run directory.
 
     Args:
         config: everything the run depends on.
         algorithm: from `make_algorithm`.
-        env: training environments.
+        collect: from `make_collect`.
         path: the run directory.
         loggers: besides the run's own.
     """
@@ -161,7 +162,7 @@ def make_trainer(
         own.append(TensorBoardLogger(path / "tensorboard"))
     own += [_SERVICES[name]("palaestra", path, config=flat_settings(config)) for name in config.run.loggers]
     return Trainer(
-        Collector.of(env, algorithm),
+        collect,
         algorithm,
         config.trainer,
         evaluate=functools.partial(evaluate_training, config),

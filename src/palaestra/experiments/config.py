@@ -20,7 +20,15 @@ from palaestra.envs import EnvConfig, Wrap, import_object
 from palaestra.experiments.values import dataclass_of, read_yaml, type_name, value_of
 from palaestra.training import TrainerConfig
 
-__all__ = ["ExperimentConfig", "RunConfig", "config_from_mapping", "config_to_mapping", "load_config", "save_config"]
+__all__ = [
+    "DataConfig",
+    "ExperimentConfig",
+    "RunConfig",
+    "config_from_mapping",
+    "config_to_mapping",
+    "load_config",
+    "save_config",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +62,22 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Data to learn from that was there before the run."""
+
+    data: str | None = None
+    """Folder of a saved buffer, or `minari:` and the id of a Minari dataset on this machine."""
+    fraction: float | None = None
+    """Share of every minibatch that comes from the data where the algorithm collects as well; a half if left out."""
+
+    def __post_init__(self) -> None:
+        if self.fraction is not None and not 0 < self.fraction < 1:
+            raise ConfigError(f"offline.fraction is {self.fraction}; it must be above 0 and below 1")
+        if self.fraction is not None and self.data is None:
+            raise ConfigError(f"offline.fraction is {self.fraction}, but there is no offline.data to take it from")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
     """Everything a run depends on."""
 
@@ -65,6 +89,8 @@ class ExperimentConfig:
     """Environment."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     """Budget and periods."""
+    offline: DataConfig = field(default_factory=DataConfig)
+    """Data to learn from that was there before."""
     run: RunConfig = field(default_factory=RunConfig)
     """Seed, directory, speed."""
 

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.core import ConfigError, Replay
-from palaestra.envs import create_environment
+from palaestra.core import ConfigError, Offline, Replay
 from palaestra.experiments.build import make_algorithm
 from palaestra.experiments.config import ExperimentConfig
+from palaestra.experiments.offline import load_data, make_collect, training_environment
 from palaestra.experiments.provenance import memory_bytes
-from palaestra.rollout import Collector
 from palaestra.training import Trainer
 
 __all__ = ["Estimate", "dry_run"]
@@ -33,7 +32,7 @@ class Estimate:
     """What a run will take."""
 
     env_steps_per_s: float
-    """Env steps per second of collecting and learning."""
+    """Env steps per second of collecting and learning; of an offline run, updates."""
     train_s: float
     """Seconds for the whole budget, without evaluations and checkpoints."""
     updates: int
@@ -81,10 +80,11 @@ def dry_run(config: ExperimentConfig) -> Estimate:
         PalaestraError: whatever the run itself would fail with in its first second.
     """
     algorithm = make_algorithm(config)
+    data, offline = load_data(config, algorithm), isinstance(algorithm.plan, Offline)
     if isinstance(algorithm.plan, Replay):  # to learn at once; the rest of the plan is as it is
         algorithm.plan = dataclasses.replace(algorithm.plan, initial_collect_steps=0)
-    with create_environment(config.env, seed=config.run.seed) as env:
-        trainer = Trainer(Collector.of(env, algorithm), algorithm, config.trainer)
+    with training_environment(config, algorithm) as env:
+        trainer = Trainer(make_collect(config, algorithm, env, data), algorithm, config.trainer)
         speed, updates = _measure(trainer)
         model = _bytes_of(algorithm.state_tensors())
         buffer = trainer.collect.buffer
@@ -100,7 +100,7 @@ def dry_run(config: ExperimentConfig) -> Estimate:
         buffer_bytes=size,
         memory_bytes=peak + size,
         available_bytes=memory_bytes(),
-        checkpoint_bytes=config.trainer.keep_checkpoints * (model + size),
+        checkpoint_bytes=config.trainer.keep_checkpoints * (model + (0 if offline else size)),
     )
 
 

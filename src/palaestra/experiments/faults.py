@@ -91,11 +91,11 @@ class KeepFaults(Callback):
     """Writes what environments report, at every row of metrics and at the end.
 
     Args:
-        env: whose `faults` grow.
+        env: whose `faults` grow; `None` where a run has none.
         path: the run directory.
     """
 
-    def __init__(self, env: Environment, path: Path) -> None:
+    def __init__(self, env: Environment | None, path: Path) -> None:
         self._env, self._path = env, path
         self._written = 0
 
@@ -114,7 +114,7 @@ class KeepFaults(Callback):
             env_steps: of the run by now.
             error: as it was caught.
         """
-        faults = list(self._env.faults)
+        faults = list(self._env.faults) if self._env is not None else []
         for fault in faults[self._written :]:
             handled = {"restart": "restarted", "drop": "dropped"}.get(fault.handled, "stopped")
             details = _json_of(fault)

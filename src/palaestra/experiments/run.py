@@ -12,13 +12,14 @@ from typing import Any, overload
 import torch
 
 from palaestra.algorithms import Algorithm
+from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError
-from palaestra.envs import create_environment
 from palaestra.experiments.build import make_algorithm, make_trainer, nested
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
 from palaestra.experiments.faults import KeepFaults
 from palaestra.experiments.lineage import changed_config, changes_between
 from palaestra.experiments.lineage import fork as fork_run
+from palaestra.experiments.offline import load_data, make_collect, training_environment
 from palaestra.experiments.presets import preset
 from palaestra.experiments.provenance import now, process_info
 from palaestra.experiments.report import write_report
@@ -146,10 +147,11 @@ def run(
         ConfigError: the settings do not fit together; no environment has been stepped then.
     """
     algorithm = make_algorithm(config)
+    data = load_data(config, algorithm)
     directory = RunDirectory.create(config)
     if on_start is not None:
         on_start(directory.path)
-    return start(directory, algorithm, loggers=loggers)
+    return start(directory, algorithm, data=data, loggers=loggers)
 
 
 def resume(
@@ -178,12 +180,13 @@ def resume(
     """
     directory = find_run(name, root)
     config = changed_config(directory.config, settings)
+    algorithm = make_algorithm(config)
+    data = load_data(config, algorithm)
     if fork:
         directory = fork_run(directory, config, fork if isinstance(fork, str) else None)
         config = directory.config
-    return start(
-        directory, make_algorithm(config), config, loggers=_with_console(config, loggers, progress), resumed=True
-    )
+    loggers = _with_console(config, loggers, progress)
+    return start(directory, algorithm, config, data=data, loggers=loggers, resumed=True)
 
 
 def start(
@@ -191,6 +194,7 @@ def start(
     algorithm: Algorithm[Any],
     config: ExperimentConfig | None = None,
     *,
+    data: ReplayBuffer | None = None,
     loggers: Sequence[Logger] = (),
     resumed: bool = False,
 ) -> RunResult:
@@ -200,6 +204,7 @@ def start(
         directory: of the run.
         algorithm: from `make_algorithm`.
         config: of the run where it differs from the directory's; written there once the checkpoint fits it.
+        data: from `load_data`.
         loggers: besides the run's own files and TensorBoard.
         resumed: whether to go on from the newest valid checkpoint.
 
@@ -211,12 +216,12 @@ def start(
     with ExitStack() as stack:
         directory.lock()
         stack.callback(directory.unlock)
-        env = stack.enter_context(create_environment(config.env, seed=config.run.seed))
-        trainer = make_trainer(config, algorithm, env, directory.path, loggers)
+        env = stack.enter_context(training_environment(config, algorithm))
+        trainer = make_trainer(config, algorithm, make_collect(config, algorithm, env, data), directory.path, loggers)
         faults = KeepFaults(env, directory.path)
         trainer.callbacks.append(faults)
         if resumed:
-            _load(directory, trainer, config, env.resume)
+            _load(directory, trainer, config, "exact" if env is None else env.resume)
         directory.write_info({"status": "running", "process": process_info(), "threads": torch.get_num_threads()})
         try:
             result = trainer.run()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from palaestra.core import PalaestraError
 from palaestra.experiments.build import make_algorithm
+from palaestra.experiments.offline import load_data
 from palaestra.experiments.run import start
 from palaestra.experiments.run_directory import RunDirectory
 from palaestra.training import CheckpointStore
@@ -32,7 +33,9 @@ def main(run: str, *path: str) -> int:
     directory = RunDirectory(Path(run))
     try:
         resumed = bool(CheckpointStore(directory.path / "checkpoints").steps())
-        return start(directory, make_algorithm(directory.config), resumed=resumed).result.exit_code
+        algorithm = make_algorithm(directory.config)
+        data = load_data(directory.config, algorithm)
+        return start(directory, algorithm, data=data, resumed=resumed).result.exit_code
     except PalaestraError as error:
         sys.stderr.write(f"{type(error).__name__}  {error}\n")
         return error.exit_code

@@ -11,6 +11,7 @@ from palaestra.policies.network_policy import NetworkPolicy, StochasticPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import Phase, Policy, PolicyStep
 from palaestra.policies.population import PopulationPolicy
+from palaestra.policies.raw_actions import raw_actions
 from palaestra.policies.rule_based import RandomPolicy, RulePolicy
 from palaestra.policies.squashed_gaussian import SquashedGaussianPolicy
 from palaestra.policies.stochastic import stochastic_policy
@@ -38,6 +39,7 @@ __all__ = [
     "UniformNoise",
     "ValueGreedyPolicy",
     "load_policy",
+    "raw_actions",
     "save_policy",
     "stochastic_policy",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -63,3 +64,18 @@ class ActionRange(nn.Module):
         if len(self._shape) != 1:
             action = action.reshape(*action.shape[:-1], *self._shape)
         return action.to(self._dtype)
+
+    def inverse(self, action: Tensor) -> Tensor:
+        """The raw action that an executed one comes from; of one that was clipped, the nearest.
+
+        Args:
+            action: [..., *shape] as the environment executed it.
+
+        Returns:
+            [..., A].
+        """
+        action = action.reshape(*action.shape[: action.ndim - len(self._shape)], math.prod(self._shape))
+        if not self._rescales:
+            return action
+        center, half_range = self.get_buffer("center"), self.get_buffer("half_range")
+        return torch.where(half_range > 0, (action - center) / half_range.clamp(min=torch.finfo(action.dtype).tiny), 0)

@@ -22,6 +22,7 @@ from palaestra.training.checkpoints import CheckpointStore
 from palaestra.training.collect import Collect
 from palaestra.training.config import TrainerConfig
 from palaestra.training.faults import SkippedUpdates
+from palaestra.training.loaded import LoadedData
 from palaestra.training.loggers import Logger
 from palaestra.training.signals import StopSignals
 from palaestra.training.time_split import TimeSplit
@@ -84,7 +85,7 @@ class Trainer:
         self._skipped = SkippedUpdates(
             self.config.max_skipped_updates, None if checkpoints is None else checkpoints.directory.parent / "faults"
         )
-        self._averages, self._time = Averages(), TimeSplit()
+        self._averages, self._time, self._loaded = Averages(), TimeSplit(), LoadedData(collect)
         self._rows_logged = self._episodes_ended = self._rows_trained = self._iterations = 0
         self._next = {name: self.config.period(name) for name in ("eval", "checkpoint", "log")}
         self._evaluated_s = time.monotonic()
@@ -348,6 +349,8 @@ class Trainer:
         state = {"trainer": trainer, "collect": self.collect.state(), "algorithm": self.update.state_tensors()}
         if not isinstance(self.update.plan, Offline):  # a loaded data set does not change
             state["buffer"] = self.collect.buffer.state_tensors()
+        if loaded := self._loaded.state():
+            state["loaded"] = loaded
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -358,7 +361,9 @@ class Trainer:
 
         Raises:
             CheckpointError: it is of a trainer with other metrics.
+            ConfigError: it is of a trainer that learned from other loaded data.
         """
+        self._loaded.load_state(state.get("loaded", []))
         self.update.load_state_tensors(state["algorithm"])
         if "buffer" in state:
             self.collect.buffer.load_state_tensors(state["buffer"])

@@ -16,6 +16,7 @@ from palaestra.experiments.presets import (
     classic_control_value_based,
     continuous_off_policy,
     mujoco,
+    offline,
 )
 from palaestra.experiments.presets.entry import Preset, Presets
 
@@ -23,7 +24,7 @@ __all__ = ["PRESETS", "Preset", "preset"]
 
 _FAMILIES = (
     *(classic_control, classic_control_on_policy, classic_control_value_based),
-    *(continuous_off_policy, mujoco, atari),
+    *(continuous_off_policy, mujoco, atari, offline),
 )
 _ENTRIES: Presets = {key: entry for family in _FAMILIES for key, entry in family.PRESETS.items()}
 

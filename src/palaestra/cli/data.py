@@ -1,0 +1,109 @@
+"""`palaestra data`: data sets for offline training."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass, field
+
+from palaestra.cli.options import parse, positional
+from palaestra.core import ConfigError, did_you_mean
+from palaestra.envs import EnvConfig
+from palaestra.experiments import DataSummary, collect_data, export_data, export_minari, find_run, policy_of_run
+
+__all__ = ["data"]
+
+_USAGE = """\
+usage: palaestra data WHAT ...
+
+  export RUN FOLDER                       the replay buffer of a run's newest checkpoint
+  collect RUN FOLDER --steps N            the policy of a run acts
+  collect random ENVIRONMENT FOLDER --steps N   chance acts
+  minari FOLDER DATASET                   complete episodes as a Minari dataset on this machine
+
+`palaestra data WHAT --help` has the options. Train with `--offline.data FOLDER`, or `--offline.data minari:DATASET`.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Options of `palaestra data export`."""
+
+    json: bool = False
+    """Print JSON."""
+    root: str = "runs"
+    """Where runs are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectOptions:
+    """Options of `palaestra data collect`."""
+
+    steps: int = 10_000
+    """Env steps, at least; several environments are stepped together."""
+    which: str = "best"
+    """Which policy of a run: best (acts without exploration noise), last, or the env steps of a checkpoint."""
+    seed: int = 0
+    """Seed of the environments and of the policy's choices."""
+    env: EnvConfig = field(default_factory=EnvConfig)
+    """Environment; by default that of the run, one at a time."""
+    json: bool = False
+    """Print JSON."""
+    root: str = "runs"
+    """Where runs are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinariOptions:
+    """Options of `palaestra data minari`."""
+
+    json: bool = False
+    """Print JSON."""
+
+
+def data(arguments: list[str]) -> int:
+    """Makes data sets.
+
+    Args:
+        arguments: what was typed after the verb.
+    """
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(_USAGE)
+        return 0 if arguments else 2
+    what, *rest = arguments
+    if what not in _WHAT:
+        raise ConfigError(f"`palaestra data` has no {what!r}{did_you_mean(what, _WHAT)}")
+    summary, as_json = _WHAT[what](rest)
+    sys.stdout.write((json.dumps(summary.to_json()) if as_json else f"data        {summary}") + "\n")
+    if not as_json:
+        sys.stdout.write(f"next        palaestra train ALGORITHM ENVIRONMENT --offline.data {summary.path}\n")
+    return 0
+
+
+def _export(arguments: list[str]) -> tuple[DataSummary, bool]:
+    (run, folder), rest = positional(arguments, ("the run", "the folder"), "palaestra data export RUN FOLDER")
+    options = parse(ExportOptions, rest, prog="palaestra data export RUN FOLDER")
+    return export_data(run, folder, root=options.root), options.json
+
+
+def _collect(arguments: list[str]) -> tuple[DataSummary, bool]:
+    usage, chance = "palaestra data collect RUN|random ENVIRONMENT FOLDER [--steps N]", arguments[:1] == ["random"]
+    names = ("random", "the environment", "the folder") if chance else ("the run", "the folder")
+    (*who, folder), rest = positional(arguments, names, usage)
+    options = parse(CollectOptions, rest, prog=usage)  # first for --root, which says where the environment is found
+    env = EnvConfig(name=who[1]) if chance else find_run(who[0], options.root).config.env.for_evaluation(1)
+    options = parse(CollectOptions, rest, prog=usage, default=dataclasses.replace(options, env=env))
+    policy = None if chance else policy_of_run(find_run(who[0], options.root), options.which)
+    return collect_data(policy, options.env, folder, steps=options.steps, seed=options.seed), options.json
+
+
+def _minari(arguments: list[str]) -> tuple[DataSummary, bool]:
+    usage = "palaestra data minari FOLDER DATASET"
+    (folder, dataset), rest = positional(arguments, ("the folder", "the id of the dataset"), usage)
+    options = parse(MinariOptions, rest, prog=usage)
+    return export_minari(folder, dataset), options.json
+
+
+_WHAT = {"export": _export, "collect": _collect, "minari": _minari}
+"""The function of each kind."""

@@ -1,0 +1,155 @@
+"""Data sets for offline training: made from runs, from policies, or from chance. Actions are as executed."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from palaestra.buffers import ReplayBuffer, to_minari, with_actions
+from palaestra.core import CheckpointError, ConfigError, Replay, RunSeeds
+from palaestra.envs import EnvConfig, create_environment
+from palaestra.envs.spaces import space_from_spec
+from palaestra.experiments.build import make_algorithm
+from palaestra.experiments.run_directory import find_run
+from palaestra.policies import Policy, RandomPolicy
+from palaestra.rollout import Collector
+from palaestra.training import CheckpointStore
+
+__all__ = ["DataSummary", "collect_data", "export_data", "export_minari", "summary_of"]
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """What a saved data set holds."""
+
+    path: str
+    """Its folder."""
+    steps: int
+    """Steps that can be learned from."""
+    episodes: int
+    """Complete episodes."""
+    return_mean: float | None
+    """Mean return of these; `None` where there is none."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        mean = "" if self.return_mean is None else f", mean return {self.return_mean:.1f}"
+        return f"{self.path}: {self.steps:,} steps, {self.episodes:,} complete episodes{mean}"
+
+
+def summary_of(path: str | Path, buffer: ReplayBuffer) -> DataSummary:
+    """What a buffer holds.
+
+    Args:
+        path: of its folder.
+        buffer: what lies there.
+    """
+    rows = [buffer.in_time_order(lane)[:-1] for lane in range(buffer.num_lanes)]
+    returns = [float(buffer.take("reward", episode[1:]).sum()) for episode in buffer.episodes()]
+    steps = sum(int(buffer.is_start(lane).sum()) for lane in rows)
+    return DataSummary(str(path), steps, len(returns), float(np.mean(returns)) if returns else None)
+
+
+def export_data(name: str | Path, directory: str | Path, *, root: str | Path = "runs") -> DataSummary:
+    """Saves the replay buffer of a run's newest checkpoint as a data set.
+
+    Args:
+        name: path or name of the run, or `last`.
+        directory: must not exist yet.
+        root: where runs are.
+
+    Raises:
+        CheckpointError: there is no such run, or its newest checkpoint is damaged or missing.
+        ConfigError: the run keeps no replay buffer, or the folder exists.
+    """
+    _require_new(directory)
+    run = find_run(name, root)
+    config = run.config
+    algorithm = make_algorithm(config)
+    if not isinstance(algorithm.plan, Replay):
+        raise ConfigError(
+            f"{config.algorithm_name} keeps no replay buffer that could be exported; let its policy act with "
+            f"`palaestra data collect {name} {directory} --steps 10000`"
+        )
+    store = CheckpointStore(run.path / "checkpoints")
+    if not store.steps():
+        raise CheckpointError(f"{run.path} has no checkpoint yet, so there is no buffer to export")
+    _, state = store.load(store.steps()[-1])
+    with create_environment(config.env, seed=config.run.seed) as env:
+        buffer = Collector.of(env, algorithm).buffer
+    buffer.load_state_tensors(state["buffer"])
+    return _save(buffer, algorithm.policy, directory)
+
+
+def collect_data(
+    policy: Policy | None, env: EnvConfig, directory: str | Path, *, steps: int, seed: int = 0
+) -> DataSummary:
+    """Lets a policy act, as it does while it collects, and saves its steps as a data set.
+
+    Args:
+        policy: who acts; `None` acts at random.
+        env: where; what is for training alone is left out, so rewards are those of the task.
+        directory: must not exist yet.
+        steps: env steps, at least; several environments are stepped together.
+        seed: of the environments and of the policy's choices.
+
+    Raises:
+        ConfigError: the folder exists, or `steps` is less than 1.
+    """
+    _require_new(directory)
+    if steps < 1:
+        raise ConfigError(f"--steps is {steps}; it must be at least 1")
+    with create_environment(env.for_evaluation(env.num_envs), seed=seed) as made:
+        actor = RandomPolicy(made.observation_spec, made.action_spec) if policy is None else policy
+        actor.generator.manual_seed(RunSeeds(seed).integer("acting"))
+        buffer = ReplayBuffer(
+            None,
+            env.num_envs,
+            observation_spec=made.observation_spec,
+            action_spec=actor.raw_action_spec,
+            reward_spec=made.reward_spec,
+            state_spec=actor.state_spec or None,
+        )
+        Collector(made, actor, buffer).collect(n_step=steps)
+    return _save(buffer, actor, directory)
+
+
+def export_minari(directory: str | Path, dataset_id: str) -> DataSummary:
+    """Writes the complete episodes of a data set as a Minari dataset on this machine.
+
+    Args:
+        directory: of the data set.
+        dataset_id: such as `"pendulum/random-v0"`.
+
+    Raises:
+        CheckpointError: the folder holds no data set, or it is damaged.
+        ConfigError: Minari is not installed, or refuses the id.
+    """
+    buffer = ReplayBuffer.load(directory)
+    observations, actions = (space_from_spec(buffer.options[name]) for name in ("observation_spec", "action_spec"))
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="minari")  # advice for those who publish: author, permalink, ...
+            to_minari(buffer, dataset_id, observation_space=observations, action_space=actions)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"Minari cannot write {dataset_id!r}: {error}") from error
+    return summary_of(f"minari:{dataset_id}", buffer)
+
+
+def _require_new(directory: str | Path) -> None:
+    """Refused before anything is collected."""
+    if Path(directory).exists():
+        raise ConfigError(f"{directory} exists already; give another name or delete it")
+
+
+def _save(buffer: ReplayBuffer, policy: Policy, directory: str | Path) -> DataSummary:
+    made = with_actions(buffer, policy.action_spec, policy.env_action)
+    made.save(directory)
+    return summary_of(directory, made)

@@ -1,0 +1,209 @@
+"""Loaded data in the place of a collector, or beside one."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from palaestra.algorithms import Algorithm
+from palaestra.buffers import MixtureSource, ReplayBuffer, from_minari, sampler_of, with_actions
+from palaestra.core import Batch, ConfigError, MissingExtraError, Offline, OnPolicy, Replay, ShapeError, spec_leaves
+from palaestra.envs import Environment, create_environment
+from palaestra.experiments.config import ExperimentConfig
+from palaestra.policies import Policy, raw_actions
+from palaestra.rollout import Collector, OfflineData
+from palaestra.training import Collect
+
+__all__ = ["load_data", "make_collect", "training_environment"]
+
+_MINARI = "minari:"
+_DEFAULT_FRACTION = 0.5
+
+
+def load_data(config: ExperimentConfig, algorithm: Algorithm[Any]) -> ReplayBuffer | None:
+    """The data that a configuration names, with actions as the algorithm's policy samples them.
+
+    Args:
+        config: of the run.
+        algorithm: from `make_algorithm`.
+
+    Returns:
+        A buffer with the sampler that the plan asks for; `None` where there is no data and none is needed.
+
+    Raises:
+        ConfigError: the algorithm needs data or cannot use any, there is none where it should be, or it is of another
+            environment.
+        CheckpointError: it is damaged.
+    """
+    plan, given, name = algorithm.plan, config.offline, config.algorithm_name
+    if given.data is None:
+        if isinstance(plan, Offline):
+            raise ConfigError(
+                f"{name} learns from data and collects none; name some by offline.data: a folder, or minari:DATASET. "
+                f"Such a folder comes from `palaestra data collect random {config.env.name} FOLDER --steps 10000`, or "
+                "from `palaestra data export RUN FOLDER`"
+            )
+        return None
+    _require_use(config, algorithm)
+    buffer = _read(given.data, algorithm.policy)
+    misfit = _misfit(buffer, algorithm.policy)
+    if misfit:
+        raise ConfigError(f"offline.data {given.data!r} does not fit {config.env.name}: {misfit}")
+    buffer = _as_sampled(buffer, algorithm.policy)
+    assert not isinstance(plan, OnPolicy)
+    try:
+        buffer.starts(plan.n_step if plan.mini_batch_length == 1 else plan.burn_in + plan.mini_batch_length)
+    except (ShapeError, ConfigError) as error:
+        raise ConfigError(f"offline.data {given.data!r} is too short for {name}: {error}") from error
+    if isinstance(plan, Replay):
+        buffer.sampler = sampler_of(plan)
+    return buffer
+
+
+def training_environment(
+    config: ExperimentConfig, algorithm: Algorithm[Any]
+) -> AbstractContextManager[Environment | None]:
+    """The environments that a run trains in; none where it learns from loaded data alone.
+
+    Args:
+        config: of the run.
+        algorithm: whose plan says so.
+    """
+    if isinstance(algorithm.plan, Offline):
+        return contextlib.nullcontext()
+    return create_environment(config.env, seed=config.run.seed)
+
+
+def make_collect(
+    config: ExperimentConfig, algorithm: Algorithm[Any], env: Environment | None, data: ReplayBuffer | None
+) -> Collect:
+    """What the trainer gets its data from.
+
+    Args:
+        config: of the run.
+        algorithm: that learns.
+        env: from `training_environment`.
+        data: from `load_data`.
+    """
+    if env is None:
+        assert data is not None
+        return OfflineData(data)
+    collector = Collector.of(env, algorithm)
+    if data is not None:
+        fraction = _fraction(config)
+        collector.source = MixtureSource([(collector.buffer, 1 - fraction), (data, fraction)])
+    return collector
+
+
+def _fraction(config: ExperimentConfig) -> float:
+    return _DEFAULT_FRACTION if config.offline.fraction is None else config.offline.fraction
+
+
+def _require_use(config: ExperimentConfig, algorithm: Algorithm[Any]) -> None:
+    """Refuses data where the algorithm's plan has no use for it."""
+    plan, name = algorithm.plan, config.algorithm_name
+    if isinstance(plan, OnPolicy):
+        raise ConfigError(
+            f"{name} learns only from its own newest steps and cannot use offline.data; leave it out, or choose an "
+            "algorithm that `palaestra list algorithms` shows with replay or offline data"
+        )
+    if isinstance(plan, Offline) and config.offline.fraction is not None:
+        raise ConfigError(
+            f"{name} learns from offline.data alone, so that there is no offline.fraction of it; leave it out"
+        )
+    if algorithm.stored_fields or (algorithm.policy.state_spec and isinstance(plan, Replay)):
+        what = ", ".join(algorithm.stored_fields) or "the memory of its policy"
+        raise ConfigError(f"{name} stores {what} with every step, which loaded data does not have; leave the data out")
+    if isinstance(plan, Replay):
+        own = int(np.rint((1 - _fraction(config)) * plan.mini_batch_size))
+        if not 0 < own < plan.mini_batch_size:
+            raise ConfigError(
+                f"offline.fraction is {_fraction(config)}, so that of a minibatch of {plan.mini_batch_size} rows "
+                f"{plan.mini_batch_size - own} would be loaded ones; give at least one row to each side"
+            )
+
+
+def _read(data: str, policy: Policy) -> ReplayBuffer:
+    if data.startswith(_MINARI):
+        return _read_minari(data, policy)
+    path = Path(data)
+    if not path.is_dir():
+        raise ConfigError(f"offline.data is {data!r}, but there is no such folder (looked in {Path.cwd()})")
+    if not (path / "buffer.json").is_file():
+        raise ConfigError(
+            f"offline.data is {data!r}, but this folder holds no saved buffer: it has no buffer.json; `palaestra data` "
+            "and `ReplayBuffer.save` write such folders"
+        )
+    return ReplayBuffer.load(path)
+
+
+def _read_minari(data: str, policy: Policy) -> ReplayBuffer:
+    name = data.removeprefix(_MINARI)
+    try:
+        return from_minari(name, observation_spec=policy.observation_spec, action_spec=policy.action_spec)
+    except MissingExtraError:
+        raise
+    except ShapeError as error:
+        raise ConfigError(f"offline.data {data!r} does not fit the environment: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"offline.data is {data!r}, which Minari cannot load ({error}); `minari list local` shows what there is, "
+            f"`minari download {name}` fetches it"
+        ) from error
+
+
+def _misfit(buffer: ReplayBuffer, policy: Policy) -> str:
+    """What data of a buffer cannot be given to a policy for; nothing where it can."""
+    given = _layout(buffer.options["observation_spec"])
+    needed = _layout(policy.observation_spec)
+    if given != needed:
+        return f"its observations are {given}, but {needed} is needed"
+    reward = buffer.options.get("reward_spec")
+    if reward is not None and reward.shape:
+        return f"its rewards have the shape {reward.shape}, but numbers are needed"
+    actions = spec_leaves(buffer.options["action_spec"])
+    if actions not in (spec_leaves(policy.action_spec), spec_leaves(policy.raw_action_spec)):
+        return (
+            f"its actions are {_texts(actions)}, but the environment's are {_texts(spec_leaves(policy.action_spec))}; "
+            "actions that another policy sampled are brought into the environment's units by `palaestra data export`"
+        )
+    return ""
+
+
+def _layout(spec: Any) -> dict[str, tuple[Any, ...]]:
+    """Shape and type of every leaf; bounds of observations do not matter."""
+    return {path: (leaf.shape, str(leaf.dtype).removeprefix("torch.")) for path, leaf in spec_leaves(spec).items()}
+
+
+def _texts(leaves: Any) -> str:
+    return ", ".join(f"{path or 'one'}: {leaf}" for path, leaf in leaves.items())
+
+
+def _as_sampled(buffer: ReplayBuffer, policy: Policy) -> ReplayBuffer:
+    """The buffer with actions in the units that the policy samples in, checked by the way back."""
+    if spec_leaves(buffer.options["action_spec"]) == spec_leaves(policy.raw_action_spec):
+        return buffer
+
+    def raw(action: Any) -> Any:
+        return raw_actions(action, policy.action_spec, policy.raw_action_spec)
+
+    for lane in range(buffer.num_lanes):
+        rows = buffer.in_time_order(lane)[:-1]
+        executed = buffer.take("action", rows[buffer.is_start(rows)])
+        if not _close(policy.env_action(raw(executed)), executed):
+            raise ConfigError(
+                "offline.data holds actions that this policy cannot take: they lie outside the bounds of the action "
+                f"space, or {type(policy).__name__}.env_action changes actions in a way of its own"
+            )
+    return with_actions(buffer, policy.raw_action_spec, raw)
+
+
+def _close(one: Any, other: Any) -> bool:
+    if isinstance(one, Batch):
+        return all(_close(part, other[name]) for name, part in one.items())
+    return torch.allclose(one.double(), other.double(), rtol=1e-4, atol=1e-5)

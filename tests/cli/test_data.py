@@ -1,0 +1,84 @@
+"""Tests of `palaestra data`, and of training from what it makes."""
+
+import json
+
+import pytest
+
+from palaestra.experiments import RunDirectory
+from tests.cli.parts import exit_code, output
+
+SIZES = ("--algorithm.network.hidden-sizes", "8", "--algorithm.mini-batch-size", "16", "--env.max-episode-steps", "10")
+SHORT = ("--trainer.total-env-steps", "40", "--trainer.eval-episodes", "2", "--run.no-tensorboard")
+CHANCE = ("data", "collect", "random", "Pendulum-v1")
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def chance(*options: str) -> int:
+    return exit_code(*CHANCE, "demo", "--steps", "60", "--env.max-episode-steps", "10", *options)
+
+
+def test_chance_collects_and_an_offline_algorithm_learns(capsys):
+    """The way of a newcomer: data, training, the run; and back to data of the policy that was learned."""
+    assert chance() == 0
+    text = output(capsys)
+    assert text.startswith("data demo: 60 steps, 6 complete episodes, mean return -")
+    assert "--offline.data demo" in text
+    assert exit_code("train", "iql", "Pendulum-v1", "--offline.data", "demo", *SIZES, *SHORT, "--run.name", "run") == 0
+    assert RunDirectory("runs/run").info["status"] == "done"
+    assert exit_code("data", "collect", "run", "again", "--steps", "20", "--which", "last") == 0
+    assert exit_code("resume", "run", "--until", "50") == 0
+    assert RunDirectory("runs/run").info["resume"] == "exact"
+    assert exit_code("eval", "run", "--episodes", "2") == 0
+
+
+def test_a_hybrid_run_and_its_buffer(capsys):
+    assert chance() == 0
+    options = ("--offline.data", "demo", "--offline.fraction", "0.25", "--algorithm.initial-collect-steps", "10")
+    assert exit_code("train", "sac", "Pendulum-v1", *options, *SIZES, *SHORT, "--run.name", "run") == 0
+    capsys.readouterr()
+    assert exit_code("data", "export", "run", "own", "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["path"], summary["steps"], summary["episodes"]) == ("own", 40, 4)  # its own experience alone
+
+
+@pytest.mark.parametrize("name", ["iql", "sac"])
+def test_a_dry_run_from_data(name, capsys):
+    assert chance() == 0
+    assert exit_code("train", name, "Pendulum-v1", "--offline.data", "demo", *SIZES, "--dry-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["updates"] > 1
+
+
+def test_options_reach_the_environment(capsys):
+    """Here of the one that chance acts in; of a run it is the run's own unless an option changes it."""
+    assert chance("--env.num-envs", "3", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 60
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "message"),
+    [
+        ("", 2, "usage: palaestra data WHAT"),
+        ("colect run demo", 2, "`palaestra data` has no 'colect' — did you mean 'collect'?"),
+        ("collect random Pendulum-v1", 2, "the folder is missing: palaestra data collect"),
+        ("collect random Pendulm-v1 demo", 2, "Did you mean: `Pendulum`?"),
+        ("collect nobody demo", 5, "there is no run 'nobody'"),
+        ("export nobody demo", 5, "there is no run 'nobody'"),
+        ("collect random Pendulum-v1 demo --steps 0", 2, "--steps is 0; it must be at least 1"),
+        ("minari nowhere pendulum/x-v0", 5, "nowhere has no readable manifest.json"),
+        ("export run", 2, "the folder is missing: palaestra data export RUN FOLDER"),
+    ],
+)
+def test_mistakes_are_named(typed, code, message, capsys):
+    """F27."""
+    assert exit_code("data", *typed.split()) == code
+    assert message in output(capsys)
+
+
+@pytest.mark.parametrize("what", ["export", "collect", "minari"])
+def test_every_kind_explains_its_options(what, capsys):
+    assert exit_code("data", what, "--help") == 0
+    assert "usage: palaestra data" in output(capsys)

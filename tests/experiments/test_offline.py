@@ -1,0 +1,250 @@
+"""Tests of `palaestra.experiments.offline`: training from loaded data, alone or beside one's own."""
+
+import dataclasses
+import json
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import palaestra
+from palaestra import EnvConfig, preset
+from palaestra.buffers import MixtureSource, ReplayBuffer, to_minari
+from palaestra.core import BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec
+from palaestra.envs import create_environment
+from palaestra.experiments import DataConfig, dry_run, evaluate_run, make_algorithm, write_report
+from palaestra.experiments.offline import load_data, make_collect
+from palaestra.rollout import OfflineData
+from tests.buffers.model import FIRST, LAST, MID, step
+from tests.experiments.data import HYBRID, PENDULUM, SMALL, saved
+from tests.experiments.test_presets import _ENTRIES
+
+
+def config_of(algorithm, data, env=PENDULUM, **offline):
+    base = preset(algorithm, env.name)
+    return dataclasses.replace(base, env=env, offline=DataConfig(data=data, **offline))
+
+
+def loaded(algorithm, data, **offline):
+    config = config_of(algorithm, data, **offline)
+    made = make_algorithm(config)
+    return load_data(config, made), made, config
+
+
+# -- whole runs
+
+
+@pytest.mark.parametrize("name", ["behaviour_cloning", "cql", "iql", "td3_bc"])
+def test_an_offline_algorithm_trains_from_a_folder(name, tmp_path):
+    """Issue 6: offline and imitation, with evaluations, checkpoints, policy and report; its clock is its updates."""
+    data = saved(tmp_path / "data")
+    done = palaestra.train(name, "Pendulum-v1", offline__data=data, run__directory=str(tmp_path / "runs"), **SMALL)
+    assert (done.result.status, done.result.env_steps) == ("done", 60)
+    assert {path.stem for path in (done.directory / "evals").iterdir()} == {"30", "60"}
+    assert evaluate_run(done.directory, episodes=2).episodes == 2
+    assert evaluate_run(done.directory, episodes=2, which="last").episodes == 2  # needs no data
+    assert (done.directory / "report.html").is_file()
+    assert palaestra.load_config(done.directory / "config.yaml").offline == DataConfig(data=data)
+
+
+def test_a_discrete_one_does_too(tmp_path):
+    data = saved(tmp_path / "data", EnvConfig(name="CartPole-v1"))
+    sizes = {key: value for key, value in SMALL.items() if key != "env__max_episode_steps"}
+    done = palaestra.train(
+        "discrete_cql", "CartPole-v1", offline__data=data, run__directory=str(tmp_path / "runs"), **sizes
+    )
+    assert done.result.status == "done"
+
+
+def test_a_hybrid_run_trains_from_both(tmp_path):
+    """Issue 6: ALF's offline_buffer scheme."""
+    data = saved(tmp_path / "data")
+    done = palaestra.train(
+        "sac",
+        "Pendulum-v1",
+        offline__data=data,
+        offline__fraction=0.25,
+        run__directory=str(tmp_path / "runs"),
+        **SMALL,
+        **HYBRID,
+    )
+    assert (done.result.status, done.result.env_steps) == ("done", 60)
+    write_report([done.directory], tmp_path / "report.html")
+
+
+def test_several_seeds_learn_from_the_same_data(tmp_path):
+    done = palaestra.train(
+        "td3_bc",
+        "Pendulum-v1",
+        seeds=2,
+        offline__data=saved(tmp_path / "data"),
+        run__directory=str(tmp_path / "runs"),
+        **SMALL,
+    )
+    assert done.exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["cql", "sac"])
+def test_a_dry_run_leaves_nothing_behind(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    estimate = dry_run(config_of(name, saved(tmp_path / "data")))
+    assert estimate.updates > 1
+    assert (estimate.checkpoint_bytes < 3 * (estimate.model_bytes + estimate.buffer_bytes)) == (name == "cql")
+    assert {path.name for path in tmp_path.iterdir()} == {"data"}
+
+
+# -- what is drawn
+
+
+@pytest.mark.parametrize(("fraction", "expected"), [(0.25, 64), (None, 128)])
+def test_every_minibatch_has_the_fraction(fraction, expected, tmp_path):
+    data, algorithm, config = loaded("sac", saved(tmp_path / "data"), fraction=fraction)
+    with create_environment(config.env, seed=0) as env:
+        collector = make_collect(config, algorithm, env, data)
+        assert isinstance(collector.source, MixtureSource)
+        collector.collect(n_step=30)
+        drawn = collector.source.draw(algorithm.plan, torch.Generator().manual_seed(0))
+    own = collector.buffer.heads.places * collector.buffer.num_lanes
+    assert int((drawn.index >= own).sum()) == expected
+    assert len(drawn.index) == 256
+
+
+def test_an_offline_algorithm_needs_no_training_environment(tmp_path):
+    data, algorithm, config = loaded("td3_bc", saved(tmp_path / "data"))
+    assert isinstance(make_collect(config, algorithm, None, data), OfflineData)
+
+
+@pytest.mark.parametrize(("name", "raw"), [("sac", [-1.0, 1.0]), ("iql", None)])
+def test_actions_come_in_the_units_of_the_policy(name, raw, tmp_path):
+    """A saved 2 of Pendulum's torque in [-2, 2] is 1 for a policy that samples in [-1, 1] (decision 0003)."""
+    folder = saved(tmp_path / "data")
+    buffer, algorithm, _ = loaded(name, folder)
+    assert buffer.options["action_spec"] == algorithm.policy.raw_action_spec
+    before = ReplayBuffer.load(folder)
+    rows = before.starts(1)
+    assert torch.allclose(buffer.take("action", rows), before.take("action", rows) / 2)
+    assert before.take("action", rows).abs().max() > 1.5
+    if raw is not None:
+        assert buffer.take("action", rows).abs().max() <= 1
+
+
+def test_prioritized_plans_have_priorities_in_the_data_as_well(tmp_path):
+    folder = saved(tmp_path / "data", EnvConfig(name="CartPole-v1"))
+    config = dataclasses.replace(preset("rainbow", "CartPole-v1"), offline=DataConfig(data=folder))
+    buffer = load_data(config, make_algorithm(config))
+    assert type(buffer.sampler).__name__ == "PrioritizedSampler"
+
+
+def test_a_minari_dataset_is_read_by_its_id(tmp_path, monkeypatch):
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+    before = ReplayBuffer.load(saved(tmp_path / "data"))
+    spaces = gymnasium.make("Pendulum-v1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        to_minari(
+            before,
+            "pendulum/random-v0",
+            observation_space=spaces.observation_space,
+            action_space=spaces.action_space,
+        )
+    buffer, _, _ = loaded("iql", "minari:pendulum/random-v0")
+    assert len(buffer.episodes()) == len(before.episodes()) == 6
+    rows, again = before.episodes()[2], buffer.episodes()[2]
+    assert torch.equal(before.take("observation", rows), buffer.take("observation", again))
+    assert torch.allclose(before.take("action", rows[:-1]) / 2, buffer.take("action", again[:-1]))
+    with pytest.raises(ConfigError, match=r"which Minari cannot load .*`minari download pendulum/none-v0`"):
+        loaded("iql", "minari:pendulum/none-v0")
+
+
+# -- what is refused
+
+
+def filled(folder, action_spec, *, observation=3, action=None, reward_spec=None, lasts=False):
+    """A saved buffer whose rows say nothing."""
+    buffer = ReplayBuffer(
+        8, 1, observation_spec=TensorSpec((observation,)), action_spec=action_spec, reward_spec=reward_spec
+    )
+    reward = torch.zeros(1, *(reward_spec.shape if reward_spec else ()))
+    buffer.open(step([FIRST], torch.zeros(1, observation), reward, torch.ones(1)))
+    given = torch.zeros(1, *action_spec.shape, dtype=action_spec.dtype) if action is None else torch.tensor([[action]])
+    for kind in [FIRST] if lasts else [MID, MID, LAST]:
+        buffer.append(given, step([kind], torch.zeros(1, observation), reward, torch.ones(1)))
+    buffer.save(folder)
+    return str(folder)
+
+
+TORQUE = BoundedSpec((1,), minimum=np.array([-2.0], np.float32), maximum=np.array([2.0], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        (TORQUE, {"observation": 4}, r"its observations are .*\(4,\).* but .*\(3,\).* is needed"),
+        (DiscreteSpec(num=2), {}, "its actions are one: DiscreteSpec.*`palaestra data export`"),
+        (TORQUE, {"reward_spec": TensorSpec((2,))}, r"its rewards have the shape \(2,\), but numbers are needed"),
+        (TORQUE, {"action": 2.5}, "outside the bounds of the action space"),
+        (TORQUE, {"lasts": True}, "is too short for cql: no row can be learned from"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(spec, options, message, tmp_path):
+    folder = filled(tmp_path / "data", spec, **options)
+    with pytest.raises(ConfigError, match=message):
+        loaded("cql", folder)
+
+
+def test_a_folder_without_a_buffer_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"holds no saved buffer: it has no buffer\.json"):
+        loaded("cql", str(tmp_path))
+
+
+def test_damaged_data_is_a_fault_of_the_storage(tmp_path):
+    """F10: not a mistake in the configuration; exit code 5."""
+    folder = tmp_path / "data"
+    saved(folder)
+    rows = bytearray((folder / "rows.safetensors").read_bytes())
+    rows[-5] ^= 1
+    (folder / "rows.safetensors").write_bytes(rows)
+    with pytest.raises(CheckpointError, match=r"rows\.safetensors is missing or damaged"):
+        loaded("cql", str(folder))
+
+
+def test_a_policy_with_a_memory_cannot_use_data_without(tmp_path):
+    data = saved(tmp_path / "data", EnvConfig(name="CartPole-v1"))
+    config = dataclasses.replace(preset("r2d2", "CartPole-v1"), offline=DataConfig(data=data))
+    with pytest.raises(ConfigError, match="r2d2 stores the memory of its policy with every step"):
+        load_data(config, make_algorithm(config))
+
+
+def test_nothing_is_left_where_the_data_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no such folder"):
+        palaestra.train("cql", "Pendulum-v1", offline__data="none", run__directory=str(tmp_path / "runs"), **SMALL)
+    with pytest.raises(ConfigError, match="no such folder"):
+        palaestra.train(
+            "cql", "Pendulum-v1", seeds=2, offline__data="none", run__directory=str(tmp_path / "runs"), **SMALL
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resuming_with_other_data_is_refused_and_moved_data_is_not(tmp_path):
+    """F25: whether it is the same data is told by its fingerprint, not by its path."""
+    data = saved(tmp_path / "data")
+    done = palaestra.train("td3_bc", "Pendulum-v1", offline__data=data, run__directory=str(tmp_path / "runs"), **SMALL)
+    with pytest.raises(ConfigError, match="a run goes on with the data that it began with"):
+        palaestra.resume(done.directory, offline__data=saved(tmp_path / "other", seed=2), trainer__total_env_steps=70)
+    (tmp_path / "data").rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match="no such folder"):
+        palaestra.resume(done.directory, trainer__total_env_steps=70)
+    again = palaestra.resume(done.directory, offline__data=str(tmp_path / "moved"), trainer__total_env_steps=70)
+    assert again.result.env_steps == 70
+    overrides = json.loads((done.directory / "run.json").read_text())["overrides"]
+    assert overrides[-1]["changes"]["offline.data"] == [data, str(tmp_path / "moved")]
+
+
+def test_every_offline_algorithm_has_settings_for_classic_control():
+    families = {(name, env) for name, env in _ENTRIES if name in ("behaviour_cloning", "cql", "iql", "td3_bc")}
+    assert {("cql", "Pendulum-v1"), ("iql", "Pendulum-v1"), ("td3_bc", "Pendulum-v1")} <= families
+    assert {("behaviour_cloning", "Pendulum-v1"), ("behaviour_cloning", "CartPole-v1")} <= families
+    assert ("discrete_cql", "CartPole-v1") in _ENTRIES
