@@ -3,6 +3,14 @@
 from typing import Any
 
 from palaestra.algorithms.a2c import A2C, A2CBatch, A2CConfig
+from palaestra.algorithms.actor_critic import (
+    ActorCritic,
+    ActorCriticConfig,
+    AdvantageBatch,
+    JointActorCritic,
+    JointConfig,
+    MinibatchConfig,
+)
 from palaestra.algorithms.algorithm import Algorithm, GradientAlgorithm
 from palaestra.algorithms.algorithm_config import AlgorithmConfig
 from palaestra.algorithms.behaviour_cloning import BehaviourCloning, BehaviourCloningBatch, BehaviourCloningConfig
@@ -97,6 +105,9 @@ __all__ = [
     "TRPO",
     "A2CBatch",
     "A2CConfig",
+    "ActorCritic",
+    "ActorCriticConfig",
+    "AdvantageBatch",
     "Algorithm",
     "AlgorithmConfig",
     "BehaviourCloning",
@@ -127,7 +138,10 @@ __all__ = [
     "IQLConfig",
     "IQNBatch",
     "IQNConfig",
+    "JointActorCritic",
+    "JointConfig",
     "Losses",
+    "MinibatchConfig",
     "OffPolicyConfig",
     "OfflineConfig",
     "PPGConfig",
