@@ -31,8 +31,10 @@ from palaestra.algorithms.iqn import IQN, IQNBatch, IQNConfig
 from palaestra.algorithms.memory import memory_fields, memory_of
 from palaestra.algorithms.off_policy import (
     BootstrapConfig,
+    NStepConfig,
     OfflineConfig,
     OffPolicyConfig,
+    ReplayConfig,
     TransitionConfig,
     Transitions,
     transitions,
@@ -53,7 +55,7 @@ from palaestra.algorithms.td3 import TD3, TD3Config
 from palaestra.algorithms.td3_bc import TD3BC, TD3BCBatch, TD3BCConfig
 from palaestra.algorithms.trpo import TRPO, TRPOConfig
 from palaestra.algorithms.trust_region import FixedPolicy
-from palaestra.algorithms.value_based import ValueBased, ValueBasedConfig, ValueBatch
+from palaestra.algorithms.value_based import QLearning, QLearningConfig, ValueBased, ValueBasedConfig, ValueBatch
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "a2c": A2C,
@@ -142,11 +144,14 @@ __all__ = [
     "JointConfig",
     "Losses",
     "MinibatchConfig",
+    "NStepConfig",
     "OffPolicyConfig",
     "OfflineConfig",
     "PPGConfig",
     "PPOBatch",
     "PPOConfig",
+    "QLearning",
+    "QLearningConfig",
     "QRDQNConfig",
     "QuantileSAC",
     "QuantileSACConfig",
@@ -160,6 +165,7 @@ __all__ = [
     "Reinforce",
     "ReinforceBatch",
     "ReinforceConfig",
+    "ReplayConfig",
     "SACConfig",
     "Sarsa",
     "SarsaBatch",
