@@ -3,6 +3,14 @@
 from typing import Any
 
 from palaestra.algorithms.a2c import A2C, A2CBatch, A2CConfig
+from palaestra.algorithms.actor_critic import (
+    ActorCritic,
+    ActorCriticConfig,
+    AdvantageBatch,
+    JointActorCritic,
+    JointConfig,
+    MinibatchConfig,
+)
 from palaestra.algorithms.algorithm import Algorithm, GradientAlgorithm
 from palaestra.algorithms.algorithm_config import AlgorithmConfig
 from palaestra.algorithms.behaviour_cloning import BehaviourCloning, BehaviourCloningBatch, BehaviourCloningConfig
@@ -23,8 +31,10 @@ from palaestra.algorithms.iqn import IQN, IQNBatch, IQNConfig
 from palaestra.algorithms.memory import memory_fields, memory_of
 from palaestra.algorithms.off_policy import (
     BootstrapConfig,
+    NStepConfig,
     OfflineConfig,
     OffPolicyConfig,
+    ReplayConfig,
     TransitionConfig,
     Transitions,
     transitions,
@@ -45,7 +55,7 @@ from palaestra.algorithms.td3 import TD3, TD3Config
 from palaestra.algorithms.td3_bc import TD3BC, TD3BCBatch, TD3BCConfig
 from palaestra.algorithms.trpo import TRPO, TRPOConfig
 from palaestra.algorithms.trust_region import FixedPolicy
-from palaestra.algorithms.value_based import ValueBased, ValueBasedConfig, ValueBatch
+from palaestra.algorithms.value_based import QLearning, QLearningConfig, ValueBased, ValueBasedConfig, ValueBatch
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "a2c": A2C,
@@ -97,6 +107,9 @@ __all__ = [
     "TRPO",
     "A2CBatch",
     "A2CConfig",
+    "ActorCritic",
+    "ActorCriticConfig",
+    "AdvantageBatch",
     "Algorithm",
     "AlgorithmConfig",
     "BehaviourCloning",
@@ -127,12 +140,18 @@ __all__ = [
     "IQLConfig",
     "IQNBatch",
     "IQNConfig",
+    "JointActorCritic",
+    "JointConfig",
     "Losses",
+    "MinibatchConfig",
+    "NStepConfig",
     "OffPolicyConfig",
     "OfflineConfig",
     "PPGConfig",
     "PPOBatch",
     "PPOConfig",
+    "QLearning",
+    "QLearningConfig",
     "QRDQNConfig",
     "QuantileSAC",
     "QuantileSACConfig",
@@ -146,6 +165,7 @@ __all__ = [
     "Reinforce",
     "ReinforceBatch",
     "ReinforceConfig",
+    "ReplayConfig",
     "SACConfig",
     "Sarsa",
     "SarsaBatch",

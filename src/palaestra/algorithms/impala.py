@@ -8,23 +8,21 @@ from several times.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.actor_critic import JointActorCritic, JointConfig
 from palaestra.algorithms.records import Losses
-from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, DataSource, OnPolicy, Schedule
 from palaestra.ops import VTraceClip, approximate_kl, masked_mean, policy_gradient, vtrace
-from palaestra.policies import StochasticPolicy, stochastic_policy
 
 __all__ = ["IMPALA", "IMPALABatch", "IMPALAConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class IMPALAConfig(AlgorithmConfig):
+class IMPALAConfig(JointConfig):
     """Hyperparameters of `IMPALA`."""
 
     learning_rate: Schedule = 6e-4
@@ -35,24 +33,21 @@ class IMPALAConfig(AlgorithmConfig):
     """How often each unroll is gone through."""
     mini_batch_size: int | None = None
     """Sequences in a minibatch; `None` is one from every environment, that is, the whole unroll."""
-    gamma: Schedule = 0.99
-    """Discount per env step, in [0, 1]."""
     gae_lambda: Schedule = 1.0
     """Lambda of remark 2, in [0, 1]: decay of the traces."""
     rho_clip: float = 1.0
     """Upper bound of the importance weights of errors; it decides which policy's value is learned."""
     trace_clip: float = 1.0
     """Upper bound of the importance weights in traces, at most `rho_clip`; it decides how fast values spread."""
-    value_cost: Schedule = 0.5
-    """Weight of the value error."""
-    entropy_cost: Schedule = 0.01
-    """Weight of the entropy."""
     max_grad_norm: float = 40.0
     """Longest gradient, Euclidean norm over all parameters."""
-    normalize_observation: bool = False
-    """Whether the policy normalises observations by their running mean and variance."""
-    network: NetworkConfig = field(default_factory=NetworkConfig)
-    """Policy and value network; they share no parameters."""
+
+    @property
+    def plan(self) -> OnPolicy:
+        """The data these settings ask for: whole sequences."""
+        return OnPolicy(
+            unroll_length=self.unroll_length, num_updates=self.num_updates, mini_batch_size=self.mini_batch_size
+        )
 
 
 class IMPALABatch(Batch):
@@ -75,7 +70,7 @@ class IMPALABatch(Batch):
 
 
 @final
-class IMPALA(GradientAlgorithm[StochasticPolicy]):
+class IMPALA(JointActorCritic):
     """Learns a stochastic policy and a state value from unrolls of that policy or an older one.
 
     Args:
@@ -90,38 +85,8 @@ class IMPALA(GradientAlgorithm[StochasticPolicy]):
 
     config_class = IMPALAConfig
     stored_fields = ("log_prob",)
-
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: IMPALAConfig | None = None,
-        seeds: RunSeeds | None = None,
-    ) -> None:
-        config, seeds = config or IMPALAConfig(), seeds or RunSeeds(0)
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(
-                observation_spec, action_spec, config.network, normalize=config.normalize_observation
-            )
-            self._value_network = Network(observation_spec, 1, config.network)
-        option = OptimizerOption("rmsprop", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
-        networks = nn.ModuleDict({"policy": policy.network, "value": self._value_network})
-        model = CoreModel({"impala": networks}, {"impala": option})
-        plan = OnPolicy(
-            unroll_length=config.unroll_length, num_updates=config.num_updates, mini_batch_size=config.mini_batch_size
-        )
-        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
-
-    def value(self, observation: Any) -> Tensor:
-        """State values.
-
-        Args:
-            observation: [..., obs], not yet normalised.
-
-        Returns:
-            [...] in units of return.
-        """
-        return self._value_network(self.policy.normalize(observation)).squeeze(-1)
+    component = "impala"
+    optimizer = "rmsprop"
 
     def preprocess(self, batch: Any, source: DataSource) -> IMPALABatch:
         """Keeps what V-trace needs; it is computed in `losses`, with the weights of the gradient step."""

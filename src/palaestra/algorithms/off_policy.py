@@ -13,7 +13,16 @@ from palaestra.core import Batch, Offline, Replay, Schedule
 from palaestra.nn import NetworkConfig
 from palaestra.ops import n_step_targets
 
-__all__ = ["BootstrapConfig", "OffPolicyConfig", "OfflineConfig", "TransitionConfig", "Transitions", "transitions"]
+__all__ = [
+    "BootstrapConfig",
+    "NStepConfig",
+    "OffPolicyConfig",
+    "OfflineConfig",
+    "ReplayConfig",
+    "TransitionConfig",
+    "Transitions",
+    "transitions",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,20 +42,26 @@ class TransitionConfig(AlgorithmConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BootstrapConfig(AlgorithmConfig):
-    """Hyperparameters of every algorithm whose critics learn from target networks that follow slowly."""
+class NStepConfig(AlgorithmConfig):
+    """Hyperparameters of every algorithm that bootstraps from the row n steps later."""
 
     gamma: Schedule = 0.99
     """Discount per env step, in [0, 1]."""
     n_step: int = 1
     """Rewards summed before bootstrapping, without off-policy correction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BootstrapConfig(NStepConfig):
+    """Hyperparameters of every algorithm whose critics learn from target networks that follow slowly."""
+
     tau: Schedule = 0.005
     """Share of the way that target networks go towards the online ones, in [0, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffPolicyConfig(BootstrapConfig, TransitionConfig):
-    """Hyperparameters of every actor-critic that learns from a replay buffer while it collects."""
+class ReplayConfig(NStepConfig, TransitionConfig):
+    """Hyperparameters of every algorithm that learns from a replay buffer while it collects."""
 
     unroll_length: float = 1
     """Time steps collected from every environment before each update."""
@@ -68,6 +83,11 @@ class OffPolicyConfig(BootstrapConfig, TransitionConfig):
             initial_collect_steps=self.initial_collect_steps,
             n_step=self.n_step,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyConfig(BootstrapConfig, ReplayConfig):
+    """Hyperparameters of every actor-critic that learns from a replay buffer while it collects."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +113,16 @@ class Transitions(Batch):
     index: Tensor
 
 
-def transitions(windows: Any, gamma: float) -> Transitions:
+def transitions(windows: Any, gamma: float, layout: type[Transitions] = Transitions) -> Any:
     """Reduces n-step windows to transitions.
 
     Args:
         windows: `buffers.Windows`.
         gamma: discount per env step.
+        layout: of what is returned; fields that it adds to `Transitions` are left to the caller.
     """
     steps = n_step_targets(windows.reward, gamma * windows.discount, windows.step_type)
-    return Transitions.of(
+    return layout.of(
         {
             "observation": windows.observation,
             "action": windows.action,

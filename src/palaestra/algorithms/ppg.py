@@ -8,35 +8,25 @@ networks see observations normalised as of today.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig
+from palaestra.algorithms.actor_critic import ActorCritic, AdvantageBatch, MinibatchConfig
 from palaestra.algorithms.records import UpdateInfo, require_finite_gradients
 from palaestra.algorithms.trust_region import FixedPolicy
-from palaestra.core import (
-    Batch,
-    CheckpointError,
-    DataSource,
-    OnPolicy,
-    RunSeeds,
-    Schedule,
-    SpecTree,
-    minibatches,
-    seeded_initialisation,
-)
-from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
-from palaestra.ops import approximate_kl, clipped_surrogate, gae, masked_mean, standardize
-from palaestra.policies import Phase, StochasticPolicy, stochastic_policy
+from palaestra.core import Batch, CheckpointError, DataSource, Schedule, minibatches
+from palaestra.nn import CoreModel, Network, OptimizerOption
+from palaestra.ops import approximate_kl, clipped_surrogate, masked_mean
+from palaestra.policies import Phase, StochasticPolicy
 
 __all__ = ["PPG", "PPGConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPGConfig(AlgorithmConfig):
+class PPGConfig(MinibatchConfig):
     """Hyperparameters of `PPG`."""
 
     learning_rate: Schedule = 5e-4
@@ -51,10 +41,6 @@ class PPGConfig(AlgorithmConfig):
     """N_pi: unrolls between two auxiliary phases; so many are kept."""
     num_auxiliary_updates: int = 6
     """E_aux: how often the kept unrolls are gone through in an auxiliary phase."""
-    gamma: Schedule = 0.99
-    """Discount per env step, in [0, 1]."""
-    gae_lambda: Schedule = 0.95
-    """Trace decay of the advantage estimate, in [0, 1]; 1 is Monte Carlo, 0 is one-step TD."""
     clip: Schedule = 0.2
     """Epsilon of the clipped surrogate."""
     clone_cost: Schedule = 1.0
@@ -63,16 +49,10 @@ class PPGConfig(AlgorithmConfig):
     """Weight of the entropy."""
     max_grad_norm: float = 0.5
     """Longest gradient of the policy and of the value network, Euclidean norm."""
-    standardize_advantage: bool = True
-    """Whether advantages of an unroll are given mean 0 and standard deviation 1."""
-    normalize_observation: bool = False
-    """Whether the policy normalises observations by their running mean and variance."""
-    network: NetworkConfig = field(default_factory=NetworkConfig)
-    """Policy and value network; they share no parameters."""
 
 
 @final
-class PPG(Algorithm[StochasticPolicy]):
+class PPG(ActorCritic):
     """Learns a stochastic policy and a state value; the policy's own layers learn the value in a phase apart.
 
     Rows for the auxiliary phase are kept here, with their value targets, and are part of a checkpoint.
@@ -90,43 +70,15 @@ class PPG(Algorithm[StochasticPolicy]):
     config_class = PPGConfig
     stored_fields = ("log_prob",)
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: PPGConfig | None = None,
-        seeds: RunSeeds | None = None,
-    ) -> None:
-        config, seeds = config or PPGConfig(), seeds or RunSeeds(0)
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(
-                observation_spec, action_spec, config.network, normalize=config.normalize_observation
-            )
-            self._value_network = Network(observation_spec, 1, config.network)
-            self._torso = next(part for part in policy.network.modules() if isinstance(part, Network))
-            self._auxiliary = nn.Linear(self._torso.hidden_size, 1)
+    _kept: Any = None
+
+    def build_model(self, policy: StochasticPolicy, config: Any) -> CoreModel:
+        """Policy, value network and the policy's auxiliary head, each with Adam."""
+        self._torso = next(part for part in policy.network.modules() if isinstance(part, Network))
+        self._auxiliary = nn.Linear(self._torso.hidden_size, 1)
         option = OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
-        components = {"policy": policy.network, "value": self._value_network, "auxiliary": self._auxiliary}
-        model = CoreModel(components, dict.fromkeys(components, option))
-        plan = OnPolicy(
-            unroll_length=config.unroll_length,
-            num_updates=config.num_updates,
-            mini_batch_size=config.mini_batch_size,
-            mini_batch_length=1,
-        )
-        self._kept: Any = None
-        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
-
-    def value(self, observation: Any) -> Tensor:
-        """State values.
-
-        Args:
-            observation: [..., obs], not yet normalised.
-
-        Returns:
-            [...] in units of return.
-        """
-        return self._value_network(self.policy.normalize(observation)).squeeze(-1)
+        components = {"policy": policy.network, "value": self.value_network, "auxiliary": self._auxiliary}
+        return CoreModel(components, dict.fromkeys(components, option))
 
     def auxiliary_value(self, observation: Any) -> Tensor:
         """State values by the policy's own layers.
@@ -150,7 +102,7 @@ class PPG(Algorithm[StochasticPolicy]):
         """
         with self.policy.in_phase(Phase.UPDATE):
             drawn: Any = source.draw(self.plan, self._minibatch_generator)
-            batch = self._prepared(drawn)
+            batch = AdvantageBatch.of(self.with_advantages(drawn))
             info = UpdateInfo(self.policy_version + 1, 0, 0)
             for minibatch in minibatches(batch, self.plan, generator=self._minibatch_generator):
                 self._step(self._policy_phase(minibatch), info, int(minibatch["valid"].sum()))
@@ -162,23 +114,6 @@ class PPG(Algorithm[StochasticPolicy]):
                 self._kept = None
         self.finish_update(drawn)
         return info
-
-    @torch.no_grad()
-    def _prepared(self, batch: Any) -> Batch:
-        """[T, B] rows with advantages and value targets."""
-        value, discount = self.value(batch.observation), self.value_of("gamma") * batch.discount  # [T+1, B]
-        advantage = gae(value, batch.reward, discount, batch.step_type, lambda_=self.value_of("gae_lambda"))  # [T, B]
-        target = value[:-1] + advantage
-        return Batch.of(
-            {
-                "observation": batch.observation[:-1],
-                "action": batch.action,
-                "log_prob": batch.policy_info.log_prob,
-                "advantage": standardize(advantage, batch.valid) if self.config.standardize_advantage else advantage,
-                "value_target": target,
-                "valid": batch.valid,
-            }
-        )
 
     def _policy_phase(self, batch: Any) -> tuple[list[tuple[Tensor, list[str]]], dict[str, Tensor]]:
         """Losses with the components they train, and metrics: equation (1) and the entropy; equation (4)."""

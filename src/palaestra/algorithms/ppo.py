@@ -14,46 +14,26 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.actor_critic import AdvantageBatch, JointActorCritic, JointConfig, MinibatchConfig
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.memory import memory_fields, memory_of
+from palaestra.algorithms.memory import memory_of
 from palaestra.algorithms.records import Losses
-from palaestra.core import (
-    Batch,
-    DataSource,
-    OnPolicy,
-    RunSeeds,
-    Schedule,
-    SpecTree,
-    seeded_initialisation,
-)
-from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
-from palaestra.ops import clipped_surrogate, explained_variance, gae, row_weights, standardize, weighted_sum
-from palaestra.policies import StochasticPolicy, stochastic_policy
+from palaestra.core import DataSource, OnPolicy, Schedule
+from palaestra.ops import clipped_surrogate, explained_variance, row_weights, weighted_sum
 
 __all__ = ["PPO", "PPOBatch", "PPOConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig(AlgorithmConfig):
+class PPOConfig(JointConfig, MinibatchConfig):
     """Hyperparameters of `PPO`."""
 
-    learning_rate: Schedule = 3e-4
-    """Step size of Adam; a number or a schedule such as linear(3e-4, 0)."""
-    unroll_length: float = 128
-    """Time steps collected from every environment before each update."""
     num_updates: int = 4
     """How often each unroll is gone through."""
-    mini_batch_size: int = 256
-    """Rows in a minibatch."""
     mini_batch_length: int = 16
     """Time steps in a sequence, for a recurrent network; without one, rows are learned from one by one."""
-    gamma: Schedule = 0.99
-    """Discount per env step, in [0, 1]."""
-    gae_lambda: Schedule = 0.95
-    """Trace decay of the advantage estimate, in [0, 1]; 1 is Monte Carlo, 0 is one-step TD."""
     clip: Schedule = 0.2
     """Epsilon of equation (7): the probability ratio is clipped to [1 - epsilon, 1 + epsilon]."""
     value_cost: Schedule = 0.5
@@ -62,32 +42,25 @@ class PPOConfig(AlgorithmConfig):
     """c2 of equation (9)."""
     target_kl: float | None = None
     """An update ends at the first minibatch on which the policy has moved further from the one that acted, in nats."""
-    max_grad_norm: float = 0.5
-    """Longest gradient, Euclidean norm over all parameters."""
-    standardize_advantage: bool = True
-    """Whether advantages of an unroll are given mean 0 and standard deviation 1."""
-    normalize_observation: bool = False
-    """Whether the policy normalises observations by their running mean and variance."""
-    network: NetworkConfig = field(default_factory=NetworkConfig)
-    """Policy and value network; they share nothing but the memory, where there is one."""
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
 
+    @property
+    def plan(self) -> OnPolicy:
+        """The data these settings ask for: rows, or sequences where the network has a memory."""
+        length = self.mini_batch_length if self.network.recurrent else 1
+        size = max(1, self.mini_batch_size // length)
+        return dataclasses.replace(super().plan, mini_batch_size=size, mini_batch_length=length)
 
-class PPOBatch(Batch):
+
+class PPOBatch(AdvantageBatch):
     """One minibatch; every field is [N, ...], or [T, N, ...] for a recurrent network."""
 
-    observation: Any
-    action: Any
     log_prob: Tensor
-    advantage: Tensor
-    value: Tensor
-    value_target: Tensor
-    valid: Tensor
 
 
 @final
-class PPO(GradientAlgorithm[StochasticPolicy]):
+class PPO(JointActorCritic):
     """Learns a stochastic policy and a state value from unrolls of that same policy.
 
     Args:
@@ -103,73 +76,11 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
     config_class = PPOConfig
     recurrent = True
     stored_fields = ("log_prob",)
+    component = "ppo"
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: PPOConfig | None = None,
-        seeds: RunSeeds | None = None,
-    ) -> None:
-        config, seeds = config or PPOConfig(), seeds or RunSeeds(0)
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(
-                observation_spec, action_spec, config.network, normalize=config.normalize_observation
-            )
-            value_config = dataclasses.replace(config.network, recurrent=None)
-            self._value_network = Network(policy.feature_spec, 1, value_config)
-        model = CoreModel(
-            {"ppo": nn.ModuleDict({"policy": policy.network, "value": self._value_network})},
-            {"ppo": OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)},
-        )
-        length = config.mini_batch_length if policy.state_spec else 1
-        plan = OnPolicy(
-            unroll_length=config.unroll_length,
-            num_updates=config.num_updates,
-            mini_batch_size=max(1, config.mini_batch_size // length),
-            mini_batch_length=length,
-        )
-        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
-
-    def value(self, observation: Any, state: Any = (), first: Tensor | None = None) -> Tensor:
-        """State values.
-
-        Args:
-            observation: [..., obs], not yet normalised.
-            state: see `NetworkPolicy`.
-            first: see `NetworkPolicy`.
-
-        Returns:
-            [...] in units of return.
-        """
-        return self._value_network(self.policy.features(observation, state, first)[0]).squeeze(-1)
-
-    @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> PPOBatch:
-        """Adds advantages and value targets to an unroll, in one batched pass."""
-        value = self.value(batch.observation, *memory_of(batch))  # [T+1, B]
-        advantage = gae(
-            value,
-            batch.reward,
-            self.value_of("gamma") * batch.discount,
-            batch.step_type,
-            lambda_=self.value_of("gae_lambda"),
-        )  # [T, B]
-        target = value[:-1] + advantage
-        if self.config.standardize_advantage:
-            advantage = standardize(advantage, batch.valid)
-        return PPOBatch.of(
-            {
-                "observation": batch.observation[:-1],
-                "action": batch.action,
-                "log_prob": batch.policy_info.log_prob,
-                "advantage": advantage,
-                "value": value[:-1],
-                "value_target": target,
-                "valid": batch.valid,
-                **memory_fields(batch),
-            }
-        )
+        """Adds advantages and value targets to an unroll."""
+        return PPOBatch.of(self.with_advantages(batch))
 
     def losses(self, batch: PPOBatch) -> Losses:
         """Equation (9): clipped surrogate, value error and entropy, each a mean over valid rows."""
@@ -178,7 +89,7 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
         policy = self.policy.distribution_of(self.policy.head(features), self.policy.action_mask(batch.observation))
         log_ratio = policy.log_prob(batch.action) - batch.log_prob
         surrogate = weighted_sum(clipped_surrogate(log_ratio, batch.advantage, epsilon=self.value_of("clip")), weight)
-        value_error = weighted_sum((self._value_network(features).squeeze(-1) - batch.value_target).square(), weight)
+        value_error = weighted_sum((self.value_network(features).squeeze(-1) - batch.value_target).square(), weight)
         total = surrogate + self.value_of("value_cost") * value_error
         if self.config.entropy_cost:
             total = total - self.value_of("entropy_cost") * weighted_sum(policy.entropy(), weight)

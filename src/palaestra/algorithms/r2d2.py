@@ -8,32 +8,19 @@ their episode, the memory starts anew in the next one.
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
-from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.algorithms.memory import memory_of
 from palaestra.algorithms.records import Losses
-from palaestra.core import (
-    Batch,
-    ConfigError,
-    DataSource,
-    Linear,
-    Prioritized,
-    Replay,
-    RunSeeds,
-    Schedule,
-    SpecTree,
-    seeded_initialisation,
-)
-from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
+from palaestra.algorithms.value_based import QLearning, QLearningConfig
+from palaestra.core import Batch, ConfigError, DataSource, Replay, RunSeeds, Schedule, SpecTree
+from palaestra.nn import NetworkConfig
 from palaestra.ops import greedy_action, huber, masked_mean, n_step_returns, valid_starts
-from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
 __all__ = ["R2D2", "R2D2Batch", "R2D2Config"]
 
@@ -41,51 +28,36 @@ _MAX_SHARE = 0.9  # η of section 2.3
 
 
 @dataclass(frozen=True, kw_only=True)
-class R2D2Config(AlgorithmConfig):
+class R2D2Config(QLearningConfig):
     """Hyperparameters of `R2D2`."""
 
     learning_rate: Schedule = 5e-4
     """Step size of Adam; a number or a schedule."""
     unroll_length: float = 16
     """Time steps collected from every environment before each update."""
-    num_updates: int = 1
-    """Gradient steps in one update."""
     mini_batch_size: int = 32
     """Sequences in a minibatch."""
     mini_batch_length: int = 20
     """Time steps in a sequence that are learned from; memories are stored once in as many."""
     burn_in: int = 10
     """Time steps before them that only bring the memory up to date."""
-    capacity: int = 100_000
-    """Rows the replay buffer keeps."""
-    initial_collect_steps: int = 1_000
-    """Env steps before the first gradient step."""
-    gamma: Schedule = 0.99
-    """Discount per env step, in [0, 1]."""
     n_step: int = 5
     """Rewards summed before bootstrapping."""
-    target_period: int = 250
-    """Gradient steps between two copies of the online to the target network."""
-    epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
-    """Probability of a random action while collecting."""
     huber_delta: float = 1.0
     """Error above which the loss grows linearly."""
-    max_grad_norm: float = 10.0
-    """Longest gradient, Euclidean norm over all parameters."""
-    prioritized: bool = False
-    """Whether sequences of large error are drawn more often."""
     priority_alpha: float = 0.9
     """Power of the priority, at least 0; 0 draws all equally often."""
     priority_beta: Schedule = 0.6
     """How far importance weights correct for that, in [0, 1]; 1 is completely."""
-    normalize_observation: bool = False
-    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
     network: NetworkConfig = field(
         default_factory=lambda: NetworkConfig(hidden_sizes=(128,), activation="relu", dueling=True, recurrent="lstm")
     )
     """Q-network behind a memory."""
-    bonus: BonusConfig = field(default_factory=BonusConfig)
-    """Reward for novelty; none by default."""
+
+    @property
+    def plan(self) -> Replay:
+        """The data these settings ask for: sequences."""
+        return dataclasses.replace(super().plan, mini_batch_length=self.mini_batch_length, burn_in=self.burn_in)
 
 
 class R2D2Batch(Batch):
@@ -112,7 +84,7 @@ class R2D2Batch(Batch):
 
 
 @final
-class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
+class R2D2(QLearning):
     """Learns action values of a recurrent network from replayed sequences; acts greedily with probability 1 - epsilon.
 
     Args:
@@ -135,36 +107,14 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
         config: R2D2Config | None = None,
         seeds: RunSeeds | None = None,
     ) -> None:
-        config, seeds = config or R2D2Config(), seeds or RunSeeds(0)
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = ValueGreedyPolicy.build(
-                observation_spec, action_spec, config.network, normalize=config.normalize_observation
-            )
-        if not policy.state_spec or config.mini_batch_length < 2:
+        config = config or R2D2Config()
+        if config.network.recurrent is None or config.mini_batch_length < 2:
             raise ConfigError(
                 f"R2D2 was given network.recurrent={config.network.recurrent} and mini_batch_length="
                 f"{config.mini_batch_length}; it needs a memory, lstm or gru, and sequences of at least 2 steps, else "
                 "use DQN"
             )
-        policy.exploration = EpsilonGreedy(action_spec.num, config.epsilon)
-        self._target: Any = copy.deepcopy(policy.network)
-        model = CoreModel(
-            {"q": policy.network, "target_q": self._target},
-            {"q": OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)},
-        )
-        priorities = Prioritized(alpha=config.priority_alpha, beta=config.priority_beta) if config.prioritized else None
-        plan = Replay(
-            unroll_length=config.unroll_length,
-            capacity=config.capacity,
-            num_updates=config.num_updates,
-            mini_batch_size=config.mini_batch_size,
-            mini_batch_length=config.mini_batch_length,
-            burn_in=config.burn_in,
-            initial_collect_steps=config.initial_collect_steps,
-            n_step=config.n_step,
-            prioritized=priorities,
-        )
-        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
+        super().__init__(observation_spec, action_spec, config, seeds)
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> R2D2Batch:
@@ -180,11 +130,11 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
         """Errors of all steps after the burn-in against n-step double Q-learning targets."""
         b = self.config.burn_in
         state, first = memory_of(batch)
-        q = self._q(self.policy.network, batch, state, first)  # [L+1-b, N, A]
+        q = self._q(self.network, batch, state, first)  # [L+1-b, N, A]
         with torch.no_grad():
             mask = self.policy.action_mask(batch.observation[b:])
             best = greedy_action(q, mask).unsqueeze(-1)
-            value = self._q(self._target, batch, state, first).gather(-1, best).squeeze(-1)
+            value = self._q(self.target_network, batch, state, first).gather(-1, best).squeeze(-1)
             rows = (batch.reward[b:], batch.discount[b:], batch.step_type[b:])
             target = n_step_returns(value, *rows, n=self.config.n_step)  # [L-b, N]
         taken = q[:-1].gather(-1, batch.action[b:].unsqueeze(-1)).squeeze(-1)
@@ -196,11 +146,6 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
         size = error.detach().abs() * valid
         priority = _MAX_SHARE * size.amax(0) + (1 - _MAX_SHARE) * size.sum(0) / valid.sum(0).clamp(min=1)
         return Losses({"q": masked_mean(batch.weight * loss, valid)}, metrics, priority)
-
-    def after_step(self) -> None:
-        """Copies the online to the target network every `target_period` gradient steps."""
-        if self.num_gradient_steps % self.config.target_period == 0:
-            self.model.sync("target_q", source="q")
 
     def _q(self, network: Any, batch: R2D2Batch, state: Any, first: Tensor) -> Tensor:
         """Action values of the rows after the burn-in, through which the memory runs without gradient."""

@@ -8,43 +8,30 @@ policy where no shorter one improves the surrogate.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig
+from palaestra.algorithms.actor_critic import ActorCritic, AdvantageBatch, MinibatchConfig
 from palaestra.algorithms.records import UpdateInfo, require_finite_gradients
 from palaestra.algorithms.trust_region import FixedPolicy
-from palaestra.core import (
-    Batch,
-    DataSource,
-    OnPolicy,
-    RunSeeds,
-    Schedule,
-    SpecTree,
-    minibatches,
-    seeded_initialisation,
-)
-from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
-from palaestra.ops import conjugate_gradient, explained_variance, gae, masked_mean, standardize
-from palaestra.policies import Phase, StochasticPolicy, stochastic_policy
+from palaestra.core import DataSource, Schedule, minibatches
+from palaestra.nn import CoreModel, OptimizerOption
+from palaestra.ops import conjugate_gradient, explained_variance, masked_mean
+from palaestra.policies import Phase, StochasticPolicy
 
 __all__ = ["TRPO", "TRPOConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TRPOConfig(AlgorithmConfig):
+class TRPOConfig(MinibatchConfig):
     """Hyperparameters of `TRPO`."""
 
     unroll_length: float = 1024
     """Time steps collected from every environment before each update."""
-    gamma: Schedule = 0.99
-    """Discount per env step, in [0, 1]."""
-    gae_lambda: Schedule = 0.95
-    """Trace decay of the advantage estimate, in [0, 1]; 1 is Monte Carlo, 0 is one-step TD."""
     target_kl: Schedule = 0.01
     """Delta of equation (14): mean divergence of the new policy from the old one, nats."""
     damping: float = 0.1
@@ -59,16 +46,10 @@ class TRPOConfig(AlgorithmConfig):
     """How often the value network goes through each unroll."""
     mini_batch_size: int = 128
     """Rows in a minibatch of the value network."""
-    standardize_advantage: bool = True
-    """Whether advantages of an unroll are given mean 0 and standard deviation 1."""
-    normalize_observation: bool = False
-    """Whether the policy normalises observations by their running mean and variance."""
-    network: NetworkConfig = field(default_factory=NetworkConfig)
-    """Policy and value network; they share no parameters."""
 
 
 @final
-class TRPO(Algorithm[StochasticPolicy]):
+class TRPO(ActorCritic):
     """Learns a stochastic policy by natural gradient steps of bounded divergence, and a state value beside it.
 
     Args:
@@ -84,42 +65,13 @@ class TRPO(Algorithm[StochasticPolicy]):
     config_class = TRPOConfig
     stored_fields = ("log_prob",)
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: TRPOConfig | None = None,
-        seeds: RunSeeds | None = None,
-    ) -> None:
-        config, seeds = config or TRPOConfig(), seeds or RunSeeds(0)
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(
-                observation_spec, action_spec, config.network, normalize=config.normalize_observation
-            )
-            self._value_network = Network(observation_spec, 1, config.network)
+    def build_model(self, policy: StochasticPolicy, config: Any) -> CoreModel:
+        """The policy takes its natural step as it is; the value network has Adam."""
         options = {
-            "policy": OptimizerOption("sgd", {"lr": 1.0}),  # takes the natural step as it is
+            "policy": OptimizerOption("sgd", {"lr": 1.0}),
             "value": OptimizerOption("adam", {"lr": config.value_learning_rate}),
         }
-        model = CoreModel({"policy": policy.network, "value": self._value_network}, options)
-        plan = OnPolicy(
-            unroll_length=config.unroll_length,
-            num_updates=config.num_updates,
-            mini_batch_size=config.mini_batch_size,
-            mini_batch_length=1,
-        )
-        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
-
-    def value(self, observation: Any) -> Tensor:
-        """State values.
-
-        Args:
-            observation: [..., obs], not yet normalised.
-
-        Returns:
-            [...] in units of return.
-        """
-        return self._value_network(self.policy.normalize(observation)).squeeze(-1)
+        return CoreModel({"policy": policy.network, "value": self.value_network}, options)
 
     def update(self, source: DataSource) -> UpdateInfo:
         """One natural gradient step of the policy on the whole unroll, then many steps of the value network.
@@ -132,7 +84,7 @@ class TRPO(Algorithm[StochasticPolicy]):
         """
         with self.policy.in_phase(Phase.UPDATE):
             drawn: Any = source.draw(self.plan, self._minibatch_generator)
-            batch = self._prepared(drawn)
+            batch = AdvantageBatch.of(self.with_advantages(drawn))
             info = UpdateInfo(self.policy_version + 1, 1, int(batch.valid.sum()))
             info.records.append(self._improve(batch))
             self.num_gradient_steps += 1
@@ -142,26 +94,6 @@ class TRPO(Algorithm[StochasticPolicy]):
                 info.rows_trained += int(minibatch["valid"].sum())
         self.finish_update(drawn)
         return info
-
-    @torch.no_grad()
-    def _prepared(self, batch: Any) -> Any:
-        """[T, B] rows with advantages and value targets."""
-        value, discount = self.value(batch.observation), self.value_of("gamma") * batch.discount  # [T+1, B]
-        advantage = gae(value, batch.reward, discount, batch.step_type, lambda_=self.value_of("gae_lambda"))  # [T, B]
-        target = value[:-1] + advantage
-        if self.config.standardize_advantage:
-            advantage = standardize(advantage, batch.valid)
-        return Batch.of(
-            {
-                "observation": batch.observation[:-1],
-                "action": batch.action,
-                "log_prob": batch.policy_info.log_prob,
-                "advantage": advantage,
-                "value": value[:-1],
-                "value_target": target,
-                "valid": batch.valid,
-            }
-        )
 
     def _improve(self, batch: Any) -> dict[str, Tensor]:
         """Appendix C: the direction by conjugate gradients, the length by the trust region, then a line search."""

@@ -1,57 +1,33 @@
-"""What algorithms that learn action values from replayed transitions have in common: DQN and its descendants."""
+"""What algorithms that learn action values from replayed data have in common: DQN and its descendants, and R2D2."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
-from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.algorithm import GradientAlgorithm
+from palaestra.algorithms.off_policy import ReplayConfig, Transitions, transitions
 from palaestra.algorithms.records import Losses
-from palaestra.core import (
-    Batch,
-    DataSource,
-    Linear,
-    Prioritized,
-    Replay,
-    RunSeeds,
-    Schedule,
-    SpecTree,
-    seeded_initialisation,
-)
+from palaestra.core import DataSource, Linear, Prioritized, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption, ReturnDistribution
-from palaestra.ops import n_step_targets
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
-__all__ = ["ValueBased", "ValueBasedConfig", "ValueBatch"]
+__all__ = ["QLearning", "QLearningConfig", "ValueBased", "ValueBasedConfig", "ValueBatch"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValueBasedConfig(AlgorithmConfig):
-    """Hyperparameters of every algorithm that learns action values from replayed transitions."""
+class QLearningConfig(ReplayConfig):
+    """Hyperparameters of every algorithm that learns action values from replayed data."""
 
     learning_rate: Schedule = 1e-3
     """Step size of Adam; a number or a schedule."""
-    unroll_length: float = 1
-    """Time steps collected from every environment before each update."""
-    num_updates: int = 1
-    """Gradient steps in one update."""
-    mini_batch_size: int = 128
-    """Transitions in a minibatch."""
     capacity: int = 100_000
     """Rows the replay buffer keeps."""
-    initial_collect_steps: int = 1_000
-    """Env steps before the first gradient step."""
-    gamma: Schedule = 0.99
-    """Discount per env step, in [0, 1]."""
-    n_step: int = 1
-    """Rewards summed before bootstrapping."""
-    double: bool = True
-    """Whether the online network chooses the action whose target value is used."""
     target_period: int = 250
     """Gradient steps between two copies of the online to the target network."""
     epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
@@ -59,31 +35,34 @@ class ValueBasedConfig(AlgorithmConfig):
     max_grad_norm: float = 10.0
     """Longest gradient, Euclidean norm over all parameters."""
     prioritized: bool = False
-    """Whether transitions of large error are drawn more often, as in Schaul et al. 2016."""
+    """Whether data of large error are drawn more often, as in Schaul et al. 2016."""
     priority_alpha: float = 0.6
     """Power of the priority, at least 0; 0 draws all equally often."""
     priority_beta: Schedule = field(default_factory=lambda: Linear(0.4, 1.0))
     """How far importance weights correct for that, in [0, 1]; 1 is completely."""
-    normalize_observation: bool = False
-    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+
+    @property
+    def plan(self) -> Replay:
+        """The data these settings ask for."""
+        priority = Prioritized(alpha=self.priority_alpha, beta=self.priority_beta) if self.prioritized else None
+        return dataclasses.replace(super().plan, prioritized=priority)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueBasedConfig(QLearningConfig):
+    """Hyperparameters of every algorithm that learns action values from replayed transitions."""
+
+    mini_batch_size: int = 128
+    """Transitions in a minibatch."""
+    double: bool = True
+    """Whether the online network chooses the action whose target value is used."""
     network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
     """Layers of the network; `dueling` and `noisy` are options of it."""
-    bonus: BonusConfig = field(default_factory=BonusConfig)
-    """Reward for novelty; none by default."""
 
 
-class ValueBatch(Batch):
+class ValueBatch(Transitions):
     """One minibatch; every field is [N, ...]."""
 
-    observation: Any
-    action: Tensor
-    next_observation: Any
-    """Of the row to bootstrap from, n steps later."""
-    reward: Tensor
-    """Discounted sum of n rewards."""
-    discount: Tensor
-    """Gamma to the n, or 0 after a termination."""
-    index: Tensor
     weight: Tensor
     """Importance weight, in [0, 1]. Only where rows are drawn by priority."""
     noise: Tensor
@@ -91,10 +70,11 @@ class ValueBatch(Batch):
     `next_observation`. Only where layers are noisy."""
 
 
-class ValueBased(GradientAlgorithm[ValueGreedyPolicy]):
-    """Learns action values from replayed transitions with a target network; acts greedily with probability 1 - epsilon.
+class QLearning(GradientAlgorithm[ValueGreedyPolicy]):
+    """An epsilon-greedy policy on learned action values, and a target network that is copied now and then.
 
-    A subclass states `losses`, and `returns` where its network describes distributions.
+    A subclass states its data, `losses`, and `returns` where its network describes distributions. Components are `q`
+    and `target_q`.
 
     Args:
         observation_spec: of the environment.
@@ -105,6 +85,8 @@ class ValueBased(GradientAlgorithm[ValueGreedyPolicy]):
     Raises:
         ConfigError: the action space is not discrete.
     """
+
+    config_class: ClassVar[Any]
 
     def __init__(
         self,
@@ -129,18 +111,7 @@ class ValueBased(GradientAlgorithm[ValueGreedyPolicy]):
             {"q": self.network, "target_q": self.target_network},
             {"q": OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)},
         )
-        plan = Replay(
-            unroll_length=config.unroll_length,
-            capacity=config.capacity,
-            num_updates=config.num_updates,
-            mini_batch_size=config.mini_batch_size,
-            initial_collect_steps=config.initial_collect_steps,
-            n_step=config.n_step,
-            prioritized=Prioritized(alpha=config.priority_alpha, beta=config.priority_beta)
-            if config.prioritized
-            else None,
-        )
-        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     @staticmethod
     def returns(config: Any) -> ReturnDistribution | None:
@@ -152,19 +123,34 @@ class ValueBased(GradientAlgorithm[ValueGreedyPolicy]):
         return None
 
     @final
-    @torch.no_grad()
+    def after_step(self) -> None:
+        """Copies the online to the target network every `target_period` gradient steps."""
+        if self.num_gradient_steps % self.config.target_period == 0:
+            self.model.sync("target_q", source="q")
+
+
+class ValueBased(QLearning):
+    """Learns action values from replayed transitions with a target network; acts greedily with probability 1 - epsilon.
+
+    A subclass states `losses`, and `returns` where its network describes distributions.
+
+    Args:
+        observation_spec: of the environment.
+        action_spec: of the environment: discrete.
+        config: hyperparameters.
+        seeds: of the run.
+
+    Raises:
+        ConfigError: the action space is not discrete.
+    """
+
+    @final
     def preprocess(self, batch: Any, source: DataSource) -> ValueBatch:
-        """Reduces n-step windows to transitions: `discount` becomes gamma to the n, or 0 after a termination."""
-        steps = n_step_targets(batch.reward, self.value_of("gamma") * batch.discount, batch.step_type)
-        fields = {
-            "observation": batch.observation,
-            "action": batch.action,
-            "next_observation": batch.next_observation,
-            "reward": steps.reward,
-            "discount": steps.discount,
-            "index": batch.index,
-        }
-        return ValueBatch.of({**fields, "weight": batch.weight} if self.config.prioritized else fields)
+        """Reduces n-step windows to transitions."""
+        reduced = transitions(batch, self.value_of("gamma"), ValueBatch)
+        if self.config.prioritized:
+            reduced.weight = batch.weight
+        return reduced
 
     @final
     def stated(self, loss: Tensor, error: Tensor, q: Tensor, batch: ValueBatch) -> Losses:
@@ -206,9 +192,3 @@ class ValueBased(GradientAlgorithm[ValueGreedyPolicy]):
             which: as in `ValueBatch.noise`.
         """
         return batch.noise[:, which] if self.policy.noise_size else None
-
-    @final
-    def after_step(self) -> None:
-        """Copies the online to the target network every `target_period` gradient steps."""
-        if self.num_gradient_steps % self.config.target_period == 0:
-            self.model.sync("target_q", source="q")
