@@ -92,9 +92,9 @@ def test_a_full_disk_leaves_the_older_checkpoints_as_they_are(tmp_path, monkeypa
 
 def test_a_run_on_a_full_disk_ends_with_5_and_its_older_checkpoints(tmp_path):
     """F10: a real limit of the operating system on the size of a file, which the growing replay buffer meets."""
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))"
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
     text = command(
-        *("train", "dqn", "palaestra.envs.tiny:Endless", "--env.kwargs", "size", "100"),
+        *("train", "dqn", "palaestra.envs.tiny:Endless", "--env.kwargs", "size", "50"),
         *("--trainer.total-env-steps", "5000", "--trainer.checkpoint-every-steps", "200"),
         *("--trainer.eval-every-steps", "0", "--run.name", "full", "--run.no-tensorboard"),
         *("--algorithm.network.hidden-sizes", "8", "--algorithm.initial-collect-steps", "100000"),
