@@ -34,8 +34,13 @@ def with_actions(buffer: ReplayBuffer, action_spec: SpecTree, convert: Callable[
         raise ShapeError("the buffer holds no rows, so there is nothing to take over")
     rows = [buffer.in_time_order(lane) for lane in lanes]
     longest = max(map(len, rows)) - 1
-    specs = {name: buffer.options.get(name) for name in ("observation_spec", "reward_spec")}
-    made = ReplayBuffer(longest * len(lanes), len(lanes), action_spec=action_spec, **specs)
+    made = ReplayBuffer(
+        longest * len(lanes),
+        len(lanes),
+        observation_spec=buffer.options["observation_spec"],
+        action_spec=action_spec,
+        reward_spec=buffer.options.get("reward_spec"),
+    )
     if all(len(lane) == longest + 1 for lane in rows):
         made.extend(_fragment(buffer, np.stack(rows, 1), convert))
     else:
