@@ -61,6 +61,7 @@ class IQN(ValueBased):
     """
 
     config_class = IQNConfig
+    compilable = False  # torch 2.13 fuses its loss into a wrong one
 
     @staticmethod
     def returns(config: Any) -> ReturnDistribution:
