@@ -124,6 +124,7 @@ class Trainer:
                     callback.ended(self)
                 self.save(final=True)
         finally:
+            torch.set_flush_denormal(False)
             self._tell("close")
             if self._evaluator is not None:
                 self._evaluator.close()
