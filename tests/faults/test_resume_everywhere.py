@@ -82,6 +82,8 @@ def cut(made: Trainer, env_steps: int, in_the_middle: bool) -> None:
 
 
 def check(name: str, config: EnvConfig | str, folder: Path, vectorization: str = "serial", **changes: Any) -> None:
+    if isinstance(config, str):
+        changes["kind"] = config
     with environment(config, vectorization=vectorization) as env:
         whole, recorder = trainer(name, env, folder / "whole", **changes)
         whole.run()

@@ -18,6 +18,7 @@ from palaestra.policies.squashed import raw_box, require_box
 __all__ = ["PopulationPolicy"]
 
 _SEEDS = 1 << 24  # float32 holds every integer below
+_STRIDE = 0x9E3779B97F4A7C15  # far apart for neighbouring versions
 
 
 @final
@@ -131,8 +132,12 @@ class PopulationPolicy(NetworkPolicy):
         return torch.func.functional_call(self.network, parameters, (observation,))
 
     def _disturb(self, lanes: int) -> None:
-        """Draws new seeds, and the parameters of every lane from them."""
-        pairs = torch.randint(1, _SEEDS, ((lanes + 1) // 2,), generator=self.generator)
+        """Draws new seeds, and the parameters of every lane from them.
+
+        They follow from the policy's seed and version, so a run that is cut within an unroll goes on with the same.
+        """
+        generator = torch.Generator().manual_seed((self.generator.initial_seed() + self.version * _STRIDE) % 2**63)
+        pairs = torch.randint(1, _SEEDS, ((lanes + 1) // 2,), generator=generator)
         self._seeds = torch.stack((pairs, -pairs), 1).reshape(-1)[:lanes].float()
         self._seeds_version = self.version
         noise = self.noise(self._seeds).to(next(self.network.parameters()).device)
