@@ -74,7 +74,8 @@ def learned_offline(
     with environment(env, NUM_ENVS, seed) as environments:
         algorithm = make(name, environments, seed, **settings)
         specs = environments.observation_spec, algorithm.policy.raw_action_spec
-        actor = RandomPolicy(*specs) if behaviour is None else RulePolicy(behaviour, *specs)
+        executed = environments.observation_spec, environments.action_spec  # where both are the same numbers
+        actor = RandomPolicy(*executed) if behaviour is None else RulePolicy(behaviour, *executed)
         actor.seed(seed)
         buffer = ReplayBuffer(4_000, NUM_ENVS, observation_spec=specs[0], action_spec=specs[1])
         Collector(environments, actor, buffer).unroll(1_000)
