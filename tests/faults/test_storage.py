@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 import palaestra
 import palaestra.core.storage
 import palaestra.training.checkpoints as checkpoints
-from palaestra.core import CheckpointError, ConfigError, PalaestraError
+from palaestra.core import CheckpointError, ConfigError, PalaestraError, fingerprint, write_manifest
 from palaestra.training import CheckpointStore
 from tests.faults.killed import state, whole
 from tests.faults.parts import COMMAND, command, steps_of
@@ -35,9 +35,9 @@ def resigned(path: Path) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["sha256"]
     manifest["files"] = {
-        file.name: checkpoints._fingerprint(file) for file in sorted(path.iterdir()) if file.name != "manifest.json"
+        file.name: fingerprint(file) for file in sorted(path.iterdir()) if file.name != "manifest.json"
     }
-    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": checkpoints._digest(manifest)}))
+    write_manifest(path, manifest)
 
 
 # -- F10
@@ -71,7 +71,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
             (palaestra.core.storage, "save_file", SafetensorError("I/O error: No space left on device"), at)
             for at in (1, 2)
         ),
-        *((checkpoints, "_write_json", FULL, at) for at in (1, 2)),
+        *((checkpoints, name, FULL, 1) for name in ("_write_json", "write_manifest")),
         (Path, "mkdir", FULL, 1),
         (Path, "rename", FULL, 1),
     ],
@@ -281,7 +281,7 @@ def test_a_manifest_cannot_name_files_outside(tmp_path, name):
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["sha256"]
     manifest["files"][name] = {"sha256": "0" * 64, "size_bytes": 1}
-    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": checkpoints._digest(manifest)}))
+    write_manifest(path, manifest)
     with pytest.raises(CheckpointError, match="missing or damaged"):
         store.load(path)
 
@@ -338,7 +338,7 @@ def test_a_newer_format_is_a_clear_error_and_stays_as_it_is(tmp_path):
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["sha256"]
     manifest["format_version"] = checkpoints.FORMAT_VERSION + 1
-    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": checkpoints._digest(manifest)}))
+    write_manifest(path, manifest)
     text = rf"has format {checkpoints.FORMAT_VERSION + 1}, this version reads {checkpoints.FORMAT_VERSION}: update pal"
     with pytest.raises(CheckpointError, match=text):
         store.load_newest()

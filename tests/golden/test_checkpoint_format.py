@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from palaestra.core import Batch, CheckpointError
+from palaestra.core import Batch, CheckpointError, write_manifest
 from palaestra.training import FORMAT_VERSION, CheckpointStore
-from palaestra.training.checkpoints import _digest
 from tests.faults.parts import differences
 
 FOLDER = Path(__file__).with_name("checkpoints")
@@ -78,7 +77,7 @@ def test_a_format_from_before_the_first_release_is_refused_clearly(tmp_path):
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["sha256"]
     manifest["format_version"] = 0
-    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": _digest(manifest)}))
+    write_manifest(path, manifest)
     with pytest.raises(CheckpointError, match=r"format 0, which was never released; this version reads 1"):
         CheckpointStore(tmp_path).load_newest()
     assert path.exists()

@@ -73,7 +73,7 @@ class IQN(ValueBased):
         count, device = len(batch.reward), generator.device
         sizes = (self.config.num_fractions, self.config.num_target_fractions)
         drawn = torch.rand((count, sum(sizes)), generator=generator, device=device).to(batch.reward.device)
-        fraction, next_fraction = (part.contiguous() for part in drawn.split(sizes, -1))
+        fraction, next_fraction = drawn.split(sizes, -1)
         return IQNBatch.of({**dict(batch.items()), "fraction": fraction, "next_fraction": next_fraction})
 
     def losses(self, batch: IQNBatch) -> Losses:

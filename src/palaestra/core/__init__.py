@@ -16,7 +16,7 @@ from palaestra.core.experience import ExperienceSet
 from palaestra.core.minibatch import minibatches, sequences
 from palaestra.core.plan import DataSource, Offline, OnPolicy, Plan, Prioritized, Replay
 from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_range, schedule_value
-from palaestra.core.sealed import check_seal, fingerprint, seal
+from palaestra.core.sealed import check_files, check_seal, fingerprint, read_manifest, seal, write_manifest
 from palaestra.core.seeding import RunSeeds, SeedName, episode_seed, seeded_initialisation
 from palaestra.core.segments import describe_segments, join_segments, unsaved_bytes, write_segments
 from palaestra.core.spec import (
@@ -78,6 +78,7 @@ __all__ = [
     "TensorSpec",
     "TimeStep",
     "Transitions",
+    "check_files",
     "check_seal",
     "check_time_step",
     "describe_segments",
@@ -93,6 +94,7 @@ __all__ = [
     "minibatches",
     "numpy_dtype",
     "parse_schedule",
+    "read_manifest",
     "restart",
     "rows_from_experiences",
     "rows_from_transitions",
@@ -112,5 +114,6 @@ __all__ = [
     "transitions_from_rows",
     "truncation",
     "unsaved_bytes",
+    "write_manifest",
     "write_segments",
 ]

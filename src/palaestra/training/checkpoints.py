@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -17,12 +16,16 @@ from safetensors import SafetensorError
 
 from palaestra.core import (
     CheckpointError,
+    check_files,
+    fingerprint,
     join_segments,
     join_state,
     load_tensors,
+    read_manifest,
     save_tensors,
     split_state,
     unsaved_bytes,
+    write_manifest,
     write_segments,
 )
 
@@ -88,11 +91,11 @@ class CheckpointStore:
                     save_tensors(temporary / f"{name}.safetensors", tensors)
             _write_json(temporary / "state.json", values)
             files = {
-                file.name: known[file.name] if file.name in linked else _fingerprint(file)
+                file.name: known[file.name] if file.name in linked else fingerprint(file)
                 for file in sorted(temporary.iterdir())
             }
             manifest = {"format_version": FORMAT_VERSION, "step": step, "files": files}
-            _write_json(temporary / "manifest.json", {**manifest, "sha256": _digest(manifest)})
+            write_manifest(temporary, manifest)
             _flush_directory(temporary)
             temporary.rename(target)
             _flush_directory(self.directory)
@@ -146,10 +149,7 @@ class CheckpointStore:
             CheckpointError: a file is missing or damaged, or the format is newer than this version of the library.
         """
         step, files = _manifest(path)
-        for name, fingerprint in files.items():
-            file = path / name
-            if Path(name).name != name or not file.is_file() or _fingerprint(file) != fingerprint:
-                raise CheckpointError(f"{file} is missing or damaged: its hash is not the one in manifest.json")
+        check_files(path, files)
         try:
             values = json.loads((path / "state.json").read_text()) if "state.json" in files else None
             if not isinstance(values, dict):
@@ -178,14 +178,8 @@ class CheckpointStore:
 
 def _manifest(path: Path) -> tuple[int, dict[str, Any]]:
     """The step and the fingerprints of the files of a checkpoint."""
-    try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        digest = manifest.pop("sha256")
-        version, step, files = int(manifest["format_version"]), int(manifest["step"]), dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} has no readable manifest.json: {error!r}") from error
-    if digest != _digest(manifest):
-        raise CheckpointError(f"{path / 'manifest.json'} is damaged: its own hash is wrong")
+    manifest = read_manifest(path)
+    version, step, files = manifest["format_version"], int(manifest.get("step", -1)), manifest["files"]
     if version > FORMAT_VERSION:
         raise _OtherFormatError(f"{path} has format {version}, this version reads {FORMAT_VERSION}: update palaestra")
     if version < FORMAT_VERSION:  # format 1 is the first; what reads an older one has to come here
@@ -203,15 +197,6 @@ def _require_room(directory: Path, needed: int) -> None:
             errno.ENOSPC,
             f"No space left on device: it needs {needed / 2**20:,.1f} MiB and {free / 2**20:,.1f} are free",
         )
-
-
-def _digest(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _fingerprint(file: Path) -> dict[str, Any]:
-    with file.open("rb") as stream:
-        return {"sha256": hashlib.file_digest(stream, "sha256").hexdigest(), "size_bytes": file.stat().st_size}
 
 
 def _write_json(path: Path, value: Any) -> None:
