@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from palaestra.core import ConfigError
-from palaestra.runtime import LocalRuntime, RemoteError, RestartPolicy, Shared, WorkerDiedError
+from palaestra.runtime import LocalRuntime, ProcessRuntime, RemoteError, RestartPolicy, Shared, WorkerDiedError
 from tests.contracts.workers import Counter, broken
 
 QUICK = RestartPolicy(max_restarts=3, backoff_s=0.01)
@@ -16,7 +16,7 @@ SOON = 30.0
 """Seconds: long enough for a busy machine, and never waited for in vain."""
 
 
-@pytest.fixture(params=[LocalRuntime])
+@pytest.fixture(params=[LocalRuntime, ProcessRuntime])
 def runtime(request):
     with request.param(QUICK) as runtime:
         yield runtime

@@ -3,6 +3,7 @@
 from palaestra.runtime.calls import Call, RemoteError, RestartPolicy, Result, WorkerStatus
 from palaestra.runtime.local import LocalRuntime
 from palaestra.runtime.messages import Shared
+from palaestra.runtime.process import ProcessRuntime
 from palaestra.runtime.runtime import Runtime
 from palaestra.runtime.shared_memory import SharedArrays
 from palaestra.runtime.supervision import SupervisedProcess, WorkerDiedError, WorkerTimeoutError, stop_all
@@ -10,6 +11,7 @@ from palaestra.runtime.supervision import SupervisedProcess, WorkerDiedError, Wo
 __all__ = [
     "Call",
     "LocalRuntime",
+    "ProcessRuntime",
     "RemoteError",
     "RestartPolicy",
     "Result",
