@@ -4,6 +4,7 @@ from palaestra.runtime.calls import Call, RemoteError, RestartPolicy, Result, Wo
 from palaestra.runtime.local import LocalRuntime
 from palaestra.runtime.messages import Shared
 from palaestra.runtime.process import ProcessRuntime
+from palaestra.runtime.ray import RayRuntime
 from palaestra.runtime.runtime import Runtime
 from palaestra.runtime.shared_memory import SharedArrays
 from palaestra.runtime.supervision import SupervisedProcess, WorkerDiedError, WorkerTimeoutError, stop_all
@@ -12,6 +13,7 @@ __all__ = [
     "Call",
     "LocalRuntime",
     "ProcessRuntime",
+    "RayRuntime",
     "RemoteError",
     "RestartPolicy",
     "Result",

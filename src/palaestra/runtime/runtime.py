@@ -25,7 +25,8 @@ class Runtime(ABC):
     everywhere alike. An answer is taken once; one that comes again, or from a life that is over, is dropped and
     counted. A runtime is used by one thread.
 
-    A subclass defines `launch`, `submit`, `poll`, `dismiss` and `end`, which only this class calls.
+    A subclass defines `launch`, `submit`, `poll`, `dismiss` and `end`, and `release` if need be; only this
+    class calls them.
 
     Args:
         restarts: how often workers may be restarted.
@@ -97,6 +98,9 @@ class Runtime(ABC):
             worker: whose.
             timeout_s: so long it is waited for; then it is killed.
         """
+
+    def release(self) -> None:  # noqa: B027 - most have nothing to free
+        """Frees what the runtime itself holds, once its workers have ended. Nothing by default."""
 
     # -- for users
 
@@ -225,8 +229,11 @@ class Runtime(ABC):
         Args:
             timeout_s: how long they may take, together, to end by themselves.
         """
+        if self._closed:
+            return
         self._closed = True
         self._stop(list(self._workers.values()), "was stopped: its runtime was closed", timeout_s)
+        self.release()
 
     def status(self) -> dict[str, WorkerStatus]:
         """How every worker is, by id."""
