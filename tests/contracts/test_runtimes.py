@@ -1,6 +1,7 @@
 """What every runtime does, in this process, in others and on a Ray cluster."""
 
 import functools
+import importlib.util
 import time
 
 import numpy as np
@@ -8,16 +9,42 @@ import pytest
 import torch
 
 from palaestra.core import ConfigError
-from palaestra.runtime import LocalRuntime, RemoteError, RestartPolicy, Shared, WorkerDiedError
+from palaestra.runtime import (
+    LocalRuntime,
+    ProcessRuntime,
+    RayRuntime,
+    RemoteError,
+    RestartPolicy,
+    Shared,
+    WorkerDiedError,
+)
 from tests.contracts.workers import Counter, broken
 
 QUICK = RestartPolicy(max_restarts=3, backoff_s=0.01)
-SOON = 30.0
+SOON = 60.0
 """Seconds: long enough for a busy machine, and never waited for in vain."""
 
 
-@pytest.fixture(params=[LocalRuntime])
+NEEDS_RAY = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install 'palaestra[ray]'"
+)
+
+
+@pytest.fixture(scope="module")
+def ray_here():
+    """Ray on this machine, started once."""
+    runtime = RayRuntime()
+    yield
+    runtime.close()
+
+
+@pytest.fixture(
+    params=[LocalRuntime, ProcessRuntime, pytest.param(RayRuntime, marks=[pytest.mark.slow, NEEDS_RAY])],
+    ids=lambda kind: kind.__name__,
+)
 def runtime(request):
+    if request.param is RayRuntime:
+        request.getfixturevalue("ray_here")
     with request.param(QUICK) as runtime:
         yield runtime
 
@@ -99,8 +126,8 @@ def test_shared_values_go_to_each_worker_once(runtime):
 
 def test_more_shared_values_than_a_worker_keeps_are_sent_again(runtime):
     worker = runtime.start(Counter, name="counter")
-    versions = [Shared({"w": torch.full((10,), float(n))}) for n in range(7)]
-    for n in [*range(7), *range(7)]:
+    versions = [Shared({"w": torch.full((10,), float(n))}) for n in range(11)]
+    for n in [*range(11), *range(11)]:
         assert answer(runtime, worker, "scale", versions[n], 1)[0] == n
 
 

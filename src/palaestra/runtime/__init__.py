@@ -3,6 +3,8 @@
 from palaestra.runtime.calls import Call, RemoteError, RestartPolicy, Result, WorkerStatus
 from palaestra.runtime.local import LocalRuntime
 from palaestra.runtime.messages import Shared
+from palaestra.runtime.process import ProcessRuntime
+from palaestra.runtime.ray import RayRuntime
 from palaestra.runtime.runtime import Runtime
 from palaestra.runtime.shared_memory import SharedArrays
 from palaestra.runtime.supervision import SupervisedProcess, WorkerDiedError, WorkerTimeoutError, stop_all
@@ -10,6 +12,8 @@ from palaestra.runtime.supervision import SupervisedProcess, WorkerDiedError, Wo
 __all__ = [
     "Call",
     "LocalRuntime",
+    "ProcessRuntime",
+    "RayRuntime",
     "RemoteError",
     "RestartPolicy",
     "Result",

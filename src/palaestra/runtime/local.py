@@ -56,6 +56,9 @@ class LocalRuntime(Runtime):
             answer = decode(answer)
         return [arrival(worker, call, answer)]
 
+    def dismiss(self, worker: WorkerRecord) -> None:
+        """See `Runtime.dismiss`. Nothing runs here by itself."""
+
     def end(self, worker: WorkerRecord, timeout_s: float) -> None:
         """See `Runtime.end`."""
         worker.handle.close()

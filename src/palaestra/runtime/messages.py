@@ -21,7 +21,7 @@ from palaestra.core import ConfigError
 __all__ = ["Message", "Request", "Shared", "SharedCache", "decode", "encode"]
 
 _INLINE_BYTES = 1024  # smaller arrays travel in the header
-_KEPT = 4  # shared values that a worker remembers
+_KEPT = 8  # shared values that a worker remembers
 _keys = itertools.count()
 
 
@@ -46,7 +46,7 @@ class Message(NamedTuple):
 class Shared:
     """A value that goes to each worker once, however often it is an argument: weights, say.
 
-    It is encoded when it is made, so it stays what it was. A worker keeps the newest four it was sent; it must not
+    It is encoded when it is made, so it stays what it was. A worker keeps the newest eight it was sent; it must not
     change them.
 
     Args:
@@ -89,7 +89,7 @@ class SharedCache:
         return self._values[key]
 
     def put(self, key: int, value: Any) -> None:
-        """Keeps a value, and forgets the oldest beyond four.
+        """Keeps a value, and forgets the oldest beyond eight.
 
         Args:
             key: `Shared.key`.

@@ -25,7 +25,8 @@ class Runtime(ABC):
     everywhere alike. An answer is taken once; one that comes again, or from a life that is over, is dropped and
     counted. A runtime is used by one thread.
 
-    A subclass defines `launch`, `submit`, `poll` and `end`, which only this class calls.
+    A subclass defines `launch`, `submit`, `poll`, `dismiss` and `end`, and `release` if need be; only this
+    class calls them.
 
     Args:
         restarts: how often workers may be restarted.
@@ -82,13 +83,24 @@ class Runtime(ABC):
         """
 
     @abstractmethod
+    def dismiss(self, worker: WorkerRecord) -> None:
+        """Asks a worker to end by itself once it has nothing to do. Never blocks.
+
+        Args:
+            worker: who.
+        """
+
+    @abstractmethod
     def end(self, worker: WorkerRecord, timeout_s: float) -> None:
         """Ends a life, and frees what it held.
 
         Args:
             worker: whose.
-            timeout_s: so long it may take to end by itself.
+            timeout_s: so long it is waited for; then it is killed.
         """
+
+    def release(self) -> None:  # noqa: B027 - most have nothing to free
+        """Frees what the runtime itself holds, once its workers have ended. Nothing by default."""
 
     # -- for users
 
@@ -209,16 +221,19 @@ class Runtime(ABC):
             worker: its id.
             timeout_s: how long it may take to end by itself.
         """
-        record = self._record(worker)
-        self._bury(record, WorkerDiedError(f"{record.name} was stopped"), timeout_s)
-        record.due = None
+        self._stop([self._record(worker)], "was stopped", timeout_s)
 
-    def close(self) -> None:
-        """Ends all workers. Nothing of the runtime is left."""
+    def close(self, *, timeout_s: float = 5.0) -> None:
+        """Ends all workers. Nothing of the runtime is left.
+
+        Args:
+            timeout_s: how long they may take, together, to end by themselves.
+        """
+        if self._closed:
+            return
         self._closed = True
-        for record in self._workers.values():
-            self._bury(record, WorkerDiedError(f"{record.name} was stopped: its runtime was closed"), 0.0)
-            record.due = None
+        self._stop(list(self._workers.values()), "was stopped: its runtime was closed", timeout_s)
+        self.release()
 
     def status(self) -> dict[str, WorkerStatus]:
         """How every worker is, by id."""
@@ -234,6 +249,15 @@ class Runtime(ABC):
         self.close()
 
     # -- lives
+
+    def _stop(self, records: list[WorkerRecord], why: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        for record in records:
+            if record.handle is not None:
+                self.dismiss(record)
+        for record in records:
+            self._bury(record, WorkerDiedError(f"{record.name} {why}"), max(0.0, deadline - time.monotonic()))
+            record.due = None
 
     def _record(self, worker: str) -> WorkerRecord:
         if worker not in self._workers:
