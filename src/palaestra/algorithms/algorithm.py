@@ -193,10 +193,10 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             What the whole update did.
         """
         with self.policy.in_phase(Phase.UPDATE):
-            drawn = source.draw(self.plan, self._minibatch_generator)
+            drawn = source.draw(self.plan, self.minibatch_generator)
             info = UpdateInfo(self.policy_version + 1, 0, 0)
             batch = self._prepared(drawn, source, info)
-            for minibatch in minibatches(batch, self.plan, generator=self._minibatch_generator):
+            for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
                 metrics, priority = yield minibatch
                 if priority is not None:
                     source.write_back(minibatch["index"], priority)

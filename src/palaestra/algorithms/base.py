@@ -63,7 +63,8 @@ class Algorithm(ABC, Generic[PolicyT]):
         self.num_gradient_steps = 0
         self.progress = 0.0
         """Where everything that follows a schedule is, in [0, 1]."""
-        self._minibatch_generator = seeds.generator("minibatches")
+        self.minibatch_generator = seeds.generator("minibatches")
+        """Decides what is drawn from a source, and in which order it is learned from."""
         self._noise_generator = seeds.generator("noise")
         self._scheduled = {
             name: (value, torch.tensor(value(0.0)))
@@ -158,7 +159,7 @@ class Algorithm(ABC, Generic[PolicyT]):
 
     def _generators(self) -> dict[str, torch.Generator]:
         return {
-            "minibatches": self._minibatch_generator,
+            "minibatches": self.minibatch_generator,
             "noise": self._noise_generator,
             "acting": self.policy.generator,
         }
