@@ -42,6 +42,17 @@ class Permission(Protocol):
         """
         ...
 
+    def hold(self, agent_id: int) -> None:
+        """The same for what comes before an action, and does not count.
+
+        Args:
+            agent_id: who asks.
+
+        Raises:
+            AgentStopped: it never will.
+        """
+        ...
+
 
 @final
 class AgentEnvironment:
@@ -71,8 +82,7 @@ class AgentEnvironment:
             EnvError: the environment failed.
             AgentStopped: the robot stops.
         """
-        if self._permission is not None:
-            self._permission.enter(-1 - self._agent_id)
+        self.hold()
         self.episodes += 1
         return self._seen(self.env.reset())
 
@@ -90,6 +100,15 @@ class AgentEnvironment:
             self._permission.enter(self._agent_id)
         self.env_steps += 1
         return self._seen(self.env.step(action))
+
+    def hold(self) -> None:
+        """Waits where the robot is kept, before anything is asked of its tasks.
+
+        Raises:
+            AgentStopped: the robot stops.
+        """
+        if self._permission is not None:
+            self._permission.hold(self._agent_id)
 
     def _seen(self, time_step: TimeStep) -> TimeStep:
         row = TimeStep(

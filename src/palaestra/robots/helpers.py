@@ -25,6 +25,10 @@ class Clock(Protocol):
     episodes: int
     """Episodes begun."""
 
+    def hold(self) -> None:
+        """Waits where the robot is kept."""
+        ...
+
 
 class AgentHelper(ABC):
     """What an agent does with one task: `predict` blocks, `store_data` may learn, `learn` blocks.
@@ -83,7 +87,9 @@ class AgentHelper(ABC):
 
         Raises:
             RequestError: the task failed, has stopped, or does not answer.
+            AgentStopped: the robot stops.
         """
+        self.clock.hold()
         row = time_step_row(time_step, self.spec.observation_spec)
         if int(time_step.step_type) == 0:
             self.begin(time_step)

@@ -47,6 +47,8 @@ class Robot(ABC):
     """Its settings, which the command line shows as those of an algorithm."""
     agent_class: ClassVar[type[Agent]]
     """What its agents do."""
+    unroll_length: float = 100
+    """Env steps of every agent in a training iteration; the collector's `steps_per_iteration`."""
 
     def __init__(
         self, observation_spec: SpecTree, action_spec: SpecTree, config: Any = None, seeds: RunSeeds | None = None
@@ -102,9 +104,9 @@ class Robot(ABC):
         """What tasks have learned since the last call: agents ask them to, not the trainer.
 
         Args:
-            sources: of the policies asked for.
+            sources: ignored.
         """
-        return {name: info for name in sources if (info := _joined(self.tasks[name])) is not None}
+        return {name: info for name, task in self.tasks.items() if (info := _joined(task)) is not None}
 
     def set_progress(self, progress: float) -> None:
         """Moves everything that follows a schedule.
@@ -115,6 +117,8 @@ class Robot(ABC):
         for task in self.tasks.values():
             with task.lock:
                 task.algorithm.set_progress(progress)
+                if task.buffer is not None:
+                    task.buffer.set_progress(progress)
 
     def state(self) -> dict[str, Any]:
         """Everything that tasks know, for a checkpoint; replay buffers are saved beside it."""
@@ -133,7 +137,7 @@ class Robot(ABC):
             task.algorithm.load_state_tensors(state[name]["algorithm"])
             task.load_state(state[name]["task"])
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - tasks live in this process
         """Frees nothing: tasks live in this process."""
 
 

@@ -13,7 +13,18 @@ import torch
 
 from palaestra.algorithms import Algorithm, UpdateInfo
 from palaestra.buffers import ReplayBuffer, Sampler, Unroll, sampler_of
-from palaestra.core import Batch, ConfigError, NonFiniteError, Offline, OnPolicy, Plan, Replay, SpecTree, TensorSpec, TimeStep
+from palaestra.core import (
+    Batch,
+    ConfigError,
+    NonFiniteError,
+    Offline,
+    OnPolicy,
+    Plan,
+    Replay,
+    SpecTree,
+    TensorSpec,
+    TimeStep,
+)
 from palaestra.policies import Phase, Policy, RandomPolicy
 from palaestra.robots.sources import LockedBuffer, PackedUnrolls
 
@@ -55,7 +66,9 @@ class TaskSpec:
         return inputs | ({"state": dict(self.state_spec)} if self.state_spec else {})
 
 
-def act(policy: Policy, inputs: Batch, *, phase: Phase, fields: Sequence[str] = (), random: Policy | None = None) -> Any:
+def act(
+    policy: Policy, inputs: Batch, *, phase: Phase, fields: Sequence[str] = (), random: Policy | None = None
+) -> Any:
     """What a policy says about packed inputs; nothing of it carries a gradient.
 
     Args:
@@ -122,7 +135,9 @@ class ComputationTask:
         if isinstance(plan, Offline):
             raise ConfigError(f"{name} learns from loaded data, but a robot's tasks learn from what its agents store")
         if isinstance(plan, Replay) and algorithm.stored_fields:
-            raise ConfigError(f"{name} replays {', '.join(algorithm.stored_fields)}, which a robot's buffer does not keep")
+            raise ConfigError(
+                f"{name} replays {', '.join(algorithm.stored_fields)}, which a robot's buffer does not keep"
+            )
         if plan.unroll_length != int(plan.unroll_length) or (isinstance(plan, OnPolicy) and not plan.clear):
             raise ConfigError(f"a robot's task learns after whole numbers of new rows, which {plan} does not ask for")
         self.algorithm, self.plan, self.period_steps, self.learning = algorithm, plan, period_steps, learning

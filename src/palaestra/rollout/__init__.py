@@ -3,7 +3,7 @@
 from palaestra.rollout.collect_info import CollectInfo
 from palaestra.rollout.collector import Collector
 from palaestra.rollout.episodes import Episode, EpisodeTracker
-from palaestra.rollout.evaluation import Evaluation, evaluate
+from palaestra.rollout.evaluation import Evaluation, evaluate, evaluation_of
 from palaestra.rollout.inference import InferenceServer, pack, unpack
 from palaestra.rollout.metrics import (
     AverageDiscountedReturn,
@@ -41,6 +41,7 @@ __all__ = [
     "ServerStatistics",
     "default_metrics",
     "evaluate",
+    "evaluation_of",
     "pack",
     "unpack",
 ]

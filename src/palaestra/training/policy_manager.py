@@ -11,7 +11,7 @@ from palaestra.algorithms import Algorithm, UpdateInfo
 from palaestra.core import POLICY, ConfigError, DataSource, NonFiniteError
 from palaestra.policies import Policy
 
-__all__ = ["PolicyManager", "SimplePolicyManager", "acting_policy", "named_policies", "part_name"]
+__all__ = ["PolicyManager", "SelfPaced", "SimplePolicyManager", "acting_policy", "named_policies", "part_name"]
 
 
 @runtime_checkable
@@ -49,6 +49,17 @@ class PolicyManager(Protocol):
     def close(self) -> None:
         """Ends whatever runs elsewhere."""
         ...
+
+
+@runtime_checkable
+class SelfPaced(Protocol):
+    """A policy manager whose policies learn while data is collected, when whoever acts says so: robots.
+
+    A trainer gives such a manager no sources; its `update` reports what was learned since the last call.
+    """
+
+    unroll_length: float
+    """Time steps from every environment in a training iteration."""
 
 
 class SimplePolicyManager:
