@@ -25,7 +25,7 @@ class PackedUnrolls:
     def __init__(self, unrolls: Sequence[Unroll]) -> None:
         steps = max(len(unroll.valid) for unroll in unrolls)
         padded = [_padded(unroll, steps - len(unroll.valid)) for unroll in unrolls]
-        self._unroll = Batch.cat(padded, 1) if len(padded) > 1 else padded[0]
+        self._unroll: Unroll = padded[0].map(lambda *leaves: torch.cat(leaves, 1), *padded[1:])
 
     def draw(self, plan: Plan, generator: torch.Generator) -> Unroll:
         """All of it.
