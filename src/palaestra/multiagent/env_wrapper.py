@@ -138,7 +138,7 @@ class EnvWrapper(World):
         """What `get_reward` will need to know about this moment, asked before actions are executed."""
         return None
 
-    def post_step(self) -> None:  # noqa: B027 - nothing need be counted
+    def post_step(self) -> None:
         """Called after every run of the simulator; a place to write to `tracker`."""
 
     # -- the world
