@@ -75,7 +75,9 @@ class Learning:
         sources = {
             name: collect.sources[name]
             for name, algorithm in self.manager.algorithms.items()
-            if not self._self_paced and _may_learn(algorithm, collect, info.rows_of.get(name, info.rows))
+            if not self._self_paced
+            and info.rows_of.get(name, 1)
+            and _may_learn(algorithm, collect, info.rows_of.get(name, info.rows))
         }
         for source in sources.values():
             if (follow := getattr(source, "set_progress", None)) is not None:  # a sampler may follow schedules
