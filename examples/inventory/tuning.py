@@ -23,7 +23,7 @@ def share_lost(policy: Policy, topology: Topology, seeds: Iterable[int]) -> list
     return [lost / ordered for lost, ordered in (shortage(policy, topology, seed) for seed in seeds)]
 
 
-def tuned_levels(topology: Topology, *, generations: int = 25, population: int = 24, seed: int = 0) -> Levels:
+def tuned_levels(topology: Topology, *, generations: int = 20, population: int = 20, seed: int = 0) -> Levels:
     """The (s, S) rule's levels by the cross-entropy method: sample, keep the best quarter, sample around them.
 
     Args:
