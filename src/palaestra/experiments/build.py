@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
-from palaestra.core import ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree, spec_leaves
+from palaestra.core import POLICY, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree, spec_leaves
 from palaestra.envs import Environment, create_environment, probe_specs
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
 from palaestra.experiments.provenance import num_cores
@@ -35,6 +35,7 @@ from palaestra.training import (
     TrackioLogger,
     Trainer,
     WandbLogger,
+    named_policies,
 )
 
 __all__ = ["choose_threads", "evaluation_environment", "make_algorithm", "make_trainer", "suitable_algorithms"]
@@ -142,7 +143,8 @@ class KeepEvaluations(Callback):
         text = json.dumps(result.evaluation.to_json(), indent=2) + "\n"
         (self._path / "evals" / f"{result.env_steps}.json").write_text(text)
         if result.best:
-            save_policy(result.policy, self._path / "policy")
+            for name, policy in named_policies(result.policy).items():
+                save_policy(policy, self._path / "policy" / ("" if name == POLICY else name))
 
 
 def make_trainer(

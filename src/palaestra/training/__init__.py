@@ -16,6 +16,7 @@ from palaestra.training.loggers import (
     TrackioLogger,
     WandbLogger,
 )
+from palaestra.training.policy_manager import PolicyManager, SimplePolicyManager, named_policies, part_name
 from palaestra.training.signals import StoppedError, StopSignals
 from palaestra.training.summaries import Histogram, Histograms, Summary
 from palaestra.training.time_split import TimeSplit, advice
@@ -36,6 +37,8 @@ __all__ = [
     "Logger",
     "MLflowLogger",
     "NetworkLogger",
+    "PolicyManager",
+    "SimplePolicyManager",
     "StopSignals",
     "StoppedError",
     "Summary",
@@ -47,4 +50,6 @@ __all__ = [
     "TrainerConfig",
     "WandbLogger",
     "advice",
+    "named_policies",
+    "part_name",
 ]

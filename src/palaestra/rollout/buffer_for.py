@@ -1,0 +1,52 @@
+"""`buffer_for`: the buffer that an algorithm's plan asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from palaestra.algorithms import Algorithm
+from palaestra.buffers import ReplayBuffer, sampler_of
+from palaestra.core import ConfigError, OnPolicy, Replay, SpecTree, TensorSpec
+
+__all__ = ["buffer_for"]
+
+
+def buffer_for(
+    algorithm: Algorithm[Any],
+    num_lanes: int,
+    *,
+    observation_spec: SpecTree,
+    reward_spec: TensorSpec,
+    complete_episodes_only: bool = False,
+) -> ReplayBuffer:
+    """An empty buffer with the size, fields and sampler that an algorithm's plan and policy ask for.
+
+    Args:
+        algorithm: that will learn from it.
+        num_lanes: streams that are written side by side.
+        observation_spec: of the environment.
+        reward_spec: of the environment.
+        complete_episodes_only: whether only episodes that have ended are learned from.
+
+    Raises:
+        ConfigError: the plan collects nothing.
+    """
+    plan, policy = algorithm.plan, algorithm.policy
+    if isinstance(plan, OnPolicy):
+        capacity = plan.capacity
+    elif isinstance(plan, Replay):
+        capacity = max(plan.capacity, num_lanes * (plan.n_step + 1))
+    else:
+        raise ConfigError("an offline plan learns from a loaded buffer and collects nothing")
+    return ReplayBuffer(
+        capacity,
+        num_lanes,
+        sampler=sampler_of(plan) if isinstance(plan, Replay) else None,
+        observation_spec=observation_spec,
+        action_spec=policy.raw_action_spec,
+        info_spec={name: TensorSpec(()) for name in policy.behaviour_fields if name in algorithm.stored_fields},
+        reward_spec=reward_spec,
+        state_spec=policy.state_spec or None,
+        state_period=1 if isinstance(plan, OnPolicy) else plan.mini_batch_length,
+        complete_episodes_only=complete_episodes_only,
+    )
