@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.core import SpecError, StepType, numpy_dtype, spec_leaves
+from palaestra.core import NonFiniteError, SpecError, StepType, numpy_dtype, spec_leaves
 from palaestra.envs.nest import flatten, problem
 from palaestra.multiagent.world import AgentSpec, Moment
 
@@ -25,6 +25,10 @@ class MomentCheck:
 
     def __init__(self, agents: Mapping[str, AgentSpec], delayed: bool) -> None:
         self._agents, self._delayed = agents, delayed
+        self._paths = {
+            name: [f"observation.{path}".rstrip(".") for path in spec_leaves(spec.observation)]
+            for name, spec in agents.items()
+        }
         self.newest: Moment | None = None
         """The moment taken last; `None` before the first of an episode."""
         self.clear()
@@ -56,6 +60,7 @@ class MomentCheck:
 
         Raises:
             SpecError: names the agent and the rule.
+            NonFiniteError: names the agent and the value that is NaN or infinite.
         """
         acted, self._due = self._due, set()
         for name, time_step in moment.time_steps.items():
@@ -64,6 +69,7 @@ class MomentCheck:
             self._follow(name, time_step, acted)
             if wrong := problem(time_step.observation, self._agents[name].observation):
                 raise SpecError(f"the observation of agent {name!r} has {wrong}")
+            self._require_finite(name, time_step)
         if moment.over and self._running:
             raise SpecError(f"the episode is over, and agents {sorted(self._running)} got no LAST time step")
         if moment.over and self._due:
@@ -71,6 +77,14 @@ class MomentCheck:
         if self._delayed or moment.late_rewards:
             self._pay(acted, moment)
         self.newest = moment
+
+    def _require_finite(self, name: str, time_step: Any) -> None:
+        values = flatten(time_step.observation, self._agents[name].observation)
+        for path, value in zip([*self._paths[name], "reward"], [*values, time_step.reward], strict=True):
+            if not np.isfinite(value).all():
+                raise NonFiniteError(
+                    f"emitted {path} = {value} for agent {name!r}; look at the world, or clip what it emits"
+                )
 
     def _follow(self, name: str, time_step: Any, acted: set[str]) -> None:
         kind, discount, running = int(time_step.step_type), float(time_step.discount), name in self._running
@@ -96,6 +110,8 @@ class MomentCheck:
         for name in acted:
             self._unpaid[name] += 1
         for name, rewards in moment.late_rewards.items():
+            if not np.isfinite(rewards).all():
+                raise NonFiniteError(f"emitted the late rewards {list(rewards)} for agent {name!r}; look at the world")
             if len(rewards) > self._unpaid.get(name, 0):
                 raise SpecError(
                     f"agent {name!r} got {len(rewards)} late rewards for {self._unpaid.get(name, 0)} actions without"

@@ -8,8 +8,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from palaestra.core import EnvError, PalaestraError, SpecError, SpecTree, episode_seed
+from palaestra.core import EnvError, NonFiniteError, PalaestraError, SpecError, SpecTree, episode_seed
 from palaestra.envs import Fault
+from palaestra.envs.faults import FaultKind, describe
 from palaestra.multiagent.action_log import ActionLog
 from palaestra.multiagent.moments import MomentCheck, moment_digest
 from palaestra.multiagent.world import AgentSpec, Moment, World
@@ -134,12 +135,13 @@ class Worlds:
         return moment
 
     def _failure(self, number: int, lane: _Lane, actions: Any, error: Exception) -> PalaestraError:
-        kind = "malformed" if isinstance(error, SpecError) else "raised"
+        kind: FaultKind = {SpecError: "malformed", NonFiniteError: "non-finite"}.get(type(error), "raised")
+        what, detail = describe(error)
         fault = Fault(
             env_id=number,
             kind=kind,
-            what=f"raised {type(error).__name__}" if kind == "raised" else "broke the contract of worlds",
-            detail=str(error) if isinstance(error, PalaestraError) else repr(error),
+            what={"raised": f"raised {what}", "malformed": "broke a rule"}.get(kind, "gave no number"),
+            detail=detail,
             episode=lane.number,
             seed=lane.episode_seed,
             step=lane.steps,
@@ -148,7 +150,8 @@ class Worlds:
             time_s=time.time(),
         )
         self.faults.append(fault)
-        return (SpecError if kind == "malformed" else EnvError)(str(fault))
+        text = f"{self.where(number)}, with actions {fault.action or 'of none'}, {fault.what}: {detail}"
+        return ({"malformed": SpecError, "non-finite": NonFiniteError}.get(kind, EnvError))(text)
 
     # -- checkpoints
 
