@@ -11,7 +11,7 @@ from palaestra.distributed.policy_manager import DistributedPolicyManager
 from palaestra.distributed.rollout_manager import RolloutManager
 from palaestra.distributed.view import WorkersView
 from palaestra.distributed.weights import acting_weights, load_acting_weights, versions_of
-from palaestra.distributed.worker import ActingParts, CollectorFactory, Fragment, RolloutWorker
+from palaestra.distributed.worker import ActingParts, CollectorFactory, Fragment, RolloutWorker, require_shares
 
 __all__ = [
     "ActingParts",
@@ -41,5 +41,6 @@ __all__ = [
     "apply_shards",
     "load_acting_weights",
     "require_gradients",
+    "require_shares",
     "versions_of",
 ]
