@@ -76,7 +76,7 @@ def test_fifty_kills_lose_nothing_but_what_they_hit():
         manager = make_manager(runtime, algorithm, env, make, num_workers=3, timeout_s=30.0)
         trainer = Trainer(manager, algorithm, TrainerConfig(total_env_steps=10**9))
         asked = calls_of(runtime, "collect")
-        deadline, kill_at = time.monotonic() + 170, time.monotonic() + 5.0
+        deadline, kill_at = time.monotonic() + 500, time.monotonic()
         while (killed < kills or mean_return(trainer) < 7) and time.monotonic() < deadline:
             trainer.train_iter()
             victim = generator.choice(manager._crew.members)
