@@ -38,8 +38,6 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     trains: ClassVar[dict[str, tuple[str, ...]]] = {}
     """Which model components a loss term trains; by default the one of the term's own name."""
-    compilable: ClassVar[bool] = True
-    """Whether its compiled gradient steps equal the eager ones."""
     term_periods: Mapping[str, int] = {}
     """Gradient steps from one use of a loss term to the next, where it is not used in every one; see `is_due`."""
 
@@ -222,12 +220,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """Compiles gradients and optimizer steps into one graph; the first update then takes seconds longer.
 
         Raises:
-            ConfigError: this machine has no C++ compiler, this torch cannot trace gradients, the policy has a memory
-                (whose loops over time are no single graph), or the algorithm is not `compilable`.
+            ConfigError: this machine has no C++ compiler, this torch cannot trace gradients, or the policy has a
+                memory, whose loops over time are no single graph.
         """
-        if self.policy.state_spec or not self.compilable:
-            what = "a policy with a memory" if self.policy.state_spec else type(self).__name__
-            raise ConfigError(f"{what} cannot be compiled; leave out --compile")
+        if self.policy.state_spec:
+            raise ConfigError("a policy with a memory cannot be compiled; leave out --compile")
         self._compiled = CompiledSteps(self, GradientAlgorithm._gradient_step)
 
     def _gradient_step(self, batch: Batch) -> StepResult:

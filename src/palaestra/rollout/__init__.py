@@ -3,7 +3,8 @@
 from palaestra.rollout.collect_info import CollectInfo
 from palaestra.rollout.collector import Collector
 from palaestra.rollout.episodes import Episode, EpisodeTracker
-from palaestra.rollout.evaluation import Evaluation, evaluate
+from palaestra.rollout.evaluation import Evaluation, evaluate, evaluation_of
+from palaestra.rollout.inference import InferenceServer, pack, unpack
 from palaestra.rollout.metrics import (
     AverageDiscountedReturn,
     AverageEnvInfo,
@@ -16,6 +17,7 @@ from palaestra.rollout.metrics import (
     default_metrics,
 )
 from palaestra.rollout.offline import OfflineData
+from palaestra.rollout.requests import Callers, RequestError, RequestServer, ServerStatistics
 
 __all__ = [
     "AverageDiscountedReturn",
@@ -23,15 +25,23 @@ __all__ = [
     "AverageEpisodeLength",
     "AverageOf",
     "AverageReturn",
+    "Callers",
     "CollectInfo",
     "Collector",
     "EnvironmentSteps",
     "Episode",
     "EpisodeTracker",
     "Evaluation",
+    "InferenceServer",
     "Metric",
     "NumberOfEpisodes",
     "OfflineData",
+    "RequestError",
+    "RequestServer",
+    "ServerStatistics",
     "default_metrics",
     "evaluate",
+    "evaluation_of",
+    "pack",
+    "unpack",
 ]

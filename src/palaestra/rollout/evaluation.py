@@ -17,7 +17,7 @@ from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy
 from palaestra.rollout.episodes import Episode, EpisodeTracker
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "evaluate", "evaluation_of"]
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def evaluate(
         if not finished:
             raise ConfigError(f"{text}; give more time, or set a time limit on episodes (env.max_episode_steps)")
         warnings.warn(f"{text}; long ones are missing, so the mean is biased towards short ones", stacklevel=2)
-    return _statistics(finished, list(seeds), deterministic)
+    return evaluation_of(finished, list(seeds), deterministic=deterministic)
 
 
 def _first_of_each(episodes: Sequence[Episode], quota: np.ndarray) -> list[Episode]:
@@ -116,7 +116,14 @@ def _first_of_each(episodes: Sequence[Episode], quota: np.ndarray) -> list[Episo
     return kept
 
 
-def _statistics(episodes: Sequence[Episode], seeds: list[int], deterministic: bool) -> Evaluation:
+def evaluation_of(episodes: Sequence[Episode], seeds: list[int], *, deterministic: bool) -> Evaluation:
+    """Statistics of episodes.
+
+    Args:
+        episodes: at least one.
+        seeds: lane seeds of their environments.
+        deterministic: whether the policy took its most probable or most valuable action.
+    """
     returns = [episode.episode_return for episode in episodes]
     mean = float(np.mean(returns))
     std = float(np.std(returns, ddof=1)) if len(returns) > 1 else 0.0

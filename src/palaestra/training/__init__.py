@@ -23,6 +23,7 @@ from palaestra.training.policy_manager import (
     named_policies,
     part_name,
 )
+from palaestra.training.policy_manager import PolicyManager, SelfPaced, SimplePolicyManager, named_policies, part_name
 from palaestra.training.signals import StoppedError, StopSignals
 from palaestra.training.summaries import Histogram, Histograms, Summary
 from palaestra.training.time_split import TimeSplit, advice
@@ -45,6 +46,7 @@ __all__ = [
     "MLflowLogger",
     "NetworkLogger",
     "PolicyManager",
+    "SelfPaced",
     "SimplePolicyManager",
     "StopSignals",
     "StoppedError",

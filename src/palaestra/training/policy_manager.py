@@ -11,7 +11,15 @@ from palaestra.algorithms import Algorithm, UpdateInfo
 from palaestra.core import POLICY, ConfigError, DataSource, NonFiniteError
 from palaestra.policies import Policy
 
-__all__ = ["GradientSteps", "PolicyManager", "SimplePolicyManager", "acting_policy", "named_policies", "part_name"]
+__all__ = [
+    "GradientSteps",
+    "PolicyManager",
+    "SelfPaced",
+    "SimplePolicyManager",
+    "acting_policy",
+    "named_policies",
+    "part_name",
+]
 
 
 @runtime_checkable
@@ -61,6 +69,17 @@ class GradientSteps(Protocol):
     def close(self) -> None:
         """Ends whatever runs elsewhere."""
         ...
+
+
+@runtime_checkable
+class SelfPaced(Protocol):
+    """A policy manager whose policies learn while data is collected, when whoever acts says so: robots.
+
+    A trainer gives such a manager no sources; its `update` reports what was learned since the last call.
+    """
+
+    unroll_length: float
+    """Time steps from every environment in a training iteration."""
 
 
 class SimplePolicyManager:
