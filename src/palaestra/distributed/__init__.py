@@ -1,22 +1,41 @@
-"""Learning with many workers: policy hosts, gradient workers, actors."""
+"""Collecting and learning in several processes and on several machines, with the same algorithms and the same loop."""
 
 from palaestra.distributed.allocator import AllocationMode, TrainerAllocator
+from palaestra.distributed.config import DistributedConfig
+from palaestra.distributed.crew import Crew, Dropped, Member, WorkerFault, WorkersLostError
 from palaestra.distributed.grad_worker import GradWorker, LossState
 from palaestra.distributed.gradient_workers import GradientWorkers, apply_shards, require_gradients
 from palaestra.distributed.policy_host import HostTask, PolicyHost, ShardedStep, Updated
 from palaestra.distributed.policy_manager import DistributedPolicyManager
+from palaestra.distributed.rollout_manager import RolloutManager
+from palaestra.distributed.weights import acting_weights, load_acting_weights, versions_of
+from palaestra.distributed.worker import ActingParts, CollectorFactory, Fragment, RolloutWorker
 
 __all__ = [
+    "ActingParts",
     "AllocationMode",
+    "CollectorFactory",
+    "Crew",
+    "DistributedConfig",
     "DistributedPolicyManager",
+    "Dropped",
+    "Fragment",
     "GradWorker",
     "GradientWorkers",
     "HostTask",
     "LossState",
+    "Member",
     "PolicyHost",
+    "RolloutManager",
+    "RolloutWorker",
     "ShardedStep",
     "TrainerAllocator",
     "Updated",
+    "WorkerFault",
+    "WorkersLostError",
+    "acting_weights",
     "apply_shards",
+    "load_acting_weights",
     "require_gradients",
+    "versions_of",
 ]

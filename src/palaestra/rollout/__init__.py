@@ -1,5 +1,6 @@
 """Acting: collection, evaluation, episode statistics."""
 
+from palaestra.rollout.buffer_for import buffer_for, episode_discount
 from palaestra.rollout.collect_info import CollectInfo
 from palaestra.rollout.collector import Collector
 from palaestra.rollout.episodes import Episode, EpisodeTracker
@@ -36,10 +37,15 @@ __all__ = [
     "Metric",
     "NumberOfEpisodes",
     "OfflineData",
+<<<<<<< HEAD
     "RequestError",
     "RequestServer",
     "ServerStatistics",
+=======
+    "buffer_for",
+>>>>>>> 50dbbf0 (Roll-out workers and their manager, which a trainer takes in place of a collector)
     "default_metrics",
+    "episode_discount",
     "evaluate",
     "evaluation_of",
     "pack",

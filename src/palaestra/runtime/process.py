@@ -211,6 +211,7 @@ def _kill_all(seats: dict[WorkerKey, _Seat]) -> None:
 
 def _serve(connection: Connection, factory: Callable[[], Any], threads: int) -> None:
     torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)  # as training does, so that equal calls give equal numbers everywhere
     performer, requests, answers = Performer(factory), _Slab(), _Slab()
     connection.send((0, performer.begin()))
     while (asked := connection.recv()) is not None:

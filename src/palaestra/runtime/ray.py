@@ -153,6 +153,7 @@ class _Actor:
 
     def __init__(self, factory: Callable[[], Any], threads: int) -> None:
         torch.set_num_threads(threads)
+        torch.set_flush_denormal(True)  # as training does
         self._performer = Performer(factory)
 
     def begin(self) -> Failed | None:
