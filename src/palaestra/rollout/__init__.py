@@ -37,13 +37,10 @@ __all__ = [
     "Metric",
     "NumberOfEpisodes",
     "OfflineData",
-<<<<<<< HEAD
     "RequestError",
     "RequestServer",
     "ServerStatistics",
-=======
     "buffer_for",
->>>>>>> 50dbbf0 (Roll-out workers and their manager, which a trainer takes in place of a collector)
     "default_metrics",
     "episode_discount",
     "evaluate",

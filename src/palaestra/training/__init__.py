@@ -19,11 +19,11 @@ from palaestra.training.loggers import (
 from palaestra.training.policy_manager import (
     GradientSteps,
     PolicyManager,
+    SelfPaced,
     SimplePolicyManager,
     named_policies,
     part_name,
 )
-from palaestra.training.policy_manager import PolicyManager, SelfPaced, SimplePolicyManager, named_policies, part_name
 from palaestra.training.signals import StoppedError, StopSignals
 from palaestra.training.summaries import Histogram, Histograms, Summary
 from palaestra.training.time_split import TimeSplit, advice
