@@ -7,7 +7,6 @@ at (hindsight). Each has its own algorithm, data and clock; no gradient passes b
     palaestra train examples.hierarchical_robot:FourRoomsRobot palaestra.envs.tiny:FourRooms --env.max-episode-steps 200
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +67,7 @@ class FourRoomsAgent(Agent):
     def towards(self, step: TimeStep, subgoal: np.ndarray, kind: StepType, there: bool = False) -> TimeStep:
         """A step as the control task sees it: its episode is the way to one subgoal."""
         observation = {**step.observation, "desired_goal": subgoal}
-        return TimeStep(int(kind), float(there), float(not there), observation)
+        return TimeStep(int(kind), there - 1.0, float(not there), observation)
 
 
 class FourRoomsRobot(Robot):
@@ -78,7 +77,6 @@ class FourRoomsRobot(Robot):
     agent_class = FourRoomsAgent
 
     def build(self, seeds: RunSeeds) -> dict[str, ComputationTask]:
-        hindsight = functools.partial(HindsightSampler, near_goal, terminated=near_goal)
         shared: dict[str, Any] = {
             "learning_rate": self.config.learning_rate,
             "gamma": self.config.gamma,
@@ -94,14 +92,21 @@ class FourRoomsRobot(Robot):
         goal = DQN(self.observation_spec, DiscreteSpec(num=len(DIRECTIONS)), choice, task_seeds(seeds, 0))
         control = SAC(self.observation_spec, self.action_spec, moving, task_seeds(seeds, 1))
         return {
-            "goal": ComputationTask(goal, period_steps=self.config.goal_steps, sampler=hindsight()),
-            "control": ComputationTask(control, sampler=hindsight()),
+            "goal": ComputationTask(
+                goal, period_steps=self.config.goal_steps, sampler=HindsightSampler(near, terminated=near)
+            ),
+            "control": ComputationTask(control, sampler=HindsightSampler(cost, terminated=near)),
         }
 
 
-def near_goal(achieved: np.ndarray, desired: np.ndarray, info: Any) -> np.ndarray:
-    """The reward of both tasks, for hindsight."""
+def near(achieved: np.ndarray, desired: np.ndarray, info: Any) -> np.ndarray:
+    """1 where a goal is reached: what the goal task is paid, and where both tasks' episodes end."""
     return reached(achieved, desired, RADIUS)
+
+
+def cost(achieved: np.ndarray, desired: np.ndarray, info: Any) -> np.ndarray:
+    """What the control task is paid: every step on the way costs 1."""
+    return near(achieved, desired, info) - 1
 
 
 def main() -> None:
