@@ -106,7 +106,9 @@ class _Program:
         return float(done.fun), done.x
 
 
-def solve(situation: Situation, *, cover: Sequence[float] = (), cover_cost: float = 0.0, move_cost: float = 0.0) -> Plan:
+def solve(
+    situation: Situation, *, cover: Sequence[float] = (), cover_cost: float = 0.0, move_cost: float = 0.0
+) -> Plan:
     """The best plan for what is expected.
 
     Args:
