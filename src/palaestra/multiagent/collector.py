@@ -10,7 +10,7 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import ConfigError, DataSource
+from palaestra.core import ConfigError, DataSource, Plan, Replay
 from palaestra.multiagent.actor import Actor
 from palaestra.multiagent.episodes import WorldEpisodes
 from palaestra.multiagent.roles import Role
@@ -71,7 +71,7 @@ class MultiAgentCollector:
                 buffer = buffer_for(
                     one, actor.num_lanes, observation_spec=role.observation_spec, reward_spec=role.reward_spec
                 )
-                self._streams[name] = Stream(actor, buffer)
+                self._streams[name] = Stream(actor, buffer, _window(one.plan))
         self._sources: dict[str, DataSource] = {name: stream.buffer for name, stream in self._streams.items()}
         self._episodes = WorldEpisodes(worlds.batch_size, roles)
         self._sees_all = any(role.state_spec is not None for role in roles.values())
@@ -216,6 +216,10 @@ class MultiAgentCollector:
                 stream.load_state(state["streams"][name])
             for name, saved in state["actors"].items():
                 self._actors[name].load_state_dict(saved, ())
+
+
+def _window(plan: Plan) -> int:
+    return max(plan.n_step, plan.burn_in + plan.mini_batch_length) if isinstance(plan, Replay) else 1
 
 
 def require_policies(roles: Mapping[str, Role], policies: Mapping[str, Policy]) -> None:

@@ -28,10 +28,11 @@ class Stream:
     Args:
         actor: where the rows come from.
         buffer: with a lane for each of the actor's.
+        window: rows in a row that the shortest draw needs.
     """
 
-    def __init__(self, actor: Actor, buffer: ReplayBuffer) -> None:
-        self.actor, self.buffer = actor, buffer
+    def __init__(self, actor: Actor, buffer: ReplayBuffer, window: int = 1) -> None:
+        self.actor, self.buffer, self._window = actor, buffer, window
         policy = actor.policy
         self._spec, self._action_spec, self._state_spec = (
             actor.role.observation_spec,
@@ -110,7 +111,7 @@ class Stream:
         """Adds behaviour to the rows appended since the last call, and to choices whose rows are still to come.
 
         Returns:
-            How many rows the lane with most of them has got.
+            How many rows the lane with most of them has got; 0 also where nothing can be learned from them yet.
         """
         rows = self.fresh_rows
         if self.buffer.info_fields:
@@ -119,7 +120,7 @@ class Stream:
                 self._write_info(rows)
         for lane in self._fresh:
             lane.clear()
-        return rows
+        return rows if self.buffer.heads.longest >= self._window else 0
 
     def _open_choices(self) -> list[Choice]:
         waiting = [row.choice for lane in self._waiting for row in lane if row.choice is not None]

@@ -72,7 +72,7 @@ class Learning:
         sources = {
             name: collect.sources[name]
             for name, algorithm in self.manager.algorithms.items()
-            if _may_learn(algorithm, collect, info.rows_of.get(name, info.rows))
+            if info.rows_of.get(name, 1) and _may_learn(algorithm, collect, info.rows_of.get(name, info.rows))
         }
         for source in sources.values():
             if (follow := getattr(source, "set_progress", None)) is not None:  # a sampler may follow schedules
