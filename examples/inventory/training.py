@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from examples.inventory.bridge import Ports, Reading
+from examples.inventory.bridge import Ports, reading_of
 from examples.inventory.simulator import Simulator
 from examples.inventory.tape import Tape
 from examples.inventory.topology import FOUR_PORTS, Topology
@@ -55,7 +55,7 @@ def lost_with(
         seeds: of the episodes.
         topology: the world.
     """
-    reading = Reading(topology)
+    reading = reading_of(topology)
     policy_of = [next(name for name, role in roles.items() if port.name in role.agents) for port in topology.ports]
     simulators = [Simulator(topology, Tape.draw(topology, seed)) for seed in seeds]
     waiting = simulators
