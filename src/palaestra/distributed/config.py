@@ -14,7 +14,10 @@ __all__ = ["DistributedConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
-    """Where a run collects its data, and how it waits for it."""
+    """Where a run collects its data, and how it waits for it.
+
+    With `trainer.eval_beside` one more worker evaluates, which training does not wait for.
+    """
 
     runtime: Annotated[Literal["local", "process", "ray"] | None, tyro.conf.arg(aliases=("--runtime",))] = None
     """Workers in this process, in processes of this machine, or on a Ray cluster; none if left out."""
@@ -44,8 +47,6 @@ class DistributedConfig:
     """CPUs that Ray sets aside for each worker; by default one on a cluster, none on this machine."""
     num_gpus: float = 0.0
     """GPUs that Ray sets aside for each worker."""
-    eval_on_worker: bool = True
-    """Whether a worker of its own evaluates, which training does not wait for."""
 
     def __post_init__(self) -> None:
         for name, least in (("num_workers", 1), ("min_workers", 1), ("max_lag", 0), ("max_restarts", 0)):

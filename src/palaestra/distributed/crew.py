@@ -96,8 +96,9 @@ class Crew:
         self.members: list[Member] = []
         self.dropped: list[Dropped] = []
         """Work that was lost, in order."""
-        self.faults: list[WorkerFault] = []
-        """Ends of workers, in order."""
+        self.faults: list[Any] = []
+        """Ends of workers, and whatever else is noted here, in order."""
+        self._first: WorkerFault | None = None
         self._make, self._enough_s = make, 0.0
         self.limit_s = math.inf
         """When all waiting ends, in `time.monotonic()` seconds."""
@@ -159,7 +160,7 @@ class Crew:
         if possible < needed or missing_s > patience_s:
             raise WorkersLostError(
                 f"{there} of {len(self.members)} workers are there and {needed} are needed (min_workers); the first "
-                f"one was lost because: {self.faults[0] if self.faults else 'it did not start'}"
+                f"one was lost because: {self._first or 'it did not start'}"
             )
 
     @property
@@ -261,10 +262,12 @@ class Crew:
             self.runtime.restart(member.id)
         except WorkerDiedError as error:
             member.state, member.call = "lost", None
-            self.faults.append(WorkerFault(member.id, incarnation, str(error), "drop"))
+            fault = WorkerFault(member.id, incarnation, str(error), "drop")
         else:
-            self.faults.append(WorkerFault(member.id, incarnation, what, "restart"))
+            fault = WorkerFault(member.id, incarnation, what, "restart")
             if member.call is not None:  # it hung: the answer is the end of its life
                 self.runtime.wait([member.call], timeout_s=0.0)
             self._call(member, "joining", "begin", member.position)
-        _log.warning("%s", self.faults[-1])
+        self._first = self._first or fault
+        self.faults.append(fault)
+        _log.warning("%s", fault)

@@ -71,6 +71,8 @@ class RolloutManager:
         """Environments stepped side by side, over all workers."""
         self.env_steps = 0
         """Actions executed so far, of fragments that were used."""
+        self.runtime = runtime
+        """Where the workers live."""
         self._policies, self._config = policies, config
         self._crew = Crew(
             runtime, functools.partial(RolloutWorker, make), config, name="rollout", joined=self._has_joined
@@ -81,7 +83,6 @@ class RolloutManager:
         self._shared: Shared | None = None
         self._mark: Any = None
         self._exact = True
-        self._env_faults: list[Any] = []
 
     # -- collecting
 
@@ -184,7 +185,7 @@ class RolloutManager:
             info.episodes += [episode._replace(env_id=first + episode.env_id) for episode in one.episodes]
             info.env_s += one.env_s / len(taken)
             info.inference_s += one.inference_s / len(taken)
-            self._env_faults += [dataclasses.replace(f, env_id=first + f.env_id) for f in fragment.faults]
+            self._crew.faults += [dataclasses.replace(f, env_id=first + f.env_id) for f in fragment.faults]
         self.env_steps += info.env_steps
         self._fragments += len(taken)
 
@@ -210,8 +211,8 @@ class RolloutManager:
 
     @property
     def faults(self) -> Sequence[Any]:
-        """Ends of workers, and faults of environments that workers dealt with."""
-        return [*self._crew.faults, *self._env_faults]
+        """Ends of workers, and faults of environments that workers dealt with, in order."""
+        return self._crew.faults
 
     @property
     def resume(self) -> str:
