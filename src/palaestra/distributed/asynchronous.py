@@ -76,8 +76,7 @@ class Pace:
             if isinstance(plan, Replay) and stacked > 1 and config.max_lag is not None:
                 raise ConfigError(
                     f"asynchronous.max_lag is {config.max_lag}, but the buffer of {name!r} stores single frames of "
-                    f"stacks of {stacked}, which cannot be put together again where a fragment is missing; leave max_lag "
-                    "out"
+                    f"stacks of {stacked}, which cannot be put together where a fragment is missing; leave max_lag out"
                 )
         self._config, self._num_actors = config, num_actors
         self.on_policy = any(isinstance(plan, OnPolicy) for plan in plans.values())
