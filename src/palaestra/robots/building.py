@@ -64,4 +64,5 @@ class AgentFactory:
         env.seed(self.lane_seed(agent_id, life))
         clock = AgentEnvironment(env, agent_id, permission)
         helpers = {name: helper(spec, line_to(name), clock) for name, spec in self.specs.items()}
+        clock.before_kept = [each.finish for each in helpers.values()]
         return self.agent_class(clock, helpers, self.config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -14,6 +15,7 @@ from palaestra.robots.agent import Agent, AgentError
 from palaestra.robots.building import AgentFactory
 from palaestra.robots.config import RobotConfig
 from palaestra.robots.crew import Crew, Gate
+from palaestra.robots.hosting import HostedCrew
 from palaestra.robots.robot import Robot
 from palaestra.robots.wrapper import ComputationWrapper
 from palaestra.rollout import Callers, CollectInfo, Episode
@@ -81,8 +83,7 @@ class RobotCollector:
         self._on_fault, self._max_restarts = on_fault, max_restarts
         self._lives = dict.fromkeys(range(num_agents), 0)
         self._restarts = dict.fromkeys(range(num_agents), 0)
-        self._gate = Gate(self.callers.absent)
-        self._crew: Crew | None = None
+        self._crew: Crew | HostedCrew | None = None
         self._pausing = False
 
     # -- what a trainer asks for
@@ -112,13 +113,12 @@ class RobotCollector:
         Raises:
             AgentError: an agent failed, or nobody has moved for `timeout_s`.
         """
-        began, before = time.perf_counter(), self._gate.steps
         self._pausing = False
-        crew = self._start()
-        self._gate.grant(dict.fromkeys(self._lives, int(length)))
+        crew, began = self._start(), time.perf_counter()
+        before = crew.steps
+        crew.grant(dict.fromkeys(self._lives, int(length)))
         self._wait_until_settled(crew)
-        crew.finish_learning()
-        steps = self._gate.steps - before
+        steps = crew.steps - before
         self.env_steps += steps
         info = CollectInfo(steps, rows=int(length), episodes=crew.take_episodes())
         info.inference_s = sum(wrapper.prediction.statistics.busy_s for wrapper in self.wrappers.values())
@@ -152,33 +152,39 @@ class RobotCollector:
 
     # -- the crew
 
-    def _start(self) -> Crew:
+    def _start(self) -> Crew | HostedCrew:
         if self._crew is None:
             for wrapper in self.wrappers.values():
                 wrapper.run()
-            self._crew = Crew(self._make_agent, self._lives, self._gate, self.callers.disconnect)
+            if self.config.agents == "thread":
+                gate = Gate(self.callers.absent)
+                make = functools.partial(self._make_agent, gate)
+                self._crew = Crew(make, self._lives, gate, self.callers.disconnect)
+            else:
+                self._crew = HostedCrew(self._factory, self._lives, self.wrappers, self.config)
         return self._crew
 
-    def _make_agent(self, number: int, life: int) -> Agent:
+    def _make_agent(self, gate: Gate, number: int, life: int) -> Agent:
         lines = {name: wrapper.create_communicator(number) for name, wrapper in self.wrappers.items()}
-        return self._factory.make(number, lines.__getitem__, life=life, permission=self._gate)
+        return self._factory.make(number, lines.__getitem__, life=life, permission=gate)
 
-    def _wait_until_settled(self, crew: Crew) -> None:
+    def _wait_until_settled(self, crew: Crew | HostedCrew) -> None:
         moved, moved_at = -1, time.monotonic()
         while not crew.settled():
             crew.wait(_POLL_S)
             self._handle_errors(crew)
             if self._pausing:
-                self._gate.grant(dict.fromkeys(self._lives, 0))
-            now = self._gate.steps + sum(wrapper.prediction.statistics.requests for wrapper in self.wrappers.values())
+                crew.grant(dict.fromkeys(self._lives, 0))
+            now = crew.steps + sum(wrapper.prediction.statistics.requests for wrapper in self.wrappers.values())
             if now != moved:
                 moved, moved_at = now, time.monotonic()
             elif time.monotonic() - moved_at > self.config.timeout_s:
-                busy = sorted(set(crew.agents) - self._gate.parked - set(crew.errors))
-                raise AgentError(f"the agents {busy} have not moved for {self.config.timeout_s:g} s (robot.timeout_s)")
+                raise AgentError(
+                    f"the agents {crew.busy} have not moved for {self.config.timeout_s:g} s (robot.timeout_s)"
+                )
         self._handle_errors(crew)
 
-    def _handle_errors(self, crew: Crew) -> None:
+    def _handle_errors(self, crew: Crew | HostedCrew) -> None:
         for number, error in sorted(crew.errors.items()):
             if number not in self._lives:
                 continue
@@ -195,7 +201,7 @@ class RobotCollector:
             _log.warning("%s; the others go on without it", error)
             del self._lives[number]
 
-    def close(self, timeout_s: float = 2.0) -> None:
+    def close(self, timeout_s: float = 1.5) -> None:
         """Ends agents and tasks; what is asked already is answered. Closing twice is fine.
 
         Args:
