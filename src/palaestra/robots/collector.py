@@ -19,6 +19,7 @@ from palaestra.robots.hosting import HostedCrew
 from palaestra.robots.robot import Robot
 from palaestra.robots.wrapper import ComputationWrapper
 from palaestra.rollout import Callers, CollectInfo, Episode
+from palaestra.runtime import Runtime
 
 __all__ = ["RobotCollector"]
 
@@ -39,9 +40,10 @@ class RobotCollector:
         make_env: one environment with all its layers, by the agent's number.
         num_agents: how many agents.
         seed: of the run.
-        config: where agents live, and when batches close.
-        on_fault: when an agent fails: stop; begin it anew; or go on without it.
-        max_restarts: of one agent; one more fault stops the run.
+        config: when batches close.
+        runtime: where workers live that run the agents; by default agents are threads of this process. It is used by
+            one thread of this collector, and left open.
+        num_workers: that the agents are shared out over.
 
     Raises:
         ConfigError: there are no agents.
@@ -55,8 +57,8 @@ class RobotCollector:
         *,
         seed: int = 0,
         config: RobotConfig | None = None,
-        on_fault: Literal["raise", "restart", "drop"] = "raise",
-        max_restarts: int = 10,
+        runtime: Runtime | None = None,
+        num_workers: int = 2,
     ) -> None:
         if num_agents < 1:
             raise ConfigError(f"a robot needs at least one agent; num_agents is {num_agents}")
@@ -80,13 +82,27 @@ class RobotCollector:
             num_agents=num_agents,
             seed=seed,
         )
-        self._on_fault, self._max_restarts = on_fault, max_restarts
+        self.on_fault: Literal["raise", "restart", "drop"] = "raise"
+        """When an agent fails: stop; begin it anew; or go on without it."""
+        self.max_restarts = 10
+        """Of one agent; one more fault stops the run."""
+        self.faults: tuple[Any, ...] = ()
+        """None are kept: a fault that does not stop the run is logged."""
+        self._runtime, self._num_workers = runtime, num_workers
         self._lives = dict.fromkeys(range(num_agents), 0)
         self._restarts = dict.fromkeys(range(num_agents), 0)
         self._crew: Crew | HostedCrew | None = None
         self._pausing = False
 
     # -- what a trainer asks for
+
+    resume: Literal["statistical"] = "statistical"
+    """A resumed run goes on with new episodes."""
+
+    @property
+    def evaluated_by(self) -> AgentFactory:
+        """Makes agents like these, to be evaluated; see `evaluate_robot`."""
+        return self._factory
 
     @property
     def buffers(self) -> dict[str, ReplayBuffer]:
@@ -115,15 +131,18 @@ class RobotCollector:
         """
         self._pausing = False
         crew, began = self._start(), time.perf_counter()
-        before = crew.steps
+        before, busy_s = crew.steps, self._busy_s()
         crew.grant(dict.fromkeys(self._lives, int(length)))
         self._wait_until_settled(crew)
         steps = crew.steps - before
         self.env_steps += steps
         info = CollectInfo(steps, rows=int(length), episodes=crew.take_episodes())
-        info.inference_s = sum(wrapper.prediction.statistics.busy_s for wrapper in self.wrappers.values())
+        info.inference_s = self._busy_s() - busy_s
         info.total_s = time.perf_counter() - began
         return info
+
+    def _busy_s(self) -> float:
+        return sum(wrapper.prediction.statistics.busy_s for wrapper in self.wrappers.values())
 
     def pause(self) -> None:
         """Keeps every agent before its next action, from a signal handler say."""
@@ -156,12 +175,12 @@ class RobotCollector:
         if self._crew is None:
             for wrapper in self.wrappers.values():
                 wrapper.run()
-            if self.config.agents == "thread":
+            if self._runtime is None:
                 gate = Gate(self.callers.absent)
                 make = functools.partial(self._make_agent, gate)
                 self._crew = Crew(make, self._lives, gate, self.callers.disconnect)
             else:
-                self._crew = HostedCrew(self._factory, self._lives, self.wrappers, self.config)
+                self._crew = HostedCrew(self._factory, self._lives, self.wrappers, self._runtime, self._num_workers)
         return self._crew
 
     def _make_agent(self, gate: Gate, number: int, life: int) -> Agent:
@@ -188,15 +207,15 @@ class RobotCollector:
         for number, error in sorted(crew.errors.items()):
             if number not in self._lives:
                 continue
-            if self._on_fault == "raise":
+            if self.on_fault == "raise":
                 raise error
             self._restarts[number] += 1
-            if self._on_fault == "restart" and self._restarts[number] <= self._max_restarts:
+            if self.on_fault == "restart" and self._restarts[number] <= self.max_restarts:
                 _log.warning("%s; it begins anew", error)
                 self._lives[number] += 1
                 crew.begin(number, self._lives[number])
                 continue
-            if self._on_fault == "restart" or len(self._lives) == 1:
+            if self.on_fault == "restart" or len(self._lives) == 1:
                 raise error
             _log.warning("%s; the others go on without it", error)
             del self._lives[number]

@@ -12,11 +12,10 @@ from typing import Any, final
 from palaestra.core import PalaestraError
 from palaestra.robots.agent import AgentError
 from palaestra.robots.building import AgentFactory
-from palaestra.robots.config import RobotConfig
 from palaestra.robots.host import AgentHost, HostAnswer, HostReport, HostRequest
 from palaestra.robots.wrapper import ComputationWrapper
 from palaestra.rollout import Callers, Episode
-from palaestra.runtime import Call, ProcessRuntime, RayRuntime, Result, Runtime
+from palaestra.runtime import Call, Result, Runtime
 
 __all__ = ["HostedCrew"]
 
@@ -50,7 +49,8 @@ class HostedCrew:
         factory: makes agents; is sent to the workers.
         lives: how often each agent was begun, by its number.
         wrappers: of the tasks, by name.
-        config: where agents live.
+        runtime: where workers live; used by this crew's thread alone, and left open.
+        num_workers: that the agents are shared out over.
 
     Raises:
         ConfigError: the factory cannot be sent.
@@ -61,11 +61,12 @@ class HostedCrew:
         factory: AgentFactory,
         lives: Mapping[int, int],
         wrappers: Mapping[str, ComputationWrapper],
-        config: RobotConfig,
+        runtime: Runtime,
+        num_workers: int,
     ) -> None:
-        self._factory, self._wrappers, self._config = factory, dict(wrappers), config
+        self._factory, self._wrappers, self._runtime = factory, dict(wrappers), runtime
+        self._timeout_s = next(iter(self._wrappers.values())).config.timeout_s
         self._callers: Callers = next(iter(self._wrappers.values())).callers
-        self._runtime: Runtime = ProcessRuntime() if config.agents == "process" else RayRuntime()
         self.errors: dict[int, AgentError] = {}
         """What agents died of."""
         self._changed = threading.Condition()
@@ -77,8 +78,8 @@ class HostedCrew:
         numbers = sorted(lives)
         for number in numbers:
             self._callers.connect(number)
-        for first in range(0, len(numbers), config.agents_per_worker):
-            self._begun.append({n: lives[n] for n in numbers[first : first + config.agents_per_worker]})
+        for worker in range(min(num_workers, len(numbers))):
+            self._begun.append({number: lives[number] for number in numbers[worker::num_workers]})
         self._thread = threading.Thread(target=self._pump, name="agents' hosts", daemon=True)
         self._numbers = set(numbers)
         self._failure: BaseException | None = None
@@ -184,13 +185,14 @@ class HostedCrew:
         finally:
             for number in self._numbers:
                 self._callers.disconnect(number)
-            self._runtime.close(timeout_s=0.2)
+            for host in self._hosts:
+                self._runtime.stop(host.worker, timeout_s=0.1)
 
     def _start_hosts(self) -> None:
         with self._changed:
             begun, self._begun = self._begun, []
         for lives in begun:
-            factory = partial(AgentHost, self._factory, lives, self._config.timeout_s)
+            factory = partial(AgentHost, self._factory, lives, self._timeout_s)
             name = f"agents {', '.join(map(str, lives))}"
             host = _Host(self._runtime.start(factory, name=name), set(lives))
             with self._changed:
