@@ -1,7 +1,7 @@
 """A hierarchical robot beside flat learners with three times its budget, on a maze that pays only at its end.
 
-    nice -n 19 python -m benchmarks.learning.robots tune          # equal numbers of trials, one seed that is none of the below
-    nice -n 19 python -m benchmarks.learning.robots run           # 5 seeds of each with the best setting
+    nice -n 19 python -m benchmarks.learning.robots tune   # as many trials of each, on a seed of their own
+    nice -n 19 python -m benchmarks.learning.robots run    # 5 seeds of each with the best setting
     python -m benchmarks.learning.robots report
 
 Each piece is a training run of some minutes that writes one file below `results/robots/`; a piece whose file exists is
