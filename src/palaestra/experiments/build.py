@@ -20,8 +20,10 @@ from palaestra.distributed import EvaluationWorker, RolloutManager, WorkersView
 from palaestra.envs import Environment, create_environment, probe_specs
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
 from palaestra.experiments.provenance import num_cores
+from palaestra.experiments.robots import TasksView, robot_evaluation
 from palaestra.nn import NetworkConfig
-from palaestra.policies import Policy, save_policy
+from palaestra.policies import Policy, RandomPolicy, save_policy
+from palaestra.robots import Robot, RobotCollector
 from palaestra.rollout import Evaluation, evaluate
 from palaestra.training import (
     Callback,
@@ -45,8 +47,8 @@ _log = logging.getLogger(__name__)
 _SERVICES = {"wandb": WandbLogger, "mlflow": MLflowLogger, "trackio": TrackioLogger}
 
 
-def make_algorithm(config: ExperimentConfig) -> Algorithm[Any]:
-    """The algorithm of a configuration, on the specs of its environment.
+def make_algorithm(config: ExperimentConfig) -> Any:
+    """The algorithm of a configuration, or its robot, on the specs of its environment.
 
     Args:
         config: everything the run depends on.
@@ -63,7 +65,9 @@ def make_algorithm(config: ExperimentConfig) -> Algorithm[Any]:
     _set_determinism(config.run.deterministic)
     kind: Any = algorithm_class(config.algorithm_name)
     try:
-        algorithm: Algorithm[Any] = kind(observation_spec, action_spec, config.algorithm, RunSeeds(config.run.seed))
+        algorithm: Algorithm[Any] | Robot = kind(
+            observation_spec, action_spec, config.algorithm, RunSeeds(config.run.seed)
+        )
     except ConfigError as error:
         others = suitable_algorithms(observation_spec, action_spec)
         hint = "" if config.algorithm_name in others else f". Algorithms that fit: {', '.join(others) or 'none'}"
@@ -145,11 +149,12 @@ class KeepEvaluations(Callback):
         (self._path / "evals" / f"{result.env_steps}.json").write_text(text)
         if result.best:
             for name, policy in named_policies(result.policy).items():
-                save_policy(policy, self._path / "policy" / ("" if name == POLICY else name))
+                if not isinstance(policy, RandomPolicy):  # that of a task which only watches
+                    save_policy(policy, self._path / "policy" / ("" if name == POLICY else name))
 
 
 def make_trainer(
-    config: ExperimentConfig, algorithm: Algorithm[Any], collect: Collect, path: Path, loggers: Sequence[Logger] = ()
+    config: ExperimentConfig, algorithm: Any, collect: Collect, path: Path, loggers: Sequence[Logger] = ()
 ) -> Trainer:
     """The trainer of a run, with everything that it writes into the run directory.
 
@@ -166,6 +171,9 @@ def make_trainer(
     own += [_SERVICES[name]("palaestra", path, config=flat_settings(config)) for name in config.run.loggers]
     evaluate: Any = functools.partial(evaluate_training, config)
     callbacks: list[Callback] = [Health(), KeepEvaluations(path)]
+    if isinstance(collect, RobotCollector):
+        evaluate = functools.partial(robot_evaluation, config, collect.evaluated_by)
+        callbacks.append(TasksView(collect))
     if isinstance(collect, RolloutManager):
         evaluate = EvaluationWorker(collect.runtime, evaluate)
         callbacks.append(WorkersView(collect))
@@ -191,6 +199,7 @@ def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side
     network = getattr(config.algorithm, "network", None)
     rows = getattr(config.algorithm, "mini_batch_size", 0) or 0
     small = isinstance(network, NetworkConfig) and max(network.hidden_sizes, default=0) * rows <= 256 * 256
+    small |= issubclass(algorithm_class(config.algorithm_name), Robot)  # whose threads would wait for torch's
     small = small and all(len(spec.shape) < 3 for spec in spec_leaves(observation_spec).values())
     return config.run.num_threads or (1 if small else max(1, num_cores() // side_by_side))
 

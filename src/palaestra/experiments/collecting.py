@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from palaestra.algorithms import Algorithm
@@ -14,6 +14,8 @@ from palaestra.distributed import CollectorFactory, DistributedConfig, RolloutMa
 from palaestra.envs import Environment, probe_specs
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.offline import make_collect, mixed, training_environment
+from palaestra.experiments.robots import robot_collecting
+from palaestra.robots import Robot, RobotCollector
 from palaestra.rollout import buffer_for
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, RestartPolicy, Runtime
 from palaestra.training import Collect
@@ -23,8 +25,8 @@ __all__ = ["collecting", "make_runtime"]
 
 @contextmanager
 def collecting(
-    config: ExperimentConfig, algorithm: Algorithm[Any], data: ReplayBuffer | None
-) -> Iterator[tuple[Collect, Environment | RolloutManager | None]]:
+    config: ExperimentConfig, algorithm: Algorithm[Any] | Robot, data: ReplayBuffer | None
+) -> Iterator[tuple[Collect, Environment | RolloutManager | RobotCollector | None]]:
     """What a run collects with, and what knows its faults and how exactly it resumes; both end with the context.
 
     Args:
@@ -35,6 +37,14 @@ def collecting(
     Raises:
         ConfigError: the settings do not fit together.
     """
+    if isinstance(algorithm, Robot):
+        remote = config.distributed.runtime not in (None, "local")
+        with (
+            make_runtime(config.distributed) if remote else nullcontext() as runtime,
+            robot_collecting(config, algorithm, runtime) as collector,
+        ):
+            yield collector, collector
+        return
     if config.distributed.runtime is None:
         with training_environment(config, algorithm) as env:
             yield make_collect(config, algorithm, env, data), env

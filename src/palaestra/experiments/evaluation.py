@@ -10,12 +10,14 @@ from typing import Any
 
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments.build import evaluation_environment, make_algorithm
-from palaestra.experiments.config import ExperimentConfig
+from palaestra.experiments.config import ExperimentConfig, algorithm_class
 from palaestra.experiments.curves import mean_interval
+from palaestra.experiments.robots import evaluate_robot_run
 from palaestra.experiments.run_directory import RunDirectory, find_run, find_runs
 from palaestra.policies import Policy, RandomPolicy, load_policy
+from palaestra.robots import Robot
 from palaestra.rollout import Evaluation, evaluate
-from palaestra.training import CheckpointStore
+from palaestra.training import CheckpointStore, part_name
 
 __all__ = ["RunsEvaluation", "evaluate_run", "evaluate_runs", "policy_of_run", "random_baseline"]
 
@@ -64,8 +66,15 @@ def evaluate_run(
     if episodes < 1:
         raise ConfigError(f"--episodes is {episodes}; it must be at least 1")
     directory = find_run(name, root)
-    config, policy = directory.config, policy_of_run(directory, which)
-    return _evaluate(policy, config, episodes, config.run.seed if seed is None else seed, deterministic)
+    config = directory.config
+    seed = config.run.seed if seed is None else seed
+    if issubclass(algorithm_class(config.algorithm_name), Robot):
+        robot, saved = make_algorithm(config), directory.path / "policy"
+        if which != "best":
+            state, saved = _state_of(directory, which), None
+            robot.load_state({name: state[part_name("algorithm", name)] for name in robot.tasks})
+        return evaluate_robot_run(config, robot, saved, episodes=episodes, seed=seed)
+    return _evaluate(policy_of_run(directory, which), config, episodes, seed, deterministic)
 
 
 def evaluate_runs(
@@ -117,6 +126,12 @@ def policy_of_run(directory: RunDirectory, which: str | int = "best") -> Policy:
     """
     if which == "best":
         return load_policy(directory.path / "policy")
+    algorithm = make_algorithm(directory.config)
+    algorithm.load_state_tensors(_state_of(directory, which)["algorithm"])
+    return algorithm.policy
+
+
+def _state_of(directory: RunDirectory, which: str | int) -> dict[str, Any]:
     store = CheckpointStore(directory.path / "checkpoints")
     steps = {int(path.name.removeprefix("step_")): path for path in store.steps()}
     if which != "last" and not str(which).isdigit():
@@ -124,10 +139,7 @@ def policy_of_run(directory: RunDirectory, which: str | int = "best") -> Policy:
     if not steps or (which != "last" and int(which) not in steps):
         known = ", ".join(map(str, steps)) or "none"
         raise CheckpointError(f"{directory.path} has no checkpoint {which}; there are: {known}")
-    _, state = store.load(steps[max(steps) if which == "last" else int(which)])
-    algorithm = make_algorithm(directory.config)
-    algorithm.load_state_tensors(state["algorithm"])
-    return algorithm.policy
+    return store.load(steps[max(steps) if which == "last" else int(which)])[1]
 
 
 def _evaluate(

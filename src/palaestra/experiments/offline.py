@@ -16,6 +16,7 @@ from palaestra.core import Batch, ConfigError, MissingExtraError, Offline, OnPol
 from palaestra.envs import Environment, create_environment
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.policies import Policy, raw_actions
+from palaestra.robots import Robot
 from palaestra.rollout import Collector, OfflineData
 from palaestra.training import Collect
 
@@ -25,7 +26,7 @@ _MINARI = "minari:"
 _DEFAULT_FRACTION = 0.5
 
 
-def load_data(config: ExperimentConfig, algorithm: Algorithm[Any]) -> ReplayBuffer | None:
+def load_data(config: ExperimentConfig, algorithm: Algorithm[Any] | Robot) -> ReplayBuffer | None:
     """The data that a configuration names, with actions as the algorithm's policy samples them.
 
     Args:
@@ -40,6 +41,8 @@ def load_data(config: ExperimentConfig, algorithm: Algorithm[Any]) -> ReplayBuff
             environment.
         CheckpointError: it is damaged.
     """
+    if isinstance(algorithm, Robot):
+        return None
     plan, given, name = algorithm.plan, config.offline, config.algorithm_name
     if given.data is None:
         if isinstance(plan, Offline):

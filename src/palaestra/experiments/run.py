@@ -26,8 +26,8 @@ from palaestra.experiments.provenance import now, process_info
 from palaestra.experiments.report import write_report
 from palaestra.experiments.run_directory import RunDirectory, find_run
 from palaestra.experiments.seeds import GroupResult, train_seeds
-from palaestra.policies import Policy
-from palaestra.training import CheckpointStore, ConsoleLogger, Logger, Trainer, TrainResult
+from palaestra.robots import Robot
+from palaestra.training import CheckpointStore, ConsoleLogger, Logger, Trainer, TrainResult, acting_policy
 
 __all__ = ["RunResult", "require_same_task", "resume", "run", "start", "train"]
 
@@ -43,8 +43,9 @@ class RunResult:
     """Everything it left."""
     result: TrainResult
     """How it ended."""
-    policy: Policy = field(repr=False)
-    """As it is after the last update; the directory's `policy/` has the one of the best evaluation."""
+    policy: Any = field(repr=False)
+    """As it is after the last update; the directory's `policy/` has the one of the best evaluation. Of
+    several, a `ModuleDict` by name."""
 
 
 @overload
@@ -192,7 +193,7 @@ def resume(
 
 def start(
     directory: RunDirectory,
-    algorithm: Algorithm[Any],
+    algorithm: Algorithm[Any] | Robot,
     config: ExperimentConfig | None = None,
     *,
     data: ReplayBuffer | None = None,
@@ -235,7 +236,7 @@ def start(
             raise
         facts = {"env_steps": result.env_steps, "train_s": result.train_s, "best_return": result.best_return}
         _end(directory, {"status": result.status, "reason": result.reason or None, "error": None, **facts})
-    return RunResult(directory.path, result, algorithm.policy)
+    return RunResult(directory.path, result, acting_policy(trainer.algorithms))
 
 
 def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -> None:
