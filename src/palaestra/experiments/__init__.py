@@ -16,7 +16,14 @@ from palaestra.experiments.config import (
 from palaestra.experiments.curves import Curve, curves_of, read_metrics
 from palaestra.experiments.datasets import DataSummary, collect_data, export_data, export_minari, summary_of
 from palaestra.experiments.estimate import Estimate, dry_run
-from palaestra.experiments.evaluation import RunsEvaluation, evaluate_run, evaluate_runs, policy_of_run, random_baseline
+from palaestra.experiments.evaluation import (
+    RunsEvaluation,
+    evaluate_run,
+    evaluate_runs,
+    policies_of_run,
+    policy_of_run,
+    random_baseline,
+)
 from palaestra.experiments.faults import FaultRecord, read_faults
 from palaestra.experiments.lineage import changes_between
 from palaestra.experiments.plots import save_plot, terminal_plot
@@ -65,6 +72,7 @@ __all__ = [
     "list_runs",
     "load_config",
     "make_algorithm",
+    "policies_of_run",
     "policy_of_run",
     "preset",
     "random_baseline",

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from palaestra.core import ConfigError, Offline, Replay
+from palaestra.experiments.agents import many_agents
 from palaestra.experiments.build import make_algorithm
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.offline import load_data, make_collect, training_environment
@@ -79,6 +80,8 @@ def dry_run(config: ExperimentConfig) -> Estimate:
         ConfigError: the settings do not fit together.
         PalaestraError: whatever the run itself would fail with in its first second.
     """
+    if many_agents(config):
+        raise ConfigError(f"{config.env.name} has many agents, whose runs cannot be tried dry; give a small budget")
     algorithm = make_algorithm(config)
     data, offline = load_data(config, algorithm), isinstance(algorithm.plan, Offline)
     if isinstance(algorithm.plan, Replay):  # to learn at once; the rest of the plan is as it is

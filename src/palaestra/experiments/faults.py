@@ -12,6 +12,7 @@ from typing import Any
 from palaestra.core import CheckpointError
 from palaestra.envs import Environment
 from palaestra.experiments.provenance import now
+from palaestra.multiagent import Worlds
 from palaestra.training import Callback, Trainer
 
 __all__ = ["FaultRecord", "KeepFaults", "fault_of", "read_faults", "write_fault"]
@@ -95,7 +96,7 @@ class KeepFaults(Callback):
         path: the run directory.
     """
 
-    def __init__(self, env: Environment | None, path: Path) -> None:
+    def __init__(self, env: Environment | Worlds | None, path: Path) -> None:
         self._env, self._path = env, path
         self._written = 0
 

@@ -14,7 +14,9 @@ from palaestra.algorithms import Algorithm
 from palaestra.buffers import MixtureSource, ReplayBuffer, from_minari, sampler_of, with_actions
 from palaestra.core import Batch, ConfigError, MissingExtraError, Offline, OnPolicy, Replay, ShapeError, spec_leaves
 from palaestra.envs import Environment, create_environment
+from palaestra.experiments.agents import Agents
 from palaestra.experiments.config import ExperimentConfig
+from palaestra.multiagent import Worlds, create_worlds
 from palaestra.policies import Policy, raw_actions
 from palaestra.rollout import Collector, OfflineData
 from palaestra.training import Collect
@@ -25,7 +27,7 @@ _MINARI = "minari:"
 _DEFAULT_FRACTION = 0.5
 
 
-def load_data(config: ExperimentConfig, algorithm: Algorithm[Any]) -> ReplayBuffer | None:
+def load_data(config: ExperimentConfig, algorithm: Algorithm[Any] | Agents) -> ReplayBuffer | None:
     """The data that a configuration names, with actions as the algorithm's policy samples them.
 
     Args:
@@ -40,6 +42,8 @@ def load_data(config: ExperimentConfig, algorithm: Algorithm[Any]) -> ReplayBuff
             environment.
         CheckpointError: it is damaged.
     """
+    if isinstance(algorithm, Agents):
+        return None
     plan, given, name = algorithm.plan, config.offline, config.algorithm_name
     if given.data is None:
         if isinstance(plan, Offline):
@@ -66,21 +70,26 @@ def load_data(config: ExperimentConfig, algorithm: Algorithm[Any]) -> ReplayBuff
 
 
 def training_environment(
-    config: ExperimentConfig, algorithm: Algorithm[Any]
-) -> AbstractContextManager[Environment | None]:
+    config: ExperimentConfig, algorithm: Algorithm[Any] | Agents
+) -> AbstractContextManager[Environment | Worlds | None]:
     """The environments that a run trains in; none where it learns from loaded data alone.
 
     Args:
         config: of the run.
         algorithm: whose plan says so.
     """
+    if isinstance(algorithm, Agents):
+        return create_worlds(config.env, seed=config.run.seed)
     if isinstance(algorithm.plan, Offline):
         return contextlib.nullcontext()
     return create_environment(config.env, seed=config.run.seed)
 
 
 def make_collect(
-    config: ExperimentConfig, algorithm: Algorithm[Any], env: Environment | None, data: ReplayBuffer | None
+    config: ExperimentConfig,
+    algorithm: Algorithm[Any] | Agents,
+    env: Environment | Worlds | None,
+    data: ReplayBuffer | None,
 ) -> Collect:
     """What the trainer gets its data from.
 
@@ -90,6 +99,10 @@ def make_collect(
         env: from `training_environment`.
         data: from `load_data`.
     """
+    if isinstance(algorithm, Agents):
+        assert isinstance(env, Worlds)
+        return algorithm.collector(env)
+    assert not isinstance(env, Worlds)
     if env is None:
         assert data is not None
         return OfflineData(data)
