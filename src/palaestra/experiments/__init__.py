@@ -1,5 +1,6 @@
 """Runs: typed configuration, tuned presets, run directories, and functions that train, compare and report."""
 
+from palaestra.experiments.agents import Agents, many_agents
 from palaestra.experiments.bench import EnvironmentSpeed, bench_environment
 from palaestra.experiments.build import evaluation_environment, make_algorithm, suitable_algorithms
 from palaestra.experiments.catalogue import AlgorithmEntry, algorithm_catalogue, algorithm_source
@@ -35,6 +36,7 @@ from palaestra.experiments.seeds import GroupResult, SeedResult, group_summary, 
 
 __all__ = [
     "PRESETS",
+    "Agents",
     "AlgorithmEntry",
     "Comparison",
     "Curve",
@@ -72,6 +74,7 @@ __all__ = [
     "list_runs",
     "load_config",
     "make_algorithm",
+    "many_agents",
     "policies_of_run",
     "policy_of_run",
     "preset",

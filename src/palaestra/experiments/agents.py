@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from palaestra.algorithms import ALGORITHMS, Algorithm
 from palaestra.core import POLICY, CheckpointError, ConfigError, PalaestraError, RunSeeds
 from palaestra.envs import import_object
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping
-from palaestra.multiagent import MultiAgentCollector, Role, Worlds, create_worlds, evaluate_agents, is_world, load_world
+from palaestra.multiagent import MultiAgentCollector, Role, Worlds, create_worlds, evaluate_agents, is_world
 from palaestra.policies import Policy, RandomPolicy, RulePolicy, load_policy
 from palaestra.rollout import Evaluation
 from palaestra.training import SimplePolicyManager, part_name
@@ -84,9 +85,8 @@ def make_agents(config: ExperimentConfig, make: Make) -> Agents:
     """
     if config.offline.data is not None:
         raise ConfigError("offline.data is for runs with one agent; leave it out")
-    world = load_world(config.env.name, config.env.kwargs)
-    agents, state_spec = dict(world.agents), world.state_spec
-    world.close()
+    with create_worlds(dataclasses.replace(config.env, num_envs=1)) as worlds:
+        agents, state_spec = worlds.agents, worlds.state_spec
     names = list(dict.fromkeys(config.agents.mapping_for(agents).values()))
     if unknown := sorted(set(config.agents.policies) - set(names)):
         raise ConfigError(f"agents.policies names {', '.join(unknown)}, but the policies are {', '.join(names)}")
