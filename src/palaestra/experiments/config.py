@@ -19,6 +19,7 @@ from palaestra.core import ConfigError, Linear, Piecewise, did_you_mean
 from palaestra.distributed import DistributedConfig
 from palaestra.envs import EnvConfig, Wrap, import_object
 from palaestra.experiments.values import dataclass_of, read_yaml, type_name, value_of
+from palaestra.multiagent import AgentsConfig
 from palaestra.robots import Robot, RobotConfig
 from palaestra.training import TrainerConfig
 
@@ -89,6 +90,8 @@ class ExperimentConfig:
     """Hyperparameters."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """Environment."""
+    agents: AgentsConfig = field(default_factory=AgentsConfig)
+    """Who acts by which policy, where the environment has many agents."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     """Budget and periods."""
     offline: DataConfig = field(default_factory=DataConfig)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from palaestra.core import ConfigError, Offline, Replay
+from palaestra.experiments.agents import many_agents
 from palaestra.experiments.build import make_algorithm
 from palaestra.experiments.collecting import collecting
 from palaestra.experiments.config import ExperimentConfig
@@ -81,6 +82,8 @@ def dry_run(config: ExperimentConfig) -> Estimate:
         ConfigError: the settings do not fit together.
         PalaestraError: whatever the run itself would fail with in its first second.
     """
+    if many_agents(config):
+        raise ConfigError(f"{config.env.name} has many agents, whose runs cannot be tried dry; give a small budget")
     algorithm = make_algorithm(config)
     if isinstance(algorithm, Robot):
         raise ConfigError(f"{config.algorithm_name} is a robot, of which --dry-run can make no estimate; leave it out")

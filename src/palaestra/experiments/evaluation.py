@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments.build import evaluation_environment, make_algorithm
+from palaestra.experiments.agents import Agents, agents_of_run, evaluate_team, many_agents
+from palaestra.experiments.build import evaluation_environment, make_algorithm, make_learner
 from palaestra.experiments.config import ExperimentConfig, algorithm_class
 from palaestra.experiments.curves import mean_interval
 from palaestra.experiments.robots import evaluate_robot_run
@@ -19,7 +20,7 @@ from palaestra.robots import Robot
 from palaestra.rollout import Evaluation, evaluate
 from palaestra.training import CheckpointStore, part_name
 
-__all__ = ["RunsEvaluation", "evaluate_run", "evaluate_runs", "policy_of_run", "random_baseline"]
+__all__ = ["RunsEvaluation", "evaluate_run", "evaluate_runs", "policies_of_run", "policy_of_run", "random_baseline"]
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,12 @@ def evaluate_run(
     if issubclass(algorithm_class(config.algorithm_name), Robot):
         robot, saved = make_algorithm(config), directory.path / "policy"
         if which != "best":
-            state, saved = _state_of(directory, which), None
+            state, saved = _checkpoint(directory, which), None
             robot.load_state({name: state[part_name("algorithm", name)] for name in robot.tasks})
         return evaluate_robot_run(config, robot, saved, episodes=episodes, seed=seed)
+    if many_agents(config):
+        agents, policies = policies_of_run(directory, which)
+        return evaluate_team(config, policies, agents, episodes=episodes, seed=seed, deterministic=deterministic)
     return _evaluate(policy_of_run(directory, which), config, episodes, seed, deterministic)
 
 
@@ -110,7 +114,32 @@ def random_baseline(config: ExperimentConfig, *, episodes: int = 20, seed: int |
         episodes: how many.
         seed: of the environments; by default the run's own evaluation seeds.
     """
-    return _evaluate(None, config, episodes, config.run.seed if seed is None else seed, False)
+    seed = config.run.seed if seed is None else seed
+    agents = make_learner(config) if many_agents(config) else None
+    if isinstance(agents, Agents):
+        chance = {name: RandomPolicy(role.observation_spec, role.action_spec) for name, role in agents.roles.items()}
+        return evaluate_team(config, chance, agents, episodes=episodes, seed=seed, deterministic=False)
+    return _evaluate(None, config, episodes, seed, False)
+
+
+def policies_of_run(directory: RunDirectory, which: str | int = "best") -> tuple[Agents, dict[str, Policy]]:
+    """The policies by name of a run with many agents, rules included.
+
+    Args:
+        directory: of the run.
+        which: as for `policy_of_run`.
+
+    Returns:
+        Everybody who acts, and the policies.
+
+    Raises:
+        CheckpointError: there are none such.
+        ConfigError: `which` is none of these.
+    """
+    agents = make_learner(directory.config)
+    assert isinstance(agents, Agents)
+    state = None if which == "best" else _checkpoint(directory, which)
+    return agents, agents_of_run(directory.path, agents, state)
 
 
 def policy_of_run(directory: RunDirectory, which: str | int = "best") -> Policy:
@@ -122,16 +151,19 @@ def policy_of_run(directory: RunDirectory, which: str | int = "best") -> Policy:
 
     Raises:
         CheckpointError: it has none such; the message names the checkpoints there are.
-        ConfigError: `which` is none of these.
+        ConfigError: `which` is none of these, or the run has many agents.
     """
+    if many_agents(directory.config):
+        raise ConfigError(f"{directory.path} has many agents, with policies of their own; use `policies_of_run`")
     if which == "best":
         return load_policy(directory.path / "policy")
     algorithm = make_algorithm(directory.config)
-    algorithm.load_state_tensors(_state_of(directory, which)["algorithm"])
+    algorithm.load_state_tensors(_checkpoint(directory, which)["algorithm"])
     return algorithm.policy
 
 
-def _state_of(directory: RunDirectory, which: str | int) -> dict[str, Any]:
+def _checkpoint(directory: RunDirectory, which: str | int) -> dict[str, Any]:
+    """The state in a checkpoint."""
     store = CheckpointStore(directory.path / "checkpoints")
     steps = {int(path.name.removeprefix("step_")): path for path in store.steps()}
     if which != "last" and not str(which).isdigit():
