@@ -15,13 +15,17 @@ from typing import Any
 
 from benchmarks.learning import queue
 from benchmarks.learning.curves import draw
+from benchmarks.learning.pages import PAGES, write_pages
 from benchmarks.learning.rows import ROWS
 from benchmarks.learning.summary import markdown
 from benchmarks.record import ROOT, provenance
+from benchmarks.speed.peers import default_directory, peer_python
 
 RESULTS = Path(__file__).parent / "results"
 CURVES = ROOT / "docs" / "assets" / "curves"
 LOCK = threading.Lock()
+WORKER = ("-m", "benchmarks.learning.worker")
+PEER_WORKER = ("-m", "benchmarks.learning.peer_worker")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -33,10 +37,12 @@ def parse() -> argparse.Namespace:
     run.add_argument("--seeds", type=int, nargs="+", help="which; default as many as the row wants, from 0")
     run.add_argument("--jobs", type=int, default=2, help="processes at a time, one thread each")
     run.add_argument("--minutes", type=float, help="start no seed after so long; run again to go on")
+    run.add_argument("--peer-dir", type=Path, default=default_directory(), help="where Stable-Baselines3 is installed")
     run.add_argument("--env-steps", type=int, help="another budget, to try the benchmark itself; give --results too")
     status = verbs.add_parser("status", help="which rows are done, partial or not run")
-    report = verbs.add_parser("report", help="print the table as markdown; draw curves where matplotlib is installed")
+    report = verbs.add_parser("report", help="print the table; write pages; draw curves, if matplotlib is installed")
     report.add_argument("--curves", type=Path, default=CURVES, help="where curves are written")
+    report.add_argument("--pages", type=Path, default=PAGES, help="where the pages of the algorithms are")
     for verb in (run, status, report):
         verb.add_argument("--results", type=Path, default=RESULTS, help="where results are")
     arguments = parser.parse_args()
@@ -51,13 +57,19 @@ def parse() -> argparse.Namespace:
 def run(arguments: argparse.Namespace) -> None:
     """One job after another; a row's file is written whenever one of its seeds is there."""
     jobs = queue.pending(arguments.results, arguments.rows, arguments.seeds)
+    peer = peer_python(arguments.peer_dir)[0] if any(job.row.peer for job in jobs) else None
     end = time.monotonic() + 60 * arguments.minutes if arguments.minutes else None
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(arguments.jobs) as pool:
 
         def work(job: queue.Job) -> None:
             if end is None or time.monotonic() < end:
                 origin = provenance(f"python -m benchmarks.learning run {job.row.name}")
-                result = train(job, directory, arguments.env_steps or job.row.env_steps)
+                env_steps = arguments.env_steps or job.row.env_steps
+                if job.row.peer:
+                    result = train(job, [str(peer), *PEER_WORKER], [str(env_steps)])
+                else:
+                    settings = json.dumps({"trainer__total_env_steps": env_steps})
+                    result = train(job, [sys.executable, *WORKER], [directory, settings])
                 with LOCK:
                     queue.add(arguments.results, job, result, origin)
 
@@ -70,18 +82,9 @@ def run(arguments: argparse.Namespace) -> None:
             raise
 
 
-def train(job: queue.Job, directory: str, env_steps: int) -> dict[str, Any]:
+def train(job: queue.Job, worker: list[str], rest: list[str]) -> dict[str, Any]:
     env = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.learning.worker",
-        job.row.algorithm,
-        job.row.env,
-        str(job.seed),
-        directory,
-        json.dumps({"trainer__total_env_steps": env_steps}),
-    ]
+    command = [*worker, job.row.algorithm, job.row.env, str(job.seed), *rest]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
@@ -103,6 +106,8 @@ def report(arguments: argparse.Namespace) -> None:
     if not any(records.values()):
         raise SystemExit(f"no results in {arguments.results}; first run `python -m benchmarks.learning run`")
     print(markdown(records))
+    for page in write_pages(records, arguments.pages):
+        print(f"wrote {page}", file=sys.stderr)
     if importlib.util.find_spec("matplotlib") is None:
         print("no curves: matplotlib is not installed", file=sys.stderr)
         return

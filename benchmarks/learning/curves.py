@@ -28,7 +28,7 @@ def draw(name: str, record: Mapping[str, Any], folder: Path) -> Path:
     axes.plot(steps, means, color="C0", marker="o", markersize=3, label=f"mean of {len(seeds)} seeds")
     if row.zoo is not None:
         axes.axhline(row.zoo.mean, color="grey", linestyle="--", linewidth=1, label="RL Baselines3 Zoo")
-    axes.set(title=f"{row.algorithm} on {row.env}", xlabel="env steps", ylabel="evaluation return")
+    axes.set(title=f"{row.title} on {row.env}", xlabel="env steps", ylabel="evaluation return")
     axes.legend(loc="lower right")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.svg"

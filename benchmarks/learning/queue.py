@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.learning.rows import ROWS, Row
-from benchmarks.learning.summary import summarize
+from benchmarks.learning.rows import ROWS, Row, peer_of
+from benchmarks.learning.summary import peer_seeds, summarize
 from benchmarks.record import write_json
 
 
@@ -48,4 +48,7 @@ def add(results: Path, job: Job, result: Mapping[str, Any], origin: Mapping[str,
     record = read(results, job.row)
     seeds = [] if record is None else [seed for seed in record["seeds"] if seed["seed"] != job.seed]
     seeds = sorted([*seeds, {**result, "revision": origin["revision"]}], key=lambda seed: seed["seed"])
-    write_json(results / f"{job.row.name}.json", {**origin, "summary": summarize(job.row, seeds), "seeds": seeds})
+    peer = peer_of(job.row)
+    others = () if peer is None else peer_seeds(job.row, {peer.name: read(results, peer)})
+    summary = summarize(job.row, seeds, others)
+    write_json(results / f"{job.row.name}.json", {**origin, "summary": summary, "seeds": seeds})

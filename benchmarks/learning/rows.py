@@ -2,13 +2,15 @@
 
 The Zoo's `benchmark.md` (https://github.com/DLR-RM/rl-baselines3-zoo/blob/master/benchmark.md) evaluates one tuned run
 of each, deterministically, for 150,000 env steps. Where its environment had another version than ours (`HalfCheetah-v3`
-and `-v5`), the row says so.
+and `-v5`), the row says so. Where it has no row at our budget, Stable-Baselines3 itself is trained by the same queue.
 """
 
 import math
 from dataclasses import dataclass
 
 EVALUATED_STEPS = 150_000
+CAR_REPEAT = 8
+"""How often our presets for MountainCarContinuous-v0 repeat an action; budgets are the Zoo's in frames."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,17 @@ class Row:
     """The Zoo's budget, where it has the pair."""
     zoo: ZooRow | None = None
     seeds: int = 3
+    peer: bool = False
+    """Whether Stable-Baselines3 is trained, to compare with."""
 
     @property
     def name(self) -> str:
         """Of its file of results."""
-        return f"{self.algorithm}_{self.env.replace('/', '-')}"
+        return f"{'sb3_' if self.peer else ''}{self.algorithm}_{self.env.replace('/', '-')}"
+
+    @property
+    def title(self) -> str:
+        return f"{self.algorithm}{' of Stable-Baselines3' if self.peer else ''}"
 
 
 def _cartpole(algorithm: str, env_steps: int, *, zoo: bool = True, seeds: int = 3) -> Row:
@@ -60,7 +68,8 @@ def _pendulum(algorithm: str, env_steps: int, mean: float, std: float, seeds: in
     return Row(algorithm, "Pendulum-v1", env_steps, ZooRow(mean, std, EVALUATED_STEPS // 200), seeds)
 
 
-def _continuous_car(algorithm: str, env_steps: int, mean: float, std: float) -> Row:
+def _continuous_car(algorithm: str, frames: int, mean: float, std: float) -> Row:
+    env_steps = frames // CAR_REPEAT
     return Row(algorithm, "MountainCarContinuous-v0", env_steps, ZooRow(mean, std, EVALUATED_STEPS // 999))
 
 
@@ -115,8 +124,11 @@ _ROWS = (
     # hours each
     _long("ppo", "HalfCheetah-v5", 1_000_000, 5819.099, 663.530, "HalfCheetah-v3"),
     _long("ppo", "Hopper-v5", 1_000_000, 2410.435, 10.026, "Hopper-v3"),
-    Row("sac", "HalfCheetah-v5", 200_000, seeds=2),
-    Row("td3", "HalfCheetah-v5", 200_000, seeds=2),
+    *(
+        Row(algorithm, "HalfCheetah-v5", 200_000, seeds=2, peer=peer)
+        for algorithm in ("sac", "td3")
+        for peer in (False, True)
+    ),
     _long("dqn", "LunarLander-v3", 100_000, 154.382, 79.241, "LunarLander-v2"),
     _long("ppo", "LunarLander-v3", 1_000_000, 242.119, 31.823, "LunarLander-v2"),
     _long("ppo", "Walker2d-v5", 1_000_000, 3478.798, 821.708, "Walker2d-v3"),
@@ -124,3 +136,8 @@ _ROWS = (
 )
 ROWS = {row.name: row for row in _ROWS}
 """Rows by the name of their file of results, in the order in which they are run."""
+
+
+def peer_of(row: Row) -> Row | None:
+    """The row of Stable-Baselines3 that ours is compared with, if there is one."""
+    return None if row.peer else ROWS.get(f"sb3_{row.name}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.learning.rows import ROWS, Row, ZooRow
+from benchmarks.learning.rows import CAR_REPEAT, ROWS, Row, peer_of
 from benchmarks.numbers import Interval, mean_interval, spread
 from benchmarks.record import origin, table
 
@@ -14,21 +14,26 @@ Seeds = Sequence[Mapping[str, Any]]
 CARTPOLE_RETURN = 500.0
 CARTPOLE_TRAIN_S = {"ppo": 30.0}
 CARTPOLE_SHARE = 4 / 5
-NOTES = """\
+NOTES = f"""\
 Mean return over seeds with its 95% interval (Student's t); every seed's final evaluation is deterministic, over 100
 episodes. *Last policy* is the one after the last update, *best policy* the one that had the best evaluation during
 training; both are evaluated on episodes that are new to them. *Zoo* is one tuned run of RL Baselines3 Zoo: mean and
 standard deviation over the episodes of 150,000 env steps, with its environment where ours has another version. *Level*
-means that our mean is at least the Zoo's minus two standard errors, of ours and the Zoo's together. Training time is
-without evaluation."""
+means that our mean is at least the Zoo's minus two standard errors, of ours and the Zoo's together. Rows of
+Stable-Baselines3 are trained by the same queue, with our hyperparameters. In MountainCarContinuous-v0 our presets
+execute every action {CAR_REPEAT} times: so many frames are one env step, and the budget is the Zoo's in frames.
+Training time is without evaluation."""
 
 
-def summarize(row: Row, seeds: Seeds) -> dict[str, Any]:
-    """Mean over seeds of the final evaluation, the Zoo's row, and the bars."""
-    last, best = (mean_interval([seed["final"][which]["return_mean"] for seed in seeds]) for which in ("last", "best"))
+def summarize(row: Row, seeds: Seeds, peer: Seeds = ()) -> dict[str, Any]:
+    """Mean over seeds of the final evaluation, the Zoo's row, and the bars; `peer` has the seeds of its `peer_of`."""
+    last, best = (mean_interval(final(seeds, which)) for which in ("last", "best"))
     bars = []
     if row.zoo is not None:
-        bars.append(level_bar([seed["final"]["last"]["return_mean"] for seed in seeds], row.zoo))
+        bars.append(level_bar(final(seeds), "the Zoo", row.zoo.mean, row.zoo.standard_error))
+    if peer:
+        theirs = final(peer)
+        bars.append(level_bar(final(seeds), "Stable-Baselines3", statistics.fmean(theirs), standard_error(theirs)))
     if row.env == "CartPole-v1":
         bars.append(cartpole_bar(seeds, row.env_steps, CARTPOLE_TRAIN_S.get(row.algorithm, math.inf)))
     return {
@@ -40,11 +45,20 @@ def summarize(row: Row, seeds: Seeds) -> dict[str, Any]:
     }
 
 
-def level_bar(returns: Sequence[float], zoo: ZooRow) -> dict[str, Any]:
-    """Whether a mean over seeds is level with the Zoo's."""
-    ours = statistics.stdev(returns) / math.sqrt(len(returns)) if len(returns) > 1 else 0.0
-    least = zoo.mean - 2 * math.hypot(ours, zoo.standard_error)
-    return {"text": f"level with the Zoo: at least {least:.2f}", "met": statistics.fmean(returns) >= least}
+def final(seeds: Seeds, which: str = "last") -> list[float]:
+    """Every seed's mean return after training."""
+    return [seed["final"][which]["return_mean"] for seed in seeds]
+
+
+def standard_error(returns: Sequence[float]) -> float:
+    """Of a mean over seeds; 0 for one seed, which says nothing about it."""
+    return statistics.stdev(returns) / math.sqrt(len(returns)) if len(returns) > 1 else 0.0
+
+
+def level_bar(returns: Sequence[float], whom: str, mean: float, error: float) -> dict[str, Any]:
+    """Whether a mean over seeds is level with another mean, whose standard error is given."""
+    least = mean - 2 * math.hypot(standard_error(returns), error)
+    return {"text": f"level with {whom}: at least {least:.2f}", "met": statistics.fmean(returns) >= least}
 
 
 def cartpole_bar(seeds: Seeds, env_steps: int, train_s: float) -> dict[str, Any]:
@@ -84,11 +98,11 @@ def markdown(records: Mapping[str, Mapping[str, Any] | None]) -> str:
     lines = []
     for name, record in records.items():
         row = ROWS[name]
-        line = [row.algorithm, row.env, f"{row.env_steps:,}"]
+        line = [row.title, row.env, f"{row.env_steps:,}"]
         if record is None:
             lines.append([*line, f"not run (0 of {row.seeds})", "", "", "", zoo_text(row), ""])
             continue
-        summary, done = summarize(row, record["seeds"]), len(record["seeds"])
+        summary, done = summarize(row, record["seeds"], peer_seeds(row, records)), len(record["seeds"])
         state = f"done ({done})" if done >= row.seeds else f"partial ({done} of {row.seeds})"
         bars = "; ".join(f"{bar['text']} **{'met' if bar['met'] else 'not met'}**" for bar in summary["bars"])
         means = [interval(summary["last"]), interval(summary["best"]), f"{summary['train_s']['median']:.0f} s"]
@@ -106,6 +120,13 @@ def markdown(records: Mapping[str, Mapping[str, Any] | None]) -> str:
     ]
     origins = sorted({origin(record) for record in records.values() if record is not None})
     return "\n\n".join([table(header, lines), NOTES, *origins])
+
+
+def peer_seeds(row: Row, records: Mapping[str, Mapping[str, Any] | None]) -> Seeds:
+    """The seeds of the row that ours is compared with, as far as they are there."""
+    peer = peer_of(row)
+    record = None if peer is None else records.get(peer.name)
+    return () if record is None else record["seeds"]
 
 
 def zoo_text(row: Row) -> str:

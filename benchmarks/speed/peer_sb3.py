@@ -59,16 +59,18 @@ class WindowCallback(BaseCallback):
         return {"env_steps": self.model.num_timesteps, "updates": steps, "iterations": self._iterations}
 
 
-def model(workload: Workload) -> Any:
+def model(workload: Workload, seed: int = 0) -> Any:
     settings = workload.settings
-    env = make_vec_env(workload.env, n_envs=settings.num_envs, seed=0)
+    env = make_vec_env(workload.env, n_envs=settings.num_envs, seed=seed)
     network = {"net_arch": list(settings.hidden_sizes), "activation_fn": ACTIVATIONS[settings.activation]}
     if isinstance(settings, SACSettings):
-        return sac_or_td3(settings, env, network)
-    return ppo(settings, env, network) if isinstance(settings, PPOSettings) else dqn(settings, env, network)
+        return sac_or_td3(settings, env, network, seed)
+    if isinstance(settings, PPOSettings):
+        return ppo(settings, env, network, seed)
+    return dqn(settings, env, network, seed)
 
 
-def ppo(settings: PPOSettings, env: Any, network: dict[str, Any]) -> PPO:
+def ppo(settings: PPOSettings, env: Any, network: dict[str, Any], seed: int) -> PPO:
     return PPO(
         "MlpPolicy",
         env,
@@ -84,11 +86,11 @@ def ppo(settings: PPOSettings, env: Any, network: dict[str, Any]) -> PPO:
         ent_coef=settings.entropy_cost,
         max_grad_norm=settings.max_grad_norm,
         device="cpu",
-        seed=0,
+        seed=seed,
     )
 
 
-def dqn(settings: DQNSettings, env: Any, network: dict[str, Any]) -> DQN | QRDQN:
+def dqn(settings: DQNSettings, env: Any, network: dict[str, Any], seed: int) -> DQN | QRDQN:
     shared = {
         "learning_rate": settings.learning_rate,
         "train_freq": settings.unroll_length,
@@ -102,14 +104,14 @@ def dqn(settings: DQNSettings, env: Any, network: dict[str, Any]) -> DQN | QRDQN
         "exploration_final_eps": settings.epsilon,
         "max_grad_norm": settings.max_grad_norm,
         "device": "cpu",
-        "seed": 0,
+        "seed": seed,
     }
     if isinstance(settings, QRDQNSettings):
         return QRDQN("MlpPolicy", env, policy_kwargs={**network, "n_quantiles": settings.num_quantiles}, **shared)
     return DQN("MlpPolicy", env, policy_kwargs=network, **shared)
 
 
-def sac_or_td3(settings: SACSettings, env: Any, network: dict[str, Any]) -> SAC | TD3:
+def sac_or_td3(settings: SACSettings, env: Any, network: dict[str, Any], seed: int) -> SAC | TD3:
     shared = {
         "policy_kwargs": network,
         "learning_rate": settings.learning_rate,
@@ -121,7 +123,7 @@ def sac_or_td3(settings: SACSettings, env: Any, network: dict[str, Any]) -> SAC 
         "gamma": settings.gamma,
         "tau": settings.tau,
         "device": "cpu",
-        "seed": 0,
+        "seed": seed,
     }
     if not isinstance(settings, TD3Settings):
         return SAC("MlpPolicy", env, **shared)

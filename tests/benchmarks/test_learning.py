@@ -5,10 +5,14 @@ import json
 import pytest
 
 from benchmarks.learning import queue
-from benchmarks.learning.rows import ROWS
+from benchmarks.learning.__main__ import CURVES, RESULTS
+from benchmarks.learning.pages import HEADING, PAGES, page_with, section, write_pages
+from benchmarks.learning.rows import CAR_REPEAT, ROWS, peer_of
 from benchmarks.learning.summary import curve, level_bar, markdown, summarize
 from benchmarks.record import provenance
 from palaestra.algorithms import ALGORITHMS
+from palaestra.envs import Wrap
+from palaestra.experiments import preset
 
 
 def seed(number, last, *, returns=(20.0, 500.0, 500.0), train_s=20.0):
@@ -29,9 +33,22 @@ def test_a_row_is_level_within_two_standard_errors_of_both_means(spread, mean, m
     assert row.zoo is not None
     assert row.zoo.standard_error == pytest.approx(0.267, abs=1e-3)
     returns = [mean - spread, mean, mean + spread]
-    assert level_bar(returns, row.zoo)["met"] == met
+    bar = level_bar(returns, "the Zoo", row.zoo.mean, row.zoo.standard_error)
+    assert bar["met"] == met
     summary = summarize(row, [seed(i, value) for i, value in enumerate(returns)])
-    assert summary["bars"] == [level_bar(returns, row.zoo)]
+    assert summary["bars"] == [bar]
+
+
+@pytest.mark.parametrize(("mean", "met"), [(4800.0, False), (4920.0, True)])
+def test_a_row_with_a_peer_is_compared_with_what_the_peer_learned(mean, met):
+    """Standard errors of seeds one apart on either side of the mean are 1: at least 5000 - 2 sqrt(1 + 50^2)."""
+    row = ROWS["sac_HalfCheetah-v5"]
+    theirs = [seed(i, value) for i, value in enumerate((4950.0, 5050.0))]
+    summary = summarize(row, [seed(i, value) for i, value in enumerate((mean - 1, mean + 1))], theirs)
+    assert summary["bars"] == [{"text": "level with Stable-Baselines3: at least 4899.98", "met": met}]
+    assert summarize(row, [seed(0, mean)])["bars"] == []
+    assert peer_of(row) == ROWS["sb3_sac_HalfCheetah-v5"]
+    assert peer_of(ROWS["sb3_sac_HalfCheetah-v5"]) is None
 
 
 def test_one_seed_has_no_interval_and_the_zoos_error_alone():
@@ -107,3 +124,36 @@ def test_every_row_names_an_algorithm_and_a_budget(row):
     assert row.algorithm in ALGORITHMS
     assert row.env_steps > 0
     assert "/" not in row.name
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS.values() if "CarContinuous" in row.env], ids=lambda row: row.name)
+def test_the_budget_in_frames_is_that_of_the_actions_that_are_repeated(row):
+    config = preset(row.algorithm, row.env)
+    assert config.env.wrappers == (Wrap("ActionRepeat", repeat=CAR_REPEAT),)
+    assert config.trainer.total_env_steps == row.env_steps
+
+
+RECORDS = {name: queue.read(RESULTS, row) for name, row in ROWS.items()}
+
+
+@pytest.mark.parametrize("algorithm", sorted({row.algorithm for row in ROWS.values()}))
+def test_the_page_of_an_algorithm_says_what_the_committed_results_say(algorithm):
+    """`python -m benchmarks.learning report` writes the pages and draws the curves."""
+    page = (PAGES / f"{algorithm}.md").read_text()
+    measured = section(algorithm, RECORDS)
+    assert page_with(page, measured) == page if measured else HEADING not in page
+    drawn = [row.name for row in ROWS.values() if row.algorithm == algorithm and RECORDS[row.name] and not row.peer]
+    assert all((CURVES / f"{name}.svg").exists() and f"{name}.svg" in page for name in drawn)
+
+
+def test_the_section_is_renewed_in_its_place_and_added_where_it_is_missing(tmp_path):
+    records = dict.fromkeys(ROWS) | {"dqn_MountainCar-v0": {"seeds": [seed(0, -100.0)]}}
+    for name, text in (("dqn", f"# DQN\n\n{HEADING}\nold\n\n## Then\n\nnew\n"), ("c51", "# C51\n")):
+        (tmp_path / f"{name}.md").write_text(text)
+    assert write_pages(records, tmp_path) == [tmp_path / "dqn.md"]
+    text = (tmp_path / "dqn.md").read_text()
+    assert "| MountainCar-v0 | 120,000 | 1 of 5 | -100.0 | -100.0 | -100.849 ± 9.925 |" in text
+    assert "old" not in text
+    assert text.endswith("\n\n## Then\n\nnew\n")
+    assert page_with(text, section("dqn", records)) == text
+    assert page_with("# C51\n", "x\n") == f"# C51\n\n{HEADING}\nx\n"

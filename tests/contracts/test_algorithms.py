@@ -148,9 +148,6 @@ def test_every_coefficient_of_a_loss_moves_the_gradient(name, cost, kind):
     assert max(moved) > 1e-3, f"{cost} changes no gradient"
 
 
-COMPILABLE = sorted(
-    {name for name, _ in GRADIENT_CASES if any_kind(name) not in SETTINGS and ALGORITHMS[name].compilable}
-)
 PRIORITIZED = [(name, kind) for name, kind in CASES if hasattr(ALGORITHMS[name].config_class, "prioritized")]
 
 
@@ -296,7 +293,7 @@ def test_a_gradient_that_is_not_finite_raises(name, kind, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize("name", COMPILABLE)
+@pytest.mark.parametrize("name", sorted({name for name, _ in GRADIENT_CASES if any_kind(name) not in SETTINGS}))
 def test_a_compiled_gradient_step_equals_the_eager_one(name):
     """DESIGN.md section 10: eager is the reference, compiled results equal it to rounding."""
     results = []

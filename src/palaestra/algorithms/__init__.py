@@ -11,8 +11,9 @@ from palaestra.algorithms.actor_critic import (
     JointConfig,
     MinibatchConfig,
 )
-from palaestra.algorithms.algorithm import Algorithm, GradientAlgorithm
+from palaestra.algorithms.algorithm import GradientAlgorithm
 from palaestra.algorithms.algorithm_config import AlgorithmConfig
+from palaestra.algorithms.base import Algorithm
 from palaestra.algorithms.behaviour_cloning import BehaviourCloning, BehaviourCloningBatch, BehaviourCloningConfig
 from palaestra.algorithms.c51 import C51, C51Config, categorical_losses
 from palaestra.algorithms.compiled import CompiledSteps
@@ -48,7 +49,14 @@ from palaestra.algorithms.qr_dqn import QRDQN, QRDQNConfig
 from palaestra.algorithms.quantile_sac import QuantileSAC, QuantileSACConfig
 from palaestra.algorithms.r2d2 import R2D2, R2D2Batch, R2D2Config
 from palaestra.algorithms.rainbow import Rainbow, RainbowConfig
-from palaestra.algorithms.records import Gradients, Losses, UpdateInfo, mean_metrics, require_finite_gradients
+from palaestra.algorithms.records import (
+    Gradients,
+    Losses,
+    StepResult,
+    UpdateInfo,
+    mean_metrics,
+    require_finite_gradients,
+)
 from palaestra.algorithms.redq import REDQ, REDQBatch, REDQConfig
 from palaestra.algorithms.reinforce import Reinforce, ReinforceBatch, ReinforceConfig
 from palaestra.algorithms.sac import SAC, SACConfig
@@ -189,6 +197,7 @@ __all__ = [
     "SoftActorCritic",
     "SoftBatch",
     "SoftConfig",
+    "StepResult",
     "TD3BCBatch",
     "TD3BCConfig",
     "TD3Config",

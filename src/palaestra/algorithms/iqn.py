@@ -61,7 +61,6 @@ class IQN(ValueBased):
     """
 
     config_class = IQNConfig
-    compilable = False  # torch 2.13 fuses its loss into a wrong one
 
     @staticmethod
     def returns(config: Any) -> ReturnDistribution:

@@ -13,7 +13,7 @@ from palaestra.core.errors import (
     did_you_mean,
 )
 from palaestra.core.experience import ExperienceSet
-from palaestra.core.minibatch import minibatches, sequences
+from palaestra.core.minibatch import minibatches, sequences, shards
 from palaestra.core.plan import POLICY, DataSource, Offline, OnPolicy, Plan, Prioritized, Replay
 from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_range, schedule_value
 from palaestra.core.sealed import check_files, check_seal, fingerprint, read_manifest, seal, write_manifest
@@ -105,6 +105,7 @@ __all__ = [
     "seal",
     "seeded_initialisation",
     "sequences",
+    "shards",
     "spec_from_json",
     "spec_leaves",
     "spec_to_json",

@@ -16,6 +16,7 @@ import torch
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.core import POLICY, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree, spec_leaves
+from palaestra.distributed import EvaluationWorker, RolloutManager, WorkersView
 from palaestra.envs import Environment, create_environment, probe_specs
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
 from palaestra.experiments.provenance import num_cores
@@ -163,14 +164,19 @@ def make_trainer(
     if config.run.tensorboard:
         own.append(TensorBoardLogger(path / "tensorboard"))
     own += [_SERVICES[name]("palaestra", path, config=flat_settings(config)) for name in config.run.loggers]
+    evaluate: Any = functools.partial(evaluate_training, config)
+    callbacks: list[Callback] = [Health(), KeepEvaluations(path)]
+    if isinstance(collect, RolloutManager):
+        evaluate = EvaluationWorker(collect.runtime, evaluate)
+        callbacks.append(WorkersView(collect))
     return Trainer(
         collect,
         algorithm,
         config.trainer,
-        evaluate=functools.partial(evaluate_training, config),
+        evaluate=evaluate,
         checkpoints=CheckpointStore(path / "checkpoints", keep=config.trainer.keep_checkpoints),
         loggers=[*own, *loggers],
-        callbacks=[Health(), KeepEvaluations(path)],
+        callbacks=callbacks,
     )
 
 

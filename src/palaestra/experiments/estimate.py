@@ -16,8 +16,9 @@ import torch
 
 from palaestra.core import ConfigError, Offline, Replay
 from palaestra.experiments.build import make_algorithm
+from palaestra.experiments.collecting import collecting
 from palaestra.experiments.config import ExperimentConfig
-from palaestra.experiments.offline import load_data, make_collect, training_environment
+from palaestra.experiments.offline import load_data
 from palaestra.experiments.provenance import memory_bytes
 from palaestra.training import Trainer
 
@@ -83,8 +84,8 @@ def dry_run(config: ExperimentConfig) -> Estimate:
     data, offline = load_data(config, algorithm), isinstance(algorithm.plan, Offline)
     if isinstance(algorithm.plan, Replay):  # to learn at once; the rest of the plan is as it is
         algorithm.plan = dataclasses.replace(algorithm.plan, initial_collect_steps=0)
-    with training_environment(config, algorithm) as env:
-        trainer = Trainer(make_collect(config, algorithm, env, data), algorithm, config.trainer)
+    with collecting(config, algorithm, data) as (collect, _):
+        trainer = Trainer(collect, algorithm, config.trainer)
         speed, updates = _measure(trainer)
         model = _bytes_of(algorithm.state_tensors())
         size = sum(

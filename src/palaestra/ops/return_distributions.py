@@ -100,9 +100,10 @@ def quantile_huber(
             f"{list(fraction.shape)}; they must be [N, Q], [N, Q'] and [N, Q] or [Q]"
         )
     # Sums over the targets on each side of θ, near and far, come from running sums over the sorted targets: Q log Q'
-    # numbers for each row instead of Q Q'. float64, and centred, because squares are subtracted.
+    # numbers for each row instead of Q Q'. float64, and centred, because squares are subtracted. Centred after sorting,
+    # because torch 2.13 compiles a target that only arithmetic reads into a buffer that its rows overwrite.
     center = target.detach().mean(-1, keepdim=True)
-    sample = (target.detach() - center).double().sort(-1).values  # [N, Q']
+    sample = (target.detach().sort(-1).values - center).double()  # [N, Q']
     theta, tau = (quantile - center).double(), fraction.double()
     count = sample.shape[-1]
     linear, square = (pad(sums.cumsum(-1), (1, 0)) for sums in (sample, sample * sample))  # [N, Q'+1]

@@ -19,11 +19,10 @@ from palaestra.core import (
     DataSource,
     StepType,
     TimeStep,
-    schedule_value,
 )
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy, PolicyStep, RandomPolicy
-from palaestra.rollout.buffer_for import buffer_for
+from palaestra.rollout.buffer_for import buffer_for, episode_discount
 from palaestra.rollout.collect_info import CollectInfo
 from palaestra.rollout.episodes import Episode, EpisodeTracker
 from palaestra.rollout.finite import require_finite
@@ -115,14 +114,7 @@ class Collector:
             reward_spec=env.reward_spec,
             complete_episodes_only=complete_episodes_only,
         )
-        gamma = getattr(algorithm.config, "gamma", None)
-        return cls(
-            env,
-            algorithm.policy,
-            buffer,
-            preprocess=preprocess,
-            gamma=None if gamma is None else schedule_value(gamma, 1.0),
-        )
+        return cls(env, algorithm.policy, buffer, preprocess=preprocess, gamma=episode_discount(algorithm))
 
     # -- asking for data
 

@@ -105,7 +105,7 @@ def evaluate(
         if not finished:
             raise ConfigError(f"{text}; give more time, or set a time limit on episodes (env.max_episode_steps)")
         warnings.warn(f"{text}; long ones are missing, so the mean is biased towards short ones", stacklevel=2)
-    return evaluation_of(finished, list(seeds), deterministic)
+    return evaluation_of(finished, list(seeds), deterministic=deterministic)
 
 
 def first_of_each(episodes: Sequence[Episode], quota: np.ndarray) -> list[Episode]:
@@ -124,13 +124,13 @@ def first_of_each(episodes: Sequence[Episode], quota: np.ndarray) -> list[Episod
     return kept
 
 
-def evaluation_of(episodes: Sequence[Episode], seeds: list[int], deterministic: bool) -> Evaluation:
+def evaluation_of(episodes: Sequence[Episode], seeds: list[int], *, deterministic: bool) -> Evaluation:
     """Statistics of episodes.
 
     Args:
         episodes: at least one.
-        seeds: for the record.
-        deterministic: for the record.
+        seeds: lane seeds of their environments.
+        deterministic: whether the policy took its most probable or most valuable action.
     """
     returns = [episode.episode_return for episode in episodes]
     mean = float(np.mean(returns))

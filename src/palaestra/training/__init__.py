@@ -16,7 +16,14 @@ from palaestra.training.loggers import (
     TrackioLogger,
     WandbLogger,
 )
-from palaestra.training.policy_manager import PolicyManager, SimplePolicyManager, named_policies, part_name
+from palaestra.training.policy_manager import (
+    GradientSteps,
+    PolicyManager,
+    SelfPaced,
+    SimplePolicyManager,
+    named_policies,
+    part_name,
+)
 from palaestra.training.signals import StoppedError, StopSignals
 from palaestra.training.summaries import Histogram, Histograms, Summary
 from palaestra.training.time_split import TimeSplit, advice
@@ -31,6 +38,7 @@ __all__ = [
     "ConsoleLogger",
     "Evaluated",
     "FileLogger",
+    "GradientSteps",
     "Health",
     "Histogram",
     "Histograms",
@@ -38,6 +46,7 @@ __all__ = [
     "MLflowLogger",
     "NetworkLogger",
     "PolicyManager",
+    "SelfPaced",
     "SimplePolicyManager",
     "StopSignals",
     "StoppedError",

@@ -8,12 +8,13 @@ import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from palaestra.policies import Policy
 from palaestra.rollout import Evaluation
+from palaestra.runtime import WorkerDiedError
 from palaestra.training.policy_manager import named_policies
 
 __all__ = ["Evaluator"]
@@ -23,18 +24,32 @@ Acting: TypeAlias = Policy | torch.nn.ModuleDict
 _log = logging.getLogger(__name__)
 
 
+class Pending(Protocol):
+    """An evaluation that is being made elsewhere."""
+
+    def done(self) -> bool:
+        """Whether it is over."""
+        ...
+
+    def result(self) -> Evaluation:
+        """What came of it; waits for it."""
+        ...
+
+
 class Evaluator:
     """Makes evaluations one after another and hands them out in order.
 
     Args:
-        evaluate: evaluates the policy it is given; beside, a function of a module or a `functools.partial` of one.
-        beside: whether a process of its own does it. It gets a copy of the policy, so training goes on meanwhile.
+        evaluate: evaluates the policy it is given; beside, a function of a module or a `functools.partial` of one. It
+            may have a method `submit` that does the same elsewhere, and returns a future of the evaluation.
+        beside: whether it is done elsewhere: where `submit` says, or in a process of its own. A copy of the policy goes
+            there, so training goes on meanwhile.
     """
 
     def __init__(self, evaluate: Callable[[Any], Evaluation], *, beside: bool = False) -> None:
         self._evaluate, self._beside = evaluate, beside
         self._pool: ProcessPoolExecutor | None = None
-        self._waiting: list[tuple[int, Acting, Future[Evaluation]]] = []
+        self._waiting: list[tuple[int, Acting, Future[Evaluation] | Pending]] = []
         self._made: list[tuple[int, Evaluation, Acting]] = []
 
     def begin(self, env_steps: int, policy: Acting) -> None:
@@ -47,11 +62,14 @@ class Evaluator:
         if not self._beside:
             self._made.append((env_steps, self._evaluate(policy), policy))
             return
+        snapshot = _copied(policy)
+        if (submit := getattr(self._evaluate, "submit", None)) is not None:
+            self._waiting.append((env_steps, snapshot, submit(snapshot)))
+            return
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
                 1, mp_context=multiprocessing.get_context("spawn"), initializer=_one_thread
             )
-        snapshot = _copied(policy)
         self._waiting.append((env_steps, snapshot, self._pool.submit(self._evaluate, snapshot)))
 
     def made(self, *, wait: bool = False) -> list[tuple[int, Evaluation, Acting]]:
@@ -64,7 +82,7 @@ class Evaluator:
             env_steps, policy, future = self._waiting.pop(0)
             try:
                 self._made.append((env_steps, future.result(), policy))
-            except BrokenProcessPool as error:
+            except (BrokenProcessPool, WorkerDiedError) as error:
                 _log.warning("the process that evaluates died (%s); the main process does it from now on", error)
                 self._beside, waiting = False, [(env_steps, policy, future), *self._waiting]
                 self._waiting = []

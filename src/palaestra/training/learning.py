@@ -12,7 +12,7 @@ from palaestra.rollout import CollectInfo
 from palaestra.training.averages import Averages
 from palaestra.training.collect import Collect
 from palaestra.training.faults import SkippedUpdates
-from palaestra.training.policy_manager import PolicyManager, part_name
+from palaestra.training.policy_manager import PolicyManager, SelfPaced, part_name
 
 __all__ = ["Learning"]
 
@@ -31,7 +31,10 @@ class Learning:
 
     def __init__(self, manager: PolicyManager, max_skipped: int, faults: Path | None) -> None:
         self.manager = manager
-        self.unroll_length = _unroll_length(manager.algorithms)
+        self._self_paced = isinstance(manager, SelfPaced)
+        self.unroll_length = (
+            manager.unroll_length if isinstance(manager, SelfPaced) else _unroll_length(manager.algorithms)
+        )
         """Time steps from every environment in a training iteration."""
         self._skipped = {
             name: SkippedUpdates(max_skipped, None if faults is None else faults / ("" if name == POLICY else name))
@@ -72,13 +75,15 @@ class Learning:
         sources = {
             name: collect.sources[name]
             for name, algorithm in self.manager.algorithms.items()
-            if info.rows_of.get(name, 1) and _may_learn(algorithm, collect, info.rows_of.get(name, info.rows))
+            if not self._self_paced
+            and info.rows_of.get(name, 1)
+            and _may_learn(algorithm, collect, info.rows_of.get(name, info.rows))
         }
         for source in sources.values():
             if (follow := getattr(source, "set_progress", None)) is not None:  # a sampler may follow schedules
                 follow(progress)
         learned: dict[str, UpdateInfo] = {}
-        for name, result in (self.manager.update(sources) if sources else {}).items():
+        for name, result in (self.manager.update(sources) if sources or self._self_paced else {}).items():
             if isinstance(result, NonFiniteError):
                 self._skipped[name].skip(result, self.manager.algorithms[name], collect.env_steps)
                 continue

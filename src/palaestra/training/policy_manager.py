@@ -11,7 +11,15 @@ from palaestra.algorithms import Algorithm, UpdateInfo
 from palaestra.core import POLICY, ConfigError, DataSource, NonFiniteError
 from palaestra.policies import Policy
 
-__all__ = ["PolicyManager", "SimplePolicyManager", "acting_policy", "named_policies", "part_name"]
+__all__ = [
+    "GradientSteps",
+    "PolicyManager",
+    "SelfPaced",
+    "SimplePolicyManager",
+    "acting_policy",
+    "named_policies",
+    "part_name",
+]
 
 
 @runtime_checkable
@@ -51,20 +59,47 @@ class PolicyManager(Protocol):
         ...
 
 
+class GradientSteps(Protocol):
+    """Makes the updates of algorithms of this process with gradients that are computed elsewhere."""
+
+    def update(self, policy: str, source: DataSource) -> UpdateInfo:
+        """One update of the named policy."""
+        ...
+
+    def close(self) -> None:
+        """Ends whatever runs elsewhere."""
+        ...
+
+
+@runtime_checkable
+class SelfPaced(Protocol):
+    """A policy manager whose policies learn while data is collected, when whoever acts says so: robots.
+
+    A trainer gives such a manager no sources; its `update` reports what was learned since the last call.
+    """
+
+    unroll_length: float
+    """Time steps from every environment in a training iteration."""
+
+
 class SimplePolicyManager:
     """Policies that learn in this process, one after another.
 
     Args:
         algorithms: by policy name.
+        gradient_workers: compute the gradients of these very algorithms (`distributed.GradientWorkers`); `None`
+            computes them here.
 
     Raises:
         ConfigError: there is none.
     """
 
-    def __init__(self, algorithms: Mapping[str, Algorithm[Any]]) -> None:
+    def __init__(
+        self, algorithms: Mapping[str, Algorithm[Any]], *, gradient_workers: GradientSteps | None = None
+    ) -> None:
         if not algorithms:
             raise ConfigError("a run needs at least one policy that learns")
-        self._algorithms = dict(algorithms)
+        self._algorithms, self._workers = dict(algorithms), gradient_workers
 
     @property
     def algorithms(self) -> Mapping[str, Algorithm[Any]]:
@@ -80,7 +115,10 @@ class SimplePolicyManager:
         results: dict[str, UpdateInfo | NonFiniteError] = {}
         for name, source in sources.items():
             try:
-                results[name] = self._algorithms[name].update(source)
+                if self._workers is None:
+                    results[name] = self._algorithms[name].update(source)
+                else:
+                    results[name] = self._workers.update(name, source)
             except NonFiniteError as error:
                 results[name] = error
         return results
@@ -108,7 +146,9 @@ class SimplePolicyManager:
             algorithm.load_state_tensors(state[name])
 
     def close(self) -> None:
-        """Nothing runs elsewhere."""
+        """Ends the gradient workers, if there are any."""
+        if self._workers is not None:
+            self._workers.close()
 
 
 def acting_policy(algorithms: Mapping[str, Algorithm[Any]]) -> Policy | torch.nn.ModuleDict:

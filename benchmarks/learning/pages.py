@@ -1,0 +1,65 @@
+"""The section "Measured" of an algorithm's page in the documentation, written from the committed results."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.learning.rows import ROWS
+from benchmarks.learning.summary import interval, peer_seeds, summarize, zoo_text
+from benchmarks.record import ROOT, table
+
+Records = Mapping[str, Mapping[str, Any] | None]
+PAGES = ROOT / "docs" / "algorithms"
+HEADING = "## Measured\n"
+HEADER = ["environment", "env steps", "seeds", "last policy", "best policy", "Zoo", "bars"]
+TEXT = """\
+Mean return over seeds with its 95% interval, deterministic evaluation over 100 episodes; *last policy* is the one after
+the last update, *best policy* the one with the best evaluation during training. *Zoo* is one tuned run of RL Baselines3
+Zoo and the spread of its episodes. *Level* means that the last policy's mean is at least the other one's minus two
+standard errors. Commands, single seeds and machine: `benchmarks/learning/results/`."""
+
+
+def section(algorithm: str, records: Records) -> str:
+    """The text under the heading; empty where nothing is measured."""
+    rows = [row for row in ROWS.values() if row.algorithm == algorithm and not row.peer and records.get(row.name)]
+    if not rows:
+        return ""
+    lines, curves = [], []
+    for row in rows:
+        record: Any = records[row.name]
+        summary = summarize(row, record["seeds"], peer_seeds(row, records))
+        bars = "; ".join(f"{bar['text']}: {'met' if bar['met'] else '**not met**'}" for bar in summary["bars"])
+        done = len(record["seeds"])
+        lines.append(
+            [
+                row.env,
+                f"{row.env_steps:,}",
+                f"{done}" if done >= row.seeds else f"{done} of {row.seeds}",
+                interval(summary["last"]),
+                interval(summary["best"]),
+                zoo_text(row),
+                bars,
+            ]
+        )
+        curves.append(f"![{algorithm} on {row.env}](../assets/curves/{row.name}.svg)")
+    return "\n\n".join([table(HEADER, lines), TEXT, *curves]) + "\n"
+
+
+def page_with(text: str, measured: str) -> str:
+    """A page whose section "Measured" is as given: in its old place, or at the end."""
+    before, found, after = text.partition(HEADING)
+    following = re.search(r"^## ", after, re.MULTILINE)
+    rest = "\n" + after[following.start() :] if found and following else ""
+    return f"{before.rstrip()}\n\n{HEADING}\n{measured}{rest}"
+
+
+def write_pages(records: Records, folder: Path = PAGES) -> list[Path]:
+    """Writes the section of every algorithm that has results; returns the pages."""
+    written = []
+    for algorithm in dict.fromkeys(row.algorithm for row in ROWS.values()):
+        measured, page = section(algorithm, records), folder / f"{algorithm}.md"
+        if measured:
+            page.write_text(page_with(page.read_text(), measured))
+            written.append(page)
+    return written
