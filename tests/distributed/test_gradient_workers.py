@@ -81,6 +81,10 @@ def test_priorities_of_shards_are_written_back_as_of_the_whole():
         assert torch.allclose(torch.as_tensor(value), torch.as_tensor(other[key]), rtol=1e-5), key
 
 
+def worker_for(algorithm):
+    return GradWorker({"policy": twin(algorithm)})
+
+
 def first_minibatch(algorithm, collector):
     steps = twin(algorithm).update_steps(collector.buffer)
     minibatch = next(steps)
@@ -97,11 +101,11 @@ def test_a_gradient_worker_remembers_nothing_that_an_answer_depends_on(name):
     algorithm.update(collector.buffer)
     algorithm.set_progress(0.5)
     new = LossState.of(algorithm, 1)
-    first, second = GradWorker({"policy": algorithm}), GradWorker({"policy": algorithm})
+    first, second = worker_for(algorithm), worker_for(algorithm)
     tasks = [old, new, new, old]
     answers = [first.gradients("policy", state, minibatch) for state in tasks]
     again = [second.gradients("policy", state, minibatch) for state in reversed(tasks)]
-    fresh = [GradWorker({"policy": algorithm}).gradients("policy", state, minibatch) for state in tasks]
+    fresh = [worker_for(algorithm).gradients("policy", state, minibatch) for state in tasks]
     for one, two, three in zip(answers, reversed(again), fresh, strict=True):
         assert not different(one.values, two.values)
         assert not different(one.values, three.values)

@@ -155,7 +155,7 @@ def test_hosts_use_gradient_workers_as_the_simple_manager_does(workers):
 
 def test_hosts_workers_rebalancing_and_a_restart_leave_learning_as_it_is():
     """Acceptance scenario 8, MARO-25..31: local, and hosts with gradient workers that die and are shared out anew."""
-    algorithms, collectors = several("dqn", "ppo")
+    algorithms, collectors = several("ppo", "dqn")
     simple = {name: twin(algorithm) for name, algorithm in algorithms.items()}
     mine = {name: copy.deepcopy(collector.buffer) for name, collector in collectors.items()}
     with ProcessRuntime(QUICK) as runtime:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -61,11 +60,11 @@ class GradWorker:
     """A stateless worker: what it answers depends on nothing but the state and the shard that it was sent.
 
     Args:
-        algorithms: by policy name; the worker has copies of its own.
+        algorithms: by policy name; they are the worker's own from now on.
     """
 
     def __init__(self, algorithms: Mapping[str, GradientAlgorithm[Any]]) -> None:
-        self._algorithms = {name: copy.deepcopy(algorithm) for name, algorithm in algorithms.items()}
+        self._algorithms = dict(algorithms)
         self._versions: dict[str, int] = {}
 
     def gradients(self, policy: str, state: LossState, shard: Batch) -> Gradients:

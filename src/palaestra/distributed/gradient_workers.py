@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import logging
@@ -290,7 +291,7 @@ class GradientWorkers:
     def _compute_here(self, task: _Task) -> None:
         _log.warning("no gradient worker is alive; this process computes the gradients of policy %r", task.policy)
         if self._spare is None:
-            self._spare = GradWorker(self._algorithms)
+            self._spare = GradWorker(copy.deepcopy(self._algorithms))
         step = self._steps[task.policy]
         step.gradients[task.number] = self._spare.gradients(task.policy, step.state, task.shard)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -63,11 +62,11 @@ class PolicyHost:
     """Keeps the algorithms and optimizers of policies, and learns from what it is sent.
 
     Args:
-        algorithms: by policy name; the host has copies of its own.
+        algorithms: by policy name; they are the host's own from now on.
     """
 
     def __init__(self, algorithms: Mapping[str, Algorithm[Any]]) -> None:
-        self._algorithms = {name: copy.deepcopy(algorithm) for name, algorithm in algorithms.items()}
+        self._algorithms = dict(algorithms)
         self._versions: dict[str, int] = {}
         self._running: dict[str, _Running] = {}
 

@@ -10,6 +10,7 @@ import io
 import itertools
 import pickle
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from palaestra.core import ConfigError
 
-__all__ = ["Message", "Request", "Shared", "SharedCache", "decode", "encode"]
+__all__ = ["Factory", "Message", "Request", "Shared", "SharedCache", "decode", "encode"]
 
 _INLINE_BYTES = 1024  # smaller arrays travel in the header
 _KEPT = 8  # shared values that a worker remembers
@@ -153,6 +154,34 @@ def decode(message: Message) -> Any:
         {'x': array([0., 0.]), 'y': tensor([0, 1, 2])}
     """
     return pickle.loads(message.header, buffers=message.copied().buffers)
+
+
+class Factory:
+    """What makes a worker's object, by value: each worker gets a copy of what is bound to it, modules and all.
+
+    Args:
+        make: called without arguments.
+
+    Raises:
+        ConfigError: it cannot be sent.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._name = repr(make)
+        try:
+            self._bytes = pickle.dumps(make)
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            raise ConfigError(
+                f"{self._name} cannot be sent to a worker: {error}. Lambdas and local functions cannot; use a function "
+                "of a module, or functools.partial of one"
+            ) from error
+
+    def __call__(self) -> Any:
+        """A new object."""
+        return pickle.loads(self._bytes)()
+
+    def __repr__(self) -> str:
+        return self._name
 
 
 class Request(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from palaestra.core import ConfigError, PalaestraError, did_you_mean
 from palaestra.runtime.calls import Arrival, Call, RestartPolicy, Result, WorkerRecord, WorkerStatus
-from palaestra.runtime.messages import Request
+from palaestra.runtime.messages import Factory, Request
 from palaestra.runtime.supervision import WorkerDiedError
 
 __all__ = ["Runtime"]
@@ -121,7 +121,7 @@ class Runtime(ABC):
         if self._closed:
             raise ConfigError("this runtime was closed; make a new one")
         number = sum(worker.name == name for worker in self._workers.values())
-        worker = WorkerRecord(f"{name}-{number}" if number else name, name, factory, dict(resources or {}))
+        worker = WorkerRecord(f"{name}-{number}" if number else name, name, Factory(factory), dict(resources or {}))
         self._begin(worker)
         self._workers[worker.id] = worker
         return worker.id

@@ -40,15 +40,22 @@ PRESETS: Presets = {
         env=EnvConfig(num_envs=4),
         trainer=TrainerConfig(total_env_steps=100_000),
     ),
+    ("ppo", "Acrobot-v1"): Preset(
+        algorithm=PPOConfig(
+            learning_rate=Linear(3e-4, 0.0), unroll_length=256, gae_lambda=0.94, normalize_observation=True
+        ),
+        env=EnvConfig(num_envs=16),
+        trainer=TrainerConfig(total_env_steps=1_000_000),
+    ),
     ("dqn", "CartPole-v1"): Preset(
         algorithm=DQNConfig(
             learning_rate=Linear(1e-3, 0.0),
             unroll_length=64,
-            num_updates=32,
+            num_updates=64,
+            gamma=0.98,
             n_step=3,
-            target_period=64,
+            target_period=128,
             epsilon=Linear(1.0, 0.04, 0.16),
-            mini_batch_size=64,
             normalize_observation=True,
             network=NetworkConfig(hidden_sizes=(128, 128), activation="relu"),
         ),
@@ -59,6 +66,7 @@ PRESETS: Presets = {
             learning_rate=Linear(1e-3, 0.0),
             unroll_length=4,
             num_updates=4,
+            capacity=20_000,
             gamma=0.995,
             n_step=5,
             target_period=500,
