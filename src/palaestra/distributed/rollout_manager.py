@@ -44,6 +44,8 @@ class RolloutManager:
         policies: the learning policies by name, whose weights the workers act with.
         buffers: by policy name, where data goes. The workers share their lanes evenly, the first worker has the first.
         config: how many workers, and how to wait for them.
+        num_envs: environments stepped side by side, over all workers; as many as the first buffer has lanes if left
+            out.
 
     Raises:
         ConfigError: the lanes of a buffer cannot be shared evenly.
@@ -56,6 +58,7 @@ class RolloutManager:
         policies: Mapping[str, Policy],
         buffers: Mapping[str, ReplayBuffer],
         config: DistributedConfig,
+        num_envs: int | None = None,
     ) -> None:
         for name, buffer in buffers.items():
             if buffer.num_lanes % config.num_workers:
@@ -67,7 +70,7 @@ class RolloutManager:
         """Where data goes, by policy."""
         self.sources: dict[str, DataSource] = dict(buffers)
         """What each policy learns from: its buffer, unless you set a mixture of it with loaded data."""
-        self.num_lanes = next(iter(buffers.values())).num_lanes
+        self.num_lanes = num_envs or next(iter(buffers.values())).num_lanes
         """Environments stepped side by side, over all workers."""
         self.env_steps = 0
         """Actions executed so far, of fragments that were used."""

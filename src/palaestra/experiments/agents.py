@@ -47,13 +47,14 @@ class Agents:
         """What the trainer learns with."""
         return SimplePolicyManager(self.algorithms)
 
-    def collector(self, worlds: Worlds) -> MultiAgentCollector:
+    def collector(self, worlds: Worlds, *, fragments: bool = False) -> MultiAgentCollector:
         """What the trainer collects with.
 
         Args:
             worlds: where to act.
+            fragments: whether it is a worker that collects for somebody else.
         """
-        return MultiAgentCollector(worlds, self.roles, self.actors)
+        return MultiAgentCollector(worlds, self.roles, self.actors, fragments=fragments)
 
 
 Learner: TypeAlias = Algorithm[Any] | Robot | Agents

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, Offline, RunSeeds
-from palaestra.distributed import CollectorFactory, DistributedConfig, RolloutManager
+from palaestra.distributed import ActingParts, CollectorFactory, DistributedConfig, RolloutManager
 from palaestra.envs import Environment, probe_specs
 from palaestra.experiments.agents import Agents, Learner
+from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.offline import make_collect, mixed, training_environment
 from palaestra.experiments.robots import robot_collecting
@@ -21,7 +27,7 @@ from palaestra.rollout import buffer_for
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, RestartPolicy, Runtime
 from palaestra.training import Collect
 
-__all__ = ["collecting", "make_runtime"]
+__all__ = ["AgentsFactory", "collecting", "make_runtime"]
 
 
 @contextmanager
@@ -46,31 +52,67 @@ def collecting(
         ):
             yield collector, collector
         return
-    if isinstance(algorithm, Agents):
-        if config.distributed.runtime is not None:
-            raise ConfigError("runs with many agents collect in this process so far; leave out distributed.runtime")
-        with create_worlds(config.env, seed=config.run.seed) as worlds:
-            yield algorithm.collector(worlds), worlds
-        return
     if config.distributed.runtime is None:
-        with training_environment(config, algorithm) as env:
-            yield make_collect(config, algorithm, env, data), env
+        if isinstance(algorithm, Agents):
+            with create_worlds(config.env, seed=config.run.seed) as worlds:
+                yield algorithm.collector(worlds), worlds
+        else:
+            with training_environment(config, algorithm) as env:
+                yield make_collect(config, algorithm, env, data), env
         return
+    workers, policies, buffers = _shares(config, algorithm)
+    with make_runtime(config.distributed) as runtime:
+        manager = RolloutManager(runtime, workers, policies, buffers, config.distributed, config.env.num_envs)
+        if data is not None:
+            manager.sources[POLICY] = mixed(config, buffers[POLICY], data)
+        yield manager, manager
+
+
+def _shares(config: ExperimentConfig, algorithm: Algorithm[Any] | Agents) -> tuple[Any, Any, dict[str, ReplayBuffer]]:
+    """What makes the workers' parts, the learning policies, and the buffers that workers share."""
+    if isinstance(algorithm, Agents):
+        with create_worlds(config.env, seed=config.run.seed) as worlds:
+            buffers = algorithm.collector(worlds).buffers
+        policies = {name: one.policy for name, one in algorithm.algorithms.items()}
+        return AgentsFactory(config), policies, buffers
     if isinstance(algorithm.plan, Offline):
         raise ConfigError(f"{config.algorithm_name} collects nothing; leave out distributed.runtime")
     observation_spec, action_spec, reward_spec = probe_specs(config.env)
     kind: Any = type(algorithm)
     make = functools.partial(kind, observation_spec, action_spec, config.algorithm, RunSeeds(config.run.seed))
-    workers = CollectorFactory(
-        env=config.env, algorithm=make, num_workers=config.distributed.num_workers, seed=config.run.seed
-    )
+    number, seed = config.distributed.num_workers, config.run.seed
+    workers = CollectorFactory(env=config.env, algorithm=make, num_workers=number, seed=seed)
     buffer = buffer_for(algorithm, config.env.num_envs, observation_spec=observation_spec, reward_spec=reward_spec)
-    with make_runtime(config.distributed) as runtime:
-        policies, buffers = {POLICY: algorithm.policy}, {POLICY: buffer}
-        manager = RolloutManager(runtime, workers, policies, buffers, config.distributed)
-        if data is not None:
-            manager.sources[POLICY] = mixed(config, buffer, data)
-        yield manager, manager
+    return workers, {POLICY: algorithm.policy}, {POLICY: buffer}
+
+
+@dataclass(frozen=True)
+class AgentsFactory:
+    """Makes what the roll-out workers of a run with many agents act with.
+
+    Args:
+        config: of the run.
+    """
+
+    config: ExperimentConfig
+
+    def __call__(self, worker: int) -> ActingParts:
+        """The parts of one worker.
+
+        Args:
+            worker: its number. Its worlds have the seeds that they would have in one process.
+        """
+        config, seeds = self.config, RunSeeds(self.config.run.seed)
+        size = config.env.num_envs // config.distributed.num_workers
+        as_it_is = dataclasses.replace(config.run, compile=False, loggers=(), num_threads=torch.get_num_threads())
+        agents = make_learner(dataclasses.replace(config, run=as_it_is))
+        assert isinstance(agents, Agents)
+        for policy in agents.policies.values():
+            policy.seed(RunSeeds(policy.generator.initial_seed()).integer("acting", 1 + worker))
+        lane_seeds = [seeds.integer("environments", lane) for lane in range(worker * size, (worker + 1) * size)]
+        worlds = create_worlds(dataclasses.replace(config.env, num_envs=size), lane_seeds=lane_seeds)
+        policies = {name: one.policy for name, one in agents.algorithms.items()}
+        return ActingParts(agents.collector(worlds, fragments=True), policies, worlds)
 
 
 def make_runtime(config: DistributedConfig) -> Runtime:

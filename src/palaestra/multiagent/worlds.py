@@ -171,6 +171,20 @@ class Worlds:
             for number, lane in enumerate(self._lanes)
         }
 
+    def lane_state(self) -> dict[str, np.ndarray]:
+        """Every world's seed and episode number."""
+        seeds, numbers = zip(*((lane.seed, lane.number) for lane in self._lanes), strict=True)
+        return {"lane_seed": np.array(seeds), "episode": np.array(numbers)}
+
+    def load_lane_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes over seeds and episode numbers; `reset` then begins the episodes after these.
+
+        Args:
+            state: from `lane_state`.
+        """
+        for lane, seed, number in zip(self._lanes, state["lane_seed"].tolist(), state["episode"].tolist(), strict=True):
+            lane.seed, lane.number = seed, number
+
     def load_state_dict(self, state: Mapping[str, Any]) -> list[Moment | None]:
         """Replays every world's running episode.
 

@@ -1,0 +1,50 @@
+"""Many agents whose worlds are stepped by workers."""
+
+import dataclasses
+
+import pytest
+
+from palaestra import RunSeeds, Trainer, preset
+from palaestra.experiments.build import make_learner
+from palaestra.experiments.collecting import collecting
+from palaestra.experiments.config import config_from_mapping
+from tests.distributed.runs import assert_same
+
+WORLD = "palaestra.multiagent:Meeting"
+
+
+def config_of(algorithm, **distributed):
+    base = preset(algorithm, WORLD)
+    small = {"unroll_length": 6} | ({"capacity": 200, "initial_collect_steps": 0} if algorithm == "dqn" else {})
+    settings = {"env": {"num_envs": 4}, "algorithm": small, "distributed": distributed}
+    return config_from_mapping(type(base), settings, base=base)
+
+
+def state_after(config, iterations, *, acting_as_worker=False):
+    """What all policies have learned, bit by bit."""
+    agents = make_learner(config)
+    if acting_as_worker:
+        for policy in agents.policies.values():
+            policy.seed(RunSeeds(policy.generator.initial_seed()).integer("acting", 1))
+    with collecting(config, agents, None) as (collect, _):
+        trainer = Trainer(collect, agents.manager, config.trainer)
+        for _ in range(iterations):
+            trainer.train_iter()
+        state = {"env_steps": collect.env_steps}
+        for name, algorithm in agents.algorithms.items():
+            learned = algorithm.state_tensors()
+            state |= {f"{name}.{key}": value for key, value in learned.items() if key != "generator.acting"}
+        return state
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_one_worker_learns_what_the_collector_of_many_agents_does(algorithm):
+    """There is no second training path for many agents."""
+    here = state_after(config_of(algorithm), 4, acting_as_worker=True)
+    assert_same(state_after(config_of(algorithm, runtime="local", num_workers=1), 4), here)
+
+
+def test_processes_give_the_same_weights_as_workers_in_this_process():
+    config = config_of("ppo", runtime="local", num_workers=2)
+    elsewhere = dataclasses.replace(config, distributed=dataclasses.replace(config.distributed, runtime="process"))
+    assert_same(state_after(elsewhere, 3), state_after(config, 3))
