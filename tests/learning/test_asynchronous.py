@@ -15,7 +15,7 @@ SETTINGS = {
     "impala": (ON_POLICY, {}, 45_000),
     "ppo": ({**ON_POLICY, "num_updates": 2, "mini_batch_size": 80}, {"max_lag": 4}, 45_000),
     "dqn": (
-        {"learning_rate": 1e-3, "mini_batch_size": 64, "capacity": 20_000, "target_period": 100, "num_updates": 4,
+        {"learning_rate": 1e-3, "mini_batch_size": 64, "capacity": 20_000, "target_period": 100, "num_updates": 16,
          "unroll_length": 4, "initial_collect_steps": 500},
         {},
         25_000,
