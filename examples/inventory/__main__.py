@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import provenance, versions, write_json
+from benchmarks.record import ROOT, origin, provenance, versions, write_json
 from examples.inventory.planning import RollingPlan, bound
 from examples.inventory.rules import Greedy, Levels, Policy, Random, none
 from examples.inventory.seeds import HELD_OUT
@@ -16,14 +16,15 @@ from examples.inventory.tape import Tape
 from examples.inventory.topology import FOUR_PORTS
 from examples.inventory.tuning import share_lost, tuned_greedy, tuned_levels, tuned_plan
 
+KINDS = ("shared", "separate")
 RESULTS = Path(__file__).parent / "results"
 
 
-def record(verb: str, values: dict[str, Any]) -> None:
+def record(verb: str, values: dict[str, Any], *, name: str = "") -> None:
     """Writes results beside where they come from."""
-    origin = provenance(f"python -m examples.inventory {verb}")
-    origin["versions"] |= versions(["scipy"])
-    write_json(RESULTS / f"{verb.split()[0]}.json", {**origin, **values})
+    made = provenance(f"python -m examples.inventory {verb}")
+    made["versions"] |= versions(["scipy"])
+    write_json(RESULTS / f"{name or verb}.json", {**made, **values})
 
 
 def read(name: str) -> dict[str, Any]:
@@ -79,13 +80,43 @@ def baselines() -> None:
     record("baselines", {"held_out_seeds": list(HELD_OUT), "share_lost": lost})
 
 
-VERBS = {"speed": speed, "tune": tune, "baselines": baselines}
+def train(kind: str, seeds: list[int]) -> None:
+    """Trains ports with shared or separate policies and adds each seed to the results as soon as it is there."""
+    from examples.inventory.training import train as run  # PyTorch, which the rules do not need
+
+    name = f"train_{kind}"
+    runs = read(name)["runs"] if (RESULTS / f"{name}.json").exists() else []
+    for seed in seeds:
+        others = [one for one in runs if one["seed"] != seed]
+        runs = sorted([*others, run(kind, seed, held_out=HELD_OUT)], key=lambda one: one["seed"])
+        done = " ".join(str(one["seed"]) for one in runs)
+        record(f"train --policies {kind} --seeds {done}", {"runs": runs}, name=name)
+
+
+def report() -> None:
+    """Writes the table and the picture from the results that there are."""
+    from examples.inventory.report import draw, markdown
+
+    lost = read("baselines")["share_lost"]
+    kinds = [kind for kind in KINDS if (RESULTS / f"train_{kind}.json").exists()]
+    learned = {kind: read(f"train_{kind}")["runs"] for kind in kinds}
+    origins = [origin(read(name)) for name in ("baselines", *(f"train_{kind}" for kind in kinds))]
+    text = "\n".join([markdown(lost, learned), "", *(f"- {line}" for line in origins)])
+    (RESULTS / "report.md").write_text(text + "\n")
+    print(text)
+    print(draw(lost, learned, ROOT / "docs" / "assets" / "inventory.svg"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.inventory", description=__doc__)
-    parser.add_argument("verb", choices=VERBS)
-    VERBS[parser.parse_args().verb]()
+    parser.add_argument("verb", choices=["speed", "tune", "baselines", "train", "report"])
+    parser.add_argument("--policies", choices=KINDS, default="shared", help="for train")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="for train")
+    given = parser.parse_args()
+    if given.verb == "train":
+        train(given.policies, given.seeds)
+    else:
+        {"speed": speed, "tune": tune, "baselines": baselines, "report": report}[given.verb]()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Every port is an agent. It acts when a vessel lies there: it says how much stock
 and as much is put ashore or taken aboard as brings the stock there, as far as that can be done.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,18 +32,39 @@ class Reading:
     """
 
     def __init__(self, topology: Topology) -> None:
-        num_ports, num_vessels = len(topology.ports), len(topology.vessels)
+        ports, trades, vessels = (len(x) for x in (topology.ports, topology.trades, topology.vessels))
         self.topology = topology
-        self.mean = [sum(k.rate for k in topology.trades if k.origin == p) for p in range(num_ports)]
+        origin = np.array([[k.origin == p for p in range(ports)] for k in topology.trades], float)
+        destination = np.array([[k.destination == p for p in range(ports)] for k in topology.trades], float)
+        mean = np.array([k.rate for k in topology.trades]) @ origin
+        self.mean: list[float] = mean.tolist()
         """[port] containers ordered in a tick, on average."""
-        self._stock_scale = 1 / (20 * np.array(self.mean))
-        self._origin = np.array([[k.origin == p for p in range(num_ports)] for k in topology.trades], float)
-        self._destination = np.array([[k.destination == p for p in range(num_ports)] for k in topology.trades], float)
-        rate = np.array([[topology.mean_orders(k, t) for k in range(len(topology.trades))] for t in range(1000)])
-        total = np.concatenate([np.zeros((1, num_ports)), np.cumsum(rate @ self._origin, axis=0)])
-        self._ahead = (total[AHEAD_TICKS:] - total[:-AHEAD_TICKS]) / AHEAD_TICKS / self.mean - 1  # [tick, port]
-        self._ports, self._vessels = np.eye(num_ports).tolist(), np.eye(num_vessels).tolist()
-        self.size = 3 + 6 * num_ports + num_ports + num_vessels + num_vessels * (3 + num_ports)
+        self._scale = 1 / (AHEAD_TICKS * mean)
+        ticks = range(topology.num_ticks + AHEAD_TICKS)
+        orders = np.array([[topology.mean_orders(k, tick) for k in range(trades)] for tick in ticks]) @ origin
+        total = np.cumsum(orders, axis=0)
+        self._ahead = (total[AHEAD_TICKS - 1 :] - total[: -AHEAD_TICKS + 1] + orders[: -AHEAD_TICKS + 1]) * self._scale
+        capacity = np.array([vessel.capacity for vessel in topology.vessels])
+        # Sums over trades as one matrix. Rows: stock and inland by port; waiting and recent orders by trade; empty
+        # containers by vessel; goods by vessel and trade. Columns: five numbers of each port, two of each vessel.
+        to_port, each = destination * self._scale, np.eye(vessels) / capacity
+        blocks: list[list[np.ndarray | None]] = [
+            [np.diag(self._scale), None, None, None, None, None, None],
+            [None, np.diag(self._scale), None, None, None, None, None],
+            [None, None, origin * self._scale, to_port, None, None, None],
+            [None, None, None, None, origin / (RECENT_TICKS * mean), None, None],
+            [None, None, None, None, None, each, None],
+            [None, None, None, np.tile(to_port, (vessels, 1)), None, None, np.repeat(each, trades, axis=0)],
+        ]
+        heights, widths = (ports, ports, trades, trades, vessels, vessels * trades), (*[ports] * 5, vessels, vessels)
+        self._sums = np.block(
+            [
+                [np.zeros((height, width)) if block is None else block for block, width in zip(row, widths, strict=True)]
+                for row, height in zip(blocks, heights, strict=True)
+            ]
+        )
+        self._num_sums = sum(widths)
+        self.size = self._num_sums + 2 * ports + 2 * vessels + vessels * ports + 3
         """Numbers in an observation."""
 
     def observation(self, simulator: Simulator, port: int) -> np.ndarray:
@@ -52,43 +74,37 @@ class Reading:
             simulator: standing at a call, or at the end.
             port: who looks.
         """
-        world, now, call = self.topology, simulator.tick, simulator.call
-        due, here = [], None
+        world, now, call, num_ports = self.topology, simulator.tick, simulator.call, len(self.mean)
+        seen = np.zeros(self.size, np.float32)
+        numbers = [*simulator.stock, *simulator.inland, *simulator.waiting, *simulator.recent_orders(RECENT_TICKS)]
+        numbers += simulator.empties
+        for goods in simulator.goods:
+            numbers += goods
+        seen[: self._num_sums] = np.array(numbers) @ self._sums
+        seen[self._num_sums : self._num_sums + num_ports] = self._ahead[now]
+        place = self._num_sums + num_ports
+        seen[place + port] = 1
+        place += num_ports
+        due = []
         for number, vessel in enumerate(world.vessels):
             stop = simulator.stop[number]
-            ticks = simulator.sailed[number] + vessel.leg_ticks[stop - 1] - now
-            due.append(ticks)
-            if vessel.route[stop] == port and (here is None or ticks < due[here]):
-                here = number
+            due.append(simulator.sailed[number] + vessel.leg_ticks[stop - 1] - now)
+            seen[place + number * num_ports + vessel.route[stop]] = 1
+        place += len(due) * num_ports
         if call is not None:
             here = call.vessel
-        ship = world.vessels[here or 0]
-        goods = np.array(simulator.goods, float)
-        aboard = goods.sum(axis=1)
-        waiting = np.array(simulator.waiting, float)
-        recent = simulator.recent_orders(RECENT_TICKS) @ self._origin / (RECENT_TICKS * np.array(self.mean)) - 1
-        vessels: list[float] = []
-        for number, vessel in enumerate(world.vessels):
-            following = self._ports[vessel.route[simulator.stop[number]]]
-            late = 0.1 * due[number] if number != here else 0.0
-            vessels += [simulator.empties[number] / vessel.capacity, aboard[number] / vessel.capacity, late, *following]
-        room = ship.capacity - aboard[here or 0]
-        scale = float(self._stock_scale[port])
-        return np.concatenate(
-            [
-                [scale * simulator.empties[here or 0], scale * room, scale * simulator.stock[port]],
-                simulator.stock * self._stock_scale,
-                simulator.inland * self._stock_scale,
-                (waiting @ self._origin) * self._stock_scale,
-                ((waiting + goods.sum(axis=0)) @ self._destination) * self._stock_scale,
-                recent,
-                self._ahead[now],
-                self._ports[port],
-                self._vessels[here or 0],
-                vessels,
-            ],
-            dtype=np.float32,
-        )
+            due[here] = 0
+        else:
+            calls = [(ticks, n) for n, ticks in enumerate(due) if world.vessels[n].route[simulator.stop[n]] == port]
+            here = min(calls)[1] if calls else 0
+        seen[place : place + len(due)] = due
+        seen[place : place + len(due)] *= 0.1
+        place += len(due)
+        seen[place + here] = 1
+        room = world.vessels[here].capacity - sum(simulator.goods[here])
+        seen[-3:] = (simulator.empties[here], room, simulator.stock[port])
+        seen[-3:] *= self._scale[port]
+        return seen
 
     def ashore(self, simulator: Simulator, choice: int) -> int:
         """Containers to put ashore at the call that waits, for what its port wants.
@@ -103,6 +119,10 @@ class Reading:
         return max(-call.most_aboard, min(call.most_ashore, wanted - simulator.stock[call.port]))
 
 
+reading_of = functools.cache(Reading)
+"""One for each topology: all worlds read alike."""
+
+
 class Ports(EnvWrapper):
     """Ports as agents; a port earns, for an action, minus the orders lost anywhere until a vessel calls there again.
 
@@ -113,7 +133,7 @@ class Ports(EnvWrapper):
 
     def __init__(self, topology: Topology = FOUR_PORTS, *, reward_scale: float = 0.01) -> None:
         super().__init__(reward_eval_delay=40)  # by then the port has been called at again, but for rare delays
-        self.reading, self._reward_scale = Reading(topology), reward_scale
+        self.reading, self._reward_scale = reading_of(topology), reward_scale
         self._names = [port.name for port in topology.ports]
         spec = AgentSpec(TensorSpec((self.reading.size,)), DiscreteSpec(num=len(COVER_TICKS)))
         self._agents = dict.fromkeys(self._names, spec)

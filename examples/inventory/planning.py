@@ -106,7 +106,9 @@ class _Program:
         return float(done.fun), done.x
 
 
-def solve(situation: Situation, *, cover: Sequence[float] = (), cover_cost: float = 0.0, move_cost: float = 0.0) -> Plan:
+def solve(
+    situation: Situation, *, cover: Sequence[float] = (), cover_cost: float = 0.0, move_cost: float = 0.0
+) -> Plan:
     """The best plan for what is expected.
 
     Args:
@@ -235,13 +237,13 @@ def bound(topology: Topology, tape: Tape) -> float:
 class RollingPlan:
     """At every call: plan ahead with averages, do the plan's first move, forget the rest."""
 
-    horizon: int = 40
+    horizon: int = 30
     """Ticks to look ahead."""
-    cover_ticks: float = 0.0
+    cover_ticks: float = 15.0
     """Stock that is wanted in every port beyond the expected, in ticks of its mean orders."""
-    cover_cost: float = 0.05
+    cover_cost: float = 0.02
     """Of a container and tick below that, in lost orders."""
-    trust: float = 0.0
+    trust: float = 0.5
     """How far recent orders are believed to go on, in [0, 1]; 0 expects the average of the season."""
     recent_ticks: int = 8
     """Over which recent orders are averaged."""

@@ -171,9 +171,7 @@ class Simulator:
         if self.empties[vessel] > room:
             self.stock[port] += self.empties[vessel] - room
             self.empties[vessel] = room
-        return Call(
-            self.tick, vessel, port, self.empties[vessel], min(self.stock[port], room - self.empties[vessel])
-        )
+        return Call(self.tick, vessel, port, self.empties[vessel], min(self.stock[port], room - self.empties[vessel]))
 
     def _sail(self, vessel: int) -> None:
         ship, stop = self.topology.vessels[vessel], self.stop[vessel]

@@ -1,4 +1,4 @@
-"""Gives every rule its best parameters, on the tuning seeds: what learning is compared with should not be a straw man."""
+"""Gives every rule its best parameters, on the tuning seeds: learning should not be compared with a straw man."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -54,12 +54,12 @@ def tuned_greedy(topology: Topology) -> Greedy:
 
 
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "cover_ticks": (5.0, 10.0, 15.0, 20.0),
-    "trust": (0.5, 1.0),
-    "cover_cost": (0.02, 0.1),
-    "horizon": (30, 50),
+    "cover_cost": (0.01, 0.05),
+    "cover_ticks": (10.0, 20.0, 30.0),
+    "trust": (0.0, 1.0),
+    "horizon": (20, 45),
 }
-"""Of the rolling plan; tried one after another, the best so far being kept."""
+"""Of the rolling plan, around its defaults, where a coarser search ended; tried one after another, the best is kept."""
 
 
 def tuned_plan(topology: Topology) -> RollingPlan:

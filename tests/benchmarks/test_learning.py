@@ -7,10 +7,12 @@ import pytest
 from benchmarks.learning import queue
 from benchmarks.learning.__main__ import CURVES, RESULTS
 from benchmarks.learning.pages import HEADING, PAGES, page_with, section, write_pages
-from benchmarks.learning.rows import ROWS, peer_of
+from benchmarks.learning.rows import CAR_REPEAT, ROWS, peer_of
 from benchmarks.learning.summary import curve, level_bar, markdown, summarize
 from benchmarks.record import provenance
 from palaestra.algorithms import ALGORITHMS
+from palaestra.envs import Wrap
+from palaestra.experiments import preset
 
 
 def seed(number, last, *, returns=(20.0, 500.0, 500.0), train_s=20.0):
@@ -122,6 +124,13 @@ def test_every_row_names_an_algorithm_and_a_budget(row):
     assert row.algorithm in ALGORITHMS
     assert row.env_steps > 0
     assert "/" not in row.name
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS.values() if "CarContinuous" in row.env], ids=lambda row: row.name)
+def test_the_budget_in_frames_is_that_of_the_actions_that_are_repeated(row):
+    config = preset(row.algorithm, row.env)
+    assert config.env.wrappers == (Wrap("ActionRepeat", repeat=CAR_REPEAT),)
+    assert config.trainer.total_env_steps == row.env_steps
 
 
 RECORDS = {name: queue.read(RESULTS, row) for name, row in ROWS.items()}

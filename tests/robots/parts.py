@@ -2,13 +2,15 @@
 
 import functools
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from palaestra.algorithms import ALGORITHMS, AlgorithmConfig
 from palaestra.core import RunSeeds
 from palaestra.envs import SingleEnvironment, load
-from palaestra.robots import Agent, ComputationTask, Robot, RobotCollector, RobotConfig
+from palaestra.robots import Agent, Communicator, ComputationTask, Robot, RobotCollector, RobotConfig
+from palaestra.rollout import pack
 
 QUICK = RobotConfig(max_wait_s=20.0, learn_max_wait_s=20.0, timeout_s=20.0, steps_per_iteration=10)
 """Batches close when nobody else can ask: so results do not depend on time."""
@@ -67,3 +69,38 @@ def collector_of(
     robot: Robot, make_env: Callable[[int], SingleEnvironment], num_agents: int = 1, **settings: Any
 ) -> Any:
     return RobotCollector(robot, make_env, num_agents, **{"config": QUICK, **settings})
+
+
+class Ticks:
+    """A clock that tests move."""
+
+    def __init__(self) -> None:
+        self.env_steps = self.episodes = 0
+
+    def hold(self) -> None:
+        """Nobody is kept."""
+
+
+class Line(Communicator):
+    """Straight to a task, without servers; counts what is asked."""
+
+    def __init__(self, task: ComputationTask, agent_id: int = 0) -> None:
+        self.task, self.asked, self.sent = task, [], []
+        self._agent, self._spec = agent_id, task.spec("task")
+
+    def predict(self, inputs: Any) -> Any:
+        self.asked.append("predict")
+        return self.task.predict(pack([inputs], self._spec.input_spec))
+
+    def learn(self, data: Any) -> Any:
+        self.asked.append("learn")
+        self.sent.append(data)
+        return self.task.learn([data])
+
+    def learn_later(self, data: Any) -> Future[Any]:
+        later: Future[Any] = Future()
+        later.set_result(self.learn(data))
+        return later
+
+    def store(self, row: Any) -> None:
+        self.task.store(self._agent, *row)

@@ -29,6 +29,8 @@ from palaestra.algorithms.exploration_bonuses import CuriosityModule, RandomNetw
 from palaestra.algorithms.impala import IMPALA, IMPALABatch, IMPALAConfig
 from palaestra.algorithms.iql import IQL, IQLConfig
 from palaestra.algorithms.iqn import IQN, IQNBatch, IQNConfig
+from palaestra.algorithms.maddpg import MADDPG, MADDPGBatch, MADDPGConfig
+from palaestra.algorithms.mappo import MAPPO, MAPPOBatch, MAPPOConfig
 from palaestra.algorithms.memory import memory_fields, memory_of
 from palaestra.algorithms.off_policy import (
     BootstrapConfig,
@@ -42,6 +44,7 @@ from palaestra.algorithms.off_policy import (
 )
 from palaestra.algorithms.ppg import PPG, PPGConfig
 from palaestra.algorithms.ppo import PPO, PPOBatch, PPOConfig
+from palaestra.algorithms.qmix import QMIX, Mixer, QMIXConfig
 from palaestra.algorithms.qr_dqn import QRDQN, QRDQNConfig
 from palaestra.algorithms.quantile_sac import QuantileSAC, QuantileSACConfig
 from palaestra.algorithms.r2d2 import R2D2, R2D2Batch, R2D2Config
@@ -78,8 +81,11 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "impala": IMPALA,
     "iql": IQL,
     "iqn": IQN,
+    "maddpg": MADDPG,
+    "mappo": MAPPO,
     "ppg": PPG,
     "ppo": PPO,
+    "qmix": QMIX,
     "qr_dqn": QRDQN,
     "quantile_sac": QuantileSAC,
     "r2d2": R2D2,
@@ -104,8 +110,11 @@ __all__ = [
     "IMPALA",
     "IQL",
     "IQN",
+    "MADDPG",
+    "MAPPO",
     "PPG",
     "PPO",
+    "QMIX",
     "QRDQN",
     "R2D2",
     "REDQ",
@@ -151,7 +160,12 @@ __all__ = [
     "JointActorCritic",
     "JointConfig",
     "Losses",
+    "MADDPGBatch",
+    "MADDPGConfig",
+    "MAPPOBatch",
+    "MAPPOConfig",
     "MinibatchConfig",
+    "Mixer",
     "NStepConfig",
     "OffPolicyConfig",
     "OfflineConfig",
@@ -160,6 +174,7 @@ __all__ = [
     "PPOConfig",
     "QLearning",
     "QLearningConfig",
+    "QMIXConfig",
     "QRDQNConfig",
     "QuantileSAC",
     "QuantileSACConfig",

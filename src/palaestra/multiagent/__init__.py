@@ -2,6 +2,7 @@
 
 from palaestra.multiagent.collector import MultiAgentCollector
 from palaestra.multiagent.env_wrapper import EnvWrapper
+from palaestra.multiagent.evaluation import evaluate_agents, play_worlds
 from palaestra.multiagent.pettingzoo import (
     AECWorld,
     ParallelWorld,
@@ -28,8 +29,10 @@ __all__ = [
     "Worlds",
     "aec_env",
     "assign_roles",
+    "evaluate_agents",
     "load_pettingzoo",
     "parallel_env",
+    "play_worlds",
     "team_specs",
     "world_from_pettingzoo",
 ]

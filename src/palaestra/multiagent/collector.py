@@ -47,8 +47,8 @@ class MultiAgentCollector:
         >>> roles = assign_roles(worlds.agents, {"*": "walkers"})
         >>> ppo = PPO(roles["walkers"].observation_spec, roles["walkers"].action_spec)
         >>> collector = MultiAgentCollector(worlds, roles, {"walkers": ppo})
-        >>> collector.unroll(10).env_steps, collector.buffers["walkers"].num_lanes
-        (20, 6)
+        >>> collector.unroll(2).env_steps, collector.buffers["walkers"].num_lanes
+        (2, 6)
     """
 
     def __init__(

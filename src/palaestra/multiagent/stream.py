@@ -39,6 +39,7 @@ class Stream:
             policy.raw_action_spec,
             policy.state_spec or None,
         )
+        self._no_info = [np.zeros(policy.behaviour_spec[name].shape, np.float32) for name in buffer.info_fields]
         self._waiting: list[deque[Row]] = [deque() for _ in range(actor.num_lanes)]
         self._kinds = [_UNOPENED] * actor.num_lanes
         self._fresh: list[list[Choice]] = [[] for _ in range(actor.num_lanes)]
@@ -89,8 +90,10 @@ class Stream:
             self.buffer.append(action, self._time_step(mine), policy_version=version, env_id=everybody, **memory)
 
     def _no_choice(self, row: Row) -> Choice:
-        """What stands with a LAST row, whose action is not executed."""
-        return self.actor.no_choice(row.observation, first=False)
+        """What stands with a LAST row, whose action is not executed, which a mask may forbid: nobody is asked."""
+        choice = self.actor.no_choice(row.observation, first=False)
+        choice.info = list(self._no_info)
+        return choice
 
     def _time_step(self, rows: Sequence[Row]) -> TimeStep:
         return TimeStep(

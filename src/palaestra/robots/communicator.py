@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, Literal, Protocol, TypeAlias, final
+from typing import Any, Literal, Protocol, TypeAlias
 
 from palaestra.rollout import RequestError
 
@@ -28,7 +28,6 @@ class Send(Protocol):
         ...
 
 
-@final
 class Communicator:
     """Sends an agent's requests to one task and brings back its own answers, and nobody else's.
 

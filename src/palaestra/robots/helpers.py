@@ -244,11 +244,12 @@ class OffPolicyHelper(AgentHelper):
 
 
 def helper_for(spec: TaskSpec, line: Communicator, clock: Clock) -> AgentHelper:
-    """The helper that a task's plan asks for.
+    """The helper that a task names, or that its plan asks for.
 
     Args:
         spec: of the task.
         line: to it.
         clock: of the agent.
     """
-    return (OnPolicyHelper if isinstance(spec.plan, OnPolicy) else OffPolicyHelper)(spec, line, clock)
+    kind = spec.helper or (OnPolicyHelper if isinstance(spec.plan, OnPolicy) else OffPolicyHelper)
+    return kind(spec, line, clock)

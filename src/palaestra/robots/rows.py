@@ -24,7 +24,12 @@ def observation_row(observation: Any, spec: SpecTree) -> Any:
         SpecError: an entry is missing.
     """
     leaves = zip(flatten(observation, spec), leaf_dtypes(spec), strict=True)
-    return to_batched([np.array(leaf, dtype)[None] for leaf, dtype in leaves], spec)
+    return to_batched([np.array(_detached(leaf), dtype)[None] for leaf, dtype in leaves], spec)
+
+
+def _detached(leaf: Any) -> Any:
+    """Tensors as arrays, without a gradient: nothing differentiable passes from one task to another."""
+    return leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def time_step_row(time_step: TimeStep, spec: SpecTree) -> TimeStep:

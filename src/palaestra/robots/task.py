@@ -58,6 +58,8 @@ class TaskSpec:
     """Who asks it to learn."""
     period_steps: int | None
     """Env steps from one prediction to the next."""
+    helper: type[Any] | None = None
+    """The class of agents' helpers, where it is not one of the library's."""
 
     @property
     def input_spec(self) -> dict[str, Any]:
@@ -113,6 +115,7 @@ class ComputationTask:
         sync_every_updates: predictions come from a reference copy of the policy, which takes the weights over after so
             many updates; by default they come from the policy itself.
         reward_spec: of its rewards; a number by default.
+        helper: an `AgentHelper` of your own; by default as the plan says.
 
     Raises:
         ConfigError: the algorithm learns from loaded data, or a number is below 1.
@@ -127,6 +130,7 @@ class ComputationTask:
         sampler: Sampler | None = None,
         sync_every_updates: int | None = None,
         reward_spec: TensorSpec | None = None,
+        helper: type[Any] | None = None,
     ) -> None:
         for name, value in (("period_steps", period_steps), ("sync_every_updates", sync_every_updates)):
             if value is not None and value < 1:
@@ -141,7 +145,7 @@ class ComputationTask:
         if plan.unroll_length != int(plan.unroll_length) or (isinstance(plan, OnPolicy) and not plan.clear):
             raise ConfigError(f"a robot's task learns after whole numbers of new rows, which {plan} does not ask for")
         self.algorithm, self.plan, self.period_steps, self.learning = algorithm, plan, period_steps, learning
-        self.sampler, self.reward_spec = sampler, reward_spec or TensorSpec(())
+        self.sampler, self.reward_spec, self.helper = sampler, reward_spec or TensorSpec(()), helper
         self.sync_every_updates = sync_every_updates
         self.lock: AbstractContextManager[Any] = threading.RLock()
         """Held while the model is used; tasks that share parameters share it."""
@@ -179,6 +183,7 @@ class ComputationTask:
             plan=self.plan,
             learning=self.learning,
             period_steps=self.period_steps,
+            helper=self.helper,
         )
 
     @property

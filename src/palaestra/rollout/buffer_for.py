@@ -47,7 +47,7 @@ def buffer_for(
         sampler=sampler_of(plan) if isinstance(plan, Replay) and not fragments else None,
         observation_spec=observation_spec,
         action_spec=policy.raw_action_spec,
-        info_spec={name: TensorSpec(()) for name in policy.behaviour_fields if name in algorithm.stored_fields},
+        info_spec={name: spec for name, spec in policy.behaviour_spec.items() if name in algorithm.stored_fields},
         reward_spec=reward_spec,
         state_spec=policy.state_spec or None,
         state_period=1 if isinstance(plan, OnPolicy) or fragments else plan.mini_batch_length,

@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy
 from palaestra.rollout.episodes import Episode, EpisodeTracker
 
-__all__ = ["Evaluation", "evaluate", "evaluation_of"]
+__all__ = ["Evaluation", "evaluate", "evaluation_of", "first_of_each"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Evaluation:
     """Whether the policy took its most probable or most valuable action."""
     returns: list[float]
     """Every episode's return."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Means of the episodes' `info`, where many agents were evaluated: what each agent and policy earned."""
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -94,7 +96,7 @@ def evaluate(
                 counted += (time_step.step_type == StepType.LAST).numpy()
                 if time_limit_s is not None and time.monotonic() - began >= time_limit_s:
                     break
-            finished = _first_of_each(tracker.finished(), quota)
+            finished = first_of_each(tracker.finished(), quota)
     finally:
         policy.generator = training_generator
         env.interrupted = True
@@ -106,7 +108,13 @@ def evaluate(
     return evaluation_of(finished, list(seeds), deterministic=deterministic)
 
 
-def _first_of_each(episodes: Sequence[Episode], quota: np.ndarray) -> list[Episode]:
+def first_of_each(episodes: Sequence[Episode], quota: np.ndarray) -> list[Episode]:
+    """The first episodes of each environment.
+
+    Args:
+        episodes: in the order in which they ended.
+        quota: [B] how many of each.
+    """
     left = quota.copy()
     kept = []
     for episode in episodes:

@@ -1,6 +1,7 @@
 """The container-repositioning simulator of `examples/inventory`."""
 
 import dataclasses
+import itertools
 import time
 
 import numpy as np
@@ -75,7 +76,7 @@ def test_calls_come_in_the_order_of_time_and_at_the_ports_of_the_route_in_turn()
     for number, vessel in enumerate(FOUR_PORTS.vessels):
         mine = [call for call in calls if call[1] == number]
         assert [call[2] for call in mine] == [vessel.route[i % len(vessel.route)] for i in range(len(mine))]
-        legs = [after[0] - before[0] for before, after in zip(mine, mine[1:], strict=False)]
+        legs = [after[0] - before[0] for before, after in itertools.pairwise(mine)]
         late = [leg - vessel.leg_ticks[i % len(vessel.route)] for i, leg in enumerate(legs)]
         assert set(late) <= set(FOUR_PORTS.delays)
 

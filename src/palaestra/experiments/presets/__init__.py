@@ -15,6 +15,7 @@ from palaestra.experiments.presets import (
     classic_control_on_policy,
     classic_control_value_based,
     continuous_off_policy,
+    mountain_car_continuous,
     mujoco,
     offline,
 )
@@ -24,7 +25,7 @@ __all__ = ["PRESETS", "Preset", "preset"]
 
 _FAMILIES = (
     *(classic_control, classic_control_on_policy, classic_control_value_based),
-    *(continuous_off_policy, mujoco, atari, offline),
+    *(continuous_off_policy, mountain_car_continuous, mujoco, atari, offline),
 )
 _ENTRIES: Presets = {key: entry for family in _FAMILIES for key, entry in family.PRESETS.items()}
 

@@ -40,6 +40,13 @@ PRESETS: Presets = {
         env=EnvConfig(num_envs=4),
         trainer=TrainerConfig(total_env_steps=100_000),
     ),
+    ("ppo", "Acrobot-v1"): Preset(
+        algorithm=PPOConfig(
+            learning_rate=Linear(3e-4, 0.0), unroll_length=256, gae_lambda=0.94, normalize_observation=True
+        ),
+        env=EnvConfig(num_envs=16),
+        trainer=TrainerConfig(total_env_steps=1_000_000),
+    ),
     ("dqn", "CartPole-v1"): Preset(
         algorithm=DQNConfig(
             learning_rate=Linear(1e-3, 0.0),

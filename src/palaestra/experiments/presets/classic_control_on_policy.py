@@ -39,11 +39,6 @@ PRESETS: Presets = {
         env=EnvConfig(num_envs=8),
         trainer=TrainerConfig(total_env_steps=1_000_000),
     ),
-    ("a2c", "MountainCarContinuous-v0"): Preset(
-        algorithm=A2CConfig(unroll_length=100, entropy_cost=0.0, normalize_observation=True),
-        env=EnvConfig(num_envs=4),
-        trainer=TrainerConfig(total_env_steps=100_000),
-    ),
     ("trpo", "CartPole-v1"): Preset(
         algorithm=TRPOConfig(unroll_length=512, gae_lambda=0.98, num_updates=20),
         env=EnvConfig(num_envs=2),
@@ -58,11 +53,6 @@ PRESETS: Presets = {
         algorithm=TRPOConfig(unroll_length=1024, gamma=0.9, num_updates=15),
         env=EnvConfig(num_envs=2),
         trainer=TrainerConfig(total_env_steps=100_000),
-    ),
-    ("trpo", "MountainCarContinuous-v0"): Preset(
-        algorithm=TRPOConfig(unroll_length=1024, num_updates=20, normalize_observation=True),
-        env=EnvConfig(num_envs=2),
-        trainer=TrainerConfig(total_env_steps=50_000),
     ),
     ("ppg", "CartPole-v1"): Preset(
         algorithm=PPGConfig(
