@@ -88,6 +88,8 @@ class PolicyServer:
         """Actions executed so far, of fragments that were used."""
         self.lags: Counter[int] = Counter()
         """How many fragments of each lag were used."""
+        self.runtime = runtime
+        """Where the actors live."""
         self._num_actors = config.num_workers
         self._sizes = {name: buffer.num_lanes // config.num_workers for name, buffer in buffers.items()}
         self._queue: deque[_Waiting] = deque()
@@ -244,6 +246,11 @@ class PolicyServer:
     def faults(self) -> Sequence[Any]:
         """Ends of actors, and faults of environments that actors dealt with."""
         return [*self._crew.faults, *self._env_faults]
+
+    @property
+    def resume(self) -> str:
+        """How a run goes on from a checkpoint: "statistical", with new episodes."""
+        return "statistical"
 
     @property
     def queue_length(self) -> int:

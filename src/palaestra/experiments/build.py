@@ -16,7 +16,7 @@ import torch
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.core import POLICY, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree, spec_leaves
-from palaestra.distributed import EvaluationWorker, RolloutManager, WorkersView
+from palaestra.distributed import EvaluationWorker, GradientWorkers, PolicyServer, RolloutManager, WorkersView
 from palaestra.envs import Environment, create_environment, probe_specs
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
 from palaestra.experiments.provenance import num_cores
@@ -32,6 +32,7 @@ from palaestra.training import (
     Health,
     Logger,
     MLflowLogger,
+    SimplePolicyManager,
     TensorBoardLogger,
     TrackioLogger,
     Trainer,
@@ -166,12 +167,16 @@ def make_trainer(
     own += [_SERVICES[name]("palaestra", path, config=flat_settings(config)) for name in config.run.loggers]
     evaluate: Any = functools.partial(evaluate_training, config)
     callbacks: list[Callback] = [Health(), KeepEvaluations(path)]
-    if isinstance(collect, RolloutManager):
+    update: Algorithm[Any] | SimplePolicyManager = algorithm
+    if isinstance(collect, RolloutManager | PolicyServer):
         evaluate = EvaluationWorker(collect.runtime, evaluate)
         callbacks.append(WorkersView(collect))
+        if count := config.distributed.num_gradient_workers:
+            named = {POLICY: algorithm}
+            update = SimplePolicyManager(named, gradient_workers=GradientWorkers(named, collect.runtime, count))
     return Trainer(
         collect,
-        algorithm,
+        update,
         config.trainer,
         evaluate=evaluate,
         checkpoints=CheckpointStore(path / "checkpoints", keep=config.trainer.keep_checkpoints),

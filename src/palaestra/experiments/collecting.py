@@ -10,7 +10,7 @@ from typing import Any
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, Offline, RunSeeds
-from palaestra.distributed import CollectorFactory, DistributedConfig, RolloutManager
+from palaestra.distributed import CollectorFactory, DistributedConfig, PolicyServer, RolloutManager
 from palaestra.envs import Environment, probe_specs
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.offline import make_collect, mixed, training_environment
@@ -24,7 +24,7 @@ __all__ = ["collecting", "make_runtime"]
 @contextmanager
 def collecting(
     config: ExperimentConfig, algorithm: Algorithm[Any], data: ReplayBuffer | None
-) -> Iterator[tuple[Collect, Environment | RolloutManager | None]]:
+) -> Iterator[tuple[Collect, Environment | RolloutManager | PolicyServer | None]]:
     """What a run collects with, and what knows its faults and how exactly it resumes; both end with the context.
 
     Args:
@@ -49,8 +49,14 @@ def collecting(
     )
     buffer = buffer_for(algorithm, config.env.num_envs, observation_spec=observation_spec, reward_spec=reward_spec)
     with make_runtime(config.distributed) as runtime:
-        policies, buffers = {POLICY: algorithm.policy}, {POLICY: buffer}
-        manager = RolloutManager(runtime, workers, policies, buffers, config.distributed)
+        buffers = {POLICY: buffer}
+        manager: RolloutManager | PolicyServer
+        if config.distributed.mode == "async":
+            manager = PolicyServer(
+                runtime, workers, {POLICY: algorithm}, buffers, config.distributed, config.asynchronous
+            )
+        else:
+            manager = RolloutManager(runtime, workers, {POLICY: algorithm.policy}, buffers, config.distributed)
         if data is not None:
             manager.sources[POLICY] = mixed(config, buffer, data)
         yield manager, manager

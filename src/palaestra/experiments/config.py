@@ -16,7 +16,7 @@ import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from palaestra.core import ConfigError, Linear, Piecewise, did_you_mean
-from palaestra.distributed import DistributedConfig
+from palaestra.distributed import AsynchronousConfig, DistributedConfig
 from palaestra.envs import EnvConfig, Wrap, import_object
 from palaestra.experiments.values import dataclass_of, read_yaml, type_name, value_of
 from palaestra.training import TrainerConfig
@@ -94,6 +94,8 @@ class ExperimentConfig:
     """Data to learn from that was there before."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     """Workers that collect."""
+    asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)
+    """What actors send, and how old it may be, with distributed.mode=async."""
     run: RunConfig = field(default_factory=RunConfig)
     """Seed, directory, speed."""
 
@@ -106,6 +108,8 @@ class ExperimentConfig:
                 f"algorithm_name is {self.algorithm_name!r} and algorithm is a {type(self.algorithm).__name__}; "
                 f"it must be a {needed.__name__}"
             )
+        if self.asynchronous != AsynchronousConfig() and self.distributed.mode != "async":
+            raise ConfigError(f"{self.asynchronous} is for distributed.mode=async, which is {self.distributed.mode}")
 
 
 def config_to_mapping(config: Any) -> dict[str, Any]:

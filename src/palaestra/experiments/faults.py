@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.core import CheckpointError
-from palaestra.distributed import RolloutManager
+from palaestra.distributed import PolicyServer, RolloutManager
 from palaestra.envs import Environment
 from palaestra.experiments.provenance import now
 from palaestra.training import Callback, Trainer
@@ -96,7 +96,7 @@ class KeepFaults(Callback):
         path: the run directory.
     """
 
-    def __init__(self, env: Environment | RolloutManager | None, path: Path) -> None:
+    def __init__(self, env: Environment | RolloutManager | PolicyServer | None, path: Path) -> None:
         self._env, self._path = env, path
         self._written = 0
 
