@@ -6,8 +6,7 @@ from palaestra import NetworkConfig, Trainer, TrainerConfig, evaluate
 from palaestra.algorithms import Algorithm
 from palaestra.envs import EnvConfig
 from tests.algorithms.parts import environment
-from tests.distributed.runs import make_algorithm
-from tests.distributed.test_policy_server import Overtaken, server
+from tests.distributed.actors import Overtaken, make_algorithm, server
 
 CATCH = EnvConfig(name="palaestra.envs.tiny:Catch", kwargs={"num_rows": 6, "num_columns": 5}, num_envs=16)
 ON_POLICY = {"learning_rate": 3e-3, "unroll_length": 20, "num_updates": 1, "mini_batch_size": None}

@@ -308,7 +308,7 @@ def _broken_off(rows: Any) -> Batch:
 
 def _histogram(lags: Counter[int]) -> dict[str, int]:
     """Counts of lags, in bins that double: 0, 1, 2, 3-4, 5-8, 9-16, 17+."""
-    bins = dict.fromkeys(("0", "1", "2", "3-4", "5-8", "9-16", "17+"), 0)
+    bins: dict[str, int] = {"0": 0, "1": 0, "2": 0, "3-4": 0, "5-8": 0, "9-16": 0, "17+": 0}
     edges = np.array([0, 1, 2, 4, 8, 16])
     for lag, count in lags.items():
         bins[list(bins)[int(np.searchsorted(edges, lag))]] += count
