@@ -6,8 +6,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from palaestra import DQN, AlgorithmConfig, CoreModel, DQNConfig, GradientAlgorithm, Linear, Losses, NetworkConfig
-from palaestra import OptimizerOption, Replay, RunSeeds, Trainer, TrainerConfig
+from palaestra import (
+    DQN,
+    AlgorithmConfig,
+    CoreModel,
+    DQNConfig,
+    GradientAlgorithm,
+    Linear,
+    Losses,
+    NetworkConfig,
+    OptimizerOption,
+    Replay,
+    RunSeeds,
+    Trainer,
+    TrainerConfig,
+)
 from palaestra.envs import load
 from palaestra.policies import RandomPolicy
 from palaestra.robots import Agent, ComputationTask, Robot, RobotCollector, task_seeds

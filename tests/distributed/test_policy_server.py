@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from palaestra.core import POLICY, Batch, ConfigError, OnPolicy, StepType
+from palaestra.core import POLICY, ConfigError, OnPolicy
 from palaestra.distributed import (
     AsynchronousConfig,
     Pace,
@@ -166,7 +166,7 @@ def test_rows_drawn_follow_rows_written_at_the_pace_that_was_asked_for(ratio):
 def test_no_transition_leads_over_a_fragment_that_was_dropped(joined, monkeypatch):
     """MARO-12, TS-07: the ball falls by one row in every transition; it would not if streams were joined (mutant)."""
     if joined:
-        monkeypatch.setattr(policy_server, "_broken_off", lambda rows: rows)
+        monkeypatch.setattr(policy_server, "broken_off", lambda fragment: fragment)
     with local() as runtime:
         trainer = asynchronous(runtime, "dqn", fragment_steps=5, capacity=4000, total=4000)
         turns = itertools.cycle([True, False, True])
@@ -303,10 +303,3 @@ def test_what_cannot_work_is_refused():
         for setting in ("max_lag", "fragment_steps", "queue_size", "samples_per_insert"):
             with pytest.raises(ConfigError, match=setting):
                 AsynchronousConfig(**{setting: -1})
-
-
-def test_a_first_row_after_a_gap_begins_a_stream():
-    rows = Batch(step_type=torch.ones(3, 2, dtype=torch.int32), reward=torch.zeros(3, 2))
-    broken = policy_server._broken_off(rows)
-    assert broken.step_type[:, 0].tolist() == [StepType.FIRST, StepType.MID, StepType.MID]
-    assert rows.step_type[0, 0] == StepType.MID

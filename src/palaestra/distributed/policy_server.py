@@ -14,12 +14,12 @@ import numpy as np
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch, DataSource, Replay, StepType
+from palaestra.core import DataSource, Replay
 from palaestra.distributed.asynchronous import AsynchronousConfig, Pace
 from palaestra.distributed.config import DistributedConfig
 from palaestra.distributed.crew import Crew, Dropped, Member
 from palaestra.distributed.weights import acting_weights
-from palaestra.distributed.worker import ActingParts, Fragment, RolloutWorker
+from palaestra.distributed.worker import ActingParts, Fragment, RolloutWorker, broken_off
 from palaestra.rollout import CollectInfo, Episode
 from palaestra.runtime import Call, Runtime, Shared
 
@@ -147,6 +147,9 @@ class PolicyServer:
                 continue
             self.lags[lag] += 1
             self._since_last_row[lag] += 1
+            if waiting.member.number in self._gaps:
+                waiting = waiting._replace(fragment=broken_off(waiting.fragment))
+                self._gaps.discard(waiting.member.number)
             self._taken.append(waiting)
             if self._keeps:
                 self._store_in(self._keeps, [waiting], by_actor=True)
@@ -183,10 +186,7 @@ class PolicyServer:
             for block, (member, _, fragment) in enumerate(taken):
                 first = (member.number if by_actor else block) * self._sizes[name]
                 for lanes, rows in fragment.pieces.get(name, ()):
-                    whole = _broken_off(rows) if by_actor and member.number in self._gaps else rows
-                    self.buffers[name].extend(whole, [first + lane for lane in lanes])
-        if by_actor:
-            self._gaps -= {one.member.number for one in taken}
+                    self.buffers[name].extend(rows, [first + lane for lane in lanes])
 
     def _lag(self, fragment: Fragment) -> int:
         return max(self._algorithms[name].policy_version - version for name, version in fragment.versions.items())
@@ -297,13 +297,6 @@ class PolicyServer:
         self.env_steps = state["env_steps"]
         self.lags = Counter({int(lag): count for lag, count in state["lags"].items()})
         self._positions = list(state["positions"]) or None
-
-
-def _broken_off(rows: Any) -> Batch:
-    """The rows as the beginning of a stream: nothing before them leads to the first one."""
-    step_type = rows["step_type"].clone()
-    step_type[0] = int(StepType.FIRST)
-    return rows.replace(step_type=step_type)
 
 
 def _histogram(lags: Counter[int]) -> dict[str, int]:

@@ -16,7 +16,7 @@ import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from palaestra.core import ConfigError, Linear, Piecewise, did_you_mean
-from palaestra.distributed import AsynchronousConfig, DistributedConfig
+from palaestra.distributed import AsynchronousConfig, DistributedConfig, require_shares
 from palaestra.envs import EnvConfig, Wrap, import_object
 from palaestra.experiments.values import dataclass_of, read_yaml, type_name, value_of
 from palaestra.multiagent import AgentsConfig
@@ -108,6 +108,8 @@ class ExperimentConfig:
     def __post_init__(self) -> None:
         if self.env.num_envs < 1:
             raise ConfigError(f"env.num_envs is {self.env.num_envs}; it must be at least 1")
+        if self.distributed.runtime is not None:
+            require_shares(self.env, self.distributed.num_workers)
         needed = algorithm_class(self.algorithm_name).config_class
         if type(self.algorithm) is not needed:
             raise ConfigError(
