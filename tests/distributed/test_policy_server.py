@@ -15,7 +15,7 @@ from palaestra.distributed import (
     WorkersLostError,
     policy_server,
 )
-from palaestra.runtime import ProcessRuntime
+from palaestra.runtime import ProcessRuntime, RayRuntime
 from palaestra.training import CheckpointStore, Trainer
 from tests.distributed.actors import CATCH, TRACK, Overtaken, asynchronous, make_algorithm, server
 from tests.distributed.parts import QUICK, Mortal, local
@@ -279,16 +279,18 @@ def test_the_lag_histogram_is_among_the_metrics():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runtime_class", [ProcessRuntime])
-def test_actors_in_processes_go_on_while_one_of_them_is_killed(runtime_class):
-    """MARO-10, F14, F18: real processes, SIGKILL, and no orphan."""
-    with runtime_class(QUICK) as runtime:
-        trainer = asynchronous(runtime, "impala", total=3000, actors=2)
+@pytest.mark.parametrize("place", ["process", "ray"])
+def test_actors_elsewhere_go_on_while_one_of_them_is_killed(place):
+    """MARO-10, F14, F18: real processes, and machines of a cluster."""
+    if place == "ray":
+        pytest.importorskip("ray", reason="ray is not installed; pip install 'palaestra[ray]'")
+    with ProcessRuntime(QUICK) if place == "process" else RayRuntime(QUICK, num_cpus=2) as runtime:
+        trainer = asynchronous(runtime, "impala", total=2000, actors=2)
         killer = Mortal(runtime, "collect", times=1, skip=3)
         result = trainer.run()
         assert result.status == "done"
         assert len(killer.victims) == 1
-        assert len(trainer.collect.dropped) == 1
+        assert [one[:3] for one in trainer.collect.dropped] == [killer.victims[0][:3]]
 
 
 def test_what_cannot_work_is_refused():

@@ -147,9 +147,9 @@ class PolicyServer:
                 continue
             self.lags[lag] += 1
             self._since_last_row[lag] += 1
-            if waiting.member.number in self._gaps:
+            if self._keeps and waiting.member.number in self._gaps:
                 waiting = waiting._replace(fragment=broken_off(waiting.fragment))
-                self._gaps.discard(waiting.member.number)
+            self._gaps.discard(waiting.member.number)
             self._taken.append(waiting)
             if self._keeps:
                 self._store_in(self._keeps, [waiting], by_actor=True)
