@@ -14,12 +14,12 @@ import numpy as np
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch, DataSource, Replay, StepType
+from palaestra.core import DataSource, Replay
 from palaestra.distributed.asynchronous import AsynchronousConfig, Pace
 from palaestra.distributed.config import DistributedConfig
 from palaestra.distributed.crew import Crew, Dropped, Member
 from palaestra.distributed.weights import acting_weights
-from palaestra.distributed.worker import ActingParts, Fragment, RolloutWorker
+from palaestra.distributed.worker import ActingParts, Fragment, RolloutWorker, broken_off
 from palaestra.rollout import CollectInfo, Episode
 from palaestra.runtime import Call, Runtime, Shared
 
@@ -88,6 +88,8 @@ class PolicyServer:
         """Actions executed so far, of fragments that were used."""
         self.lags: Counter[int] = Counter()
         """How many fragments of each lag were used."""
+        self.runtime = runtime
+        """Where the actors live."""
         self._num_actors = config.num_workers
         self._sizes = {name: buffer.num_lanes // config.num_workers for name, buffer in buffers.items()}
         self._queue: deque[_Waiting] = deque()
@@ -145,6 +147,9 @@ class PolicyServer:
                 continue
             self.lags[lag] += 1
             self._since_last_row[lag] += 1
+            if self._keeps and waiting.member.number in self._gaps:
+                waiting = waiting._replace(fragment=broken_off(waiting.fragment))
+            self._gaps.discard(waiting.member.number)
             self._taken.append(waiting)
             if self._keeps:
                 self._store_in(self._keeps, [waiting], by_actor=True)
@@ -181,10 +186,7 @@ class PolicyServer:
             for block, (member, _, fragment) in enumerate(taken):
                 first = (member.number if by_actor else block) * self._sizes[name]
                 for lanes, rows in fragment.pieces.get(name, ()):
-                    whole = _broken_off(rows) if by_actor and member.number in self._gaps else rows
-                    self.buffers[name].extend(whole, [first + lane for lane in lanes])
-        if by_actor:
-            self._gaps -= {one.member.number for one in taken}
+                    self.buffers[name].extend(rows, [first + lane for lane in lanes])
 
     def _lag(self, fragment: Fragment) -> int:
         return max(self._algorithms[name].policy_version - version for name, version in fragment.versions.items())
@@ -246,6 +248,11 @@ class PolicyServer:
         return [*self._crew.faults, *self._env_faults]
 
     @property
+    def resume(self) -> str:
+        """How a run goes on from a checkpoint: "statistical", with new episodes."""
+        return "statistical"
+
+    @property
     def queue_length(self) -> int:
         """Fragments that wait to be learned from."""
         return len(self._queue)
@@ -292,16 +299,9 @@ class PolicyServer:
         self._positions = list(state["positions"]) or None
 
 
-def _broken_off(rows: Any) -> Batch:
-    """The rows as the beginning of a stream: nothing before them leads to the first one."""
-    step_type = rows["step_type"].clone()
-    step_type[0] = int(StepType.FIRST)
-    return rows.replace(step_type=step_type)
-
-
 def _histogram(lags: Counter[int]) -> dict[str, int]:
     """Counts of lags, in bins that double: 0, 1, 2, 3-4, 5-8, 9-16, 17+."""
-    bins = dict.fromkeys(("0", "1", "2", "3-4", "5-8", "9-16", "17+"), 0)
+    bins: dict[str, int] = {"0": 0, "1": 0, "2": 0, "3-4": 0, "5-8": 0, "9-16": 0, "17+": 0}
     edges = np.array([0, 1, 2, 4, 8, 16])
     for lag, count in lags.items():
         bins[list(bins)[int(np.searchsorted(edges, lag))]] += count

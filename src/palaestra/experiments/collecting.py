@@ -14,7 +14,7 @@ import torch
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, Offline, RunSeeds
-from palaestra.distributed import ActingParts, CollectorFactory, DistributedConfig, RolloutManager
+from palaestra.distributed import ActingParts, CollectorFactory, DistributedConfig, PolicyServer, RolloutManager
 from palaestra.envs import Environment, probe_specs
 from palaestra.experiments.agents import Agents, Learner
 from palaestra.experiments.build import make_learner
@@ -33,7 +33,7 @@ __all__ = ["AgentsFactory", "collecting", "make_runtime"]
 @contextmanager
 def collecting(
     config: ExperimentConfig, algorithm: Learner, data: ReplayBuffer | None
-) -> Iterator[tuple[Collect, Environment | RolloutManager | RobotCollector | Worlds | None]]:
+) -> Iterator[tuple[Collect, Environment | RolloutManager | PolicyServer | RobotCollector | Worlds | None]]:
     """What a run collects with, and what knows its faults and how exactly it resumes; both end with the context.
 
     Args:
@@ -44,6 +44,12 @@ def collecting(
     Raises:
         ConfigError: the settings do not fit together.
     """
+    distributed = config.distributed
+    if isinstance(algorithm, Robot | Agents) and (distributed.mode == "async" or distributed.num_gradient_workers):
+        raise ConfigError(
+            "robots and many agents have no actors and no gradient workers yet; leave out distributed.mode=async and "
+            "distributed.num_gradient_workers"
+        )
     if isinstance(algorithm, Robot):
         remote = config.distributed.runtime not in (None, "local")
         with (
@@ -60,21 +66,28 @@ def collecting(
             with training_environment(config, algorithm) as env:
                 yield make_collect(config, algorithm, env, data), env
         return
-    workers, policies, buffers = _shares(config, algorithm)
-    with make_runtime(config.distributed) as runtime:
-        manager = RolloutManager(runtime, workers, policies, buffers, config.distributed, config.env.num_envs)
+    workers, algorithms, buffers = _shares(config, algorithm)
+    distributed = config.distributed
+    with make_runtime(distributed) as runtime:
+        manager: RolloutManager | PolicyServer
+        if distributed.mode == "async":
+            manager = PolicyServer(runtime, workers, algorithms, buffers, distributed, config.asynchronous)
+        else:
+            policies = {name: one.policy for name, one in algorithms.items()}
+            manager = RolloutManager(runtime, workers, policies, buffers, distributed, config.env.num_envs)
         if data is not None:
             manager.sources[POLICY] = mixed(config, buffers[POLICY], data)
         yield manager, manager
 
 
 def _shares(config: ExperimentConfig, algorithm: Algorithm[Any] | Agents) -> tuple[Any, Any, dict[str, ReplayBuffer]]:
-    """What makes the workers' parts, the learning policies, and the buffers that workers share."""
+    """What makes the workers' parts, what learns, and the buffers that workers share."""
     if isinstance(algorithm, Agents):
+        if config.distributed.mode == "async":
+            raise ConfigError("mode=async is for one policy; many agents learn by mode=sync")
         with create_worlds(config.env, seed=config.run.seed) as worlds:
             buffers = algorithm.collector(worlds).buffers
-        policies = {name: one.policy for name, one in algorithm.algorithms.items()}
-        return AgentsFactory(config), policies, buffers
+        return AgentsFactory(config), algorithm.algorithms, buffers
     if isinstance(algorithm.plan, Offline):
         raise ConfigError(f"{config.algorithm_name} collects nothing; leave out distributed.runtime")
     observation_spec, action_spec, reward_spec = probe_specs(config.env)
@@ -83,7 +96,7 @@ def _shares(config: ExperimentConfig, algorithm: Algorithm[Any] | Agents) -> tup
     number, seed = config.distributed.num_workers, config.run.seed
     workers = CollectorFactory(env=config.env, algorithm=make, num_workers=number, seed=seed)
     buffer = buffer_for(algorithm, config.env.num_envs, observation_spec=observation_spec, reward_spec=reward_spec)
-    return workers, {POLICY: algorithm.policy}, {POLICY: buffer}
+    return workers, {POLICY: algorithm}, {POLICY: buffer}
 
 
 @dataclass(frozen=True)
