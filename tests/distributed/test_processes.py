@@ -119,13 +119,13 @@ def test_a_run_whose_driver_was_killed_leaves_nobody_behind_and_goes_on(tmp_path
     driver = subprocess.Popen([sys.executable, "-m", __name__, str(tmp_path), json.dumps(settings)], cwd=ROOT)
     try:
         store = CheckpointStore(tmp_path / "run" / "checkpoints")
-        wait_until(lambda: len(store.steps()) > 1, 60.0, what="two checkpoints")
+        wait_until(lambda: len(store.steps()) > 1, 240.0, what="two checkpoints")
         children = descendants(driver.pid)
         assert len(children) >= 2
     finally:
         driver.kill()
         driver.wait()
-    wait_until(lambda: not any(map(exists, children)), what="the end of the workers")
+    wait_until(lambda: not any(map(exists, children)), 60.0, what="the end of the workers")
     done = palaestra.resume(tmp_path / "run")
     assert done.result.status == "done"
     assert done.result.env_steps >= 4000

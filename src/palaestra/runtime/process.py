@@ -214,7 +214,7 @@ def _serve(connection: Connection, factory: Callable[[], Any], threads: int) -> 
     torch.set_flush_denormal(True)  # as training does, so that equal calls give equal numbers everywhere
     performer, requests, answers = Performer(factory), _Slab(), _Slab()
     connection.send((0, performer.begin()))
-    while (asked := connection.recv()) is not None:
+    while (asked := _next(connection)) is not None:
         if asked == "requests":
             requests.receive(connection)
             continue
@@ -230,3 +230,11 @@ def _serve(connection: Connection, factory: Callable[[], Any], threads: int) -> 
             answers.receive(connection)
         connection.send((sequence, answers.write([answer])))
     performer.close()
+
+
+def _next(connection: Connection) -> Any:
+    """What the driver asks; nothing any more if it is gone."""
+    try:
+        return connection.recv()
+    except (EOFError, ConnectionResetError):
+        return None
