@@ -113,7 +113,6 @@ def main() -> None:
 
 
 def four_rooms(number: int) -> Any:
-    """The environment of an agent."""
     return load("palaestra.envs.tiny:FourRooms", env_id=number, max_episode_steps=200)
 
 

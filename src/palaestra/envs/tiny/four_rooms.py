@@ -30,6 +30,7 @@ class FourRooms(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
         speed: most that one action moves along an axis.
         radius: how near to the goal is there.
         door: width of the doors.
+        render_mode: `rgb_array` or `None`; both draw the same picture.
 
     Examples:
         >>> env = FourRooms()
