@@ -106,5 +106,8 @@ class Line(Communicator):
         later.set_result(self.learn(data))
         return later
 
+    def finish(self, answer: Future[Any]) -> Any:
+        return answer.result()
+
     def store(self, row: Any) -> None:
         self.task.store(self._agent, *row)

@@ -102,7 +102,11 @@ class FourRooms(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
         return after if after else _GAP * np.sign(before)
 
     def _observation(self) -> dict[str, np.ndarray]:
-        return {"observation": self._place, "achieved_goal": self._place, "desired_goal": self._goal}
+        return {
+            "observation": self._place,
+            "achieved_goal": self._place.copy(),
+            "desired_goal": self._goal.copy(),
+        }
 
     def render(self) -> np.ndarray:
         """A picture from above: walls grey, the goal green, the point blue, the subgoal orange."""
