@@ -161,6 +161,15 @@ def test_the_command_line_knows_the_settings_of_the_robot(tmp_path, monkeypatch,
     assert "did you mean --algorithm.period" in output(capsys)
 
 
+def test_a_run_is_filmed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    world = "palaestra.envs.tiny:FourRooms"
+    options = ["--env.max-episode-steps", "9", "--trainer.total-env-steps", "20", "--trainer.eval-episodes", "2"]
+    assert exit_code("train", "tests.robots.parts:GoalRobot", world, *options, "--run.name", "w") == 0
+    assert exit_code("play", "runs/w", "--episodes", "2", "--output", "film.gif") == 0
+    assert "2 episode(s)" in output(capsys) and (tmp_path / "film.gif").stat().st_size > 1000
+
+
 @pytest.mark.slow
 def test_several_seeds_train_side_by_side(tmp_path):
     group = trained(tmp_path, seeds=2)
