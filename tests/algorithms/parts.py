@@ -115,6 +115,8 @@ KINDS = {
     "composite": EnvConfig(name="tests.algorithms.parts:Parts", max_episode_steps=4),
     "recurrent": EnvConfig(name="palaestra.envs.tiny:Catch", kwargs={"num_rows": 6, "num_columns": 3}),
     "recurrent-masked": EnvConfig(name="tests.algorithms.parts:Masked", max_episode_steps=4),
+    "team": EnvConfig(name="tests.algorithms.teams:Team", max_episode_steps=5),
+    "team-continuous": EnvConfig(name="tests.algorithms.teams:Team", kwargs={"discrete": False}, max_episode_steps=5),
 }
 """An environment for each kind of action that an algorithm may accept."""
 
@@ -145,7 +147,9 @@ def make(name: str, env: Environment, seed: int = 3, *, kind: str = "", **change
 
 
 def accepted(name: str, kind: str) -> bool:
-    """Whether an algorithm takes such actions; it says no by a `ConfigError`."""
+    """Whether an algorithm takes such actions; it says no by a `ConfigError`. Rewards by member are for teams alone."""
+    if kind.startswith("team") and not ALGORITHMS[name].joint:
+        return False
     with environment(kind, 1) as env:
         try:
             make(name, env, kind=kind)

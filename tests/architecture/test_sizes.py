@@ -56,7 +56,12 @@ def test_files_are_short(folder):
 
 
 def test_examples_fit_on_a_screen():
-    violations = [violation for source in sources("examples") for violation in long_files(source, MAX_EXAMPLE_LINES)]
+    """Those of one file; a package of several, such as examples/inventory, has files as short as all others."""
+    violations = [
+        violation
+        for source in sources("examples")
+        for violation in long_files(source, MAX_EXAMPLE_LINES if source.path.count("/") == 1 else MAX_FILE_LINES)
+    ]
     assert not violations, "\n" + "\n".join(violations)
 
 

@@ -135,7 +135,7 @@ def cost_fields() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "cost"), list(cost_fields()))
-@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+@pytest.mark.parametrize("kind", ["discrete", "continuous", "team"])
 def test_every_coefficient_of_a_loss_moves_the_gradient(name, cost, kind):
     if (name, kind) not in GRADIENT_CASES:
         pytest.skip(f"{name} takes no {kind} actions")

@@ -58,10 +58,10 @@ def test_a_time_limit_ends_the_run_evaluated_and_saved(tmp_path):
 
 
 def test_a_callback_may_end_the_run():
-    made = trainer("ppo", total=10_000, callbacks=[Hooks(iteration_ended=lambda t, update: t.stop("enough"))])
+    made = trainer("ppo", total=10_000, callbacks=[Hooks(iteration_ended=lambda t, updates: t.stop("enough"))])
     result = made.run()
     assert (result.status, result.reason) == ("stopped", "enough")
-    assert made.update.policy_version == 1
+    assert made.algorithm.policy_version == 1
 
 
 def test_evaluations_may_come_by_time():
@@ -86,7 +86,7 @@ def test_callbacks_are_called_in_order_and_may_add_to_rows():
     calls, recorder = [], Recorder()
     hooks = Hooks(
         iteration_began=lambda t: calls.append("began"),
-        iteration_ended=lambda t, update: calls.append(("ended", update.policy_version)),
+        iteration_ended=lambda t, updates: calls.append(("ended", updates["policy"].policy_version)),
         evaluated=lambda t, result: calls.append(("evaluated", result.best)),
         logged=lambda t, row: row.__setitem__("mine", 7.0),
         ended=lambda t: calls.append("over"),
@@ -124,11 +124,11 @@ def test_an_evaluation_beside_training_is_of_the_policy_as_it_was(wait_until):
     result = made.run()
     assert [evaluated.env_steps // 150 for evaluated in seen] == [1, 2, 2]
     assert result.evaluation == seen[-1].evaluation
-    assert seen[0].policy is not made.update.policy
+    assert seen[0].policy is not made.algorithm.policy
     assert evaluation_in("continuous")(seen[0].policy).returns == seen[0].evaluation.returns
-    assert evaluation_in("continuous")(made.update.policy).returns == seen[-1].evaluation.returns
-    for name, value in plain.update.model.state_dict().items():
-        assert torch.equal(value, made.update.model.state_dict()[name])
+    assert evaluation_in("continuous")(made.algorithm.policy).returns == seen[-1].evaluation.returns
+    for name, value in plain.algorithm.model.state_dict().items():
+        assert torch.equal(value, made.algorithm.model.state_dict()[name])
 
 
 # -- time
@@ -149,8 +149,8 @@ def test_the_time_split_adds_up():
 
 def poisoned(made: Trainer, updates: set[int]) -> None:
     """Makes the loss of some updates NaN."""
-    count, losses = itertools.count(1), made.update.losses
-    preprocess = made.update.preprocess
+    count, losses = itertools.count(1), made.algorithm.losses
+    preprocess = made.algorithm.preprocess
     now = 0
 
     def preprocessing(batch, source):
@@ -164,7 +164,7 @@ def poisoned(made: Trainer, updates: set[int]) -> None:
             stated._replace(terms={k: v * float("nan") for k, v in stated.terms.items()}) if now in updates else stated
         )
 
-    made.update.preprocess, made.update.losses = preprocessing, losing
+    made.algorithm.preprocess, made.algorithm.losses = preprocessing, losing
 
 
 def test_an_update_that_is_not_finite_is_skipped_so_often_and_then_ends_the_run(tmp_path, caplog):
@@ -172,7 +172,7 @@ def test_an_update_that_is_not_finite_is_skipped_so_often_and_then_ends_the_run(
     made = trainer("ppo", total=10_000, max_skipped_updates=2, checkpoints=CheckpointStore(tmp_path / "checkpoints"))
     poisoned(made, {2, 3, 5, 6, 7})
     states = []
-    made.callbacks.append(Hooks(iteration_ended=lambda t, update: states.append((update, copied(t)))))
+    made.callbacks.append(Hooks(iteration_ended=lambda t, updates: states.append((updates.get("policy"), copied(t)))))
     with caplog.at_level(logging.WARNING), pytest.raises(NonFiniteError, match=r"3 update\(s\) in a row") as caught:
         made.run()
     assert caught.value.exit_code == 4
@@ -194,7 +194,7 @@ def test_an_update_that_is_not_finite_is_skipped_so_often_and_then_ends_the_run(
 
 
 def copied(made: Trainer) -> dict[str, torch.Tensor]:
-    tensors = made.update.model.state_tensors()
+    tensors = made.algorithm.model.state_tensors()
     return {name: value.clone() for name, value in tensors.items() if isinstance(value, torch.Tensor)}
 
 
@@ -204,7 +204,7 @@ def test_by_default_the_first_update_that_is_not_finite_ends_the_run(tmp_path):
     poisoned(made, {3})
     with pytest.raises(NonFiniteError, match=r"1 update\(s\) in a row were not finite"):
         made.run()
-    assert made.update.policy_version == 2
+    assert made.algorithm.policy_version == 2
 
 
 # -- what cannot be saved
@@ -291,8 +291,8 @@ def test_a_signal_in_the_middle_of_a_long_unroll_saves_there_and_the_run_goes_on
     again.load_state(CheckpointStore(tmp_path).load_newest()[1])
     again.run()
     assert again.collect.env_steps == whole.collect.env_steps
-    for name, value in whole.update.model.state_dict().items():
-        assert torch.equal(value, again.update.model.state_dict()[name])
+    for name, value in whole.algorithm.model.state_dict().items():
+        assert torch.equal(value, again.algorithm.model.state_dict()[name])
 
 
 def test_a_step_that_outlasts_the_grace_is_stopped_with_the_last_checkpoint_intact(tmp_path):

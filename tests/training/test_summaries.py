@@ -41,9 +41,9 @@ def test_recording_may_happen_at_an_interval():
     """ALF summaries: every third training iteration of a real run."""
     summary, recorder, seen = Summary(every=3), Recorder(), []
 
-    def note(made, update):
+    def note(made, updates):
         seen.append(summary.records)
-        summary.scalar("version", update.policy_version)
+        summary.scalar("version", updates["policy"].policy_version)
 
     made = trainer("ppo", total=400, log_every_steps=10**6, loggers=[recorder], callbacks=[summary])
     made.callbacks.append(Hooks(iteration_ended=note))
@@ -67,8 +67,8 @@ def test_histograms_of_observations_actions_and_gradients_change_nothing(name, k
         assert "histogram/observation" in histograms
         assert any(key.startswith("histogram/gradient/") for key in histograms)
         assert all(sum(value.counts) > 0 for value in histograms.values())
-    for key, value in plain.update.model.state_dict().items():
-        assert torch.equal(value, made.update.model.state_dict()[key])
+    for key, value in plain.algorithm.model.state_dict().items():
+        assert torch.equal(value, made.algorithm.model.state_dict()[key])
 
 
 def test_values_that_are_not_finite_are_left_out_of_a_histogram():

@@ -14,7 +14,7 @@ from tests.training.parts import Hooks, Recorder, evaluation_in, trainer
 
 
 def parameters(made: Trainer) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in made.update.model.state_dict().items()}
+    return {name: value.clone() for name, value in made.algorithm.model.state_dict().items()}
 
 
 def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -28,7 +28,7 @@ def test_unrolls_and_updates_alternate(monkeypatch):
     """ALF-02, ALF-03: parameters move in the updates and nowhere else."""
     made = trainer("ppo")
     calls: list[tuple[str, bool]] = []
-    for owner, method in ((made.collect, "unroll"), (made.update, "update")):
+    for owner, method in ((made.collect, "unroll"), (made.algorithm, "update")):
         original = getattr(owner, method)
 
         def spy(argument: Any, original: Any = original, method: str = method, **named: Any) -> Any:
@@ -49,9 +49,9 @@ def test_on_policy_experience_is_used_once_and_env_steps_are_what_is_trained_on(
     made = trainer(name, "continuous", num_updates=1, mini_batch_size=10**6)
     for iteration in range(1, 4):
         made.train_iter()
-        assert made.update.num_gradient_steps == iteration
+        assert made.algorithm.num_gradient_steps == iteration
         if name == "ppo":  # REINFORCE leaves out what has not ended
-            assert made._rows_trained == made.collect.env_steps
+            assert made._learning._rows_trained["policy"] == made.collect.env_steps
 
 
 def test_replayed_experience_is_used_many_times():
@@ -59,9 +59,9 @@ def test_replayed_experience_is_used_many_times():
     made = trainer("dqn", num_updates=4, mini_batch_size=32, unroll_length=3)
     for _ in range(10):
         made.train_iter()
-    assert made.update.num_gradient_steps == 40
-    assert made._rows_trained == 40 * 32
-    assert made.collect.env_steps < made._rows_trained / 10
+    assert made.algorithm.num_gradient_steps == 40
+    assert made._learning._rows_trained["policy"] == 40 * 32
+    assert made.collect.env_steps < made._learning._rows_trained["policy"] / 10
 
 
 def test_nothing_is_trained_before_the_initial_steps():
@@ -70,7 +70,7 @@ def test_nothing_is_trained_before_the_initial_steps():
     trained = []
     while made.collect.env_steps < 30:
         made.train_iter()
-        trained.append((made.collect.env_steps, made.update.num_gradient_steps))
+        trained.append((made.collect.env_steps, made.algorithm.num_gradient_steps))
     assert all(steps == 0 for env_steps, steps in trained if env_steps <= 20)
     assert next(env_steps for env_steps, steps in trained if steps) in (21, 22, 23)
 
@@ -81,7 +81,7 @@ def test_learning_waits_until_every_lane_holds_a_window(n_step):
     made = trainer("dqn", "discrete", initial_collect_steps=0, unroll_length=1, n_step=n_step, num_envs=4)
     for _ in range(12):
         made.train_iter()
-    assert made.update.num_gradient_steps > 0
+    assert made.algorithm.num_gradient_steps > 0
 
 
 def test_a_fractional_unroll_length_trains_every_iteration():
@@ -90,7 +90,7 @@ def test_a_fractional_unroll_length_trains_every_iteration():
     for _ in range(40):
         made.train_iter()
     assert len(made.collect.buffer) == 20 * made.collect.num_lanes
-    assert made.update.num_gradient_steps > 30
+    assert made.algorithm.num_gradient_steps > 30
 
 
 def test_schedules_follow_env_steps():
@@ -99,8 +99,8 @@ def test_schedules_follow_env_steps():
     for _ in range(4):
         made.train_iter()
         left = 1 - made.collect.env_steps / 200
-        assert made.update.policy.exploration.strength == pytest.approx(left)
-        assert float(made.update.model.optimizers["q"].learning_rate) == pytest.approx(1e-2 * left)
+        assert made.algorithm.policy.exploration.strength == pytest.approx(left)
+        assert float(made.algorithm.model.optimizers["q"].learning_rate) == pytest.approx(1e-2 * left)
 
 
 def test_the_budget_is_used_up_and_hardly_more():
@@ -123,8 +123,8 @@ def test_metrics_come_once_a_period_and_once_at_the_end():
     assert [step // 100 for step in steps] == [1, 2, 3]
     last = recorder.rows[-1]
     assert last["episodes"] == len(recorder.ended)
-    assert last["iterations"] == last["policy_version"] == made.update.policy_version
-    assert last["gradient_steps"] == made.update.num_gradient_steps
+    assert last["iterations"] == last["policy_version"] == made.algorithm.policy_version
+    assert last["gradient_steps"] == made.algorithm.num_gradient_steps
     assert last["rows_trained"] == 2 * last["env_steps"]  # two passes
     assert {"return_mean", "length_mean", "learning/ppo", "learning/gradient_norm/ppo"} <= last.keys()
     assert {"time/train_s", "time/env_steps_per_s", "discounted_return_mean"} <= last.keys()
@@ -146,14 +146,14 @@ def test_losses_of_all_gradient_steps_since_the_last_row_are_averaged():
     recorder = Recorder()
     made = trainer("reinforce", total=200, log_every_steps=100, loggers=[recorder])
     losses: list[float] = []
-    update = made.update.update
+    update = made.algorithm.update
 
     def spy(source: Any) -> Any:
         info = update(source)
         losses.append(info.metrics["policy"])
         return info
 
-    made.update.update = spy
+    made.algorithm.update = spy
     made.run()
     counts = [int(row["gradient_steps"]) for row in recorder.rows]
     assert recorder.rows[0]["learning/policy"] == pytest.approx(sum(losses[: counts[0]]) / counts[0])
@@ -200,7 +200,7 @@ def test_evaluation_leaves_training_as_it_is(name, kind):
     made: Trainer = trainer(name, kind, total=200, eval_every_steps=20, evaluate=evaluation_in(kind))
     made.run()
     assert equal(parameters(plain), parameters(made))
-    assert torch.equal(plain.update.policy.generator.get_state(), made.update.policy.generator.get_state())
+    assert torch.equal(plain.algorithm.policy.generator.get_state(), made.algorithm.policy.generator.get_state())
 
 
 def test_evaluations_come_once_a_period_and_at_the_end_and_the_best_is_known():

@@ -11,8 +11,9 @@ from palaestra.algorithms.actor_critic import (
     JointConfig,
     MinibatchConfig,
 )
-from palaestra.algorithms.algorithm import Algorithm, GradientAlgorithm
+from palaestra.algorithms.algorithm import GradientAlgorithm
 from palaestra.algorithms.algorithm_config import AlgorithmConfig
+from palaestra.algorithms.base import Algorithm
 from palaestra.algorithms.behaviour_cloning import BehaviourCloning, BehaviourCloningBatch, BehaviourCloningConfig
 from palaestra.algorithms.c51 import C51, C51Config, categorical_losses
 from palaestra.algorithms.compiled import CompiledSteps
@@ -28,6 +29,8 @@ from palaestra.algorithms.exploration_bonuses import CuriosityModule, RandomNetw
 from palaestra.algorithms.impala import IMPALA, IMPALABatch, IMPALAConfig
 from palaestra.algorithms.iql import IQL, IQLConfig
 from palaestra.algorithms.iqn import IQN, IQNBatch, IQNConfig
+from palaestra.algorithms.maddpg import MADDPG, MADDPGBatch, MADDPGConfig
+from palaestra.algorithms.mappo import MAPPO, MAPPOBatch, MAPPOConfig
 from palaestra.algorithms.memory import memory_fields, memory_of
 from palaestra.algorithms.off_policy import (
     BootstrapConfig,
@@ -41,11 +44,19 @@ from palaestra.algorithms.off_policy import (
 )
 from palaestra.algorithms.ppg import PPG, PPGConfig
 from palaestra.algorithms.ppo import PPO, PPOBatch, PPOConfig
+from palaestra.algorithms.qmix import QMIX, Mixer, QMIXConfig
 from palaestra.algorithms.qr_dqn import QRDQN, QRDQNConfig
 from palaestra.algorithms.quantile_sac import QuantileSAC, QuantileSACConfig
 from palaestra.algorithms.r2d2 import R2D2, R2D2Batch, R2D2Config
 from palaestra.algorithms.rainbow import Rainbow, RainbowConfig
-from palaestra.algorithms.records import Gradients, Losses, UpdateInfo, mean_metrics, require_finite_gradients
+from palaestra.algorithms.records import (
+    Gradients,
+    Losses,
+    StepResult,
+    UpdateInfo,
+    mean_metrics,
+    require_finite_gradients,
+)
 from palaestra.algorithms.redq import REDQ, REDQBatch, REDQConfig
 from palaestra.algorithms.reinforce import Reinforce, ReinforceBatch, ReinforceConfig
 from palaestra.algorithms.sac import SAC, SACConfig
@@ -70,8 +81,11 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "impala": IMPALA,
     "iql": IQL,
     "iqn": IQN,
+    "maddpg": MADDPG,
+    "mappo": MAPPO,
     "ppg": PPG,
     "ppo": PPO,
+    "qmix": QMIX,
     "qr_dqn": QRDQN,
     "quantile_sac": QuantileSAC,
     "r2d2": R2D2,
@@ -96,8 +110,11 @@ __all__ = [
     "IMPALA",
     "IQL",
     "IQN",
+    "MADDPG",
+    "MAPPO",
     "PPG",
     "PPO",
+    "QMIX",
     "QRDQN",
     "R2D2",
     "REDQ",
@@ -143,7 +160,12 @@ __all__ = [
     "JointActorCritic",
     "JointConfig",
     "Losses",
+    "MADDPGBatch",
+    "MADDPGConfig",
+    "MAPPOBatch",
+    "MAPPOConfig",
     "MinibatchConfig",
+    "Mixer",
     "NStepConfig",
     "OffPolicyConfig",
     "OfflineConfig",
@@ -152,6 +174,7 @@ __all__ = [
     "PPOConfig",
     "QLearning",
     "QLearningConfig",
+    "QMIXConfig",
     "QRDQNConfig",
     "QuantileSAC",
     "QuantileSACConfig",
@@ -174,6 +197,7 @@ __all__ = [
     "SoftActorCritic",
     "SoftBatch",
     "SoftConfig",
+    "StepResult",
     "TD3BCBatch",
     "TD3BCConfig",
     "TD3Config",

@@ -1,170 +1,32 @@
-"""What an algorithm is: `Algorithm`, and `GradientAlgorithm` for those that state a loss."""
+"""`GradientAlgorithm`: what most algorithms are, those that state a loss."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar, final
+from abc import abstractmethod
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
 from palaestra.algorithms.algorithm_config import AlgorithmConfig
+from palaestra.algorithms.base import Algorithm, PolicyT
 from palaestra.algorithms.compiled import CompiledSteps
 from palaestra.algorithms.exploration_bonuses import exploration_bonus
-from palaestra.algorithms.records import Gradients, Losses, UpdateInfo, require_finite_gradients
-from palaestra.core import (
-    Batch,
-    CheckpointError,
-    ConfigError,
-    DataSource,
-    Linear,
-    NonFiniteError,
-    OnPolicy,
-    Piecewise,
-    Plan,
-    RunSeeds,
-    minibatches,
-    schedule_value,
+from palaestra.algorithms.records import (
+    Gradients,
+    Losses,
+    StepResult,
+    UpdateInfo,
+    num_rows,
+    num_valid,
+    require_finite_gradients,
 )
+from palaestra.core import Batch, ConfigError, DataSource, NonFiniteError, Plan, RunSeeds, minibatches
 from palaestra.nn import CoreModel, combine_gradients
-from palaestra.policies import NetworkPolicy, Phase, Policy
+from palaestra.policies import Phase
 
 __all__ = ["Algorithm", "AlgorithmConfig", "GradientAlgorithm"]
-
-
-PolicyT = TypeVar("PolicyT", bound=Policy)
-
-
-class Algorithm(ABC, Generic[PolicyT]):
-    """Anything that learns a policy from data.
-
-    Subclasses are final and are constructed as `Name(observation_spec, action_spec, config, seeds)`.
-
-    Args:
-        config: its hyperparameters.
-        policy: how to act.
-        model: what is learned, with optimizers.
-        plan: the data it wants.
-        seeds: of the run.
-    """
-
-    config_class: ClassVar[type[AlgorithmConfig]]
-    """Its configuration."""
-    stored_fields: ClassVar[tuple[str, ...]] = ()
-    """Which of the policy's `behaviour` fields the buffer has to keep."""
-    recurrent: ClassVar[bool] = False
-    """Whether it learns policies with a memory."""
-
-    def __init__(
-        self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
-    ) -> None:
-        if policy.state_spec and not self.recurrent:
-            name = type(self).__name__
-            raise ConfigError(f"{name} learns no policy with a memory; leave it out, or use PPO, REINFORCE or R2D2")
-        seeds = seeds or RunSeeds(0)
-        self.config: Any = config
-        self.policy: PolicyT = policy
-        self.model, self.plan = model, plan
-        self.num_gradient_steps = 0
-        self._minibatch_generator = seeds.generator("minibatches")
-        self._noise_generator = seeds.generator("noise")
-        self._scheduled = {
-            name: (value, torch.tensor(value(0.0)))
-            for name, value in vars(config).items()
-            if isinstance(value, Linear | Piecewise)
-        }
-        policy.seed(seeds.integer("acting"))
-        if isinstance(policy, NetworkPolicy):
-            model.attach_policy(policy)
-
-    @property
-    def policy_version(self) -> int:
-        """Updates made so far; every row carries the version that acted."""
-        return self.policy.version
-
-    @abstractmethod
-    def update(self, source: DataSource) -> UpdateInfo:
-        """Everything learned from one unroll or sample; raises the policy version by one.
-
-        Args:
-            source: where the data comes from.
-        """
-
-    @final
-    def finish_update(self, drawn: Batch) -> None:
-        """What ends every update: the policy's version rises, and its normaliser learns the `drawn` observations."""
-        self.policy.version += 1
-        if self.policy.normalizer is not None:
-            seen = drawn["observation"]
-            if isinstance(self.plan, OnPolicy):
-                seen = seen[:-1]  # the last row begins the next unroll
-            self.policy.normalizer.merge(self.policy.normalizer.increment(seen))
-
-    @final
-    def value_of(self, name: str) -> Any:
-        """A number of the configuration as it is now: itself, or where its schedule has come to.
-
-        Args:
-            name: of a field that holds a number or a schedule.
-
-        Returns:
-            The number, or a 0-dim tensor that follows the schedule, inside compiled code too.
-        """
-        scheduled = self._scheduled.get(name)
-        return getattr(self.config, name) if scheduled is None else scheduled[1]
-
-    @final
-    def set_progress(self, progress: float) -> None:
-        """Moves everything that follows a schedule.
-
-        Args:
-            progress: env steps taken divided by the run's total, in [0, 1].
-        """
-        for schedule, value in self._scheduled.values():
-            value.fill_(schedule_value(schedule, progress))
-        self.model.set_progress(progress)
-        if self.policy.exploration is not None:
-            self.policy.exploration.set_progress(progress)
-
-    def state_tensors(self) -> dict[str, Any]:
-        """All that learning depends on, by name, for a checkpoint."""
-        state: dict[str, Any] = self.model.state_tensors()
-        state |= {"policy_version": self.policy_version, "num_gradient_steps": self.num_gradient_steps}
-        for name, generator in self._generators().items():
-            state[f"generator.{name}"] = generator.get_state()
-        if self.policy.normalizer is not None:
-            state |= {f"normalizer.{key}": value for key, value in self.policy.normalizer.state_dict().items()}
-        return state
-
-    def load_state_tensors(self, state: Mapping[str, Any]) -> None:
-        """Puts back what `state_tensors` gave.
-
-        Args:
-            state: of an algorithm with the same configuration.
-
-        Raises:
-            CheckpointError: something is missing or does not fit.
-        """
-        self.model.load_state_tensors(state)
-        try:
-            self.policy.version = int(state["policy_version"])
-            self.num_gradient_steps = int(state["num_gradient_steps"])
-            for name, generator in self._generators().items():
-                generator.set_state(state[f"generator.{name}"])
-        except KeyError as error:
-            raise CheckpointError(f"the saved algorithm has no {error}") from error
-        if self.policy.normalizer is not None:
-            prefix = "normalizer."
-            saved = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-            self.policy.normalizer.load_state_dict(saved)
-
-    def _generators(self) -> dict[str, torch.Generator]:
-        return {
-            "minibatches": self._minibatch_generator,
-            "noise": self._noise_generator,
-            "acting": self.policy.generator,
-        }
 
 
 class GradientAlgorithm(Algorithm[PolicyT]):
@@ -271,7 +133,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                 values[name] = values[name] + gradient if name in values else gradient
         return Gradients(
             values,
-            _num_valid(batch),
+            num_valid(batch),
             {name: value.detach() for name, value in {**terms, **metrics}.items()},
             priority,
         )
@@ -303,17 +165,42 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         Args:
             source: where the data comes from.
         """
+        steps = self.update_steps(source)
+        try:
+            minibatch = next(steps)
+            while True:
+                minibatch = steps.send(self._learn(minibatch))
+        except StopIteration as end:
+            return end.value
+        finally:
+            steps.close()
+
+    @final
+    def update_steps(self, source: DataSource) -> Generator[Batch, StepResult, UpdateInfo]:
+        """An update whose gradient steps somebody else makes: the one place that says what an update consists of.
+
+        Yields every minibatch, and must be sent what its gradient step reported before the next one is asked for.
+
+        Args:
+            source: where the data comes from.
+
+        Yields:
+            Minibatches, ready for `gradients`.
+
+        Returns:
+            What the whole update did.
+        """
         with self.policy.in_phase(Phase.UPDATE):
-            drawn = source.draw(self.plan, self._minibatch_generator)
+            drawn = source.draw(self.plan, self.minibatch_generator)
             info = UpdateInfo(self.policy_version + 1, 0, 0)
             batch = self._prepared(drawn, source, info)
-            for minibatch in minibatches(batch, self.plan, generator=self._minibatch_generator):
-                metrics, priority = self._learn(minibatch)
+            for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
+                metrics, priority = yield minibatch
                 if priority is not None:
                     source.write_back(minibatch["index"], priority)
                 info.records.append(metrics)
                 info.gradient_steps += 1
-                info.rows_trained += _rows(minibatch)
+                info.rows_trained += num_rows(minibatch)
                 if self.stop_early(metrics):
                     break
             if diagnostics := self.diagnostics(batch):
@@ -340,11 +227,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             raise ConfigError("a policy with a memory cannot be compiled; leave out --compile")
         self._compiled = CompiledSteps(self, GradientAlgorithm._gradient_step)
 
-    def _gradient_step(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
+    def _gradient_step(self, batch: Batch) -> StepResult:
         gradients = self.gradients(batch)
         return {**gradients.metrics, **self._optimize([gradients.values], None)}, gradients.priority
 
-    def _learn(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
+    def _learn(self, batch: Batch) -> StepResult:
         step = self._gradient_step if self._compiled is None else self._compiled[self._due()]
         metrics, priority = step(batch)
         try:
@@ -375,18 +262,3 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                     f"{type(self).__name__}.losses returned a term that trains {component!r}, but the optimizers are "
                     f"{sorted(self.model.optimizers)}; every term needs one, or an entry in `trains`"
                 )
-
-
-def _num_valid(batch: Batch) -> Tensor | int:
-    valid = batch.get("valid")
-    return _rows(batch) if valid is None else valid.sum()
-
-
-def _rows(batch: Batch) -> int:
-    valid = batch.get("valid")
-    if valid is not None:
-        return int(valid.sum())
-    leaf = batch.values()[0]
-    while isinstance(leaf, Batch):
-        leaf = leaf.values()[0]
-    return len(leaf)

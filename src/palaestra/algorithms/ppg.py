@@ -101,10 +101,10 @@ class PPG(ActorCritic):
             NonFiniteError: a gradient is NaN or infinite.
         """
         with self.policy.in_phase(Phase.UPDATE):
-            drawn: Any = source.draw(self.plan, self._minibatch_generator)
+            drawn: Any = source.draw(self.plan, self.minibatch_generator)
             batch = AdvantageBatch.of(self.with_advantages(drawn))
             info = UpdateInfo(self.policy_version + 1, 0, 0)
-            for minibatch in minibatches(batch, self.plan, generator=self._minibatch_generator):
+            for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
                 self._step(self._policy_phase(minibatch), info, int(minibatch["valid"].sum()))
             self._keep(batch)
             if (self.policy_version + 1) % self.config.num_policy_phases == 0:
@@ -167,7 +167,7 @@ class PPG(ActorCritic):
         self._kept = rows if self._kept is None else Batch.cat([self._kept, rows])
 
     def _kept_minibatches(self) -> Iterator[Batch]:
-        generator = self._minibatch_generator
+        generator = self.minibatch_generator
         for _ in range(self.config.num_auxiliary_updates):
             order = torch.randperm(len(self._kept.value_target), generator=generator, device=generator.device)
             for rows in order.split(self.config.mini_batch_size):

@@ -5,14 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from palaestra.core import NonFiniteError
+from palaestra.core import Batch, NonFiniteError
 
-__all__ = ["Gradients", "Losses", "UpdateInfo", "mean_metrics", "require_finite_gradients"]
+__all__ = [
+    "Gradients",
+    "Losses",
+    "StepResult",
+    "UpdateInfo",
+    "mean_metrics",
+    "num_rows",
+    "num_valid",
+    "require_finite_gradients",
+]
 
 
 class Losses(NamedTuple):
@@ -37,6 +46,10 @@ class Gradients(NamedTuple):
     """Scalars to report, without gradient."""
     priority: Tensor | None
     """[N] new priorities."""
+
+
+StepResult: TypeAlias = tuple[dict[str, Tensor], Tensor | None]
+"""What one gradient step reports: its metrics, and new priorities of its rows where the algorithm has any."""
 
 
 @dataclass(slots=True)
@@ -89,3 +102,28 @@ def require_finite_gradients(metrics: Mapping[str, Tensor], num_gradient_steps: 
                 f"{num_gradient_steps} gradient steps; metrics of this step: {state}. "
                 "Lower the learning rate or look at the observations and rewards"
             )
+
+
+def num_valid(batch: Batch) -> Tensor | int:
+    """How many rows of a minibatch count.
+
+    Args:
+        batch: ready for `losses`.
+    """
+    valid = batch.get("valid")
+    return num_rows(batch) if valid is None else valid.sum()
+
+
+def num_rows(batch: Batch) -> int:
+    """How many rows of a minibatch count, as a number.
+
+    Args:
+        batch: ready for `losses`.
+    """
+    valid = batch.get("valid")
+    if valid is not None:
+        return int(valid.sum())
+    leaf = batch.values()[0]
+    while isinstance(leaf, Batch):
+        leaf = leaf.values()[0]
+    return len(leaf)

@@ -83,12 +83,12 @@ class TRPO(ActorCritic):
             NonFiniteError: a gradient is NaN or infinite.
         """
         with self.policy.in_phase(Phase.UPDATE):
-            drawn: Any = source.draw(self.plan, self._minibatch_generator)
+            drawn: Any = source.draw(self.plan, self.minibatch_generator)
             batch = AdvantageBatch.of(self.with_advantages(drawn))
             info = UpdateInfo(self.policy_version + 1, 1, int(batch.valid.sum()))
             info.records.append(self._improve(batch))
             self.num_gradient_steps += 1
-            for minibatch in minibatches(batch, self.plan, generator=self._minibatch_generator):
+            for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
                 info.records.append(self._fit_value(minibatch))
                 info.gradient_steps += 1
                 info.rows_trained += int(minibatch["valid"].sum())

@@ -1,6 +1,7 @@
 """Experience: streams of many lanes stored once, drawn as unrolls, sequences or n-step windows."""
 
 from palaestra.buffers.exchange import with_actions
+from palaestra.buffers.joining import stream_pieces
 from palaestra.buffers.layouts import Unroll, Windows
 from palaestra.buffers.limiter import SamplesPerInsert
 from palaestra.buffers.lists import ListReplayBuffer
@@ -45,6 +46,7 @@ __all__ = [
     "Windows",
     "from_minari",
     "sampler_of",
+    "stream_pieces",
     "to_minari",
     "with_actions",
 ]

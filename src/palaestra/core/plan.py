@@ -13,7 +13,10 @@ from palaestra.core.schedule import Linear, Schedule, schedule_value
 if TYPE_CHECKING:
     from palaestra.core.batch import Batch
 
-__all__ = ["DataSource", "Offline", "OnPolicy", "Plan", "Prioritized", "Replay"]
+__all__ = ["POLICY", "DataSource", "Offline", "OnPolicy", "Plan", "Prioritized", "Replay"]
+
+POLICY = "policy"
+"""Name of the policy of a run that has only one."""
 
 
 def _require_positive(plan: object, *names: str) -> None:

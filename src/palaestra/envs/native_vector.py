@@ -81,12 +81,16 @@ class NativeVectorEnvironment(LockstepEnvironment):
         self._seeds = list(lane_seeds) if lane_seeds is not None else fresh_seeds(self.batch_size)
         check_seeds(self._seeds, self.batch_size)
         self._dtypes = leaf_dtypes(self._observation)
+        self._flat_action, self._flat_observation = (
+            isinstance(spec, TensorSpec) for spec in (self._action, self._observation)
+        )
         rewards = self.batch_size * self._reward.size
         self._boundary = Boundary(self._observation, rewards, self.batch_size, strict=False, first=0)
         self._resets = 0
         self._steps = 0
         self._running = False
-        self._over = np.zeros(self.batch_size, np.bool_)
+        self._over: np.ndarray | None = None  # lanes whose episode ended in the latest step, if any did
+        self._mid, self._one = np.ones(self.batch_size, np.int32), np.ones(self.batch_size, np.float32)
 
     def reset(self) -> TimeStep:
         """Resets all environments with the next seed of the batch."""
@@ -102,7 +106,7 @@ class NativeVectorEnvironment(LockstepEnvironment):
         except Exception as error:
             raise self._failure(error, f"reset {self._resets} with seed {seed}") from error
         self._running = True
-        self._over[:] = False
+        self._over = None
         self._resets += 1
         size = self.batch_size
         arrays = self._arrays(observation)
@@ -123,18 +127,22 @@ class NativeVectorEnvironment(LockstepEnvironment):
         self._steps += 1
         try:
             # the pool may keep or change what it is given
-            given = unflatten(iter([array.copy() for array in actions]), self._action)
+            copies = [array.copy() for array in actions]
+            given = copies[0] if self._flat_action else unflatten(iter(copies), self._action)
             observation, reward, terminated, truncated, info = self.vector_env.step(given)
-            over = np.logical_or(terminated, truncated)
             reward = np.array(reward, np.float32)
-            discount = 1.0 - np.asarray(terminated, np.float32)
-            if self._mode is AutoresetMode.NEXT_STEP:
-                step_type = np.where(over, np.int32(2), np.int32(1))
-                began, self._over = self._over, over
-                if began.any():
-                    self._make_first(began, step_type, reward, discount, actions)
-                return self._emitted(Rows(step_type, reward, discount, self._arrays(observation)), actions, info)
-            return self._same_step(actions, observation, reward, discount, over, info)
+            step_type, discount = self._mid.copy(), self._one.copy()
+            began, self._over = self._over, None
+            if np.count_nonzero(terminated) or np.count_nonzero(truncated):
+                over = np.logical_or(terminated, truncated)
+                discount[np.asarray(terminated, np.bool_)] = 0.0
+                if self._mode is not AutoresetMode.NEXT_STEP:
+                    return self._same_step(actions, observation, reward, discount, over, info)
+                self._over = over.nonzero()[0]
+                step_type[self._over] = 2
+            if began is not None:
+                self._make_first(began, step_type, reward, discount, actions)
+            return self._emitted(Rows(step_type, reward, discount, self._arrays(observation)), actions, info)
         except NonFiniteError:
             self._running = False
             raise
@@ -180,24 +188,22 @@ class NativeVectorEnvironment(LockstepEnvironment):
         self, actions: Any, observation: Any, reward: np.ndarray, discount: np.ndarray, over: np.ndarray, info: Any
     ) -> TimeStep:
         """A step after which no lane waits to be reset: ended lanes show their FIRST, and `ended` their LAST."""
-        step_type = np.ones(self.batch_size, np.int32)
-        if over.any():
-            lanes = np.flatnonzero(over)
-            if self._mode is AutoresetMode.SAME_STEP:
-                # one final observation for every lane, in whatever it is that holds them
-                finals = zip(*[flatten(info["final_obs"][lane], self._observation) for lane in lanes], strict=True)
-                final = [np.array(column, dtype) for column, dtype in zip(finals, self._dtypes, strict=True)]
-                final_info = info.get("final_info", {})
-                info = {key: value for key, value in info.items() if key.lstrip("_") not in ("final_obs", "final_info")}
-            else:
-                final, final_info = [array[lanes] for array in self._arrays(observation)], info
-                observation, _ = self.vector_env.reset(options={"reset_mask": over.copy()})
-            last = Rows(np.full(len(lanes), 2, np.int32), reward[lanes], discount[lanes], final)
-            prev_action = to_batched([array[lanes] for array in actions], self._action)
-            self._require_finite(last, lanes.tolist())
-            ended_info = _info(final_info, self.batch_size, lanes)
-            self.ended = batched_time_step(last, prev_action, torch.from_numpy(lanes), ended_info, self._observation)
-            self._make_first(over, step_type, reward, discount, actions)
+        step_type, lanes = self._mid.copy(), np.flatnonzero(over)
+        if self._mode is AutoresetMode.SAME_STEP:
+            # one final observation for every lane, in whatever it is that holds them
+            finals = zip(*[flatten(info["final_obs"][lane], self._observation) for lane in lanes], strict=True)
+            final = [np.array(column, dtype) for column, dtype in zip(finals, self._dtypes, strict=True)]
+            final_info = info.get("final_info", {})
+            info = {key: value for key, value in info.items() if key.lstrip("_") not in ("final_obs", "final_info")}
+        else:
+            final, final_info = [array[lanes] for array in self._arrays(observation)], info
+            observation, _ = self.vector_env.reset(options={"reset_mask": over.copy()})
+        last = Rows(np.full(len(lanes), 2, np.int32), reward[lanes], discount[lanes], final)
+        prev_action = to_batched([array[lanes] for array in actions], self._action)
+        self._require_finite(last, lanes.tolist())
+        ended_info = _info(final_info, self.batch_size, lanes)
+        self.ended = batched_time_step(last, prev_action, torch.from_numpy(lanes), ended_info, self._observation)
+        self._make_first(lanes, step_type, reward, discount, actions)
         time_step = self._emitted(Rows(step_type, reward, discount, self._arrays(observation)), actions, info)
         if self._mode is AutoresetMode.DISABLED and time_step.env_info != ():
             # what the ended lanes reported is in `ended`
@@ -214,7 +220,8 @@ class NativeVectorEnvironment(LockstepEnvironment):
             array[began] = 0
 
     def _emitted(self, rows: Rows, actions: list[np.ndarray], info: Any) -> TimeStep:
-        self._require_finite(rows, self._everyone)
+        if not self._boundary.finite(rows.observation, rows.reward):
+            self._require_finite(rows, self._everyone)
         prev_action = to_batched(actions, self._action)
         found = _info(info, self.batch_size) if info else ()
         return batched_time_step(rows, prev_action, self._env_id, found, self._observation)
@@ -226,6 +233,8 @@ class NativeVectorEnvironment(LockstepEnvironment):
             raise NonFiniteError(f"environment {lanes[lane]} {what}{self._where(lane)}: {detail}")
 
     def _arrays(self, observation: Any) -> list[np.ndarray]:
+        if self._flat_observation:
+            return [np.array(observation, self._dtypes[0])]
         leaves = flatten(observation, self._observation)
         return [np.array(leaf, dtype) for leaf, dtype in zip(leaves, self._dtypes, strict=True)]
 

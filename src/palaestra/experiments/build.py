@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
-from palaestra.core import ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree, spec_leaves
+from palaestra.core import POLICY, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree, spec_leaves
+from palaestra.distributed import EvaluationWorker, RolloutManager, WorkersView
 from palaestra.envs import Environment, create_environment, probe_specs
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
 from palaestra.experiments.provenance import num_cores
@@ -35,6 +36,7 @@ from palaestra.training import (
     TrackioLogger,
     Trainer,
     WandbLogger,
+    named_policies,
 )
 
 __all__ = ["choose_threads", "evaluation_environment", "make_algorithm", "make_trainer", "suitable_algorithms"]
@@ -142,7 +144,8 @@ class KeepEvaluations(Callback):
         text = json.dumps(result.evaluation.to_json(), indent=2) + "\n"
         (self._path / "evals" / f"{result.env_steps}.json").write_text(text)
         if result.best:
-            save_policy(result.policy, self._path / "policy")
+            for name, policy in named_policies(result.policy).items():
+                save_policy(policy, self._path / "policy" / ("" if name == POLICY else name))
 
 
 def make_trainer(
@@ -161,14 +164,19 @@ def make_trainer(
     if config.run.tensorboard:
         own.append(TensorBoardLogger(path / "tensorboard"))
     own += [_SERVICES[name]("palaestra", path, config=flat_settings(config)) for name in config.run.loggers]
+    evaluate: Any = functools.partial(evaluate_training, config)
+    callbacks: list[Callback] = [Health(), KeepEvaluations(path)]
+    if isinstance(collect, RolloutManager):
+        evaluate = EvaluationWorker(collect.runtime, evaluate)
+        callbacks.append(WorkersView(collect))
     return Trainer(
         collect,
         algorithm,
         config.trainer,
-        evaluate=functools.partial(evaluate_training, config),
+        evaluate=evaluate,
         checkpoints=CheckpointStore(path / "checkpoints", keep=config.trainer.keep_checkpoints),
         loggers=[*own, *loggers],
-        callbacks=[Health(), KeepEvaluations(path)],
+        callbacks=callbacks,
     )
 
 

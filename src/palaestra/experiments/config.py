@@ -16,6 +16,7 @@ import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from palaestra.core import ConfigError, Linear, Piecewise, did_you_mean
+from palaestra.distributed import DistributedConfig
 from palaestra.envs import EnvConfig, Wrap, import_object
 from palaestra.experiments.values import dataclass_of, read_yaml, type_name, value_of
 from palaestra.training import TrainerConfig
@@ -91,6 +92,8 @@ class ExperimentConfig:
     """Budget and periods."""
     offline: DataConfig = field(default_factory=DataConfig)
     """Data to learn from that was there before."""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    """Workers that collect."""
     run: RunConfig = field(default_factory=RunConfig)
     """Seed, directory, speed."""
 

@@ -16,8 +16,9 @@ import torch
 
 from palaestra.core import ConfigError, Offline, Replay
 from palaestra.experiments.build import make_algorithm
+from palaestra.experiments.collecting import collecting
 from palaestra.experiments.config import ExperimentConfig
-from palaestra.experiments.offline import load_data, make_collect, training_environment
+from palaestra.experiments.offline import load_data
 from palaestra.experiments.provenance import memory_bytes
 from palaestra.training import Trainer
 
@@ -83,12 +84,14 @@ def dry_run(config: ExperimentConfig) -> Estimate:
     data, offline = load_data(config, algorithm), isinstance(algorithm.plan, Offline)
     if isinstance(algorithm.plan, Replay):  # to learn at once; the rest of the plan is as it is
         algorithm.plan = dataclasses.replace(algorithm.plan, initial_collect_steps=0)
-    with training_environment(config, algorithm) as env:
-        trainer = Trainer(make_collect(config, algorithm, env, data), algorithm, config.trainer)
+    with collecting(config, algorithm, data) as (collect, _):
+        trainer = Trainer(collect, algorithm, config.trainer)
         speed, updates = _measure(trainer)
         model = _bytes_of(algorithm.state_tensors())
-        buffer = trainer.collect.buffer
-        size = getattr(buffer, "size_bytes", 0) or _bytes_of(buffer.state_tensors())
+        size = sum(
+            getattr(buffer, "size_bytes", 0) or _bytes_of(buffer.state_tensors())
+            for buffer in [*trainer.collect.buffers.values(), *([] if data is None else [data])]
+        )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     parameters = sum(p.numel() for p in algorithm.model.parameters())
     return Estimate(
@@ -108,14 +111,14 @@ def _measure(trainer: Trainer) -> tuple[float, int]:
     """Env steps per second and updates: the first update warms up, those after it are timed."""
     for _ in range(_MOST_ITERATIONS):
         trainer.train_iter()
-        if trainer.update.policy_version:
+        if trainer.algorithm.policy_version:
             break
     else:
         raise ConfigError(f"nothing was learned in {_MOST_ITERATIONS:,} iterations; look at the algorithm's plan")
     begin_s, begin = time.perf_counter(), trainer.collect.env_steps
     while (elapsed_s := time.perf_counter() - begin_s) < _MEASURE_S or trainer.collect.env_steps == begin:
         trainer.train_iter()
-    return (trainer.collect.env_steps - begin) / elapsed_s, trainer.update.policy_version
+    return (trainer.collect.env_steps - begin) / elapsed_s, trainer.algorithm.policy_version
 
 
 def _bytes_of(value: Any) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.core import CheckpointError
+from palaestra.distributed import RolloutManager
 from palaestra.envs import Environment
 from palaestra.experiments.provenance import now
 from palaestra.training import Callback, Trainer
@@ -30,7 +31,7 @@ class FaultRecord:
     env_steps: int | None = None
     """Env steps of the run by then."""
     action: str = "stopped"
-    """What was done about it: the run `stopped`; or the environment was `restarted` or `dropped`."""
+    """What was done about it: the run `stopped`; or the environment or the worker was `restarted` or `dropped`."""
     details: dict[str, Any] = field(default_factory=dict)
     """What else is known, as JSON values: environment, seed, episode, step, last action, signal."""
     trace: str = ""
@@ -91,11 +92,11 @@ class KeepFaults(Callback):
     """Writes what environments report, at every row of metrics and at the end.
 
     Args:
-        env: whose `faults` grow; `None` where a run has none.
+        env: whose `faults` grow, or a roll-out manager with those of its workers; `None` where a run has none.
         path: the run directory.
     """
 
-    def __init__(self, env: Environment | None, path: Path) -> None:
+    def __init__(self, env: Environment | RolloutManager | None, path: Path) -> None:
         self._env, self._path = env, path
         self._written = 0
 

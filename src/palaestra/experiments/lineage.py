@@ -15,7 +15,10 @@ from palaestra.training import CheckpointStore
 
 __all__ = ["changed_config", "changes_between", "fork"]
 
-_FIXED = ("algorithm_name", "env", "algorithm.network", "run.seed", "run.directory", "run.name")
+_FIXED = (
+    *("algorithm_name", "env", "algorithm.network", "distributed.num_workers"),
+    *("run.seed", "run.directory", "run.name"),
+)
 """What a checkpoint holds the results of, and no setting can change afterwards."""
 
 

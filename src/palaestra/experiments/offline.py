@@ -19,7 +19,7 @@ from palaestra.policies import Policy, raw_actions
 from palaestra.rollout import Collector, OfflineData
 from palaestra.training import Collect
 
-__all__ = ["load_data", "make_collect", "training_environment"]
+__all__ = ["load_data", "make_collect", "mixed", "training_environment"]
 
 _MINARI = "minari:"
 _DEFAULT_FRACTION = 0.5
@@ -95,9 +95,20 @@ def make_collect(
         return OfflineData(data)
     collector = Collector.of(env, algorithm)
     if data is not None:
-        fraction = _fraction(config)
-        collector.source = MixtureSource([(collector.buffer, 1 - fraction), (data, fraction)])
+        collector.source = mixed(config, collector.buffer, data)
     return collector
+
+
+def mixed(config: ExperimentConfig, buffer: ReplayBuffer, data: ReplayBuffer) -> MixtureSource:
+    """What a hybrid run learns from.
+
+    Args:
+        config: of the run, with the share that comes from the data.
+        buffer: what the run collects.
+        data: from `load_data`.
+    """
+    fraction = _fraction(config)
+    return MixtureSource([(buffer, 1 - fraction), (data, fraction)])
 
 
 def _fraction(config: ExperimentConfig) -> float:

@@ -15,11 +15,12 @@ from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError
 from palaestra.experiments.build import make_algorithm, make_trainer, nested
+from palaestra.experiments.collecting import collecting
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
 from palaestra.experiments.faults import KeepFaults
 from palaestra.experiments.lineage import changed_config, changes_between
 from palaestra.experiments.lineage import fork as fork_run
-from palaestra.experiments.offline import load_data, make_collect, training_environment
+from palaestra.experiments.offline import load_data
 from palaestra.experiments.presets import preset
 from palaestra.experiments.provenance import now, process_info
 from palaestra.experiments.report import write_report
@@ -216,12 +217,13 @@ def start(
     with ExitStack() as stack:
         directory.lock()
         stack.callback(directory.unlock)
-        env = stack.enter_context(training_environment(config, algorithm))
-        trainer = make_trainer(config, algorithm, make_collect(config, algorithm, env, data), directory.path, loggers)
-        faults = KeepFaults(env, directory.path)
+        collect, source = stack.enter_context(collecting(config, algorithm, data))
+        trainer = make_trainer(config, algorithm, collect, directory.path, loggers)
+        faults = KeepFaults(source, directory.path)
         trainer.callbacks.append(faults)
         if resumed:
-            _load(directory, trainer, config, "exact" if env is None else env.resume)
+            _load(directory, trainer, config)
+            directory.write_info({"resume": "exact" if source is None else source.resume})
         directory.write_info({"status": "running", "process": process_info(), "threads": torch.get_num_threads()})
         try:
             result = trainer.run()
@@ -236,13 +238,13 @@ def start(
     return RunResult(directory.path, result, algorithm.policy)
 
 
-def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig, kind: str) -> None:
+def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -> None:
     """Puts the newest checkpoint into a trainer, and writes down what changes from here on."""
     step, state = CheckpointStore(directory.path / "checkpoints").load_newest()
     if step < config.trainer.total_env_steps:
         state["trainer"]["finished"] = False  # the budget is larger than it was
     trainer.load_state(state)
-    facts: dict[str, Any] = {"resumed_at": trainer.collect.env_steps, "resume": kind}
+    facts: dict[str, Any] = {"resumed_at": trainer.collect.env_steps}
     if changes := changes_between(directory.config, config):
         save_config(config, directory.path / "config.yaml")
         entry = {"env_steps": step, "time": now(), "changes": changes}

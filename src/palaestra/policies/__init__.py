@@ -15,6 +15,15 @@ from palaestra.policies.raw_actions import raw_actions
 from palaestra.policies.rule_based import RandomPolicy, RulePolicy
 from palaestra.policies.squashed_gaussian import SquashedGaussianPolicy
 from palaestra.policies.stochastic import stochastic_policy
+from palaestra.policies.team import (
+    TeamCategoricalPolicy,
+    TeamDeterministicPolicy,
+    TeamGreedyPolicy,
+    TeamNetwork,
+    central_spec,
+    central_view,
+    team_size,
+)
 from palaestra.policies.value_greedy import ValueGreedyPolicy
 
 __all__ = [
@@ -36,10 +45,17 @@ __all__ = [
     "RulePolicy",
     "SquashedGaussianPolicy",
     "StochasticPolicy",
+    "TeamCategoricalPolicy",
+    "TeamDeterministicPolicy",
+    "TeamGreedyPolicy",
+    "TeamNetwork",
     "UniformNoise",
     "ValueGreedyPolicy",
+    "central_spec",
+    "central_view",
     "load_policy",
     "raw_actions",
     "save_policy",
     "stochastic_policy",
+    "team_size",
 ]

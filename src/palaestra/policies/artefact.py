@@ -28,6 +28,7 @@ from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import Policy
 from palaestra.policies.population import PopulationPolicy
 from palaestra.policies.squashed_gaussian import SquashedGaussianPolicy
+from palaestra.policies.team import TeamCategoricalPolicy, TeamDeterministicPolicy, TeamGreedyPolicy
 from palaestra.policies.value_greedy import ValueGreedyPolicy
 
 __all__ = ["load_policy", "save_policy"]
@@ -36,6 +37,7 @@ _FORMAT = 1
 _CLASSES: tuple[type[NetworkPolicy], ...] = (
     *(CategoricalPolicy, CompositePolicy, DeterministicPolicy, GaussianPolicy),
     *(PopulationPolicy, SquashedGaussianPolicy, ValueGreedyPolicy),
+    *(TeamCategoricalPolicy, TeamDeterministicPolicy, TeamGreedyPolicy),
 )
 _JSON, _WEIGHTS = "policy.json", "weights.safetensors"
 

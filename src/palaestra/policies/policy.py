@@ -168,6 +168,11 @@ class Policy(nn.Module, ABC):
         """
         return Batch()
 
+    @property
+    def behaviour_spec(self) -> dict[str, TensorSpec]:
+        """What each of the `behaviour_fields` looks like; one number by default."""
+        return {name: TensorSpec(()) for name in self.behaviour_fields}
+
     # -- actions
 
     @property

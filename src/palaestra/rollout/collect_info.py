@@ -19,6 +19,8 @@ class CollectInfo:
     """Actions executed over all environments; resets are none."""
     rows: int = 0
     """Time steps collected from every environment, resets included."""
+    rows_of: dict[str, int] = field(default_factory=dict)
+    """Time steps collected for each policy, where there are several; one without any does not learn from them."""
     episodes: list[Episode] = field(default_factory=list)
     """Episodes that ended and had not been reported yet."""
     env_s: float = 0.0

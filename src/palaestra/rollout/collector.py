@@ -5,26 +5,24 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 import torch
 
 from palaestra.algorithms import Algorithm
-from palaestra.buffers import ReplayBuffer, sampler_of
+from palaestra.buffers import ReplayBuffer
 from palaestra.core import (
+    POLICY,
     ConfigError,
     DataSource,
-    OnPolicy,
-    Replay,
     StepType,
-    TensorSpec,
     TimeStep,
-    schedule_value,
 )
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy, PolicyStep, RandomPolicy
+from palaestra.rollout.buffer_for import buffer_for, episode_discount
 from palaestra.rollout.collect_info import CollectInfo
 from palaestra.rollout.episodes import Episode, EpisodeTracker
 from palaestra.rollout.finite import require_finite
@@ -109,29 +107,14 @@ class Collector:
         Raises:
             ConfigError: the plan collects nothing.
         """
-        plan, policy = algorithm.plan, algorithm.policy
-        if isinstance(plan, OnPolicy):
-            capacity = plan.capacity
-        elif isinstance(plan, Replay):
-            capacity = max(plan.capacity, env.batch_size * (plan.n_step + 1))
-        else:
-            raise ConfigError("an offline plan learns from a loaded buffer and collects nothing")
-        buffer = ReplayBuffer(
-            capacity,
+        buffer = buffer_for(
+            algorithm,
             env.batch_size,
-            sampler=sampler_of(plan) if isinstance(plan, Replay) else None,
             observation_spec=env.observation_spec,
-            action_spec=policy.raw_action_spec,
-            info_spec={name: TensorSpec(()) for name in policy.behaviour_fields if name in algorithm.stored_fields},
             reward_spec=env.reward_spec,
-            state_spec=policy.state_spec or None,
-            state_period=1 if isinstance(plan, OnPolicy) else plan.mini_batch_length,
             complete_episodes_only=complete_episodes_only,
         )
-        gamma = getattr(algorithm.config, "gamma", None)
-        return cls(
-            env, policy, buffer, preprocess=preprocess, gamma=None if gamma is None else schedule_value(gamma, 1.0)
-        )
+        return cls(env, algorithm.policy, buffer, preprocess=preprocess, gamma=episode_discount(algorithm))
 
     # -- asking for data
 
@@ -175,12 +158,22 @@ class Collector:
         info.total_s = time.perf_counter() - began
         return info
 
-    def unroll(self, length: float, *, random: bool = False) -> CollectInfo:
+    @property
+    def buffers(self) -> dict[str, ReplayBuffer]:
+        """The buffer, by the name of the policy."""
+        return {POLICY: self.buffer}
+
+    @property
+    def sources(self) -> dict[str, DataSource]:
+        """What is learned from, by the name of the policy."""
+        return {POLICY: self.source}
+
+    def unroll(self, length: float, *, random: Collection[str] = ()) -> CollectInfo:
         """Collects time steps from every environment for one training iteration.
 
         Args:
             length: time steps from each; a fraction is met on average over calls.
-            random: whether actions are drawn uniformly.
+            random: not empty where actions are drawn uniformly.
 
         Raises:
             NonFiniteError: an observation or reward is NaN or infinite.
@@ -193,7 +186,7 @@ class Collector:
         self._pausing = False
         info, rows = CollectInfo(0), self._rows_left
         if rows:
-            self._rows_left -= self._run(rows, info, random)
+            self._rows_left -= self._run(rows, info, bool(random))
         if not self._rows_left:
             self._complete()
         if len(self._tracker) >= _FLUSH_ROWS:

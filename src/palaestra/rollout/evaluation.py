@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy
 from palaestra.rollout.episodes import Episode, EpisodeTracker
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "evaluate", "evaluation_of", "first_of_each"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Evaluation:
     """Whether the policy took its most probable or most valuable action."""
     returns: list[float]
     """Every episode's return."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Means of the episodes' `info`, where many agents were evaluated: what each agent and policy earned."""
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -94,7 +96,7 @@ def evaluate(
                 counted += (time_step.step_type == StepType.LAST).numpy()
                 if time_limit_s is not None and time.monotonic() - began >= time_limit_s:
                     break
-            finished = _first_of_each(tracker.finished(), quota)
+            finished = first_of_each(tracker.finished(), quota)
     finally:
         policy.generator = training_generator
         env.interrupted = True
@@ -103,10 +105,16 @@ def evaluate(
         if not finished:
             raise ConfigError(f"{text}; give more time, or set a time limit on episodes (env.max_episode_steps)")
         warnings.warn(f"{text}; long ones are missing, so the mean is biased towards short ones", stacklevel=2)
-    return _statistics(finished, list(seeds), deterministic)
+    return evaluation_of(finished, list(seeds), deterministic=deterministic)
 
 
-def _first_of_each(episodes: Sequence[Episode], quota: np.ndarray) -> list[Episode]:
+def first_of_each(episodes: Sequence[Episode], quota: np.ndarray) -> list[Episode]:
+    """The first episodes of each environment.
+
+    Args:
+        episodes: in the order in which they ended.
+        quota: [B] how many of each.
+    """
     left = quota.copy()
     kept = []
     for episode in episodes:
@@ -116,7 +124,14 @@ def _first_of_each(episodes: Sequence[Episode], quota: np.ndarray) -> list[Episo
     return kept
 
 
-def _statistics(episodes: Sequence[Episode], seeds: list[int], deterministic: bool) -> Evaluation:
+def evaluation_of(episodes: Sequence[Episode], seeds: list[int], *, deterministic: bool) -> Evaluation:
+    """Statistics of episodes.
+
+    Args:
+        episodes: at least one.
+        seeds: lane seeds of their environments.
+        deterministic: whether the policy took its most probable or most valuable action.
+    """
     returns = [episode.episode_return for episode in episodes]
     mean = float(np.mean(returns))
     std = float(np.std(returns, ddof=1)) if len(returns) > 1 else 0.0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import ShapeError
+from palaestra.core import POLICY, ShapeError
 from palaestra.rollout.collect_info import CollectInfo
 from palaestra.rollout.episodes import Episode
 
@@ -39,16 +39,21 @@ class OfflineData:
         return self.buffer.num_lanes
 
     @property
-    def source(self) -> ReplayBuffer:
+    def buffers(self) -> dict[str, ReplayBuffer]:
+        """None: loaded data does not change, so it is no part of checkpoints."""
+        return {}
+
+    @property
+    def sources(self) -> dict[str, ReplayBuffer]:
         """What is learned from: the buffer."""
-        return self.buffer
+        return {POLICY: self.buffer}
 
     @property
     def unfinished(self) -> bool:
         """Never: nothing is collected."""
         return False
 
-    def unroll(self, length: float, *, random: bool = False) -> CollectInfo:
+    def unroll(self, length: float, *, random: Collection[str] = ()) -> CollectInfo:
         """Counts one update; nothing is collected.
 
         Args:

@@ -21,9 +21,10 @@ from typing import Any, Literal
 
 from palaestra.core import ConfigError, PalaestraError
 
-__all__ = ["SupervisedProcess", "WorkerDiedError", "WorkerTimeoutError", "spin_acquire", "stop_all"]
+__all__ = ["Context", "SupervisedProcess", "WorkerDiedError", "WorkerTimeoutError", "spin_acquire", "stop_all"]
 
 Context = Literal["spawn", "forkserver"]
+"""How processes are started."""
 
 # How often a waiting parent looks whether the worker still lives; a death is seen within this time.
 _PULSE_S = 0.1
@@ -91,6 +92,11 @@ class SupervisedProcess:
     def alive(self) -> bool:
         """Whether the worker still runs."""
         return self._process.exitcode is None and not mp_connection.wait([self._process.sentinel], 0)
+
+    @property
+    def sentinel(self) -> int:
+        """Becomes readable when the worker ends; for `multiprocessing.connection.wait`."""
+        return self._process.sentinel
 
     def cause(self) -> str:
         """How a dead worker ended, for example "was killed by signal 9 (SIGKILL)"."""

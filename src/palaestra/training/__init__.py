@@ -16,6 +16,14 @@ from palaestra.training.loggers import (
     TrackioLogger,
     WandbLogger,
 )
+from palaestra.training.policy_manager import (
+    GradientSteps,
+    PolicyManager,
+    SelfPaced,
+    SimplePolicyManager,
+    named_policies,
+    part_name,
+)
 from palaestra.training.signals import StoppedError, StopSignals
 from palaestra.training.summaries import Histogram, Histograms, Summary
 from palaestra.training.time_split import TimeSplit, advice
@@ -30,12 +38,16 @@ __all__ = [
     "ConsoleLogger",
     "Evaluated",
     "FileLogger",
+    "GradientSteps",
     "Health",
     "Histogram",
     "Histograms",
     "Logger",
     "MLflowLogger",
     "NetworkLogger",
+    "PolicyManager",
+    "SelfPaced",
+    "SimplePolicyManager",
     "StopSignals",
     "StoppedError",
     "Summary",
@@ -47,4 +59,6 @@ __all__ = [
     "TrainerConfig",
     "WandbLogger",
     "advice",
+    "named_policies",
+    "part_name",
 ]

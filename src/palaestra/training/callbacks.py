@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import torch
 
 from palaestra.policies import Policy
 from palaestra.rollout import Evaluation
@@ -25,8 +28,9 @@ class Evaluated:
     """What came of it."""
     best: bool
     """Whether it is the best so far; ties go to the newer one."""
-    policy: Policy
-    """That was evaluated: the learning policy itself, or its copy where evaluation runs beside training."""
+    policy: Policy | torch.nn.ModuleDict
+    """That was evaluated: the learning policy itself, or its copy where evaluation runs beside training;
+    all policies by name where there are several."""
 
 
 class Callback:
@@ -48,12 +52,12 @@ class Callback:
             trainer: of the run.
         """
 
-    def iteration_ended(self, trainer: Trainer, update: UpdateInfo | None) -> None:
-        """After each update.
+    def iteration_ended(self, trainer: Trainer, updates: Mapping[str, UpdateInfo]) -> None:
+        """After each iteration.
 
         Args:
             trainer: of the run.
-            update: what it did; `None` where nothing was learned yet.
+            updates: what was learned in it, by policy; empty where nothing was learned yet.
         """
 
     def evaluated(self, trainer: Trainer, result: Evaluated) -> None:

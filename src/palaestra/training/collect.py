@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from palaestra.core import DataSource
@@ -34,13 +34,13 @@ class Collect(Protocol):
         ...
 
     @property
-    def buffer(self) -> Source:
-        """Where what was collected lies."""
+    def buffers(self) -> Mapping[str, Source]:
+        """Where what was collected lies, by policy name: part of checkpoints."""
         ...
 
     @property
-    def source(self) -> DataSource:
-        """What is learned from: the buffer, or a mixture with loaded data."""
+    def sources(self) -> Mapping[str, DataSource]:
+        """What each policy learns from: its buffer, a mixture with loaded data, or loaded data alone."""
         ...
 
     @property
@@ -48,8 +48,13 @@ class Collect(Protocol):
         """Whether an unroll was ended by `pause` before it had all its rows."""
         ...
 
-    def unroll(self, length: float, *, random: bool = False) -> CollectInfo:
-        """Collects for one training iteration, or goes on with an unfinished unroll."""
+    def unroll(self, length: float, *, random: Collection[str] = ()) -> CollectInfo:
+        """Collects for one training iteration, or goes on with an unfinished unroll.
+
+        Args:
+            length: time steps from every environment.
+            random: names of the policies that act at random.
+        """
         ...
 
     def pause(self) -> None:

@@ -76,6 +76,14 @@ class ConsoleLogger:
         evaluation = f"{row['eval/return_mean']:.1f}" if "eval/return_mean" in row else "–"
         table.add_row("evaluation", evaluation, "", f"policy version {int(row['policy_version']):,}")
         table.add_row("time", _time_split(row), "", "")
+        if "workers/there" in row:
+            late, lag = f"{int(row['workers/late'])} late", f"lag at most {int(row['workers/lag_max'])}"
+            table.add_row(
+                "workers",
+                f"{int(row['workers/there'])} there, {late}",
+                lag,
+                f"{int(row['workers/restarts'])} restarts, {int(row['workers/dropped'])} fragments dropped",
+            )
         hint = Text(advice(row), style="dim")
         bar = ProgressBar(total=self._total, completed=min(done, self._total))
         return Panel(Group(table, hint, bar), title=self._title, expand=False)

@@ -8,7 +8,6 @@ from typing import Any
 
 from palaestra.buffers import MixtureSource, ReplayBuffer
 from palaestra.core import Batch, ConfigError
-from palaestra.rollout import OfflineData
 from palaestra.training.collect import Collect
 
 __all__ = ["LoadedData"]
@@ -54,11 +53,13 @@ class LoadedData:
             buffer.sampler.load_state(state["sampler"])
 
     def _buffers(self) -> list[ReplayBuffer]:
-        if isinstance(self._collect, OfflineData):
-            return [self._collect.buffer]
-        source = self._collect.source
-        mixed = source.buffers if isinstance(source, MixtureSource) else []
-        return [buffer for buffer in mixed if buffer is not self._collect.buffer]
+        own = {id(buffer) for buffer in self._collect.buffers.values()}
+        sources = [
+            buffer
+            for source in self._collect.sources.values()
+            for buffer in (source.buffers if isinstance(source, MixtureSource) else [source])
+        ]
+        return [buffer for buffer in sources if isinstance(buffer, ReplayBuffer) and id(buffer) not in own]
 
     def _identity(self, buffer: ReplayBuffer) -> dict[str, Any]:
         """How many rows there are, and a hash of everything but the observations; found out once."""

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import GradientAlgorithm
-from palaestra.core import Batch, OnPolicy, minibatches
+from palaestra.core import Batch, DataSource, OnPolicy, minibatches
 from palaestra.policies import Phase
 from palaestra.training.callbacks import Callback
+from palaestra.training.policy_manager import part_name
 
 if TYPE_CHECKING:
     from palaestra.training.trainer import Trainer
@@ -171,25 +172,27 @@ class Histograms(Callback):
 
     def logged(self, trainer: Trainer, row: dict[str, Any]) -> None:
         """See `Callback.logged`."""
-        algorithm, source = trainer.update, trainer.collect.source
-        if not isinstance(algorithm, GradientAlgorithm) or not algorithm.policy_version:
-            return
+        for policy, algorithm in trainer.algorithms.items():
+            if isinstance(algorithm, GradientAlgorithm) and algorithm.policy_version:
+                prefix = part_name("histogram", policy, "/")
+                row |= self._of_policy(prefix, algorithm, trainer.collect.sources[policy])
+
+    def _of_policy(self, prefix: str, algorithm: GradientAlgorithm[Any], source: DataSource) -> dict[str, Histogram]:
         drawn = source.draw(algorithm.plan, self._generator)
         if isinstance(algorithm.plan, OnPolicy):  # the row after the last action
-            row |= _histograms("observation", drawn["observation"][:-1])
+            row = _histograms(f"{prefix}/observation", drawn["observation"][:-1])
         else:
-            row |= _histograms("observation", drawn["observation"])
-        row |= _histograms("action", drawn["action"])
+            row = _histograms(f"{prefix}/observation", drawn["observation"])
+        row |= _histograms(f"{prefix}/action", drawn["action"])
         with algorithm.policy.in_phase(Phase.UPDATE):
             batch = algorithm.noise(algorithm.preprocess(drawn, source), self._generator)
             minibatch = next(iter(minibatches(batch, algorithm.plan, generator=self._generator)))
             gradients = algorithm.gradients(minibatch).values
-        for name, gradient in gradients.items():
-            row[f"histogram/gradient/{name}"] = Histogram.of(gradient)
+        return row | {f"{prefix}/gradient/{name}": Histogram.of(value) for name, value in gradients.items()}
 
 
 def _histograms(name: str, values: Any) -> dict[str, Histogram]:
     if not isinstance(values, Batch):
-        return {f"histogram/{name}": Histogram.of(values)}
+        return {name: Histogram.of(values)}
     parts = [_histograms(f"{name}/{key}", part) for key, part in values.items()]
     return {key: histogram for part in parts for key, histogram in part.items()}

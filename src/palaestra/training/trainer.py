@@ -11,19 +11,19 @@ from typing import Any, Literal
 
 import torch
 
-from palaestra.algorithms import Algorithm, UpdateInfo
-from palaestra.core import CheckpointError, ConfigError, NonFiniteError, Offline, OnPolicy, Replay
+from palaestra.algorithms import Algorithm
+from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.policies import Policy
-from palaestra.rollout import CollectInfo, Episode, Evaluation, Metric, default_metrics
-from palaestra.training.averages import Averages
+from palaestra.rollout import Episode, Evaluation, Metric, default_metrics
 from palaestra.training.beside import Evaluator
 from palaestra.training.callbacks import Callback, Evaluated
 from palaestra.training.checkpoints import CheckpointStore
 from palaestra.training.collect import Collect
 from palaestra.training.config import TrainerConfig
-from palaestra.training.faults import SkippedUpdates
+from palaestra.training.learning import Learning
 from palaestra.training.loaded import LoadedData
 from palaestra.training.loggers import Logger
+from palaestra.training.policy_manager import PolicyManager, SimplePolicyManager, acting_policy, part_name
 from palaestra.training.signals import StopSignals
 from palaestra.training.time_split import TimeSplit
 
@@ -57,9 +57,9 @@ class Trainer:
 
     Args:
         collect: acts and fills a buffer; or `OfflineData`.
-        update: the algorithm that learns from it.
+        update: the algorithm that learns from it; or a policy manager, which has several, by name.
         config: budget and periods.
-        evaluate: evaluates the policy that it is given; `None` never evaluates.
+        evaluate: evaluates the policy that it is given (a `ModuleDict` of several); `None` never evaluates.
         checkpoints: where to save; `None` never saves. What a fault leaves goes into `faults/` beside them.
         loggers: take metrics.
         callbacks: hooks of your own.
@@ -68,32 +68,48 @@ class Trainer:
     def __init__(
         self,
         collect: Collect,
-        update: Algorithm[Any],
+        update: Algorithm[Any] | PolicyManager,
         config: TrainerConfig | None = None,
         *,
-        evaluate: Callable[[Policy], Evaluation] | None = None,
+        evaluate: Callable[[Any], Evaluation] | None = None,
         checkpoints: CheckpointStore | None = None,
         loggers: Sequence[Logger] = (),
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        self.collect, self.update, self.config = collect, update, config or TrainerConfig()
+        self.collect, self.config = collect, config or TrainerConfig()
+        self.update = SimplePolicyManager({POLICY: update}) if isinstance(update, Algorithm) else update
+        """Where the policies learn."""
         self.callbacks: list[Callback] = list(callbacks)
         self.metrics: list[Metric] = default_metrics()
         """What rows of metrics say about episodes; append your own."""
         self._checkpoints, self._loggers = checkpoints, list(loggers)
         self._evaluator = None if evaluate is None else Evaluator(evaluate, beside=self.config.eval_beside)
-        self._skipped = SkippedUpdates(
-            self.config.max_skipped_updates, None if checkpoints is None else checkpoints.directory.parent / "faults"
-        )
-        self._averages, self._time, self._loaded = Averages(), TimeSplit(), LoadedData(collect)
-        self._rows_logged = self._episodes_ended = self._rows_trained = self._iterations = 0
+        faults = None if checkpoints is None else checkpoints.directory.parent / "faults"
+        self._learning = Learning(self.update, self.config.max_skipped_updates, faults)
+        self._time, self._loaded = TimeSplit(), LoadedData(collect)
+        self._rows_logged = self._episodes_ended = self._iterations = 0
         self._next = {name: self.config.period(name) for name in ("eval", "checkpoint", "log")}
         self._evaluated_s = time.monotonic()
         self._evaluation: Evaluation | None = None
         self._best: float | None = None
         self._saved_step, self._failed_saves = -1, 0
-        self._schedules_at = 0.0
         self._finished, self._stop_reason = False, ""
+
+    @property
+    def algorithms(self) -> Mapping[str, Algorithm[Any]]:
+        """What learns, by policy name."""
+        return self.update.algorithms
+
+    @property
+    def algorithm(self) -> Algorithm[Any]:
+        """What learns in a run of one policy.
+
+        Raises:
+            ConfigError: there are several.
+        """
+        if len(self.algorithms) > 1:
+            raise ConfigError(f"this run has several policies ({', '.join(self.algorithms)}); use `algorithms`")
+        return next(iter(self.algorithms.values()))
 
     # -- the loop
 
@@ -126,6 +142,7 @@ class Trainer:
         finally:
             torch.set_flush_denormal(False)
             self._tell("close")
+            self.update.close()
             if self._evaluator is not None:
                 self._evaluator.close()
         status = "interrupted" if stop.received is not None else "done" if self._used_up() else "stopped"
@@ -135,28 +152,23 @@ class Trainer:
         )
 
     def train_iter(self) -> None:
-        """One training iteration: an unroll, then learning by the algorithm's plan."""
+        """One training iteration: an unroll, then learning by the plans of the algorithms."""
         if not self.collect.unfinished:
             for callback in self.callbacks:
                 callback.iteration_began(self)
-        plan = self.update.plan
         self._time.spent("waiting")
-        if isinstance(plan, Offline):
-            info = self.collect.unroll(0)
-        else:
-            info = self.collect.unroll(plan.unroll_length, random=self._acts_randomly())
+        random = self._learning.acts_randomly(self.collect.env_steps)
+        info = self.collect.unroll(self._learning.unroll_length, random=random)
         self._time.collected(info)
         if info.episodes:
             self._take_episodes(info.episodes)
         if self.collect.unfinished:  # a signal came; a resumed run goes on in the middle of the unroll
             return
-        update = self._learn() if self._may_learn(info) else None
-        self._schedules_at = self.progress
-        self.update.set_progress(self._schedules_at)
+        updates = self._learning.learn(self.collect, info, self.progress)
         self._iterations += 1
         self._time.spent("learning")
         for callback in self.callbacks:
-            callback.iteration_ended(self, update)
+            callback.iteration_ended(self, updates)
 
     @property
     def progress(self) -> float:
@@ -171,36 +183,6 @@ class Trainer:
         """
         self._stop_reason = self._stop_reason or reason
 
-    def _acts_randomly(self) -> bool:
-        """Before the initial steps are over nothing was learned, and chance explores best."""
-        plan = self.update.plan
-        early = isinstance(plan, Replay) and self.collect.env_steps < plan.initial_collect_steps
-        return early and not self.update.stored_fields
-
-    def _may_learn(self, info: CollectInfo) -> bool:
-        """On-policy, where there are new rows; off-policy, after the initial steps and one window in every lane."""
-        plan = self.update.plan
-        if isinstance(plan, OnPolicy):
-            return info.rows > 0
-        if isinstance(plan, Offline):
-            return True
-        window = max(plan.n_step, plan.mini_batch_length) * self.collect.num_lanes
-        return self.collect.env_steps > max(plan.initial_collect_steps, window)
-
-    def _learn(self) -> UpdateInfo | None:
-        source = self.collect.source
-        if (follow := getattr(source, "set_progress", None)) is not None:  # a sampler may follow schedules
-            follow(self.progress)
-        try:
-            update = self.update.update(source)
-        except NonFiniteError as error:
-            self._skipped.skip(error, self.update, self.collect.env_steps)
-            return None
-        self._skipped.applied()
-        self._averages.add(update.records)
-        self._rows_trained += update.rows_trained
-        return update
-
     def _used_up(self) -> bool:
         return self.collect.env_steps >= self.config.total_env_steps
 
@@ -213,7 +195,7 @@ class Trainer:
         if self._is_due("log"):
             self._log()
         if self._evaluator is not None and self._evaluation_is_due():
-            self._evaluator.begin(self.collect.env_steps, self.update.policy)
+            self._evaluator.begin(self.collect.env_steps, acting_policy(self.algorithms))
             for made in self._evaluator.made():
                 self._take_evaluation(*made)
         if self._is_due("checkpoint"):
@@ -252,13 +234,13 @@ class Trainer:
         """
         if self._evaluator is None:
             raise ConfigError("this trainer was made without `evaluate`, so there is nothing to evaluate in")
-        self._evaluator.begin(self.collect.env_steps, self.update.policy)
+        self._evaluator.begin(self.collect.env_steps, acting_policy(self.algorithms))
         for made in self._evaluator.made(wait=True):
             self._take_evaluation(*made)
         assert self._evaluation is not None
         return self._evaluation
 
-    def _take_evaluation(self, env_steps: int, evaluation: Evaluation, policy: Policy) -> None:
+    def _take_evaluation(self, env_steps: int, evaluation: Evaluation, policy: Policy | torch.nn.ModuleDict) -> None:
         self._evaluation = evaluation
         best = self._best is None or evaluation.return_mean >= self._best
         if best:
@@ -282,11 +264,7 @@ class Trainer:
             row |= metric.result()
         row |= {
             "iterations": self._iterations,
-            "policy_version": self.update.policy_version,
-            "gradient_steps": self.update.num_gradient_steps,
-            "rows_trained": self._rows_trained,
-            "updates_skipped": self._skipped.total,
-            **{f"learning/{name}": value for name, value in self._averages.take().items()},
+            **self._learning.metrics(),
         }
         if self._evaluation is not None:
             row["eval/return_mean"] = self._evaluation.return_mean
@@ -335,21 +313,20 @@ class Trainer:
         """Everything that the rest of the run depends on, in parts."""
         trainer = {
             "position": self._position(),
-            "averages": self._averages.state(),
             "metrics": [metric.state() for metric in self.metrics],
-            "rows_trained": self._rows_trained,
             "iterations": self._iterations,
-            "skipped": [self._skipped.in_a_row, self._skipped.total],
+            "learning": self._learning.state(),
             "next": self._next,
-            "schedules_at": self._schedules_at,
             "best": self._best,
             "evaluation": None if self._evaluation is None else self._evaluation.to_json(),
             "finished": self._finished,
             "seconds": self._time.seconds,
         }
-        state = {"trainer": trainer, "collect": self.collect.state(), "algorithm": self.update.state_tensors()}
-        if not isinstance(self.update.plan, Offline):  # a loaded data set does not change
-            state["buffer"] = self.collect.buffer.state_tensors()
+        state = {"trainer": trainer, "collect": self.collect.state()}
+        for name, algorithm in self.update.state().items():
+            state[part_name("algorithm", name)] = algorithm
+        for name, buffer in self.collect.buffers.items():
+            state[part_name("buffer", name)] = buffer.state_tensors()
         if loaded := self._loaded.state():
             state["loaded"] = loaded
         return state
@@ -365,14 +342,13 @@ class Trainer:
             ConfigError: it is of a trainer that learned from other loaded data.
         """
         self._loaded.load_state(state.get("loaded", []))
-        self.update.load_state_tensors(state["algorithm"])
-        if "buffer" in state:
-            self.collect.buffer.load_state_tensors(state["buffer"])
+        self.update.load_state({name: state[part_name("algorithm", name)] for name in self.algorithms})
+        for name, buffer in self.collect.buffers.items():
+            buffer.load_state_tensors(state[part_name("buffer", name)])
         self.collect.load_state(state["collect"])
         trainer = state["trainer"]
         self._rows_logged = trainer["position"]["metrics"]
         self._episodes_ended = trainer["position"]["episodes"]
-        self._averages.load_state(trainer["averages"])
         if len(trainer["metrics"]) != len(self.metrics):
             raise CheckpointError(
                 f"the checkpoint has {len(trainer['metrics'])} metrics and this trainer {len(self.metrics)}; "
@@ -380,16 +356,14 @@ class Trainer:
             )
         for metric, saved in zip(self.metrics, trainer["metrics"], strict=True):
             metric.load_state(saved)
-        self._rows_trained, self._iterations = trainer["rows_trained"], trainer["iterations"]
-        self._skipped.in_a_row, self._skipped.total = trainer["skipped"]
+        self._iterations = trainer["iterations"]
+        self._learning.load_state(trainer["learning"])
         self._next, self._best = dict(trainer["next"]), trainer["best"]
         if trainer["evaluation"] is not None:
             self._evaluation = Evaluation(**trainer["evaluation"])
         self._time.seconds |= trainer["seconds"]
         self._finished = trainer["finished"]
         self._saved_step = self.collect.env_steps
-        self._schedules_at = trainer["schedules_at"]
-        self.update.set_progress(self._schedules_at)
 
     def _position(self) -> dict[str, int]:
         return {

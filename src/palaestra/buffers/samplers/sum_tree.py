@@ -9,8 +9,9 @@ from palaestra.core import CheckpointError
 
 __all__ = ["SumTree"]
 
-_FAN_OUT = 32
+_FAN_OUT = 32  # as many as an integer has bits: a draw packs one comparison with each sum into one
 _TOP = 1024  # sums of the highest level: so many are gone through by one cumulative sum
+_ONES = np.ones(_FAN_OUT)
 
 
 class SumTree:
@@ -49,7 +50,7 @@ class SumTree:
         self._levels[-1][index] = value
         for level, blocks in zip(self._levels[-2::-1], self._blocks[::-1], strict=True):
             index = index // _FAN_OUT
-            level[index] = torch.from_numpy(blocks.take(index, 0)).sum(1).numpy()
+            level[index] = blocks.take(index, 0).dot(_ONES)
 
     def fill(self, leaves: np.ndarray) -> None:
         """Changes all leaves.
@@ -59,7 +60,7 @@ class SumTree:
         """
         self.leaves[:] = leaves
         for level, blocks in zip(self._levels[-2::-1], self._blocks[::-1], strict=True):
-            level[:] = torch.from_numpy(blocks).sum(1).numpy()
+            level[:] = blocks.dot(_ONES)
 
     def draw(self, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Leaves, each with a probability in proportion to its size.
@@ -70,23 +71,24 @@ class SumTree:
         Returns:
             [N] their indices and [N] their sizes, none of which is 0 as long as any leaf is not.
         """
-        top = self._levels[0]
-        ends = np.cumsum(top)
+        top, leaves = self._levels[0], self._levels[-1]
+        ends = top.cumsum()
         rest = uniform * ends[-1]
-        node = np.minimum(ends.searchsorted(rest, "right"), len(top) - 1)
-        rest -= ends[node] - top[node]
+        node = ends[:-1].searchsorted(rest, "right")
+        rest -= ends.take(node) - top.take(node)
         base = np.arange(0, _FAN_OUT * len(node), _FAN_OUT)
         for level, blocks in zip(self._levels[1:], self._blocks, strict=True):
-            sums = torch.from_numpy(blocks.take(node, 0)).cumsum(1)  # [N, fan-out]
-            place = torch.searchsorted(sums, torch.from_numpy(rest)[:, None], right=True).numpy()[:, 0]
+            sums = torch.from_numpy(blocks.take(node, 0)).cumsum(1).numpy()  # [N, fan-out]
+            # their number of sums that are not larger: bits of one integer, twice as fast as a search
+            place = np.bitwise_count(np.packbits(sums <= rest[:, None]).view(np.uint32))
             np.minimum(place, _FAN_OUT - 1, out=place)
             node = node * _FAN_OUT + place
-            if level is not self._levels[-1]:
-                rest -= sums.numpy().reshape(-1).take(base + place) - level.take(node)
-        size = self._levels[-1].take(node)
+            if level is not leaves:
+                rest -= sums.take(base + place) - level.take(node)
+        size = leaves.take(node)
         if not size.all() and size.any():  # rounding led astray: about one draw in 10^13
             node = np.where(size > 0, node, node[size.argmax()])
-            size = self._levels[-1].take(node)
+            size = leaves.take(node)
         return node, size
 
     def state(self) -> torch.Tensor:

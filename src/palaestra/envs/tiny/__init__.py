@@ -8,7 +8,8 @@ from palaestra.envs.tiny.bandit import Bandit
 from palaestra.envs.tiny.catch import Catch
 from palaestra.envs.tiny.chain import Chain
 from palaestra.envs.tiny.endless import Endless
+from palaestra.envs.tiny.four_rooms import FourRooms
 from palaestra.envs.tiny.recall import Recall
 from palaestra.envs.tiny.tensor_cartpole import TensorCartPole
 
-__all__ = ["Bandit", "Catch", "Chain", "Endless", "Recall", "TensorCartPole"]
+__all__ = ["Bandit", "Catch", "Chain", "Endless", "FourRooms", "Recall", "TensorCartPole"]

@@ -1,0 +1,126 @@
+"""Multi-agent deep deterministic policy gradient: members act on what they see, critics see everything.
+
+Paper: Lowe et al. 2017, https://arxiv.org/abs/1706.02275, equations (5) and (6) and algorithm 1.
+Departures: members share a network that is told who acts, while each has a critic and a reward of its own; independent
+Gaussian noise; critics learn from all moments, also those in which their member does not act, so that its reward after
+its end counts as 0.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from palaestra.algorithms.algorithm import GradientAlgorithm
+from palaestra.algorithms.off_policy import OffPolicyConfig, Transitions
+from palaestra.algorithms.records import Losses
+from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EnsembleNetwork, OptimizerOption
+from palaestra.ops import n_step_targets, td_target
+from palaestra.policies import GaussianNoise, TeamDeterministicPolicy, central_spec, central_view, team_size
+
+__all__ = ["MADDPG", "MADDPGBatch", "MADDPGConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MADDPGConfig(OffPolicyConfig):
+    """Hyperparameters of `MADDPG`."""
+
+    exploration_std: Schedule = 0.1
+    """Standard deviation of the noise on actions while collecting, in raw units."""
+
+
+class MADDPGBatch(Transitions):
+    """One minibatch; every field is [N, ...], rewards and discounts are [N, G]."""
+
+
+@final
+class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
+    """Learns one action of every member for each state, by ascending a learned value of its own.
+
+    Args:
+        observation_spec: of the team, see `multiagent.team_specs`.
+        action_spec: of the team: a box [G, ...] with finite bounds.
+        config: hyperparameters.
+        seeds: of the run.
+
+    Raises:
+        ConfigError: the specs are not those of a team with such actions.
+    """
+
+    config_class = MADDPGConfig
+    joint = True
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: MADDPGConfig | None = None,
+        seeds: RunSeeds | None = None,
+    ) -> None:
+        config, seeds = config or MADDPGConfig(), seeds or RunSeeds(0)
+        self.num_agents = team_size(observation_spec, action_spec)
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = TeamDeterministicPolicy.build(
+                observation_spec, action_spec, config.network, normalize=config.normalize_observation
+            )
+            size = policy.raw_action_spec.size
+            self.critic = EnsembleNetwork(
+                central_spec(observation_spec), 1, self.num_agents, config.network, action_size=size
+            )
+        policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
+        self.target_actor, self.target_critic = copy.deepcopy(policy.network), copy.deepcopy(self.critic)
+        networks = {"actor": policy.network, "critic": self.critic}
+        targets = {"target_actor": self.target_actor, "target_critic": self.target_critic}
+        adam = OptimizerOption("adam", {"lr": config.learning_rate})
+        model = CoreModel({**networks, **targets}, dict.fromkeys(networks, adam))
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+
+    def preprocess(self, batch: Any, source: DataSource) -> MADDPGBatch:
+        """Reduces n-step windows to transitions, the reward of every member by itself."""
+        members = (-1, batch.reward.shape[1], self.num_agents)
+        discount, step_type = (
+            field.unsqueeze(-1).expand(members).flatten(1)
+            for field in (self.value_of("gamma") * batch.discount, batch.step_type)
+        )
+        steps = n_step_targets(batch.reward.flatten(1), discount, step_type)
+        return MADDPGBatch.of(
+            {
+                "observation": batch.observation,
+                "action": batch.action,
+                "next_observation": batch.next_observation,
+                "reward": steps.reward.unflatten(0, members[1:]),
+                "discount": steps.discount.unflatten(0, members[1:]),
+                "index": batch.index,
+            }
+        )
+
+    def losses(self, batch: MADDPGBatch) -> Losses:
+        """Equation (6) for each member's critic; (5) for each member's action, those of the others as they were."""
+        state = central_view(self.policy.normalize(batch.observation))
+        q = self.critic(state, batch.action).squeeze(-1)  # [G, N]
+        error = (q - self._target(batch).T).square().mean()
+        proposed = self.policy.action(batch.observation).unflatten(-1, (self.num_agents, -1))  # [N, G, A]
+        taken = batch.action.unflatten(-1, (self.num_agents, -1))
+        own = torch.eye(self.num_agents, device=taken.device).view(self.num_agents, 1, self.num_agents, 1)
+        mixed = (own * proposed + (1 - own) * taken).flatten(-2)  # [G, N, G x A]
+        gains = [self.critic(state, mixed[g], members=slice(g, g + 1)).squeeze(-1)[0] for g in range(self.num_agents)]
+        gain = (torch.stack(gains, -1) * batch.observation.alive).mean()
+        return Losses({"critic": error, "actor": -gain}, {"q_mean": q.mean()})
+
+    @torch.no_grad()
+    def _target(self, batch: MADDPGBatch) -> Tensor:
+        """[N, G] what the target networks say that the members' actions were worth."""
+        observation = self.policy.normalize(batch.next_observation)
+        action = self.target_actor(observation).tanh()
+        value = self.target_critic(central_view(observation), action).squeeze(-1)  # [G, N]
+        return td_target(value.T, batch.reward, batch.discount)
+
+    def after_step(self) -> None:
+        """Target networks follow."""
+        for name in ("actor", "critic"):
+            self.model.polyak_update(f"target_{name}", source=name, tau=float(self.value_of("tau")))

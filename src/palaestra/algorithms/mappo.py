@@ -1,0 +1,139 @@
+"""Multi-agent proximal policy optimization: every member acts on what it sees, one value sees everything.
+
+Paper: Yu et al. 2022, https://arxiv.org/abs/2103.01955, section 3 and appendix A; the clipped surrogate is that of PPO,
+Schulman et al. 2017, https://arxiv.org/abs/1707.06347, equation (7).
+Departures: the team learns from one reward, the mean over its members, so all members of a moment share one advantage;
+members share a network that is told who acts; feedforward networks; values are not normalised, and not clipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from palaestra.algorithms.actor_critic import JointConfig, MinibatchConfig
+from palaestra.algorithms.algorithm import GradientAlgorithm
+from palaestra.algorithms.records import Losses
+from palaestra.core import Batch, DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, Network, OptimizerOption
+from palaestra.ops import clipped_surrogate, explained_variance, gae, row_weights, standardize, weighted_sum
+from palaestra.policies import TeamCategoricalPolicy, central_spec, central_view
+
+__all__ = ["MAPPO", "MAPPOBatch", "MAPPOConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MAPPOConfig(JointConfig, MinibatchConfig):
+    """Hyperparameters of `MAPPO`."""
+
+    num_updates: int = 4
+    """How often each unroll is gone through."""
+    clip: Schedule = 0.2
+    """Epsilon: each member's probability ratio is clipped to [1 - epsilon, 1 + epsilon]."""
+
+
+class MAPPOBatch(Batch):
+    """One minibatch; every field is [N, ...]."""
+
+    observation: Any
+    action: Tensor
+    """[N, G]."""
+    log_prob: Tensor
+    """[N, G] nats."""
+    advantage: Tensor
+    value: Tensor
+    """Before the update."""
+    value_target: Tensor
+    valid: Tensor
+
+
+@final
+class MAPPO(GradientAlgorithm[TeamCategoricalPolicy]):
+    """Learns the policies of a team and a central value of their common reward, from unrolls.
+
+    Args:
+        observation_spec: of the team, see `multiagent.team_specs`.
+        action_spec: of the team: discrete choices.
+        config: hyperparameters.
+        seeds: of the run.
+
+    Raises:
+        ConfigError: the specs are not those of a team with discrete actions.
+    """
+
+    config_class = MAPPOConfig
+    joint = True
+    stored_fields = ("log_prob",)
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: MAPPOConfig | None = None,
+        seeds: RunSeeds | None = None,
+    ) -> None:
+        config, seeds = config or MAPPOConfig(), seeds or RunSeeds(0)
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = TeamCategoricalPolicy.build(
+                observation_spec, action_spec, config.network, normalize=config.normalize_observation
+            )
+            self.value_network = Network(central_spec(observation_spec), 1, config.network)
+        networks = nn.ModuleDict({"policy": policy.network, "value": self.value_network})
+        option = OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
+        model = CoreModel({"mappo": networks}, {"mappo": option})
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+
+    def value(self, observation: Any) -> Tensor:
+        """What a team's state is worth.
+
+        Args:
+            observation: [..., *observation], not yet normalised.
+
+        Returns:
+            [...] units of return.
+        """
+        return self.value_network(central_view(self.policy.normalize(observation))).squeeze(-1)
+
+    @torch.no_grad()
+    def preprocess(self, batch: Any, source: DataSource) -> MAPPOBatch:
+        """Adds advantages and value targets to an unroll."""
+        value = self.value(batch.observation)  # [T+1, B]
+        discount = self.value_of("gamma") * batch.discount
+        reward = batch.reward.mean(-1)
+        advantage = gae(value, reward, discount, batch.step_type, lambda_=self.value_of("gae_lambda"))  # [T, B]
+        scaled = standardize(advantage, batch.valid) if self.config.standardize_advantage else advantage
+        return MAPPOBatch.of(
+            {
+                "observation": batch.observation[:-1],
+                "action": batch.action,
+                "log_prob": batch.policy_info.log_prob,
+                "advantage": scaled,
+                "value": value[:-1],
+                "value_target": value[:-1] + advantage,
+                "valid": batch.valid,
+            }
+        )
+
+    def losses(self, batch: MAPPOBatch) -> Losses:
+        """PPO's loss; surrogate and entropy of a row are means over the whole team, 0 for whoever did not act."""
+        weight, acts = row_weights(batch.valid), batch.observation.alive  # [N], [N, G]
+        policy = self.policy.distribution(batch.observation)
+        log_ratio = (policy.log_prob(batch.action) - batch.log_prob) * acts
+        advantage = batch.advantage.unsqueeze(-1).expand_as(log_ratio)
+        gain = clipped_surrogate(log_ratio, advantage, epsilon=self.value_of("clip")) * acts
+        surrogate = weighted_sum(gain.mean(-1), weight)
+        value_error = weighted_sum((self.value(batch.observation) - batch.value_target).square(), weight)
+        entropy = weighted_sum((policy.entropy() * acts).mean(-1), weight)
+        total = surrogate + self.value_of("value_cost") * value_error - self.value_of("entropy_cost") * entropy
+        kl = weighted_sum((log_ratio.expm1() - log_ratio).detach().mean(-1), weight)
+        return Losses(
+            {"mappo": total}, {"surrogate": surrogate, "value_error": value_error, "entropy": entropy, "kl": kl}
+        )
+
+    @torch.no_grad()
+    def diagnostics(self, batch: MAPPOBatch) -> dict[str, Tensor]:
+        """How well the values before the update explained their targets: 1 is perfectly, 0 not at all."""
+        return {"explained_variance": explained_variance(batch.value, batch.value_target, batch.valid)}

@@ -1,0 +1,159 @@
+"""QMIX: members' action values, mixed into the value of what the team does together.
+
+Paper: Rashid et al. 2018, https://arxiv.org/abs/1803.11485, equations (4) to (6) and figure 2.
+Departures: members have no memory and learn from replayed transitions, not episodes; the team's reward is the mean over
+its members; Adam instead of RMSProp; double Q-learning, as in the authors' code. A member that does not
+act enters the mixture with the value 0.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from palaestra.algorithms.algorithm import GradientAlgorithm
+from palaestra.algorithms.off_policy import ReplayConfig, Transitions, transitions
+from palaestra.algorithms.records import Losses
+from palaestra.core import DataSource, Linear, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
+from palaestra.ops import greedy_action, td_target
+from palaestra.policies import EpsilonGreedy, TeamGreedyPolicy, central_spec, central_view
+
+__all__ = ["QMIX", "Mixer", "QMIXConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QMIXConfig(ReplayConfig):
+    """Hyperparameters of `QMIX`."""
+
+    learning_rate: Schedule = 5e-4
+    """Step size of Adam; a number or a schedule."""
+    capacity: int = 100_000
+    """Rows the replay buffer keeps."""
+    mini_batch_size: int = 128
+    """Transitions in a minibatch."""
+    target_period: int = 200
+    """Gradient steps between two copies of the online to the target networks."""
+    epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
+    """Probability of a random action while collecting, for each member."""
+    double: bool = True
+    """Whether the online network chooses the actions whose target values are used."""
+    mixing_size: int = 32
+    """Units of the mixing network."""
+    max_grad_norm: float = 10.0
+    """Longest gradient, Euclidean norm over all parameters."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(64, 64), activation="relu"))
+    """Layers of the members' network, and of those that make the mixing weights of the state."""
+
+
+class Mixer(nn.Module):
+    """Mixes members' values into the team's, rising with each of them: its weights are made of the state, and >= 0.
+
+        Q = w₂(s)·elu(W₁(s) q + b₁(s)) + b₂(s),   W₁, w₂ ≥ 0
+
+    Args:
+        state_spec: of what the weights are made of.
+        num_agents: G.
+        size: units between.
+        config: layers of the networks that make the weights.
+
+    Examples:
+        >>> from palaestra.core import TensorSpec
+        >>> mixer = Mixer(TensorSpec((3,)), 2, 4, NetworkConfig())
+        >>> low, high = mixer(torch.tensor([[0.0, 0.0], [0.0, 5.0]]), torch.zeros(2, 3))
+        >>> bool(high >= low)
+        True
+    """
+
+    def __init__(self, state_spec: SpecTree, num_agents: int, size: int, config: NetworkConfig) -> None:
+        super().__init__()
+        self._shape = (num_agents, size)
+        bias = dataclasses.replace(config, hidden_sizes=())
+        self.first_weight = Network(state_spec, num_agents * size, config)
+        self.first_bias = Network(state_spec, size, bias)
+        self.second_weight = Network(state_spec, size, config)
+        self.second_bias = Network(state_spec, 1, config)
+
+    def forward(self, q: Tensor, state: Any) -> Tensor:
+        """The team's value.
+
+        Args:
+            q: [N, G] of the members' actions.
+            state: [N, *state].
+
+        Returns:
+            [N] units of return.
+        """
+        weight = self.first_weight(state).abs().unflatten(-1, self._shape)  # [N, G, M]
+        hidden = functional.elu((q.unsqueeze(-1) * weight).sum(-2) + self.first_bias(state))
+        return (hidden * self.second_weight(state).abs()).sum(-1) + self.second_bias(state).squeeze(-1)
+
+
+@final
+class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
+    """Learns action values of a team's members through the value of what they do together.
+
+    Args:
+        observation_spec: of the team, see `multiagent.team_specs`.
+        action_spec: of the team: discrete choices.
+        config: hyperparameters.
+        seeds: of the run.
+
+    Raises:
+        ConfigError: the specs are not those of a team with discrete actions.
+    """
+
+    config_class = QMIXConfig
+    joint = True
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: QMIXConfig | None = None,
+        seeds: RunSeeds | None = None,
+    ) -> None:
+        config, seeds = config or QMIXConfig(), seeds or RunSeeds(0)
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = TeamGreedyPolicy.build(
+                observation_spec, action_spec, config.network, normalize=config.normalize_observation
+            )
+            self.mixer = Mixer(central_spec(observation_spec), policy.num_agents, config.mixing_size, config.network)
+        policy.exploration = EpsilonGreedy(policy.num_actions, config.epsilon)
+        networks = nn.ModuleDict({"members": policy.network, "mixer": self.mixer})
+        self.target = copy.deepcopy(networks)
+        option = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
+        model = CoreModel({"qmix": networks, "target_qmix": self.target}, {"qmix": option})
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+
+    def preprocess(self, batch: Any, source: DataSource) -> Transitions:
+        """Reduces n-step windows of the team's mean reward to transitions."""
+        return transitions(batch.replace(reward=batch.reward.mean(-1)), self.value_of("gamma"))
+
+    def losses(self, batch: Transitions) -> Losses:
+        """Equation (6): the error of the mixed value against the target networks' mixture of the best actions."""
+        policy, observation = self.policy, batch.observation
+        q = policy.q_values(observation).gather(-1, batch.action.unsqueeze(-1)).squeeze(-1) * observation.alive
+        total = self.mixer(q, central_view(policy.normalize(observation)))
+        error = total - self._target(batch)
+        return Losses({"qmix": error.square().mean()}, {"q_mean": total.mean()})
+
+    @torch.no_grad()
+    def _target(self, batch: Transitions) -> Tensor:
+        policy, after = self.policy, batch.next_observation
+        seen = policy.normalize(after)
+        values = self.target["members"](seen).unflatten(-1, (policy.num_agents, policy.num_actions))
+        best = greedy_action(policy.q_values(after) if self.config.double else values, policy.masks(after))
+        q = values.gather(-1, best.unsqueeze(-1)).squeeze(-1) * after.alive
+        return td_target(self.target["mixer"](q, central_view(seen)), batch.reward, batch.discount)
+
+    def after_step(self) -> None:
+        """Copies the online to the target networks every `target_period` gradient steps."""
+        if self.num_gradient_steps % self.config.target_period == 0:
+            self.model.sync("target_qmix", source="qmix")

@@ -1,0 +1,74 @@
+"""The configuration of a distributed run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from palaestra.core import ConfigError
+
+__all__ = ["DistributedConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedConfig:
+    """Where a run collects its data, and how it waits for it.
+
+    With `trainer.eval_beside` one more worker evaluates, which training does not wait for.
+    """
+
+    runtime: Annotated[Literal["local", "process", "ray"] | None, tyro.conf.arg(aliases=("--runtime",))] = None
+    """Workers in this process, in processes of this machine, or on a Ray cluster; none if left out."""
+    num_workers: Annotated[int, tyro.conf.arg(aliases=("--num-workers",))] = 2
+    """Workers that collect; env.num_envs are shared out over them."""
+    address: Annotated[str | None, tyro.conf.arg(aliases=("--address",))] = None
+    """Of the Ray cluster, such as auto or 10.0.0.1:6379; Ray is started on this machine if left out."""
+    episodes: int | None = None
+    """Whole episodes that each environment plays in an iteration, instead of the algorithm's unroll_length."""
+    min_finished_workers: int | None = None
+    """Workers whose data an iteration needs; all of them if left out."""
+    grace_timeout_s: float = 0.1
+    """How long to wait for the others after that."""
+    max_lag: int = 0
+    """Data that comes late is used if it is at most so many policy versions old, else dropped and counted."""
+    timeout_s: float = 300.0
+    """A worker that takes longer to answer counts as hanging: it is ended and restarted."""
+    min_workers: int = 1
+    """With fewer workers for longer than recover_timeout_s, or for good, the run stops with exit code 3."""
+    recover_timeout_s: float = 60.0
+    """How long lost workers have to come back where there are too few of them."""
+    max_restarts: int = 10
+    """Restarts of one worker within an hour; after one more end it is gone for good."""
+    backoff_s: float = 0.5
+    """Wait before the second restart of a worker within an hour; doubles with every further one, up to 30 s."""
+    num_cpus: float | None = None
+    """CPUs that Ray sets aside for each worker; by default one on a cluster, none on this machine."""
+    num_gpus: float = 0.0
+    """GPUs that Ray sets aside for each worker."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_workers", 1), ("min_workers", 1), ("max_lag", 0), ("max_restarts", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"distributed.{name} is {getattr(self, name)}; it must be at least {least}")
+        for name in ("grace_timeout_s", "backoff_s", "recover_timeout_s", "num_gpus"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"distributed.{name} is {getattr(self, name)}; it must be at least 0")
+        if self.timeout_s <= 0:
+            raise ConfigError(f"distributed.timeout_s is {self.timeout_s}; it must be above 0 seconds")
+        if self.episodes is not None and self.episodes < 1:
+            raise ConfigError(f"distributed.episodes is {self.episodes}; it must be at least 1")
+        for name in ("min_workers", "min_finished_workers"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= self.num_workers:
+                raise ConfigError(
+                    f"distributed.{name} is {value}; there are {self.num_workers} workers (num_workers), so give 1 to "
+                    f"{self.num_workers}"
+                )
+        if self.runtime != "ray" and (self.address is not None or self.num_cpus is not None or self.num_gpus):
+            given = next(name for name in ("address", "num_cpus", "num_gpus") if getattr(self, name))
+            raise ConfigError(
+                f"distributed.{given} is {getattr(self, given)}, but distributed.runtime is {self.runtime}; it is for "
+                "runtime=ray"
+            )

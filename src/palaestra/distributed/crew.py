@@ -1,0 +1,273 @@
+"""`Crew`: workers of one kind on a runtime. Those that die are replaced; with too few of them the run stops."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from palaestra.core import PalaestraError
+from palaestra.distributed.config import DistributedConfig
+from palaestra.runtime import Call, RemoteError, Result, Runtime, WorkerDiedError
+
+__all__ = ["Crew", "Dropped", "Member", "WorkerFault", "WorkersLostError"]
+
+_log = logging.getLogger(__name__)
+_SLICE_S = 0.2  # how soon a pause is noticed
+
+
+class WorkersLostError(PalaestraError):
+    """Too few workers are left; the message has the first cause."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True)
+class WorkerFault:
+    """A worker that ended, or did not answer."""
+
+    worker: str
+    """Its id."""
+    incarnation: int
+    """Which life it was."""
+    what: str
+    """What happened."""
+    handled: Literal["restart", "drop", "raise"]
+    """It begins a new life; the run goes on without it; the run stops."""
+
+    def error(self) -> PalaestraError:
+        """The error that would stop a run."""
+        return WorkersLostError(str(self))
+
+    def __str__(self) -> str:
+        return f"{self.worker}, life {self.incarnation}: {self.what}"
+
+
+class Dropped(NamedTuple):
+    """A fragment that nobody learned from. The first three fields name it."""
+
+    worker: str
+    incarnation: int
+    sequence: int
+    reason: str
+    """Why."""
+
+
+@dataclass
+class Member:
+    """A worker as its crew knows it."""
+
+    number: int
+    id: str
+    state: Literal["joining", "idle", "busy", "lost"] = "joining"
+    call: Call | None = None
+    """That was not answered yet."""
+    asked_s: float = 0.0
+    """When it was made, in `time.monotonic()` seconds."""
+    position: Any = None
+    """What its next life begins with."""
+
+
+class Crew:
+    """Starts workers, gives them work, takes their answers, and replaces those that end.
+
+    Args:
+        runtime: where they live.
+        make: makes the object of a worker from its number; the object has a method `begin(position)`.
+        config: how many, how long to wait, how often to restart.
+        name: of the workers, for people.
+        joined: called with a member and what its `begin` returned.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        make: Callable[[int], Any],
+        config: DistributedConfig,
+        *,
+        name: str,
+        joined: Callable[[Member, Any], None] = lambda member, answer: None,
+    ) -> None:
+        self.runtime, self._config, self._joined, self._name = runtime, config, joined, name
+        self.members: list[Member] = []
+        self.dropped: list[Dropped] = []
+        """Work that was lost, in order."""
+        self.faults: list[Any] = []
+        """Ends of workers, and whatever else is noted here, in order."""
+        self._first: WorkerFault | None = None
+        self._make, self._enough_s = make, 0.0
+        self.limit_s = math.inf
+        """When all waiting ends, in `time.monotonic()` seconds."""
+
+    # -- who is there
+
+    def start(self, positions: Sequence[Any] | None = None) -> None:
+        """Starts all workers, and waits until they are there.
+
+        Args:
+            positions: what each begins with.
+
+        Raises:
+            WorkersLostError: too few of them could be started.
+        """
+        wishes = {"GPU": self._config.num_gpus}
+        if self._config.num_cpus is not None:
+            wishes["CPU"] = self._config.num_cpus
+        for number in range(self._config.num_workers):
+            factory = functools.partial(self._make, number)
+            worker = self.runtime.start(factory, name=f"{self._name}-{number}", resources=wishes)
+            member = Member(number, worker, position=positions[number] if positions else None)
+            self.members.append(member)
+            self._call(member, "joining", "begin", member.position)
+        deadline = min(time.monotonic() + self._config.timeout_s, self.limit_s)
+        while self._of("joining") and time.monotonic() < deadline:
+            self.admit(_SLICE_S)
+
+    def admit(self, timeout_s: float = 0.0) -> None:
+        """Lets workers join whose new life has begun.
+
+        Args:
+            timeout_s: how long to wait for one of them.
+
+        Raises:
+            WorkersLostError: there are too few workers.
+        """
+        joining = self._of("joining")
+        for member, result in self._ended(joining, at_least=1, timeout_s=timeout_s):
+            if result.error is None:
+                member.state, self._enough_s = "idle", self._enough_s or time.monotonic()
+                self._joined(member, result.value)
+            elif isinstance(result.error, RemoteError) and not self._enough_s:
+                raise result.error  # the first of all workers cannot even be made
+            else:
+                self._replace(member, str(result.error))
+        for member in self._of("joining"):
+            if self._overdue(member):
+                self._replace(member, f"was not there after {self._config.timeout_s:g} s")
+        self._require_enough()
+
+    def _require_enough(self) -> None:
+        needed, now = self._config.min_workers, time.monotonic()
+        there, possible = len(self._of("idle", "busy")), len(self._of("idle", "busy", "joining"))
+        if there >= needed:
+            self._enough_s = now
+        patience_s = self._config.recover_timeout_s if self._enough_s else self._config.timeout_s
+        missing_s = now - (self._enough_s or self.members[0].asked_s)
+        if possible < needed or missing_s > patience_s:
+            raise WorkersLostError(
+                f"{there} of {len(self.members)} workers are there and {needed} are needed (min_workers); the first "
+                f"one was lost because: {self._first or 'it did not start'}"
+            )
+
+    @property
+    def idle(self) -> list[Member]:
+        """Who has nothing to do."""
+        return self._of("idle")
+
+    @property
+    def busy(self) -> list[Member]:
+        """Who is at work."""
+        return self._of("busy")
+
+    # -- work
+
+    def give(self, member: Member, method: str, *args: Any, **kwargs: Any) -> None:
+        """Gives work to one worker.
+
+        Args:
+            member: that has none.
+            method: of its object.
+            args: of the method.
+            kwargs: of the method.
+        """
+        self._call(member, "busy", method, *args, **kwargs)
+
+    def take(
+        self, *, at_least: int, timeout_s: float, of: Sequence[Member] | None = None
+    ) -> list[tuple[Member, Call, Any]]:
+        """Answers, once there are so many, or nobody is at work any more, or the time is over.
+
+        A worker that ended is replaced, and what it was at is dropped; so is one that takes too long.
+
+        Args:
+            at_least: how many.
+            timeout_s: how long to wait.
+            of: whose answers; everybody's if left out.
+
+        Returns:
+            Who answered, to which call, and what.
+
+        Raises:
+            RemoteError: a worker's method raised.
+            WorkersLostError: there are too few workers.
+        """
+        deadline, taken = time.monotonic() + timeout_s, list[tuple[Member, Call, Any]]()
+        while busy := [member for member in (self.members if of is None else of) if member.state == "busy"]:
+            left = min(deadline, self.limit_s) - time.monotonic()
+            need = min(max(at_least - len(taken), 0), len(busy))
+            for member, result in self._ended(busy, at_least=need, timeout_s=max(0.0, min(left, _SLICE_S))):
+                if isinstance(result.error, RemoteError):
+                    raise result.error
+                if result.error is not None:
+                    self.drop(result.call, str(result.error))
+                    self._replace(member, str(result.error))
+                    continue
+                member.state = "idle"
+                taken.append((member, result.call, result.value))
+            for member in self.busy:
+                if self._overdue(member):
+                    assert member.call is not None
+                    what = f"did not answer within {self._config.timeout_s:g} s"
+                    self.drop(member.call, what)
+                    self._replace(member, what)
+            self._require_enough()
+            if len(taken) >= at_least or left <= 0:
+                break
+        return taken
+
+    def drop(self, call: Call, reason: str) -> None:
+        """Notes that work is lost.
+
+        Args:
+            call: that it was asked for by.
+            reason: why.
+        """
+        self.dropped.append(Dropped(call.worker, call.incarnation, call.sequence, reason))
+
+    def _call(self, member: Member, state: Literal["joining", "busy"], method: str, *args: Any, **kwargs: Any) -> None:
+        member.state, member.asked_s = state, time.monotonic()
+        member.call = self.runtime.call(member.id, method, *args, **kwargs)
+
+    def _ended(self, members: Sequence[Member], *, at_least: int, timeout_s: float) -> list[tuple[Member, Result]]:
+        by_call = {member.call: member for member in members if member.call is not None}
+        results = self.runtime.wait(by_call, at_least=at_least, timeout_s=timeout_s)
+        for result in results:
+            by_call[result.call].call = None
+        return [(by_call[result.call], result) for result in results]
+
+    def _overdue(self, member: Member) -> bool:
+        return time.monotonic() - member.asked_s > self._config.timeout_s
+
+    def _of(self, *states: str) -> list[Member]:
+        return [member for member in self.members if member.state in states]
+
+    def _replace(self, member: Member, what: str) -> None:
+        """Lets a worker begin a new life, or gives it up."""
+        incarnation = self.runtime.status()[member.id].incarnation
+        try:
+            self.runtime.restart(member.id)
+        except WorkerDiedError as error:
+            member.state, member.call = "lost", None
+            fault = WorkerFault(member.id, incarnation, str(error), "drop")
+        else:
+            fault = WorkerFault(member.id, incarnation, what, "restart")
+            if member.call is not None:  # it hung: the answer is the end of its life
+                self.runtime.wait([member.call], timeout_s=0.0)
+            self._call(member, "joining", "begin", member.position)
+        self._first = self._first or fault
+        self.faults.append(fault)
+        _log.warning("%s", fault)

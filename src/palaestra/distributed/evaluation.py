@@ -1,0 +1,93 @@
+"""`EvaluationWorker`: evaluations by a worker that training does not wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from palaestra.core import PalaestraError
+from palaestra.rollout import Evaluation
+from palaestra.runtime import Call, Runtime, WorkerDiedError
+
+__all__ = ["EvaluationWorker"]
+
+_LONGEST_S = 3600.0
+
+
+class EvaluationWorker:
+    """For `Trainer(evaluate=...)` with `eval_beside`: what evaluates, and a worker that does it elsewhere.
+
+    Evaluations are made one after another. A worker that ends is replaced and begins its evaluation again, which gives
+    the same result.
+
+    Args:
+        runtime: where the worker lives; it is started with the first evaluation.
+        evaluate: a function of a module or a `functools.partial` of one: evaluates the policy that it is given.
+    """
+
+    def __init__(self, runtime: Runtime, evaluate: Callable[[Any], Evaluation]) -> None:
+        self._runtime, self._evaluate, self._worker = runtime, evaluate, ""
+
+    def __call__(self, policy: Any) -> Evaluation:
+        """Evaluates in this process.
+
+        Args:
+            policy: to evaluate; all of them by name where there are several.
+        """
+        return self._evaluate(policy)
+
+    def submit(self, policy: Any) -> _Pending:
+        """Evaluates elsewhere.
+
+        Args:
+            policy: to evaluate; it must not change until that is over.
+
+        Returns:
+            Says by `done()` whether it is over, and by `result()` what came of it.
+        """
+        if not self._worker:
+            self._worker = self._runtime.start(_Evaluator, name="evaluation")
+        return _Pending(self._runtime, self._worker, self._evaluate, policy)
+
+
+class _Evaluator:
+    """What the worker is."""
+
+    def evaluate(self, function: Callable[[Any], Evaluation], policy: Any) -> Evaluation:
+        return function(policy)
+
+
+class _Pending:
+    """An evaluation on its way."""
+
+    def __init__(self, runtime: Runtime, worker: str, function: Callable[[Any], Evaluation], policy: Any) -> None:
+        self._runtime, self._worker, self._arguments = runtime, worker, (function, policy)
+        self._call: Call | None = runtime.call(worker, "evaluate", *self._arguments)
+        self._value: Evaluation | None = None
+        self._error: PalaestraError | None = None
+
+    def done(self) -> bool:
+        self._look(0.0)
+        return self._call is None
+
+    def result(self) -> Evaluation:
+        while self._call is not None:
+            self._look(_LONGEST_S)
+        if self._error is not None:
+            raise self._error
+        assert self._value is not None
+        return self._value
+
+    def _look(self, timeout_s: float) -> None:
+        if self._call is None:
+            return
+        for result in self._runtime.wait([self._call], timeout_s=timeout_s):
+            self._call, self._value, self._error = None, result.value, result.error
+            if isinstance(result.error, WorkerDiedError):
+                try:
+                    if self._runtime.status()[self._worker].state == "dead":
+                        self._runtime.restart(self._worker)
+                except WorkerDiedError as error:
+                    self._error = error
+                else:
+                    self._call = self._runtime.call(self._worker, "evaluate", *self._arguments)

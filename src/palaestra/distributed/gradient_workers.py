@@ -1,0 +1,336 @@
+"""`GradientWorkers`: minibatches split over stateless workers, and what happens when one of those dies."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from palaestra.algorithms import Algorithm, GradientAlgorithm, Gradients, StepResult, UpdateInfo
+from palaestra.core import Batch, ConfigError, DataSource, NonFiniteError, shards
+from palaestra.distributed.allocator import TrainerAllocator
+from palaestra.distributed.grad_worker import GradWorker, LossState
+from palaestra.runtime import Call, Result, Runtime, Shared, WorkerDiedError
+
+__all__ = ["GradientWorkers", "apply_shards", "require_gradients"]
+
+_log = logging.getLogger(__name__)
+_MAX_DEATHS = 4  # of workers at one and the same task
+
+
+@dataclass(eq=False)
+class _Task:
+    """One shard of one gradient step: a state version and a part of a minibatch."""
+
+    policy: str
+    number: int
+    state: Shared
+    shard: Batch
+    deadline: float = 0.0
+    deaths: int = 0
+
+
+@dataclass(eq=False)
+class _Step:
+    """A gradient step that some shards are missing of."""
+
+    state: LossState
+    gradients: list[Gradients | None]
+    tasks: list[_Task] = field(default_factory=list)
+
+
+class GradientWorkers:
+    """Splits every minibatch over `GradWorker`s. A task that a worker died of is given to another one.
+
+    A policy's minibatches are cut into as many shards as it has workers, alive or not, so what is learned does not
+    depend on deaths. Where no worker is left alive, this process computes.
+
+    Args:
+        algorithms: by policy name; each must be a `GradientAlgorithm`.
+        runtime: where the workers live.
+        num_workers: how many; at least 1.
+        allocator: shares them out among policies; by default every policy has all of them.
+        rebalance_period: updates (of any policy) after which the allocator is asked again.
+        timeout_s: a worker that has not answered by then is ended, and its task is given to another one.
+        resources: what each worker needs, where the runtime hands out resources.
+
+    Raises:
+        ConfigError: an algorithm states no losses or is compiled, or the allocator is for another number of workers.
+    """
+
+    def __init__(
+        self,
+        algorithms: Mapping[str, Algorithm[Any]],
+        runtime: Runtime,
+        num_workers: int,
+        *,
+        allocator: TrainerAllocator | None = None,
+        rebalance_period: int = 10,
+        timeout_s: float = 120.0,
+        resources: Mapping[str, float] | None = None,
+    ) -> None:
+        if num_workers < 1 or rebalance_period < 1:
+            raise ConfigError(
+                f"num_workers={num_workers}, rebalance_period={rebalance_period}: give at least 1 of each"
+            )
+        if allocator is not None and allocator.num_trainers != num_workers:
+            raise ConfigError(f"the allocator shares out {allocator.num_trainers} workers, but there are {num_workers}")
+        self._algorithms = require_gradients(algorithms)
+        self.runtime = runtime
+        """Where the workers live."""
+        self.reassigned = 0
+        """Tasks that were given to another worker, because theirs had died."""
+        self._allocator, self._period, self._timeout_s = allocator, rebalance_period, timeout_s
+        factory = functools.partial(GradWorker, self._algorithms)
+        self._workers = [runtime.start(factory, name="grad-worker", resources=resources) for _ in range(num_workers)]
+        self._allocation = {name: list(range(num_workers)) for name in self._algorithms}
+        if allocator is not None:
+            self._allocation = allocator.allocate()
+        self._experience: Counter[str] = Counter()
+        self._updates = 0
+        self._versions = itertools.count()
+        self._tasks: dict[Call, _Task] = {}
+        self._steps: dict[str, _Step] = {}
+        self._spare: GradWorker | None = None
+
+    @property
+    def allocation(self) -> dict[str, list[int]]:
+        """Numbers of the workers that each policy has."""
+        return {name: list(workers) for name, workers in self._allocation.items()}
+
+    # -- updates that are driven here
+
+    def update(self, policy: str, source: DataSource) -> UpdateInfo:
+        """An update of this process's copy of a policy's algorithm, with gradients from the workers.
+
+        Args:
+            policy: its name.
+            source: what it learns from.
+
+        Raises:
+            NonFiniteError: a gradient is NaN or infinite.
+        """
+        algorithm = self._algorithms[policy]
+        steps = algorithm.update_steps(source)
+        try:
+            minibatch = next(steps)
+            while True:
+                self.ask(policy, LossState.of(algorithm, self.version()), self.cut(policy, minibatch))
+                minibatch = steps.send(apply_shards(algorithm, self._awaited(policy), minibatch))
+        except StopIteration as end:
+            self.learned(policy, end.value.rows_trained)
+            return end.value
+        finally:
+            steps.close()
+
+    def _awaited(self, policy: str) -> list[Gradients]:
+        while True:
+            results = self.runtime.wait(self.calls, at_least=1, timeout_s=self.patience_s)
+            done = self.take(results)
+            if policy in done:
+                return done[policy]
+
+    # -- updates that are driven elsewhere
+
+    def version(self) -> int:
+        """A version that no state had before."""
+        return next(self._versions)
+
+    def num_shards(self, policy: str) -> int:
+        """Into how many parts its minibatches are cut.
+
+        Args:
+            policy: its name.
+        """
+        return len(self._allocation[policy])
+
+    def cut(self, policy: str, minibatch: Batch) -> list[Batch]:
+        """The shards of a minibatch.
+
+        Args:
+            policy: its name.
+            minibatch: of an update.
+        """
+        return shards(minibatch, self._algorithms[policy].plan, self.num_shards(policy))
+
+    def ask(self, policy: str, state: LossState, parts: Sequence[Batch]) -> None:
+        """Begins a gradient step; `take` says when it has ended.
+
+        Args:
+            policy: its name.
+            state: of its algorithm.
+            parts: shards of the minibatch.
+        """
+        shared, workers = Shared(state), self._allocation[policy]
+        self._steps[policy] = _Step(state, [None] * len(parts))
+        for number, shard in enumerate(parts):
+            task = _Task(policy, number, shared, shard)
+            self._steps[policy].tasks.append(task)
+            self._hand_out(task, self._workers[workers[number % len(workers)]])
+
+    @property
+    def calls(self) -> list[Call]:
+        """Whose results `take` waits for."""
+        return list(self._tasks)
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds until a worker has had its task for too long."""
+        deadline = min((task.deadline for task in self._tasks.values()), default=time.monotonic() + self._timeout_s)
+        return max(0.0, deadline - time.monotonic())
+
+    def take(self, results: Iterable[Result]) -> dict[str, list[Gradients]]:
+        """Takes answers in, hands tasks of dead workers to others, and ends workers that take too long.
+
+        Args:
+            results: of any calls; others than `calls` are left out.
+
+        Returns:
+            By policy, the gradients of all shards of steps that have ended, in the order of the shards.
+
+        Raises:
+            RemoteError: a worker failed at a task.
+            WorkerDiedError: several workers died of the same task.
+        """
+        for result in results:
+            if (task := self._tasks.pop(result.call, None)) is None:
+                continue
+            died = isinstance(result.error, WorkerDiedError)
+            if died:
+                self._revive(result.call.worker)
+            step = self._steps.get(task.policy)
+            if step is None or task not in step.tasks:
+                continue  # given up
+            if died:
+                self._pass_on(task, result)
+            else:
+                step.gradients[task.number] = result.unwrap()
+        now = time.monotonic()
+        for call in [call for call, task in self._tasks.items() if task.deadline <= now]:
+            _log.warning("%s has not answered within %g s and is ended", call.worker, self._timeout_s)
+            self._revive(call.worker)  # its calls fail
+        done = {name: step for name, step in self._steps.items() if all(part is not None for part in step.gradients)}
+        for name in done:
+            del self._steps[name]
+        return {name: [part for part in step.gradients if part is not None] for name, step in done.items()}
+
+    def forget(self, policy: str) -> None:
+        """Gives up a gradient step that was begun, if there is one; answers that still come are dropped.
+
+        Args:
+            policy: its name.
+        """
+        self._steps.pop(policy, None)
+
+    def learned(self, policy: str, rows: int) -> None:
+        """Says that an update has ended; after so many of them workers are shared out anew.
+
+        Args:
+            policy: its name.
+            rows: that it learned from.
+        """
+        self._experience[policy] += rows
+        self._updates += 1
+        if self._allocator is not None and self._updates % self._period == 0:
+            before, self._allocation = self._allocation, self._allocator.allocate(self._experience)
+            if self._allocation != before:
+                _log.info("gradient workers are shared out anew: %s", self._allocation)
+            self._experience.clear()
+
+    def close(self) -> None:
+        """Ends the workers; the runtime stays."""
+        for worker in self._workers:
+            self.runtime.stop(worker)
+        self._workers, self._tasks, self._steps = [], {}, {}
+
+    # -- tasks
+
+    def _hand_out(self, task: _Task, worker: str) -> None:
+        """To this worker if it can begin, else to one that can and has least to do, else to this process."""
+        if not self._ready(worker):
+            load = Counter(call.worker for call in self._tasks)
+            others = [other for other in self._workers if self._ready(other)]
+            if not others:
+                self._compute_here(task)
+                return
+            worker = min(others, key=lambda other: load[other])
+        task.deadline = time.monotonic() + self._timeout_s
+        self._tasks[self.runtime.call(worker, "gradients", task.policy, task.state, task.shard)] = task
+
+    def _ready(self, worker: str) -> bool:
+        status = self.runtime.status()[worker]
+        return status.state in ("idle", "busy") or (status.state == "starting" and status.incarnation == 0)
+
+    def _pass_on(self, task: _Task, result: Result) -> None:
+        task.deaths += 1
+        if task.deaths >= _MAX_DEATHS:
+            raise WorkerDiedError(
+                f"{task.deaths} gradient workers died of the same task of policy {task.policy!r}: {result.error}"
+            )
+        self.reassigned += 1
+        _log.warning("a gradient worker died and its task is given to another one: %s", result.error)
+        self._hand_out(task, result.call.worker)
+
+    def _revive(self, worker: str) -> None:
+        status = self.runtime.status()[worker]
+        if status.state == "waiting" or (status.state == "starting" and status.incarnation > 0):
+            return
+        try:
+            self.runtime.restart(worker)
+        except WorkerDiedError as error:
+            _log.warning("%s", error)
+
+    def _compute_here(self, task: _Task) -> None:
+        _log.warning("no gradient worker is alive; this process computes the gradients of policy %r", task.policy)
+        if self._spare is None:
+            self._spare = GradWorker(copy.deepcopy(self._algorithms))
+        step = self._steps[task.policy]
+        step.gradients[task.number] = self._spare.gradients(task.policy, step.state, task.shard)
+
+
+def apply_shards(algorithm: GradientAlgorithm[Any], parts: Sequence[Gradients], minibatch: Any) -> StepResult:
+    """One gradient step with gradients from elsewhere, weighted by their valid rows.
+
+    Args:
+        algorithm: that learns.
+        parts: of all shards, in their order.
+        minibatch: they are of; goes into the error.
+
+    Raises:
+        NonFiniteError: the gradient is NaN or infinite.
+    """
+    try:
+        metrics = algorithm.apply(parts)
+    except NonFiniteError as error:
+        error.batch = minibatch
+        raise
+    priorities = [part.priority for part in parts if part.priority is not None]
+    return metrics, torch.cat(priorities) if priorities else None
+
+
+def require_gradients(algorithms: Mapping[str, Algorithm[Any]]) -> dict[str, GradientAlgorithm[Any]]:
+    """The algorithms, if gradient workers can compute for them.
+
+    Args:
+        algorithms: by policy name.
+
+    Raises:
+        ConfigError: one states no losses, or is compiled.
+    """
+    found: dict[str, GradientAlgorithm[Any]] = {}
+    for name, algorithm in algorithms.items():
+        if not isinstance(algorithm, GradientAlgorithm):
+            raise ConfigError(
+                f"policy {name!r} learns by {type(algorithm).__name__}, which states no losses, so no gradient worker "
+                "can compute them; leave gradient workers out, or use an algorithm that does, such as PPO"
+            )
+        found[name] = algorithm
+    return found

@@ -1,0 +1,186 @@
+"""`RolloutWorker`: acts in environments of its own, wherever it lives, and sends what happened."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from palaestra.algorithms import Algorithm
+from palaestra.buffers import ReplayBuffer, stream_pieces
+from palaestra.core import POLICY, Batch, ConfigError, RunSeeds
+from palaestra.distributed.weights import load_acting_weights, versions_of
+from palaestra.envs import EnvConfig, Fault, create_environment
+from palaestra.policies import Policy
+from palaestra.rollout import CollectInfo, Collector, buffer_for, episode_discount
+
+__all__ = ["ActingParts", "CollectorFactory", "Fragment", "RolloutWorker"]
+
+_SENT = ("step_type", "reward", "discount", "observation", "action", "policy_version", "policy_info", "state")
+
+
+class ActingParts(NamedTuple):
+    """What a roll-out worker acts with."""
+
+    collector: Any
+    """A `Collector`, or another that fills `buffers` by `unroll`; its buffers hold fragments only."""
+    policies: Mapping[str, Policy]
+    """That act, by name."""
+    env: Any
+    """That they act in."""
+
+
+class Fragment(NamedTuple):
+    """What a worker collected in one go. Its call names it: worker, incarnation, sequence."""
+
+    versions: dict[str, int]
+    """Of the policies that acted."""
+    pieces: dict[str, list[tuple[list[int], Batch]]]
+    """By policy: lanes of the worker, and rows of them as `ReplayBuffer.extend` takes them."""
+    info: CollectInfo
+    """What the collection did; environments are numbered within the worker."""
+    lanes: dict[str, np.ndarray] | None
+    """Seed and episode number of every environment, for whoever takes the worker's place; `None` where unknown."""
+    faults: list[Fault]
+    """Of the environments, since the fragment before; environments are numbered within the worker."""
+
+
+@dataclass(frozen=True)
+class CollectorFactory:
+    """Makes what the roll-out workers of a run with one policy act with.
+
+    Args:
+        env: of the run; its environments are shared out over the workers.
+        algorithm: makes the algorithm of the run, with the policy that acts.
+        num_workers: how many workers there are.
+        seed: of the run.
+
+    Raises:
+        ConfigError: the environments cannot be shared out evenly, or would need processes of their own.
+    """
+
+    env: EnvConfig
+    algorithm: Callable[[], Algorithm[Any]]
+    num_workers: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.env.num_envs % self.num_workers:
+            raise ConfigError(
+                f"env.num_envs is {self.env.num_envs}, which cannot be shared out evenly over {self.num_workers} "
+                f"workers; give {_near(self.env.num_envs, self.num_workers)}"
+            )
+        if self.env.vectorization in ("process", "thread"):
+            raise ConfigError(
+                f"env.vectorization is {self.env.vectorization}, but the workers of the run are processes already; "
+                "leave it out, or use native"
+            )
+
+    def __call__(self, worker: int) -> ActingParts:
+        """The parts of one worker.
+
+        Args:
+            worker: its number. Its environments have the seeds that they would have in one process; its policy has
+                its own.
+        """
+        seeds, size = RunSeeds(self.seed), self.env.num_envs // self.num_workers
+        lanes = range(worker * size, (worker + 1) * size)
+        lane_seeds = [seeds.integer("environments", lane) for lane in lanes]
+        env = create_environment(dataclasses.replace(self.env, num_envs=size), lane_seeds=lane_seeds)
+        algorithm = self.algorithm()
+        algorithm.policy.seed(seeds.integer("acting", 1 + worker))
+        specs = {"observation_spec": env.observation_spec, "reward_spec": env.reward_spec}
+        buffer = buffer_for(algorithm, size, fragments=True, **specs)
+        collector = Collector(env, algorithm.policy, buffer, gamma=episode_discount(algorithm))
+        return ActingParts(collector, {POLICY: algorithm.policy}, env)
+
+
+class RolloutWorker:
+    """What a roll-out manager starts on a runtime.
+
+    Args:
+        make: makes the parts of a worker.
+        number: of this one.
+    """
+
+    def __init__(self, make: Callable[[int], ActingParts], number: int) -> None:
+        self._parts = make(number)
+        self._buffers: Mapping[str, ReplayBuffer] = self._parts.collector.buffers
+        self._weights: Mapping[str, Any] | None = None
+        self._faults_told = 0
+
+    def begin(self, position: Mapping[str, Any] | None) -> str:
+        """Takes the place of a worker that was there before.
+
+        Args:
+            position: what `state` gave; or only its `lanes`, to go on with the next episode of each; or `None`.
+
+        Returns:
+            Whether the environments go on exactly: "exact" or "statistical".
+        """
+        collector, env = self._parts.collector, self._parts.env
+        if position is not None and "collector" in position:
+            collector.load_state(position["collector"])
+            for name, state in position["generators"].items():
+                self._parts.policies[name].generator.set_state(state)
+            for name, buffer in self._buffers.items():
+                buffer.load_state_tensors(position["buffers"][name])
+        elif position is not None and position["lanes"] is not None:
+            env.load_lane_state(position["lanes"])
+        return env.resume
+
+    def collect(self, weights: Mapping[str, Any], amount: int, *, episodes: bool, random: Collection[str]) -> Fragment:
+        """Acts for a while.
+
+        Args:
+            weights: of the policies, from `acting_weights`.
+            amount: time steps, or whole episodes, of every environment.
+            episodes: whether it is these.
+            random: names of policies that act at random.
+        """
+        if weights is not self._weights:  # they come once per version
+            load_acting_weights(self._parts.policies, weights)
+            self._weights = weights
+        for buffer in self._buffers.values():
+            buffer.clear()
+        collector = self._parts.collector
+        if episodes:
+            info = collector.collect(n_episode=[amount] * collector.num_lanes, random=bool(random))
+        else:
+            info = collector.unroll(amount, random=random)
+        info.episodes += collector.drain()
+        pieces = {name: [_sent(*piece) for piece in stream_pieces(b)] for name, b in self._buffers.items()}
+        faults = list(self._parts.env.faults[self._faults_told :])
+        self._faults_told += len(faults)
+        return Fragment(versions_of(weights), pieces, info, self._lanes(), faults)
+
+    def state(self) -> dict[str, Any]:
+        """Where the worker is, for a checkpoint."""
+        for buffer in self._buffers.values():
+            buffer.clear()
+        return {
+            "collector": self._parts.collector.state(),
+            "generators": {name: policy.generator.get_state() for name, policy in self._parts.policies.items()},
+            "buffers": {name: buffer.state_tensors() for name, buffer in self._buffers.items()},
+            "lanes": self._lanes(),
+        }
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self._parts.env.close()
+
+    def _lanes(self) -> dict[str, np.ndarray] | None:
+        lane_state = getattr(self._parts.env, "lane_state", None)
+        return None if lane_state is None else lane_state()
+
+
+def _sent(lanes: list[int], rows: Batch) -> tuple[list[int], Batch]:
+    return lanes, Batch.of({name: rows[name] for name in _SENT if name in rows})
+
+
+def _near(num_envs: int, num_workers: int) -> str:
+    below, above = num_envs // num_workers * num_workers, -(-num_envs // num_workers) * num_workers
+    return f"{below} or {above}" if below else str(above)

@@ -1,0 +1,276 @@
+"""`Actor`: a policy that acts for its agents in several worlds, each lane at its own times."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from palaestra.core import StepType, TimeStep, numpy_dtype, spec_leaves
+from palaestra.envs.nest import flatten, neutral, to_batched, unflatten
+from palaestra.multiagent.roles import Role, team_leaves
+from palaestra.multiagent.rows import Choice, Row, pack_choices, unpack_choices
+from palaestra.multiagent.world import Moment
+from palaestra.policies import Phase, Policy, RandomPolicy
+from palaestra.rollout.lanes import put_rows, take_rows
+
+__all__ = ["Actor"]
+
+_FIRST, _MID, _LAST = (int(kind) for kind in StepType)
+
+
+class Actor:
+    """A policy that acts for the agents of its role in B worlds.
+
+    A lane is an agent of a world, or the team of a world. `take` tells the actor what has happened; `act` chooses for
+    whoever is to act.
+
+    Args:
+        policy: how to act.
+        role: for whom.
+        num_worlds: B.
+        delayed: whether rewards come late.
+    """
+
+    def __init__(self, policy: Policy, role: Role, num_worlds: int, *, delayed: bool) -> None:
+        self.policy, self.role, self.num_worlds, self._delayed = policy, role, num_worlds, delayed
+        self.num_lanes = num_worlds * role.lanes_per_world
+        self._slot = {name: slot for slot, name in enumerate(role.agents)}
+        self._random = RandomPolicy(policy.observation_spec, policy.raw_action_spec)
+        self._dtypes = [numpy_dtype(leaf.dtype) for leaf in spec_leaves(role.observation_spec).values()]
+        self._alive_leaf = list(spec_leaves(role.observation_spec)).index("alive") if role.joint else -1
+        self._zero_action = _zeros(policy.raw_action_spec)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets everything that is going on."""
+        count = self.num_lanes
+        self.state: Any = self.policy.initial_state(count)
+        self.due: dict[int, tuple[list[np.ndarray], bool]] = {}
+        """By lane, what it sees and whether its episode begins."""
+        self.taken: dict[int, Choice] = {}
+        """By lane, the action whose outcome is not known yet."""
+        self._running: list[set[str]] = [set() for _ in range(self.num_worlds)]
+        self._seen: list[list[Any]] = [self._unseen() for _ in range(self.num_worlds)] if self.role.joint else []
+        self._unrewarded: dict[tuple[int, str], deque[tuple[Row, int]]] = {}
+        self._early: dict[tuple[int, str], deque[float]] = {}
+
+    def _unseen(self) -> list[Any]:
+        return [neutral(self.role.member.observation) for _ in self.role.agents]
+
+    # -- what happened
+
+    def take(self, world: int, moment: Moment, global_state: Any = None) -> list[Row]:
+        """What a moment means for the lanes of a world.
+
+        Args:
+            world: its number.
+            moment: that it has come to.
+            global_state: of the world, where the role sees it.
+
+        Returns:
+            New rows, at most one for each lane. Rewards that come late are added to rows of this and earlier calls.
+        """
+        mine = {name: step for name, step in moment.time_steps.items() if name in self._slot}
+        rows = self._team_rows(world, mine, global_state) if self.role.joint else self._rows(world, mine)
+        if self._delayed:
+            self._pay(world, moment.late_rewards)
+        return rows
+
+    def _rows(self, world: int, mine: Mapping[str, TimeStep]) -> list[Row]:
+        rows: list[Row] = []
+        for name, step in mine.items():
+            lane, kind = world * len(self.role.agents) + self._slot[name], int(step.step_type)
+            leaves = self._leaves(step.observation, self.role.member.observation)
+            reward = np.array(step.reward, np.float32)
+            row = Row(lane, kind, float(step.discount), leaves, reward, self.taken.pop(lane, None))
+            if self._delayed and kind != _FIRST:
+                self._expect(world, name, row, 0)
+            if kind != _LAST:
+                self.due[lane] = leaves, kind == _FIRST
+            rows.append(row)
+        return rows
+
+    def _team_rows(self, world: int, mine: Mapping[str, TimeStep], global_state: Any) -> list[Row]:
+        if not mine:
+            return []
+        running, seen = self._running[world], self._seen[world]
+        begins = not running
+        if begins:
+            seen[:] = self._unseen()
+        reward, alive = np.zeros(len(seen), np.float32), np.zeros(len(seen), np.float32)
+        cut = False
+        for name, step in mine.items():
+            slot = self._slot[name]
+            seen[slot] = step.observation
+            if step.step_type == _LAST:
+                running.discard(name)
+                cut = cut or bool(step.discount)
+            else:
+                running.add(name)
+                alive[slot] = 1
+            reward[slot] = float(step.reward)
+        kind = _FIRST if begins else _MID if running else _LAST
+        leaves = self._team_leaves(seen, alive, global_state)
+        row = Row(world, kind, float(kind != _LAST or cut), leaves, reward, self.taken.pop(world, None))
+        for name, step in mine.items():
+            if self._delayed and step.step_type != _FIRST:
+                self._expect(world, name, row, self._slot[name])
+        if alive.any():
+            self.due[world] = leaves, begins
+        elif kind != _LAST:  # nobody acts now: the next row follows whatever the policy would have said
+            self.taken[world] = self.no_choice(leaves, begins)
+        return [row]
+
+    def _team_leaves(self, seen: Sequence[Any], alive: np.ndarray, global_state: Any) -> list[np.ndarray]:
+        spec, member = self.role.observation_spec, self.role.member
+        leaves = [*team_leaves(member, list(seen), spec["observation"]), alive]
+        if "action_mask" in spec:  # whoever does not act may do anything
+            masks = [
+                one["action_mask"] if alive[slot] else np.ones_like(one["action_mask"]) for slot, one in enumerate(seen)
+            ]
+            leaves.append(np.concatenate(masks).astype(np.int8))
+        if "global_state" in spec:
+            leaves += self._leaves(global_state, spec["global_state"])
+        return leaves
+
+    def no_choice(self, leaves: list[np.ndarray], first: bool) -> Choice:
+        """What stands for an action where none is taken.
+
+        Args:
+            leaves: of the observation.
+            first: whether an episode begins with it.
+        """
+        state = _zeros(self.policy.state_spec) if self.policy.state_spec else []
+        return Choice(leaves, self._zero_action, state, first, self.policy.version)
+
+    @staticmethod
+    def _leaves(value: Any, spec: Any) -> list[np.ndarray]:
+        leaves = zip(flatten(value, spec), spec_leaves(spec).values(), strict=True)
+        return [np.array(leaf, numpy_dtype(leaf_spec.dtype)) for leaf, leaf_spec in leaves]
+
+    # -- late rewards: the k-th reward of an agent belongs to its k-th action, whose outcome is its k-th later row
+
+    def _expect(self, world: int, name: str, row: Row, slot: int) -> None:
+        row.waiting.append(slot)
+        self._unrewarded.setdefault((world, name), deque()).append((row, slot))
+
+    def _pay(self, world: int, late_rewards: Mapping[str, Sequence[float]]) -> None:
+        for name in self.role.agents:
+            early = self._early.setdefault((world, name), deque())
+            early.extend(late_rewards.get(name, ()))
+            rows = self._unrewarded.get((world, name))
+            while early and rows:
+                row, slot = rows.popleft()
+                row.reward[slot if self.role.joint else ...] += early.popleft()
+                row.waiting.remove(slot)
+
+    # -- acting
+
+    def act(
+        self, phase: Phase, *, deterministic: bool = False, random: bool = False, actions: list[dict[str, Any]]
+    ) -> None:
+        """Chooses for every lane that is to act.
+
+        Args:
+            phase: what the actions are for.
+            deterministic: whether to take the most probable or most valuable action.
+            random: whether actions are drawn uniformly.
+            actions: of every world, by agent; those of this role are added.
+        """
+        if not self.due:
+            return
+        lanes = np.fromiter(self.due, np.int64, len(self.due))
+        seen = list(self.due.values())
+        observation = self.batch([leaves for leaves, _ in seen])
+        kinds = torch.tensor([_FIRST if first else _MID for _, first in seen], dtype=torch.int32)
+        time_step = TimeStep(step_type=kinds, observation=observation)
+        state = self.state if type(self.state) is tuple else take_rows(self.state, lanes)
+        step = self.policy.act(time_step, state, phase=phase, deterministic=deterministic)
+        action = step.action
+        if random:
+            self._random.generator = self.policy.generator
+            action = self._random.act(time_step).action
+        if type(self.state) is not tuple:
+            self.state = put_rows(self.state, lanes, step.state)
+        taken = [np.asarray(leaf) for leaf in flatten(action, self.policy.raw_action_spec)]
+        done = [np.asarray(leaf) for leaf in flatten(self.policy.env_action(action), self.role.action_spec)]
+        memory = [] if type(state) is tuple else [np.asarray(leaf) for leaf in flatten(state, self.policy.state_spec)]
+        version, width = self.policy.version, self.role.lanes_per_world
+        for row, (lane, (leaves, first)) in enumerate(self.due.items()):
+            mine = [leaf[row] for leaf in taken]
+            self.taken[lane] = Choice(leaves, mine, [leaf[row] for leaf in memory], first, version)
+            members = self.role.member_actions(done, row)
+            if self.role.joint:
+                alive = leaves[self._alive_leaf]
+                actions[lane] |= {name: members[slot] for name, slot in self._slot.items() if alive[slot]}
+            else:
+                actions[lane // width][self.role.agents[lane % width]] = members[0]
+        self.due = {}
+
+    def batch(self, rows: Sequence[list[np.ndarray]]) -> Any:
+        """Observations of several lanes as the policy takes them.
+
+        Args:
+            rows: leaves of each.
+
+        Returns:
+            Tensors [n, ...], in a `Batch` where the observation is a nest.
+        """
+        arrays = [np.stack([row[leaf] for row in rows]) for leaf in range(len(self._dtypes))]
+        return to_batched(arrays, self.role.observation_spec)
+
+    # -- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Who is to act, whose outcomes are open, and the policy's memories."""
+        due = {
+            "lanes": list(self.due),
+            "first": [first for _, first in self.due.values()],
+            "observation": [np.stack(leaf) for leaf in zip(*(leaves for leaves, _ in self.due.values()), strict=True)],
+        }
+        member = self.role.member.observation
+        seen = [
+            np.stack(leaf)
+            for leaf in zip(*(self._leaves(one, member) for team in self._seen for one in team), strict=True)
+        ]
+        return {
+            "memory": self.state,
+            "due": due,
+            "taken": {"lanes": list(self.taken), "choices": pack_choices(list(self.taken.values()))},
+            "running": [sorted(running) for running in self._running],
+            "seen": seen,
+            "early": [[world, name, list(rewards)] for (world, name), rewards in self._early.items() if rewards],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], waiting: Iterable[Row]) -> None:
+        """Puts back what `state_dict` gave.
+
+        Args:
+            state: of an actor with the same role.
+            waiting: rows whose rewards are still to come, those of a lane in order.
+        """
+        self.begin()
+        self.state = state["memory"]
+        columns = [np.asarray(leaf) for leaf in state["due"]["observation"]]
+        for row, (lane, first) in enumerate(zip(state["due"]["lanes"], state["due"]["first"], strict=True)):
+            self.due[lane] = [column[row] for column in columns], first
+        self.taken = dict(zip(state["taken"]["lanes"], unpack_choices(state["taken"]["choices"]), strict=True))
+        self._running = [set(names) for names in state["running"]]
+        count, leaves = len(self.role.agents), [np.asarray(leaf) for leaf in state["seen"]]
+        for number in range(len(self._seen) * count):
+            mine = unflatten((leaf[number] for leaf in leaves), self.role.member.observation)
+            self._seen[number // count][number % count] = mine
+        for world, name, rewards in state["early"]:
+            self._early[world, name] = deque(rewards)
+        for row in waiting:
+            for slot in row.waiting:
+                world, member = (row.lane, slot) if self.role.joint else divmod(row.lane, count)
+                self._unrewarded.setdefault((world, self.role.agents[member]), deque()).append((row, slot))
+
+
+def _zeros(spec: Any) -> list[np.ndarray]:
+    return [np.zeros(leaf.shape, numpy_dtype(leaf.dtype)) for leaf in spec_leaves(spec).values()]

@@ -1,0 +1,191 @@
+"""`EnvWrapper`: the bridge from a simulator of your own to agents that learn."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, final
+
+from palaestra.core import EnvError, TimeStep, restart, transition
+from palaestra.core import termination as terminated
+from palaestra.core import truncation as truncated
+from palaestra.multiagent.world import Moment, World
+
+__all__ = ["EnvWrapper"]
+
+
+class _Decision(NamedTuple):
+    """Actions that wait for their rewards."""
+
+    tick: int
+    actions: Mapping[str, Any]
+    info: Any
+
+
+class EnvWrapper(World):
+    """A world made of an event-driven simulator, which runs by itself until it needs decisions of some agents.
+
+    A subclass knows the simulator and defines how to start and run it, what an agent sees (`get_state`), how actions
+    are told to the simulator (`to_env_action`), and what they earned (`get_reward`). Everything else is here: who acts
+    when, transitions that wait until their rewards can be told, ends of episodes.
+
+    Args:
+        reward_eval_delay: ticks after which an action's reward is asked for, at least 0; at the end of an episode all
+            that are still open are asked for.
+
+    Raises:
+        EnvError: the delay is negative.
+
+    Examples:
+        >>> from palaestra.core import DiscreteSpec, TensorSpec
+        >>> from palaestra.multiagent import AgentSpec
+        >>> class Shop(EnvWrapper):  # the simulator is a stock of goods that sells one each tick
+        ...     agents = {"buyer": AgentSpec(TensorSpec((1,)), DiscreteSpec(num=2))}
+        ...
+        ...     def start(self, seed):
+        ...         self.tick, self.stock = 0, 1
+        ...         return ["buyer"]
+        ...
+        ...     def run(self, env_action):
+        ...         self.tick, self.stock = self.tick + 1, self.stock + env_action - 1
+        ...         return ["buyer"] if self.tick < 3 else []
+        ...
+        ...     def get_state(self, agent):
+        ...         return np.array([self.stock], np.float32)
+        ...
+        ...     def to_env_action(self, actions):
+        ...         return int(actions["buyer"])
+        ...
+        ...     def get_reward(self, actions, tick, info):
+        ...         return {"buyer": float(self.stock >= 0)}
+        >>> import numpy as np
+        >>> shop = Shop(reward_eval_delay=1)
+        >>> shop.begin_episode(seed=0).time_steps["buyer"].observation, shop.advance({"buyer": 0}).late_rewards
+        (array([1.], dtype=float32), {'buyer': [1.0]})
+    """
+
+    delayed = True
+    terminated: bool = False
+    """Whether the episode that has just ended came to an end by itself, so that nothing can be earned after it; else it
+    was cut off, as by the simulator's last tick. `start` or `run` may set it."""
+    tick: int = 0
+    """The simulator's time; `start` and `run` set it."""
+
+    def __init__(self, *, reward_eval_delay: int = 0) -> None:
+        if reward_eval_delay < 0:
+            raise EnvError(f"reward_eval_delay is {reward_eval_delay} ticks; it must be at least 0")
+        self.reward_eval_delay = reward_eval_delay
+        self.tracker: dict[str, float] = {}
+        """Numbers about the running episode, which `post_step` may keep; reported when it ends."""
+        self._open: deque[_Decision] = deque()
+        self._began: set[str] = set()
+
+    # -- what a subclass defines
+
+    @abstractmethod
+    def start(self, seed: int) -> Sequence[str]:
+        """Begins an episode of the simulator and runs it until it needs decisions.
+
+        Args:
+            seed: all the randomness of the episode comes from it.
+
+        Returns:
+            The agents whose decisions it needs.
+        """
+
+    @abstractmethod
+    def run(self, env_action: Any) -> Sequence[str]:
+        """Hands decisions to the simulator and runs it until it needs others.
+
+        Args:
+            env_action: from `to_env_action`.
+
+        Returns:
+            The agents whose decisions it needs; none where the episode is over.
+        """
+
+    @abstractmethod
+    def get_state(self, agent: str) -> Any:
+        """What an agent sees now, as its observation spec says.
+
+        Args:
+            agent: its name.
+        """
+
+    @abstractmethod
+    def to_env_action(self, actions: Mapping[str, Any]) -> Any:
+        """What the simulator is told, with whatever it needs to know besides.
+
+        Args:
+            actions: by agent, as their action specs say.
+        """
+
+    @abstractmethod
+    def get_reward(self, actions: Mapping[str, Any], tick: int, info: Any) -> Mapping[str, float]:
+        """What actions have earned.
+
+        Args:
+            actions: by agent, that were taken together.
+            tick: when; at least `reward_eval_delay` ticks ago, or the episode is over.
+            info: what `get_transition_info` said then.
+
+        Returns:
+            By agent; whoever is left out earned nothing.
+        """
+
+    def get_transition_info(self) -> Any:
+        """What `get_reward` will need to know about this moment, asked before actions are executed."""
+        return None
+
+    def post_step(self) -> None:
+        """Called after every run of the simulator; a place to write to `tracker`."""
+
+    # -- the world
+
+    @final
+    def begin_episode(self, seed: int) -> Moment:
+        """See `World.begin_episode`."""
+        self._open.clear()
+        self._began, self.tracker, self.terminated = set(), {}, False
+        return Moment(self._asked(self.start(seed)))
+
+    @final
+    def advance(self, actions: Mapping[str, Any]) -> Moment:
+        """See `World.advance`."""
+        self._open.append(_Decision(self.tick, dict(actions), self.get_transition_info()))
+        deciding = self.run(self.to_env_action(actions))
+        self.post_step()
+        over = not deciding
+        rewards = self._evaluated(everything=over)
+        if not over:
+            return Moment(self._asked(deciding), False, rewards)
+        end = terminated if self.terminated else truncated
+        time_steps = {agent: end(self.get_state(agent), 0.0) for agent in self.agents if agent in self._began}
+        return Moment(time_steps, True, rewards, dict(self.tracker))
+
+    def _asked(self, deciding: Sequence[str]) -> dict[str, TimeStep]:
+        """Time steps of the agents that are to act."""
+        time_steps: dict[str, TimeStep] = {}
+        for agent in deciding:
+            if agent not in self.agents:
+                raise EnvError(f"the simulator asks agent {agent!r}; the agents are {list(self.agents)}")
+            state = self.get_state(agent)
+            time_steps[agent] = transition(state, 0.0) if agent in self._began else restart(state)
+            self._began.add(agent)
+        return time_steps
+
+    def _evaluated(self, *, everything: bool) -> dict[str, list[float]]:
+        """Rewards that can be told by now."""
+        rewards: dict[str, list[float]] = {}
+        while self._open and (everything or self.tick - self._open[0].tick >= self.reward_eval_delay):
+            decision = self._open.popleft()
+            earned = self.get_reward(decision.actions, decision.tick, decision.info)
+            if unknown := set(earned) - set(decision.actions):
+                raise EnvError(
+                    f"get_reward gave rewards to {sorted(unknown)} for tick {decision.tick}, when only "
+                    f"{sorted(decision.actions)} acted; a reward belongs to an action"
+                )
+            for agent in decision.actions:
+                rewards.setdefault(agent, []).append(float(earned.get(agent, 0.0)))
+        return rewards

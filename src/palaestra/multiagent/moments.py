@@ -1,0 +1,141 @@
+"""The rules that the moments of a world keep, checked as they arrive."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from palaestra.core import NonFiniteError, SpecError, StepType, numpy_dtype, spec_leaves
+from palaestra.envs.nest import flatten, problem
+from palaestra.multiagent.world import AgentSpec, Moment
+
+__all__ = ["MomentCheck", "moment_digest"]
+
+
+class MomentCheck:
+    """Follows one world through its episode.
+
+    Args:
+        agents: that it has.
+        delayed: whether its rewards come late.
+    """
+
+    def __init__(self, agents: Mapping[str, AgentSpec], delayed: bool) -> None:
+        self._agents, self._delayed = agents, delayed
+        self._paths = {
+            name: [f"observation.{path}".rstrip(".") for path in spec_leaves(spec.observation)]
+            for name, spec in agents.items()
+        }
+        self.newest: Moment | None = None
+        """The moment taken last; `None` before the first of an episode."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Begins a new episode."""
+        self.newest = None
+        self._running: set[str] = set()
+        self._due: set[str] = set()
+        self._unpaid = dict.fromkeys(self._agents, 0)
+
+    def require_actions(self, actions: Mapping[str, Any]) -> None:
+        """Refuses actions of others than those that are to act.
+
+        Args:
+            actions: by agent.
+
+        Raises:
+            SpecError: names who is missing and who is too many.
+        """
+        if set(actions) != self._due:
+            raise SpecError(f"actions were given for {sorted(actions)}; those to act are {sorted(self._due)}")
+
+    def take(self, moment: Moment) -> None:
+        """Refuses a moment that breaks a rule.
+
+        Args:
+            moment: what the world emitted.
+
+        Raises:
+            SpecError: names the agent and the rule.
+            NonFiniteError: names the agent and the value that is NaN or infinite.
+        """
+        acted, self._due = self._due, set()
+        for name, time_step in moment.time_steps.items():
+            if name not in self._agents:
+                raise SpecError(f"agent {name!r} is none of the world's agents, {list(self._agents)}")
+            self._follow(name, time_step, acted)
+            if wrong := problem(time_step.observation, self._agents[name].observation):
+                raise SpecError(f"the observation of agent {name!r} has {wrong}")
+            self._require_finite(name, time_step)
+        if moment.over and self._running:
+            raise SpecError(f"the episode is over, and agents {sorted(self._running)} got no LAST time step")
+        if moment.over and self._due:
+            raise SpecError(f"the episode is over, and agents {sorted(self._due)} are to act")
+        if self._delayed or moment.late_rewards:
+            self._pay(acted, moment)
+        self.newest = moment
+
+    def _require_finite(self, name: str, time_step: Any) -> None:
+        values = flatten(time_step.observation, self._agents[name].observation)
+        for path, value in zip([*self._paths[name], "reward"], [*values, time_step.reward], strict=True):
+            if not np.isfinite(value).all():
+                raise NonFiniteError(
+                    f"emitted {path} = {value} for agent {name!r}; look at the world, or clip what it emits"
+                )
+
+    def _follow(self, name: str, time_step: Any, acted: set[str]) -> None:
+        kind, discount, running = int(time_step.step_type), float(time_step.discount), name in self._running
+        if kind not in (0, 1, 2) or discount not in (0.0, 1.0) or (discount == 0 and kind != StepType.LAST):
+            raise SpecError(f"agent {name!r} got (step type {kind}, discount {discount}); discount is 0 only with LAST")
+        if running == (kind == StepType.FIRST):
+            ought = "goes on, so MID or LAST is due" if running else "has not begun, so FIRST is due"
+            raise SpecError(f"agent {name!r} got {StepType(kind).name}, but its episode {ought}")
+        if self._delayed and float(time_step.reward) != 0:
+            raise SpecError(f"agent {name!r} got the reward {time_step.reward}, but this world's rewards come late")
+        if kind == StepType.FIRST and float(time_step.reward) != 0:
+            raise SpecError(f"agent {name!r} got the reward {time_step.reward} with FIRST, before it has acted")
+        if kind == StepType.LAST:
+            self._running.discard(name)
+        else:
+            self._running.add(name)
+            self._due.add(name)
+
+    def _pay(self, acted: set[str], moment: Moment) -> None:
+        """Every action of a delayed world gets one reward, by the end of the world's episode at the latest."""
+        if not self._delayed:
+            raise SpecError("late rewards came from a world that is not `delayed`; put rewards into time steps")
+        for name in acted:
+            self._unpaid[name] += 1
+        for name, rewards in moment.late_rewards.items():
+            if not np.isfinite(rewards).all():
+                raise NonFiniteError(f"emitted the late rewards {list(rewards)} for agent {name!r}; look at the world")
+            if len(rewards) > self._unpaid.get(name, 0):
+                raise SpecError(
+                    f"agent {name!r} got {len(rewards)} late rewards for {self._unpaid.get(name, 0)} actions without"
+                )
+            self._unpaid[name] -= len(rewards)
+        if moment.over and any(self._unpaid.values()):
+            missing = {name: count for name, count in self._unpaid.items() if count}
+            raise SpecError(f"the episode is over, and actions have no reward yet, by agent: {missing}")
+
+
+def moment_digest(moment: Moment | None, agents: Mapping[str, AgentSpec]) -> str:
+    """A short hash of everything that agents see in a moment.
+
+    Args:
+        moment: of a world; `None` gives no digest.
+        agents: of that world.
+    """
+    if moment is None:
+        return ""
+    code = hashlib.blake2b(digest_size=12)
+    for name in sorted(moment.time_steps):
+        spec, time_step = agents[name].observation, moment.time_steps[name]
+        code.update(name.encode())
+        code.update(np.array([time_step.step_type, time_step.discount, time_step.reward], np.float64).tobytes())
+        for leaf, leaf_spec in zip(flatten(time_step.observation, spec), spec_leaves(spec).values(), strict=True):
+            code.update(np.ascontiguousarray(leaf, numpy_dtype(leaf_spec.dtype)).tobytes())
+    return code.hexdigest()

@@ -1,0 +1,260 @@
+"""PettingZoo environments as worlds, and worlds as PettingZoo environments."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from typing import Any, final
+
+import numpy as np
+
+from palaestra.core import (
+    ConfigError,
+    EnvError,
+    MissingExtraError,
+    MultiBinarySpec,
+    SpecTree,
+    TimeStep,
+    did_you_mean,
+    restart,
+    transition,
+)
+from palaestra.core import termination as terminated
+from palaestra.core import truncation as truncated
+from palaestra.envs import spec_from_space
+from palaestra.multiagent.world import AgentSpec, Moment, World
+
+__all__ = ["PREFIX", "AECWorld", "ParallelWorld", "aec_env", "load_pettingzoo", "parallel_env", "world_from_pettingzoo"]
+
+PREFIX = "pettingzoo:"
+_MASK = "action_mask"
+
+
+def _ended(observation: Any, reward: float, termination: bool, truncation: bool) -> TimeStep:
+    if termination or truncation:
+        return (terminated if termination else truncated)(observation, reward)
+    return transition(observation, reward)
+
+
+class _PettingZooWorld(World):
+    """What both kinds have in common: agents from spaces, masks, the global state."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        try:
+            names = list(env.possible_agents)
+        except AttributeError:
+            raise ConfigError(
+                f"{env} does not say `possible_agents`, so nobody knows how many agents need room in buffers"
+            ) from None
+        env.reset(seed=0)
+        # masks are part of observations, or told beside them; who is alive at first shows which
+        self._told_beside = any(_MASK in self._info(name) for name in env.agents)
+        self._agents = {str(name): self._agent_spec(name) for name in names}
+        self._keys = {str(name): name for name in names}
+
+    @property
+    def agents(self) -> Mapping[str, AgentSpec]:
+        return self._agents
+
+    @property
+    def state_spec(self) -> SpecTree | None:
+        space = getattr(self._env, "state_space", None)
+        return None if space is None else spec_from_space(space)
+
+    def global_state(self) -> Any:
+        return self._env.state()
+
+    def render(self) -> np.ndarray:
+        frame = self._env.render()
+        if not isinstance(frame, np.ndarray):
+            raise EnvError(f"{self._env} draws no pictures; make it with render_mode='rgb_array'")
+        return frame
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _info(self, name: Any) -> Mapping[str, Any]:
+        return self._env.infos[name]
+
+    def _agent_spec(self, name: Any) -> AgentSpec:
+        observation, action = self._env.observation_space(name), self._env.action_space(name)
+        spec = spec_from_space(observation)
+        if self._told_beside:
+            action_spec = spec_from_space(action)
+            spec = {"observation": spec, _MASK: MultiBinarySpec((action_spec.encoded_size,))}
+        return AgentSpec(spec, spec_from_space(action))
+
+    def _observed(self, observation: Any, info: Mapping[str, Any], spec: AgentSpec) -> Any:
+        if not self._told_beside:
+            return observation
+        size = spec.action.encoded_size  # whoever is told nothing, at its end, may do anything
+        return {"observation": observation, _MASK: np.asarray(info.get(_MASK, np.ones(size)), np.int8)}
+
+
+@final
+class ParallelWorld(_PettingZooWorld):
+    """A `pettingzoo.ParallelEnv`: everybody who is alive acts in every moment.
+
+    Args:
+        env: the environment.
+
+    Raises:
+        ConfigError: it does not know its possible agents.
+        SpecError: a space has no arrays of fixed shape.
+    """
+
+    def begin_episode(self, seed: int) -> Moment:
+        """See `World.begin_episode`."""
+        observations, infos = self._env.reset(seed=seed)
+        return Moment({str(name): restart(self._of(name, observations, infos)) for name in self._env.agents})
+
+    def advance(self, actions: Mapping[str, Any]) -> Moment:
+        """See `World.advance`."""
+        given = {self._keys[name]: action for name, action in actions.items()}
+        observations, rewards, ends, cuts, infos = self._env.step(given)
+        time_steps: dict[str, TimeStep] = {}
+        for name in given:
+            observation = self._of(name, observations, infos)
+            time_steps[str(name)] = _ended(observation, float(rewards[name]), ends[name], cuts[name])
+        for name in self._env.agents:  # who has just appeared
+            if name not in given:
+                time_steps[str(name)] = restart(self._of(name, observations, infos))
+        return Moment(time_steps, not self._env.agents)
+
+    def _of(self, name: Any, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> Any:
+        return self._observed(observations[name], infos.get(name, {}), self._agents[str(name)])
+
+    def _info(self, name: Any) -> Mapping[str, Any]:
+        return self._env.reset(seed=0)[1].get(name, {})
+
+
+@final
+class AECWorld(_PettingZooWorld):
+    """A `pettingzoo.AECEnv`: agents act one after another, and get what they earned since they acted last.
+
+    A reward that reaches an agent before it has acted for the first time belongs to no action and is left out, as is an
+    agent whose episode ends before that.
+
+    Args:
+        env: the environment.
+
+    Raises:
+        ConfigError: it does not know its possible agents.
+        SpecError: a space has no arrays of fixed shape.
+    """
+
+    def begin_episode(self, seed: int) -> Moment:
+        """See `World.begin_episode`."""
+        self._env.reset(seed=seed)
+        self._began: set[str] = set()
+        return self._selected({})
+
+    def advance(self, actions: Mapping[str, Any]) -> Moment:
+        """See `World.advance`."""
+        (action,) = actions.values()
+        self._env.step(action)
+        return self._selected({})
+
+    def _selected(self, time_steps: dict[str, TimeStep]) -> Moment:
+        """Goes past agents that are dead, to the one that acts next."""
+        while self._env.agents:
+            name = str(self._env.agent_selection)
+            seen, reward, termination, truncation, info = self._env.last()
+            observation = self._observed(seen, info, self._agents[name])
+            if not (termination or truncation):
+                begun = name in self._began
+                self._began.add(name)
+                time_steps[name] = transition(observation, float(reward)) if begun else restart(observation)
+                return Moment(time_steps)
+            if name in self._began:
+                time_steps[name] = _ended(observation, float(reward), termination, truncation)
+                self._began.discard(name)
+            self._env.step(None)
+        return Moment(time_steps, True)
+
+
+def world_from_pettingzoo(env: Any) -> World:
+    """The world of a PettingZoo environment.
+
+    Args:
+        env: a `ParallelEnv` or an `AECEnv`.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    _require_pettingzoo("a PettingZoo environment")
+    from pettingzoo import AECEnv, ParallelEnv
+
+    if isinstance(env, ParallelEnv):
+        return ParallelWorld(env)
+    if isinstance(env, AECEnv):
+        return AECWorld(env)
+    raise ConfigError(f"{env!r} is a {type(env).__name__}; a ParallelEnv or an AECEnv is needed")
+
+
+def load_pettingzoo(name: str, **kwargs: Any) -> World:
+    """A PettingZoo environment by name.
+
+    Args:
+        name: `pettingzoo:` and an id of its registry, such as `pettingzoo:classic/tictactoe-v3`. Of environments that
+            exist in both forms, the parallel one is taken.
+        kwargs: for its constructor.
+
+    Raises:
+        ConfigError: there is no such environment.
+        MissingExtraError: PettingZoo is not installed.
+    """
+    _require_pettingzoo(name)
+    import pettingzoo
+    from pettingzoo.env_registry.exceptions import PettingZooRegistryError
+
+    path = name.removeprefix(PREFIX)
+    try:
+        try:
+            env = pettingzoo.make("parallel", path, **kwargs)
+        except PettingZooRegistryError:
+            env = pettingzoo.make("aec", path, **kwargs)
+    except (PettingZooRegistryError, ImportError) as error:
+        known = sorted({*pettingzoo.aec_registry, *pettingzoo.parallel_registry})
+        raise ConfigError(
+            f"{name!r} cannot be made: {error}. Names are such as pettingzoo:classic/tictactoe-v3"
+            f"{did_you_mean(path, known)}. Families of environments need extras of PettingZoo's own"
+        ) from error
+    return world_from_pettingzoo(env)
+
+
+def parallel_env(world: World) -> Any:
+    """A world as a `pettingzoo.ParallelEnv`, for libraries that take these.
+
+    Args:
+        world: in which everybody alive acts in every moment.
+
+    Raises:
+        MissingExtraError: PettingZoo is not installed.
+    """
+    _require_pettingzoo("a world as a ParallelEnv")
+    from palaestra.multiagent.exposed import WorldParallelEnv
+
+    return WorldParallelEnv(world)
+
+
+def aec_env(world: World) -> Any:
+    """A world as a `pettingzoo.AECEnv`: those who act in a moment are asked one after another.
+
+    Args:
+        world: any.
+
+    Raises:
+        MissingExtraError: PettingZoo is not installed.
+    """
+    _require_pettingzoo("a world as an AECEnv")
+    from palaestra.multiagent.exposed import WorldAECEnv
+
+    return WorldAECEnv(world)
+
+
+def _require_pettingzoo(what: str) -> None:
+    if importlib.util.find_spec("pettingzoo") is None:
+        raise MissingExtraError("pettingzoo", "multiagent", what)

@@ -1,0 +1,196 @@
+"""Which policy acts for which agents, and what these see of it: alone, or as a team."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from palaestra.core import (
+    BoundedSpec,
+    ConfigError,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpecTree,
+    TensorSpec,
+    did_you_mean,
+    numpy_dtype,
+    spec_leaves,
+)
+from palaestra.envs.nest import flatten, unflatten
+from palaestra.multiagent.world import AgentSpec
+
+__all__ = ["Role", "assign_roles", "team_leaves", "team_specs"]
+
+_MASK = "action_mask"
+
+
+@dataclass(frozen=True)
+class Role:
+    """A policy, and the agents for which it acts."""
+
+    policy: str
+    """Its name."""
+    agents: tuple[str, ...]
+    """Their names, in the order of the world."""
+    member: AgentSpec
+    """What each of them sees and does."""
+    observation_spec: SpecTree
+    """Of the policy: a member's, or that of the whole team."""
+    action_spec: SpecTree
+    """Of the policy."""
+    joint: bool
+    """Whether they are a team that learns together, with one lane per world; else everyone has a lane."""
+    state_spec: SpecTree | None = None
+    """Of the global state that a team sees; `None` where it sees none."""
+
+    @property
+    def reward_spec(self) -> TensorSpec:
+        """One number, or [G] of a team."""
+        return TensorSpec((len(self.agents),)) if self.joint else TensorSpec(())
+
+    @property
+    def lanes_per_world(self) -> int:
+        """1 of a team, else one for each agent."""
+        return 1 if self.joint else len(self.agents)
+
+    def member_actions(self, leaves: list[np.ndarray], row: int) -> list[Any]:
+        """The actions of every member from those of the policy, as the agents' action spec says.
+
+        Args:
+            leaves: of the policy's actions as the environment executes them, [N, ...].
+            row: which of the N.
+
+        Returns:
+            One for each agent of a team; of others, the one action of the lane.
+        """
+        if not self.joint:
+            return [unflatten((leaf[row][()] for leaf in leaves), self.member.action)]
+        (leaf,) = leaves
+        start = getattr(self.member.action, "start", 0)
+        dtype = numpy_dtype(self.member.action.dtype)
+        return [(leaf[row, slot] + start).astype(dtype)[()] for slot in range(len(self.agents))]
+
+
+def assign_roles(
+    agents: Mapping[str, AgentSpec],
+    mapping: Mapping[str, str],
+    *,
+    joint: Collection[str] = (),
+    state_spec: SpecTree | None = None,
+) -> dict[str, Role]:
+    """The roles of all policies, by policy name.
+
+    Args:
+        agents: of the world.
+        mapping: from agents, or patterns of names such as `buyer_*`, to policies; the first that fits counts.
+        joint: policies whose agents are a team.
+        state_spec: of the world's global state.
+
+    Raises:
+        ConfigError: an agent has no policy, a pattern fits nobody, agents of one policy differ, or a name cannot be
+            one of a file.
+
+    Examples:
+        >>> from palaestra.multiagent import Meeting
+        >>> roles = assign_roles(Meeting(num_agents=3).agents, {"agent_0": "leader", "agent_*": "followers"})
+        >>> {name: role.agents for name, role in roles.items()}
+        {'leader': ('agent_0',), 'followers': ('agent_1', 'agent_2')}
+    """
+    policy_of: dict[str, str] = {}
+    for pattern, policy in mapping.items():
+        found = [name for name in agents if fnmatch.fnmatchcase(name, pattern)]
+        if not found:
+            raise ConfigError(
+                f"the mapping names {pattern!r}{did_you_mean(pattern, agents)}; the agents are {', '.join(agents)}"
+            )
+        if not policy.isidentifier() or hasattr(torch.nn.ModuleDict, policy):
+            raise ConfigError(f"{pattern!r} is mapped to the policy {policy!r}; give it another name, of letters only")
+        for name in found:
+            policy_of.setdefault(name, policy)
+    if missing := [name for name in agents if name not in policy_of]:
+        raise ConfigError(f"the mapping gives no policy to {', '.join(missing)}; add them, or the pattern '*'")
+    roles: dict[str, Role] = {}
+    for policy in dict.fromkeys(policy_of[name] for name in agents):
+        members = tuple(name for name in agents if policy_of[name] == policy)
+        first = agents[members[0]]
+        if other := next((name for name in members if agents[name] != first), None):
+            raise ConfigError(
+                f"{members[0]} and {other} share the policy {policy!r}, but see or do different things: "
+                f"{first} and {agents[other]}; give them policies of their own"
+            )
+        if policy in joint:
+            observation, action = team_specs(first, len(members), state_spec)
+            roles[policy] = Role(policy, members, first, observation, action, True, state_spec)
+        else:
+            roles[policy] = Role(policy, members, first, first.observation, first.action, False)
+    return roles
+
+
+def team_specs(member: AgentSpec, count: int, state_spec: SpecTree | None = None) -> tuple[SpecTree, SpecTree]:
+    """What a policy of a whole team sees and does.
+
+    Args:
+        member: what each agent sees and does: one discrete choice, or a box.
+        count: G, agents of the team.
+        state_spec: of the global state.
+
+    Returns:
+        Of observations, a dict with `observation` (leaves [G, ...]), `alive` ([G], who acts now), `action_mask` where
+        members have one, and `global_state` where there is one; and of actions, [G] choices or a box [G, ...].
+
+    Raises:
+        ConfigError: a member's action is something else.
+    """
+    observation, mask = member.observation, None
+    if isinstance(observation, dict) and _MASK in observation:
+        mask = observation[_MASK]
+        observation = {key: child for key, child in observation.items() if key != _MASK}
+    spec: dict[str, SpecTree] = {"observation": _stacked(observation, count), "alive": TensorSpec((count,))}
+    if mask is not None:
+        spec[_MASK] = MultiBinarySpec((count * mask.size,))
+    if state_spec is not None:
+        spec["global_state"] = state_spec
+    action = member.action
+    if isinstance(action, DiscreteSpec):
+        return spec, MultiDiscreteSpec(dtype=action.dtype, nvec=(action.num,) * count)
+    if isinstance(action, BoundedSpec) and action.dtype.is_floating_point:
+        return spec, _stacked(action, count)
+    raise ConfigError(f"agents of a team take one discrete action, or a box of numbers; these take {action}")
+
+
+def team_leaves(member: AgentSpec, observations: list[Any], spec: SpecTree) -> list[np.ndarray]:
+    """The leaves of a team's observation besides `alive` and `global_state`, without masks.
+
+    Args:
+        member: what each agent sees.
+        observations: of every agent.
+        spec: `observation` of the team.
+    """
+    own = {k: v for k, v in member.observation.items() if k != _MASK} if isinstance(member.observation, dict) else None
+    rows = [flatten(seen, own if own is not None else member.observation) for seen in observations]
+    return [
+        np.stack([np.asarray(row[leaf], numpy_dtype(leaf_spec.dtype)) for row in rows])
+        for leaf, leaf_spec in enumerate(spec_leaves(spec).values())
+    ]
+
+
+def _stacked(spec: SpecTree, count: int) -> SpecTree:
+    if isinstance(spec, dict):
+        return {key: _stacked(child, count) for key, child in spec.items()}
+    if isinstance(spec, tuple):
+        return tuple(_stacked(child, count) for child in spec)
+    shape = (count, *spec.shape)
+    if isinstance(spec, BoundedSpec):
+        low, high = (np.broadcast_to(bound, shape).copy() for bound in (spec.minimum, spec.maximum))
+        return BoundedSpec(shape, spec.dtype, minimum=low, maximum=high)
+    if isinstance(spec, MultiBinarySpec):
+        return MultiBinarySpec(shape, spec.dtype)
+    if isinstance(spec, DiscreteSpec):
+        return MultiDiscreteSpec(dtype=spec.dtype, nvec=(spec.num,) * count)
+    return TensorSpec(shape, spec.dtype)

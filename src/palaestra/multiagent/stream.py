@@ -1,0 +1,188 @@
+"""`Stream`: the rows of a role on their way into its buffer, in order, and not before their rewards are known."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from palaestra.buffers import ReplayBuffer
+from palaestra.core import Batch, StepType, TimeStep
+from palaestra.envs.nest import to_batched
+from palaestra.multiagent.actor import Actor
+from palaestra.multiagent.rows import Choice, Row, pack_choices, pack_rows, stacked, unpack_choices, unpack_rows
+
+__all__ = ["Stream"]
+
+_FIRST, _MID, _LAST = (int(kind) for kind in StepType)
+_UNOPENED = -1
+
+
+class Stream:
+    """Appends the rows of an actor's lanes to a buffer.
+
+    Args:
+        actor: where the rows come from.
+        buffer: with a lane for each of the actor's.
+        window: rows in a row that the shortest draw needs.
+    """
+
+    def __init__(self, actor: Actor, buffer: ReplayBuffer, window: int = 1) -> None:
+        self.actor, self.buffer, self._window = actor, buffer, window
+        policy = actor.policy
+        self._spec, self._action_spec, self._state_spec = (
+            actor.role.observation_spec,
+            policy.raw_action_spec,
+            policy.state_spec or None,
+        )
+        self._no_info = [np.zeros(policy.behaviour_spec[name].shape, np.float32) for name in buffer.info_fields]
+        self._waiting: list[deque[Row]] = [deque() for _ in range(actor.num_lanes)]
+        self._kinds = [_UNOPENED] * actor.num_lanes
+        self._fresh: list[list[Choice]] = [[] for _ in range(actor.num_lanes)]
+
+    def begin(self) -> None:
+        """Drops what waits: whatever comes next begins new episodes."""
+        for waiting in self._waiting:
+            waiting.clear()
+        self._kinds = [_MID if kind != _UNOPENED else kind for kind in self._kinds]
+
+    # -- writing
+
+    def put(self, rows: Sequence[Row]) -> None:
+        """Takes new rows, and appends every row that is complete and follows complete ones.
+
+        Args:
+            rows: from `Actor.take`.
+        """
+        for row in rows:
+            self._waiting[row.lane].append(row)
+        while ready := [lane for lane in self._waiting if lane and not lane[0].waiting]:
+            self._append([lane.popleft() for lane in ready])
+
+    def _append(self, rows: Sequence[Row]) -> None:
+        """One row of some lanes."""
+        opening: list[Row] = []
+        written: dict[int, list[Row]] = {}
+        for row in rows:
+            if row.choice is None and self._kinds[row.lane] != _LAST:  # a new lane, or a stream that broke off
+                opening.append(row)
+                continue
+            choice = row.choice or self._no_choice(row)
+            written.setdefault(choice.version, []).append(row)
+            self._fresh[row.lane].append(choice)
+            row.choice = choice
+        for row in rows:
+            self._kinds[row.lane] = row.step_type
+        if opening:
+            self.buffer.open(self._time_step(opening), env_id=[row.lane for row in opening])
+        for version, mine in written.items():
+            choices = [row.choice for row in mine if row.choice is not None]
+            action = to_batched(stacked([choice.action for choice in choices]), self._action_spec)
+            memory: dict[str, Any] = {}
+            if self._state_spec is not None:
+                memory["state"] = to_batched(stacked([choice.state for choice in choices]), self._state_spec)
+            lanes = [row.lane for row in mine]
+            everybody = None if lanes == list(range(self.actor.num_lanes)) else lanes
+            self.buffer.append(action, self._time_step(mine), policy_version=version, env_id=everybody, **memory)
+
+    def _no_choice(self, row: Row) -> Choice:
+        """What stands with a LAST row, whose action is not executed, which a mask may forbid: nobody is asked."""
+        choice = self.actor.no_choice(row.observation, first=False)
+        choice.info = list(self._no_info)
+        return choice
+
+    def _time_step(self, rows: Sequence[Row]) -> TimeStep:
+        return TimeStep(
+            step_type=torch.tensor([row.step_type for row in rows], dtype=torch.int32),
+            reward=torch.from_numpy(np.stack([row.reward for row in rows])),
+            discount=torch.tensor([row.discount for row in rows], dtype=torch.float32),
+            observation=self.actor.batch([row.observation for row in rows]),
+        )
+
+    # -- what policies say about their choices, before new weights are taken
+
+    @property
+    def fresh_rows(self) -> int:
+        """Rows that the lane with most of them has got since `complete`."""
+        return max(map(len, self._fresh))
+
+    def complete(self) -> int:
+        """Adds behaviour to the rows appended since the last call, and to choices whose rows are still to come.
+
+        Returns:
+            How many rows the lane with most of them has got; 0 also where nothing can be learned from them yet.
+        """
+        rows = self.fresh_rows
+        if self.buffer.info_fields:
+            self._ask([*self._open_choices(), *(choice for lane in self._fresh for choice in lane)])
+            if rows:
+                self._write_info(rows)
+        for lane in self._fresh:
+            lane.clear()
+        return rows if self.buffer.heads.longest >= self._window else 0
+
+    def _open_choices(self) -> list[Choice]:
+        waiting = [row.choice for lane in self._waiting for row in lane if row.choice is not None]
+        return [*waiting, *self.actor.taken.values()]
+
+    def _ask(self, choices: Sequence[Choice]) -> None:
+        """One batched pass over all choices that have no info yet: the weights are those that chose."""
+        asked = [choice for choice in choices if choice.info is None]
+        if not asked:
+            return
+        policy = self.actor.policy
+        observation = self.actor.batch([choice.observation for choice in asked])
+        action = to_batched(stacked([choice.action for choice in asked]), self._action_spec)
+        memory: tuple[Any, ...] = ()
+        if self._state_spec is not None:
+            state = to_batched(stacked([choice.state for choice in asked]), self._state_spec)
+            memory = (state, torch.tensor([choice.first for choice in asked]))
+        with torch.inference_mode():
+            info = policy.behaviour(observation, action, *memory)
+        columns = [info[name].numpy() for name in self.buffer.info_fields]
+        for row, choice in enumerate(asked):
+            choice.info = [column[row] for column in columns]
+
+    def _write_info(self, rows: int) -> None:
+        info: dict[str, torch.Tensor] = {}
+        recent = self.buffer.recent("policy_info", rows)
+        for place, name in enumerate(self.buffer.info_fields):
+            column = recent[name].clone()
+            values = column.numpy()
+            for lane, choices in enumerate(self._fresh):
+                for back, choice in enumerate(reversed(choices)):
+                    assert choice.info is not None
+                    values[rows - 1 - back, lane] = choice.info[place]
+            info[name] = column
+        self.buffer.write_info(Batch.of(info), rows)
+
+    # -- checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """Rows and choices that are on their way, and where the actor is."""
+        fresh = [choice for lane in self._fresh for choice in lane]
+        return {
+            "actor": self.actor.state_dict(),
+            "kinds": list(self._kinds),
+            "waiting": pack_rows([row for lane in self._waiting for row in lane]),
+            "fresh": {"counts": [len(lane) for lane in self._fresh], "choices": pack_choices(fresh)},
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `state` gave.
+
+        Args:
+            state: of a stream with the same lanes.
+        """
+        rows = unpack_rows(state["waiting"])
+        self.actor.load_state_dict(state["actor"], rows)
+        self._kinds = list(state["kinds"])
+        self._waiting = [deque() for _ in self._waiting]
+        for row in rows:
+            self._waiting[row.lane].append(row)
+        choices = iter(unpack_choices(state["fresh"]["choices"]))
+        self._fresh = [list(itertools.islice(choices, count)) for count in state["fresh"]["counts"]]

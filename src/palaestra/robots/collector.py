@@ -1,0 +1,219 @@
+"""`RobotCollector`: a robot at work, as a trainer sees it: env steps, episodes, and buffers to save."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal, Self, final
+
+from palaestra.buffers import ReplayBuffer
+from palaestra.core import ConfigError
+from palaestra.envs import SingleEnvironment
+from palaestra.robots.agent import Agent, AgentError
+from palaestra.robots.building import AgentFactory
+from palaestra.robots.config import RobotConfig
+from palaestra.robots.crew import Crew, Gate
+from palaestra.robots.robot import Robot
+from palaestra.robots.wrapper import ComputationWrapper
+from palaestra.rollout import Callers, CollectInfo, Episode
+
+__all__ = ["RobotCollector"]
+
+_log = logging.getLogger(__name__)
+_POLL_S = 0.05
+
+
+@final
+class RobotCollector:
+    """Runs a robot's agents against its tasks: `Trainer(RobotCollector(robot, ...), robot)`.
+
+    An unroll lets every agent execute so many actions. Meanwhile tasks answer and learn as the agents ask them to; when
+    it ends, all agents are kept where they are and nothing is computed, so that the run can be evaluated and saved. A
+    resumed run begins new episodes.
+
+    Args:
+        robot: whose tasks are served.
+        make_env: one environment with all its layers, by the agent's number.
+        num_agents: how many agents.
+        seed: of the run.
+        config: where agents live, and when batches close.
+        on_fault: when an agent fails: stop; begin it anew; or go on without it.
+        max_restarts: of one agent; one more fault stops the run.
+
+    Raises:
+        ConfigError: there are no agents.
+    """
+
+    def __init__(
+        self,
+        robot: Robot,
+        make_env: Callable[[int], SingleEnvironment],
+        num_agents: int = 1,
+        *,
+        seed: int = 0,
+        config: RobotConfig | None = None,
+        on_fault: Literal["raise", "restart", "drop"] = "raise",
+        max_restarts: int = 10,
+    ) -> None:
+        if num_agents < 1:
+            raise ConfigError(f"a robot needs at least one agent; num_agents is {num_agents}")
+        self.robot, self.num_lanes, self.config = robot, num_agents, config or RobotConfig()
+        robot.unroll_length = self.config.steps_per_iteration
+        self.env_steps = 0
+        """Actions executed so far."""
+        self.callers = Callers()
+        self.wrappers = {
+            name: ComputationWrapper(name, task, self.config, callers=self.callers)
+            for name, task in robot.tasks.items()
+        }
+        """Of the tasks, by name."""
+        for task in robot.tasks.values():
+            task.make_buffer(num_agents)
+        self._factory = AgentFactory(
+            agent_class=robot.agent_class,
+            config=robot.config,
+            specs=robot.specs,
+            make_env=make_env,
+            num_agents=num_agents,
+            seed=seed,
+        )
+        self._on_fault, self._max_restarts = on_fault, max_restarts
+        self._lives = dict.fromkeys(range(num_agents), 0)
+        self._restarts = dict.fromkeys(range(num_agents), 0)
+        self._gate = Gate(self.callers.absent)
+        self._crew: Crew | None = None
+        self._pausing = False
+
+    # -- what a trainer asks for
+
+    @property
+    def buffers(self) -> dict[str, ReplayBuffer]:
+        """Of the tasks that replay."""
+        return {name: task.buffer for name, task in self.robot.tasks.items() if task.buffer is not None}
+
+    @property
+    def sources(self) -> dict[str, ReplayBuffer]:
+        """What tasks learn from, besides what their agents send."""
+        return self.buffers
+
+    @property
+    def unfinished(self) -> bool:
+        """Never: an unroll that was paused is merely shorter."""
+        return False
+
+    def unroll(self, length: float, *, random: Collection[str] = ()) -> CollectInfo:
+        """Lets every agent execute so many actions, and waits until they have.
+
+        Args:
+            length: actions of each.
+            random: ignored; tasks that have learned nothing yet act at random by themselves.
+
+        Raises:
+            AgentError: an agent failed, or nobody has moved for `timeout_s`.
+        """
+        began, before = time.perf_counter(), self._gate.steps
+        self._pausing = False
+        crew = self._start()
+        self._gate.grant(dict.fromkeys(self._lives, int(length)))
+        self._wait_until_settled(crew)
+        crew.finish_learning()
+        steps = self._gate.steps - before
+        self.env_steps += steps
+        info = CollectInfo(steps, rows=int(length), episodes=crew.take_episodes())
+        info.inference_s = sum(wrapper.prediction.statistics.busy_s for wrapper in self.wrappers.values())
+        info.total_s = time.perf_counter() - began
+        return info
+
+    def pause(self) -> None:
+        """Keeps every agent before its next action, from a signal handler say."""
+        self._pausing = True
+
+    def drain(self) -> list[Episode]:
+        """Episodes that have ended and were not reported yet."""
+        return [] if self._crew is None else self._crew.take_episodes()
+
+    def state(self) -> dict[str, Any]:
+        """Env steps, and how often each agent has begun."""
+        return {"env_steps": self.env_steps, "lives": [self._lives[number] for number in sorted(self._lives)]}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `state` gave; agents begin new episodes, which none of the saved run was.
+
+        Args:
+            state: of a collector with as many agents.
+        """
+        self.env_steps = int(state["env_steps"])
+        self._lives = {number: int(life) + 1 for number, life in enumerate(state["lives"])}
+
+    def metrics(self) -> dict[str, float]:
+        """Batch sizes and waits of every task so far."""
+        return {f"robot/{name}/{k}": v for name, wrapper in self.wrappers.items() for k, v in wrapper.metrics().items()}
+
+    # -- the crew
+
+    def _start(self) -> Crew:
+        if self._crew is None:
+            for wrapper in self.wrappers.values():
+                wrapper.run()
+            self._crew = Crew(self._make_agent, self._lives, self._gate, self.callers.disconnect)
+        return self._crew
+
+    def _make_agent(self, number: int, life: int) -> Agent:
+        lines = {name: wrapper.create_communicator(number) for name, wrapper in self.wrappers.items()}
+        return self._factory.make(number, lines.__getitem__, life=life, permission=self._gate)
+
+    def _wait_until_settled(self, crew: Crew) -> None:
+        moved, moved_at = -1, time.monotonic()
+        while not crew.settled():
+            crew.wait(_POLL_S)
+            self._handle_errors(crew)
+            if self._pausing:
+                self._gate.grant(dict.fromkeys(self._lives, 0))
+            now = self._gate.steps + sum(wrapper.prediction.statistics.requests for wrapper in self.wrappers.values())
+            if now != moved:
+                moved, moved_at = now, time.monotonic()
+            elif time.monotonic() - moved_at > self.config.timeout_s:
+                busy = sorted(set(crew.agents) - self._gate.parked - set(crew.errors))
+                raise AgentError(f"the agents {busy} have not moved for {self.config.timeout_s:g} s (robot.timeout_s)")
+        self._handle_errors(crew)
+
+    def _handle_errors(self, crew: Crew) -> None:
+        for number, error in sorted(crew.errors.items()):
+            if number not in self._lives:
+                continue
+            if self._on_fault == "raise":
+                raise error
+            self._restarts[number] += 1
+            if self._on_fault == "restart" and self._restarts[number] <= self._max_restarts:
+                _log.warning("%s; it begins anew", error)
+                self._lives[number] += 1
+                crew.begin(number, self._lives[number])
+                continue
+            if self._on_fault == "restart" or len(self._lives) == 1:
+                raise error
+            _log.warning("%s; the others go on without it", error)
+            del self._lives[number]
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Ends agents and tasks; what is asked already is answered. Closing twice is fine.
+
+        Args:
+            timeout_s: how long it may take; agents that are busy for longer are left behind, with a warning.
+        """
+        deadline = time.monotonic() + timeout_s
+        crew, self._crew = self._crew, None
+        busy = [] if crew is None else crew.stop(timeout_s / 2)
+        for wrapper in self.wrappers.values():
+            try:
+                wrapper.stop(max(0.05, (deadline - time.monotonic()) / 4))
+            except Exception as error:
+                _log.warning("%s", error)
+        if crew is not None and busy and (busy := crew.stop(max(0.0, deadline - time.monotonic()))):
+            _log.warning("the agents %s did not end within %g s and are left behind", busy, timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,255 @@
+"""`AgentHelper`: an agent's side of one task: what it asks, stores and learns from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from concurrent.futures import Future
+from typing import Any, Protocol, final
+
+import torch
+
+from palaestra.buffers import ReplayBuffer
+from palaestra.core import Batch, ConfigError, OnPolicy, TimeStep
+from palaestra.robots.communicator import Communicator
+from palaestra.robots.rows import bare_action, time_step_row
+from palaestra.robots.task import TaskSpec
+
+__all__ = ["AgentHelper", "Clock", "OffPolicyHelper", "OnPolicyHelper", "helper_for"]
+
+
+class Clock(Protocol):
+    """What helpers read the time from: the agent's environment."""
+
+    env_steps: int
+    """Actions executed."""
+    episodes: int
+    """Episodes begun."""
+
+    def hold(self) -> None:
+        """Waits where the robot is kept."""
+        ...
+
+
+class AgentHelper(ABC):
+    """What an agent does with one task: `predict` blocks, `store_data` may learn, `learn` blocks.
+
+    A task sees a stream of time steps, which need not be the environment's: a task that decides every tenth step sees
+    the reward of ten. `predict(step)` begins an episode where `step` is FIRST, and remembers its choice;
+    `store_data(step)` says what came of it.
+
+    Args:
+        spec: of the task.
+        line: to it.
+        clock: of the agent.
+    """
+
+    def __init__(self, spec: TaskSpec, line: Communicator, clock: Clock) -> None:
+        self.spec, self.line, self.clock = spec, line, clock
+        self.action: Any = None
+        """The newest choice as the policy sampled it, [1, ...]: what another task may store."""
+        self.metrics: dict[str, float] | None = None
+        """Of the newest update that it waited for."""
+        self._choice: Any = None  # the newest answer that was not stored yet
+        self._state_before: Any = None
+        self._memory: Any = None
+        self._asked = (-1, -1)  # episode and env step of the newest prediction
+        self._rows = 0  # stored since learning was last asked for
+        self._pending: Future[Any] | None = None
+
+    # -- for agents
+
+    @property
+    def due(self) -> bool:
+        """Whether the task's period is over since its newest prediction, or an episode has begun."""
+        episode, step = self._asked
+        if episode != self.clock.episodes:
+            return True
+        period = self.spec.period_steps
+        return period is not None and self.clock.env_steps - step >= period
+
+    def begin(self, time_step: TimeStep) -> None:
+        """Begins an episode of this task's stream; `predict` does so for a FIRST step.
+
+        Args:
+            time_step: bare.
+        """
+        self._choice, self._memory = None, None
+        self.open_stream(time_step_row(time_step, self.spec.observation_spec))
+
+    def predict(self, time_step: TimeStep) -> Any:
+        """Asks the task and waits.
+
+        Args:
+            time_step: bare; of its fields the observation and the step type count.
+
+        Returns:
+            The action, as a bare environment takes it.
+
+        Raises:
+            RequestError: the task failed, has stopped, or does not answer.
+            AgentStopped: the robot stops.
+        """
+        self.clock.hold()
+        row = time_step_row(time_step, self.spec.observation_spec)
+        if int(time_step.step_type) == 0:
+            self.begin(time_step)
+        inputs: dict[str, Any] = {"observation": row.observation, "step_type": row.step_type}
+        if self.spec.state_spec:
+            if self._memory is None:
+                self._memory = {k: torch.zeros(1, *s.shape, dtype=s.dtype) for k, s in self.spec.state_spec.items()}
+            self._state_before = inputs["state"] = Batch.of(dict(self._memory.items()))
+        self._choice = answer = self.line.predict(inputs)
+        self._asked = (self.clock.episodes, self.clock.env_steps)
+        self._memory, self.action = answer["state"], answer["action"]
+        return bare_action(answer["env_action"], self.spec.action_spec)
+
+    def store_data(self, time_step: TimeStep, *, action: Any = None) -> None:
+        """Stores what came of the newest choice; learns, if the task learns while storing and is due to.
+
+        Args:
+            time_step: bare; what followed, with the reward of the choice.
+            action: [1, ...] in the place of the task's own choice, for a task that only watches.
+
+        Raises:
+            ConfigError: nothing was chosen since the last one.
+            RequestError: learning failed.
+        """
+        choice = self._choice if action is None else {"action": action, "version": torch.zeros(1, dtype=torch.int64)}
+        if choice is None:
+            raise ConfigError(
+                f"store_data of the task {self.spec.name!r} was called without a prediction since the last call; call "
+                "predict before it, or give the action"
+            )
+        self.append(choice, time_step_row(time_step, self.spec.observation_spec), self._state_before)
+        self._choice = None
+        self._rows += 1
+        if self.spec.learning != "agent" and self._rows >= self.spec.plan.unroll_length:  # pyright: ignore[reportAttributeAccessIssue]
+            self.learn()
+
+    def learn(self) -> dict[str, float] | None:
+        """Asks the task to learn from what is stored, and waits unless it learns in the background.
+
+        Returns:
+            The metrics of the update; `None` where there is too little to learn from, or it goes on in the background.
+
+        Raises:
+            RequestError: learning failed.
+        """
+        if not self._rows:
+            return None
+        self._rows = 0
+        self.finish()
+        data = self.learning_data()
+        if self.spec.learning == "background":
+            self._pending = self.line.learn_later(data)
+            return None
+        self.metrics = self.line.learn(data)
+        return self.metrics
+
+    def finish(self) -> None:
+        """Waits for learning that goes on in the background.
+
+        Raises:
+            RequestError: it failed.
+        """
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self.metrics = self.line.wait(pending, "learning")
+
+    # -- what the two kinds do with rows
+
+    @abstractmethod
+    def open_stream(self, row: TimeStep) -> None:
+        """Begins a stream.
+
+        Args:
+            row: [1].
+        """
+
+    @abstractmethod
+    def append(self, choice: Any, row: TimeStep, state: Any) -> None:
+        """Completes the newest row.
+
+        Args:
+            choice: what the task answered.
+            row: [1] that followed.
+            state: the memory before the choice; `None` without.
+        """
+
+    @abstractmethod
+    def learning_data(self) -> Any:
+        """What goes with a request to learn."""
+
+
+@final
+class OnPolicyHelper(AgentHelper):
+    """Keeps the newest rows and sends them away with every request to learn.
+
+    Args:
+        spec: of the task.
+        line: to it.
+        clock: of the agent.
+    """
+
+    def __init__(self, spec: TaskSpec, line: Communicator, clock: Clock) -> None:
+        super().__init__(spec, line, clock)
+        self._buffer = ReplayBuffer(
+            None,
+            1,
+            observation_spec=spec.observation_spec,
+            action_spec=spec.raw_action_spec,
+            info_spec=spec.info_spec,
+            reward_spec=spec.reward_spec,
+            state_spec=spec.state_spec or None,
+        )
+
+    def open_stream(self, row: TimeStep) -> None:
+        """See `AgentHelper`."""
+        self._buffer.open(row)
+
+    def append(self, choice: Any, row: TimeStep, state: Any) -> None:
+        """See `AgentHelper`."""
+        buffer = self._buffer
+        buffer.append(choice["action"], row, policy_version=int(choice["version"]), state=state)
+        if buffer.info_fields:
+            buffer.write_info(choice["info"].map(lambda leaf: leaf[None]), 1)
+
+    def learning_data(self) -> Any:
+        """A copy of the rows; the next one discards them."""
+        unroll = self._buffer.draw(self.spec.plan, torch.default_generator)
+        return unroll.map(lambda leaf: leaf.clone())
+
+
+@final
+class OffPolicyHelper(AgentHelper):
+    """Hands every row to the task's replay buffer, where this agent has a lane.
+
+    Args:
+        spec: of the task.
+        line: to it.
+        clock: of the agent.
+    """
+
+    def open_stream(self, row: TimeStep) -> None:
+        """See `AgentHelper`."""
+        self.line.store((None, row))
+
+    def append(self, choice: Any, row: TimeStep, state: Any) -> None:
+        """See `AgentHelper`."""
+        self.line.store((choice["action"], row, int(choice["version"]), state))
+
+    def learning_data(self) -> None:
+        """Nothing: all is stored already."""
+        return
+
+
+def helper_for(spec: TaskSpec, line: Communicator, clock: Clock) -> AgentHelper:
+    """The helper that a task names, or that its plan asks for.
+
+    Args:
+        spec: of the task.
+        line: to it.
+        clock: of the agent.
+    """
+    kind = spec.helper or (OnPolicyHelper if isinstance(spec.plan, OnPolicy) else OffPolicyHelper)
+    return kind(spec, line, clock)

@@ -1,0 +1,328 @@
+"""`ComputationTask`: one algorithm of a robot, with inputs, data and a clock of its own."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from palaestra.algorithms import Algorithm, UpdateInfo
+from palaestra.buffers import ReplayBuffer, Sampler, Unroll, sampler_of
+from palaestra.core import (
+    Batch,
+    ConfigError,
+    NonFiniteError,
+    Offline,
+    OnPolicy,
+    Plan,
+    Replay,
+    SpecTree,
+    TensorSpec,
+    TimeStep,
+)
+from palaestra.policies import Phase, Policy, RandomPolicy
+from palaestra.robots.sources import LockedBuffer, PackedUnrolls
+
+__all__ = ["ComputationTask", "Learning", "TaskSpec", "act"]
+
+Learning: TypeAlias = Literal["store", "background", "agent"]
+"""Who asks a task to learn: `store_data`, which waits for it; the same without waiting; or the agent, by `learn`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """What an agent's helper has to know of a task; it can be sent to another process."""
+
+    name: str
+    """Of the task."""
+    observation_spec: SpecTree
+    """Of the inputs of one prediction."""
+    raw_action_spec: SpecTree
+    """Of an action as the policy samples it."""
+    action_spec: SpecTree
+    """Of an action as it is carried out."""
+    state_spec: Any
+    """Of the policy's memory; `()` without."""
+    info_spec: Mapping[str, TensorSpec]
+    """Of what the buffer keeps about how actions were chosen."""
+    reward_spec: TensorSpec
+    """Of a reward."""
+    plan: Plan
+    """The data that the algorithm wants."""
+    learning: Learning
+    """Who asks it to learn."""
+    period_steps: int | None
+    """Env steps from one prediction to the next."""
+    helper: type[Any] | None = None
+    """The class of agents' helpers, where it is not one of the library's."""
+
+    @property
+    def input_spec(self) -> dict[str, Any]:
+        """Of one row of a request."""
+        inputs: dict[str, Any] = {"observation": self.observation_spec, "step_type": TensorSpec((), torch.int32)}
+        return inputs | ({"state": dict(self.state_spec)} if self.state_spec else {})
+
+
+def act(
+    policy: Policy, inputs: Batch, *, phase: Phase, fields: Sequence[str] = (), random: Policy | None = None
+) -> Any:
+    """What a policy says about packed inputs; nothing of it carries a gradient.
+
+    Args:
+        policy: chooses.
+        inputs: [N, ...], see `TaskSpec.input_spec`.
+        phase: what the actions are for; `EVAL` takes the most probable or most valuable ones.
+        fields: of the policy's `behaviour`, to be stored.
+        random: chooses instead, where nothing was learned yet.
+
+    Returns:
+        `action` and `env_action` [N, ...], `state`, `info` with the fields, and `version` [N].
+    """
+    state = inputs.get("state", ())
+    time_step = TimeStep(step_type=inputs.step_type, observation=inputs.observation)
+    with torch.no_grad():
+        step = policy.act(time_step, state, phase=phase, deterministic=phase is Phase.EVAL)
+        if random is not None:
+            random.generator = policy.generator
+            step = step._replace(action=random.act(time_step).action)
+        info = Batch()
+        if fields:
+            memory = (state, time_step.first) if policy.state_spec else ()
+            info = policy.behaviour(inputs.observation, step.action, *memory)
+        return {
+            "action": step.action,
+            "env_action": policy.env_action(step.action),
+            "state": step.state,
+            "info": Batch.of({name: info[name].detach() for name in fields}),
+            "version": torch.full((len(inputs.step_type),), policy.version),
+        }
+
+
+class ComputationTask:
+    """One algorithm of a robot. What needs a common gradient is one task; between tasks there is none.
+
+    Args:
+        algorithm: what is learned and how, with its model; passing the same model to two tasks shares it.
+        period_steps: env steps from one prediction to the next; `None` is once an episode, and whenever the agent
+            asks (on an event).
+        learning: who asks it to learn.
+        sampler: who chooses rows of the replay buffer (`HindsightSampler`, say); by default as the plan says.
+        sync_every_updates: predictions come from a reference copy of the policy, which takes the weights over after so
+            many updates; by default they come from the policy itself.
+        reward_spec: of its rewards; a number by default.
+        helper: an `AgentHelper` of your own; by default as the plan says.
+
+    Raises:
+        ConfigError: the algorithm learns from loaded data, or a number is below 1.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any],
+        *,
+        period_steps: int | None = 1,
+        learning: Learning = "store",
+        sampler: Sampler | None = None,
+        sync_every_updates: int | None = None,
+        reward_spec: TensorSpec | None = None,
+        helper: type[Any] | None = None,
+    ) -> None:
+        for name, value in (("period_steps", period_steps), ("sync_every_updates", sync_every_updates)):
+            if value is not None and value < 1:
+                raise ConfigError(f"ComputationTask({name}={value}): give at least 1, or None")
+        plan, name = algorithm.plan, type(algorithm).__name__
+        if isinstance(plan, Offline):
+            raise ConfigError(f"{name} learns from loaded data, but a robot's tasks learn from what its agents store")
+        if isinstance(plan, Replay) and algorithm.stored_fields:
+            raise ConfigError(
+                f"{name} replays {', '.join(algorithm.stored_fields)}, which a robot's buffer does not keep"
+            )
+        if plan.unroll_length != int(plan.unroll_length) or (isinstance(plan, OnPolicy) and not plan.clear):
+            raise ConfigError(f"a robot's task learns after whole numbers of new rows, which {plan} does not ask for")
+        self.algorithm, self.plan, self.period_steps, self.learning = algorithm, plan, period_steps, learning
+        self.sampler, self.reward_spec, self.helper = sampler, reward_spec or TensorSpec(()), helper
+        self.sync_every_updates = sync_every_updates
+        self.lock: AbstractContextManager[Any] = threading.RLock()
+        """Held while the model is used; tasks that share parameters share it."""
+        self.buffer: ReplayBuffer | None = None
+        """Of an algorithm that replays; a lane for each agent."""
+        self.rows_stored = 0
+        """Rows that agents stored for replay."""
+        self.predictions = 0
+        """Rows predicted."""
+        self.updates: list[UpdateInfo | NonFiniteError] = []
+        """What was learned since it was last asked for."""
+        policy = algorithm.policy
+        self._random = RandomPolicy(policy.observation_spec, policy.raw_action_spec)
+        self._reference = None if sync_every_updates is None else copy.deepcopy(policy)
+        self._data_lock = threading.Lock()
+        self._since_sync = 0
+
+    # -- what it is made of
+
+    def spec(self, name: str) -> TaskSpec:
+        """What helpers have to know.
+
+        Args:
+            name: of the task.
+        """
+        policy, fields = self.algorithm.policy, self._fields
+        return TaskSpec(
+            name=name,
+            observation_spec=policy.observation_spec,
+            raw_action_spec=policy.raw_action_spec,
+            action_spec=policy.action_spec,
+            state_spec=policy.state_spec,
+            info_spec={field: TensorSpec(()) for field in fields},
+            reward_spec=self.reward_spec,
+            plan=self.plan,
+            learning=self.learning,
+            period_steps=self.period_steps,
+            helper=self.helper,
+        )
+
+    @property
+    def _fields(self) -> tuple[str, ...]:
+        return tuple(name for name in self.algorithm.policy.behaviour_fields if name in self.algorithm.stored_fields)
+
+    def make_buffer(self, num_agents: int) -> None:
+        """Makes the replay buffer, if the plan wants one: each agent writes a lane of its own.
+
+        Args:
+            num_agents: how many.
+        """
+        if not isinstance(self.plan, Replay):
+            return
+        policy, plan = self.algorithm.policy, self.plan
+        self.buffer = ReplayBuffer(
+            max(plan.capacity, num_agents * (plan.n_step + 1)),
+            num_agents,
+            sampler=self.sampler or sampler_of(plan),
+            observation_spec=policy.observation_spec,
+            action_spec=policy.raw_action_spec,
+            reward_spec=self.reward_spec,
+            state_spec=policy.state_spec or None,
+            state_period=plan.mini_batch_length,
+        )
+
+    # -- predict, store, learn, sync
+
+    @property
+    def acting_policy(self) -> Policy:
+        """The policy that predictions come from: the reference copy, where there is one."""
+        return self.algorithm.policy if self._reference is None else self._reference
+
+    @property
+    def acts_randomly(self) -> bool:
+        """Whether nothing can have been learned yet, so that chance explores best."""
+        plan = self.plan
+        return isinstance(plan, Replay) and self.rows_stored < plan.initial_collect_steps
+
+    def predict(self, inputs: Batch) -> dict[str, Any]:
+        """One forward pass for everybody who asked.
+
+        Args:
+            inputs: [N, ...], see `TaskSpec.input_spec`.
+
+        Returns:
+            See `act`.
+        """
+        with self.lock:
+            self.predictions += len(inputs.step_type)
+            random = self._random if self.acts_randomly else None
+            return act(self.acting_policy, inputs, phase=Phase.COLLECT, fields=self._fields, random=random)
+
+    def store(self, agent: int, action: Any, time_step: TimeStep, version: int = 0, state: Any = None) -> None:
+        """Appends a row to an agent's lane of the replay buffer, or opens it.
+
+        Args:
+            agent: whose.
+            action: [1, ...] that completes the open row; `None` begins a stream.
+            time_step: [1] that followed.
+            version: of the policy that acted.
+            state: the memory that it acted with.
+        """
+        buffer = self.buffer
+        if buffer is None:
+            raise ConfigError(f"{type(self.algorithm).__name__} keeps no replay buffer, or no robot uses it yet")
+        with self._data_lock:
+            if action is None:
+                buffer.open(time_step, [agent])
+            else:
+                buffer.append(action, time_step, policy_version=version, state=state, env_id=[agent])
+                self.rows_stored += 1
+
+    def learn(self, unrolls: Sequence[Unroll | None]) -> dict[str, float] | None:
+        """One update of the algorithm on what agents have sent, or stored.
+
+        Args:
+            unrolls: one from each agent that asks; `None` where they store for replay.
+
+        Returns:
+            The metrics of the update; `None` where too little is stored, or its gradient was not finite.
+        """
+        with self.lock:
+            if self.buffer is None:
+                return [self._update(PackedUnrolls(group)) for group in self._groups(unrolls)][-1]
+            return self._update(LockedBuffer(self.buffer, self._data_lock)) if self._may_learn() else None
+
+    def sync(self) -> None:
+        """Gives the reference copy the weights as they are now."""
+        with self.lock:
+            if self._reference is not None:
+                self._reference.load_state_dict(self.algorithm.policy.state_dict())
+                self._reference.version = self.algorithm.policy.version
+            self._since_sync = 0
+
+    def _update(self, source: Any) -> dict[str, float] | None:
+        try:
+            info = self.algorithm.update(source)
+        except NonFiniteError as error:
+            self.updates.append(error)
+            return None
+        self.updates.append(info)
+        self._since_sync += 1
+        if self.sync_every_updates is not None and self._since_sync >= self.sync_every_updates:
+            self.sync()
+        return info.metrics
+
+    def _groups(self, unrolls: Sequence[Any]) -> list[list[Unroll]]:
+        """All unrolls together; where a policy remembers, only those of equal length."""
+        if not self.algorithm.policy.state_spec:
+            return [list(unrolls)]
+        lengths = sorted({len(unroll.valid) for unroll in unrolls})
+        return [[unroll for unroll in unrolls if len(unroll.valid) == length] for length in lengths]
+
+    def _may_learn(self) -> bool:
+        plan, buffer = self.plan, self.buffer
+        assert isinstance(plan, Replay) and buffer is not None
+        window = max(plan.n_step, plan.mini_batch_length) * buffer.num_lanes
+        return self.rows_stored > max(plan.initial_collect_steps, window)
+
+    # -- checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """What predicting and learning depend on besides algorithm and buffer."""
+        state: dict[str, Any] = {"rows_stored": self.rows_stored, "since_sync": self._since_sync}
+        if self._reference is not None:
+            state["reference"] = dict(self._reference.state_dict()) | {"version": self._reference.version}
+            state["generator"] = self._reference.generator.get_state()
+        return state
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `state` gave.
+
+        Args:
+            state: of an equal task.
+        """
+        self.rows_stored, self._since_sync = int(state["rows_stored"]), int(state["since_sync"])
+        if self._reference is not None:
+            weights = dict(state["reference"])
+            self._reference.version = int(weights.pop("version"))
+            self._reference.load_state_dict(weights)
+            self._reference.generator.set_state(state["generator"])

@@ -1,0 +1,182 @@
+"""The records of a runtime: calls and their results, workers and how they are."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from palaestra.core import ConfigError, PalaestraError
+from palaestra.runtime.messages import Request
+from palaestra.runtime.remote import Failed
+
+__all__ = [
+    "Arrival",
+    "Call",
+    "RemoteError",
+    "RestartPolicy",
+    "Result",
+    "WorkerRecord",
+    "WorkerStatus",
+    "arrival",
+]
+
+
+class RemoteError(PalaestraError):
+    """A method of a worker raised; the message has its traceback.
+
+    Args:
+        what: the worker and the method.
+        kind: name of the exception's class.
+        detail: the traceback there, as text.
+        exit_code: of the exception, where it has one.
+    """
+
+    def __init__(self, what: str, kind: str, detail: str, exit_code: int = 1) -> None:
+        super().__init__(f"{what} raised {kind}:\n{detail}")
+        self.kind = kind
+        """Name of the exception's class, for example "NonFiniteError"."""
+        self.exit_code = exit_code
+
+
+class Call(NamedTuple):
+    """One call of a method. The first three fields are never the same for two calls."""
+
+    worker: str
+    """Who was asked."""
+    incarnation: int
+    """Which life of that worker, from 0."""
+    sequence: int
+    """Number of the call in that life; 0 makes the object."""
+    method: str
+    """What was asked."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a call ended."""
+
+    call: Call
+    """Which."""
+    value: Any = None
+    """What the method returned."""
+    error: PalaestraError | None = None
+    """A `RemoteError` if it raised, a `WorkerDiedError` if nobody is there to answer."""
+
+    def unwrap(self) -> Any:
+        """The value.
+
+        Raises:
+            PalaestraError: the call failed.
+        """
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartPolicy:
+    """How often a worker may begin a new life, and how long it waits before."""
+
+    max_restarts: int = 10
+    """Of one worker within an hour."""
+    backoff_s: float = 0.5
+    """Wait before the second restart of a worker within an hour; doubles with every further one."""
+    max_backoff_s: float = 30.0
+    """The longest wait."""
+
+    def __post_init__(self) -> None:
+        if self.max_restarts < 0 or self.backoff_s < 0 or self.max_backoff_s < self.backoff_s:
+            raise ConfigError(f"{self}: give at least 0 restarts, and 0 <= backoff_s <= max_backoff_s")
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """How a worker is, for a view of all of them."""
+
+    name: str
+    """For people."""
+    state: Literal["starting", "idle", "busy", "waiting", "dead"]
+    """`waiting`: dead, and about to begin a new life."""
+    incarnation: int
+    """Which life it is in."""
+    calls: int
+    """Calls that were answered, over all lives."""
+    busy_s: float
+    """How long it has been at its current call; 0 when it is not."""
+    cause: str
+    """How its last life ended; empty in the first."""
+
+
+@dataclass
+class WorkerRecord:
+    """What a runtime knows of one of its workers."""
+
+    id: str
+    name: str
+    factory: Callable[[], Any]
+    resources: Mapping[str, float]
+    incarnation: int = 0
+    handle: Any = None
+    """What the runtime knows it by; `None` while nothing lives there."""
+    due: float | None = None
+    """When it begins its next life, in `time.monotonic()` seconds."""
+    queue: deque[tuple[Call, Request]] = field(default_factory=deque)
+    running: Call | None = None
+    since: float = 0.0
+    sequence: int = 0
+    calls: int = 0
+    restarts: deque[float] = field(default_factory=deque)
+    error: PalaestraError | None = None
+    """How its newest life ended."""
+    first_error: PalaestraError | None = None
+    """How its first life ended."""
+
+    def status(self, now: float) -> WorkerStatus:
+        """How it is.
+
+        Args:
+            now: in `time.monotonic()` seconds.
+        """
+        busy_s = now - self.since if self.running is not None else 0.0
+        if self.due is not None:
+            state = "waiting"
+        elif self.handle is None:
+            state = "dead"
+        elif self.running is None:
+            state = "idle"
+        else:
+            state = "busy" if self.running.sequence else "starting"
+        cause = "" if self.error is None else str(self.error)
+        return WorkerStatus(self.name, state, self.incarnation, self.calls, busy_s, cause)
+
+
+class Arrival(NamedTuple):
+    """What a runtime hears of a worker: an answer, or its death."""
+
+    worker: str
+    """Whose."""
+    incarnation: int
+    """Of which life."""
+    sequence: int | None
+    """Number of the call that is answered; `None` for a death."""
+    value: Any = None
+    """The answer."""
+    error: PalaestraError | None = None
+    """Why there is none."""
+
+
+def arrival(worker: WorkerRecord, call: Call, answer: Any) -> Arrival:
+    """The answer to a call, as `Runtime.poll` returns it.
+
+    Args:
+        worker: who answered.
+        call: what it was asked.
+        answer: what the method returned, or `Failed`.
+    """
+    if not isinstance(answer, Failed):
+        return Arrival(call.worker, call.incarnation, call.sequence, answer)
+    what = f"{worker.name}: {call.method}" if call.sequence else f"{worker.name} could not be made: {worker.factory!r}"
+    error = RemoteError(what, answer.kind, answer.detail, answer.exit_code)
+    return Arrival(call.worker, call.incarnation, call.sequence, None, error)

@@ -1,0 +1,216 @@
+"""Values on their way to a worker and back: a small header, and arrays as plain bytes beside it.
+
+Messages travel between the processes of one run only. Nothing that a run writes, and nothing a server receives, is
+read this way.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from palaestra.core import ConfigError
+
+__all__ = ["Factory", "Message", "Request", "Shared", "SharedCache", "decode", "encode"]
+
+_INLINE_BYTES = 1024  # smaller arrays travel in the header
+_KEPT = 8  # shared values that a worker remembers
+_keys = itertools.count()
+
+
+class Message(NamedTuple):
+    """An encoded value."""
+
+    header: bytes
+    """Everything but large arrays."""
+    buffers: list[np.ndarray]
+    """The bytes of each large array: [n] uint8. They may still belong to the value."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the header and the buffers together."""
+        return len(self.header) + sum(buffer.nbytes for buffer in self.buffers)
+
+    def copied(self) -> Message:
+        """The same message, in memory of its own."""
+        return Message(self.header, [buffer.copy() for buffer in self.buffers])
+
+
+class Shared:
+    """A value that goes to each worker once, however often it is an argument: weights, say.
+
+    It is encoded when it is made, so it stays what it was. A worker keeps the newest eight it was sent; it must not
+    change them.
+
+    Args:
+        value: anything that can be sent.
+
+    Examples:
+        >>> weights = Shared({"w": torch.ones(2)})
+        >>> decode(weights.message)
+        {'w': tensor([1., 1.])}
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.key = next(_keys)
+        """Distinct for every shared value of this process."""
+        self.message = encode(value).copied()
+        """The value, encoded."""
+
+
+class SharedCache:
+    """The newest shared values; driver and worker keep one each, and both do the same in the same order."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[int, Any] = OrderedDict()
+
+    def __contains__(self, key: int) -> bool:
+        """Whether a value is there.
+
+        Args:
+            key: `Shared.key`.
+        """
+        return key in self._values
+
+    def __getitem__(self, key: int) -> Any:
+        """A value, which is now the newest.
+
+        Args:
+            key: `Shared.key`.
+        """
+        self._values.move_to_end(key)
+        return self._values[key]
+
+    def put(self, key: int, value: Any) -> None:
+        """Keeps a value, and forgets the oldest beyond eight.
+
+        Args:
+            key: `Shared.key`.
+            value: decoded; whatever the driver needs to know of it.
+        """
+        self._values[key] = value
+        self._values.move_to_end(key)
+        while len(self._values) > _KEPT:
+            self._values.popitem(last=False)
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Tensor) and obj.layout is torch.strided:
+            flat = obj.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            return _tensor, (flat.numpy(), obj.dtype, tuple(obj.shape))
+        return NotImplemented
+
+
+def _tensor(raw: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(raw).view(dtype).reshape(shape)
+
+
+def encode(value: Any) -> Message:
+    """A value as a message. Tensors arrive as plain CPU tensors, without gradients.
+
+    Args:
+        value: nests of tensors, arrays and anything else that can be pickled.
+
+    Raises:
+        ConfigError: a part cannot be sent; the message names it.
+    """
+    buffers: list[np.ndarray] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _INLINE_BYTES:
+            return True  # in the header
+        buffers.append(np.frombuffer(raw, np.uint8))
+        return False
+
+    header = io.BytesIO()
+    try:
+        _Pickler(header, protocol=5, buffer_callback=keep).dump(value)
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise ConfigError(
+            f"a {type(value).__name__} cannot be sent to a worker: {error}. Lambdas and local functions cannot; use a "
+            "function of a module, or functools.partial of one"
+        ) from error
+    return Message(header.getvalue(), buffers)
+
+
+def decode(message: Message) -> Any:
+    """The value of a message, in memory of its own.
+
+    Args:
+        message: from `encode`.
+
+    Examples:
+        >>> decode(encode({"x": np.zeros(2), "y": torch.arange(3)}))
+        {'x': array([0., 0.]), 'y': tensor([0, 1, 2])}
+    """
+    return pickle.loads(message.header, buffers=message.copied().buffers)
+
+
+class Factory:
+    """What makes a worker's object, by value: each worker gets a copy of what is bound to it, modules and all.
+
+    Args:
+        make: called without arguments.
+
+    Raises:
+        ConfigError: it cannot be sent.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._name = repr(make)
+        try:
+            self._bytes = pickle.dumps(make)
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            raise ConfigError(
+                f"{self._name} cannot be sent to a worker: {error}. Lambdas and local functions cannot; use a function "
+                "of a module, or functools.partial of one"
+            ) from error
+
+    def __call__(self) -> Any:
+        """A new object."""
+        return pickle.loads(self._bytes)()
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+class Request(NamedTuple):
+    """A call on its way to a worker."""
+
+    method: str
+    """Of the worker's object."""
+    message: Message
+    """The arguments, without the shared ones."""
+    shared: dict[int | str, Shared]
+    """These, by place or name."""
+
+    @classmethod
+    def of(cls, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
+        """A request whose buffers still belong to the arguments.
+
+        Args:
+            method: to call.
+            args: in order; those that are `Shared` are taken out.
+            kwargs: by name; likewise.
+
+        Raises:
+            ConfigError: an argument cannot be sent.
+        """
+        everything: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        shared = {place: value for place, value in everything.items() if isinstance(value, Shared)}
+        own = {place: value for place, value in everything.items() if place not in shared}
+        return cls(method, encode(own), shared)
+
+    def copied(self) -> Request:
+        """The same request, in memory of its own."""
+        return self._replace(message=self.message.copied())

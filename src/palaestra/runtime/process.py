@@ -1,0 +1,232 @@
+"""`ProcessRuntime`: workers in processes of this machine; arrays travel through memory that both sides see."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from collections.abc import Callable
+from multiprocessing import connection as mp_connection
+from multiprocessing.connection import Connection
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, arrival
+from palaestra.runtime.messages import Message, Request, SharedCache, decode
+from palaestra.runtime.remote import Failed, Performer
+from palaestra.runtime.runtime import Runtime
+from palaestra.runtime.shared_memory import SharedArrays
+from palaestra.runtime.supervision import Context, SupervisedProcess, WorkerDiedError
+
+__all__ = ["ProcessRuntime"]
+
+_ALIGNMENT = 64
+_FIRST_BYTES = 1 << 16
+_PRELOAD = ("palaestra.runtime.process",)
+
+Places = list[list[tuple[int, int]]]
+"""Offset and size of the header and the buffers of each message."""
+
+
+@final
+class ProcessRuntime(Runtime):
+    """Workers in supervised processes: one that dies is noticed, and none outlives this process.
+
+    A worker has one piece of shared memory for requests and one for answers. Each message is written over the one
+    before, since a worker does one call at a time; the memory grows when a message does not fit.
+
+    Args:
+        restarts: how often workers may be restarted.
+        context: how processes start: `forkserver` imports this library once, `spawn` in every worker.
+        threads_per_worker: threads of torch in each.
+    """
+
+    def __init__(
+        self,
+        restarts: RestartPolicy | None = None,
+        *,
+        context: Context = "forkserver",
+        threads_per_worker: int = 1,
+    ) -> None:
+        super().__init__(restarts)
+        self._context: Context = context
+        self._threads = threads_per_worker
+        self._alive: dict[WorkerKey, _Seat] = {}
+        self._finalizer = weakref.finalize(self, _kill_all, self._alive)
+
+    def launch(self, worker: WorkerRecord) -> Any:
+        """See `Runtime.launch`."""
+        name = f"{worker.name} (life {worker.incarnation})" if worker.incarnation else worker.name
+        arguments = (worker.factory, self._threads)
+        process = SupervisedProcess(_serve, arguments, context=self._context, name=name, preload=_PRELOAD)
+        seat = self._alive[worker.id, worker.incarnation] = _Seat(worker, process)
+        return seat
+
+    def submit(self, worker: WorkerRecord, call: Call, request: Request) -> None:
+        """See `Runtime.submit`."""
+        seat: _Seat = worker.handle
+        seat.call = call
+        new = {place: value for place, value in request.shared.items() if value.key not in seat.shared}
+        for value in request.shared.values():
+            _ = seat.shared[value.key] if value.key in seat.shared else seat.shared.put(value.key, None)
+        keys = {place: value.key for place, value in request.shared.items()}
+        messages = [request.message, *(value.message for value in new.values())]
+        try:
+            needed = _size(messages)
+            if needed > seat.requests.size:
+                seat.requests.grow(needed)
+                seat.process.send("requests")
+                seat.requests.send(seat.process)
+            seat.process.send((call.sequence, request.method, keys, list(new), seat.requests.write(messages)))
+        except OSError as error:
+            raise WorkerDiedError(f"{seat.process.name} (process {seat.process.pid}) {seat.process.cause()}") from error
+
+    def poll(self, timeout_s: float) -> list[Arrival]:
+        """See `Runtime.poll`."""
+        seats: dict[Any, _Seat] = {}
+        for seat in self._alive.values():
+            seats[seat.process.connection] = seats[seat.process.sentinel] = seat
+        if not seats:
+            time.sleep(timeout_s)
+            return []
+        ready = {id(seats[one]): seats[one] for one in mp_connection.wait(list(seats), min(timeout_s, 3600.0))}
+        return [arrived for seat in ready.values() if (arrived := self._hear(seat)) is not None]
+
+    def _hear(self, seat: _Seat) -> Arrival | None:
+        worker, process = seat.worker, seat.process
+        try:
+            if process.connection.poll():
+                sequence, what = process.connection.recv()
+                if sequence is None:
+                    seat.answers.grow(what)
+                    seat.answers.send(process)
+                    return None
+                assert seat.call is not None
+                value = what if what is None or isinstance(what, Failed) else decode(seat.answers.read(what)[0])
+                return arrival(worker, seat.call._replace(sequence=sequence), value)
+        except (EOFError, OSError):
+            pass  # its end is what follows
+        if process.alive:
+            return None
+        text = f"{process.name} (process {process.pid}) {process.cause()}"
+        if seat.call is not None and not seat.call.sequence:
+            text += (
+                " while it was making its object. If its own output shows that it ran your script again, put the "
+                'script\'s code under `if __name__ == "__main__":`'
+            )
+        return Arrival(worker.id, worker.incarnation, None, error=WorkerDiedError(text))
+
+    def dismiss(self, worker: WorkerRecord) -> None:
+        """See `Runtime.dismiss`."""
+        with contextlib.suppress(WorkerDiedError):
+            worker.handle.process.send(None)
+
+    def end(self, worker: WorkerRecord, timeout_s: float) -> None:
+        """See `Runtime.end`."""
+        seat: _Seat = worker.handle
+        self._alive.pop((worker.id, worker.incarnation), None)
+        seat.process.stop(timeout_s)
+        seat.requests.close()
+        seat.answers.close()
+
+
+WorkerKey = tuple[str, int]
+
+
+class _Seat:
+    """The driver's side of a life."""
+
+    def __init__(self, worker: WorkerRecord, process: SupervisedProcess) -> None:
+        self.worker, self.process = worker, process
+        self.requests, self.answers, self.shared = _Slab(), _Slab(), SharedCache()
+        self.call: Call | None = worker.running
+
+
+class _Slab:
+    """One piece of shared memory that messages are written to, each over the one before."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._arrays: SharedArrays | None = None
+
+    @property
+    def _bytes(self) -> np.ndarray:
+        assert self._arrays is not None
+        return self._arrays["bytes"]
+
+    def grow(self, size_bytes: int) -> None:
+        self.close()
+        self.size = max(_FIRST_BYTES, 1 << (size_bytes - 1).bit_length())
+        self._arrays = SharedArrays({"bytes": ((self.size,), np.uint8)})
+
+    def send(self, process: SupervisedProcess) -> None:
+        assert self._arrays is not None
+        self._arrays.send(process.connection, process.pid)
+        self._arrays.seal()
+
+    def receive(self, connection: Connection) -> None:
+        self.close()
+        self._arrays = SharedArrays.receive(connection)
+        self.size = len(self._bytes)
+
+    def write(self, messages: list[Message]) -> Places:
+        memory, at, places = self._bytes, 0, []
+        for message in messages:
+            mine: list[tuple[int, int]] = []
+            for part in (np.frombuffer(message.header, np.uint8), *message.buffers):
+                memory[at : at + len(part)] = part
+                mine.append((at, len(part)))
+                at += _padded(len(part))
+            places.append(mine)
+        return places
+
+    def read(self, places: Places) -> list[Message]:
+        memory = self._bytes
+        found = [[memory[at : at + size] for at, size in mine] for mine in places]
+        return [Message(header.tobytes(), buffers) for header, *buffers in found]
+
+    def close(self) -> None:
+        if self._arrays is not None:
+            self._arrays.close()
+            self._arrays = None
+
+
+def _padded(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _size(messages: list[Message]) -> int:
+    return sum(_padded(len(m.header)) + sum(_padded(len(b)) for b in m.buffers) for m in messages)
+
+
+def _kill_all(seats: dict[WorkerKey, _Seat]) -> None:
+    for seat in seats.values():
+        seat.process.kill()
+
+
+# -- in the worker
+
+
+def _serve(connection: Connection, factory: Callable[[], Any], threads: int) -> None:
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)  # as training does, so that equal calls give equal numbers everywhere
+    performer, requests, answers = Performer(factory), _Slab(), _Slab()
+    connection.send((0, performer.begin()))
+    while (asked := connection.recv()) is not None:
+        if asked == "requests":
+            requests.receive(connection)
+            continue
+        sequence, method, keys, new, places = asked
+        message, *shared = requests.read(places)
+        values = dict(zip(new, shared, strict=True))
+        answer = performer.perform(method, message, {place: (key, values.get(place)) for place, key in keys.items()})
+        if isinstance(answer, Failed):
+            connection.send((sequence, answer))
+            continue
+        if (needed := _size([answer])) > answers.size:
+            connection.send((None, needed))
+            answers.receive(connection)
+        connection.send((sequence, answers.write([answer])))
+    performer.close()

@@ -1,0 +1,167 @@
+"""`RayRuntime`: workers on the machines of a Ray cluster. The only file that imports ray."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import torch
+
+from palaestra.core import ConfigError, MissingExtraError
+from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, arrival
+from palaestra.runtime.messages import Message, Request, SharedCache, decode
+from palaestra.runtime.remote import Failed, Performer
+from palaestra.runtime.runtime import Runtime
+from palaestra.runtime.supervision import WorkerDiedError
+
+__all__ = ["RayRuntime"]
+
+
+@final
+class RayRuntime(Runtime):
+    """Workers as Ray actors. Arrays travel through Ray's object store; a `Shared` value is put there once.
+
+    Ray must be able to import on every machine what this process imports: install the same packages there. Actors end
+    with this process, whatever happens to it.
+
+    Args:
+        restarts: how often workers may be restarted. A new life may be on another machine.
+        address: of a cluster, as `ray.init` takes it: `"auto"`, `"10.0.0.1:6379"`. `None` starts Ray on this machine,
+            or uses the one that this process has started or joined before.
+        threads_per_worker: threads of torch in each.
+        num_cpus: of Ray on this machine, where it is started; the machine's own by default.
+
+    Raises:
+        MissingExtraError: ray is not installed.
+        ConfigError: the cluster cannot be joined.
+    """
+
+    def __init__(
+        self,
+        restarts: RestartPolicy | None = None,
+        *,
+        address: str | None = None,
+        threads_per_worker: int = 1,
+        num_cpus: int | None = None,
+    ) -> None:
+        super().__init__(restarts)
+        self._ray, self._threads = _imported(), threads_per_worker
+        self._own = not self._ray.is_initialized()
+        if self._own:
+            _join(self._ray, address, num_cpus)
+        self._cpus_each = 0.0 if address is None else 1.0
+        self._actor_class = self._ray.remote(_Actor)
+        self._asked: dict[Any, tuple[WorkerRecord, Call]] = {}
+        self._put = SharedCache()
+
+    def launch(self, worker: WorkerRecord) -> Any:
+        """See `Runtime.launch`.
+
+        Without other wishes a worker takes one CPU of a cluster, and none of this machine, whose cores all share.
+        """
+        assert worker.running is not None
+        options = _options({"CPU": self._cpus_each, **worker.resources})
+        actor = self._actor_class.options(max_restarts=0, scheduling_strategy="SPREAD", **options).remote(
+            worker.factory, self._threads
+        )
+        self._asked[actor.begin.remote()] = worker, worker.running
+        return actor
+
+    def submit(self, worker: WorkerRecord, call: Call, request: Request) -> None:
+        """See `Runtime.submit`."""
+        for value in request.shared.values():
+            if value.key not in self._put:
+                self._put.put(value.key, self._ray.put(value.message))
+        keys = {place: value.key for place, value in request.shared.items()}
+        shared = [self._put[key] for key in keys.values()]
+        reference = worker.handle.perform.remote(request.method, request.message, keys, *shared)
+        self._asked[reference] = worker, call
+
+    def poll(self, timeout_s: float) -> list[Arrival]:
+        """See `Runtime.poll`."""
+        if not self._asked:
+            time.sleep(timeout_s)
+            return []
+        wait, asked = self._ray.wait, list(self._asked)
+        ready, rest = wait(asked, num_returns=1, timeout=timeout_s, fetch_local=False)
+        if ready and rest:
+            ready += wait(rest, num_returns=len(rest), timeout=0, fetch_local=False)[0]
+        return [self._answer(reference) for reference in ready]
+
+    def _answer(self, reference: Any) -> Arrival:
+        worker, call = self._asked.pop(reference)
+        try:
+            answer = self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            text = f"{worker.name} (Ray actor, life {call.incarnation}) died: {str(error).strip()}"
+            return Arrival(call.worker, call.incarnation, None, error=WorkerDiedError(text))
+        return arrival(worker, call, decode(answer) if isinstance(answer, Message) else answer)
+
+    def dismiss(self, worker: WorkerRecord) -> None:
+        """See `Runtime.dismiss`."""
+        worker.handle = worker.handle, worker.handle.close.remote()
+
+    def end(self, worker: WorkerRecord, timeout_s: float) -> None:
+        """See `Runtime.end`."""
+        actor = worker.handle
+        if isinstance(actor, tuple):
+            actor, closed = actor
+            self._ray.wait([closed], timeout=timeout_s)
+        self._asked = {r: (w, call) for r, (w, call) in self._asked.items() if w is not worker}
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            self._ray.kill(actor)
+
+    def release(self) -> None:
+        """See `Runtime.release`."""
+        if self._own:
+            self._ray.shutdown()
+
+
+def _imported() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError("ray", "ray", "RayRuntime") from None
+    return ray
+
+
+def _join(ray: Any, address: str | None, num_cpus: int | None) -> None:
+    quiet = {"include_dashboard": False, "num_cpus": num_cpus} if address is None else {}
+    try:
+        ray.init(address=address, logging_level="ERROR", log_to_driver=False, configure_logging=False, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"the Ray cluster at {address!r} cannot be joined: {error}. Start one with `ray start --head`, give its "
+            "address, or leave the address out to use this machine"
+        ) from error
+
+
+def _options(resources: Mapping[str, float]) -> dict[str, Any]:
+    """Resources as Ray names them."""
+    rest = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU", "memory")}
+    names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    return {names[name]: amount for name, amount in resources.items() if name in names} | {"resources": rest}
+
+
+class _Actor:
+    """A worker, on its machine."""
+
+    def __init__(self, factory: Callable[[], Any], threads: int) -> None:
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(True)  # as training does
+        self._performer = Performer(factory)
+
+    def begin(self) -> Failed | None:
+        return self._performer.begin()
+
+    def perform(self, method: str, message: Message, keys: dict[int | str, int], *shared: Message) -> Message | Failed:
+        values = dict(zip(keys.items(), shared, strict=True))
+        return self._performer.perform(method, message, {place: (key, m) for (place, key), m in values.items()})
+
+    def close(self) -> None:
+        self._performer.close()

@@ -1,0 +1,324 @@
+"""`Runtime`: objects that live somewhere else, and calls of their methods that never block."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from palaestra.core import ConfigError, PalaestraError, did_you_mean
+from palaestra.runtime.calls import Arrival, Call, RestartPolicy, Result, WorkerRecord, WorkerStatus
+from palaestra.runtime.messages import Factory, Request
+from palaestra.runtime.supervision import WorkerDiedError
+
+__all__ = ["Runtime"]
+
+_HOUR_S = 3600.0
+
+
+class Runtime(ABC):
+    """Workers: objects in this process, in other processes or on other machines.
+
+    A worker does one call after another, in the order in which they were made. Arguments and results travel by value,
+    everywhere alike. An answer is taken once; one that comes again, or from a life that is over, is dropped and
+    counted. A runtime is used by one thread.
+
+    A subclass defines `launch`, `submit`, `poll`, `dismiss` and `end`, and `release` if need be; only this
+    class calls them.
+
+    Args:
+        restarts: how often workers may be restarted.
+
+    Examples:
+        >>> from palaestra.runtime import LocalRuntime
+        >>> with LocalRuntime() as runtime:
+        ...     worker = runtime.start(list, name="a list")
+        ...     calls = [runtime.call(worker, "append", 7), runtime.call(worker, "index", 7)]
+        ...     [result.unwrap() for result in runtime.wait(calls, timeout_s=5.0)]
+        [None, 0]
+    """
+
+    def __init__(self, restarts: RestartPolicy | None = None) -> None:
+        self.duplicates = 0
+        """Answers that were dropped because theirs had been taken, or their worker's life was over."""
+        self.restarted = 0
+        """Lives that began again, of all workers."""
+        self._policy = restarts or RestartPolicy()
+        self._workers: dict[str, WorkerRecord] = {}
+        self._open: set[Call] = set()  # whose results were not taken yet
+        self._results: dict[Call, Result] = {}
+        self._closed = False
+
+    # -- what a subclass defines
+
+    @abstractmethod
+    def launch(self, worker: WorkerRecord) -> Any:
+        """Begins a life: the worker makes its object, and answers call 0 when it is made.
+
+        Args:
+            worker: whose handle becomes what is returned.
+        """
+
+    @abstractmethod
+    def submit(self, worker: WorkerRecord, call: Call, request: Request) -> None:
+        """Hands a call to a worker that has nothing to do.
+
+        Args:
+            worker: who.
+            call: its name.
+            request: what to do; its buffers may change afterwards.
+
+        Raises:
+            WorkerDiedError: nobody is there.
+        """
+
+    @abstractmethod
+    def poll(self, timeout_s: float) -> list[Arrival]:
+        """What has arrived; waits if nothing has.
+
+        Args:
+            timeout_s: so long.
+        """
+
+    @abstractmethod
+    def dismiss(self, worker: WorkerRecord) -> None:
+        """Asks a worker to end by itself once it has nothing to do. Never blocks.
+
+        Args:
+            worker: who.
+        """
+
+    @abstractmethod
+    def end(self, worker: WorkerRecord, timeout_s: float) -> None:
+        """Ends a life, and frees what it held.
+
+        Args:
+            worker: whose.
+            timeout_s: so long it is waited for; then it is killed.
+        """
+
+    def release(self) -> None:  # noqa: B027 - most have nothing to free
+        """Frees what the runtime itself holds, once its workers have ended. Nothing by default."""
+
+    # -- for users
+
+    def start(self, factory: Callable[[], Any], *, name: str, resources: Mapping[str, float] | None = None) -> str:
+        """Makes a worker. Returns at once; an object that cannot be made fails the calls to it.
+
+        Args:
+            factory: called without arguments where the worker lives; makes its object.
+            name: for people. Workers may share it; ids differ.
+            resources: what it needs, for example `{"CPU": 1, "GPU": 0.5}`, where the runtime hands out resources.
+
+        Returns:
+            The worker's id.
+
+        Raises:
+            ConfigError: the factory cannot be sent, or the runtime was closed.
+        """
+        if self._closed:
+            raise ConfigError("this runtime was closed; make a new one")
+        number = sum(worker.name == name for worker in self._workers.values())
+        worker = WorkerRecord(f"{name}-{number}" if number else name, name, Factory(factory), dict(resources or {}))
+        self._begin(worker)
+        self._workers[worker.id] = worker
+        return worker.id
+
+    def call(self, worker: str, method: str, *args: Any, **kwargs: Any) -> Call:
+        """Asks a worker to do something. Never blocks.
+
+        Args:
+            worker: its id.
+            method: of its object.
+            args: by value; those that are `Shared` are sent once.
+            kwargs: likewise.
+
+        Raises:
+            ConfigError: an argument cannot be sent, or there is no such worker.
+        """
+        record = self._record(worker)
+        call = Call(record.id, record.incarnation, record.sequence, method)
+        request = Request.of(method, args, kwargs)
+        record.sequence += 1
+        self._open.add(call)
+        if record.handle is None and record.due is None:
+            assert record.error is not None
+            self._results[call] = Result(call, error=record.error)
+        elif record.running is None and record.handle is not None and not record.queue:
+            self._hand_over(record, call, request)
+        else:
+            record.queue.append((call, request.copied()))
+        return call
+
+    def wait(self, calls: Iterable[Call], *, at_least: int | None = None, timeout_s: float) -> list[Result]:
+        """Results of calls, once so many of them have ended or the time is over.
+
+        Args:
+            calls: whose results were not taken yet.
+            at_least: how many to wait for; `None` is all.
+            timeout_s: how long; 0 takes what is there.
+
+        Returns:
+            Of all those calls that have ended, in the order given. There may be fewer than asked for.
+
+        Raises:
+            ConfigError: a result was taken before.
+        """
+        wanted = list(calls)
+        if not self._open.issuperset(wanted):
+            taken = next(call for call in wanted if call not in self._open)
+            raise ConfigError(f"the result of {taken} was taken already, or another runtime was asked for it")
+        need = len(wanted) if at_least is None else min(at_least, len(wanted))
+        deadline = time.monotonic() + timeout_s
+        while True:
+            next_due = self._begin_due()
+            left = deadline - time.monotonic()
+            enough = sum(call in self._results for call in wanted) >= need
+            if enough or left <= 0:
+                break
+            self._take(self.poll(max(0.0, min(left, next_due))))
+        ended = [self._results.pop(call) for call in wanted if call in self._results]
+        self._open.difference_update(result.call for result in ended)
+        return ended
+
+    def restart(self, worker: str) -> None:
+        """Ends a worker's life, if it has not ended, and lets the next one begin: with a new object of its factory.
+
+        Returns at once. The first restart within an hour is immediate, further ones wait; calls made meanwhile wait
+        with it. Calls that were not answered fail.
+
+        Args:
+            worker: its id.
+
+        Raises:
+            WorkerDiedError: it was restarted too often; with the first cause.
+        """
+        record = self._record(worker)
+        if record.due is not None:
+            return
+        now = time.monotonic()
+        while record.restarts and now - record.restarts[0] > _HOUR_S:
+            record.restarts.popleft()
+        number, policy = len(record.restarts), self._policy
+        if record.handle is not None:
+            self._bury(record, WorkerDiedError(f"{record.name} was ended to be restarted"))
+        if number >= policy.max_restarts:
+            raise WorkerDiedError(
+                f"{record.name} was restarted {number} times within an hour, which is all it may; the first time "
+                f"because: {record.first_error}"
+            )
+        record.restarts.append(now)
+        record.due = now + (min(policy.backoff_s * 2 ** (number - 1), policy.max_backoff_s) if number else 0.0)
+        record.incarnation, record.sequence = record.incarnation + 1, 1
+        self.restarted += 1
+
+    def stop(self, worker: str, *, timeout_s: float = 5.0) -> None:
+        """Ends a worker for good. Calls that were not answered fail.
+
+        Args:
+            worker: its id.
+            timeout_s: how long it may take to end by itself.
+        """
+        self._stop([self._record(worker)], "was stopped", timeout_s)
+
+    def close(self, *, timeout_s: float = 5.0) -> None:
+        """Ends all workers. Nothing of the runtime is left.
+
+        Args:
+            timeout_s: how long they may take, together, to end by themselves.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._stop(list(self._workers.values()), "was stopped: its runtime was closed", timeout_s)
+        self.release()
+
+    def status(self) -> dict[str, WorkerStatus]:
+        """How every worker is, by id."""
+        now = time.monotonic()
+        return {record.id: record.status(now) for record in self._workers.values()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- lives
+
+    def _stop(self, records: list[WorkerRecord], why: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        for record in records:
+            if record.handle is not None:
+                self.dismiss(record)
+        for record in records:
+            self._bury(record, WorkerDiedError(f"{record.name} {why}"), max(0.0, deadline - time.monotonic()))
+            record.due = None
+
+    def _record(self, worker: str) -> WorkerRecord:
+        if worker not in self._workers:
+            raise ConfigError(f"there is no worker {worker!r}{did_you_mean(worker, self._workers)}")
+        return self._workers[worker]
+
+    def _begin(self, record: WorkerRecord) -> None:
+        record.due, record.sequence = None, max(record.sequence, 1)
+        record.running = Call(record.id, record.incarnation, 0, "__init__")
+        record.since = time.monotonic()
+        record.handle = self.launch(record)
+
+    def _begin_due(self) -> float:
+        """Begins the lives whose time has come; returns the seconds to the next one."""
+        now, soonest = time.monotonic(), float("inf")
+        for record in self._workers.values():
+            if record.due is not None and record.due <= now:
+                self._begin(record)
+            elif record.due is not None:
+                soonest = min(soonest, record.due - now)
+        return soonest
+
+    def _hand_over(self, record: WorkerRecord, call: Call, request: Request) -> None:
+        record.running, record.since = call, time.monotonic()
+        try:
+            self.submit(record, call, request)
+        except WorkerDiedError as error:
+            self._bury(record, error)
+
+    def _take(self, arrivals: Iterable[Arrival]) -> None:
+        for worker, incarnation, sequence, value, error in arrivals:
+            record = self._workers.get(worker)
+            if record is None or incarnation != record.incarnation or record.handle is None:
+                self.duplicates += sequence is not None
+                continue
+            call = record.running
+            if sequence is None:
+                assert error is not None
+                self._bury(record, error)
+            elif call is None or sequence != call.sequence:
+                self.duplicates += 1
+            elif sequence == 0 and error is not None:
+                self._bury(record, error)
+            else:
+                record.running = None
+                if sequence:
+                    record.calls += 1
+                    self._results[call] = Result(call, value, error)
+                if record.queue:
+                    self._hand_over(record, *record.queue.popleft())
+
+    def _bury(self, record: WorkerRecord, error: PalaestraError, timeout_s: float = 0.0) -> None:
+        """Ends what is left of a life; what it was asked and did not answer fails."""
+        record.error = error
+        record.first_error = record.first_error or error
+        asked = [call for call, _ in record.queue]
+        if record.running is not None and record.running.sequence:
+            asked.insert(0, record.running)
+        record.running = None
+        record.queue.clear()
+        self._results |= {call: Result(call, error=error) for call in asked}
+        if record.handle is not None:
+            self.end(record, timeout_s)
+            record.handle = None

@@ -1,0 +1,188 @@
+"""What a trainer learns with: algorithms by the names of their policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from palaestra.algorithms import Algorithm, UpdateInfo
+from palaestra.core import POLICY, ConfigError, DataSource, NonFiniteError
+from palaestra.policies import Policy
+
+__all__ = [
+    "GradientSteps",
+    "PolicyManager",
+    "SelfPaced",
+    "SimplePolicyManager",
+    "acting_policy",
+    "named_policies",
+    "part_name",
+]
+
+
+@runtime_checkable
+class PolicyManager(Protocol):
+    """Where the policies of a run learn: here, in other processes, or on other machines."""
+
+    @property
+    def algorithms(self) -> Mapping[str, Algorithm[Any]]:
+        """By policy name, in an order that never changes: this process's copies, with the newest weights."""
+        ...
+
+    def update(self, sources: Mapping[str, DataSource]) -> Mapping[str, UpdateInfo | NonFiniteError]:
+        """One update of each named policy; other policies stay as they are.
+
+        Args:
+            sources: what each learns from.
+
+        Returns:
+            What each update did, or why it was not applied.
+        """
+        ...
+
+    def set_progress(self, progress: float) -> None:
+        """Moves everything that follows a schedule; `progress` is in [0, 1]."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint, by policy name."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """From a checkpoint."""
+        ...
+
+    def close(self) -> None:
+        """Ends whatever runs elsewhere."""
+        ...
+
+
+class GradientSteps(Protocol):
+    """Makes the updates of algorithms of this process with gradients that are computed elsewhere."""
+
+    def update(self, policy: str, source: DataSource) -> UpdateInfo:
+        """One update of the named policy."""
+        ...
+
+    def close(self) -> None:
+        """Ends whatever runs elsewhere."""
+        ...
+
+
+@runtime_checkable
+class SelfPaced(Protocol):
+    """A policy manager whose policies learn while data is collected, when whoever acts says so: robots.
+
+    A trainer gives such a manager no sources; its `update` reports what was learned since the last call.
+    """
+
+    unroll_length: float
+    """Time steps from every environment in a training iteration."""
+
+
+class SimplePolicyManager:
+    """Policies that learn in this process, one after another.
+
+    Args:
+        algorithms: by policy name.
+        gradient_workers: compute the gradients of these very algorithms (`distributed.GradientWorkers`); `None`
+            computes them here.
+
+    Raises:
+        ConfigError: there is none.
+    """
+
+    def __init__(
+        self, algorithms: Mapping[str, Algorithm[Any]], *, gradient_workers: GradientSteps | None = None
+    ) -> None:
+        if not algorithms:
+            raise ConfigError("a run needs at least one policy that learns")
+        self._algorithms, self._workers = dict(algorithms), gradient_workers
+
+    @property
+    def algorithms(self) -> Mapping[str, Algorithm[Any]]:
+        """See `PolicyManager.algorithms`."""
+        return self._algorithms
+
+    def update(self, sources: Mapping[str, DataSource]) -> Mapping[str, UpdateInfo | NonFiniteError]:
+        """See `PolicyManager.update`.
+
+        Args:
+            sources: what each learns from.
+        """
+        results: dict[str, UpdateInfo | NonFiniteError] = {}
+        for name, source in sources.items():
+            try:
+                if self._workers is None:
+                    results[name] = self._algorithms[name].update(source)
+                else:
+                    results[name] = self._workers.update(name, source)
+            except NonFiniteError as error:
+                results[name] = error
+        return results
+
+    def set_progress(self, progress: float) -> None:
+        """See `PolicyManager.set_progress`.
+
+        Args:
+            progress: in [0, 1].
+        """
+        for algorithm in self._algorithms.values():
+            algorithm.set_progress(progress)
+
+    def state(self) -> dict[str, Any]:
+        """See `PolicyManager.state`."""
+        return {name: algorithm.state_tensors() for name, algorithm in self._algorithms.items()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """See `PolicyManager.load_state`.
+
+        Args:
+            state: from `state`.
+        """
+        for name, algorithm in self._algorithms.items():
+            algorithm.load_state_tensors(state[name])
+
+    def close(self) -> None:
+        """Ends the gradient workers, if there are any."""
+        if self._workers is not None:
+            self._workers.close()
+
+
+def acting_policy(algorithms: Mapping[str, Algorithm[Any]]) -> Policy | torch.nn.ModuleDict:
+    """What acts for a run: the policy, or all of them by name where there are several.
+
+    Args:
+        algorithms: by policy name.
+    """
+    if list(algorithms) == [POLICY]:
+        return algorithms[POLICY].policy
+    return torch.nn.ModuleDict({name: algorithm.policy for name, algorithm in algorithms.items()})
+
+
+def named_policies(acting: Policy | torch.nn.ModuleDict) -> dict[str, Policy]:
+    """By name, what `acting_policy` gave.
+
+    Args:
+        acting: one policy, or several by name.
+    """
+    if isinstance(acting, Policy):
+        return {POLICY: acting}
+    return {name: policy for name, policy in acting.items() if isinstance(policy, Policy)}
+
+
+def part_name(kind: str, policy: str, separator: str = ".") -> str:
+    """What something of a policy is called: its kind alone in a run of one unnamed policy.
+
+    Args:
+        kind: of thing, for example `algorithm`.
+        policy: its name.
+        separator: between the two.
+
+    Examples:
+        >>> part_name("buffer", "policy"), part_name("buffer", "buyer")
+        ('buffer', 'buffer.buyer')
+    """
+    return kind if policy == POLICY else f"{kind}{separator}{policy}"

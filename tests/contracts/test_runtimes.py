@@ -1,0 +1,255 @@
+"""What every runtime does, in this process, in others and on a Ray cluster."""
+
+import functools
+import importlib.util
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from palaestra.core import ConfigError
+from palaestra.runtime import (
+    LocalRuntime,
+    ProcessRuntime,
+    RayRuntime,
+    RemoteError,
+    RestartPolicy,
+    Shared,
+    WorkerDiedError,
+)
+from tests.contracts.workers import Counter, broken
+
+QUICK = RestartPolicy(max_restarts=3, backoff_s=0.01)
+SOON = 60.0
+"""Seconds: long enough for a busy machine, and never waited for in vain."""
+
+
+NEEDS_RAY = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install 'palaestra[ray]'"
+)
+
+
+@pytest.fixture(scope="module")
+def ray_here():
+    """Ray on this machine, started once."""
+    runtime = RayRuntime()
+    yield
+    runtime.close()
+
+
+@pytest.fixture(
+    params=[LocalRuntime, ProcessRuntime, pytest.param(RayRuntime, marks=[pytest.mark.slow, NEEDS_RAY])],
+    ids=lambda kind: kind.__name__,
+)
+def runtime(request):
+    if request.param is RayRuntime:
+        request.getfixturevalue("ray_here")
+    with request.param(QUICK) as runtime:
+        yield runtime
+
+
+def answer(runtime, worker, method, *args, **kwargs):
+    (result,) = runtime.wait([runtime.call(worker, method, *args, **kwargs)], timeout_s=SOON)
+    return result.unwrap()
+
+
+def test_a_worker_keeps_its_state_and_does_its_calls_in_order(runtime):
+    worker = runtime.start(functools.partial(Counter, 5), name="counter")
+    calls = [runtime.call(worker, "add", n) for n in (1, 2, 3)] + [runtime.call(worker, "add", 1, twice=True)]
+    assert [result.unwrap() for result in runtime.wait(calls, timeout_s=SOON)] == [6, 8, 11, 13]
+    assert [call.sequence for call in calls] == [1, 2, 3, 4]
+    assert {call.incarnation for call in calls} == {0}
+
+
+def test_workers_of_one_name_are_told_apart(runtime):
+    workers = [runtime.start(functools.partial(Counter, n), name="counter") for n in (10, 20)]
+    assert len(set(workers)) == 2
+    calls = [runtime.call(worker, "add") for worker in workers]
+    assert [result.unwrap() for result in runtime.wait(calls, timeout_s=SOON)] == [11, 21]
+
+
+def test_arrays_and_tensors_of_any_kind_arrive_as_they_were(runtime):
+    sent = {
+        "large": np.arange(300_000, dtype=np.float32).reshape(3, -1),
+        "columns": np.asfortranarray(np.arange(6000).reshape(60, 100)),
+        "every other": np.arange(5000)[::2],
+        "scalar": np.float64(3.0),
+        "empty": np.zeros((0, 4), np.int8),
+        "flags": torch.tensor([True, False]),
+        "half": torch.ones(2000, dtype=torch.bfloat16),
+        "transposed": torch.arange(6000.0).reshape(60, 100).T,
+        "bare": torch.tensor(2.5),
+        "words": ["a", None, ("b", 1)],
+    }
+    worker = runtime.start(Counter, name="echo")
+    came = answer(runtime, worker, "echo", sent)
+    for name, value in sent.items():
+        if isinstance(value, np.ndarray):
+            assert came[name].dtype == value.dtype
+            assert np.array_equal(came[name], value)
+            assert came[name].flags.writeable
+        elif isinstance(value, torch.Tensor):
+            assert came[name].dtype == value.dtype
+            assert torch.equal(came[name], value)
+        else:
+            assert came[name] == value
+
+
+def test_arguments_travel_by_value_at_the_moment_of_the_call(runtime):
+    worker = runtime.start(Counter, name="echo")
+    array = np.zeros(10_000)
+    calls = [runtime.call(worker, "add"), runtime.call(worker, "echo", array)]  # the second one waits for the first
+    array += 1
+    _, result = runtime.wait(calls, timeout_s=SOON)
+    assert result.unwrap().sum() == 0
+    array += 1
+    assert result.unwrap().sum() == 0
+
+
+def test_results_keep_their_memory_when_others_arrive(runtime):
+    worker = runtime.start(Counter, name="echo")
+    first = answer(runtime, worker, "echo", np.zeros(10_000))
+    answer(runtime, worker, "echo", np.ones(10_000))
+    assert first.sum() == 0
+
+
+def test_shared_values_go_to_each_worker_once(runtime):
+    workers = [runtime.start(Counter, name="counter") for _ in range(2)]
+    weights, offset = Shared({"w": torch.ones(1000)}), Shared({"w": torch.full((1000,), 0.5)})
+    for factor in (2, 3):
+        for worker in workers:
+            assert torch.equal(answer(runtime, worker, "scale", weights, factor), torch.full((1000,), float(factor)))
+            assert answer(runtime, worker, "scale", weights, factor, offset=offset)[0] == factor + 0.5
+    assert [answer(runtime, worker, "distinct_weights") for worker in workers] == [1, 1]
+
+
+def test_more_shared_values_than_a_worker_keeps_are_sent_again(runtime):
+    worker = runtime.start(Counter, name="counter")
+    versions = [Shared({"w": torch.full((10,), float(n))}) for n in range(11)]
+    for n in [*range(11), *range(11)]:
+        assert answer(runtime, worker, "scale", versions[n], 1)[0] == n
+
+
+def test_what_a_method_raises_comes_back_as_text_and_the_worker_lives_on(runtime):
+    """F2: the exception itself need not be picklable."""
+    worker = runtime.start(Counter, name="counter")
+    with pytest.raises(RemoteError, match=r"counter: fail raised NonFiniteError(.|\n)*the loss is NaN") as raised:
+        answer(runtime, worker, "fail")
+    assert (raised.value.kind, raised.value.exit_code) == ("NonFiniteError", 4)
+    with pytest.raises(RemoteError, match=r"TwoWordsError(.|\n)*a and b"):
+        answer(runtime, worker, "fail_strangely")
+    with pytest.raises(RemoteError, match="cannot be sent"):
+        answer(runtime, worker, "lambda_")
+    with pytest.raises(RemoteError, match="AttributeError"):
+        answer(runtime, worker, "no_such_method")
+    assert answer(runtime, worker, "add") == 1
+
+
+def test_an_object_that_cannot_be_made_fails_its_calls(runtime):
+    worker = runtime.start(broken, name="broken")
+    calls = [runtime.call(worker, "add"), runtime.call(worker, "add")]
+    for result in runtime.wait(calls, timeout_s=SOON):
+        assert isinstance(result.error, RemoteError)
+        assert "could not be made" in str(result.error)
+        assert "no such environment" in str(result.error)
+        assert result.error.exit_code == 2
+    (late,) = runtime.wait([runtime.call(worker, "add")], timeout_s=SOON)
+    assert isinstance(late.error, RemoteError)
+    assert runtime.status()[worker].state == "dead"
+
+
+def test_what_cannot_be_sent_is_refused_at_once(runtime):
+    worker = runtime.start(Counter, name="counter")
+    with pytest.raises(ConfigError, match="cannot be sent to a worker"):
+        runtime.call(worker, "echo", lambda: 0)
+    assert answer(runtime, worker, "add") == 1
+
+
+def test_waiting_for_some_returns_when_they_have_ended(runtime):
+    """MARO-04."""
+    workers = [runtime.start(Counter, name="counter") for _ in range(3)]
+    calls = [runtime.call(worker, "add") for worker in workers]
+    some = runtime.wait(calls, at_least=2, timeout_s=SOON)
+    assert len(some) >= 2
+    rest = runtime.wait([call for call in calls if call not in {r.call for r in some}], timeout_s=SOON)
+    assert {result.call for result in some + rest} == set(calls)
+
+
+def test_a_result_is_taken_once(runtime):
+    worker = runtime.start(Counter, name="counter")
+    call = runtime.call(worker, "add")
+    assert len(runtime.wait([call], timeout_s=SOON)) == 1
+    with pytest.raises(ConfigError, match="taken already"):
+        runtime.wait([call], timeout_s=SOON)
+
+
+def test_a_restarted_worker_is_new_and_its_unanswered_calls_fail(runtime):
+    """F14."""
+    worker = runtime.start(Counter, name="counter")
+    assert answer(runtime, worker, "add") == 1
+    lost = runtime.call(worker, "add")
+    runtime.restart(worker)
+    call = runtime.call(worker, "add")
+    assert (call.incarnation, call.sequence) == (1, 1)
+    first, second = runtime.wait([lost, call], timeout_s=SOON)
+    assert isinstance(first.error, WorkerDiedError) or first.value == 2  # it may have been quick
+    assert second.unwrap() == 1
+    assert runtime.restarted == 1
+    assert runtime.status()[worker].incarnation == 1
+
+
+def test_shared_values_are_sent_again_to_a_new_life(runtime):
+    """F14: weights re-sent."""
+    worker = runtime.start(Counter, name="counter")
+    weights = Shared({"w": torch.ones(5)})
+    answer(runtime, worker, "scale", weights, 2)
+    runtime.restart(worker)
+    assert answer(runtime, worker, "scale", weights, 2)[0] == 2
+
+
+def test_restarts_wait_longer_and_longer_and_end_with_the_first_cause(runtime):
+    worker = runtime.start(broken, name="broken")
+    runtime.wait([runtime.call(worker, "add")], timeout_s=SOON)
+    for _ in range(QUICK.max_restarts):
+        runtime.restart(worker)
+        assert runtime.status()[worker].state == "waiting"
+        (result,) = runtime.wait([runtime.call(worker, "add")], timeout_s=SOON)
+        assert "no such environment" in str(result.error)
+    with pytest.raises(WorkerDiedError, match=r"restarted 3 times within an hour(.|\n)*no such environment"):
+        runtime.restart(worker)
+
+
+def test_a_stopped_worker_answers_nothing_more(runtime):
+    worker, other = (runtime.start(Counter, name="counter") for _ in range(2))
+    assert answer(runtime, worker, "add") == 1
+    runtime.stop(worker)
+    (result,) = runtime.wait([runtime.call(worker, "add")], timeout_s=SOON)
+    assert isinstance(result.error, WorkerDiedError)
+    assert "was stopped" in str(result.error)
+    assert answer(runtime, other, "add") == 1
+
+
+def test_the_status_says_how_workers_are(runtime):
+    worker = runtime.start(Counter, name="counter")
+    assert runtime.status()[worker].state == "starting"
+    answer(runtime, worker, "add")
+    status = runtime.status()[worker]
+    assert (status.name, status.state, status.incarnation, status.calls, status.cause) == ("counter", "idle", 0, 1, "")
+
+
+def test_waiting_ends_at_its_deadline(runtime):
+    worker = runtime.start(Counter, name="counter")
+    runtime.stop(worker)
+    began = time.monotonic()
+    assert runtime.wait([], timeout_s=0.0) == []
+    assert runtime.wait([], at_least=3, timeout_s=5.0) == []
+    assert time.monotonic() - began < 4.0
+
+
+def test_mistakes_are_named(runtime):
+    with pytest.raises(ConfigError, match="there is no worker 'x'"):
+        runtime.call("x", "add")
+    runtime.close()
+    with pytest.raises(ConfigError, match="was closed"):
+        runtime.start(Counter, name="counter")

@@ -1,0 +1,65 @@
+"""Objects that live in the workers of the runtime tests."""
+
+import os
+import signal
+import threading
+
+import numpy as np
+import torch
+
+from palaestra.core import ConfigError, NonFiniteError
+
+
+class Counter:
+    """Counts, echoes, fails and dies on request."""
+
+    def __init__(self, start=0):
+        self.count = start
+        self.seen = []
+
+    def add(self, number=1, *, twice=False):
+        self.count += number * (2 if twice else 1)
+        return self.count
+
+    def echo(self, value):
+        return value
+
+    def scale(self, weights, factor, *, offset=None):
+        self.seen.append(id(weights["w"]))
+        return weights["w"] * factor + (0 if offset is None else offset["w"])
+
+    def distinct_weights(self):
+        return len(set(self.seen))
+
+    def fail(self):
+        raise NonFiniteError("the loss is NaN")
+
+    def fail_strangely(self):
+        raise TwoWordsError("a", "b")
+
+    def lambda_(self):
+        return lambda: 0
+
+    def hang(self):
+        threading.Event().wait()
+
+    def die(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def pid(self):
+        return os.getpid()
+
+    def observations(self, shape):
+        return {"pixels": np.ones(shape, np.uint8), "reward": torch.arange(3.0)}
+
+
+class TwoWordsError(Exception):
+    """Cannot be made again from its arguments alone."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+        self.lock = threading.Lock()
+
+
+def broken():
+    raise ConfigError("no such environment")

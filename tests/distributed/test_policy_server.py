@@ -1,0 +1,341 @@
+"""Tests of `palaestra.distributed.policy_server` and `asynchronous`: actors that wait for nobody."""
+
+import functools
+import itertools
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from palaestra.algorithms import Algorithm
+from palaestra.core import POLICY, Batch, ConfigError, OnPolicy, StepType
+from palaestra.distributed import (
+    AsynchronousConfig,
+    CollectorFactory,
+    DistributedConfig,
+    Pace,
+    PolicyServer,
+    WorkersLostError,
+    policy_server,
+)
+from palaestra.envs import EnvConfig, probe_specs
+from palaestra.rollout import buffer_for
+from palaestra.runtime import LocalRuntime, ProcessRuntime, Runtime
+from palaestra.training import CheckpointStore, Trainer, TrainerConfig
+from tests.distributed.parts import QUICK, Mortal, local
+from tests.distributed.runs import CATCH, TRACK, make_algorithm
+
+LEARNERS = [("impala", CATCH), ("ppo", CATCH), ("dqn", CATCH), ("sac", TRACK)]
+
+
+def server(
+    runtime: Runtime, algorithm: Algorithm, env: EnvConfig, name: str, actors: int = 4, **settings: Any
+) -> PolicyServer:
+    """A policy server over actors that share the environments."""
+    known = {key: settings.pop(key) for key in list(settings) if key in AsynchronousConfig.__dataclass_fields__}
+    config = DistributedConfig(runtime="local", num_workers=actors, **{"timeout_s": 60.0, **settings})
+    parts = CollectorFactory(env=env, algorithm=functools.partial(make_algorithm, name, env), num_workers=actors)
+    observation_spec, _, reward_spec = probe_specs(env)
+    buffer = buffer_for(algorithm, env.num_envs, observation_spec=observation_spec, reward_spec=reward_spec)
+    return PolicyServer(runtime, parts, {POLICY: algorithm}, {POLICY: buffer}, config, AsynchronousConfig(**known))
+
+
+def asynchronous(runtime: Runtime, name: str, env: EnvConfig = CATCH, *, total: int = 400, **settings: Any) -> Trainer:
+    plan = {key: settings.pop(key) for key in ("num_updates", "mini_batch_size", "capacity") if key in settings}
+    checkpoints = settings.pop("checkpoints", None)
+    algorithm = make_algorithm(name, env, **plan)
+    config = TrainerConfig(total_env_steps=total)
+    return Trainer(server(runtime, algorithm, env, name, **settings), algorithm, config, checkpoints=checkpoints)
+
+
+class Overtaken(LocalRuntime):
+    """One actor's work is done only after so many calls of the others: it is slow."""
+
+    def __init__(self, slow: str, every: int) -> None:
+        super().__init__(QUICK)
+        self._slow, self._every, self._others = slow, every, 0
+
+    def poll(self, timeout_s: float) -> Any:
+        if len(self._asked) > 1 and self._asked[0][0].id == self._slow and self._asked[0][1].method == "collect":
+            self._others += 1
+            if self._others % self._every:
+                self._asked.rotate(-1)
+        return super().poll(timeout_s)
+
+
+def watched(trainer: Trainer) -> list[int]:
+    """The lag of every row that is learned from, as the learning algorithm sees it."""
+    seen: list[int] = []
+    source, algorithm = trainer.collect.sources[POLICY], trainer.algorithm
+    draw = source.draw
+
+    def drawn(plan: Any, generator: Any) -> Any:
+        batch = draw(plan, generator)
+        if "policy_version" in batch:
+            lag = algorithm.policy_version - batch.policy_version
+            seen.extend(lag[batch.valid.bool()].flatten().tolist())
+        return batch
+
+    source.draw = drawn  # pyright: ignore[reportAttributeAccessIssue]
+    return seen
+
+
+@pytest.mark.parametrize("max_lag", [0, 2, 8, None])
+@pytest.mark.parametrize("name", ["impala", "ppo"])
+def test_exactly_the_data_that_max_lag_allows_is_used(name, max_lag):
+    """MARO-12, MARO-13, F19: a slow actor among three quick ones; what is older is dropped, counted and named."""
+    with Overtaken("actor-1", every=12) as runtime:
+        trainer = asynchronous(runtime, name, max_lag=max_lag)
+        used, collect = watched(trainer), trainer.collect
+        arrived = Counter[int]()
+        lag_of = collect._lag
+
+        def noted(fragment: Any) -> int:
+            lag = lag_of(fragment)
+            arrived[lag] += 1
+            return lag
+
+        collect._lag = noted
+        for _ in range(40):
+            trainer.train_iter()
+    allowed = Counter({lag: n for lag, n in arrived.items() if max_lag is None or lag <= max_lag})
+    assert max(arrived) > 8, "the slow actor is not slow"
+    assert collect.lags == allowed
+    assert set(used) == set(allowed)
+    assert trainer.algorithm.policy_version == sum(allowed.values()) == 40
+    assert len(collect.dropped) == sum((arrived - allowed).values())
+    assert len(set(collect.dropped)) == len(collect.dropped)
+    for dropped in collect.dropped:
+        assert f"max_lag is {max_lag}" in dropped.reason
+    assert collect.env_steps > 0
+
+
+def test_an_actor_whose_data_was_dropped_gets_the_newest_weights():
+    """MARO-11, MARO-13: every answer carries the newest version there is."""
+    with Overtaken("actor-1", every=12) as runtime:
+        trainer = asynchronous(runtime, "impala", max_lag=0)
+        collect, sent = trainer.collect, []
+        give = collect._crew.give
+
+        def given(member: Any, method: str, *args: Any, **kwargs: Any) -> None:
+            sent.append((member.id, collect._weights_of[POLICY][0], trainer.algorithm.policy_version))
+            give(member, method, *args, **kwargs)
+
+        collect._crew.give = given
+        for _ in range(30):
+            trainer.train_iter()
+    assert any(one.worker == "actor-1" for one in collect.dropped)
+    assert {worker for worker, _, _ in sent} == {"actor-0", "actor-1", "actor-2", "actor-3"}
+    assert all(version == newest for _, version, newest in sent)
+    assert max(version for worker, version, _ in sent if worker == "actor-1") > 8
+
+
+@pytest.mark.parametrize(("name", "env"), LEARNERS)
+def test_every_fragment_is_learned_from_once_and_counted_once(name, env):
+    """MARO-10, MARO-11, F14: on-policy data is discarded after one update; replayed data lies in the buffer."""
+    with local() as runtime:
+        trainer = asynchronous(runtime, name, env)
+        result = trainer.run()
+        collect = trainer.collect
+        calls = sum(status.calls for status in runtime.status().values())
+    assert result.status == "done"
+    assert result.env_steps == collect.env_steps >= 400
+    used, waiting = sum(collect.lags.values()), collect.queue_length
+    begun = 4  # the first call of every actor
+    assert used + waiting + len(collect.dropped) == calls - begun
+    if isinstance(trainer.algorithm.plan, OnPolicy):
+        assert trainer.algorithm.policy_version == used
+    else:
+        stored = collect.buffers[POLICY]
+        assert len(stored) > 0
+    assert all(torch.isfinite(p).all() for p in trainer.algorithm.model.parameters())
+
+
+def test_the_queue_is_bounded_and_actors_wait_while_it_is_full():
+    """F20: a learner that needs four fragments at a time, and room for two of them."""
+    with local() as runtime:
+        trainer = asynchronous(runtime, "ppo", queue_size=2)
+        collect = trainer.collect
+        for _ in range(20):
+            trainer.train_iter()
+            assert collect.queue_length <= 2 + 3  # those that were under way when it was full
+            assert len(collect._crew.busy) + collect.queue_length <= 2 + 4
+
+
+def test_an_update_may_wait_for_several_fragments():
+    with local() as runtime:
+        trainer = asynchronous(runtime, "impala", fragments_per_update=3)
+        seen = watched(trainer)
+        for _ in range(6):
+            trainer.train_iter()
+        assert sum(trainer.collect.lags.values()) == 18
+        assert trainer.algorithm.policy_version == 6
+        assert len(seen) > 6 * 2 * 12 * 0.5
+
+
+@pytest.mark.parametrize("ratio", [0.5, 4.0])
+def test_rows_drawn_follow_rows_written_at_the_pace_that_was_asked_for(ratio):
+    """F20: whoever is ahead waits, however quick the actors are."""
+    with local() as runtime:
+        trainer = asynchronous(runtime, "dqn", samples_per_insert=ratio, fragment_steps=4, total=4000)
+        collect = trainer.collect
+        for _ in range(60):
+            trainer.train_iter()
+        drawn = trainer.algorithm.num_gradient_steps * trainer.algorithm.plan.mini_batch_size
+        limiter = collect._pace._limiter
+        assert limiter.drawn == drawn
+        assert abs(limiter.ahead) <= limiter.slack
+        assert collect._pace.samples_per_insert == pytest.approx(ratio, rel=0.5)
+        assert len(collect.buffers[POLICY]) <= 120  # memory is flat
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_no_transition_leads_over_a_fragment_that_was_dropped(joined, monkeypatch):
+    """MARO-12, TS-07: the ball falls by one row in every transition; it would not if streams were joined (mutant)."""
+    if joined:
+        monkeypatch.setattr(policy_server, "_broken_off", lambda rows: rows)
+    with local() as runtime:
+        trainer = asynchronous(runtime, "dqn", fragment_steps=5, capacity=4000, total=4000)
+        turns = itertools.cycle([True, False, True])
+        monkeypatch.setattr(trainer.collect._pace, "fresh", lambda lag: next(turns))
+        for _ in range(30):
+            trainer.train_iter()
+        assert len(trainer.collect.dropped) > 10
+        buffer = trainer.collect.buffers[POLICY]
+        windows = buffer.windows(buffer.starts(1), 1)
+    before, after = _height(windows.observation), _height(windows.next_observation)
+    assert len(before) > 100
+    assert np.array_equal(after, before + 1) != joined
+
+
+def _height(observation: Any) -> np.ndarray:
+    """The row of the ball, which is the first square that is not empty; three squares are a row."""
+    return observation.argmax(1).numpy() // 3
+
+
+@pytest.mark.parametrize(("name", "env"), [("impala", CATCH), ("sac", TRACK)])
+def test_a_killed_actor_is_replaced_and_its_fragment_is_dropped_and_named(name, env):
+    """F14."""
+    with local() as runtime:
+        trainer = asynchronous(runtime, name, env, total=800)
+        killer = Mortal(runtime, "collect", times=3, skip=5)
+        result = trainer.run()
+        collect = trainer.collect
+    assert result.status == "done"
+    assert len(killer.victims) == 3
+    assert runtime.restarted == 3
+    lost = [(one.worker, one.incarnation, one.sequence) for one in collect.dropped]
+    assert lost == [(call.worker, call.incarnation, call.sequence) for call in killer.victims]
+    assert collect.metrics()["workers/restarts"] == 3
+    assert [fault.worker for fault in collect.faults] == [call.worker for call in killer.victims]
+
+
+def test_with_too_few_actors_the_run_stops_with_exit_code_3_and_the_first_cause():
+    """F14, F15."""
+    with local() as runtime:
+        trainer = asynchronous(runtime, "impala", total=100_000, min_workers=4)
+        Mortal(runtime, "collect", times=10_000, skip=4)
+        with pytest.raises(WorkersLostError, match="4 are needed") as stopped:
+            trainer.run()
+    assert stopped.value.exit_code == 3
+    assert "was killed by a test" in str(stopped.value)
+
+
+@pytest.mark.parametrize(("name", "env"), [("ppo", CATCH), ("dqn", CATCH)])
+def test_a_run_is_resumed_from_its_checkpoint(name, env, tmp_path):
+    """F16, F25: weights, counters and the replay buffer are as they were; new episodes begin."""
+    with local() as runtime:
+        trainer = asynchronous(runtime, name, env, total=300, checkpoints=CheckpointStore(tmp_path / "checkpoints"))
+        trainer.run()
+        version, steps, lags = trainer.algorithm.policy_version, trainer.collect.env_steps, trainer.collect.lags
+        positions = trainer.collect.state()["positions"]
+    with local() as runtime:
+        store = CheckpointStore(tmp_path / "checkpoints")
+        again = asynchronous(runtime, name, env, total=600, checkpoints=store)
+        again.load_state(store.load_newest()[1])
+        assert again.algorithm.policy_version == version
+        assert again.collect.env_steps == steps
+        assert again.collect.lags == lags
+        if name == "dqn":
+            assert len(again.collect.buffers[POLICY]) == len(trainer.collect.buffers[POLICY])
+        result = again.run()
+        assert result.env_steps >= 600
+        assert again.algorithm.policy_version > version
+        later = again.collect.state()["positions"]
+    for before, after in zip(positions, later, strict=True):
+        assert (np.asarray(after["lanes"]["episode"]) > np.asarray(before["lanes"]["episode"])).all()
+
+
+def test_a_paused_unroll_keeps_what_it_has_and_counts_nothing_twice():
+    with local() as runtime:
+        trainer = asynchronous(runtime, "impala", fragments_per_update=4)
+        collect = trainer.collect
+        trainer.train_iter()
+        steps = collect.env_steps
+        serve, left = collect._serve, [2]
+
+        def interrupted(*args: Any) -> None:
+            serve(*args)
+            left[0] -= 1
+            if left[0] == 0:
+                collect.pause()
+
+        collect._serve = interrupted
+        trainer.train_iter()
+        assert collect.unfinished
+        assert trainer.algorithm.policy_version == 1
+        assert collect.state()["env_steps"] == steps
+        trainer.train_iter()
+        assert not collect.unfinished
+        assert trainer.algorithm.policy_version == 2
+        assert sum(collect.lags.values()) == 8
+
+
+def test_the_lag_histogram_is_among_the_metrics():
+    """F19."""
+    with Overtaken("actor-1", every=12) as runtime:
+        trainer = asynchronous(runtime, "impala")
+        for _ in range(60):
+            trainer.train_iter()
+        row = trainer.collect.metrics()
+    bins = {name: count for name, count in row.items() if name.startswith("workers/lag_") and "m" not in name[12:]}
+    assert list(bins) == [f"workers/lag_{name}" for name in ("0", "1", "2", "3-4", "5-8", "9-16", "17+")]
+    assert sum(bins.values()) == 60
+    assert bins["workers/lag_9-16"] + bins["workers/lag_17+"] >= 1
+    assert row["workers/lag_max"] >= 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime_class", [ProcessRuntime])
+def test_actors_in_processes_go_on_while_one_of_them_is_killed(runtime_class):
+    """MARO-10, F14, F18: real processes, SIGKILL, and no orphan."""
+    with runtime_class(QUICK) as runtime:
+        trainer = asynchronous(runtime, "impala", total=3000, actors=2)
+        killer = Mortal(runtime, "collect", times=1, skip=3)
+        result = trainer.run()
+        assert result.status == "done"
+        assert len(killer.victims) == 1
+        assert len(trainer.collect.dropped) == 1
+
+
+def test_what_cannot_work_is_refused():
+    with local() as runtime:
+        replayed = make_algorithm("dqn", CATCH)
+        replayed.plan = OnPolicy(unroll_length=4, clear=False, capacity=16)
+        with pytest.raises(ConfigError, match="keeps its own data"):
+            server(runtime, replayed, CATCH, "dqn")
+        collect = asynchronous(runtime, "ppo").collect
+        with pytest.raises(ConfigError, match="lanes, which 3 actors cannot share"):
+            Pace(collect._algorithms, collect.buffers, 3, AsynchronousConfig())
+        for setting in ("max_lag", "fragment_steps", "queue_size", "samples_per_insert"):
+            with pytest.raises(ConfigError, match=setting):
+                AsynchronousConfig(**{setting: -1})
+
+
+def test_a_first_row_after_a_gap_begins_a_stream():
+    rows = Batch(step_type=torch.ones(3, 2, dtype=torch.int32), reward=torch.zeros(3, 2))
+    broken = policy_server._broken_off(rows)
+    assert broken.step_type[:, 0].tolist() == [StepType.FIRST, StepType.MID, StepType.MID]
+    assert rows.step_type[0, 0] == StepType.MID

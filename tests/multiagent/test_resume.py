@@ -1,0 +1,102 @@
+"""Checkpoints of runs with many agents: what is resumed goes on bit for bit."""
+
+import pytest
+import torch
+
+from palaestra.core import EnvError
+from palaestra.multiagent import Worlds
+from palaestra.training import CheckpointStore, SimplePolicyManager, Trainer, TrainerConfig
+from tests.contracts.states import different
+from tests.multiagent.parts import RandomWorld, Shop
+from tests.multiagent.test_collector import TWO_KINDS, collector_of
+
+
+def trainer_of(make, directory, mapping, algorithm, total):
+    collector, actors = collector_of(make, mapping=mapping, algorithm=algorithm, seed=5)
+    config = TrainerConfig(total_env_steps=total, eval_every_steps=0, checkpoint_every_steps=0, log_every_steps=0)
+    return Trainer(collector, SimplePolicyManager(actors), config, checkpoints=CheckpointStore(directory))
+
+
+def end_state(trainer):
+    state = trainer.state()
+    del state["trainer"]["seconds"]
+    return flat(state)
+
+
+def flat(nest, path=""):
+    if isinstance(nest, dict):
+        return {k: v for key, value in nest.items() for k, v in flat(value, f"{path}/{key}").items()}
+    if isinstance(nest, list | tuple):
+        return {k: v for number, value in enumerate(nest) for k, v in flat(value, f"{path}/{number}").items()}
+    return {path: torch.as_tensor(nest) if not isinstance(nest, str | type(None)) else nest}
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+@pytest.mark.parametrize(("make", "mapping"), [(RandomWorld, TWO_KINDS), (lambda: Shop(delay=4), {"*": "both"})])
+def test_a_resumed_run_equals_the_uninterrupted_one(make, mapping, algorithm, tmp_path):
+    """TS-38, MARO-15: worlds, waiting rows, memories and episodes go on where they were."""
+    whole, first, second = (trainer_of(make, tmp_path / part, mapping, algorithm, 330) for part in "abc")
+    whole.run()
+    while first.collect.env_steps < 120:
+        first.train_iter()
+    first.save()
+    second.load_state(CheckpointStore(tmp_path / "b").load_newest()[1])
+    assert second.collect.env_steps >= 120
+    second.run()
+    ours, theirs = end_state(whole), end_state(second)
+    # seconds, and the names that files of a checkpoint are shared by
+    skip = ("/trainer/", "/collect/rows_left")
+    ours, theirs = (
+        {k: v for k, v in s.items() if not k.startswith(skip) and "segments" not in k} for s in (ours, theirs)
+    )
+    assert ours.keys() == theirs.keys()
+    wrong = [key for key, value in ours.items() if not equal(value, theirs[key])]
+    assert not wrong
+
+
+def equal(one, other):
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def test_an_unroll_that_was_interrupted_goes_on_bit_for_bit(tmp_path):
+    """F7: a signal in the middle of an unroll."""
+
+    def trainer(name):
+        return trainer_of(lambda: Shop(delay=3), tmp_path / name, {"*": "both"}, "ppo", 300)
+
+    whole, first, second = trainer("whole"), trainer("first"), trainer("second")
+    moments = iter(range(100))
+    step = first.collect.worlds.step
+
+    def stepped(actions):
+        if next(moments) == 4:
+            first.collect.pause()
+        return step(actions)
+
+    first.collect.worlds.step = stepped
+    first.train_iter()
+    assert first.collect.unfinished
+    store = CheckpointStore(tmp_path / "interrupted")
+    store.save(1, first.state())
+    second.load_state(store.load_newest()[1])
+    assert second.collect.unfinished
+    results = []
+    for one in (whole, second):
+        for _ in range(3):
+            one.train_iter()
+        results.append({k: v for k, v in one.algorithms["both"].state_tensors().items() if isinstance(v, torch.Tensor)})
+    assert not different(*results)
+
+
+def test_a_world_that_does_not_replay_is_named():
+    """F10: randomness that does not come from the seed."""
+
+    class Unseeded(RandomWorld):
+        def begin_episode(self, seed):
+            self.begun = getattr(self, "begun", 0) + 1
+            return super().begin_episode(seed + self.begun)
+
+    worlds = Worlds([Unseeded], lane_seeds=[1])
+    worlds.reset()
+    with pytest.raises(EnvError, match=r"world 0 .* does not replay"):
+        worlds.load_state_dict(worlds.state_dict())

@@ -1,0 +1,243 @@
+"""Robots stop within two seconds whatever they are doing, and nobody hangs when something fails.
+
+PARL-22: the loops of the founding document wait for ever once too few agents live.
+"""
+
+import dataclasses
+import threading
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from palaestra import Trainer, TrainerConfig
+from palaestra.core import EnvError
+from palaestra.robots import Agent, AgentError, RobotConfig
+from tests.robots.parts import QUICK, OneTaskConfig, OneTaskRobot, collector_of, env_maker, robot_of
+
+STOP_S = 2.0
+WORLD = "tests.robots.test_stops:World"
+released = threading.Event()
+arrived = threading.Event()
+
+
+class World(gymnasium.Env[np.ndarray, np.int64]):
+    """Pays 1; waits in step `wait_at` until it is released, and fails in step `fail_at`."""
+
+    def __init__(self, wait_at: int = -1, fail_at: int = -1) -> None:
+        self.observation_space, self.action_space = spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(2)
+        self._wait_at, self._fail_at, self._steps = wait_at, fail_at, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        if self._steps == self._wait_at:
+            arrived.set()
+            released.wait(20)
+        if self._steps == self._fail_at:
+            raise ValueError("the arm is stuck")
+        return np.zeros(1, np.float32), 1.0, False, self._steps % 7 == 0, {}
+
+
+@pytest.fixture(autouse=True)
+def closed_again():
+    released.clear()
+    arrived.clear()
+    yield
+    released.set()
+
+
+def setup(world=None, num_agents=4, config=QUICK, worlds=None, **settings):
+    make = env_maker(WORLD, **(world or {}))
+    if worlds is not None:
+        make = lambda number: env_maker(WORLD, **worlds.get(number, {}))(number)  # noqa: E731
+    algorithm = OneTaskConfig(name="dqn", settings=(("initial_collect_steps", 0), ("mini_batch_size", 4)))
+    robot = robot_of(OneTaskRobot, make, algorithm)
+    return robot, collector_of(robot, make, num_agents, config=config, **settings)
+
+
+def unrolling(collector, steps=1000):
+    """An unroll in a thread of its own; what it ended with comes back."""
+    ended: list[BaseException | None] = []
+
+    def run():
+        try:
+            collector.unroll(steps)
+            ended.append(None)
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, ended
+
+
+def threads_left():
+    return [t.name for t in threading.enumerate() if t.name.startswith(("agent ", "prediction ", "learning "))]
+
+
+def closes_in_time(collector):
+    began = time.monotonic()
+    collector.close()
+    return time.monotonic() - began < STOP_S + 0.5
+
+
+def hold(collector, server):
+    """Makes a task compute until it is released."""
+    task = collector.robot.tasks["policy"]
+    original = task.predict if server == "prediction" else task.learn
+
+    def slow(given):
+        arrived.set()
+        released.wait(20)
+        return original(given)
+
+    if server == "prediction":
+        collector.wrappers["policy"].prediction._function = slow
+    else:
+        task.learn = slow
+
+
+def test_a_robot_stops_while_agents_act(wait_until):
+    _, collector = setup()
+    thread, _ = unrolling(collector, steps=100_000)
+    wait_until(lambda: collector._gate.steps > 20)
+    assert closes_in_time(collector)
+    wait_until(lambda: not threads_left())
+    thread.join(5)
+
+
+@pytest.mark.parametrize("server", ["prediction", "learning"])
+def test_a_robot_stops_while_agents_wait_for_a_task(server, wait_until, caplog):
+    """The computation ends a moment after the stop: everybody is answered and goes home."""
+    _, collector = setup()
+    hold(collector, server)
+    thread, _ = unrolling(collector)
+    assert arrived.wait(10)
+    threading.Timer(0.3, released.set).start()
+    assert closes_in_time(collector)
+    wait_until(lambda: not threads_left())
+    thread.join(5)
+
+
+@pytest.mark.parametrize("server", ["prediction", "learning"])
+def test_a_robot_stops_although_a_task_never_answers(server, wait_until):
+    """Agents are told; only the thread of the computation itself is left behind."""
+    _, collector = setup()
+    hold(collector, server)
+    thread, _ = unrolling(collector)
+    assert arrived.wait(10)
+    assert closes_in_time(collector)
+    wait_until(lambda: not [name for name in threads_left() if name.startswith("agent ")])
+    thread.join(5)
+
+
+def test_a_robot_stops_while_an_environment_does_not_answer(caplog, wait_until):
+    """The agent in it is named and left behind; the others go home."""
+    _, collector = setup(worlds={2: {"wait_at": 3}})
+    thread, _ = unrolling(collector)
+    assert arrived.wait(10)
+    assert closes_in_time(collector)
+    assert "the agents [2] did not end within 2 s" in caplog.text
+    wait_until(lambda: threads_left() == ["agent 2"])
+    released.set()
+    wait_until(lambda: not threads_left())
+    thread.join(5)
+
+
+def test_a_robot_that_never_began_stops_too():
+    assert closes_in_time(setup()[1])
+
+
+def test_an_environment_that_hangs_is_an_error_that_names_its_agent():
+    config = RobotConfig(max_wait_s=0.01, learn_max_wait_s=0.01, timeout_s=0.5)
+    _, collector = setup(worlds={1: {"wait_at": 2}}, config=config)
+    with collector, pytest.raises(AgentError, match=r"the agents \[1\] have not moved for 0\.5 s \(robot\.timeout_s\)"):
+        collector.unroll(50)
+
+
+def test_an_exception_in_the_environment_names_agent_episode_step_and_cause():
+    _, collector = setup(worlds={3: {"fail_at": 9}})
+    with (
+        collector,
+        pytest.raises(AgentError, match=r"(?s)agent 3 failed in its episode 2, env step 9: .*arm is stuck") as told,
+    ):
+        collector.unroll(50)
+    assert isinstance(told.value.__cause__, EnvError)
+
+
+@pytest.mark.parametrize("what", ["predict", "learn"])
+def test_an_exception_in_a_task_reaches_the_trainer_by_name(what):
+    """Every agent was waiting for the batch that failed: each is told why, and the run ends with it."""
+    robot, collector = setup()
+    task = robot.tasks["policy"]
+
+    def broken(given):
+        raise ArithmeticError("singular")
+
+    if what == "predict":
+        collector.wrappers["policy"].prediction._function = broken
+    else:
+        task.learn = broken
+    named = {"predict": "prediction", "learn": "learning"}[what]
+    began = time.monotonic()
+    with collector, pytest.raises(AgentError, match=f"{named} of the task 'policy' failed .*ArithmeticError: singular"):
+        Trainer(collector, robot, TrainerConfig(total_env_steps=1000)).run()
+    assert time.monotonic() - began < 10 and not threads_left()
+
+
+def test_an_exception_in_the_agents_own_code_is_named():
+    class Lost(Agent):
+        def run_one_episode(self) -> None:
+            self.env.reset()
+            raise KeyError("which way")
+
+    _, collector = setup()
+    collector._factory = dataclasses.replace(collector._factory, agent_class=Lost)
+    with (
+        collector,
+        pytest.raises(AgentError, match="agent 0 failed in its episode 1, env step 0: KeyError: 'which way'"),
+    ):
+        collector.unroll(5)
+
+
+def test_an_agent_that_does_nothing_is_an_error():
+    class Idle(Agent):
+        def run_one_episode(self) -> None:
+            pass
+
+    _, collector = setup()
+    collector._factory = dataclasses.replace(collector._factory, agent_class=Idle)
+    with collector, pytest.raises(AgentError, match=r"returned without calling self\.env\.reset\(\)"):
+        collector.unroll(5)
+
+
+def test_a_dead_agent_frees_its_place_and_the_others_go_on(caplog):
+    """`on_fault=drop`: with batches that close only when everybody waits, three of four finish their unroll."""
+    _, collector = setup(worlds={1: {"fail_at": 5}}, on_fault="drop")
+    with collector:
+        info = collector.unroll(20)
+        assert info.env_steps == 20 * 3 + 5
+        assert collector.unroll(10).env_steps == 30
+    assert "agent 1 failed" in caplog.text and "the others go on without it" in caplog.text
+
+
+def test_a_dead_agent_begins_anew_with_episodes_of_its_own(caplog):
+    """`on_fault=restart`: it gets the actions that are left of the next unroll."""
+    _, collector = setup(worlds={1: {"fail_at": 5}}, on_fault="restart", max_restarts=3)
+    with collector:
+        collector.unroll(12)
+        assert "it begins anew" in caplog.text and collector._lives[1] >= 1
+        assert collector.state()["lives"] == [0, collector._lives[1], 0, 0]
+
+
+def test_an_agent_that_fails_again_and_again_ends_the_run():
+    _, collector = setup(worlds={1: {"fail_at": 1}}, on_fault="restart", max_restarts=2)
+    with collector, pytest.raises(AgentError, match="arm is stuck"):
+        collector.unroll(50)
