@@ -151,7 +151,8 @@ def test_the_page_of_all_results_says_what_the_committed_results_say():
 
 
 def test_the_section_is_renewed_in_its_place_and_added_where_it_is_missing(tmp_path):
-    records = dict.fromkeys(ROWS) | {"dqn_MountainCar-v0": {"seeds": [seed(0, -100.0)]}}
+    record = {**provenance("python -m benchmarks.learning run"), "seeds": [seed(0, -100.0)]}
+    records = dict.fromkeys(ROWS) | {"dqn_MountainCar-v0": record}
     for name, text in (("dqn", f"# DQN\n\n{HEADING}\nold\n\n## Then\n\nnew\n"), ("c51", "# C51\n")):
         (tmp_path / f"{name}.md").write_text(text)
     assert write_pages(records, tmp_path) == [tmp_path / ALL, tmp_path / "dqn.md"]
