@@ -98,7 +98,9 @@ class KeepFaults(Callback):
         path: the run directory.
     """
 
-    def __init__(self, env: Environment | RolloutManager | PolicyServer | RobotCollector | Worlds | None, path: Path) -> None:
+    def __init__(
+        self, env: Environment | RolloutManager | PolicyServer | RobotCollector | Worlds | None, path: Path
+    ) -> None:
         self._env, self._path = env, path
         self._written = 0
 
