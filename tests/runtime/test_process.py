@@ -150,7 +150,7 @@ def test_nothing_is_left_of_a_closed_runtime():
 
 
 def test_a_factory_that_cannot_be_sent_is_refused(runtime):
-    with pytest.raises(ValueError, match="cannot be sent to another process"):
+    with pytest.raises(ValueError, match="cannot be sent to a worker"):
         runtime.start(lambda: None, name="counter")
     assert runtime.status() == {}
 
