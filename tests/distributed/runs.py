@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-import time
+import threading
 from collections import deque
 from typing import Any
 
@@ -88,7 +88,7 @@ class Pays(gymnasium.Env[np.ndarray, np.int64]):
         return self._observation(), {}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        time.sleep(self._step_s)
+        threading.Event().wait(self._step_s)
         self._steps += 1
         reward = float(action == self._shown)
         return self._observation(), reward, False, self._steps == 8, {}
