@@ -28,7 +28,7 @@ def main() -> None:
             DistributedConfig(runtime="process", num_workers=2),
             AsynchronousConfig(max_lag=8),
         )
-        Trainer(server, impala, TrainerConfig(total_env_steps=20_000)).run()
+        Trainer(server, impala, TrainerConfig(total_env_steps=8_000)).run()
     with create_environment(env) as balls:
         caught = evaluate(impala.policy, balls, episodes=100)
     print(f"{impala.policy_version} updates on {server.env_steps:,} env steps; mean return {caught.return_mean}")
