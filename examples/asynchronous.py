@@ -12,7 +12,7 @@ from palaestra.runtime import ProcessRuntime
 
 
 def main() -> None:
-    """Trains for 20,000 env steps and says what was learned, and how stale the data was."""
+    """Trains for 5,000 env steps and says what was learned, and how stale the data was."""
     env = EnvConfig(name="palaestra.envs.tiny:Catch", kwargs={"num_rows": 6, "num_columns": 3}, num_envs=16)
     observation_spec, action_spec, reward_spec = probe_specs(env)
     config = IMPALAConfig(learning_rate=3e-3, network=NetworkConfig(hidden_sizes=(32,)))
@@ -28,7 +28,7 @@ def main() -> None:
             DistributedConfig(runtime="process", num_workers=2),
             AsynchronousConfig(max_lag=8),
         )
-        Trainer(server, impala, TrainerConfig(total_env_steps=20_000)).run()
+        Trainer(server, impala, TrainerConfig(total_env_steps=5_000)).run()
     with create_environment(env) as balls:
         caught = evaluate(impala.policy, balls, episodes=100)
     print(f"{impala.policy_version} updates on {server.env_steps:,} env steps; mean return {caught.return_mean}")

@@ -29,7 +29,7 @@ def make_algorithm(name: str, env: EnvConfig, **settings: Any) -> Algorithm[Any]
 def server(runtime: Runtime, algorithm: Algorithm, env: EnvConfig, actors: int = 4, **settings: Any) -> PolicyServer:
     """A policy server over actors that share the environments."""
     known = {key: settings.pop(key) for key in list(settings) if key in AsynchronousConfig.__dataclass_fields__}
-    config = DistributedConfig(runtime="local", num_workers=actors, **{"timeout_s": 60.0, **settings})
+    config = DistributedConfig(runtime="local", num_workers=actors, **{"timeout_s": 200.0, **settings})
     parts = CollectorFactory(env=env, algorithm=functools.partial(copy.deepcopy, algorithm), num_workers=actors)
     observation_spec, _, reward_spec = probe_specs(env)
     buffer = buffer_for(algorithm, env.num_envs, observation_spec=observation_spec, reward_spec=reward_spec)

@@ -285,7 +285,7 @@ def test_actors_elsewhere_go_on_while_one_of_them_is_killed(place):
     if place == "ray":
         pytest.importorskip("ray", reason="ray is not installed; pip install 'palaestra[ray]'")
     with ProcessRuntime(QUICK) if place == "process" else RayRuntime(QUICK, num_cpus=2) as runtime:
-        trainer = asynchronous(runtime, "impala", total=2000, actors=2)
+        trainer = asynchronous(runtime, "impala", total=600, actors=2)
         killer = Mortal(runtime, "collect", times=1, skip=3)
         result = trainer.run()
         assert result.status == "done"
