@@ -111,7 +111,7 @@ def main() -> None:
     env = load(f"{__name__}:NoisyCatch")
     robot = WatchfulRobot(env.observation_spec, env.action_spec)
     with RobotCollector(robot, lambda number: load(f"{__name__}:NoisyCatch", env_id=number)) as collector:
-        Trainer(collector, robot, TrainerConfig(total_env_steps=1_500)).run()
+        Trainer(collector, robot, TrainerConfig(total_env_steps=1_000)).run()
     print({name: task.algorithm.num_gradient_steps for name, task in robot.tasks.items()})
 
 
