@@ -1,7 +1,7 @@
 """A task that learns to foresee the next observation, beside the task that plays: both train the same perception.
 
-The game is `Catch`, seen through noise. What comes next can be learned from every step, and noise cannot be foreseen:
-so foresight soon tells the ball from the noise, while the reward comes once in nine steps.
+The game is `Catch`, seen through noise. What comes next can be learned from every step, the reward comes once in nine.
+This shows how it is done; on a game this small, foresight does not pay: DQN alone learns at least as fast.
 """
 
 from dataclasses import dataclass
