@@ -1,7 +1,7 @@
 """A task that learns to foresee the next observation, beside the task that plays: both train the same perception.
 
-The game is `Catch`, seen through noise. What comes next can be learned from every step, and noise cannot be foreseen:
-so foresight soon tells the ball from the noise, while the reward comes once in nine steps.
+The game is `Catch`, seen through noise. What comes next can be learned from every step, the reward comes once in nine.
+This shows how it is done; on a game this small, foresight does not pay: DQN alone learns at least as fast.
 """
 
 from dataclasses import dataclass
@@ -111,7 +111,7 @@ def main() -> None:
     env = load(f"{__name__}:NoisyCatch")
     robot = WatchfulRobot(env.observation_spec, env.action_spec)
     with RobotCollector(robot, lambda number: load(f"{__name__}:NoisyCatch", env_id=number)) as collector:
-        Trainer(collector, robot, TrainerConfig(total_env_steps=1_500)).run()
+        Trainer(collector, robot, TrainerConfig(total_env_steps=1_000)).run()
     print({name: task.algorithm.num_gradient_steps for name, task in robot.tasks.items()})
 
 

@@ -107,7 +107,7 @@ def main() -> None:
     env = load("palaestra.envs.tiny:FourRooms")
     robot = FourRoomsRobot(env.observation_spec, env.action_spec, seeds=RunSeeds(0))
     with RobotCollector(robot, four_rooms, num_agents=2) as collector:
-        Trainer(collector, robot, TrainerConfig(total_env_steps=2_000)).run()  # 30,000 find most goals
+        Trainer(collector, robot, TrainerConfig(total_env_steps=1_500)).run()  # 16,000 are for learning
         for name, task in robot.tasks.items():
             print(f"{name:8} {task.predictions:6,} predictions {task.algorithm.num_gradient_steps:6,} gradient steps")
 

@@ -67,7 +67,7 @@ def main() -> None:
     env = load("palaestra.envs.tiny:FourRooms")
     robot = DocumentRobot(env.observation_spec, env.action_spec)
     with RobotCollector(robot, lambda i: load("palaestra.envs.tiny:FourRooms", max_episode_steps=100), 4) as collector:
-        Trainer(collector, robot, TrainerConfig(total_env_steps=2_000)).run()
+        Trainer(collector, robot, TrainerConfig(total_env_steps=1_000)).run()
     print({name: (task.predictions, task.algorithm.policy_version) for name, task in robot.tasks.items()})
 
 

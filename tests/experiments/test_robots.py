@@ -1,4 +1,4 @@
-"""Robots train from the command line like everything else: run directory, resume, metrics per task, evaluation, faults."""
+"""Robots train from the command line like everything else: run directory, resume, metrics, evaluation, faults."""
 
 import json
 from dataclasses import dataclass

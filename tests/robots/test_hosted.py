@@ -54,7 +54,7 @@ def at_work(kind=ProcessRuntime, num_agents=2, env=ENDLESS, num_workers=2, on_fa
 
 
 @pytest.mark.parametrize("kind", [LocalRuntime, ProcessRuntime, RAY])
-def test_agents_live_elsewhere_and_learn_here(kind):
+def test_agents_live_elsewhere_and_learn_here(kind, wait_until):
     """PARL-17: as many env steps, updates and rows as agents in threads make."""
     with at_work(kind, limit=8) as (robot, collector):
         Trainer(collector, robot, TrainerConfig(total_env_steps=60)).run()
@@ -62,6 +62,7 @@ def test_agents_live_elsewhere_and_learn_here(kind):
         task = robot.tasks["policy"]
         assert task.predictions == 60 and task.algorithm.num_gradient_steps > 10
         assert task.buffer is not None and all(len(task.buffer.in_time_order(lane)) > 30 for lane in (0, 1))
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("agent")])
 
 
 def test_agents_are_shared_out_over_workers_and_episodes_keep_their_numbers():

@@ -202,7 +202,7 @@ def test_an_exception_in_the_agents_own_code_is_named():
     collector._factory = dataclasses.replace(collector._factory, agent_class=Lost)
     with (
         collector,
-        pytest.raises(AgentError, match="agent 0 failed in its episode 1, env step 0: KeyError: 'which way'"),
+        pytest.raises(AgentError, match=r"agent \d failed in its episode 1, env step 0: KeyError: 'which way'"),
     ):
         collector.unroll(5)
 

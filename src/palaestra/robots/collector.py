@@ -25,6 +25,7 @@ __all__ = ["RobotCollector"]
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.05
+_START_S = 120.0  # that workers may take to be there
 
 
 @final
@@ -197,10 +198,9 @@ class RobotCollector:
             now = crew.steps + sum(wrapper.prediction.statistics.requests for wrapper in self.wrappers.values())
             if now != moved:
                 moved, moved_at = now, time.monotonic()
-            elif time.monotonic() - moved_at > self.config.timeout_s:
-                raise AgentError(
-                    f"the agents {crew.busy} have not moved for {self.config.timeout_s:g} s (robot.timeout_s)"
-                )
+            limit_s = self.config.timeout_s if now or self._runtime is None else _START_S + self.config.timeout_s
+            if time.monotonic() - moved_at > limit_s:
+                raise AgentError(f"the agents {crew.busy} have not moved for {limit_s:g} s (robot.timeout_s)")
         self._handle_errors(crew)
 
     def _handle_errors(self, crew: Crew | HostedCrew) -> None:

@@ -112,6 +112,14 @@ class AgentHost:
             errors = {number: str(error) for number, error in self._crew.errors.items()}
             return HostReport(requests, set(self._gate.parked), errors, self._gate.steps, episodes)
 
+    def close(self) -> None:
+        """Leads all agents out of their episodes; whoever waits for an answer is told."""
+        self._gate.stop()
+        with self._lock:
+            waiting, self._waiting = list(self._waiting.values()), {}
+        for answer in waiting:
+            answer.set_exception(RequestError("the robot has stopped"))
+
     def _wait(self, wait_s: float) -> None:
         """Until every agent waits or is kept; once there are requests, only a moment longer."""
         deadline, found = time.monotonic() + wait_s, False

@@ -185,6 +185,8 @@ class HostedCrew:
         finally:
             for number in self._numbers:
                 self._callers.disconnect(number)
+            closing = [self._runtime.call(host.worker, "close") for host in self._hosts]
+            self._runtime.wait(closing, timeout_s=0.3)
             for host in self._hosts:
                 self._runtime.stop(host.worker, timeout_s=0.1)
 

@@ -165,7 +165,7 @@ class RequestServer:
         self._answer, self._least, self._most, self._max_wait_s = answer, least, max_batch_size, max_wait_s
         self._queue: list[_Request] = []
         self._current: list[_Request] = []  # the batch that is being computed
-        self._stopping = False
+        self._stopping = self._ended = False
         self._thread: threading.Thread | None = None
 
     # -- for callers
@@ -234,9 +234,12 @@ class RequestServer:
 
     def _serve(self) -> None:
         try:
-            while batch := self._next_batch():
-                self._current = batch
-                self._compute(batch)
+            while not self._ended:
+                self._current, left = self._next_batch()
+                for request in left:
+                    request.answer.set_exception(RequestError(f"{self.name}: caller {request.caller} was disconnected"))
+                if self._current:
+                    self._compute(self._current)
                 self._current = []
         except BaseException as error:  # nobody may wait for a thread that is gone
             with self.callers.changed:
@@ -244,22 +247,24 @@ class RequestServer:
             self._fail([*self._current, *self._take_all()], error)
             raise
 
-    def _next_batch(self) -> list[_Request]:
-        """Waits until a batch is closed; an empty one means the end."""
+    def _next_batch(self) -> tuple[list[_Request], list[_Request]]:
+        """Waits until a batch is closed; returns it, or requests whose callers have left, or notes the end."""
         changed = self.callers.changed
         with changed:
             while True:
-                self._drop_left()
+                if left := self._without_callers():
+                    return [], left
                 if not self._queue:
                     if self._stopping:
-                        return []
+                        self._ended = True
+                        return [], []
                     changed.wait()
                     continue
                 since_s = self._queue[0].since_s
                 left_s = since_s + self._max_wait_s - time.monotonic()
                 alone = since_s <= self.callers.all_waited_s
                 if left_s <= 0 or alone or self._stopping or self._rows() >= self._least:
-                    return self._taken()
+                    return self._taken(), []
                 changed.wait(left_s)
 
     def _rows(self) -> int:
@@ -278,15 +283,15 @@ class RequestServer:
             batch, self._queue = self._queue, []
         return batch
 
-    def _drop_left(self) -> None:
+    def _without_callers(self) -> list[_Request]:
+        """Takes requests out of the queue whose callers have left."""
         connected = self.callers.connected
         left = [request for request in self._queue if request.caller not in connected]
         if left:
             self._queue = [request for request in self._queue if request.caller in connected]
             self.statistics.dropped += len(left)
             self._settle(left)
-            for request in left:
-                request.answer.set_exception(RequestError(f"{self.name}: caller {request.caller} was disconnected"))
+        return left
 
     def _compute(self, batch: list[_Request]) -> None:
         began = time.monotonic()

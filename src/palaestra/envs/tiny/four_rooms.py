@@ -15,7 +15,7 @@ _GAP = 1e-3  # between a point and the wall that stopped it
 
 
 @final
-class FourRooms(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
+class FourRooms(gymnasium.Env[Any, np.ndarray]):
     """The square [-1, 1]² in four rooms, joined by four doors in the middle of their walls.
 
     An action moves the point by at most `speed` along each axis; walls stop it. It begins somewhere in the lower left
