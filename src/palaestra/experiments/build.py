@@ -79,6 +79,17 @@ def make_learner(config: ExperimentConfig) -> Learner:
     return make_agents(config, make)
 
 
+def acting_parts(config: ExperimentConfig) -> tuple[Mapping[str, Role], Mapping[str, Algorithm[Any] | Policy]]:
+    """What a roll-out worker of a run with many agents acts with: roles, algorithms and rules.
+
+    Args:
+        config: of the run.
+    """
+    agents = make_learner(config)
+    assert isinstance(agents, Agents)
+    return agents.roles, agents.actors
+
+
 def make_algorithm(config: ExperimentConfig) -> Any:
     """The algorithm of a configuration, or its robot, on the specs of its environment.
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, Offline, RunSeeds
-from palaestra.distributed import CollectorFactory, DistributedConfig, PolicyServer, RolloutManager
+from palaestra.distributed import AgentsFactory, CollectorFactory, DistributedConfig, PolicyServer, RolloutManager
 from palaestra.envs import Environment, probe_specs
 from palaestra.experiments.agents import Agents, Learner
+from palaestra.experiments.build import acting_parts
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.offline import make_collect, mixed, training_environment
 from palaestra.experiments.robots import robot_collecting
@@ -54,7 +55,9 @@ def collecting(
         return
     if isinstance(algorithm, Agents):
         if config.distributed.runtime is not None:
-            raise ConfigError("runs with many agents collect in this process so far; leave out distributed.runtime")
+            with _agents_elsewhere(config, algorithm) as manager:
+                yield manager, manager
+            return
         with create_worlds(config.env, seed=config.run.seed) as worlds:
             yield algorithm.collector(worlds), worlds
         return
@@ -83,6 +86,32 @@ def collecting(
         if data is not None:
             manager.sources[POLICY] = mixed(config, buffer, data)
         yield manager, manager
+
+
+@contextmanager
+def _agents_elsewhere(config: ExperimentConfig, agents: Agents) -> Iterator[RolloutManager]:
+    """Workers that act for many agents."""
+    num_envs, roles = config.env.num_envs, agents.roles
+    workers = AgentsFactory(
+        env=config.env,
+        actors=functools.partial(acting_parts, config),
+        num_workers=config.distributed.num_workers,
+        seed=config.run.seed,
+    )
+    buffers = {
+        name: buffer_for(
+            algorithm,
+            num_envs * roles[name].lanes_per_world,
+            observation_spec=roles[name].observation_spec,
+            reward_spec=roles[name].reward_spec,
+        )
+        for name, algorithm in agents.algorithms.items()
+    }
+    policies = {name: algorithm.policy for name, algorithm in agents.algorithms.items()}
+    with make_runtime(config.distributed) as runtime:
+        manager = RolloutManager(runtime, workers, policies, buffers, config.distributed)
+        manager.num_lanes = num_envs  # worlds are numbered, not the agents in them
+        yield manager
 
 
 def make_runtime(config: DistributedConfig) -> Runtime:

@@ -206,6 +206,22 @@ class Worlds:
             )
         return moment
 
+    def lane_state(self) -> dict[str, np.ndarray]:
+        """Every world's seed and episode number."""
+        return {
+            "lane_seed": np.array([lane.seed for lane in self._lanes]),
+            "episode": np.array([lane.number for lane in self._lanes]),
+        }
+
+    def load_lane_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes over seeds and episode numbers; the next step starts new episodes everywhere.
+
+        Args:
+            state: from `lane_state`.
+        """
+        for lane, seed, number in zip(self._lanes, state["lane_seed"], state["episode"], strict=True):
+            lane.seed, lane.number, lane.over = int(seed), int(number), True
+
     def render(self) -> np.ndarray:
         """A picture of world 0."""
         return self._lanes[0].world.render()
