@@ -138,7 +138,9 @@ class Worlds:
         return moment
 
     def _failure(self, number: int, lane: _Lane, actions: Any, error: Exception) -> PalaestraError:
-        kind: FaultKind = {SpecError: "malformed", NonFiniteError: "non-finite"}.get(type(error), "raised")
+        kind: FaultKind = "raised"
+        if isinstance(error, SpecError | NonFiniteError):
+            kind = "malformed" if isinstance(error, SpecError) else "non-finite"
         what, detail = describe(error)
         fault = Fault(
             env_id=number,
