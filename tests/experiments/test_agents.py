@@ -87,6 +87,25 @@ def test_a_team_run_is_resumed_as_if_it_had_never_stopped(algorithm, tmp_path):
         assert torch.equal(ours, theirs)
 
 
+def test_workers_of_a_runtime_collect_for_many_agents_and_a_run_on_them_is_resumed(tmp_path):
+    """MARO-08, MARO-18: separate policies, one of them chance, on two workers; resumed as if never stopped."""
+    options = {
+        "distributed__runtime": "local",
+        "trainer__checkpoint_every_steps": 60,
+        "agents__sharing": "separate",
+        "agents__policies": {"agent_2": "random"},
+    }
+    whole, again = (made("ppo", MEETING, folder=tmp_path, run__name=name, **options) for name in ("one", "two"))
+    for newer in sorted((again.directory / "checkpoints").glob("step_*"))[1:]:
+        for file in newer.iterdir():
+            file.unlink()
+        newer.rmdir()
+    resumed = palaestra.resume(again.directory)
+    assert list(dict(whole.policy.items())) == ["agent_0", "agent_1"]
+    for ours, theirs in zip(whole.policy.parameters(), resumed.policy.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_mistakes_are_named_before_anything_is_made(tmp_path):
     """F27: what was given, what is needed, and nothing is left behind."""
     cases = [

@@ -20,6 +20,7 @@ from palaestra.core import ConfigError
 from palaestra.envs import EnvConfig
 from palaestra.envs.check import check
 from palaestra.experiments import ExperimentConfig, bench_environment, dry_run, preset
+from palaestra.multiagent import check_world, is_world
 
 __all__ = ["bench", "check_env", "doctor"]
 
@@ -88,7 +89,7 @@ def check_env(arguments: list[str]) -> int:
     """
     (name,), rest = positional(arguments, ("the environment",), "palaestra check-env my_package:MyEnvironment")
     options = parse(CheckOptions, rest, prog="palaestra check-env ENVIRONMENT")
-    report = check(name)
+    report = check_world(name) if is_world(name) else check(name)
     print(json.dumps(asdict(report) | {"ok": report.ok}) if options.json else str(report))
     return 0 if report.ok else 3
 

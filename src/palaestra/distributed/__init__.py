@@ -1,5 +1,6 @@
 """Collecting and learning in several processes and on several machines, with the same algorithms and the same loop."""
 
+from palaestra.distributed.agents_factory import AgentsFactory
 from palaestra.distributed.allocator import AllocationMode, TrainerAllocator
 from palaestra.distributed.asynchronous import AsynchronousConfig, Pace
 from palaestra.distributed.config import DistributedConfig
@@ -24,6 +25,7 @@ from palaestra.distributed.worker import (
 
 __all__ = [
     "ActingParts",
+    "AgentsFactory",
     "AllocationMode",
     "AsynchronousConfig",
     "CollectorFactory",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -77,6 +78,21 @@ def make_learner(config: ExperimentConfig) -> Learner:
         return algorithm
 
     return make_agents(config, make)
+
+
+def acting_parts(
+    config: ExperimentConfig, num_threads: int
+) -> tuple[Mapping[str, Role], Mapping[str, Algorithm[Any] | Policy]]:
+    """What a roll-out worker of a run with many agents acts with: roles, algorithms and rules.
+
+    Args:
+        config: of the run.
+        num_threads: of torch, as the run has chosen.
+    """
+    acting = dataclasses.replace(config.run, compile=False, loggers=(), num_threads=num_threads)
+    agents = make_learner(dataclasses.replace(config, run=acting))
+    assert isinstance(agents, Agents)
+    return agents.roles, agents.actors
 
 
 def make_algorithm(config: ExperimentConfig) -> Any:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +12,10 @@ import torch
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, Offline, RunSeeds
-from palaestra.distributed import ActingParts, CollectorFactory, DistributedConfig, PolicyServer, RolloutManager
+from palaestra.distributed import AgentsFactory, CollectorFactory, DistributedConfig, PolicyServer, RolloutManager
 from palaestra.envs import Environment, probe_specs
 from palaestra.experiments.agents import Agents, Learner
-from palaestra.experiments.build import make_learner
+from palaestra.experiments.build import acting_parts
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.offline import make_collect, mixed, training_environment
 from palaestra.experiments.robots import robot_collecting
@@ -27,7 +25,7 @@ from palaestra.rollout import buffer_for
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, RestartPolicy, Runtime
 from palaestra.training import Collect
 
-__all__ = ["AgentsFactory", "collecting", "make_runtime"]
+__all__ = ["collecting", "make_runtime"]
 
 
 @contextmanager
@@ -45,9 +43,9 @@ def collecting(
         ConfigError: the settings do not fit together.
     """
     distributed = config.distributed
-    if isinstance(algorithm, Robot | Agents) and (distributed.mode == "async" or distributed.num_gradient_workers):
+    if isinstance(algorithm, Robot) and (distributed.mode == "async" or distributed.num_gradient_workers):
         raise ConfigError(
-            "robots and many agents have no actors and no gradient workers yet; leave out distributed.mode=async and "
+            "robots have no actors and no gradient workers yet; leave out distributed.mode=async and "
             "distributed.num_gradient_workers"
         )
     if isinstance(algorithm, Robot):
@@ -85,9 +83,11 @@ def _shares(config: ExperimentConfig, algorithm: Algorithm[Any] | Agents) -> tup
     if isinstance(algorithm, Agents):
         if config.distributed.mode == "async":
             raise ConfigError("mode=async is for one policy; many agents learn by mode=sync")
-        with create_worlds(config.env, seed=config.run.seed) as worlds:
-            buffers = algorithm.collector(worlds).buffers
-        return AgentsFactory(config), algorithm.algorithms, buffers
+        make_actors = functools.partial(acting_parts, config, torch.get_num_threads())
+        number, seed = config.distributed.num_workers, config.run.seed
+        agents = AgentsFactory(env=config.env, actors=make_actors, num_workers=number, seed=seed)
+        with create_worlds(config.env, seed=seed) as worlds:
+            return agents, algorithm.algorithms, algorithm.collector(worlds).buffers
     if isinstance(algorithm.plan, Offline):
         raise ConfigError(f"{config.algorithm_name} collects nothing; leave out distributed.runtime")
     observation_spec, action_spec, reward_spec = probe_specs(config.env)
@@ -97,35 +97,6 @@ def _shares(config: ExperimentConfig, algorithm: Algorithm[Any] | Agents) -> tup
     workers = CollectorFactory(env=config.env, algorithm=make, num_workers=number, seed=seed)
     buffer = buffer_for(algorithm, config.env.num_envs, observation_spec=observation_spec, reward_spec=reward_spec)
     return workers, {POLICY: algorithm}, {POLICY: buffer}
-
-
-@dataclass(frozen=True)
-class AgentsFactory:
-    """Makes what the roll-out workers of a run with many agents act with.
-
-    Args:
-        config: of the run.
-    """
-
-    config: ExperimentConfig
-
-    def __call__(self, worker: int) -> ActingParts:
-        """The parts of one worker.
-
-        Args:
-            worker: its number. Its worlds have the seeds that they would have in one process.
-        """
-        config, seeds = self.config, RunSeeds(self.config.run.seed)
-        size = config.env.num_envs // config.distributed.num_workers
-        as_it_is = dataclasses.replace(config.run, compile=False, loggers=(), num_threads=torch.get_num_threads())
-        agents = make_learner(dataclasses.replace(config, run=as_it_is))
-        assert isinstance(agents, Agents)
-        for policy in agents.policies.values():
-            policy.seed(RunSeeds(policy.generator.initial_seed()).integer("acting", 1 + worker))
-        lane_seeds = [seeds.integer("environments", lane) for lane in range(worker * size, (worker + 1) * size)]
-        worlds = create_worlds(dataclasses.replace(config.env, num_envs=size), lane_seeds=lane_seeds)
-        policies = {name: one.policy for name, one in agents.algorithms.items()}
-        return ActingParts(agents.collector(worlds, fragments=True), policies, worlds)
 
 
 def make_runtime(config: DistributedConfig) -> Runtime:

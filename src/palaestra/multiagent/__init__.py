@@ -1,5 +1,6 @@
 """Many agents and many policies: worlds, the bridge to simulators, collection, evaluation."""
 
+from palaestra.multiagent.check import check_world
 from palaestra.multiagent.collector import MultiAgentCollector
 from palaestra.multiagent.config import AgentsConfig, create_worlds, is_world, load_world
 from palaestra.multiagent.env_wrapper import EnvWrapper
@@ -31,6 +32,7 @@ __all__ = [
     "Worlds",
     "aec_env",
     "assign_roles",
+    "check_world",
     "create_worlds",
     "evaluate_agents",
     "is_world",

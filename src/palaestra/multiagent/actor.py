@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from palaestra.core import StepType, TimeStep, numpy_dtype, spec_leaves
-from palaestra.envs.nest import flatten, neutral, to_batched, unflatten
+from palaestra.envs.nest import flatten, leaf_dtypes, neutral, to_batched, unflatten
 from palaestra.multiagent.roles import Role, team_leaves
 from palaestra.multiagent.rows import Choice, Row, pack_choices, unpack_choices
 from palaestra.multiagent.world import Moment
@@ -40,7 +40,9 @@ class Actor:
         self.num_lanes = num_worlds * role.lanes_per_world
         self._slot = {name: slot for slot, name in enumerate(role.agents)}
         self._random = RandomPolicy(policy.observation_spec, policy.raw_action_spec)
-        self._dtypes = [numpy_dtype(leaf.dtype) for leaf in spec_leaves(role.observation_spec).values()]
+        self._member_dtypes = leaf_dtypes(role.member.observation)
+        self._state_dtypes = leaf_dtypes(role.state_spec) if role.state_spec is not None else []
+        self._num_leaves = len(leaf_dtypes(role.observation_spec))
         self._alive_leaf = list(spec_leaves(role.observation_spec)).index("alive") if role.joint else -1
         self._zero_action = _zeros(policy.raw_action_spec)
         self.begin()
@@ -84,7 +86,7 @@ class Actor:
         rows: list[Row] = []
         for name, step in mine.items():
             lane, kind = world * len(self.role.agents) + self._slot[name], int(step.step_type)
-            leaves = self._leaves(step.observation, self.role.member.observation)
+            leaves = self._leaves(step.observation, self.role.member.observation, self._member_dtypes)
             reward = np.array(step.reward, np.float32)
             row = Row(lane, kind, float(step.discount), leaves, reward, self.taken.pop(lane, None))
             if self._delayed and kind != _FIRST:
@@ -134,7 +136,7 @@ class Actor:
             ]
             leaves.append(np.concatenate(masks).astype(np.int8))
         if "global_state" in spec:
-            leaves += self._leaves(global_state, spec["global_state"])
+            leaves += self._leaves(global_state, spec["global_state"], self._state_dtypes)
         return leaves
 
     def no_choice(self, leaves: list[np.ndarray], first: bool) -> Choice:
@@ -148,9 +150,8 @@ class Actor:
         return Choice(leaves, self._zero_action, state, first, self.policy.version)
 
     @staticmethod
-    def _leaves(value: Any, spec: Any) -> list[np.ndarray]:
-        leaves = zip(flatten(value, spec), spec_leaves(spec).values(), strict=True)
-        return [np.array(leaf, numpy_dtype(leaf_spec.dtype)) for leaf, leaf_spec in leaves]
+    def _leaves(value: Any, spec: Any, dtypes: Sequence[np.dtype]) -> list[np.ndarray]:
+        return [np.array(leaf, dtype) for leaf, dtype in zip(flatten(value, spec), dtypes, strict=True)]
 
     # -- late rewards: the k-th reward of an agent belongs to its k-th action, whose outcome is its k-th later row
 
@@ -220,7 +221,7 @@ class Actor:
         Returns:
             Tensors [n, ...], in a `Batch` where the observation is a nest.
         """
-        arrays = [np.stack([row[leaf] for row in rows]) for leaf in range(len(self._dtypes))]
+        arrays = [np.stack([row[leaf] for row in rows]) for leaf in range(self._num_leaves)]
         return to_batched(arrays, self.role.observation_spec)
 
     # -- checkpoints
@@ -235,7 +236,9 @@ class Actor:
         member = self.role.member.observation
         seen = [
             np.stack(leaf)
-            for leaf in zip(*(self._leaves(one, member) for team in self._seen for one in team), strict=True)
+            for leaf in zip(
+                *(self._leaves(one, member, self._member_dtypes) for team in self._seen for one in team), strict=True
+            )
         ]
         return {
             "memory": self.state,

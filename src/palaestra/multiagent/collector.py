@@ -36,7 +36,7 @@ class MultiAgentCollector:
         worlds: where to act; reset at the first use.
         roles: by policy name, from `assign_roles`.
         actors: by policy name: an algorithm, which gets data, or a policy that only acts, such as a rule.
-        fragments: whether the buffers only hold what is on its way to those that are learned from; see `buffer_for`.
+        fragments: whether buffers only hold what is on its way to those that are learned from, see `buffer_for`.
 
     Raises:
         ConfigError: roles and actors have different names, or an actor does not fit its role.
@@ -76,7 +76,7 @@ class MultiAgentCollector:
                 actor, role = self._actors[name], roles[name]
                 specs = {"observation_spec": role.observation_spec, "reward_spec": role.reward_spec}
                 buffer = buffer_for(one, actor.num_lanes, fragments=fragments, **specs)
-                self._streams[name] = Stream(actor, buffer, _window(one.plan))
+                self._streams[name] = Stream(actor, buffer, 1 if fragments else _window(one.plan))
         self._sources: dict[str, DataSource] = {name: stream.buffer for name, stream in self._streams.items()}
         self._episodes = WorldEpisodes(worlds.batch_size, roles)
         self._sees_all = any(role.state_spec is not None for role in roles.values())

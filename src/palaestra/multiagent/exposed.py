@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -61,14 +60,16 @@ def _rewards(moment: Moment) -> dict[str, float]:
     return rewards
 
 
-class WorldParallelEnv(_Spaces, ParallelEnv):
+class WorldParallelEnv(_Spaces, ParallelEnv[str, Any, Any]):
     """A world in which everybody alive acts in every moment.
 
     Args:
         world: such a world.
     """
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict]:
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Starts an episode.
 
         Args:
@@ -79,7 +80,9 @@ class WorldParallelEnv(_Spaces, ParallelEnv):
         self.agents = list(moment.time_steps)
         return {name: step.observation for name, step in moment.time_steps.items()}, {name: {} for name in self.agents}
 
-    def step(self, actions: Mapping[str, Any]) -> tuple[dict, dict, dict, dict, dict]:
+    def step(
+        self, actions: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
         """Everybody acts.
 
         Args:
@@ -102,7 +105,7 @@ class WorldParallelEnv(_Spaces, ParallelEnv):
         )
 
 
-class WorldAECEnv(_Spaces, AECEnv):
+class WorldAECEnv(_Spaces, AECEnv[str, Any, Any]):
     """A world whose agents are asked one after another; it goes on when all that act in a moment have answered.
 
     Args:

@@ -88,8 +88,8 @@ def unpack_choices(packed: Mapping[str, Any]) -> list[Choice]:
     for row, told in enumerate(packed["told"]):
         info = [leaf[infos] for leaf in columns["info"]] if told else None
         infos += told
-        leaves = ([leaf[row] for leaf in columns[name]] for name in ("observation", "action", "state"))
-        choices.append(Choice(*leaves, packed["first"][row], packed["version"][row], info))
+        seen, action, state = ([leaf[row] for leaf in columns[name]] for name in ("observation", "action", "state"))
+        choices.append(Choice(seen, action, state, packed["first"][row], packed["version"][row], info))
     return choices
 
 

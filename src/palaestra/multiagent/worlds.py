@@ -138,7 +138,9 @@ class Worlds:
         return moment
 
     def _failure(self, number: int, lane: _Lane, actions: Any, error: Exception) -> PalaestraError:
-        kind: FaultKind = {SpecError: "malformed", NonFiniteError: "non-finite"}.get(type(error), "raised")
+        kind: FaultKind = "raised"
+        if isinstance(error, SpecError | NonFiniteError):
+            kind = "malformed" if isinstance(error, SpecError) else "non-finite"
         what, detail = describe(error)
         fault = Fault(
             env_id=number,
@@ -170,20 +172,6 @@ class Worlds:
             }
             for number, lane in enumerate(self._lanes)
         }
-
-    def lane_state(self) -> dict[str, np.ndarray]:
-        """Every world's seed and episode number."""
-        seeds, numbers = zip(*((lane.seed, lane.number) for lane in self._lanes), strict=True)
-        return {"lane_seed": np.array(seeds), "episode": np.array(numbers)}
-
-    def load_lane_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes over seeds and episode numbers; `reset` then begins the episodes after these.
-
-        Args:
-            state: from `lane_state`.
-        """
-        for lane, seed, number in zip(self._lanes, state["lane_seed"].tolist(), state["episode"].tolist(), strict=True):
-            lane.seed, lane.number = seed, number
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[Moment | None]:
         """Replays every world's running episode.
@@ -219,6 +207,22 @@ class Worlds:
                 "All of its randomness must come from the seed of `begin_episode`"
             )
         return moment
+
+    def lane_state(self) -> dict[str, np.ndarray]:
+        """Every world's seed and episode number."""
+        return {
+            "lane_seed": np.array([lane.seed for lane in self._lanes]),
+            "episode": np.array([lane.number for lane in self._lanes]),
+        }
+
+    def load_lane_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes over seeds and episode numbers; the next step starts new episodes everywhere.
+
+        Args:
+            state: from `lane_state`.
+        """
+        for lane, seed, number in zip(self._lanes, state["lane_seed"], state["episode"], strict=True):
+            lane.seed, lane.number, lane.over = int(seed), int(number), True
 
     def render(self) -> np.ndarray:
         """A picture of world 0."""

@@ -1,0 +1,55 @@
+"""`check_world`: what is wrong with a world of one's own, in words."""
+
+import numpy as np
+import pytest
+
+from palaestra.cli import main
+from palaestra.multiagent import Meeting, check_world
+from tests.multiagent.parts import RandomWorld, Shop
+
+
+@pytest.mark.parametrize("make", [Meeting, Shop, RandomWorld])
+def test_a_sound_world_passes(make):
+    """USERS need 5."""
+    report = check_world(make, steps=60)
+    assert report.ok, str(report)
+    assert len(report.findings) == 5
+
+
+def test_randomness_that_no_seed_determines_is_found():
+    class Loose(Meeting):
+        def begin_episode(self, seed):
+            return super().begin_episode(int(np.random.SeedSequence().entropy) % 1000)
+
+    report = check_world(Loose, steps=60)
+    assert not report.ok
+    assert "take all randomness from the seed" in str(report)
+
+
+def test_agents_that_never_act_and_episodes_that_never_end_are_warnings():
+    class Endless(Shop):
+        def __init__(self):
+            super().__init__(length=10**9)
+
+        def run(self, env_action):
+            self.tick += 1
+            return ["buyer"]
+
+        def start(self, seed):
+            super().start(seed)
+            return ["buyer"]
+
+    report = check_world(Endless, steps=60)
+    assert report.ok
+    assert "painter never did" in str(report)
+    assert "none of 60 moments was the last" in str(report)
+
+
+def test_the_command_line_checks_worlds_by_name(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["check-env", "palaestra.multiagent:Meeting"])
+    assert ended.value.code == 0
+    assert "5 rules: 0 broken" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["check-env", "tests.multiagent.test_worlds:Told"])
+    assert ended.value.code == 3
