@@ -25,7 +25,7 @@ def main() -> None:
     mappo = MAPPO(roles["team"].observation_spec, roles["team"].action_spec, config, RunSeeds(0))
 
     collector = MultiAgentCollector(worlds, roles, {"stubborn": rule, "team": mappo})
-    trainer = Trainer(collector, SimplePolicyManager({"team": mappo}), TrainerConfig(total_env_steps=10_000))
+    trainer = Trainer(collector, SimplePolicyManager({"team": mappo}), TrainerConfig(total_env_steps=6_000))
     with Worlds([Meeting], lane_seeds=[99]) as test:
         for when in ("before", "after"):
             if when == "after":

@@ -53,7 +53,7 @@ if __name__ == "__main__":
     ppo = {name: PPO(SPEC.observation, SPEC.action, CONFIG, RunSeeds(7)) for name in roles}
     collector = MultiAgentCollector(worlds, roles, ppo)
     test = Worlds([Lifts], lane_seeds=[99])
-    for total in (0, 8_000):
+    for total in (0, 6_000):
         if total:
             Trainer(collector, SimplePolicyManager(ppo), TrainerConfig(total_env_steps=total)).run()
         policies = {name: algorithm.policy for name, algorithm in ppo.items()}
