@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from examples.inventory.bridge import Ports
-from examples.inventory.reading import reading_of
-from examples.inventory.rules import Levels
+from examples.inventory.reading import Reading
+from examples.inventory.rules import Shares
 from examples.inventory.simulator import Simulator
 from examples.inventory.tape import Tape
 from examples.inventory.topology import FOUR_PORTS, Topology
@@ -23,15 +23,15 @@ from palaestra.policies import Phase, Policy
 from palaestra.training import Callback, SimplePolicyManager
 
 NUM_WORLDS = 64
-RULE = Levels(**json.loads((Path(__file__).parent / "results" / "tune.json").read_text())["rules"]["levels"])
+TUNED = Path(__file__).parent / "results" / "tune.json"
 ENV_STEPS = 300_000
 SETTINGS = PPOConfig(
     unroll_length=36,
-    num_updates=4,
-    mini_batch_size=512,
+    num_updates=8,
+    mini_batch_size=256,
     gamma=0.9,
     gae_lambda=0.95,
-    learning_rate=Linear(2e-3, 0.0),
+    learning_rate=Linear(1e-3, 0.0),
     entropy_cost=0.003,
     network=NetworkConfig(hidden_sizes=(64, 64)),
 )
@@ -50,8 +50,17 @@ def mapping(kind: str, topology: Topology = FOUR_PORTS) -> dict[str, str]:
     return {port.name: port.name.lower() for port in topology.ports}
 
 
+def reading(topology: Topology = FOUR_PORTS) -> Reading:
+    """What ports see, beside the sharing rule as it was tuned.
+
+    Args:
+        topology: the world.
+    """
+    return Reading(topology, Shares(**json.loads(TUNED.read_text())["rules"]["shares"]))
+
+
 def lost_with(
-    policies: Mapping[str, Policy], roles: Mapping[str, Role], seeds: Iterable[int], topology: Topology = FOUR_PORTS
+    policies: Mapping[str, Policy], roles: Mapping[str, Role], seeds: Iterable[int], reading: Reading
 ) -> list[float]:
     """Lost orders as a share of all orders, by episode, when policies take their most probable choices.
 
@@ -59,9 +68,9 @@ def lost_with(
         policies: by name.
         roles: which policy acts for which ports.
         seeds: of the episodes.
-        topology: the world.
+        reading: of the ports.
     """
-    reading = reading_of(topology)
+    topology = reading.topology
     policy_of = [next(name for name, role in roles.items() if port.name in role.agents) for port in topology.ports]
     simulators = [Simulator(topology, Tape.draw(topology, seed)) for seed in seeds]
     waiting = simulators
@@ -91,10 +100,9 @@ def train(kind: str, seed: int, *, held_out: Iterable[int], env_steps: int = ENV
         The curve and the result, and how long it took.
     """
     torch.set_num_threads(1)  # networks this small are slower with more
-    worlds = Worlds(
-        [functools.partial(Ports, rule=RULE)] * NUM_WORLDS,
-        lane_seeds=[RunSeeds(seed).integer("environments", i) for i in range(NUM_WORLDS)],
-    )
+    seen = reading()
+    lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(NUM_WORLDS)]
+    worlds = Worlds([functools.partial(Ports, seen)] * NUM_WORLDS, lane_seeds=lane_seeds)
     roles = assign_roles(worlds.agents, mapping(kind))
     algorithms = {
         name: PPO(role.observation_spec, role.action_spec, SETTINGS, RunSeeds(1000 * seed + number))
@@ -103,7 +111,7 @@ def train(kind: str, seed: int, *, held_out: Iterable[int], env_steps: int = ENV
     policies, seeds = {name: algorithm.policy for name, algorithm in algorithms.items()}, list(held_out)
 
     def evaluate(_: Any) -> Evaluation:
-        lost = lost_with(policies, roles, seeds)
+        lost = lost_with(policies, roles, seeds, seen)
         mean, std = -float(np.mean(lost)), float(np.std(lost, ddof=1))
         half = 1.96 * std / math.sqrt(len(lost))
         return Evaluation(
