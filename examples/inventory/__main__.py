@@ -89,10 +89,10 @@ def train(kind: str, seeds: list[int]) -> None:
     from examples.inventory.training import train as run  # PyTorch, which the rules do not need
 
     name = f"train_{kind}"
-    runs = read(name)["runs"] if (RESULTS / f"{name}.json").exists() else []
     for seed in seeds:
-        others = [one for one in runs if one["seed"] != seed]
-        runs = sorted([*others, run(kind, seed, held_out=HELD_OUT)], key=lambda one: one["seed"])
+        new = run(kind, seed, held_out=HELD_OUT)
+        runs = read(name)["runs"] if (RESULTS / f"{name}.json").exists() else []
+        runs = sorted([*(one for one in runs if one["seed"] != seed), new], key=lambda one: one["seed"])
         done = " ".join(str(one["seed"]) for one in runs)
         record(f"train --policies {kind} --seeds {done}", {"runs": runs}, name=name)
 

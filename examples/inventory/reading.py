@@ -10,7 +10,7 @@ from examples.inventory.rules import Shares
 from examples.inventory.simulator import Simulator
 from examples.inventory.topology import Topology
 
-SPREAD = 0.4
+SPREAD = 0.3
 """A port that chooses a wants `exp(SPREAD * a)` times what the rule gives it; a is any number."""
 MOST = 5.0
 """No port wants more than so many times its share."""

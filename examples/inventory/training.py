@@ -24,7 +24,7 @@ from palaestra.training import Callback, SimplePolicyManager
 
 NUM_WORLDS = 64
 TUNED = Path(__file__).parent / "results" / "tune.json"
-ENV_STEPS = 300_000
+ENV_STEPS = 200_000
 SETTINGS = PPOConfig(
     unroll_length=36,
     num_updates=8,
@@ -32,7 +32,7 @@ SETTINGS = PPOConfig(
     gamma=0.9,
     gae_lambda=0.95,
     learning_rate=Linear(1e-3, 0.0),
-    entropy_cost=0.003,
+    entropy_cost=0.0,
     network=NetworkConfig(hidden_sizes=(64, 64)),
 )
 """Of every policy."""
