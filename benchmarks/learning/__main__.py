@@ -17,7 +17,7 @@ from benchmarks.learning import queue
 from benchmarks.learning.curves import draw
 from benchmarks.learning.pages import PAGES, write_pages
 from benchmarks.learning.rows import ROWS
-from benchmarks.learning.summary import markdown
+from benchmarks.learning.summary import markdown, peer_seeds
 from benchmarks.record import ROOT, provenance
 from benchmarks.speed.peers import default_directory, peer_python
 
@@ -112,8 +112,9 @@ def report(arguments: argparse.Namespace) -> None:
         print("no curves: matplotlib is not installed", file=sys.stderr)
         return
     for name, record in records.items():
-        if record is not None:
-            print(f"wrote {draw(name, record, arguments.curves)}", file=sys.stderr)
+        if record is not None and not ROWS[name].peer:
+            path = draw(name, record, arguments.curves, peer_seeds(ROWS[name], records))
+            print(f"wrote {path}", file=sys.stderr)
 
 
 if __name__ == "__main__":

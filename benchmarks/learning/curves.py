@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning.rows import ROWS
-from benchmarks.learning.summary import curve
+from benchmarks.learning.summary import Seeds, curve
 
 
-def draw(name: str, record: Mapping[str, Any], folder: Path) -> Path:
-    """Mean over seeds with its 95% band, every seed as a thin line, and the Zoo's mean."""
+def draw(name: str, record: Mapping[str, Any], folder: Path, peer: Seeds = ()) -> Path:
+    """Mean over seeds with its 95% band, every seed as a thin line, the Zoo's mean, and the peer's curve."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -28,6 +28,9 @@ def draw(name: str, record: Mapping[str, Any], folder: Path) -> Path:
     axes.plot(steps, means, color="C0", marker="o", markersize=3, label=f"mean of {len(seeds)} seeds")
     if row.zoo is not None:
         axes.axhline(row.zoo.mean, color="grey", linestyle="--", linewidth=1, label="RL Baselines3 Zoo")
+    if peer:
+        theirs = [(x, y.mean) for x, y in curve(peer)]
+        axes.plot(*zip(*theirs, strict=True), color="C1", marker="o", markersize=3, label="Stable-Baselines3")
     axes.set(title=f"{row.title} on {row.env}", xlabel="env steps", ylabel="evaluation return")
     axes.legend(loc="lower right")
     folder.mkdir(parents=True, exist_ok=True)

@@ -64,9 +64,11 @@ class A2C(JointActorCritic):
 
     def losses(self, batch: A2CBatch) -> Losses:
         """Algorithm S3, beta being `entropy_cost`: policy gradient, value error and entropy, means over valid rows."""
-        policy = self.policy.distribution(batch.observation)
+        features, _ = self.policy.features(batch.observation)
+        policy = self.policy.distribution_of(self.policy.head(features), self.policy.action_mask(batch.observation))
         gain = masked_mean(policy_gradient(policy.log_prob(batch.action), batch.advantage), batch.valid)
-        value_error = masked_mean((self.value(batch.observation) - batch.value_target).square(), batch.valid)
+        value = self.value_network(features).squeeze(-1)
+        value_error = masked_mean((value - batch.value_target).square(), batch.valid)
         entropy = masked_mean(policy.entropy(), batch.valid)
         total = gain + self.value_of("value_cost") * value_error - self.value_of("entropy_cost") * entropy
         return Losses({"a2c": total}, {"policy_gradient": gain, "value_error": value_error, "entropy": entropy})

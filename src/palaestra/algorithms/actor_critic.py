@@ -40,7 +40,7 @@ class ActorCriticConfig(AlgorithmConfig):
     normalize_observation: bool = False
     """Whether the policy normalises observations by their running mean and variance."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
-    """Policy and value network; they share nothing but the memory, where there is one."""
+    """Policy and value network. They share a memory where there is one; trained together, the code of pictures too."""
 
     @property
     def plan(self) -> OnPolicy:
@@ -112,6 +112,8 @@ class ActorCritic(Algorithm[StochasticPolicy]):
     """
 
     config_class: ClassVar[Any]
+    shares_features: ClassVar[bool] = False
+    """Whether the value network sees the policy's features (of pictures, or of a memory) and helps to train them."""
 
     def __init__(
         self,
@@ -125,7 +127,8 @@ class ActorCritic(Algorithm[StochasticPolicy]):
             policy = stochastic_policy(
                 observation_spec, action_spec, config.network, normalize=config.normalize_observation
             )
-            self.value_network = Network(policy.feature_spec, 1, dataclasses.replace(config.network, recurrent=None))
+            seen = policy.feature_spec if self.shares_features else observation_spec
+            self.value_network = Network(seen, 1, dataclasses.replace(config.network, recurrent=None))
             model = self.build_model(policy, config)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
@@ -150,7 +153,9 @@ class ActorCritic(Algorithm[StochasticPolicy]):
         Returns:
             [...] in units of return.
         """
-        return self.value_network(self.policy.features(observation, state, first)[0]).squeeze(-1)
+        shares = self.shares_features
+        seen = self.policy.features(observation, state, first)[0] if shares else self.policy.normalize(observation)
+        return self.value_network(seen).squeeze(-1)
 
     @final
     @torch.no_grad()
@@ -200,6 +205,7 @@ class JointActorCritic(ActorCritic, GradientAlgorithm[StochasticPolicy]):
     """Name of both networks in the model, and of the loss term."""
     optimizer: ClassVar[Literal["adam", "rmsprop"]] = "adam"
     """What they are trained by."""
+    shares_features = True
 
     @final
     def build_model(self, policy: StochasticPolicy, config: Any) -> CoreModel:

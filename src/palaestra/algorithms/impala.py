@@ -104,10 +104,12 @@ class IMPALA(JointActorCritic):
 
     def losses(self, batch: IMPALABatch) -> Losses:
         """Section 4.2: policy gradient with V-trace advantages, value error and entropy, means over valid rows."""
-        policy = self.policy.distribution(batch.observation[:-1])
+        features, _ = self.policy.features(batch.observation)
+        mask = self.policy.action_mask(batch.observation[:-1])
+        policy = self.policy.distribution_of(self.policy.head(features[:-1]), mask)
         log_prob = policy.log_prob(batch.action)
         log_ratio = log_prob.detach() - batch.log_prob
-        value = self.value(batch.observation)  # [T+1, B]
+        value = self.value_network(features).squeeze(-1)  # [T+1, B]
         trace = vtrace(
             value.detach(),
             batch.reward,

@@ -89,7 +89,7 @@ class PPG(ActorCritic):
         Returns:
             [...] in units of return.
         """
-        return self._auxiliary(self._torso.hidden(self.policy.normalize(observation))).squeeze(-1)
+        return self._auxiliary(self._torso.hidden(self.policy.features(observation)[0])).squeeze(-1)
 
     def update(self, source: DataSource) -> UpdateInfo:
         """A policy phase on the unroll; after every `num_policy_phases` of them, an auxiliary phase.

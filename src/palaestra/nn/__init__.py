@@ -10,7 +10,7 @@ from palaestra.nn.network import CompositeNetwork, GaussianNetwork, Network, Net
 from palaestra.nn.noisy import NoisyMLP
 from palaestra.nn.optimizer import OptimizerOption
 from palaestra.nn.recurrent import GRU, LSTM, LSTMState
-from palaestra.nn.recurrent_network import RecurrentNetwork, with_memory
+from palaestra.nn.recurrent_network import EncodedNetwork, RecurrentNetwork, with_memory, with_shared_features
 
 __all__ = [
     "ACTION_MASK",
@@ -20,6 +20,7 @@ __all__ = [
     "Activation",
     "CompositeNetwork",
     "CoreModel",
+    "EncodedNetwork",
     "Encoder",
     "EnsembleNetwork",
     "GaussianNetwork",
@@ -39,4 +40,5 @@ __all__ = [
     "combine_gradients",
     "create_algorithm_func",
     "with_memory",
+    "with_shared_features",
 ]

@@ -9,15 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import (
+    BoundedSpec,
     ConfigError,
     DiscreteSpec,
     MultiDiscreteSpec,
     SpecTree,
     TensorSpec,
+    spec_leaves,
 )
 from palaestra.nn.cnn import NatureCNN
 
-__all__ = ["ACTION_MASK", "Encoder"]
+__all__ = ["ACTION_MASK", "Encoder", "has_pictures"]
 
 ACTION_MASK = "action_mask"
 """The key of a dict observation that says which actions are allowed; no network sees it."""
@@ -73,6 +75,18 @@ class Encoder(nn.Module):
             [..., out_size] float32.
         """
         return observation if self.is_identity else self.root(observation)
+
+
+def has_pictures(observation_spec: SpecTree) -> bool:
+    """Whether anything in an observation is encoded by a convolutional network.
+
+    Args:
+        observation_spec: the spec tree.
+    """
+    return any(
+        type(leaf) in (TensorSpec, BoundedSpec) and _channels_first(leaf) is not None
+        for leaf in spec_leaves(observation_spec).values()
+    )
 
 
 def _encoder_of(spec: SpecTree, image_size: int) -> nn.Module:

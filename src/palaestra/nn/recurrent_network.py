@@ -1,4 +1,4 @@
-"""`RecurrentNetwork`: any network behind a memory."""
+"""`RecurrentNetwork` and `EncodedNetwork`: any network behind a memory, or behind an encoder that others share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, TensorSpec, did_you_mean
-from palaestra.nn.encoder import Encoder
+from palaestra.nn.encoder import Encoder, has_pictures
 from palaestra.nn.network import NetworkConfig, Recurrent
 from palaestra.nn.recurrent import GRU, LSTM, LSTMState
 
-__all__ = ["RecurrentNetwork", "with_memory"]
+__all__ = ["EncodedNetwork", "RecurrentNetwork", "with_memory", "with_shared_features"]
 
 _CELLS = {"lstm": LSTM, "gru": GRU}
 
@@ -110,6 +110,60 @@ class RecurrentNetwork(nn.Module):
         """
         features, state = self.remember(observation, state, first)
         return self.head(features), state
+
+
+class EncodedNetwork(nn.Module):
+    """An encoder, and a network that sees its code instead of the observation, as other networks may as well.
+
+    Args:
+        observation_spec: what an observation looks like, without leading dimensions.
+        config: of the whole.
+        make: the network on top, of the spec of its input and the config.
+
+    Raises:
+        ConfigError: the config is impossible.
+
+    Examples:
+        >>> from palaestra.nn import Network
+        >>> picture = TensorSpec((4, 84, 84), torch.uint8)
+        >>> network = EncodedNetwork(picture, NetworkConfig(), lambda spec, config: Network(spec, 2, config))
+        >>> network.feature_spec.shape, network(torch.zeros(8, 4, 84, 84, dtype=torch.uint8)).shape
+        ((512,), torch.Size([8, 2]))
+    """
+
+    def __init__(
+        self, observation_spec: SpecTree, config: NetworkConfig, make: Callable[[SpecTree, NetworkConfig], nn.Module]
+    ) -> None:
+        super().__init__()
+        self.encoder = Encoder(observation_spec, image_size=config.image_size)
+        self.feature_spec = TensorSpec((self.encoder.out_size,))
+        self.head = make(self.feature_spec, config)
+
+    def forward(self, observation: Any) -> Any:
+        """The outputs of the network on top.
+
+        Args:
+            observation: a tensor or `Batch` as the spec says, with any leading dimensions.
+        """
+        return self.head(self.encoder(observation))
+
+
+def with_shared_features(
+    observation_spec: SpecTree, config: NetworkConfig, make: Callable[[SpecTree, NetworkConfig], nn.Module]
+) -> nn.Module:
+    """The network that a config asks for, apart from what costs most and others can share: a memory, or pictures' code.
+
+    Args:
+        observation_spec: what an observation looks like, without leading dimensions.
+        config: of the whole.
+        make: the network, of the spec of its input and a config without memory.
+
+    Raises:
+        ConfigError: the config is impossible.
+    """
+    if config.recurrent is None and has_pictures(observation_spec):
+        return EncodedNetwork(observation_spec, config, make)
+    return with_memory(observation_spec, config, make)
 
 
 def with_memory(

@@ -7,7 +7,7 @@ from typing import Self, final
 from torch import Tensor, nn
 
 from palaestra.core import DiscreteSpec, SpecTree
-from palaestra.nn import Network, NetworkConfig, with_memory
+from palaestra.nn import Network, NetworkConfig, with_shared_features
 from palaestra.ops import Categorical
 from palaestra.policies.network_policy import StochasticPolicy, normalizer_of, require_discrete
 from palaestra.policies.normalizer import ObservationNormalizer
@@ -67,7 +67,7 @@ class CategoricalPolicy(StochasticPolicy):
         """
         num_actions = require_discrete(cls.__name__, observation_spec, action_spec).num
         config = config or NetworkConfig()
-        network = with_memory(
+        network = with_shared_features(
             observation_spec, config, lambda spec, config: Network(spec, num_actions, config, out_gain=0.01)
         )
         policy = cls(network, observation_spec, action_spec, normalizer_of(observation_spec, normalize))

@@ -7,7 +7,7 @@ from typing import Any, Self, final
 from torch import Tensor, nn
 
 from palaestra.core import SpecTree
-from palaestra.nn import CompositeNetwork, NetworkConfig, with_memory
+from palaestra.nn import CompositeNetwork, NetworkConfig, with_shared_features
 from palaestra.policies.heads import head_of
 from palaestra.policies.network_policy import StochasticPolicy, normalizer_of
 from palaestra.policies.normalizer import ObservationNormalizer
@@ -80,7 +80,7 @@ class CompositePolicy(StochasticPolicy):
             ConfigError: the action space or the config does not fit.
         """
         config, action = config or NetworkConfig(), head_of(action_spec)
-        network = with_memory(
+        network = with_shared_features(
             observation_spec,
             config,
             lambda spec, config: CompositeNetwork(spec, action.size, action.num_std, config),

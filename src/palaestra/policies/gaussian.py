@@ -7,7 +7,7 @@ from typing import Any, Self, final
 from torch import Tensor, nn
 
 from palaestra.core import SpecTree, TensorSpec
-from palaestra.nn import GaussianNetwork, NetworkConfig, with_memory
+from palaestra.nn import GaussianNetwork, NetworkConfig, with_shared_features
 from palaestra.ops import DiagonalGaussian
 from palaestra.policies.action_range import ActionRange
 from palaestra.policies.exploration import Exploration
@@ -79,7 +79,7 @@ class GaussianPolicy(StochasticPolicy):
         """
         action_size = require_continuous(cls.__name__, action_spec).size
         config = config or NetworkConfig()
-        network = with_memory(
+        network = with_shared_features(
             observation_spec,
             config,
             lambda spec, config: GaussianNetwork(spec, action_size, config, initial_log_std=initial_log_std),

@@ -8,7 +8,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, SpecTree, TensorSpec, spec_leaves
-from palaestra.nn import NetworkConfig, RecurrentNetwork
+from palaestra.nn import EncodedNetwork, NetworkConfig, RecurrentNetwork
 from palaestra.policies.action_mask import require_mask_spec
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.normalizer import ObservationNormalizer
@@ -48,6 +48,7 @@ class NetworkPolicy(Policy):
         self.network = network
         self.network_config: NetworkConfig | None = None  # known where `build` made the network
         self._remembers = isinstance(network, RecurrentNetwork)
+        self._splits = isinstance(network, RecurrentNetwork | EncodedNetwork)
         self.build_options: dict[str, Any] = {}  # what else `build` was given that shapes the network, as JSON values
 
     @classmethod
@@ -83,11 +84,12 @@ class NetworkPolicy(Policy):
 
     @property
     def feature_spec(self) -> SpecTree:
-        """What `features` returns: the observation's spec, or that of the memory's output."""
-        return self.network.feature_spec if self._remembers else self.observation_spec
+        """What `features` returns: the observation's spec, or that of its code or the memory's output."""
+        network: Any = self.network
+        return network.feature_spec if self._splits else self.observation_spec
 
     def features(self, observation: Any, state: Any = (), first: Tensor | None = None) -> tuple[Any, Any]:
-        """The normalised observation, or what the memory makes of it.
+        """The normalised observation; where it holds pictures its code, or what the memory makes of it.
 
         Args:
             observation: raw, leaves [..., *observation].
@@ -101,10 +103,10 @@ class NetworkPolicy(Policy):
             ShapeError: the policy has a memory and was given none.
         """
         observation = self.normalize(observation)
-        if not self._remembers:
+        if not self._splits:
             return observation, state
         network: Any = self.network
-        return network.remember(observation, state, first)
+        return network.remember(observation, state, first) if self._remembers else (network.encoder(observation), state)
 
     def head(self, features: Any, *noise: Tensor) -> Any:
         """What the network says about features: logits, values, whatever the policy chooses from.
@@ -114,7 +116,7 @@ class NetworkPolicy(Policy):
             noise: of networks that take some.
         """
         network: Any = self._modules["network"]  # `self.network` would cost a search
-        return network.head(features, *noise) if self._remembers else network(features, *noise)
+        return network.head(features, *noise) if self._splits else network(features, *noise)
 
     def _outputs(self, observation: Any, state: Any = (), first: Tensor | None = None) -> Any:
         """What the network says about raw observations."""

@@ -20,11 +20,12 @@ __all__ = ["PRESETS"]
 _CARTPOLE: dict[str, Any] = {
     "learning_rate": Linear(1e-3, 0.0),
     "unroll_length": 64,
-    "num_updates": 32,
+    "num_updates": 64,
+    "gamma": 0.98,
     "n_step": 3,
-    "target_period": 64,
+    "target_period": 128,
     "epsilon": Linear(1.0, 0.04, 0.16),
-    "mini_batch_size": 64,
+    "mini_batch_size": 128,
     "normalize_observation": True,
     "network": NetworkConfig(hidden_sizes=(128, 128), activation="relu"),
 }
@@ -32,6 +33,7 @@ _ACROBOT: dict[str, Any] = {
     "learning_rate": Linear(1e-3, 0.0),
     "unroll_length": 4,
     "num_updates": 4,
+    "capacity": 20_000,
     "gamma": 0.995,
     "n_step": 5,
     "target_period": 500,
@@ -65,7 +67,7 @@ PRESETS: Presets = {
         algorithm=QRDQNConfig(**_MOUNTAIN_CAR, num_quantiles=25), trainer=TrainerConfig(total_env_steps=120_000)
     ),
     ("c51", "CartPole-v1"): Preset(
-        algorithm=C51Config(**_CARTPOLE, min_return=0.0, max_return=100.0),
+        algorithm=C51Config(**_CARTPOLE, min_return=0.0, max_return=50.0),
         trainer=TrainerConfig(total_env_steps=50_000),
     ),
     ("c51", "Acrobot-v1"): Preset(
@@ -75,7 +77,7 @@ PRESETS: Presets = {
     ("iqn", "CartPole-v1"): Preset(algorithm=IQNConfig(**_CARTPOLE), trainer=TrainerConfig(total_env_steps=50_000)),
     ("iqn", "Acrobot-v1"): Preset(algorithm=IQNConfig(**_ACROBOT), trainer=TrainerConfig(total_env_steps=100_000)),
     ("rainbow", "CartPole-v1"): Preset(
-        algorithm=RainbowConfig(**{**_CARTPOLE, "epsilon": 0.0, "network": _NOISY}, min_return=0.0, max_return=100.0),
+        algorithm=RainbowConfig(**{**_CARTPOLE, "epsilon": 0.0, "network": _NOISY}, min_return=0.0, max_return=50.0),
         trainer=TrainerConfig(total_env_steps=50_000),
     ),
     ("rainbow", "Acrobot-v1"): Preset(
