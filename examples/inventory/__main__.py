@@ -97,6 +97,16 @@ def train(kind: str, seeds: list[int]) -> None:
         record(f"train --policies {kind} --seeds {done}", {"runs": runs}, name=name)
 
 
+def hosts() -> None:
+    """Trains separate policies with the same seed here, on hosts, and on hosts with gradient workers."""
+    from examples.inventory.hosts import compare
+    from palaestra.runtime import ProcessRuntime
+
+    done = compare(ProcessRuntime)
+    print(json.dumps(done, indent=2))
+    record("hosts", done)
+
+
 def report() -> None:
     """Writes the table and the picture from the results that there are."""
     from examples.inventory.report import draw, markdown
@@ -113,7 +123,7 @@ def report() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.inventory", description=__doc__)
-    parser.add_argument("verb", choices=["speed", "tune", "baselines", "train", "report"])
+    parser.add_argument("verb", choices=["speed", "tune", "baselines", "train", "hosts", "report"])
     parser.add_argument("--policies", choices=KINDS, default="shared", help="for train")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="for train")
     parser.add_argument("--rules", nargs="+", default=[], help="for tune and baselines: only these; all by default")
@@ -123,7 +133,7 @@ def main() -> None:
     elif given.verb in ("tune", "baselines"):
         {"tune": tune, "baselines": baselines}[given.verb](given.rules)
     else:
-        {"speed": speed, "report": report}[given.verb]()
+        {"speed": speed, "hosts": hosts, "report": report}[given.verb]()
 
 
 if __name__ == "__main__":
