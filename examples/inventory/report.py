@@ -101,7 +101,7 @@ def draw(lost: Mapping[str, Sequence[float]], learned: Mapping[str, Sequence[Map
         color = "black" if name == "bound" else "grey"
         title = "bound: linear program with known demand" if name == "bound" else name
         axes.axhline(100 * float(np.mean(lost[name])), color=color, linestyle=style, linewidth=1.2, label=title)
-    axes.set(xlabel="port calls learned from", ylabel="orders lost (%), held-out episodes", ylim=(0, 16))
+    axes.set(xlabel="port calls learned from", ylabel="orders lost (%), held-out episodes", ylim=(3, 12))
     axes.legend(frameon=False, fontsize="small", ncols=2, loc="upper right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
