@@ -1,7 +1,7 @@
 """The bridge from the simulator to agents that learn: what a port sees, does and earns when a vessel calls.
 
-Every port is an agent. It acts when a vessel lies there: it says how much stock it wants, in ticks of the orders it
-expects, and as much is put ashore or taken aboard as brings the stock there, as far as that can be done.
+Every port is an agent. It acts when a vessel lies there: it says how much stock it wants, beside the share that a rule
+would give it, and as much is put ashore or taken aboard as brings the stock there, as far as that can be done.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from examples.inventory.reading import reading_of
-from examples.inventory.rules import Policy
+from examples.inventory.reading import Reading
 from examples.inventory.simulator import Simulator
 from examples.inventory.tape import Tape
-from examples.inventory.topology import FOUR_PORTS, Topology
 from palaestra.core import TensorSpec
 from palaestra.multiagent import AgentSpec, EnvWrapper
 
@@ -23,19 +21,17 @@ class Ports(EnvWrapper):
 
     What counts is lost anywhere until a vessel calls at the port again. The rule is at work in a second simulator, on
     the same tape, so most of what is nobody's merit or fault cancels: booms hit both. Which policy is best does not
-    depend on the rule, since nothing that ports do changes what it loses.
+    depend on that, since nothing that ports do changes what the rule loses.
 
     Args:
-        topology: the world.
-        rule: decides in the second simulator; `None` has none, and ports earn minus what is lost.
+        reading: of the ports, with the rule.
         reward_scale: reward of a container.
     """
 
-    def __init__(
-        self, topology: Topology = FOUR_PORTS, *, rule: Policy | None = None, reward_scale: float = 0.01
-    ) -> None:
+    def __init__(self, reading: Reading, *, reward_scale: float = 0.01) -> None:
         super().__init__(reward_eval_delay=40)  # by then the port has been called at again, but for rare delays
-        self.reading, self._rule, self._reward_scale = reading_of(topology), rule, reward_scale
+        topology = reading.topology
+        self.reading, self._reward_scale = reading, reward_scale
         self._names = [port.name for port in topology.ports]
         spec = AgentSpec(TensorSpec((self.reading.size,)), TensorSpec((1,)))
         self._agents = dict.fromkeys(self._names, spec)
@@ -54,7 +50,7 @@ class Ports(EnvWrapper):
         topology = self.reading.topology
         tape = Tape.draw(topology, seed)
         self.simulator = Simulator(topology, tape)
-        self._other = None if self._rule is None else Simulator(topology, tape)
+        self._other = Simulator(topology, tape)
         self._lost: list[list[int]] = [[] for _ in topology.ports]  # [port][call] orders lost so far
         return self._asked_port()
 
@@ -65,8 +61,7 @@ class Ports(EnvWrapper):
             env_action: containers to put ashore.
         """
         self.simulator.decide(env_action)
-        if self._other is not None and self._rule is not None:
-            self._other.decide(self._rule(self._other))
+        self._other.decide(self.reading.rule(self._other))
         return self._asked_port()
 
     def get_state(self, agent: str) -> np.ndarray:
@@ -118,5 +113,5 @@ class Ports(EnvWrapper):
         return [self._names[call.port]]
 
     def _lost_so_far(self) -> int:
-        """Beside the rule, if there is one; both simulators are always at the same call."""
-        return sum(self.simulator.shortage) - (0 if self._other is None else sum(self._other.shortage))
+        """Beside the rule; both simulators are always at the same call."""
+        return sum(self.simulator.shortage) - sum(self._other.shortage)

@@ -1,24 +1,21 @@
 """What a port reads off the simulator: nothing that has not happened, and no more than the rules may read."""
 
-import functools
 import math
 from itertools import chain
 
 import numpy as np
 
+from examples.inventory.forecast import forecast_of
+from examples.inventory.rules import Shares
 from examples.inventory.simulator import Simulator
 from examples.inventory.topology import Topology
 
-MEDIAN_TICKS, SPREAD = 20.0, 0.4
-"""A port that chooses a wants a stock for `MEDIAN_TICKS * exp(SPREAD * a)` ticks; a is any number."""
-MOST_TICKS = 100.0
-"""Nobody wants more."""
-RECENT_TICKS = 8
-"""Over which a port sums up recent orders."""
-TRUST = 0.3
-"""How much of what was ordered lately beyond the season's expectation is expected to go on."""
-AHEAD_TICKS = 20
-"""Over which it averages what the season lets expect."""
+SPREAD = 0.3
+"""A port that chooses a wants `exp(SPREAD * a)` times what the rule gives it; a is any number."""
+MOST = 5.0
+"""No port wants more than so many times its share."""
+STOCK_TICKS = 20
+"""Stocks are seen in mean orders of so many ticks."""
 NEVER_TICKS = 60.0
 """Stands for the planned time to a port that a vessel does not call at."""
 
@@ -28,20 +25,15 @@ class Reading:
 
     Args:
         topology: the world.
+        rule: what a port wants is told beside its share by this rule.
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, rule: Shares) -> None:
         ports, trades, vessels = (len(x) for x in (topology.ports, topology.trades, topology.vessels))
-        self.topology = topology
+        self.topology, self.rule = topology, rule
         self._origin = np.array([[k.origin == p for p in range(ports)] for k in topology.trades], float)
         destination = np.array([[k.destination == p for p in range(ports)] for k in topology.trades], float)
-        scale = 1 / (AHEAD_TICKS * (np.array([k.rate for k in topology.trades]) @ self._origin))
-        ticks = range(-RECENT_TICKS, topology.num_ticks + AHEAD_TICKS)
-        season = np.array([[topology.mean_orders(k, tick) for k in range(trades)] for tick in ticks]) @ self._origin
-        total = np.concatenate([np.zeros((1, ports)), np.cumsum(season, axis=0)])  # total[t]: before tick t - RECENT
-        now = np.arange(topology.num_ticks + 1) + RECENT_TICKS
-        self._usual = total[now] - total[now - RECENT_TICKS]  # [tick, port]
-        self._ahead = (total[np.minimum(now + AHEAD_TICKS, len(season))] - total[now]) / AHEAD_TICKS  # [tick, port]
+        scale = 1 / (STOCK_TICKS * (np.array([k.rate for k in topology.trades]) @ self._origin))
         # Sums over trades as one matrix. Rows: stock and inland by port, waiting by trade, empty containers by vessel,
         # goods by vessel and trade. Columns: four numbers of each port, two of each vessel.
         capacity = np.array([vessel.capacity for vessel in topology.vessels])
@@ -82,18 +74,6 @@ class Reading:
             later.append(times)
         return round_trips, later
 
-    def expected(self, simulator: Simulator) -> np.ndarray:
-        """Containers expected to be ordered in a tick, [port]: by the season, and by what was ordered lately.
-
-        Args:
-            simulator: standing at a call, or at the end.
-        """
-        now = simulator.tick
-        if now < RECENT_TICKS:
-            return self._ahead[now]
-        surprise = simulator.recent_orders(RECENT_TICKS) @ self._origin / self._usual[now] - 1
-        return self._ahead[now] * (1 + TRUST * surprise)
-
     def observation(self, simulator: Simulator, port: int) -> np.ndarray:
         """float32 [size]; where no vessel lies in the port, the one that is due next stands for it.
 
@@ -110,8 +90,8 @@ class Reading:
             due.append([0.05 * (time if lying else first + time) for time in self._later[number][stop]])
         here = call.vessel if call is not None else min(range(len(due)), key=lambda number: due[number][port])
         due[here][port] = 0.05 * self._round_trip[here]
-        expected = self.expected(simulator).tolist()
-        ahead = [max(1.0, one) * MEDIAN_TICKS for one in expected]
+        expected = forecast_of(world).orders(simulator, self.rule.trust).tolist()
+        wanted = (self.rule.wanted(simulator) + 10).tolist()
         stock, empties = simulator.stock, simulator.empties[here]
         room = world.vessels[here].capacity - sum(simulator.goods[here])
         least = stock[port] - min(stock[port], room - empties)
@@ -119,37 +99,33 @@ class Reading:
         return np.concatenate(
             [
                 np.array(held, float) @ self._sums,
-                [one * AHEAD_TICKS * scale for one, scale in zip(expected, self._scale, strict=True)],
-                [math.log((one + 10) / wanted) for one, wanted in zip(stock, ahead, strict=True)],
+                [one * STOCK_TICKS * scale for one, scale in zip(expected, self._scale, strict=True)],
+                [math.log((one + 10) / share) for one, share in zip(stock, wanted, strict=True)],
                 self._ports[port],
                 self._vessels[here],
                 list(chain(*due)),
                 [
-                    math.log((stock[port] + 10) / ahead[port]),
-                    math.log((stock[port] + empties + 10) / ahead[port]),
-                    math.log((least + 10) / ahead[port]),
-                    empties / ahead[port],
-                    room / ahead[port],
+                    math.log((stock[port] + 10) / wanted[port]),
+                    math.log((stock[port] + empties + 10) / wanted[port]),
+                    math.log((least + 10) / wanted[port]),
+                    empties / wanted[port],
+                    room / wanted[port],
                     min(row[port] for row in due),
-                    expected[port] * AHEAD_TICKS * self._scale[port],
+                    (sum(stock) + sum(simulator.empties)) / 2 / self.topology.num_containers,
                 ],
             ],
             dtype=np.float32,
         )
 
     def ashore(self, simulator: Simulator, choice: float) -> int:
-        """Containers to put ashore at the call that waits, for what its port wants.
+        """Containers to put ashore at the call that waits, for what its port wants; for 0, what the rule would.
 
         Args:
             simulator: standing at a call.
-            choice: how much is wanted, see `MEDIAN_TICKS`.
+            choice: how much is wanted, see `SPREAD`.
         """
         call = simulator.call
         assert call is not None
-        ticks = min(MOST_TICKS, MEDIAN_TICKS * math.exp(min(SPREAD * choice, 10.0)))
-        wanted = round(ticks * float(self.expected(simulator)[call.port]))
+        share = float(self.rule.wanted(simulator)[call.port])
+        wanted = round(share * min(MOST, math.exp(min(SPREAD * choice, 10.0))))
         return max(-call.most_aboard, min(call.most_ashore, wanted - simulator.stock[call.port]))
-
-
-reading_of = functools.cache(Reading)
-"""One for each topology: all worlds read alike."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from examples.inventory.forecast import forecast_of
 from examples.inventory.simulator import Simulator
 from examples.inventory.tape import Tape
 from examples.inventory.topology import Topology
@@ -72,6 +73,34 @@ class Greedy:
         leaving = [k for k, trade in enumerate(world.trades) if trade.origin == call.port]
         lacking = sum(world.mean_orders(k, tick) for k in leaving for tick in ahead) - simulator.inland[call.port]
         return int(np.clip(round(lacking) - simulator.stock[call.port], -call.most_aboard, call.most_ashore))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Every port wants its share of all empty containers there are, in proportion to its weighted expected orders."""
+
+    weights: Sequence[float]
+    """[port] what an expected order counts."""
+    part: float = 0.8
+    """Of the empty containers in stock and aboard, how much is shared out."""
+    trust: float = 0.5
+    """How much of what was ordered lately beyond the season's expectation is expected to go on."""
+
+    def wanted(self, simulator: Simulator) -> np.ndarray:
+        """Stock that each port wants, [port].
+
+        Args:
+            simulator: standing at a call, or at the end.
+        """
+        weight = forecast_of(simulator.topology).orders(simulator, self.trust) * self.weights
+        return self.part * (sum(simulator.stock) + sum(simulator.empties)) / weight.sum() * weight
+
+    def __call__(self, simulator: Simulator) -> int:
+        """Containers to put ashore."""
+        call = simulator.call
+        assert call is not None
+        wanted = round(float(self.wanted(simulator)[call.port]))
+        return max(-call.most_aboard, min(call.most_ashore, wanted - simulator.stock[call.port]))
 
 
 def shortage(policy: Policy, topology: Topology, seed: int) -> tuple[int, int]:

@@ -4,35 +4,35 @@ import functools
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from examples.inventory.bridge import Ports
-from examples.inventory.reading import reading_of
-from examples.inventory.rules import Levels
+from examples.inventory.reading import Reading
+from examples.inventory.rules import Shares
 from examples.inventory.simulator import Simulator
 from examples.inventory.tape import Tape
 from examples.inventory.topology import FOUR_PORTS, Topology
 from palaestra import PPO, Evaluation, Linear, NetworkConfig, PPOConfig, RunSeeds, TimeStep, Trainer, TrainerConfig
 from palaestra.multiagent import MultiAgentCollector, Role, Worlds, assign_roles
 from palaestra.policies import Phase, Policy
-from palaestra.training import Callback, SimplePolicyManager
+from palaestra.training import Callback, Evaluated, SimplePolicyManager
 
 NUM_WORLDS = 64
-RULE = Levels(**json.loads((Path(__file__).parent / "results" / "tune.json").read_text())["rules"]["levels"])
-ENV_STEPS = 300_000
+TUNED = Path(__file__).parent / "results" / "tune.json"
+ENV_STEPS = 200_000
 SETTINGS = PPOConfig(
     unroll_length=36,
-    num_updates=4,
-    mini_batch_size=512,
+    num_updates=8,
+    mini_batch_size=256,
     gamma=0.9,
     gae_lambda=0.95,
-    learning_rate=Linear(2e-3, 0.0),
-    entropy_cost=0.003,
+    learning_rate=Linear(1e-3, 0.0),
+    entropy_cost=0.0,
     network=NetworkConfig(hidden_sizes=(64, 64)),
 )
 """Of every policy."""
@@ -50,8 +50,17 @@ def mapping(kind: str, topology: Topology = FOUR_PORTS) -> dict[str, str]:
     return {port.name: port.name.lower() for port in topology.ports}
 
 
+def reading(topology: Topology = FOUR_PORTS) -> Reading:
+    """What ports see, beside the sharing rule as it was tuned.
+
+    Args:
+        topology: the world.
+    """
+    return Reading(topology, Shares(**json.loads(TUNED.read_text())["rules"]["shares"]))
+
+
 def lost_with(
-    policies: Mapping[str, Policy], roles: Mapping[str, Role], seeds: Iterable[int], topology: Topology = FOUR_PORTS
+    policies: Mapping[str, Policy], roles: Mapping[str, Role], seeds: Iterable[int], reading: Reading
 ) -> list[float]:
     """Lost orders as a share of all orders, by episode, when policies take their most probable choices.
 
@@ -59,9 +68,9 @@ def lost_with(
         policies: by name.
         roles: which policy acts for which ports.
         seeds: of the episodes.
-        topology: the world.
+        reading: of the ports.
     """
-    reading = reading_of(topology)
+    topology = reading.topology
     policy_of = [next(name for name, role in roles.items() if port.name in role.agents) for port in topology.ports]
     simulators = [Simulator(topology, Tape.draw(topology, seed)) for seed in seeds]
     waiting = simulators
@@ -78,7 +87,52 @@ def lost_with(
     return [sum(simulator.shortage) / sum(simulator.ordered) for simulator in simulators]
 
 
-def train(kind: str, seed: int, *, held_out: Iterable[int], env_steps: int = ENV_STEPS) -> dict[str, Any]:
+class Parts(NamedTuple):
+    """What a run of training is put together from."""
+
+    collector: MultiAgentCollector
+    roles: dict[str, Role]
+    algorithms: dict[str, PPO]
+
+
+def build(kind: str, seed: int, *, num_worlds: int = NUM_WORLDS) -> Parts:
+    """Worlds, and a PPO for each policy.
+
+    Args:
+        kind: of the mapping, see `mapping`.
+        seed: of the run.
+        num_worlds: stepped side by side.
+    """
+    lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(num_worlds)]
+    worlds = Worlds([functools.partial(Ports, reading())] * num_worlds, lane_seeds=lane_seeds)
+    roles = assign_roles(worlds.agents, mapping(kind))
+    algorithms = {
+        name: PPO(role.observation_spec, role.action_spec, SETTINGS, RunSeeds(1000 * seed + number))
+        for number, (name, role) in enumerate(roles.items())
+    }
+    return Parts(MultiAgentCollector(worlds, roles, algorithms), roles, algorithms)
+
+
+class Curve(Callback):
+    """Keeps how much was lost at every evaluation."""
+
+    def __init__(self, title: str) -> None:
+        self.points: list[dict[str, float]] = []
+        self._title = title
+
+    def evaluated(self, trainer: Trainer, result: Evaluated) -> None:
+        """Adds a point.
+
+        Args:
+            trainer: of the run.
+            result: of the evaluation.
+        """
+        lost = -result.evaluation.return_mean
+        self.points.append({"env_steps": result.env_steps, "share_lost": lost})
+        print(f"{self._title}: {result.env_steps:>9,} calls  {lost:6.2%} lost", flush=True)
+
+
+def train(kind: str, seed: int, *, held_out: Sequence[int], env_steps: int = ENV_STEPS) -> dict[str, Any]:
     """Trains ports and measures them; the policies of the last update count, none is chosen.
 
     Args:
@@ -91,47 +145,31 @@ def train(kind: str, seed: int, *, held_out: Iterable[int], env_steps: int = ENV
         The curve and the result, and how long it took.
     """
     torch.set_num_threads(1)  # networks this small are slower with more
-    worlds = Worlds(
-        [functools.partial(Ports, rule=RULE)] * NUM_WORLDS,
-        lane_seeds=[RunSeeds(seed).integer("environments", i) for i in range(NUM_WORLDS)],
-    )
-    roles = assign_roles(worlds.agents, mapping(kind))
-    algorithms = {
-        name: PPO(role.observation_spec, role.action_spec, SETTINGS, RunSeeds(1000 * seed + number))
-        for number, (name, role) in enumerate(roles.items())
-    }
-    policies, seeds = {name: algorithm.policy for name, algorithm in algorithms.items()}, list(held_out)
+    seen, parts = reading(), build(kind, seed)
+    policies = {name: algorithm.policy for name, algorithm in parts.algorithms.items()}
 
     def evaluate(_: Any) -> Evaluation:
-        lost = lost_with(policies, roles, seeds)
+        lost = lost_with(policies, parts.roles, held_out, seen)
         mean, std = -float(np.mean(lost)), float(np.std(lost, ddof=1))
-        half = 1.96 * std / math.sqrt(len(lost))
-        return Evaluation(
-            mean, std, (mean - half, mean + half), 0.0, len(lost), seeds, True, [-share for share in lost]
-        )
+        half, returns = 1.96 * std / math.sqrt(len(lost)), [-share for share in lost]
+        return Evaluation(mean, std, (mean - half, mean + half), 0.0, len(lost), list(held_out), True, returns)
 
-    curve: list[dict[str, float]] = []
-
-    class Curve(Callback):
-        def evaluated(self, trainer: Trainer, result: Any) -> None:
-            curve.append({"env_steps": result.env_steps, "share_lost": -result.evaluation.return_mean})
-            print(f"seed {seed}: {result.env_steps:>9,} calls  {-result.evaluation.return_mean:6.2%} lost", flush=True)
-
-    collector = MultiAgentCollector(worlds, roles, algorithms)
+    curve = Curve(f"{kind}, seed {seed}")
     trainer = Trainer(
-        collector,
-        SimplePolicyManager(algorithms),
+        parts.collector,
+        SimplePolicyManager(parts.algorithms),
         TrainerConfig(total_env_steps=env_steps),
         evaluate=evaluate,
-        callbacks=[Curve()],
+        callbacks=[curve],
     )
     wall, cpu = time.monotonic(), time.process_time()
-    with worlds:
+    with parts.collector.worlds:
         result = trainer.run()
+    assert result.evaluation is not None
     return {
         "seed": seed,
-        "curve": curve,
-        "share_lost": [-value for value in result.evaluation.returns] if result.evaluation else [],
+        "curve": curve.points,
+        "share_lost": [-value for value in result.evaluation.returns],
         "train_s": result.train_s,
         "wall_s": time.monotonic() - wall,
         "cpu_s": time.process_time() - cpu,

@@ -1,13 +1,13 @@
 """Gives every rule its best parameters, on the tuning seeds: learning should not be compared with a straw man."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from examples.inventory.planning import RollingPlan
-from examples.inventory.rules import Greedy, Levels, Policy, shortage
+from examples.inventory.rules import Greedy, Levels, Policy, Shares, shortage
 from examples.inventory.seeds import TUNING
 from examples.inventory.topology import Topology
 
@@ -23,29 +23,47 @@ def share_lost(policy: Policy, topology: Topology, seeds: Iterable[int]) -> list
     return [lost / ordered for lost, ordered in (shortage(policy, topology, seed) for seed in seeds)]
 
 
-def tuned_levels(topology: Topology, *, generations: int = 20, population: int = 20, seed: int = 0) -> Levels:
-    """The (s, S) rule's levels by the cross-entropy method: sample, keep the best quarter, sample around them.
+def cross_entropy(
+    topology: Topology, make: Callable[[np.ndarray], Policy], mean: np.ndarray, deviation: np.ndarray
+) -> np.ndarray:
+    """Parameters of a rule by the cross-entropy method: sample 20, keep the best quarter, sample around it; 20 times.
 
     Args:
         topology: the world.
-        generations: how often.
-        population: samples in each.
-        seed: of the samples.
+        make: the rule from its parameters.
+        mean: where to begin.
+        deviation: how far around it to look.
     """
-    rng, ports = np.random.default_rng(seed), len(topology.ports)
-    mean, deviation = np.full(2 * ports, 500.0), np.full(2 * ports, 300.0)
-    for _ in range(generations):
-        samples = np.maximum(0, rng.normal(mean, deviation, (population, 2 * ports)))
-        samples[:, ports:] = np.maximum(samples[:, ports:], samples[:, :ports])
-        lost = [np.mean(share_lost(_levels(sample), topology, TUNING)) for sample in samples]
-        best = samples[np.argsort(lost)[: population // 4]]
-        mean, deviation = best.mean(axis=0), best.std(axis=0) + 5
-    return _levels(mean)
+    rng, least = np.random.default_rng(0), deviation / 60
+    for _ in range(20):
+        samples = np.maximum(0, rng.normal(mean, deviation, (20, len(mean))))
+        lost = [np.mean(share_lost(make(sample), topology, TUNING)) for sample in samples]
+        best = samples[np.argsort(lost)[:5]]
+        mean, deviation = best.mean(axis=0), best.std(axis=0) + least
+    return mean
 
 
-def _levels(values: np.ndarray) -> Levels:
-    low, high = np.split(values, 2)
-    return Levels(low.round().tolist(), high.round().tolist())
+def tuned_levels(topology: Topology) -> Levels:
+    """The (s, S) rule's levels."""
+
+    def levels(values: np.ndarray) -> Levels:
+        low, high = np.split(values, 2)
+        return Levels(low.round().tolist(), np.maximum(low, high).round().tolist())
+
+    size = 2 * len(topology.ports)
+    return levels(cross_entropy(topology, levels, np.full(size, 500.0), np.full(size, 300.0)))
+
+
+def tuned_shares(topology: Topology) -> Shares:
+    """The weights of the sharing rule, what it shares out, and its trust in booms."""
+
+    def shares(values: np.ndarray) -> Shares:
+        *weights, part, trust = values.round(3).tolist()
+        return Shares(weights, part, trust)
+
+    ports = len(topology.ports)
+    start, around = [1.0] * ports + [0.8, 0.5], [0.5] * ports + [0.2, 0.3]
+    return shares(cross_entropy(topology, shares, np.array(start), np.array(around)))
 
 
 def tuned_greedy(topology: Topology) -> Greedy:

@@ -1,17 +1,22 @@
 """Ports as agents: what they see, do and earn in `examples/inventory`."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 
 from examples.inventory.bridge import Ports
-from examples.inventory.reading import MEDIAN_TICKS, RECENT_TICKS, SPREAD, TRUST, Reading
-from examples.inventory.rules import Levels, shortage
+from examples.inventory.forecast import RECENT_TICKS, Forecast
+from examples.inventory.reading import MOST, SPREAD, Reading
+from examples.inventory.rules import Shares, shortage
 from examples.inventory.simulator import Simulator
 from examples.inventory.tape import Tape
 from examples.inventory.topology import FOUR_PORTS
 from palaestra.multiagent import Worlds
+
+RULE = Shares([1.5, 1.5, 0.75, 0.75])
+READING = Reading(FOUR_PORTS, RULE)
 
 
 def played(world: Ports, seed: int, choices: np.random.Generator):
@@ -22,23 +27,33 @@ def played(world: Ports, seed: int, choices: np.random.Generator):
     return moments
 
 
-def test_rewards_of_a_port_add_up_to_all_orders_lost_since_its_first_call():
+def test_rewards_of_a_port_add_up_to_what_the_rule_loses_more_since_its_first_call():
     """MARO-18: rewards come late, one for each action, and all of them by the end of the episode."""
-    world = Ports(reward_scale=1.0)
+    world = Ports(READING, reward_scale=1.0)
     moments = played(world, 3, np.random.default_rng(0))
     actions = dict.fromkeys(world.agents, 0)
     for moment in moments[:-1]:
         actions[next(iter(moment.time_steps))] += 1
+    lost, _ = shortage(RULE, FOUR_PORTS, 3)
     for port, agent in enumerate(world.agents):
         earned = [reward for moment in moments for reward in moment.late_rewards.get(agent, ())]
         assert len(earned) == actions[agent]
-        before = world._lost[port][0]  # lost before its first call: nobody's fault
-        assert sum(earned) == before - sum(world.simulator.shortage)
-        assert min(earned) < 0 and max(earned) <= 0
+        before = world._lost[port][0]  # at its first call, beside the rule: nobody's merit
+        assert sum(earned) - before == lost - sum(world.simulator.shortage)
+
+
+def test_whoever_does_what_the_rule_does_earns_nothing():
+    world = Ports(READING)
+    moment = world.begin_episode(3)
+    while not moment.over:
+        moment = world.advance(dict.fromkeys(moment.time_steps, np.zeros(1, np.float32)))
+        assert all(reward == 0 for rewards in moment.late_rewards.values() for reward in rewards)
+    lost, ordered = shortage(RULE, FOUR_PORTS, 3)
+    assert moment.info["share_lost"] == lost / ordered
 
 
 def test_a_reward_is_what_was_lost_until_the_next_call_at_the_port():
-    world = Ports(reward_scale=1.0)
+    world = Ports(READING, reward_scale=1.0)
     moments = played(world, 3, np.random.default_rng(0))
     agent = "Borel"
     lost, lost_before = world._lost[1], None
@@ -49,7 +64,7 @@ def test_a_reward_is_what_was_lost_until_the_next_call_at_the_port():
 
 
 def test_who_acts_is_the_port_where_a_vessel_calls():
-    world = Ports()
+    world = Ports(READING)
     moment = world.begin_episode(4)
     for _ in range(40):
         assert world.simulator.call is not None
@@ -58,22 +73,19 @@ def test_who_acts_is_the_port_where_a_vessel_calls():
         moment = world.advance({agent: np.zeros(1, np.float32)})
 
 
-@pytest.mark.parametrize("choice", [-4.0, 0.0, 2.0])
+@pytest.mark.parametrize("choice", [-4.0, 0.0, 2.0, 50.0])
 def test_a_choice_brings_the_stock_to_what_is_wanted_as_far_as_that_can_be_done(choice):
     """MARO-17: the bridge adds what the simulator needs to know besides."""
-    simulator, reading = Simulator(FOUR_PORTS, Tape.draw(FOUR_PORTS, 1)), Reading(FOUR_PORTS)
-    rng = np.random.default_rng(0)
+    simulator, rng = Simulator(FOUR_PORTS, Tape.draw(FOUR_PORTS, 1)), np.random.default_rng(0)
     while (call := simulator.call) is not None:
-        ticks = min(100, MEDIAN_TICKS * np.exp(SPREAD * choice))
-        wanted = round(ticks * float(reading.expected(simulator)[call.port]))
-        ashore = reading.ashore(simulator, choice)
+        wanted = round(float(RULE.wanted(simulator)[call.port]) * min(MOST, np.exp(SPREAD * choice)))
         lacking = wanted - simulator.stock[call.port]
-        assert ashore == np.clip(lacking, -call.most_aboard, call.most_ashore)
+        assert READING.ashore(simulator, choice) == np.clip(lacking, -call.most_aboard, call.most_ashore)
         simulator.decide(int(rng.integers(-call.most_aboard, call.most_ashore + 1)))
 
 
-def test_a_port_expects_the_season_and_a_part_of_what_is_beyond_it():
-    tape, reading = Tape.draw(FOUR_PORTS, 1), Reading(FOUR_PORTS)
+def test_the_season_and_a_part_of_what_is_beyond_it_is_expected():
+    tape, forecast = Tape.draw(FOUR_PORTS, 1), Forecast(FOUR_PORTS)
     mean = np.array([[FOUR_PORTS.mean_orders(k, t) for k in range(8)] for t in range(400)])
     for factor in (1.0, 3.0):
         orders = (factor * mean[: FOUR_PORTS.num_ticks]).round().astype(int)
@@ -82,23 +94,7 @@ def test_a_port_expects_the_season_and_a_part_of_what_is_beyond_it():
             simulator.decide(0)
         season = mean[simulator.tick : simulator.tick + 20, :2].sum() / 20  # trades 0 and 1 are those of Aster
         assert simulator.tick > RECENT_TICKS
-        assert reading.expected(simulator)[0] == pytest.approx(season * (1 + TRUST * (factor - 1)), rel=0.02)
-
-
-def test_what_is_earned_beside_a_rule_is_the_difference_of_what_is_lost():
-    """The rule of the second simulator gains nothing beside itself, and its losses do not depend on ports' choices."""
-    rule = Levels([900, 550, 170, 110], [950, 650, 170, 110])
-    alone, beside = Ports(reward_scale=1.0), Ports(rule=rule, reward_scale=1.0)
-    lost, ordered = shortage(rule, FOUR_PORTS, 3)
-    for world in (alone, beside):
-        moments = played(world, 3, np.random.default_rng(0))
-        earned = sum(reward for moment in moments for reward in moment.late_rewards.get("Aster", ()))
-        if world is alone:
-            mine = earned
-    assert world.simulator.ordered == alone.simulator.ordered and sum(world.simulator.ordered) == ordered
-    before = alone._lost[0][0], beside._lost[0][0]  # at Aster's first call
-    assert mine - before[0] == -sum(alone.simulator.shortage)
-    assert earned - before[1] == lost - sum(beside.simulator.shortage)
+        assert forecast.orders(simulator, 0.3)[0] == pytest.approx(season * (1 + 0.3 * (factor - 1)), rel=0.02)
 
 
 def test_an_observation_shows_nothing_of_the_future():
@@ -108,7 +104,7 @@ def test_an_observation_shows_nothing_of_the_future():
         delays=tape.delays,
         returns=np.concatenate([tape.returns[:, :60], other.returns[:, 60:]], axis=1),
     )
-    reading = Reading(FOUR_PORTS)
+    reading = READING
     first, second = Simulator(FOUR_PORTS, tape), Simulator(FOUR_PORTS, changed)
     compared = 0
     while first.call is not None and second.call is not None and first.tick < 60:
@@ -124,7 +120,8 @@ def test_an_observation_shows_nothing_of_the_future():
 
 def test_worlds_of_ports_keep_the_rules_of_moments_and_resume_exactly():
     """Episodes are replayed from their seeds and actions, and checked by a digest."""
-    with Worlds([Ports, Ports], lane_seeds=[1, 2]) as worlds, Worlds([Ports, Ports], lane_seeds=[3, 4]) as resumed:
+    make = functools.partial(Ports, READING)
+    with Worlds([make, make], lane_seeds=[1, 2]) as worlds, Worlds([make, make], lane_seeds=[3, 4]) as resumed:
         moments = worlds.reset()
         for _ in range(300):  # beyond the end of an episode
             moments = worlds.step(
