@@ -202,6 +202,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where faults.json and faults.md are written")
     arguments = parser.parse_args()
     if arguments.one:
+        from benchmarks.faults import one  # not that of `__main__`, which workers could not import
+
         one(*arguments.one)
         return
     record: dict[str, Any] = {**provenance("python -m benchmarks.faults"), "peers": {}, "cases": []}
