@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -160,22 +161,22 @@ def one(player: str, fault: str, packages: str) -> None:
 def case(player: str, fault: str, packages: str) -> dict[str, Any]:
     begin = time.monotonic()
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.faults", "--one", player, fault, packages]
-    child = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
-    )
-    seen = f"no environment in {START_S:g} s"
-    try:
-        out, _ = child.communicate(timeout=START_S)
-        lines = [line for line in out.splitlines() if line.startswith("SEEN ")]
-        seen = json.loads(lines[-1][5:]) if lines else f"the whole process ended with code {child.returncode}"
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        _end_group(child)
+    with tempfile.TemporaryFile("w+") as out:  # no pipe: workers that are left behind would keep it open
+        child = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.DEVNULL, start_new_session=True)
+        try:
+            child.wait(START_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            _end_group(child)
+        out.seek(0)
+        lines = [line for line in out.read().splitlines() if line.startswith("SEEN ")]
+    ended = f"no environment in {START_S:g} s" if child.returncode < 0 else f"the process ended with {child.returncode}"
+    seen = json.loads(lines[-1][5:]) if lines else ended
     return {"player": player, "fault": fault, "seen": seen, "seconds": round(time.monotonic() - begin, 1)}
 
 
-def _end_group(child: subprocess.Popen[str]) -> None:
+def _end_group(child: subprocess.Popen[bytes]) -> None:
     """Ends the case with whatever workers it left."""
     import contextlib
     import signal
@@ -202,6 +203,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where faults.json and faults.md are written")
     arguments = parser.parse_args()
     if arguments.one:
+        from benchmarks.faults import one  # not that of `__main__`, which workers could not import
+
         one(*arguments.one)
         return
     record: dict[str, Any] = {**provenance("python -m benchmarks.faults"), "peers": {}, "cases": []}

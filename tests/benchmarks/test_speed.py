@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.record import provenance
+from benchmarks.record import ROOT, provenance, publish
 from benchmarks.speed import compare, peers, start_up
 from benchmarks.speed.window import Window
 from benchmarks.speed.workloads import WORKLOADS
@@ -128,3 +128,16 @@ def test_peers_are_installed_outside_the_tree(monkeypatch, tmp_path):
     assert peers.default_directory() == tmp_path / "palaestra" / "peers"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert peers.default_directory() == Path.home() / ".cache" / "palaestra" / "peers"
+
+
+@pytest.mark.parametrize(("result", "page"), [("speed/results/envs.md", "environments.md")])
+def test_the_documentation_shows_the_committed_measurement(result, page):
+    assert (ROOT / "benchmarks" / result).read_text().strip() in (ROOT / "docs" / "concepts" / page).read_text()
+
+
+def test_a_result_elsewhere_leaves_the_documentation_as_it_is(tmp_path):
+    page = ROOT / "docs/concepts/faults.md"
+    before = page.read_text()
+    publish(tmp_path / "faults.md", "| other |", "docs/concepts/faults.md")
+    assert (tmp_path / "faults.md").read_text() == "| other |\n"
+    assert page.read_text() == before

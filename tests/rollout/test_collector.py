@@ -160,6 +160,16 @@ def test_non_finite_data_is_caught_where_it_enters(value, where, at_once):
         assert caught.value.exit_code == 4
 
 
+def test_what_preprocess_makes_is_looked_at_although_the_environment_looks_itself():
+    """F5."""
+    with environment("discrete", 1) as env:
+        assert env.checks_finite
+        algorithm = make("dqn", env)
+        collector = Collector.of(env, algorithm, preprocess=lambda step: step._replace(reward=step.reward / 0))
+        with pytest.raises(NonFiniteError, match="environment 0 emitted reward"):
+            collector.unroll(4)
+
+
 def test_numbers_whose_sum_overflows_are_finite():
     config = EnvConfig(name="tests.rollout.test_collector:Poisoned", kwargs={"observation": 3e38})
     with environment(config, 3) as env:
