@@ -84,7 +84,11 @@ class FourRoomsRobot(Robot):
             "mini_batch_size": 128,
         }
         choice = DQNConfig(
-            **shared, unroll_length=1, initial_collect_steps=100, epsilon=Linear(self.config.epsilon, 0.05)
+            **shared,
+            unroll_length=1,
+            num_updates=4,
+            initial_collect_steps=100,
+            epsilon=Linear(self.config.epsilon, 0.05),
         )
         moving = SACConfig(
             **shared, unroll_length=4, num_updates=2, initial_collect_steps=1_000, initial_temperature=0.1

@@ -40,7 +40,7 @@ def main() -> None:
     for name, record in records.items():
         for variant, bar in record["summary"]["bars"].items():
             target = f"at least {bar['least']}x" if "least" in bar else f"below {bar['below']:g}"
-            print(f"{name:<7} {variant:<11} bar {target:<15} {'met' if bar['met'] else 'NOT MET'}")
+            print(f"{name:<11} {variant:<11} bar {target:<15} {'met' if bar['met'] else 'NOT MET'}")
 
 
 def speed_record(name: str, arguments: argparse.Namespace, origin: dict[str, Any]) -> dict[str, Any]:

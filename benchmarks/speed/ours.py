@@ -31,7 +31,7 @@ from palaestra.envs import create_environment
 from palaestra.experiments import make_algorithm
 from palaestra.training import FileLogger
 
-LOG_EVERY_STEPS = {"ppo": 1000, "dqn": 500, "qr_dqn": 500, "sac": 100, "td3": 100}
+LOG_EVERY_STEPS = {"ppo": 1000, "ppo_cheetah": 1000, "dqn": 500, "qr_dqn": 500, "sac": 100, "td3": 100}
 ENDLESS = 10**9
 
 
@@ -84,7 +84,7 @@ def configuration(name: str, *, compiled: bool) -> ExperimentConfig:
     workload = WORKLOADS[name]
     settings = workload.settings
     return ExperimentConfig(
-        algorithm_name=name,
+        algorithm_name=workload.algorithm or name,
         algorithm=algorithm_config(settings),
         env=EnvConfig(name=workload.env, num_envs=settings.num_envs, vectorization="serial"),
         trainer=TrainerConfig(total_env_steps=ENDLESS, log_every_steps=LOG_EVERY_STEPS[name]),

@@ -29,6 +29,15 @@ class PPOSettings:
 
 
 @dataclass(frozen=True)
+class CheetahPPOSettings(PPOSettings):
+    """Policy and value network are separate; Adam's epsilon is 1e-5; one unroll is 10 x 32 gradient steps."""
+
+    unroll_length: int = 256
+    minibatch_size: int = 64
+    epochs: int = 10
+
+
+@dataclass(frozen=True)
 class DQNSettings:
     """No double Q-learning, one-step targets, a constant epsilon, one gradient step after each step."""
 
@@ -93,6 +102,8 @@ class Workload:
     bars: dict[str, float]
     """Least median ratio to the peer, by variant of ours."""
     env: str = ENV
+    algorithm: str = ""
+    """Of ours; by default called as the workload is."""
 
     @property
     def rows_per_iteration(self) -> int:
@@ -107,6 +118,16 @@ WORKLOADS = {
         unit="env steps/s",
         updates_per_iteration=16,
         bars={"eager": 2.0, "compiled": 2.5},
+    ),
+    "ppo_cheetah": Workload(
+        title="PPO, 8 environments x 256 steps",
+        settings=CheetahPPOSettings(),
+        metric="env_steps_per_s",
+        unit="env steps/s",
+        updates_per_iteration=320,
+        bars={"eager": 1.6, "compiled": 2.5},
+        env="HalfCheetah-v5",
+        algorithm="ppo",
     ),
     "dqn": Workload(
         title="DQN, one update per step",

@@ -1,24 +1,30 @@
 """The bridge from the simulator to agents that learn: what a port sees, does and earns when a vessel calls.
 
-Every port is an agent. It acts when a vessel lies there: it says how much stock it wants, in ticks of its mean orders,
-and as much is put ashore or taken aboard as brings the stock there, as far as that can be done.
+Every port is an agent. It acts when a vessel lies there: it says how much stock it wants, in ticks of the orders it
+expects, and as much is put ashore or taken aboard as brings the stock there, as far as that can be done.
 """
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from examples.inventory.rules import Policy
 from examples.inventory.simulator import Simulator
 from examples.inventory.tape import Tape
 from examples.inventory.topology import FOUR_PORTS, Topology
-from palaestra.core import DiscreteSpec, TensorSpec
+from palaestra.core import TensorSpec
 from palaestra.multiagent import AgentSpec, EnvWrapper
 
-COVER_TICKS = (0, 2, 4, 6, 8, 10, 13, 16, 19, 22, 26, 30, 35, 40, 50, 60)
-"""What a port can want."""
-RECENT_TICKS = 6
+MEDIAN_TICKS, SPREAD = 20.0, 0.4
+"""A port that chooses a wants a stock for `MEDIAN_TICKS * exp(SPREAD * a)` ticks; a is any number."""
+MOST_TICKS = 100.0
+"""Nobody wants more."""
+TRUST = 0.3
+"""How much of what was ordered lately beyond the season's expectation is expected to go on."""
+RECENT_TICKS = 8
 """Over which a port sums up recent orders."""
 AHEAD_TICKS = 20
 """Over which it sums up what the season lets expect."""
@@ -39,11 +45,13 @@ class Reading:
         mean = np.array([k.rate for k in topology.trades]) @ origin
         self.mean: list[float] = mean.tolist()
         """[port] containers ordered in a tick, on average."""
+        self._of = [np.flatnonzero(column) for column in origin.T]
         self._scale = 1 / (AHEAD_TICKS * mean)
         ticks = range(topology.num_ticks + AHEAD_TICKS)
         orders = np.array([[topology.mean_orders(k, tick) for k in range(trades)] for tick in ticks]) @ origin
         total = np.cumsum(orders, axis=0)
         self._ahead = (total[AHEAD_TICKS - 1 :] - total[: -AHEAD_TICKS + 1] + orders[: -AHEAD_TICKS + 1]) * self._scale
+        self._orders = orders
         capacity = np.array([vessel.capacity for vessel in topology.vessels])
         # Sums over trades as one matrix. Rows: stock and inland by port; waiting and recent orders by trade; empty
         # containers by vessel; goods by vessel and trade. Columns: five numbers of each port, two of each vessel.
@@ -59,7 +67,10 @@ class Reading:
         heights, widths = (ports, ports, trades, trades, vessels, vessels * trades), (*[ports] * 5, vessels, vessels)
         self._sums = np.block(
             [
-                [np.zeros((height, width)) if block is None else block for block, width in zip(row, widths, strict=True)]
+                [
+                    np.zeros((height, width)) if block is None else block
+                    for block, width in zip(row, widths, strict=True)
+                ]
                 for row, height in zip(blocks, heights, strict=True)
             ]
         )
@@ -106,16 +117,30 @@ class Reading:
         seen[-3:] *= self._scale[port]
         return seen
 
-    def ashore(self, simulator: Simulator, choice: int) -> int:
+    def expected(self, simulator: Simulator, port: int) -> float:
+        """Containers that a port expects to be ordered in a tick: by the season, and by what was ordered lately.
+
+        Args:
+            simulator: standing at a call.
+            port: whose orders.
+        """
+        now = simulator.tick
+        usual = float(self._orders[max(0, now - RECENT_TICKS) : now, port].sum())
+        recent = simulator.recent_orders(RECENT_TICKS)[self._of[port]].sum()
+        surprise = recent / usual - 1 if now >= RECENT_TICKS else 0.0
+        return self.mean[port] * float(self._ahead[now, port]) * (1 + TRUST * surprise)
+
+    def ashore(self, simulator: Simulator, choice: float) -> int:
         """Containers to put ashore at the call that waits, for what its port wants.
 
         Args:
             simulator: standing at a call.
-            choice: index in `COVER_TICKS`.
+            choice: how much is wanted, see `MEDIAN_TICKS`.
         """
         call = simulator.call
         assert call is not None
-        wanted = round(COVER_TICKS[choice] * self.mean[call.port])
+        ticks = min(MOST_TICKS, MEDIAN_TICKS * math.exp(min(SPREAD * choice, 10.0)))
+        wanted = round(ticks * self.expected(simulator, call.port))
         return max(-call.most_aboard, min(call.most_ashore, wanted - simulator.stock[call.port]))
 
 
@@ -124,18 +149,25 @@ reading_of = functools.cache(Reading)
 
 
 class Ports(EnvWrapper):
-    """Ports as agents; a port earns, for an action, minus the orders lost anywhere until a vessel calls there again.
+    """Ports as agents; for an action, a port earns how many orders less were lost than a rule would have lost.
+
+    What counts is lost anywhere until a vessel calls at the port again. The rule is at work in a second simulator, on
+    the same tape, so most of what is nobody's merit or fault cancels: booms hit both. Which policy is best does not
+    depend on the rule, since nothing that ports do changes what it loses.
 
     Args:
         topology: the world.
-        reward_scale: reward of a lost container, without its minus.
+        rule: decides in the second simulator; `None` has none, and ports earn minus what is lost.
+        reward_scale: reward of a container.
     """
 
-    def __init__(self, topology: Topology = FOUR_PORTS, *, reward_scale: float = 0.01) -> None:
+    def __init__(
+        self, topology: Topology = FOUR_PORTS, *, rule: Policy | None = None, reward_scale: float = 0.01
+    ) -> None:
         super().__init__(reward_eval_delay=40)  # by then the port has been called at again, but for rare delays
-        self.reading, self._reward_scale = reading_of(topology), reward_scale
+        self.reading, self._rule, self._reward_scale = reading_of(topology), rule, reward_scale
         self._names = [port.name for port in topology.ports]
-        spec = AgentSpec(TensorSpec((self.reading.size,)), DiscreteSpec(num=len(COVER_TICKS)))
+        spec = AgentSpec(TensorSpec((self.reading.size,)), TensorSpec((1,)))
         self._agents = dict.fromkeys(self._names, spec)
 
     @property
@@ -150,7 +182,9 @@ class Ports(EnvWrapper):
             seed: of its tape.
         """
         topology = self.reading.topology
-        self.simulator = Simulator(topology, Tape.draw(topology, seed))
+        tape = Tape.draw(topology, seed)
+        self.simulator = Simulator(topology, tape)
+        self._other = None if self._rule is None else Simulator(topology, tape)
         self._lost: list[list[int]] = [[] for _ in topology.ports]  # [port][call] orders lost so far
         return self._asked_port()
 
@@ -161,6 +195,8 @@ class Ports(EnvWrapper):
             env_action: containers to put ashore.
         """
         self.simulator.decide(env_action)
+        if self._other is not None and self._rule is not None:
+            self._other.decide(self._rule(self._other))
         return self._asked_port()
 
     def get_state(self, agent: str) -> np.ndarray:
@@ -178,7 +214,7 @@ class Ports(EnvWrapper):
             actions: of the one port where a vessel lies.
         """
         (choice,) = actions.values()
-        return self.reading.ashore(self.simulator, int(choice))
+        return self.reading.ashore(self.simulator, float(choice[0]))
 
     def get_transition_info(self) -> tuple[int, int]:
         """Which port acts, and which of its calls this is."""
@@ -187,7 +223,7 @@ class Ports(EnvWrapper):
         return port, len(self._lost[port]) - 1
 
     def get_reward(self, actions: Mapping[str, Any], tick: int, info: tuple[int, int]) -> Mapping[str, float]:
-        """Minus the orders lost from this call to the port's next, or to now.
+        """For the orders lost from this call to the port's next, or to now.
 
         Args:
             actions: of one port.
@@ -196,7 +232,7 @@ class Ports(EnvWrapper):
         """
         port, number = info
         lost = self._lost[port]
-        until = lost[number + 1] if number + 1 < len(lost) else sum(self.simulator.shortage)
+        until = lost[number + 1] if number + 1 < len(lost) else self._lost_so_far()
         return {self._names[port]: -self._reward_scale * (until - lost[number])}
 
     def post_step(self) -> None:
@@ -208,5 +244,9 @@ class Ports(EnvWrapper):
         call = self.simulator.call
         if call is None:
             return []
-        self._lost[call.port].append(sum(self.simulator.shortage))
+        self._lost[call.port].append(self._lost_so_far())
         return [self._names[call.port]]
+
+    def _lost_so_far(self) -> int:
+        """Beside the rule, if there is one; both simulators are always at the same call."""
+        return sum(self.simulator.shortage) - (0 if self._other is None else sum(self._other.shortage))

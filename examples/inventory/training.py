@@ -1,14 +1,18 @@
 """Ports that learn: PPO through the many-agent collector and the one trainer, with shared or separate policies."""
 
+import functools
+import json
 import math
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from examples.inventory.bridge import Ports, reading_of
+from examples.inventory.rules import Levels
 from examples.inventory.simulator import Simulator
 from examples.inventory.tape import Tape
 from examples.inventory.topology import FOUR_PORTS, Topology
@@ -18,14 +22,15 @@ from palaestra.policies import Phase, Policy
 from palaestra.training import Callback, SimplePolicyManager
 
 NUM_WORLDS = 64
-ENV_STEPS = 1_000_000
+RULE = Levels(**json.loads((Path(__file__).parent / "results" / "tune.json").read_text())["rules"]["levels"])
+ENV_STEPS = 300_000
 SETTINGS = PPOConfig(
-    unroll_length=128,
+    unroll_length=36,
     num_updates=4,
     mini_batch_size=512,
-    gamma=0.95,
+    gamma=0.9,
     gae_lambda=0.95,
-    learning_rate=Linear(1e-3, 0.0),
+    learning_rate=Linear(2e-3, 0.0),
     entropy_cost=0.003,
     network=NetworkConfig(hidden_sizes=(64, 64)),
 )
@@ -68,7 +73,7 @@ def lost_with(
             time_step = TimeStep(observation=torch.from_numpy(np.stack(seen)))
             choices = policies[name].act(time_step, phase=Phase.EVAL, deterministic=True).action.tolist()
             for simulator, choice in zip(members, choices, strict=True):
-                simulator.decide(reading.ashore(simulator, choice))
+                simulator.decide(reading.ashore(simulator, choice[0]))
     return [sum(simulator.shortage) / sum(simulator.ordered) for simulator in simulators]
 
 
@@ -86,7 +91,8 @@ def train(kind: str, seed: int, *, held_out: Iterable[int], env_steps: int = ENV
     """
     torch.set_num_threads(1)  # networks this small are slower with more
     worlds = Worlds(
-        [Ports] * NUM_WORLDS, lane_seeds=[RunSeeds(seed).integer("environments", i) for i in range(NUM_WORLDS)]
+        [functools.partial(Ports, rule=RULE)] * NUM_WORLDS,
+        lane_seeds=[RunSeeds(seed).integer("environments", i) for i in range(NUM_WORLDS)],
     )
     roles = assign_roles(worlds.agents, mapping(kind))
     algorithms = {

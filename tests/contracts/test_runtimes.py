@@ -176,6 +176,14 @@ def test_waiting_for_some_returns_when_they_have_ended(runtime):
     assert {result.call for result in some + rest} == set(calls)
 
 
+def test_no_time_to_wait_takes_what_is_there(runtime, wait_until):
+    worker = runtime.start(Counter, name="counter")
+    call = runtime.call(worker, "add")
+    results = []
+    wait_until(lambda: results or results.extend(runtime.wait([call], timeout_s=0.0)) or results, SOON)
+    assert results[0].unwrap() == 1
+
+
 def test_a_result_is_taken_once(runtime):
     worker = runtime.start(Counter, name="counter")
     call = runtime.call(worker, "add")

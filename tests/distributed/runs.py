@@ -1,7 +1,9 @@
 """Small distributed runs for the tests."""
 
+import contextlib
 import dataclasses
 import functools
+from collections import deque
 from typing import Any
 
 import torch
@@ -11,44 +13,75 @@ from palaestra.core import POLICY, RunSeeds
 from palaestra.distributed import CollectorFactory, DistributedConfig, RolloutManager
 from palaestra.envs import EnvConfig, probe_specs
 from palaestra.rollout import buffer_for
-from palaestra.runtime import Runtime
-from palaestra.training import Trainer, TrainerConfig
-from tests.algorithms.parts import KINDS, TINY
+from palaestra.runtime import RestartPolicy, Runtime
+from palaestra.training import Trainer
+from tests.algorithms.parts import KINDS, SETTINGS, tiny_config
 
-CATCH = dataclasses.replace(KINDS["discrete"], num_envs=4)
-TRACK = dataclasses.replace(KINDS["continuous"], num_envs=4)
+NUM_ENVS = 4
+QUICK = RestartPolicy(max_restarts=3, backoff_s=0.01)
 
 
-def make_algorithm(name: str, env: EnvConfig, seed: int = 0, **settings: Any) -> Algorithm[Any]:
-    """A tiny algorithm for an environment."""
-    kind = ALGORITHMS[name]
-    known = {f.name for f in dataclasses.fields(kind.config_class)}
-    config = kind.config_class(**{key: value for key, value in (TINY | settings).items() if key in known})
-    observation_spec, action_spec, _ = probe_specs(env)
-    return kind(observation_spec, action_spec, config, RunSeeds(seed))  # pyright: ignore[reportCallIssue]
+def env_of(kind: str) -> EnvConfig:
+    """Environments of a run with actions of some kind."""
+    return dataclasses.replace(KINDS[kind], num_envs=NUM_ENVS)
+
+
+def make_algorithm(name: str, kind: str, **settings: Any) -> Algorithm[Any]:
+    """A tiny algorithm for actions of some kind; workers make theirs by it, too."""
+    algorithm: Any = ALGORITHMS[name]
+    observation_spec, action_spec, _ = probe_specs(env_of(kind))
+    config = tiny_config(algorithm, **{**SETTINGS.get(kind, {}), **settings})
+    return algorithm(observation_spec, action_spec, config, RunSeeds(0))
 
 
 def make_manager(
-    runtime: Runtime, algorithm: Algorithm[Any], env: EnvConfig, name: str, make: Any = None, **config: Any
+    runtime: Runtime, algorithm: Algorithm[Any], env: EnvConfig, make: Any, **config: Any
 ) -> RolloutManager:
-    """A manager over workers that act with the algorithm of `make_algorithm`."""
-    distributed = DistributedConfig(**{"runtime": "local", "timeout_s": 60.0, **config})
-    factory = make or functools.partial(make_algorithm, name, env)
-    parts = CollectorFactory(env=env, algorithm=factory, num_workers=distributed.num_workers)
+    """A manager whose workers act with what `make` makes."""
+    distributed = DistributedConfig(**{"runtime": "local", "timeout_s": 60.0, "grace_timeout_s": 0.0, **config})
+    parts = CollectorFactory(env=env, algorithm=make, num_workers=distributed.num_workers)
     observation_spec, _, reward_spec = probe_specs(env)
     buffer = buffer_for(algorithm, env.num_envs, observation_spec=observation_spec, reward_spec=reward_spec)
     return RolloutManager(runtime, parts, {POLICY: algorithm.policy}, {POLICY: buffer}, distributed)
 
 
-def weights_after(runtime: Runtime, name: str, env: EnvConfig, iterations: int, **config: Any) -> dict[str, Any]:
-    """All that was learned in a few iterations."""
-    with runtime:
-        algorithm = make_algorithm(name, env)
-        trainer = Trainer(make_manager(runtime, algorithm, env, name, **config), algorithm, TrainerConfig())
-        torch.set_flush_denormal(True)
-        try:
-            for _ in range(iterations):
-                trainer.train_iter()
-        finally:
-            torch.set_flush_denormal(False)
-        return {**algorithm.state_tensors(), "env_steps": trainer.collect.env_steps}
+def make_trainer(runtime: Runtime, name: str, kind: str = "discrete", **config: Any) -> Trainer:
+    """A trainer over such a manager, of an algorithm by name."""
+    make = functools.partial(make_algorithm, name, kind)
+    algorithm = make()
+    return Trainer(make_manager(runtime, algorithm, env_of(kind), make, **config), algorithm)
+
+
+def iterate(trainer: Trainer, iterations: int) -> dict[str, Any]:
+    """All that was learned after so many more iterations, under the numerics of `Trainer.run`."""
+    torch.set_flush_denormal(True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_flush_denormal, False)
+        for _ in range(iterations):
+            trainer.train_iter()
+    return {**trainer.algorithm.state_tensors(), "env_steps": trainer.collect.env_steps}
+
+
+def assert_same(first: dict[str, Any], second: dict[str, Any]) -> None:
+    """Compares bit by bit."""
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(second[name])), name
+
+
+class HoldBack:
+    """Keeps the answers of some workers of a local runtime until they are let through."""
+
+    def __init__(self, runtime: Any) -> None:
+        self.held: set[str] = set()
+        """Ids of workers."""
+        self._kept: deque[Any] = deque()
+        self._poll = runtime.poll
+        runtime.poll = self.poll
+
+    def poll(self, timeout_s: float) -> list[Any]:
+        ready = [arrival for arrival in self._kept if arrival.worker not in self.held]
+        self._kept = deque(arrival for arrival in self._kept if arrival.worker in self.held)
+        for arrival in self._poll(0.0 if ready else min(timeout_s, 0.02)):
+            (self._kept if arrival.worker in self.held else ready).append(arrival)
+        return ready

@@ -1,5 +1,6 @@
 """Tests of `palaestra.distributed.policy_server` and `asynchronous`: actors that wait for nobody."""
 
+import copy
 import functools
 import itertools
 from collections import Counter
@@ -30,13 +31,11 @@ from tests.distributed.runs import CATCH, TRACK, make_algorithm
 LEARNERS = [("impala", CATCH), ("ppo", CATCH), ("dqn", CATCH), ("sac", TRACK)]
 
 
-def server(
-    runtime: Runtime, algorithm: Algorithm, env: EnvConfig, name: str, actors: int = 4, **settings: Any
-) -> PolicyServer:
+def server(runtime: Runtime, algorithm: Algorithm, env: EnvConfig, actors: int = 4, **settings: Any) -> PolicyServer:
     """A policy server over actors that share the environments."""
     known = {key: settings.pop(key) for key in list(settings) if key in AsynchronousConfig.__dataclass_fields__}
     config = DistributedConfig(runtime="local", num_workers=actors, **{"timeout_s": 60.0, **settings})
-    parts = CollectorFactory(env=env, algorithm=functools.partial(make_algorithm, name, env), num_workers=actors)
+    parts = CollectorFactory(env=env, algorithm=functools.partial(copy.deepcopy, algorithm), num_workers=actors)
     observation_spec, _, reward_spec = probe_specs(env)
     buffer = buffer_for(algorithm, env.num_envs, observation_spec=observation_spec, reward_spec=reward_spec)
     return PolicyServer(runtime, parts, {POLICY: algorithm}, {POLICY: buffer}, config, AsynchronousConfig(**known))
@@ -47,7 +46,7 @@ def asynchronous(runtime: Runtime, name: str, env: EnvConfig = CATCH, *, total: 
     checkpoints = settings.pop("checkpoints", None)
     algorithm = make_algorithm(name, env, **plan)
     config = TrainerConfig(total_env_steps=total)
-    return Trainer(server(runtime, algorithm, env, name, **settings), algorithm, config, checkpoints=checkpoints)
+    return Trainer(server(runtime, algorithm, env, **settings), algorithm, config, checkpoints=checkpoints)
 
 
 class Overtaken(LocalRuntime):
@@ -325,7 +324,7 @@ def test_what_cannot_work_is_refused():
         replayed = make_algorithm("dqn", CATCH)
         replayed.plan = OnPolicy(unroll_length=4, clear=False, capacity=16)
         with pytest.raises(ConfigError, match="keeps its own data"):
-            server(runtime, replayed, CATCH, "dqn")
+            server(runtime, replayed, CATCH)
         collect = asynchronous(runtime, "ppo").collect
         with pytest.raises(ConfigError, match="lanes, which 3 actors cannot share"):
             Pace(collect._algorithms, collect.buffers, 3, AsynchronousConfig())

@@ -68,7 +68,11 @@ def robot_of(
 def collector_of(
     robot: Robot, make_env: Callable[[int], SingleEnvironment], num_agents: int = 1, **settings: Any
 ) -> Any:
-    return RobotCollector(robot, make_env, num_agents, **{"config": QUICK, **settings})
+    attributes = {name: settings.pop(name) for name in ("on_fault", "max_restarts") if name in settings}
+    collector = RobotCollector(robot, make_env, num_agents, **{"config": QUICK, **settings})
+    for name, value in attributes.items():
+        setattr(collector, name, value)
+    return collector
 
 
 class Ticks:

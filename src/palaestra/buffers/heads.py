@@ -28,6 +28,8 @@ class WriteHeads:
 
     def __init__(self, num_lanes: int, rows: int, spare: int = 0) -> None:
         self.num_lanes, self.rows, self.spare = num_lanes, rows, spare
+        self.last_place = rows + spare
+        """After this one a ring begins again."""
         self.together = True
         """Whether all lanes are at the same place."""
         self.head, self.count = spare, 0
@@ -52,11 +54,6 @@ class WriteHeads:
     def places(self) -> int:
         """Rows of a ring."""
         return self.rows + self.spare + 1
-
-    @property
-    def last_place(self) -> int:
-        """After this one a ring begins again."""
-        return self.rows + self.spare
 
     @property
     def heads(self) -> np.ndarray:
@@ -100,7 +97,7 @@ class WriteHeads:
     def advance(self) -> None:
         """Completes the open rows of all lanes, which are together."""
         self.written += 1
-        self.head = 0 if self.head == self.rows + self.spare else self.head + 1
+        self.head = 0 if self.head == self.last_place else self.head + 1
         if self.count < self.rows:
             self.count += 1
 
@@ -194,6 +191,7 @@ class WriteHeads:
         """
         self.restarts += 1
         self.rows = self.rows if rows is None else rows
+        self.last_place = self.rows + self.spare
         counts = np.full(self.num_lanes, counts)
         self.together = bool((counts == counts[0]).all())
         self.count = self.written = int(counts[0])

@@ -166,10 +166,12 @@ class LaneStorage:
         a, k, r, c, o = leaves
         dtypes, shapes = [leaf.dtype for leaf in leaves], [leaf.row_shape for leaf in leaves]
         (da, dk, dr, dc, do), (sa, sk, sr, sc, so) = [leaf.numpy_dtype for leaf in leaves], shapes
+        actions, kinds, rewards, discounts, observations = [leaf.array for leaf in leaves]
         plain, array = [Tensor] * len(leaves), np.ndarray
 
-        def write(*given: Any) -> bool:
-            action, step_type, reward, discount, observation, row, next_row = given
+        def write(
+            action: Any, step_type: Any, reward: Any, discount: Any, observation: Any, row: int, next_row: int
+        ) -> bool:
             if observation.__class__ is array:  # one comparison after the other: lists would take twice as long
                 if (
                     (action.__class__ is array and step_type.__class__ is array and reward.__class__ is array)
@@ -178,11 +180,11 @@ class LaneStorage:
                     and (observation.shape == so and action.shape == sa and step_type.shape == sk)
                     and (reward.shape == sr and discount.shape == sc)
                 ):
-                    a.array[row] = action
-                    k.array[next_row] = step_type
-                    r.array[next_row] = reward
-                    c.array[next_row] = discount
-                    o.array[next_row] = observation
+                    actions[row] = action
+                    kinds[next_row] = step_type
+                    rewards[next_row] = reward
+                    discounts[next_row] = discount
+                    observations[next_row] = observation
                     return True
                 return False
             values = [action, step_type, reward, discount, observation]

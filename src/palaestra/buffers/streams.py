@@ -105,7 +105,6 @@ class LaneStreams:
             else None
         )
         self._used = False
-        self._version = np.zeros(num_lanes, np.int32)  # of the newest row
         self._keys: SegmentKeys | None = None
         self._info_rows = 0  # so many of the newest rows got their info since the buffer was last saved
         self._log: np.ndarray | None = None
@@ -209,9 +208,7 @@ class LaneStreams:
         values = (action, time_step.step_type, time_step.reward, time_step.discount, time_step.observation)
         if not self._write_row(*values, head, after):
             self._storage.write_rows(_WRITTEN, values, (head, after, after, after, after))
-        if policy_version != self._version[0]:
-            self._version = np.full(self.num_lanes, policy_version, np.int32)
-        self._versions[head] = self._version
+        self._versions[head] = policy_version
         if memory:
             self._write_state(memory, heads.numbers(np.arange(self.num_lanes)))
         heads.advance()

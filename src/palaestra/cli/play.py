@@ -17,7 +17,15 @@ from palaestra.cli.frames import grid, labelled, write_film
 from palaestra.cli.options import parse, positional
 from palaestra.core import ConfigError, MissingExtraError, RunSeeds, StepType
 from palaestra.envs import Environment, create_environment
-from palaestra.experiments import ExperimentConfig, find_run, policy_of_run
+from palaestra.experiments import (
+    ExperimentConfig,
+    RunDirectory,
+    find_run,
+    many_agents,
+    policies_of_run,
+    policy_of_run,
+)
+from palaestra.multiagent import create_worlds, play_worlds
 from palaestra.policies import Phase, Policy
 
 __all__ = ["play"]
@@ -61,11 +69,15 @@ def play(arguments: list[str]) -> int:
     if options.output is not None and Path(options.output).suffix not in (".mp4", ".gif"):
         raise ConfigError(f"--output is {options.output!r}; give a file that ends with .mp4 or .gif")
     directory = find_run(name, options.root)
-    policy = policy_of_run(directory, options.which)
+    many = many_agents(directory.config)
     screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform in ("darwin", "win32"))
-    window = options.output is None and not options.grid and screen
-    with _environment(directory.config, "human" if window else "rgb_array", options.seed) as env:
-        episodes, returns = _episodes(policy, env, options.episodes, film=not window, overlay=options.overlay)
+    window = options.output is None and not options.grid and screen and not many
+    if many:
+        episodes, returns = _worlds(directory, options)
+    else:
+        policy = policy_of_run(directory, options.which)
+        with _environment(directory.config, "human" if window else "rgb_array", options.seed) as env:
+            episodes, returns = _episodes(policy, env, options.episodes, film=not window, overlay=options.overlay)
     path = None
     if not window:
         frames = grid(episodes) if options.grid else [frame for episode in episodes for frame in episode]
@@ -88,6 +100,27 @@ def _environment(config: ExperimentConfig, render_mode: str, seed: int) -> Envir
         raise
     except ConfigError as error:
         raise ConfigError(f"{config.env.name} cannot be drawn as {render_mode!r}: {error}") from error
+
+
+def _worlds(directory: RunDirectory, options: PlayOptions) -> tuple[list[list[np.ndarray]], list[float]]:
+    """The frames of each episode of a world with many agents, and the sum of what they earned."""
+    agents, policies = policies_of_run(directory, options.which)
+    drawn = {"render_mode": "rgb_array"} if directory.config.env.name.startswith("pettingzoo:") else {}
+    env = directory.config.env.for_evaluation(1, **drawn)
+    episodes: list[list[np.ndarray]] = [[]]
+    returns: list[float] = []
+    with create_worlds(env, lane_seeds=[RunSeeds(options.seed).integer("evaluation", 1000)]) as worlds:
+        for ended in play_worlds(policies, worlds, agents.roles):
+            frame, step = worlds.render(), len(episodes[-1])
+            what = [f"the end, return {episode.episode_return:.4g}" for episode in ended]
+            lines = [f"episode {len(episodes)}, step {step}", *what]
+            episodes[-1].append(labelled(frame, lines) if options.overlay else frame)
+            returns += [episode.episode_return for episode in ended]
+            if len(returns) == options.episodes:
+                break
+            if ended:
+                episodes.append([])
+    return episodes, returns
 
 
 def _episodes(

@@ -8,7 +8,7 @@ from typing import Any
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer, SamplesPerInsert
-from palaestra.core import ConfigError, Offline, OnPolicy, Replay
+from palaestra.core import ConfigError, Offline, OnPolicy, Replay, spec_leaves
 
 __all__ = ["AsynchronousConfig", "Pace"]
 
@@ -71,6 +71,12 @@ class Pace:
                 raise ConfigError(
                     f"policy {name!r} learns by {type(algorithms[name]).__name__}, whose plan {plan} keeps its own "
                     "data, so actors cannot feed it; use an algorithm that discards its unrolls, or one with a replay"
+                )
+            stacked = max(leaf.stacked for leaf in spec_leaves(buffers[name].options["observation_spec"]).values())
+            if isinstance(plan, Replay) and stacked > 1 and config.max_lag is not None:
+                raise ConfigError(
+                    f"asynchronous.max_lag is {config.max_lag}, but the buffer of {name!r} stores single frames of "
+                    f"stacks of {stacked}, which cannot be put together where a fragment is missing; leave max_lag out"
                 )
         self._config, self._num_actors = config, num_actors
         self.on_policy = any(isinstance(plan, OnPolicy) for plan in plans.values())

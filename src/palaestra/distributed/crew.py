@@ -230,13 +230,14 @@ class Crew:
         return taken
 
     def drop(self, call: Call, reason: str) -> None:
-        """Notes that work is lost.
+        """Notes that work is lost; a state that nobody told is none.
 
         Args:
             call: that it was asked for by.
             reason: why.
         """
-        self.dropped.append(Dropped(call.worker, call.incarnation, call.sequence, reason))
+        if call.method != "state":
+            self.dropped.append(Dropped(call.worker, call.incarnation, call.sequence, reason))
 
     def _call(self, member: Member, state: Literal["joining", "busy"], method: str, *args: Any, **kwargs: Any) -> None:
         member.state, member.asked_s = state, time.monotonic()

@@ -152,6 +152,8 @@ class RolloutManager:
     ) -> None:
         """Keeps what may be learned from, drops what is too old and gives who sent it new work."""
         for member, call, fragment in taken:
+            if call.method != "collect":  # a state that came too late for its checkpoint
+                continue
             member.position = {"lanes": fragment.lanes}
             lag = max(self._policies[name].version - version for name, version in fragment.versions.items())
             self._lags.append(lag)
@@ -244,7 +246,7 @@ class RolloutManager:
         crew = self._crew
         positions = {str(number): position for number, position in enumerate(self._positions or ())}
         positions |= {str(member.number): member.position for member in crew.members}
-        asked = crew.idle
+        crew.limit_s, asked = math.inf, crew.idle
         for member in asked:
             crew.give(member, "state")
         told = crew.take(at_least=len(asked), timeout_s=self._config.timeout_s, of=asked)

@@ -11,6 +11,7 @@ from palaestra.envs.create import (
     create_environment,
     create_evaluation_environment,
     load,
+    load_lane,
     probe_specs,
 )
 from palaestra.envs.environment import Environment, SingleEnvironment
@@ -54,6 +55,7 @@ __all__ = [
     "create_evaluation_environment",
     "import_object",
     "load",
+    "load_lane",
     "probe_specs",
     "space_from_spec",
     "spec_from_space",

@@ -30,7 +30,7 @@ from palaestra.envs.wrappers.time_limit import TimeLimit
 # A time limit that is never reached, for pools that cannot be without one and count in 32 bits.
 _NO_LIMIT = 1 << 30
 
-__all__ = ["EnvConfig", "create_environment", "create_evaluation_environment", "load", "probe_specs"]
+__all__ = ["EnvConfig", "create_environment", "create_evaluation_environment", "load", "load_lane", "probe_specs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +183,31 @@ def load(
     return functools.reduce(lambda layer, wrapper: wrapper(layer), outer, env)
 
 
+def load_lane(config: EnvConfig, lane: int) -> SingleEnvironment:
+    """One environment of a batch by itself, with all its layers.
+
+    Args:
+        config: of the batch.
+        lane: which.
+
+    Raises:
+        ConfigError: as for `load`.
+
+    Examples:
+        >>> load_lane(EnvConfig(name="CartPole-v1", num_envs=4), 2).env_id
+        2
+    """
+    chaos = (functools.partial(ChaosEnv, rules=config.chaos),) if config.chaos else ()
+    return load(
+        config.name,
+        env_id=lane,
+        max_episode_steps=config.max_episode_steps,
+        gym_wrappers=config.gym_wrappers,
+        wrappers=config._all_wrappers + chaos,
+        kwargs=config._all_kwargs,
+    )
+
+
 def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence[int] | None = None) -> Environment:
     """A batch of environments.
 
@@ -209,19 +234,7 @@ def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence
         return _batched(config, maker, lane_seeds)
     if config.vectorization == "native":
         return _native(config, lane_seeds)
-    chaos = (functools.partial(ChaosEnv, rules=config.chaos),) if config.chaos else ()
-    factories = [
-        functools.partial(
-            load,
-            config.name,
-            env_id=lane,
-            max_episode_steps=config.max_episode_steps,
-            gym_wrappers=config.gym_wrappers,
-            wrappers=config._all_wrappers + chaos,
-            kwargs=config._all_kwargs,
-        )
-        for lane in range(config.num_envs)
-    ]
+    factories = [functools.partial(load_lane, config, lane) for lane in range(config.num_envs)]
     faults = config.faults
     if config.vectorization == "thread":
         return ThreadEnvironment(factories[0], lane_seeds=lane_seeds, faults=faults)

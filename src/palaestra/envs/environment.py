@@ -49,6 +49,8 @@ class Environment(ABC):
     """Whether a restored environment goes on with the very same stream, or with new episodes."""
     ended: TimeStep | None = None
     """LAST rows of environments that reset within the step (their FIRST rows are in the step itself), else `None`."""
+    checks_finite: bool = False
+    """Whether it raises an error itself before it would emit NaN or infinity."""
     interrupted: bool = False
     """Whether somebody else has stepped it since its collector last did; the collector then begins new episodes."""
 

@@ -25,6 +25,7 @@ class LockstepEnvironment(Environment):
         batch_size: B.
     """
 
+    checks_finite = True
     first_id: int = 0
     """Number of the first environment in messages, where this is a part of a larger batch."""
 

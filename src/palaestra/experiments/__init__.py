@@ -1,5 +1,6 @@
 """Runs: typed configuration, tuned presets, run directories, and functions that train, compare and report."""
 
+from palaestra.experiments.agents import Agents, many_agents
 from palaestra.experiments.bench import EnvironmentSpeed, bench_environment
 from palaestra.experiments.build import evaluation_environment, make_algorithm, suitable_algorithms
 from palaestra.experiments.catalogue import AlgorithmEntry, algorithm_catalogue, algorithm_source
@@ -16,7 +17,14 @@ from palaestra.experiments.config import (
 from palaestra.experiments.curves import Curve, curves_of, read_metrics
 from palaestra.experiments.datasets import DataSummary, collect_data, export_data, export_minari, summary_of
 from palaestra.experiments.estimate import Estimate, dry_run
-from palaestra.experiments.evaluation import RunsEvaluation, evaluate_run, evaluate_runs, policy_of_run, random_baseline
+from palaestra.experiments.evaluation import (
+    RunsEvaluation,
+    evaluate_run,
+    evaluate_runs,
+    policies_of_run,
+    policy_of_run,
+    random_baseline,
+)
 from palaestra.experiments.faults import FaultRecord, read_faults
 from palaestra.experiments.lineage import changes_between
 from palaestra.experiments.plots import save_plot, terminal_plot
@@ -28,6 +36,7 @@ from palaestra.experiments.seeds import GroupResult, SeedResult, group_summary, 
 
 __all__ = [
     "PRESETS",
+    "Agents",
     "AlgorithmEntry",
     "Comparison",
     "Curve",
@@ -65,6 +74,8 @@ __all__ = [
     "list_runs",
     "load_config",
     "make_algorithm",
+    "many_agents",
+    "policies_of_run",
     "policy_of_run",
     "preset",
     "random_baseline",

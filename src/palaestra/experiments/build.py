@@ -18,10 +18,14 @@ from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.core import POLICY, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree, spec_leaves
 from palaestra.distributed import EvaluationWorker, RolloutManager, WorkersView
 from palaestra.envs import Environment, create_environment, probe_specs
+from palaestra.experiments.agents import Agents, Learner, evaluate_team, make_agents, many_agents
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
 from palaestra.experiments.provenance import num_cores
+from palaestra.experiments.robots import TasksView, robot_evaluation
+from palaestra.multiagent import Role
 from palaestra.nn import NetworkConfig
-from palaestra.policies import Policy, save_policy
+from palaestra.policies import Policy, RandomPolicy, save_policy
+from palaestra.robots import Robot, RobotCollector
 from palaestra.rollout import Evaluation, evaluate
 from palaestra.training import (
     Callback,
@@ -39,14 +43,43 @@ from palaestra.training import (
     named_policies,
 )
 
-__all__ = ["choose_threads", "evaluation_environment", "make_algorithm", "make_trainer", "suitable_algorithms"]
+__all__ = [
+    "choose_threads",
+    "evaluation_environment",
+    "make_algorithm",
+    "make_learner",
+    "make_trainer",
+    "suitable_algorithms",
+]
 
 _log = logging.getLogger(__name__)
 _SERVICES = {"wandb": WandbLogger, "mlflow": MLflowLogger, "trackio": TrackioLogger}
 
 
-def make_algorithm(config: ExperimentConfig) -> Algorithm[Any]:
-    """The algorithm of a configuration, on the specs of its environment.
+def make_learner(config: ExperimentConfig) -> Learner:
+    """What learns in a run: an algorithm or a robot, or everybody who acts where there are many agents.
+
+    Args:
+        config: everything the run depends on.
+
+    Raises:
+        ConfigError: an algorithm does not fit the environment, or the agents' mapping does not fit the agents.
+    """
+    if not many_agents(config):
+        return make_algorithm(config)
+    _require_loggers(config)
+
+    def make(name: str, settings: Any, role: Role, seeds: RunSeeds) -> Algorithm[Any]:
+        _set_up_torch(config, role.observation_spec)
+        algorithm: Algorithm[Any] = algorithm_class(name)(role.observation_spec, role.action_spec, settings, seeds)
+        _compile(config, algorithm)
+        return algorithm
+
+    return make_agents(config, make)
+
+
+def make_algorithm(config: ExperimentConfig) -> Any:
+    """The algorithm of a configuration, or its robot, on the specs of its environment.
 
     Args:
         config: everything the run depends on.
@@ -54,26 +87,39 @@ def make_algorithm(config: ExperimentConfig) -> Algorithm[Any]:
     Raises:
         ConfigError: the algorithm does not fit the environment; the message names those that do.
     """
-    for name in config.run.loggers:
-        if importlib.util.find_spec(name) is None:
-            raise MissingExtraError(name, name, f"run.loggers={name}")
+    _require_loggers(config)
     observation_spec, action_spec, _ = probe_specs(config.env)
-    torch.set_num_threads(choose_threads(config, observation_spec))
-    _log.info("torch uses %d thread(s)", torch.get_num_threads())
-    _set_determinism(config.run.deterministic)
+    _set_up_torch(config, observation_spec)
     kind: Any = algorithm_class(config.algorithm_name)
     try:
-        algorithm: Algorithm[Any] = kind(observation_spec, action_spec, config.algorithm, RunSeeds(config.run.seed))
+        made = kind(observation_spec, action_spec, config.algorithm, RunSeeds(config.run.seed))
     except ConfigError as error:
         others = suitable_algorithms(observation_spec, action_spec)
         hint = "" if config.algorithm_name in others else f". Algorithms that fit: {', '.join(others) or 'none'}"
         raise ConfigError(f"{config.algorithm_name} does not fit {config.env.name}: {error}{hint}") from error
+    for algorithm in made.algorithms.values() if isinstance(made, Robot) else [made]:
+        _compile(config, algorithm)
+    return made
+
+
+def _require_loggers(config: ExperimentConfig) -> None:
+    for name in config.run.loggers:
+        if importlib.util.find_spec(name) is None:
+            raise MissingExtraError(name, name, f"run.loggers={name}")
+
+
+def _set_up_torch(config: ExperimentConfig, observation_spec: SpecTree) -> None:
+    torch.set_num_threads(choose_threads(config, observation_spec))
+    _log.info("torch uses %d thread(s)", torch.get_num_threads())
+    _set_determinism(config.run.deterministic)
+
+
+def _compile(config: ExperimentConfig, algorithm: Algorithm[Any]) -> None:
     if config.run.compile and isinstance(algorithm, GradientAlgorithm):
         if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
             algorithm.compile()
         else:
             _log.warning("--compile needs a C++ compiler and none was found; training runs without")
-    return algorithm
 
 
 def suitable_algorithms(observation_spec: SpecTree, action_spec: SpecTree) -> list[str]:
@@ -116,13 +162,20 @@ def evaluation_environment(config: ExperimentConfig, seed: int, num_envs: int) -
     return create_environment(config.env.for_evaluation(num_envs), lane_seeds=lanes), lanes
 
 
-def evaluate_training(config: ExperimentConfig, policy: Policy) -> Evaluation:
+def evaluate_training(
+    config: ExperimentConfig, policy: Policy | torch.nn.ModuleDict, agents: Agents | None = None
+) -> Evaluation:
     """An evaluation as the trainer makes it, in new environments.
 
     Args:
         config: of the run.
-        policy: to evaluate.
+        policy: to evaluate; by name where there are several.
+        agents: everybody, in a run with many agents.
     """
+    if agents is not None:
+        episodes, seed = config.trainer.eval_episodes, config.run.seed
+        return evaluate_team(config, named_policies(policy), agents, episodes=episodes, seed=seed)
+    assert isinstance(policy, Policy)
     num_envs = min(config.run.eval_num_envs, config.trainer.eval_episodes)
     env, lanes = evaluation_environment(config, config.run.seed, num_envs)
     with env:
@@ -145,17 +198,22 @@ class KeepEvaluations(Callback):
         (self._path / "evals" / f"{result.env_steps}.json").write_text(text)
         if result.best:
             for name, policy in named_policies(result.policy).items():
-                save_policy(policy, self._path / "policy" / ("" if name == POLICY else name))
+                if not isinstance(policy, RandomPolicy):  # that of a task which only watches
+                    save_policy(policy, self._path / "policy" / ("" if name == POLICY else name))
 
 
 def make_trainer(
-    config: ExperimentConfig, algorithm: Algorithm[Any], collect: Collect, path: Path, loggers: Sequence[Logger] = ()
+    config: ExperimentConfig,
+    learner: Learner,
+    collect: Collect,
+    path: Path,
+    loggers: Sequence[Logger] = (),
 ) -> Trainer:
     """The trainer of a run, with everything that it writes into the run directory.
 
     Args:
         config: everything the run depends on.
-        algorithm: from `make_algorithm`.
+        learner: from `make_learner`.
         collect: from `make_collect`.
         path: the run directory.
         loggers: besides the run's own.
@@ -164,14 +222,18 @@ def make_trainer(
     if config.run.tensorboard:
         own.append(TensorBoardLogger(path / "tensorboard"))
     own += [_SERVICES[name]("palaestra", path, config=flat_settings(config)) for name in config.run.loggers]
-    evaluate: Any = functools.partial(evaluate_training, config)
+    agents = learner if isinstance(learner, Agents) else None
+    evaluate: Any = functools.partial(evaluate_training, config, agents=agents)
     callbacks: list[Callback] = [Health(), KeepEvaluations(path)]
+    if isinstance(collect, RobotCollector):
+        evaluate = functools.partial(robot_evaluation, config, collect.evaluated_by)
+        callbacks.append(TasksView(collect))
     if isinstance(collect, RolloutManager):
         evaluate = EvaluationWorker(collect.runtime, evaluate)
         callbacks.append(WorkersView(collect))
     return Trainer(
         collect,
-        algorithm,
+        learner.manager if isinstance(learner, Agents) else learner,
         config.trainer,
         evaluate=evaluate,
         checkpoints=CheckpointStore(path / "checkpoints", keep=config.trainer.keep_checkpoints),
@@ -191,6 +253,7 @@ def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side
     network = getattr(config.algorithm, "network", None)
     rows = getattr(config.algorithm, "mini_batch_size", 0) or 0
     small = isinstance(network, NetworkConfig) and max(network.hidden_sizes, default=0) * rows <= 256 * 256
+    small |= issubclass(algorithm_class(config.algorithm_name), Robot)  # whose threads would wait for torch's
     small = small and all(len(spec.shape) < 3 for spec in spec_leaves(observation_spec).values())
     return config.run.num_threads or (1 if small else max(1, num_cores() // side_by_side))
 

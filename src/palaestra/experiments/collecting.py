@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, Offline, RunSeeds
 from palaestra.distributed import CollectorFactory, DistributedConfig, RolloutManager
 from palaestra.envs import Environment, probe_specs
+from palaestra.experiments.agents import Agents, Learner
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.offline import make_collect, mixed, training_environment
+from palaestra.experiments.robots import robot_collecting
+from palaestra.multiagent import Worlds, create_worlds
+from palaestra.robots import Robot, RobotCollector
 from palaestra.rollout import buffer_for
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, RestartPolicy, Runtime
 from palaestra.training import Collect
@@ -23,8 +26,8 @@ __all__ = ["collecting", "make_runtime"]
 
 @contextmanager
 def collecting(
-    config: ExperimentConfig, algorithm: Algorithm[Any], data: ReplayBuffer | None
-) -> Iterator[tuple[Collect, Environment | RolloutManager | None]]:
+    config: ExperimentConfig, algorithm: Learner, data: ReplayBuffer | None
+) -> Iterator[tuple[Collect, Environment | RolloutManager | RobotCollector | Worlds | None]]:
     """What a run collects with, and what knows its faults and how exactly it resumes; both end with the context.
 
     Args:
@@ -35,6 +38,20 @@ def collecting(
     Raises:
         ConfigError: the settings do not fit together.
     """
+    if isinstance(algorithm, Robot):
+        remote = config.distributed.runtime not in (None, "local")
+        with (
+            make_runtime(config.distributed) if remote else nullcontext() as runtime,
+            robot_collecting(config, algorithm, runtime) as collector,
+        ):
+            yield collector, collector
+        return
+    if isinstance(algorithm, Agents):
+        if config.distributed.runtime is not None:
+            raise ConfigError("runs with many agents collect in this process so far; leave out distributed.runtime")
+        with create_worlds(config.env, seed=config.run.seed) as worlds:
+            yield algorithm.collector(worlds), worlds
+        return
     if config.distributed.runtime is None:
         with training_environment(config, algorithm) as env:
             yield make_collect(config, algorithm, env, data), env

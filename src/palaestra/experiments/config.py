@@ -19,6 +19,8 @@ from palaestra.core import ConfigError, Linear, Piecewise, did_you_mean
 from palaestra.distributed import DistributedConfig
 from palaestra.envs import EnvConfig, Wrap, import_object
 from palaestra.experiments.values import dataclass_of, read_yaml, type_name, value_of
+from palaestra.multiagent import AgentsConfig
+from palaestra.robots import Robot, RobotConfig
 from palaestra.training import TrainerConfig
 
 __all__ = [
@@ -88,12 +90,16 @@ class ExperimentConfig:
     """Hyperparameters."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """Environment."""
+    agents: AgentsConfig = field(default_factory=AgentsConfig)
+    """Who acts by which policy, where the environment has many agents."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     """Budget and periods."""
     offline: DataConfig = field(default_factory=DataConfig)
     """Data to learn from that was there before."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     """Workers that collect."""
+    robot: RobotConfig = field(default_factory=RobotConfig)
+    """How a robot's agents are served."""
     run: RunConfig = field(default_factory=RunConfig)
     """Seed, directory, speed."""
 
@@ -266,15 +272,15 @@ def algorithm_class(name: str) -> Any:
     """The algorithm of a name.
 
     Args:
-        name: as on the command line: of the library, or `my_package:MyAlgorithm`.
+        name: as on the command line: of the library, or `my_package:MyAlgorithm`, or `my_package:MyRobot`.
 
     Raises:
         ConfigError: there is none; the message has the closest.
     """
     if ":" in name:
         kind = import_object(name)
-        if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
-            raise ConfigError(f"{name!r} is {kind!r}; an algorithm of your own is a subclass of Algorithm")
+        if not (isinstance(kind, type) and issubclass(kind, Algorithm | Robot)):
+            raise ConfigError(f"{name!r} is {kind!r}; an algorithm of your own is a subclass of Algorithm or of Robot")
         return kind
     if name not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {name!r}{did_you_mean(name, ALGORITHMS)}")

@@ -15,11 +15,13 @@ import numpy as np
 import torch
 
 from palaestra.core import ConfigError, Offline, Replay
+from palaestra.experiments.agents import many_agents
 from palaestra.experiments.build import make_algorithm
 from palaestra.experiments.collecting import collecting
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.offline import load_data
 from palaestra.experiments.provenance import memory_bytes
+from palaestra.robots import Robot
 from palaestra.training import Trainer
 
 __all__ = ["Estimate", "dry_run"]
@@ -80,7 +82,11 @@ def dry_run(config: ExperimentConfig) -> Estimate:
         ConfigError: the settings do not fit together.
         PalaestraError: whatever the run itself would fail with in its first second.
     """
+    if many_agents(config):
+        raise ConfigError(f"{config.env.name} has many agents, whose runs cannot be tried dry; give a small budget")
     algorithm = make_algorithm(config)
+    if isinstance(algorithm, Robot):
+        raise ConfigError(f"{config.algorithm_name} is a robot, of which --dry-run can make no estimate; leave it out")
     data, offline = load_data(config, algorithm), isinstance(algorithm.plan, Offline)
     if isinstance(algorithm.plan, Replay):  # to learn at once; the rest of the plan is as it is
         algorithm.plan = dataclasses.replace(algorithm.plan, initial_collect_steps=0)

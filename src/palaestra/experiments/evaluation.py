@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments.build import evaluation_environment, make_algorithm
-from palaestra.experiments.config import ExperimentConfig
+from palaestra.experiments.agents import Agents, agents_of_run, evaluate_team, many_agents
+from palaestra.experiments.build import evaluation_environment, make_algorithm, make_learner
+from palaestra.experiments.config import ExperimentConfig, algorithm_class
 from palaestra.experiments.curves import mean_interval
+from palaestra.experiments.robots import evaluate_robot_run
 from palaestra.experiments.run_directory import RunDirectory, find_run, find_runs
 from palaestra.policies import Policy, RandomPolicy, load_policy
+from palaestra.robots import Robot
 from palaestra.rollout import Evaluation, evaluate
-from palaestra.training import CheckpointStore
+from palaestra.training import CheckpointStore, part_name
 
-__all__ = ["RunsEvaluation", "evaluate_run", "evaluate_runs", "policy_of_run", "random_baseline"]
+__all__ = ["RunsEvaluation", "evaluate_run", "evaluate_runs", "policies_of_run", "policy_of_run", "random_baseline"]
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,18 @@ def evaluate_run(
     if episodes < 1:
         raise ConfigError(f"--episodes is {episodes}; it must be at least 1")
     directory = find_run(name, root)
-    config, policy = directory.config, policy_of_run(directory, which)
-    return _evaluate(policy, config, episodes, config.run.seed if seed is None else seed, deterministic)
+    config = directory.config
+    seed = config.run.seed if seed is None else seed
+    if issubclass(algorithm_class(config.algorithm_name), Robot):
+        robot, saved = make_algorithm(config), directory.path / "policy"
+        if which != "best":
+            state, saved = _checkpoint(directory, which), None
+            robot.load_state({name: state[part_name("algorithm", name)] for name in robot.tasks})
+        return evaluate_robot_run(config, robot, saved, episodes=episodes, seed=seed)
+    if many_agents(config):
+        agents, policies = policies_of_run(directory, which)
+        return evaluate_team(config, policies, agents, episodes=episodes, seed=seed, deterministic=deterministic)
+    return _evaluate(policy_of_run(directory, which), config, episodes, seed, deterministic)
 
 
 def evaluate_runs(
@@ -101,7 +114,32 @@ def random_baseline(config: ExperimentConfig, *, episodes: int = 20, seed: int |
         episodes: how many.
         seed: of the environments; by default the run's own evaluation seeds.
     """
-    return _evaluate(None, config, episodes, config.run.seed if seed is None else seed, False)
+    seed = config.run.seed if seed is None else seed
+    agents = make_learner(config) if many_agents(config) else None
+    if isinstance(agents, Agents):
+        chance = {name: RandomPolicy(role.observation_spec, role.action_spec) for name, role in agents.roles.items()}
+        return evaluate_team(config, chance, agents, episodes=episodes, seed=seed, deterministic=False)
+    return _evaluate(None, config, episodes, seed, False)
+
+
+def policies_of_run(directory: RunDirectory, which: str | int = "best") -> tuple[Agents, dict[str, Policy]]:
+    """The policies by name of a run with many agents, rules included.
+
+    Args:
+        directory: of the run.
+        which: as for `policy_of_run`.
+
+    Returns:
+        Everybody who acts, and the policies.
+
+    Raises:
+        CheckpointError: there are none such.
+        ConfigError: `which` is none of these.
+    """
+    agents = make_learner(directory.config)
+    assert isinstance(agents, Agents)
+    state = None if which == "best" else _checkpoint(directory, which)
+    return agents, agents_of_run(directory.path, agents, state)
 
 
 def policy_of_run(directory: RunDirectory, which: str | int = "best") -> Policy:
@@ -113,10 +151,19 @@ def policy_of_run(directory: RunDirectory, which: str | int = "best") -> Policy:
 
     Raises:
         CheckpointError: it has none such; the message names the checkpoints there are.
-        ConfigError: `which` is none of these.
+        ConfigError: `which` is none of these, or the run has many agents.
     """
+    if many_agents(directory.config):
+        raise ConfigError(f"{directory.path} has many agents, with policies of their own; use `policies_of_run`")
     if which == "best":
         return load_policy(directory.path / "policy")
+    algorithm = make_algorithm(directory.config)
+    algorithm.load_state_tensors(_checkpoint(directory, which)["algorithm"])
+    return algorithm.policy
+
+
+def _checkpoint(directory: RunDirectory, which: str | int) -> dict[str, Any]:
+    """The state in a checkpoint."""
     store = CheckpointStore(directory.path / "checkpoints")
     steps = {int(path.name.removeprefix("step_")): path for path in store.steps()}
     if which != "last" and not str(which).isdigit():
@@ -124,10 +171,7 @@ def policy_of_run(directory: RunDirectory, which: str | int = "best") -> Policy:
     if not steps or (which != "last" and int(which) not in steps):
         known = ", ".join(map(str, steps)) or "none"
         raise CheckpointError(f"{directory.path} has no checkpoint {which}; there are: {known}")
-    _, state = store.load(steps[max(steps) if which == "last" else int(which)])
-    algorithm = make_algorithm(directory.config)
-    algorithm.load_state_tensors(state["algorithm"])
-    return algorithm.policy
+    return store.load(steps[max(steps) if which == "last" else int(which)])[1]
 
 
 def _evaluate(

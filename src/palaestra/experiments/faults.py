@@ -13,6 +13,8 @@ from palaestra.core import CheckpointError
 from palaestra.distributed import RolloutManager
 from palaestra.envs import Environment
 from palaestra.experiments.provenance import now
+from palaestra.multiagent import Worlds
+from palaestra.robots import RobotCollector
 from palaestra.training import Callback, Trainer
 
 __all__ = ["FaultRecord", "KeepFaults", "fault_of", "read_faults", "write_fault"]
@@ -92,11 +94,11 @@ class KeepFaults(Callback):
     """Writes what environments report, at every row of metrics and at the end.
 
     Args:
-        env: whose `faults` grow, or a roll-out manager with those of its workers; `None` where a run has none.
+        env: whose `faults` grow, or who has those of its workers or agents; `None` where a run has none.
         path: the run directory.
     """
 
-    def __init__(self, env: Environment | RolloutManager | None, path: Path) -> None:
+    def __init__(self, env: Environment | RolloutManager | RobotCollector | Worlds | None, path: Path) -> None:
         self._env, self._path = env, path
         self._written = 0
 

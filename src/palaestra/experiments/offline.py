@@ -14,8 +14,10 @@ from palaestra.algorithms import Algorithm
 from palaestra.buffers import MixtureSource, ReplayBuffer, from_minari, sampler_of, with_actions
 from palaestra.core import Batch, ConfigError, MissingExtraError, Offline, OnPolicy, Replay, ShapeError, spec_leaves
 from palaestra.envs import Environment, create_environment
+from palaestra.experiments.agents import Agents, Learner
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.policies import Policy, raw_actions
+from palaestra.robots import Robot
 from palaestra.rollout import Collector, OfflineData
 from palaestra.training import Collect
 
@@ -25,7 +27,7 @@ _MINARI = "minari:"
 _DEFAULT_FRACTION = 0.5
 
 
-def load_data(config: ExperimentConfig, algorithm: Algorithm[Any]) -> ReplayBuffer | None:
+def load_data(config: ExperimentConfig, algorithm: Learner) -> ReplayBuffer | None:
     """The data that a configuration names, with actions as the algorithm's policy samples them.
 
     Args:
@@ -40,6 +42,8 @@ def load_data(config: ExperimentConfig, algorithm: Algorithm[Any]) -> ReplayBuff
             environment.
         CheckpointError: it is damaged.
     """
+    if isinstance(algorithm, Robot | Agents):
+        return None
     plan, given, name = algorithm.plan, config.offline, config.algorithm_name
     if given.data is None:
         if isinstance(plan, Offline):
@@ -80,7 +84,10 @@ def training_environment(
 
 
 def make_collect(
-    config: ExperimentConfig, algorithm: Algorithm[Any], env: Environment | None, data: ReplayBuffer | None
+    config: ExperimentConfig,
+    algorithm: Algorithm[Any],
+    env: Environment | None,
+    data: ReplayBuffer | None,
 ) -> Collect:
     """What the trainer gets its data from.
 

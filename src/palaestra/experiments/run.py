@@ -11,10 +11,10 @@ from typing import Any, overload
 
 import torch
 
-from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError
-from palaestra.experiments.build import make_algorithm, make_trainer, nested
+from palaestra.experiments.agents import Learner
+from palaestra.experiments.build import make_learner, make_trainer, nested
 from palaestra.experiments.collecting import collecting
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
 from palaestra.experiments.faults import KeepFaults
@@ -27,7 +27,7 @@ from palaestra.experiments.report import write_report
 from palaestra.experiments.run_directory import RunDirectory, find_run
 from palaestra.experiments.seeds import GroupResult, train_seeds
 from palaestra.policies import Policy
-from palaestra.training import CheckpointStore, ConsoleLogger, Logger, Trainer, TrainResult
+from palaestra.training import CheckpointStore, ConsoleLogger, Logger, Trainer, TrainResult, acting_policy
 
 __all__ = ["RunResult", "require_same_task", "resume", "run", "start", "train"]
 
@@ -43,8 +43,9 @@ class RunResult:
     """Everything it left."""
     result: TrainResult
     """How it ended."""
-    policy: Policy = field(repr=False)
-    """As it is after the last update; the directory's `policy/` has the one of the best evaluation."""
+    policy: Policy | torch.nn.ModuleDict = field(repr=False)
+    """As it is after the last update; the directory's `policy/` has the one of the best evaluation. Of several, a
+    `ModuleDict` by name."""
 
 
 @overload
@@ -147,7 +148,7 @@ def run(
     Raises:
         ConfigError: the settings do not fit together; no environment has been stepped then.
     """
-    algorithm = make_algorithm(config)
+    algorithm = make_learner(config)
     data = load_data(config, algorithm)
     directory = RunDirectory.create(config)
     if on_start is not None:
@@ -181,7 +182,7 @@ def resume(
     """
     directory = find_run(name, root)
     config = changed_config(directory.config, settings)
-    algorithm = make_algorithm(config)
+    algorithm = make_learner(config)
     data = load_data(config, algorithm)
     if fork:
         directory = fork_run(directory, config, fork if isinstance(fork, str) else None)
@@ -192,7 +193,7 @@ def resume(
 
 def start(
     directory: RunDirectory,
-    algorithm: Algorithm[Any],
+    algorithm: Learner,
     config: ExperimentConfig | None = None,
     *,
     data: ReplayBuffer | None = None,
@@ -203,7 +204,7 @@ def start(
 
     Args:
         directory: of the run.
-        algorithm: from `make_algorithm`.
+        algorithm: from `make_learner`.
         config: of the run where it differs from the directory's; written there once the checkpoint fits it.
         data: from `load_data`.
         loggers: besides the run's own files and TensorBoard.
@@ -235,7 +236,7 @@ def start(
             raise
         facts = {"env_steps": result.env_steps, "train_s": result.train_s, "best_return": result.best_return}
         _end(directory, {"status": result.status, "reason": result.reason or None, "error": None, **facts})
-    return RunResult(directory.path, result, algorithm.policy)
+    return RunResult(directory.path, result, acting_policy(trainer.algorithms))
 
 
 def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -> None:

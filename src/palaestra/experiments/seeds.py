@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from palaestra.core import CheckpointError, ConfigError
+from palaestra.envs import probe_specs
 from palaestra.experiments.build import choose_threads, make_algorithm
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.curves import mean_interval
@@ -99,7 +100,7 @@ def train_seeds(
     load_data(config, algorithm)  # what does not fit is said here, once
     path = new_directory(config, f"{len(chosen)}seeds")
     (path / "group.json").write_text(json.dumps({"format": 1, "seeds": chosen, **provenance()}, indent=2) + "\n")
-    threads = choose_threads(config, algorithm.policy.observation_spec, side_by_side=min(len(chosen), num_cores()))
+    threads = choose_threads(config, probe_specs(config.env)[0], side_by_side=min(len(chosen), num_cores()))
     for seed in chosen:
         run = dataclasses.replace(config.run, seed=seed, directory=str(path), name=f"seed_{seed}", num_threads=threads)
         RunDirectory.create(dataclasses.replace(config, run=run))

@@ -1,6 +1,7 @@
 """Many agents and many policies: worlds, the bridge to simulators, collection, evaluation."""
 
 from palaestra.multiagent.collector import MultiAgentCollector
+from palaestra.multiagent.config import AgentsConfig, create_worlds, is_world, load_world
 from palaestra.multiagent.env_wrapper import EnvWrapper
 from palaestra.multiagent.evaluation import evaluate_agents, play_worlds
 from palaestra.multiagent.pettingzoo import (
@@ -19,6 +20,7 @@ from palaestra.multiagent.worlds import Worlds
 __all__ = [
     "AECWorld",
     "AgentSpec",
+    "AgentsConfig",
     "EnvWrapper",
     "Meeting",
     "Moment",
@@ -29,8 +31,11 @@ __all__ = [
     "Worlds",
     "aec_env",
     "assign_roles",
+    "create_worlds",
     "evaluate_agents",
+    "is_world",
     "load_pettingzoo",
+    "load_world",
     "parallel_env",
     "play_worlds",
     "team_specs",

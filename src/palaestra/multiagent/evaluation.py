@@ -79,7 +79,9 @@ def evaluate_agents(
         if not finished:
             raise ConfigError(f"{text}; give more time, or let the worlds' episodes be shorter")
         warnings.warn(f"{text}; long ones are missing, so the mean is biased towards short ones", stacklevel=2)
-    return dataclasses.replace(evaluation_of(finished, list(seeds), deterministic=deterministic), parts=_means(finished))
+    return dataclasses.replace(
+        evaluation_of(finished, list(seeds), deterministic=deterministic), parts=_means(finished)
+    )
 
 
 def play_worlds(

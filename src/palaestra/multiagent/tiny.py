@@ -94,6 +94,12 @@ class Meeting(World):
         """[G x cells] one code for each agent, with a 1 where it stands."""
         return np.eye(self._num_cells, dtype=np.float32)[self.cells].reshape(-1)
 
+    def render(self) -> np.ndarray:
+        """A row of cells for each agent, which is the bright one."""
+        picture = np.full((len(self._names), self._num_cells, 3), 40, np.uint8)
+        picture[np.arange(len(self._names)), self.cells] = (240, 180, 60)
+        return picture.repeat(32, 0).repeat(32, 1)
+
     def _seen(self, index: int) -> dict[str, np.ndarray]:
         cell, codes = self.cells[index], np.eye(self._num_cells, dtype=np.float32)
         mask = np.array([cell > 0, True, cell < self._num_cells - 1], np.int8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -51,6 +51,9 @@ class Worlds:
         >>> [moment.time_steps["agent_0"].step_type for moment in moments]
         [1, 1]
     """
+
+    resume: Literal["exact"] = "exact"
+    """Restored worlds go on with the very same stream."""
 
     def __init__(self, factories: Sequence[Callable[[], World]], *, lane_seeds: Sequence[int] | None = None) -> None:
         if not factories:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -42,6 +42,14 @@ class Permission(Protocol):
         """
         ...
 
+    def keeps(self, agent_id: int) -> bool:
+        """Whether the agent would have to wait now.
+
+        Args:
+            agent_id: who asks.
+        """
+        ...
+
     def hold(self, agent_id: int) -> None:
         """The same for what comes before an action, and does not count.
 
@@ -72,6 +80,8 @@ class AgentEnvironment:
         """Episodes begun."""
         self.finished: list[Episode] = []
         """Episodes that have ended."""
+        self.before_kept: list[Callable[[], None]] = []
+        """Called before the agent is kept: its helpers' `finish`."""
         self._agent_id, self._permission = agent_id, permission
         self._tracker = EpisodeTracker(1)
 
@@ -97,6 +107,7 @@ class AgentEnvironment:
             AgentStopped: the robot stops.
         """
         if self._permission is not None:
+            self._finish()
             self._permission.enter(self._agent_id)
         self.env_steps += 1
         return self._seen(self.env.step(action))
@@ -108,7 +119,14 @@ class AgentEnvironment:
             AgentStopped: the robot stops.
         """
         if self._permission is not None:
+            self._finish()
             self._permission.hold(self._agent_id)
+
+    def _finish(self) -> None:
+        """Whoever is kept learns nothing in the background."""
+        if self._permission is not None and self._permission.keeps(self._agent_id):
+            for finish in self.before_kept:
+                finish()
 
     def _seen(self, time_step: TimeStep) -> TimeStep:
         row = TimeStep(

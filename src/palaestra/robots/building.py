@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from palaestra.core import RunSeeds
 from palaestra.envs import SingleEnvironment
@@ -32,6 +32,8 @@ class AgentFactory:
     """How many there are in all."""
     seed: int
     """Of the run."""
+    stream: Literal["environments", "evaluation"] = "environments"
+    """Which of its seeds environments have: those of training, or of evaluation."""
 
     def lane_seed(self, agent_id: int, life: int) -> int:
         """The seed of an agent's environment.
@@ -40,7 +42,7 @@ class AgentFactory:
             agent_id: whose.
             life: how often it was begun anew, by a resumed run or after a fault.
         """
-        return RunSeeds(self.seed).integer("environments", agent_id + self.num_agents * life)
+        return RunSeeds(self.seed).integer(self.stream, agent_id + self.num_agents * life)
 
     def make(
         self,
@@ -64,4 +66,5 @@ class AgentFactory:
         env.seed(self.lane_seed(agent_id, life))
         clock = AgentEnvironment(env, agent_id, permission)
         helpers = {name: helper(spec, line_to(name), clock) for name, spec in self.specs.items()}
+        clock.before_kept = [each.finish for each in helpers.values()]
         return self.agent_class(clock, helpers, self.config)

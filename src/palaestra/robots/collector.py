@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -14,9 +15,11 @@ from palaestra.robots.agent import Agent, AgentError
 from palaestra.robots.building import AgentFactory
 from palaestra.robots.config import RobotConfig
 from palaestra.robots.crew import Crew, Gate
+from palaestra.robots.hosting import HostedCrew
 from palaestra.robots.robot import Robot
 from palaestra.robots.wrapper import ComputationWrapper
 from palaestra.rollout import Callers, CollectInfo, Episode
+from palaestra.runtime import Runtime
 
 __all__ = ["RobotCollector"]
 
@@ -37,9 +40,10 @@ class RobotCollector:
         make_env: one environment with all its layers, by the agent's number.
         num_agents: how many agents.
         seed: of the run.
-        config: where agents live, and when batches close.
-        on_fault: when an agent fails: stop; begin it anew; or go on without it.
-        max_restarts: of one agent; one more fault stops the run.
+        config: when batches close.
+        runtime: where workers live that run the agents; by default agents are threads of this process. It is used by
+            one thread of this collector, and left open.
+        num_workers: that the agents are shared out over.
 
     Raises:
         ConfigError: there are no agents.
@@ -53,8 +57,8 @@ class RobotCollector:
         *,
         seed: int = 0,
         config: RobotConfig | None = None,
-        on_fault: Literal["raise", "restart", "drop"] = "raise",
-        max_restarts: int = 10,
+        runtime: Runtime | None = None,
+        num_workers: int = 2,
     ) -> None:
         if num_agents < 1:
             raise ConfigError(f"a robot needs at least one agent; num_agents is {num_agents}")
@@ -78,14 +82,27 @@ class RobotCollector:
             num_agents=num_agents,
             seed=seed,
         )
-        self._on_fault, self._max_restarts = on_fault, max_restarts
+        self.on_fault: Literal["raise", "restart", "drop"] = "raise"
+        """When an agent fails: stop; begin it anew; or go on without it."""
+        self.max_restarts = 10
+        """Of one agent; one more fault stops the run."""
+        self.faults: tuple[Any, ...] = ()
+        """None are kept: a fault that does not stop the run is logged."""
+        self._runtime, self._num_workers = runtime, num_workers
         self._lives = dict.fromkeys(range(num_agents), 0)
         self._restarts = dict.fromkeys(range(num_agents), 0)
-        self._gate = Gate(self.callers.absent)
-        self._crew: Crew | None = None
+        self._crew: Crew | HostedCrew | None = None
         self._pausing = False
 
     # -- what a trainer asks for
+
+    resume: Literal["statistical"] = "statistical"
+    """A resumed run goes on with new episodes."""
+
+    @property
+    def evaluated_by(self) -> AgentFactory:
+        """Makes agents like these, to be evaluated; see `evaluate_robot`."""
+        return self._factory
 
     @property
     def buffers(self) -> dict[str, ReplayBuffer]:
@@ -112,18 +129,20 @@ class RobotCollector:
         Raises:
             AgentError: an agent failed, or nobody has moved for `timeout_s`.
         """
-        began, before = time.perf_counter(), self._gate.steps
         self._pausing = False
-        crew = self._start()
-        self._gate.grant(dict.fromkeys(self._lives, int(length)))
+        crew, began = self._start(), time.perf_counter()
+        before, busy_s = crew.steps, self._busy_s()
+        crew.grant(dict.fromkeys(self._lives, int(length)))
         self._wait_until_settled(crew)
-        crew.finish_learning()
-        steps = self._gate.steps - before
+        steps = crew.steps - before
         self.env_steps += steps
         info = CollectInfo(steps, rows=int(length), episodes=crew.take_episodes())
-        info.inference_s = sum(wrapper.prediction.statistics.busy_s for wrapper in self.wrappers.values())
+        info.inference_s = self._busy_s() - busy_s
         info.total_s = time.perf_counter() - began
         return info
+
+    def _busy_s(self) -> float:
+        return sum(wrapper.prediction.statistics.busy_s for wrapper in self.wrappers.values())
 
     def pause(self) -> None:
         """Keeps every agent before its next action, from a signal handler say."""
@@ -152,50 +171,56 @@ class RobotCollector:
 
     # -- the crew
 
-    def _start(self) -> Crew:
+    def _start(self) -> Crew | HostedCrew:
         if self._crew is None:
             for wrapper in self.wrappers.values():
                 wrapper.run()
-            self._crew = Crew(self._make_agent, self._lives, self._gate, self.callers.disconnect)
+            if self._runtime is None:
+                gate = Gate(self.callers.absent)
+                make = functools.partial(self._make_agent, gate)
+                self._crew = Crew(make, self._lives, gate, self.callers.disconnect)
+            else:
+                self._crew = HostedCrew(self._factory, self._lives, self.wrappers, self._runtime, self._num_workers)
         return self._crew
 
-    def _make_agent(self, number: int, life: int) -> Agent:
+    def _make_agent(self, gate: Gate, number: int, life: int) -> Agent:
         lines = {name: wrapper.create_communicator(number) for name, wrapper in self.wrappers.items()}
-        return self._factory.make(number, lines.__getitem__, life=life, permission=self._gate)
+        return self._factory.make(number, lines.__getitem__, life=life, permission=gate)
 
-    def _wait_until_settled(self, crew: Crew) -> None:
+    def _wait_until_settled(self, crew: Crew | HostedCrew) -> None:
         moved, moved_at = -1, time.monotonic()
         while not crew.settled():
             crew.wait(_POLL_S)
             self._handle_errors(crew)
             if self._pausing:
-                self._gate.grant(dict.fromkeys(self._lives, 0))
-            now = self._gate.steps + sum(wrapper.prediction.statistics.requests for wrapper in self.wrappers.values())
+                crew.grant(dict.fromkeys(self._lives, 0))
+            now = crew.steps + sum(wrapper.prediction.statistics.requests for wrapper in self.wrappers.values())
             if now != moved:
                 moved, moved_at = now, time.monotonic()
             elif time.monotonic() - moved_at > self.config.timeout_s:
-                busy = sorted(set(crew.agents) - self._gate.parked - set(crew.errors))
-                raise AgentError(f"the agents {busy} have not moved for {self.config.timeout_s:g} s (robot.timeout_s)")
+                raise AgentError(
+                    f"the agents {crew.busy} have not moved for {self.config.timeout_s:g} s (robot.timeout_s)"
+                )
         self._handle_errors(crew)
 
-    def _handle_errors(self, crew: Crew) -> None:
+    def _handle_errors(self, crew: Crew | HostedCrew) -> None:
         for number, error in sorted(crew.errors.items()):
             if number not in self._lives:
                 continue
-            if self._on_fault == "raise":
+            if self.on_fault == "raise":
                 raise error
             self._restarts[number] += 1
-            if self._on_fault == "restart" and self._restarts[number] <= self._max_restarts:
+            if self.on_fault == "restart" and self._restarts[number] <= self.max_restarts:
                 _log.warning("%s; it begins anew", error)
                 self._lives[number] += 1
                 crew.begin(number, self._lives[number])
                 continue
-            if self._on_fault == "restart" or len(self._lives) == 1:
+            if self.on_fault == "restart" or len(self._lives) == 1:
                 raise error
             _log.warning("%s; the others go on without it", error)
             del self._lives[number]
 
-    def close(self, timeout_s: float = 2.0) -> None:
+    def close(self, timeout_s: float = 1.5) -> None:
         """Ends agents and tasks; what is asked already is answered. Closing twice is fine.
 
         Args:

@@ -46,6 +46,14 @@ class Gate:
             self._allowance[agent_id] -= 1
             self.steps += 1
 
+    def keeps(self, agent_id: int) -> bool:
+        """Whether the agent would have to wait now.
+
+        Args:
+            agent_id: who asks.
+        """
+        return self._allowance.get(agent_id, 0) <= 0
+
     def hold(self, agent_id: int) -> None:
         """The same for what comes before an action, and does not count.
 
@@ -59,7 +67,7 @@ class Gate:
             self._hold(agent_id)
 
     def _hold(self, agent_id: int) -> None:
-        if self._allowance.get(agent_id, 0) <= 0 and not self._stopping:
+        if self.keeps(agent_id) and not self._stopping:
             self._park(agent_id)
         if self._stopping:
             raise AgentStopped
@@ -151,7 +159,7 @@ class Crew:
 
     def settled(self) -> bool:
         """Whether every agent is kept at the gate, or has failed."""
-        return set(self.agents) <= self.gate.parked | set(self.errors)
+        return not self.busy
 
     def wait(self, timeout_s: float) -> None:
         """Waits until all are settled, or one has failed.
@@ -173,15 +181,24 @@ class Crew:
             agent.env.finished = []
         return taken
 
-    def finish_learning(self) -> None:
-        """Waits for what agents learn in the background; they must be settled.
+    @property
+    def steps(self) -> int:
+        """Actions executed so far."""
+        return self.gate.steps
 
-        Raises:
-            RequestError: learning failed.
+    @property
+    def busy(self) -> list[int]:
+        """Agents that are neither kept nor dead."""
+        with self.gate.changed:
+            return sorted(set(self.agents) - self.gate.parked - set(self.errors))
+
+    def grant(self, steps: Mapping[int, int]) -> None:
+        """See `Gate.grant`.
+
+        Args:
+            steps: by agent.
         """
-        for number in sorted(set(self.agents) - set(self.errors)):
-            for helper in self.agents[number].helpers.values():
-                helper.finish()
+        self.gate.grant(steps)
 
     def stop(self, timeout_s: float) -> list[int]:
         """Leads all agents out of their episodes.

@@ -24,7 +24,12 @@ def observation_row(observation: Any, spec: SpecTree) -> Any:
         SpecError: an entry is missing.
     """
     leaves = zip(flatten(observation, spec), leaf_dtypes(spec), strict=True)
-    return to_batched([np.array(_detached(leaf), dtype)[None] for leaf, dtype in leaves], spec)
+    return to_batched([_row(_detached(leaf), dtype) for leaf, dtype in leaves], spec)
+
+
+def _row(leaf: Any, dtype: Any) -> np.ndarray:
+    array = np.array(leaf, dtype)
+    return array.reshape(1, *array.shape)
 
 
 def _detached(leaf: Any) -> Any:
@@ -41,7 +46,7 @@ def time_step_row(time_step: TimeStep, spec: SpecTree) -> TimeStep:
     """
     return TimeStep(
         step_type=torch.tensor([int(time_step.step_type)], dtype=torch.int32),
-        reward=torch.from_numpy(np.array(time_step.reward, np.float32)[None]),
+        reward=torch.from_numpy(_row(time_step.reward, np.float32)),
         discount=torch.tensor([float(time_step.discount)]),
         observation=observation_row(time_step.observation, spec),
     )

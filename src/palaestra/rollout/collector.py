@@ -239,7 +239,7 @@ class Collector:
             else:
                 rows = self._run_together(rows, info, random)
             assert self._time_step is not None
-            require_finite(self.env, self.buffer, self._time_step, rows)
+            require_finite(self.env, self.buffer, self._time_step, rows, changed=self.preprocess is not None)
         self._fresh_rows += rows
         info.rows += rows
         return rows
@@ -340,7 +340,7 @@ class Collector:
                 left[lanes] -= ended[lanes]
                 state = step.state
                 rows += 1
-            require_finite(env, self.buffer, time_step, rows)
+            require_finite(env, self.buffer, time_step, rows, changed=self.preprocess is not None)
         self._fresh_rows += rows
         info.rows += rows
         self._time_step = None  # lanes stopped at different moments: the next collection begins new episodes

@@ -172,11 +172,12 @@ class Runtime(ABC):
             raise ConfigError(f"the result of {taken} was taken already, or another runtime was asked for it")
         need = len(wanted) if at_least is None else min(at_least, len(wanted))
         deadline = time.monotonic() + timeout_s
-        while True:
+        self._begin_due()
+        self._take(self.poll(0.0))
+        while sum(call in self._results for call in wanted) < need:
             next_due = self._begin_due()
             left = deadline - time.monotonic()
-            enough = sum(call in self._results for call in wanted) >= need
-            if enough or left <= 0:
+            if left <= 0:
                 break
             self._take(self.poll(max(0.0, min(left, next_due))))
         ended = [self._results.pop(call) for call in wanted if call in self._results]

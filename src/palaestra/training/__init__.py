@@ -21,6 +21,7 @@ from palaestra.training.policy_manager import (
     PolicyManager,
     SelfPaced,
     SimplePolicyManager,
+    acting_policy,
     named_policies,
     part_name,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "Trainer",
     "TrainerConfig",
     "WandbLogger",
+    "acting_policy",
     "advice",
     "named_policies",
     "part_name",

@@ -1,9 +1,12 @@
 """Ports as agents: what they see, do and earn in `examples/inventory`."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from examples.inventory.bridge import COVER_TICKS, Ports, Reading
+from examples.inventory.bridge import MEDIAN_TICKS, RECENT_TICKS, SPREAD, TRUST, Ports, Reading
+from examples.inventory.rules import Levels, shortage
 from examples.inventory.simulator import Simulator
 from examples.inventory.tape import Tape
 from examples.inventory.topology import FOUR_PORTS
@@ -14,7 +17,7 @@ def played(world: Ports, seed: int, choices: np.random.Generator):
     """Moments of an episode, with random choices."""
     moments = [world.begin_episode(seed)]
     while not moments[-1].over:
-        moments.append(world.advance({agent: int(choices.integers(16)) for agent in moments[-1].time_steps}))
+        moments.append(world.advance(dict.fromkeys(moments[-1].time_steps, choices.normal(size=1).astype(np.float32))))
     return moments
 
 
@@ -51,21 +54,50 @@ def test_who_acts_is_the_port_where_a_vessel_calls():
         assert world.simulator.call is not None
         (agent,) = moment.time_steps
         assert agent == FOUR_PORTS.ports[world.simulator.call.port].name
-        moment = world.advance({agent: 5})
+        moment = world.advance({agent: np.zeros(1, np.float32)})
 
 
-@pytest.mark.parametrize("choice", [0, 7, 15])
+@pytest.mark.parametrize("choice", [-4.0, 0.0, 2.0])
 def test_a_choice_brings_the_stock_to_what_is_wanted_as_far_as_that_can_be_done(choice):
     """MARO-17: the bridge adds what the simulator needs to know besides."""
     simulator, reading = Simulator(FOUR_PORTS, Tape.draw(FOUR_PORTS, 1)), Reading(FOUR_PORTS)
     rng = np.random.default_rng(0)
     while (call := simulator.call) is not None:
-        before, wanted = simulator.stock[call.port], round(COVER_TICKS[choice] * reading.mean[call.port])
+        ticks = min(100, MEDIAN_TICKS * np.exp(SPREAD * choice))
+        wanted = round(ticks * reading.expected(simulator, call.port))
         ashore = reading.ashore(simulator, choice)
-        after = before + ashore
-        assert -call.most_aboard <= ashore <= call.most_ashore
-        assert after == wanted or (after < wanted) == (ashore == call.most_ashore) or ashore == -call.most_aboard
+        lacking = wanted - simulator.stock[call.port]
+        assert ashore == np.clip(lacking, -call.most_aboard, call.most_ashore)
         simulator.decide(int(rng.integers(-call.most_aboard, call.most_ashore + 1)))
+
+
+def test_a_port_expects_the_season_and_a_part_of_what_is_beyond_it():
+    tape, reading = Tape.draw(FOUR_PORTS, 1), Reading(FOUR_PORTS)
+    mean = np.array([[FOUR_PORTS.mean_orders(k, t) for k in range(8)] for t in range(400)])
+    for factor in (1.0, 3.0):
+        orders = (factor * mean[: FOUR_PORTS.num_ticks]).round().astype(int)
+        simulator = Simulator(FOUR_PORTS, dataclasses.replace(tape, orders=orders))
+        while simulator.tick < 50:
+            simulator.decide(0)
+        season = mean[simulator.tick : simulator.tick + 20, :2].sum() / 20  # trades 0 and 1 are those of Aster
+        assert simulator.tick > RECENT_TICKS
+        assert reading.expected(simulator, 0) == pytest.approx(season * (1 + TRUST * (factor - 1)), rel=0.02)
+
+
+def test_what_is_earned_beside_a_rule_is_the_difference_of_what_is_lost():
+    """The rule of the second simulator gains nothing beside itself, and its losses do not depend on ports' choices."""
+    rule = Levels([900, 550, 170, 110], [950, 650, 170, 110])
+    alone, beside = Ports(reward_scale=1.0), Ports(rule=rule, reward_scale=1.0)
+    lost, ordered = shortage(rule, FOUR_PORTS, 3)
+    for world in (alone, beside):
+        moments = played(world, 3, np.random.default_rng(0))
+        earned = sum(reward for moment in moments for reward in moment.late_rewards.get("Aster", ()))
+        if world is alone:
+            mine = earned
+    assert world.simulator.ordered == alone.simulator.ordered and sum(world.simulator.ordered) == ordered
+    before = alone._lost[0][0], beside._lost[0][0]  # at Aster's first call
+    assert mine - before[0] == -sum(alone.simulator.shortage)
+    assert earned - before[1] == lost - sum(beside.simulator.shortage)
 
 
 def test_an_observation_shows_nothing_of_the_future():
@@ -84,8 +116,8 @@ def test_an_observation_shows_nothing_of_the_future():
             assert seen.shape == (reading.size,) and np.isfinite(seen).all()
             np.testing.assert_array_equal(seen, reading.observation(second, port))
         compared += 1
-        first.decide(reading.ashore(first, 7))
-        second.decide(reading.ashore(second, 7))
+        first.decide(reading.ashore(first, 0.5))
+        second.decide(reading.ashore(second, 0.5))
     assert compared > 30
 
 
@@ -95,10 +127,13 @@ def test_worlds_of_ports_keep_the_rules_of_moments_and_resume_exactly():
         moments = worlds.reset()
         for _ in range(300):  # beyond the end of an episode
             moments = worlds.step(
-                [dict.fromkeys(moment.time_steps, 8) if not moment.over else {} for moment in moments]
+                [
+                    dict.fromkeys(moment.time_steps, np.ones(1, np.float32)) if not moment.over else {}
+                    for moment in moments
+                ]
             )
         resumed.load_state_dict(worlds.state_dict())
-        actions = [dict.fromkeys(moment.time_steps, 3) for moment in moments]
+        actions = [dict.fromkeys(moment.time_steps, np.zeros(1, np.float32)) for moment in moments]
         for one, two in zip(worlds.step(actions), resumed.step(actions), strict=True):
             assert one.time_steps.keys() == two.time_steps.keys()
             for agent, time_step in one.time_steps.items():

@@ -1,0 +1,124 @@
+"""Agents in processes and Ray actors: the same class, the same tasks, and what happens when one is killed."""
+
+import importlib.util
+import os
+import signal
+import threading
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from palaestra import Trainer, TrainerConfig
+from palaestra.robots import AgentError, RobotConfig
+from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime
+from tests.robots.parts import OneTaskConfig, OneTaskRobot, collector_of, env_maker, robot_of
+
+ENDLESS, REPORTS = "palaestra.envs.tiny:Endless", "tests.robots.test_hosted:Reports"
+RAY = pytest.param(
+    RayRuntime,
+    marks=[
+        pytest.mark.slow,
+        pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed"),
+    ],
+)
+
+
+class Reports(gymnasium.Env[np.ndarray, np.int64]):
+    """Shows the number of the process that it lives in."""
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = spaces.Box(0, np.inf, (1,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.array([os.getpid()], np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return np.array([os.getpid()], np.float32), 1.0, False, False, {}
+
+
+@contextmanager
+def at_work(kind=ProcessRuntime, num_agents=2, env=ENDLESS, num_workers=2, on_fault="raise", **kwargs):
+    make = env_maker(env, **kwargs)
+    settings = (("initial_collect_steps", 0), ("mini_batch_size", 4))
+    robot = robot_of(OneTaskRobot, make, OneTaskConfig(name="dqn", settings=settings))
+    config = RobotConfig(timeout_s=60.0, steps_per_iteration=10)
+    with kind() as runtime:
+        parts = {"config": config, "runtime": runtime, "num_workers": num_workers, "on_fault": on_fault}
+        with collector_of(robot, make, num_agents, **parts) as collector:
+            yield robot, collector
+
+
+@pytest.mark.parametrize("kind", [LocalRuntime, ProcessRuntime, RAY])
+def test_agents_live_elsewhere_and_learn_here(kind):
+    """PARL-17: as many env steps, updates and rows as agents in threads make."""
+    with at_work(kind, limit=8) as (robot, collector):
+        Trainer(collector, robot, TrainerConfig(total_env_steps=60)).run()
+        assert collector.env_steps == 60
+        task = robot.tasks["policy"]
+        assert task.predictions == 60 and task.algorithm.num_gradient_steps > 10
+        assert task.buffer is not None and all(len(task.buffer.in_time_order(lane)) > 30 for lane in (0, 1))
+
+
+def test_agents_are_shared_out_over_workers_and_episodes_keep_their_numbers():
+    with at_work(num_agents=3, limit=5) as (robot, collector):
+        info = collector.unroll(20)
+        assert info.env_steps == 60
+        assert len(collector._crew._hosts) == 2
+    assert robot.tasks["policy"].rows_stored == 60
+    assert [(e.env_id, e.length, e.episode_return) for e in info.episodes] == [
+        (number, 5, 5.0) for number in (0, 1, 2) for _ in range(4)
+    ]
+
+
+def process_of(robot, agent):
+    """The process that an agent's environment told."""
+    buffer = robot.tasks["policy"].buffer
+    return int(buffer.observation[buffer.in_time_order(agent)][-1, 0])
+
+
+def killed_in_the_middle(robot, collector, steps=10_000):
+    """Kills the process of agent 1 while its request is being computed; the unroll's error comes back."""
+    collector.unroll(3)
+    victim, asked = process_of(robot, 1), threading.Event()
+    server, task = collector.wrappers["policy"].prediction, robot.tasks["policy"]
+
+    def slow(inputs):
+        if not asked.is_set():
+            os.kill(victim, signal.SIGKILL)
+            asked.set()
+        return task.predict(inputs)
+
+    server._function = slow
+    return collector.unroll(steps)
+
+
+@pytest.mark.fault
+def test_a_killed_agent_ends_the_run_by_name():
+    """kill -9 in the middle of a request: no other agent hangs, and the error says who is gone."""
+    with at_work(env=REPORTS) as (robot, collector), pytest.raises(AgentError, match=r"(?s)agent 1 is gone: .*SIGKILL"):
+        killed_in_the_middle(robot, collector)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("on_fault", ["drop", "restart"])
+def test_the_others_go_on_after_an_agent_was_killed(on_fault, caplog):
+    """Its place is free at once; or it begins anew in a worker of its own, and has its lane again."""
+    with at_work(env=REPORTS, num_agents=3, num_workers=3, on_fault=on_fault) as (robot, collector):
+        before = process_of(robot, 1) if robot.tasks["policy"].rows_stored else None
+        assert killed_in_the_middle(robot, collector, steps=20).env_steps >= 40
+        assert collector.unroll(5).env_steps >= 10
+        assert "agent 1 is gone" in caplog.text
+        assert before != process_of(robot, 1) or on_fault == "drop"
+
+
+@pytest.mark.slow
+def test_an_agents_exception_in_a_worker_is_named():
+    told = r"(?s)agent \d failed in its episode 1, env step 4: .*arm is stuck"
+    world = "tests.robots.test_stops:World"
+    with at_work(env=world, fail_at=4) as (_, collector), pytest.raises(AgentError, match=told):
+        collector.unroll(10)
