@@ -66,7 +66,6 @@ PRESETS: Presets = {
             learning_rate=Linear(1e-3, 0.0),
             unroll_length=4,
             num_updates=4,
-            capacity=20_000,
             gamma=0.995,
             n_step=5,
             target_period=500,
