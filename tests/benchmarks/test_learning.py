@@ -1,9 +1,11 @@
 """What the learning benchmark says about its seeds, and how its queue goes on where it stopped."""
 
 import json
+import sys
 
 import pytest
 
+from benchmarks.learning import __main__ as command_line
 from benchmarks.learning import queue
 from benchmarks.learning.__main__ import CURVES, RESULTS
 from benchmarks.learning.pages import ALL, HEADING, PAGES, all_results, page_with, section, write_pages
@@ -164,3 +166,23 @@ def test_sections_are_renewed_in_their_place_added_and_taken_away(tmp_path):
     assert page_with(text, section("dqn", records)) == text
     assert (tmp_path / "c51.md").read_text() == "# C51\n"
     assert page_with("# C51\n", "x\n") == f"# C51\n\n{HEADING}\nx\n"
+
+
+def test_rows_of_the_peer_are_trained_by_the_peers_interpreter(tmp_path, monkeypatch):
+    asked = []
+
+    def trained(job, worker, rest):
+        asked.append((job.row.name, worker[0], worker[-1], rest[-1]))
+        return seed(job.seed, 100.0)
+
+    monkeypatch.setattr(command_line, "train", trained)
+    monkeypatch.setattr(command_line, "peer_python", lambda directory: (directory / "sb3" / "python", {}))
+    names = ["sac_HalfCheetah-v5", "sb3_sac_HalfCheetah-v5"]
+    command = ["learning", "run", *names, "--seeds", "0", "--jobs", "1", "--env-steps", "500"]
+    monkeypatch.setattr(sys, "argv", [*command, "--results", str(tmp_path), "--peer-dir", str(tmp_path)])
+    command_line.run(command_line.parse())
+    assert asked == [
+        (names[0], sys.executable, "benchmarks.learning.worker", '{"trainer__total_env_steps": 500}'),
+        (names[1], str(tmp_path / "sb3" / "python"), "benchmarks.learning.peer_worker", "500"),
+    ]
+    assert queue.status(tmp_path, ROWS[names[1]]) == "partial"
