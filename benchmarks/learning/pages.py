@@ -53,11 +53,11 @@ def section(algorithm: str, records: Records) -> str:
 
 
 def page_with(text: str, measured: str) -> str:
-    """A page whose section "Measured" is as given: in its old place, or at the end."""
+    """A page whose section "Measured" is as given: in its old place or at the end, or left out."""
     before, found, after = text.partition(HEADING)
     following = re.search(r"^## ", after, re.MULTILINE)
     rest = "\n" + after[following.start() :] if found and following else ""
-    return f"{before.rstrip()}\n\n{HEADING}\n{measured}{rest}"
+    return f"{before.rstrip()}\n" + (f"\n{HEADING}\n{measured}" if measured else "") + rest
 
 
 def all_results(records: Records) -> str:
@@ -66,12 +66,14 @@ def all_results(records: Records) -> str:
 
 
 def write_pages(records: Records, folder: Path = PAGES) -> list[Path]:
-    """Writes the page of all results, and the section of every algorithm that has some; returns the pages."""
+    """Writes the page of all results, and those of algorithms whose results have changed; returns what was written."""
     written = [folder / ALL]
     written[0].write_text(all_results(records))
     for algorithm in dict.fromkeys(row.algorithm for row in ROWS.values()):
-        measured, page = section(algorithm, records), folder / f"{algorithm}.md"
-        if measured:
-            page.write_text(page_with(page.read_text(), measured))
+        page = folder / f"{algorithm}.md"
+        before = page.read_text()
+        after = page_with(before, section(algorithm, records))
+        if after != before:
+            page.write_text(after)
             written.append(page)
     return written

@@ -1,9 +1,11 @@
 """What the learning benchmark says about its seeds, and how its queue goes on where it stopped."""
 
 import json
+import sys
 
 import pytest
 
+from benchmarks.learning import __main__ as command_line
 from benchmarks.learning import queue
 from benchmarks.learning.__main__ import CURVES, RESULTS
 from benchmarks.learning.pages import ALL, HEADING, PAGES, all_results, page_with, section, write_pages
@@ -140,8 +142,7 @@ RECORDS = {name: queue.read(RESULTS, row) for name, row in ROWS.items()}
 def test_the_page_of_an_algorithm_says_what_the_committed_results_say(algorithm):
     """`python -m benchmarks.learning report` writes the pages and draws the curves."""
     page = (PAGES / f"{algorithm}.md").read_text()
-    measured = section(algorithm, RECORDS)
-    assert page_with(page, measured) == page if measured else HEADING not in page
+    assert page_with(page, section(algorithm, RECORDS)) == page
     drawn = [row.name for row in ROWS.values() if row.algorithm == algorithm and RECORDS[row.name] and not row.peer]
     assert all((CURVES / f"{name}.svg").exists() and f"{name}.svg" in page for name in drawn)
 
@@ -150,15 +151,38 @@ def test_the_page_of_all_results_says_what_the_committed_results_say():
     assert (PAGES / ALL).read_text() == all_results(RECORDS)
 
 
-def test_the_section_is_renewed_in_its_place_and_added_where_it_is_missing(tmp_path):
+def test_sections_are_renewed_in_their_place_added_and_taken_away(tmp_path):
     record = {**provenance("python -m benchmarks.learning run"), "seeds": [seed(0, -100.0)]}
     records = dict.fromkeys(ROWS) | {"dqn_MountainCar-v0": record}
-    for name, text in (("dqn", f"# DQN\n\n{HEADING}\nold\n\n## Then\n\nnew\n"), ("c51", "# C51\n")):
-        (tmp_path / f"{name}.md").write_text(text)
-    assert write_pages(records, tmp_path) == [tmp_path / ALL, tmp_path / "dqn.md"]
+    for name in {row.algorithm for row in ROWS.values()}:
+        (tmp_path / f"{name}.md").write_text(f"# {name}\n")
+    (tmp_path / "dqn.md").write_text(f"# DQN\n\n{HEADING}\nold\n\n## Then\n\nnew\n")
+    (tmp_path / "c51.md").write_text(f"# C51\n\n{HEADING}\nold\n")
+    assert {path.name for path in write_pages(records, tmp_path)} == {ALL, "dqn.md", "c51.md"}
     text = (tmp_path / "dqn.md").read_text()
     assert "| MountainCar-v0 | 120,000 | 1 of 5 | -100.0 | -100.0 | -100.849 ± 9.925 |" in text
     assert "old" not in text
     assert text.endswith("\n\n## Then\n\nnew\n")
     assert page_with(text, section("dqn", records)) == text
+    assert (tmp_path / "c51.md").read_text() == "# C51\n"
     assert page_with("# C51\n", "x\n") == f"# C51\n\n{HEADING}\nx\n"
+
+
+def test_rows_of_the_peer_are_trained_by_the_peers_interpreter(tmp_path, monkeypatch):
+    asked = []
+
+    def trained(job, worker, rest):
+        asked.append((job.row.name, worker[0], worker[-1], rest[-1]))
+        return seed(job.seed, 100.0)
+
+    monkeypatch.setattr(command_line, "train", trained)
+    monkeypatch.setattr(command_line, "peer_python", lambda directory: (directory / "sb3" / "python", {}))
+    names = ["sac_HalfCheetah-v5", "sb3_sac_HalfCheetah-v5"]
+    command = ["learning", "run", *names, "--seeds", "0", "--jobs", "1", "--env-steps", "500"]
+    monkeypatch.setattr(sys, "argv", [*command, "--results", str(tmp_path), "--peer-dir", str(tmp_path)])
+    command_line.run(command_line.parse())
+    assert asked == [
+        (names[0], sys.executable, "benchmarks.learning.worker", '{"trainer__total_env_steps": 500}'),
+        (names[1], str(tmp_path / "sb3" / "python"), "benchmarks.learning.peer_worker", "500"),
+    ]
+    assert queue.status(tmp_path, ROWS[names[1]]) == "partial"

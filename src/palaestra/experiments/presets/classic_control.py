@@ -6,7 +6,7 @@ Budgets, and the settings of PPO on CartPole-v1, are those of RL Baselines3 Zoo
 
 from __future__ import annotations
 
-from palaestra.algorithms import DQNConfig, PPOConfig, ReinforceConfig
+from palaestra.algorithms import DQNConfig, EvolutionStrategiesConfig, PPOConfig, ReinforceConfig
 from palaestra.core import Linear
 from palaestra.envs import EnvConfig
 from palaestra.experiments.presets.entry import Preset, Presets
@@ -66,7 +66,6 @@ PRESETS: Presets = {
             learning_rate=Linear(1e-3, 0.0),
             unroll_length=4,
             num_updates=4,
-            capacity=20_000,
             gamma=0.995,
             n_step=5,
             target_period=500,
@@ -91,8 +90,13 @@ PRESETS: Presets = {
         ),
         trainer=TrainerConfig(total_env_steps=120_000),
     ),
+    ("evolution_strategies", "CartPole-v1"): Preset(
+        algorithm=EvolutionStrategiesConfig(learning_rate=0.1, noise_std=0.3),
+        env=EnvConfig(num_envs=32),
+        trainer=TrainerConfig(total_env_steps=500_000),
+    ),
     ("reinforce", "CartPole-v1"): Preset(
-        algorithm=ReinforceConfig(),
+        algorithm=ReinforceConfig(learning_rate=Linear(1e-2, 0.0)),
         env=EnvConfig(num_envs=8),
         trainer=TrainerConfig(total_env_steps=200_000),
     ),

@@ -1,4 +1,4 @@
-"""Classic control of Gymnasium, for the descendants of DQN and for SARSA.
+"""Classic control of Gymnasium, for the descendants of DQN, for SARSA and for discrete SAC.
 
 Budgets are those of RL Baselines3 Zoo (https://github.com/DLR-RM/rl-baselines3-zoo) for DQN and QR-DQN;
 `benchmarks/learning` holds what the settings reach here.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from palaestra.algorithms import C51Config, IQNConfig, QRDQNConfig, RainbowConfig, SarsaConfig
+from palaestra.algorithms import C51Config, DiscreteSACConfig, IQNConfig, QRDQNConfig, RainbowConfig, SarsaConfig
 from palaestra.core import Linear
 from palaestra.envs import EnvConfig
 from palaestra.experiments.presets.entry import Preset, Presets
@@ -33,7 +33,6 @@ _ACROBOT: dict[str, Any] = {
     "learning_rate": Linear(1e-3, 0.0),
     "unroll_length": 4,
     "num_updates": 4,
-    "capacity": 20_000,
     "gamma": 0.995,
     "n_step": 5,
     "target_period": 500,
@@ -83,6 +82,19 @@ PRESETS: Presets = {
     ("rainbow", "Acrobot-v1"): Preset(
         algorithm=RainbowConfig(**{**_ACROBOT, "epsilon": 0.0, "network": _NOISY}, min_return=-200.0, max_return=0.0),
         trainer=TrainerConfig(total_env_steps=100_000),
+    ),
+    ("discrete_sac", "CartPole-v1"): Preset(
+        algorithm=DiscreteSACConfig(
+            learning_rate=Linear(1e-3, 0.0),
+            unroll_length=64,
+            num_updates=32,
+            mini_batch_size=64,
+            capacity=50_000,
+            gamma=0.98,
+            target_entropy_share=Linear(0.5, 0.1),
+            network=NetworkConfig(hidden_sizes=(128, 128), activation="relu"),
+        ),
+        trainer=TrainerConfig(total_env_steps=50_000),
     ),
     ("sarsa", "CartPole-v1"): Preset(
         algorithm=SarsaConfig(
