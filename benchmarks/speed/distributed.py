@@ -170,7 +170,13 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where JSON and tables are written")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [one for task in arguments.tasks for one in TASKS[task](arguments)]
+    rows: list[dict[str, Any]] = []
+    for task in arguments.tasks:
+        rows += TASKS[task](arguments)
+        print(
+            *(f"{one['task']} {one['what']}: {one['value']:,.0f} {one['unit']} {one['share']}" for one in rows),
+            sep="\n",
+        )
     text = table(
         ["task", "what", "measured", "share", "needed", "met"],
         [[one["task"], one["what"], f"{one['value']:,.0f} {one['unit']}", *_bar(one)] for one in rows],
@@ -188,4 +194,6 @@ def _bar(one: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    from benchmarks.speed import distributed
+
+    distributed.main()  # what workers make has to be in a module that they can import, on Ray too

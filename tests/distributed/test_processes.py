@@ -77,7 +77,9 @@ def test_fifty_kills_lose_nothing_but_what_they_hit():
         trainer = Trainer(manager, algorithm, TrainerConfig(total_env_steps=10**9))
         asked = calls_of(runtime, "collect")
         deadline, kill_at = time.monotonic() + 500, time.monotonic()
-        while (killed < kills or mean_return(trainer) < 7) and time.monotonic() < deadline:
+        while (
+            killed < kills or mean_return(trainer) < 7 or len(manager.dropped) < kills
+        ) and time.monotonic() < deadline:
             trainer.train_iter()
             victim = generator.choice(manager._crew.members)
             if killed < kills and victim.state == "idle" and time.monotonic() >= kill_at:
