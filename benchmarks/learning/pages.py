@@ -1,4 +1,4 @@
-"""The section "Measured" of an algorithm's page in the documentation, written from the committed results."""
+"""The documentation's page of all learning results, and the section "Measured" of every algorithm's page."""
 
 import re
 from collections.abc import Mapping
@@ -6,13 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning.rows import ROWS
-from benchmarks.learning.summary import interval, peer_seeds, summarize, zoo_text
+from benchmarks.learning.summary import interval, markdown, peer_seeds, summarize, zoo_text
 from benchmarks.record import ROOT, table
 
 Records = Mapping[str, Mapping[str, Any] | None]
 PAGES = ROOT / "docs" / "algorithms"
 HEADING = "## Measured\n"
 HEADER = ["environment", "env steps", "seeds", "last policy", "best policy", "Zoo", "bars"]
+ALL = "learning.md"
+INTRODUCTION = """\
+# Learning results
+
+What `python -m benchmarks.learning run` has trained so far, and what it has not. It is a queue that goes on where it
+stopped: `benchmarks/README.md` says how. This page is written from the committed results."""
 TEXT = """\
 Mean return over seeds with its 95% interval, deterministic evaluation over 100 episodes; *last policy* is the one after
 the last update, *best policy* the one with the best evaluation during training. *Zoo* is one tuned run of RL Baselines3
@@ -54,9 +60,15 @@ def page_with(text: str, measured: str) -> str:
     return f"{before.rstrip()}\n\n{HEADING}\n{measured}{rest}"
 
 
+def all_results(records: Records) -> str:
+    """The page of all results."""
+    return f"{INTRODUCTION}\n\n{markdown(records)}\n"
+
+
 def write_pages(records: Records, folder: Path = PAGES) -> list[Path]:
-    """Writes the section of every algorithm that has results; returns the pages."""
-    written = []
+    """Writes the page of all results, and the section of every algorithm that has some; returns the pages."""
+    written = [folder / ALL]
+    written[0].write_text(all_results(records))
     for algorithm in dict.fromkeys(row.algorithm for row in ROWS.values()):
         measured, page = section(algorithm, records), folder / f"{algorithm}.md"
         if measured:

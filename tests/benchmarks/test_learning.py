@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.learning import queue
 from benchmarks.learning.__main__ import CURVES, RESULTS
-from benchmarks.learning.pages import HEADING, PAGES, page_with, section, write_pages
+from benchmarks.learning.pages import ALL, HEADING, PAGES, all_results, page_with, section, write_pages
 from benchmarks.learning.rows import CAR_REPEAT, ROWS, peer_of
 from benchmarks.learning.summary import curve, level_bar, markdown, summarize
 from benchmarks.record import provenance
@@ -146,11 +146,16 @@ def test_the_page_of_an_algorithm_says_what_the_committed_results_say(algorithm)
     assert all((CURVES / f"{name}.svg").exists() and f"{name}.svg" in page for name in drawn)
 
 
+def test_the_page_of_all_results_says_what_the_committed_results_say():
+    assert (PAGES / ALL).read_text() == all_results(RECORDS)
+
+
 def test_the_section_is_renewed_in_its_place_and_added_where_it_is_missing(tmp_path):
-    records = dict.fromkeys(ROWS) | {"dqn_MountainCar-v0": {"seeds": [seed(0, -100.0)]}}
+    record = {**provenance("python -m benchmarks.learning run"), "seeds": [seed(0, -100.0)]}
+    records = dict.fromkeys(ROWS) | {"dqn_MountainCar-v0": record}
     for name, text in (("dqn", f"# DQN\n\n{HEADING}\nold\n\n## Then\n\nnew\n"), ("c51", "# C51\n")):
         (tmp_path / f"{name}.md").write_text(text)
-    assert write_pages(records, tmp_path) == [tmp_path / "dqn.md"]
+    assert write_pages(records, tmp_path) == [tmp_path / ALL, tmp_path / "dqn.md"]
     text = (tmp_path / "dqn.md").read_text()
     assert "| MountainCar-v0 | 120,000 | 1 of 5 | -100.0 | -100.0 | -100.849 ± 9.925 |" in text
     assert "old" not in text
