@@ -130,7 +130,9 @@ def test_peers_are_installed_outside_the_tree(monkeypatch, tmp_path):
     assert peers.default_directory() == Path.home() / ".cache" / "palaestra" / "peers"
 
 
-@pytest.mark.parametrize(("result", "page"), [("speed/results/envs.md", "environments.md")])
+@pytest.mark.parametrize(
+    ("result", "page"), [("speed/results/envs.md", "environments.md"), ("results/faults.md", "faults.md")]
+)
 def test_the_documentation_shows_the_committed_measurement(result, page):
     assert (ROOT / "benchmarks" / result).read_text().strip() in (ROOT / "docs" / "concepts" / page).read_text()
 
