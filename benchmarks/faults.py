@@ -1,23 +1,25 @@
 """`python -m benchmarks.faults`: one faulty environment among four, and what vector environments do about it.
 
-Every case runs in a process of its own that is given 15 seconds: "no answer" is a hang. Libraries that are not
-installed are left out.
+Every case runs in a process of its own, which is given 15 seconds from its reset on: "no answer" is a hang.
+Stable-Baselines3 and Tianshou are those of `benchmarks.speed`; what both sides need is imported from our environment.
 """
 
 import argparse
-import importlib.util
 import json
+import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import ROOT, origin, provenance, table, write_json
+from benchmarks.record import ROOT, origin, provenance, publish, table, write_json
+from benchmarks.speed import buffers, peers
 
 RESULTS = Path(__file__).parent / "results"
 FAULTS = ("raise", "unpicklable", "kill", "hang", "nan", "nan_reward", "shape")
-LIMIT_S = 15.0
+LIMIT_S, START_S = 15.0, 120.0
 TIMEOUT_S = 2.0
 STEP = 4
 
@@ -59,6 +61,18 @@ class Make:
         return faulty_env(self.fault, self.lane)
 
 
+def begin_to_wait() -> None:
+    """Environments are there, so that what takes long from now on is a hang."""
+
+    def end() -> None:
+        print("SEEN " + json.dumps(f"no answer in {LIMIT_S:g} s"), flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(LIMIT_S, end)
+    timer.daemon = True
+    timer.start()
+
+
 def ours_make(fault: str, lane: int) -> Any:
     from palaestra.envs import ChaosEnv, load
 
@@ -76,6 +90,7 @@ def play_ours(fault: str, on_fault: str) -> str:
     factories = [functools.partial(ours_make, fault, lane) for lane in range(4)]
     with ProcessEnvironment(factories, lane_seeds=[1, 2, 3, 4], num_workers=4, faults=policy) as env:
         env.reset()
+        begin_to_wait()
         for number in range(STEP + 2):
             env.step(torch.full((4,), number % 2))
         return f"goes on; {len(env.faults)} fault recorded: environment {env.faults[0].env_id} {env.faults[0].what}"
@@ -87,6 +102,7 @@ def play_gymnasium(fault: str) -> str:
 
     env = AsyncVectorEnv([Make(fault, lane) for lane in range(4)])
     env.reset(seed=1)
+    begin_to_wait()
     for number in range(STEP + 2):
         env.step(np.full(4, number % 2))
     env.close()
@@ -99,6 +115,20 @@ def play_sb3(fault: str) -> str:
 
     env = SubprocVecEnv([Make(fault, lane) for lane in range(4)])
     env.reset()
+    begin_to_wait()
+    for number in range(STEP + 2):
+        env.step(np.full(4, number % 2))
+    env.close()
+    return "accepted silently"
+
+
+def play_tianshou(fault: str) -> str:
+    import numpy as np
+    from tianshou.env import SubprocVectorEnv  # pyright: ignore[reportMissingImports]
+
+    env = SubprocVectorEnv([Make(fault, lane) for lane in range(4)])
+    env.reset()
+    begin_to_wait()
     for number in range(STEP + 2):
         env.step(np.full(4, number % 2))
     env.close()
@@ -110,12 +140,15 @@ PLAYERS = {
     "palaestra, restart": lambda fault: play_ours(fault, "restart"),
     "Gymnasium AsyncVectorEnv": play_gymnasium,
     "Stable-Baselines3 SubprocVecEnv": play_sb3,
+    "Tianshou SubprocVectorEnv": play_tianshou,
 }
-NEEDS = {"Stable-Baselines3 SubprocVecEnv": "stable_baselines3"}
+PEERS = {"Stable-Baselines3 SubprocVecEnv": "sb3", "Tianshou SubprocVectorEnv": "tianshou"}
 
 
-def one(player: str, fault: str) -> None:
+def one(player: str, fault: str, packages: str) -> None:
     """In the process of one case: prints what a caller gets to see."""
+    if packages:
+        sys.path.append(packages)  # last, so that only what we do not have comes from there
     try:
         seen = PLAYERS[player](fault)
     except BaseException as error:
@@ -124,15 +157,15 @@ def one(player: str, fault: str) -> None:
     print("SEEN " + json.dumps(seen), flush=True)
 
 
-def case(player: str, fault: str) -> dict[str, Any]:
+def case(player: str, fault: str, packages: str) -> dict[str, Any]:
     begin = time.monotonic()
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.faults", "--one", player, fault]
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.faults", "--one", player, fault, packages]
     child = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
     )
-    seen = f"no answer in {LIMIT_S:g} s"
+    seen = f"no environment in {START_S:g} s"
     try:
-        out, _ = child.communicate(timeout=LIMIT_S)
+        out, _ = child.communicate(timeout=START_S)
         lines = [line for line in out.splitlines() if line.startswith("SEEN ")]
         seen = json.loads(lines[-1][5:]) if lines else f"the whole process ended with code {child.returncode}"
     except subprocess.TimeoutExpired:
@@ -145,7 +178,6 @@ def case(player: str, fault: str) -> dict[str, Any]:
 def _end_group(child: subprocess.Popen[str]) -> None:
     """Ends the case with whatever workers it left."""
     import contextlib
-    import os
     import signal
 
     with contextlib.suppress(ProcessLookupError):
@@ -157,27 +189,34 @@ def markdown(record: dict[str, Any]) -> str:
     players = list(dict.fromkeys(found["player"] for found in record["cases"]))
     seen = {(found["player"], found["fault"]): found["seen"][:140].replace("|", "/") for found in record["cases"]}
     rows = [[fault, *(seen[player, fault] for player in players)] for fault in FAULTS]
-    return table(["fault in 1 of 4", *players], rows) + "\n\n" + origin(record)
+    versions = ", ".join(f"{n} {v}" for found in record["peers"].values() for n, v in found.items())
+    return table(["fault in 1 of 4", *players], rows) + f"\n\n{origin(record)} Peers: {versions}."
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
-    parser.add_argument("--one", nargs=2, metavar=("PLAYER", "FAULT"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=3, metavar=("PLAYER", "FAULT", "PACKAGES"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--peer-dir", type=Path, default=peers.default_directory(), help="where the peers are installed"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="where faults.json and faults.md are written")
     arguments = parser.parse_args()
     if arguments.one:
         one(*arguments.one)
         return
-    record: dict[str, Any] = {**provenance("python -m benchmarks.faults"), "cases": []}
+    record: dict[str, Any] = {**provenance("python -m benchmarks.faults"), "peers": {}, "cases": []}
     for player in PLAYERS:
-        if importlib.util.find_spec(NEEDS.get(player, "gymnasium")) is None:
-            print(f"{player} is not installed and left out", flush=True)
-            continue
+        packages = ""
+        if (name := PEERS.get(player)) is not None:
+            python, record["peers"][name] = peers.environment(
+                arguments.peer_dir, name, buffers.PEERS[name][1], buffers.SHARED
+            )
+            packages = str(next(python.parent.parent.glob("lib/python*/site-packages")))
         for fault in FAULTS:
-            record["cases"].append(case(player, fault))
+            record["cases"].append(case(player, fault, packages))
             print(record["cases"][-1], flush=True)
     write_json(arguments.results / "faults.json", record)
-    (arguments.results / "faults.md").write_text(markdown(record) + "\n")
+    publish(arguments.results / "faults.md", markdown(record), "docs/concepts/faults.md")
 
 
 if __name__ == "__main__":

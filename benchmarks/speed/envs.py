@@ -19,7 +19,7 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
-from benchmarks.record import origin, provenance, table, write_json
+from benchmarks.record import origin, provenance, publish, table, write_json
 from palaestra.envs import NativeVectorEnvironment, ProcessEnvironment, SerialEnvironment, load, space_from_spec
 from palaestra.envs.tiny import TensorCartPole
 
@@ -209,7 +209,7 @@ def main() -> None:
             print(markdown(record).splitlines()[-3], flush=True)
     if not arguments.only:
         write_json(arguments.results / "envs.json", record)
-        (arguments.results / "envs.md").write_text(markdown(record) + "\n")
+        publish(arguments.results / "envs.md", markdown(record), "docs/concepts/environments.md")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from examples.inventory.bridge import Ports, reading_of
+from examples.inventory.bridge import Ports
+from examples.inventory.reading import reading_of
 from examples.inventory.rules import Levels
 from examples.inventory.simulator import Simulator
 from examples.inventory.tape import Tape

@@ -3,14 +3,18 @@
 import contextlib
 import dataclasses
 import functools
+import time
 from collections import deque
 from typing import Any
 
+import gymnasium
+import numpy as np
 import torch
+from gymnasium import spaces
 
 from palaestra.algorithms import ALGORITHMS, Algorithm
 from palaestra.core import POLICY, RunSeeds
-from palaestra.distributed import CollectorFactory, DistributedConfig, RolloutManager
+from palaestra.distributed import ActingParts, CollectorFactory, DistributedConfig, RolloutManager
 from palaestra.envs import EnvConfig, probe_specs
 from palaestra.rollout import buffer_for
 from palaestra.runtime import RestartPolicy, Runtime
@@ -35,11 +39,12 @@ def make_algorithm(name: str, kind: str, **settings: Any) -> Algorithm[Any]:
 
 
 def make_manager(
-    runtime: Runtime, algorithm: Algorithm[Any], env: EnvConfig, make: Any, **config: Any
+    runtime: Runtime, algorithm: Algorithm[Any], env: EnvConfig, make: Any, *, slow_s: float = 0.0, **config: Any
 ) -> RolloutManager:
-    """A manager whose workers act with what `make` makes."""
+    """A manager whose workers act with what `make` makes; the first may step slowly."""
     distributed = DistributedConfig(**{"runtime": "local", "timeout_s": 60.0, "grace_timeout_s": 0.0, **config})
-    parts = CollectorFactory(env=env, algorithm=make, num_workers=distributed.num_workers)
+    parts: Any = CollectorFactory(env=env, algorithm=make, num_workers=distributed.num_workers)
+    parts = SlowWorker(parts, 0, slow_s) if slow_s else parts
     observation_spec, _, reward_spec = probe_specs(env)
     buffer = buffer_for(algorithm, env.num_envs, observation_spec=observation_spec, reward_spec=reward_spec)
     return RolloutManager(runtime, parts, {POLICY: algorithm.policy}, {POLICY: buffer}, distributed)
@@ -67,6 +72,45 @@ def assert_same(first: dict[str, Any], second: dict[str, Any]) -> None:
     assert first.keys() == second.keys()
     for name, value in first.items():
         assert torch.equal(torch.as_tensor(value), torch.as_tensor(second[name])), name
+
+
+class Pays(gymnasium.Env[np.ndarray, np.int64]):
+    """Pays 1 for the action that the observation shows; ends after eight steps, each of which takes its time."""
+
+    def __init__(self, step_s: float = 0.0) -> None:
+        self.observation_space = spaces.Box(0, 1, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._step_s, self._steps, self._shown = step_s, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._observation(), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        time.sleep(self._step_s)
+        self._steps += 1
+        reward = float(action == self._shown)
+        return self._observation(), reward, False, self._steps == 8, {}
+
+    def _observation(self) -> np.ndarray:
+        self._shown = int(self.np_random.integers(2))
+        return np.eye(2, dtype=np.float32)[self._shown]
+
+
+@dataclasses.dataclass(frozen=True)
+class SlowWorker:
+    """Parts of workers one of which steps slower environments."""
+
+    parts: CollectorFactory
+    slow: int
+    step_s: float
+
+    def __call__(self, worker: int) -> ActingParts:
+        env = self.parts.env
+        if worker == self.slow:
+            env = dataclasses.replace(env, kwargs={"step_s": self.step_s})
+        return dataclasses.replace(self.parts, env=env)(worker)
 
 
 class HoldBack:

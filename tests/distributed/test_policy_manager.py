@@ -1,17 +1,19 @@
 """Tests of `palaestra.distributed.policy_manager` and `policy_host`."""
 
 import copy
+import dataclasses
 import logging
 from typing import Any
 
 import pytest
 import torch
 
-from palaestra.core import ConfigError, NonFiniteError
+from palaestra import Collector, Trainer, TrainerConfig
+from palaestra.core import POLICY, ConfigError, NonFiniteError
 from palaestra.distributed import DistributedPolicyManager, GradientWorkers, TrainerAllocator
 from palaestra.runtime import LocalRuntime, ProcessRuntime, WorkerDiedError
 from palaestra.training import PolicyManager, SimplePolicyManager
-from tests.algorithms.parts import CASES, any_kind, collected
+from tests.algorithms.parts import CASES, any_kind, collected, environment, make
 from tests.contracts.states import different, whole_state
 from tests.distributed.parts import QUICK, Mortal, local, several, sources_of, twin
 
@@ -81,8 +83,6 @@ def test_policies_learn_at_the_same_time_in_processes_and_equal_those_that_learn
 
 
 def _much(plan: Any) -> Any:
-    import dataclasses
-
     return dataclasses.replace(plan, num_updates=60)
 
 
@@ -128,6 +128,29 @@ def test_a_checkpoint_of_one_manager_is_one_of_the_other():
         in_place = simple.update({"policy": collector.buffer})["policy"]
         assert first.metrics == again.metrics == in_place.metrics
         assert not different(simple.state()["policy"], manager.state()["policy"])
+
+
+def test_collection_begins_when_every_host_has_reported_its_newest_weights():
+    """MARO-02, MARO-06, MARO-07, MARO-09: collect, then update; actions are of the version after all updates."""
+    with environment("discrete") as env, local() as runtime:
+        algorithm = make("ppo", env)
+        manager = DistributedPolicyManager({POLICY: algorithm}, runtime)
+        learner = Trainer(Collector.of(env, algorithm), manager, TrainerConfig(total_env_steps=10_000))
+        collect, acted = learner.collect, []
+        unroll = collect.unroll
+
+        def seen(length: float, **options: Any) -> Any:
+            version = algorithm.policy_version
+            info = unroll(length, **options)
+            acted.append(collect.buffers[POLICY].newest(1).policy_version.unique().tolist())
+            assert algorithm.policy_version == version
+            return info
+
+        collect.unroll = seen
+        for _ in range(5):
+            learner.train_iter()
+    assert acted == [[0], [1], [2], [3], [4]]
+    assert algorithm.policy_version == 5
 
 
 # -- with gradient workers

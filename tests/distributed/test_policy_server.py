@@ -1,7 +1,5 @@
 """Tests of `palaestra.distributed.policy_server` and `asynchronous`: actors that wait for nobody."""
 
-import copy
-import functools
 import itertools
 from collections import Counter
 from typing import Any
@@ -10,58 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from palaestra.algorithms import Algorithm
 from palaestra.core import POLICY, Batch, ConfigError, OnPolicy, StepType
 from palaestra.distributed import (
     AsynchronousConfig,
-    CollectorFactory,
-    DistributedConfig,
     Pace,
-    PolicyServer,
     WorkersLostError,
     policy_server,
 )
-from palaestra.envs import EnvConfig, probe_specs
-from palaestra.rollout import buffer_for
-from palaestra.runtime import LocalRuntime, ProcessRuntime, Runtime
-from palaestra.training import CheckpointStore, Trainer, TrainerConfig
+from palaestra.runtime import ProcessRuntime
+from palaestra.training import CheckpointStore, Trainer
+from tests.distributed.actors import CATCH, TRACK, Overtaken, asynchronous, make_algorithm, server
 from tests.distributed.parts import QUICK, Mortal, local
-from tests.distributed.runs import CATCH, TRACK, make_algorithm
 
 LEARNERS = [("impala", CATCH), ("ppo", CATCH), ("dqn", CATCH), ("sac", TRACK)]
-
-
-def server(runtime: Runtime, algorithm: Algorithm, env: EnvConfig, actors: int = 4, **settings: Any) -> PolicyServer:
-    """A policy server over actors that share the environments."""
-    known = {key: settings.pop(key) for key in list(settings) if key in AsynchronousConfig.__dataclass_fields__}
-    config = DistributedConfig(runtime="local", num_workers=actors, **{"timeout_s": 60.0, **settings})
-    parts = CollectorFactory(env=env, algorithm=functools.partial(copy.deepcopy, algorithm), num_workers=actors)
-    observation_spec, _, reward_spec = probe_specs(env)
-    buffer = buffer_for(algorithm, env.num_envs, observation_spec=observation_spec, reward_spec=reward_spec)
-    return PolicyServer(runtime, parts, {POLICY: algorithm}, {POLICY: buffer}, config, AsynchronousConfig(**known))
-
-
-def asynchronous(runtime: Runtime, name: str, env: EnvConfig = CATCH, *, total: int = 400, **settings: Any) -> Trainer:
-    plan = {key: settings.pop(key) for key in ("num_updates", "mini_batch_size", "capacity") if key in settings}
-    checkpoints = settings.pop("checkpoints", None)
-    algorithm = make_algorithm(name, env, **plan)
-    config = TrainerConfig(total_env_steps=total)
-    return Trainer(server(runtime, algorithm, env, **settings), algorithm, config, checkpoints=checkpoints)
-
-
-class Overtaken(LocalRuntime):
-    """One actor's work is done only after so many calls of the others: it is slow."""
-
-    def __init__(self, slow: str, every: int) -> None:
-        super().__init__(QUICK)
-        self._slow, self._every, self._others = slow, every, 0
-
-    def poll(self, timeout_s: float) -> Any:
-        if len(self._asked) > 1 and self._asked[0][0].id == self._slow and self._asked[0][1].method == "collect":
-            self._others += 1
-            if self._others % self._every:
-                self._asked.rotate(-1)
-        return super().poll(timeout_s)
 
 
 def watched(trainer: Trainer) -> list[int]:
@@ -85,7 +44,7 @@ def watched(trainer: Trainer) -> list[int]:
 @pytest.mark.parametrize("name", ["impala", "ppo"])
 def test_exactly_the_data_that_max_lag_allows_is_used(name, max_lag):
     """MARO-12, MARO-13, F19: a slow actor among three quick ones; what is older is dropped, counted and named."""
-    with Overtaken("actor-1", every=12) as runtime:
+    with Overtaken("actor-1", every=40) as runtime:
         trainer = asynchronous(runtime, name, max_lag=max_lag)
         used, collect = watched(trainer), trainer.collect
         arrived = Counter[int]()
@@ -97,13 +56,13 @@ def test_exactly_the_data_that_max_lag_allows_is_used(name, max_lag):
             return lag
 
         collect._lag = noted
-        for _ in range(40):
+        for _ in range(60):
             trainer.train_iter()
     allowed = Counter({lag: n for lag, n in arrived.items() if max_lag is None or lag <= max_lag})
     assert max(arrived) > 8, "the slow actor is not slow"
     assert collect.lags == allowed
     assert set(used) == set(allowed)
-    assert trainer.algorithm.policy_version == sum(allowed.values()) == 40
+    assert trainer.algorithm.policy_version == sum(allowed.values()) == 60
     assert len(collect.dropped) == sum((arrived - allowed).values())
     assert len(set(collect.dropped)) == len(collect.dropped)
     for dropped in collect.dropped:
@@ -129,6 +88,19 @@ def test_an_actor_whose_data_was_dropped_gets_the_newest_weights():
     assert {worker for worker, _, _ in sent} == {"actor-0", "actor-1", "actor-2", "actor-3"}
     assert all(version == newest for _, version, newest in sent)
     assert max(version for worker, version, _ in sent if worker == "actor-1") > 8
+
+
+def test_actors_begin_with_the_first_weights_and_end_with_the_runtime():
+    """MARO-14, MARO-23: the server is the trainer's process; it hands out version 0 first, and leaves nobody behind."""
+    with local() as runtime:
+        trainer = asynchronous(runtime, "impala")
+        seen = watched(trainer)
+        trainer.train_iter()
+        assert seen
+        assert set(seen) == {0}
+        assert trainer.collect.env_steps > 0
+        assert {status.state for status in runtime.status().values()} <= {"idle", "busy"}
+    assert {status.state for status in runtime.status().values()} == {"dead"}
 
 
 @pytest.mark.parametrize(("name", "env"), LEARNERS)
@@ -269,11 +241,11 @@ def test_a_run_is_resumed_from_its_checkpoint(name, env, tmp_path):
 
 def test_a_paused_unroll_keeps_what_it_has_and_counts_nothing_twice():
     with local() as runtime:
-        trainer = asynchronous(runtime, "impala", fragments_per_update=4)
+        trainer = asynchronous(runtime, "impala", fragments_per_update=8)
         collect = trainer.collect
         trainer.train_iter()
         steps = collect.env_steps
-        serve, left = collect._serve, [2]
+        serve, left = collect._serve, [1]
 
         def interrupted(*args: Any) -> None:
             serve(*args)
@@ -289,7 +261,7 @@ def test_a_paused_unroll_keeps_what_it_has_and_counts_nothing_twice():
         trainer.train_iter()
         assert not collect.unfinished
         assert trainer.algorithm.policy_version == 2
-        assert sum(collect.lags.values()) == 8
+        assert sum(collect.lags.values()) == 16
 
 
 def test_the_lag_histogram_is_among_the_metrics():

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from palaestra.core import CheckpointError, ConfigError, StepType, join_state, split_state
 from palaestra.distributed import CollectorFactory, DistributedConfig, WorkersLostError
@@ -122,6 +123,28 @@ def test_late_data_is_used_if_it_is_not_too_old_and_named_if_it_is(runtime, max_
     assert manager.env_steps > steps
     versions = manager.buffers["policy"]._whole().policy_version
     assert sorted(set(versions.flatten().tolist())) in ([1, 2], [2], [0, 2], [0, 1, 2])
+
+
+def test_a_dropped_fragment_leaves_a_gap_that_nothing_is_learned_across(runtime):
+    """The rows on both sides of it are of one episode, and do not belong together."""
+    hold = HoldBack(runtime)
+    trainer = make_trainer(runtime, "dqn", **FOUR, min_finished_workers=3)
+    manager = trainer.collect
+    manager.unroll(2)
+    manager.unroll(1)
+    hold.held.add(worker_of(manager, 3))
+    manager.unroll(1)
+    manager._policies["policy"].version += 1
+    hold.held.clear()
+    while not manager.dropped or manager._gaps:
+        manager.unroll(1)
+    buffer = manager.buffers["policy"]
+    rows = buffer.in_time_order(3)
+    kinds = buffer.take("step_type", rows)
+    (gap,) = [i for i in range(1, len(rows)) if kinds[i] == StepType.FIRST and kinds[i - 1] != StepType.LAST]
+    before, after = (buffer.take("observation", rows[[i]])[0] for i in (gap - 1, gap))
+    assert not buffer.is_start(rows[[gap - 1]])[0]
+    assert not torch.equal(before, after)
 
 
 @pytest.mark.fault

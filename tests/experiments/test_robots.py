@@ -1,26 +1,200 @@
 """Robots train from the command line like everything else: run directory, resume, metrics per task, evaluation, faults."""
 
 import json
+from dataclasses import dataclass
+from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
-import torch
+from gymnasium import spaces
 
 import palaestra
-from palaestra.core import ConfigError
-from palaestra.experiments import evaluate_run
+from palaestra import NetworkConfig
+from palaestra.algorithms import A2C, DQN, A2CConfig, AlgorithmConfig, DQNConfig
+from palaestra.core import ConfigError, DiscreteSpec, RunSeeds
+from palaestra.experiments import RunDirectory, evaluate_run
 from palaestra.policies import load_policy
-from palaestra.robots import AgentError
-from palaestra.training import CheckpointStore
-from tests.cli.parts import run_cli  # noqa: F401
+from palaestra.robots import Agent, AgentError, ComputationTask, Robot, task_seeds
+from tests.cli.parts import exit_code, output
 
-ROBOT, WORLD = "tests.experiments.test_robots:Walker", "palaestra.envs.tiny:FourRooms"
-SETTINGS = {
+ROBOT, WORLD = "tests.experiments.test_robots:Walker", "tests.experiments.test_robots:Line"
+SIZES = {
     "env__num_envs": 2,
-    "env__max_episode_steps": 20,
     "robot__steps_per_iteration": 20,
     "trainer__total_env_steps": 160,
     "trainer__eval_every_steps": 80,
     "trainer__checkpoint_every_steps": 80,
+    "trainer__log_every_steps": 40,
     "trainer__eval_episodes": 3,
     "run__tensorboard": False,
 }
+
+
+class Line(gymnasium.Env[np.ndarray, np.int64]):
+    """Ten steps along a line; each to the right pays 1. Fails in step `fail_at`."""
+
+    def __init__(self, fail_at: int = -1) -> None:
+        self.observation_space, self.action_space = spaces.Box(-20, 20, (1,), np.float32), spaces.Discrete(2)
+        self._x = self._steps = 0
+        self._fail_at = fail_at
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._x = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        if self._steps == self._fail_at:
+            raise ValueError("lost")
+        self._x += 1 if action else -1
+        over = self._steps % 10 == 0
+        return np.array([self._x], np.float32), float(action), over, False, {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WalkerConfig(AlgorithmConfig):
+    """Settings of `Walker`."""
+
+    period: int = 5
+    """Env steps between two choices of the slow task."""
+
+
+class WalkerAgent(Agent):
+    def run_one_episode(self) -> None:
+        slow, fast = self.helpers["slow"], self.helpers["fast"]
+        step = since = self.env.reset()
+        earned = 0.0
+        while not step.last:
+            if slow.due:
+                slow.predict(since)
+                earned = 0.0
+            step = self.env.step(fast.predict(step))
+            fast.store_data(step)
+            earned += step.reward
+            if slow.due or step.last:
+                since = step._replace(reward=earned)
+                slow.store_data(since)
+
+
+class Walker(Robot):
+    """A slow task beside a fast one."""
+
+    config_class = WalkerConfig
+    agent_class = WalkerAgent
+
+    def build(self, seeds: RunSeeds) -> dict[str, ComputationTask]:
+        network = NetworkConfig(hidden_sizes=(8,))
+        slow = DQNConfig(unroll_length=1, initial_collect_steps=4, mini_batch_size=4, capacity=200, network=network)
+        fast = A2CConfig(unroll_length=5, network=network)
+        first = DQN(self.observation_spec, DiscreteSpec(num=3), slow, task_seeds(seeds, 0))
+        second = A2C(self.observation_spec, self.action_spec, fast, task_seeds(seeds, 1))
+        return {"slow": ComputationTask(first, period_steps=self.config.period), "fast": ComputationTask(second)}
+
+
+def trained(folder, **settings):
+    return palaestra.train(ROBOT, WORLD, run__directory=str(folder), **(SIZES | settings))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("runs"), run__name="walker")
+
+
+def rows_of(run):
+    return [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_directory_has_what_every_run_has(run):
+    assert run.result.status == "done" and run.result.env_steps == 160
+    for name in ("config.yaml", "run.json", "metrics.jsonl", "episodes.csv", "report.html"):
+        assert (run.directory / name).is_file(), name
+    assert len((run.directory / "episodes.csv").read_text().splitlines()) == 1 + 16
+    assert sorted(path.stem for path in (run.directory / "evals").iterdir()) == ["160", "80"]
+    assert run.result.evaluation.episodes == 3 and 0 <= run.result.evaluation.return_mean <= 10
+
+
+def test_metrics_are_of_each_task(run):
+    """PARL-12: what each learned, how large its batches were; the slow one asks a fifth as often."""
+    last = rows_of(run)[-1]
+    assert {"learning/slow/q", "learning/fast/entropy"} <= last.keys()
+    assert last["robot/fast/predict/requests"] == 160 and last["robot/slow/predict/requests"] == 32
+    assert last["robot/fast/predict/batches"] < 160 and last["gradient_steps"] > 16
+
+
+def test_policies_are_kept_by_task(run):
+    assert load_policy(run.directory / "policy" / "fast").action_spec.num == 2
+    assert load_policy(run.directory / "policy" / "slow").action_spec.num == 3
+
+
+@pytest.mark.parametrize("which", ["best", "last", "80"])
+def test_a_run_is_evaluated_afterwards(run, which):
+    found = evaluate_run(run.directory, episodes=4, which=which)
+    assert found.episodes == 4 and found.length_mean == 10
+    if which == "last":
+        again = evaluate_run(run.directory, episodes=3, which="last")
+        assert again.returns == run.result.evaluation.returns
+
+
+def test_a_resumed_run_goes_on_with_new_episodes(tmp_path):
+    """Weights, optimizers, buffers and counters are those of the checkpoint; it says `statistical`."""
+    first = trained(tmp_path, run__name="walker", trainer__total_env_steps=80)
+    more = palaestra.resume("walker", root=tmp_path, trainer__total_env_steps=240)
+    assert more.result.env_steps == 240 and RunDirectory(first.directory).info["resume"] == "statistical"
+    rows = rows_of(more)
+    assert [row["env_steps"] for row in rows] == [40, 80, 120, 160, 200, 240]
+    assert rows[-1]["gradient_steps"] > rows[1]["gradient_steps"] > 0
+    assert len((first.directory / "episodes.csv").read_text().splitlines()) == 1 + 24
+
+
+def test_the_command_line_knows_the_settings_of_the_robot(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = ["--env.num-envs", "2", "--trainer.total-env-steps", "100", "--algorithm.period", "2", "--run.name", "w"]
+    assert exit_code("train", ROBOT, WORLD, *options, "--run.no-tensorboard", "--trainer.eval-episodes", "2") == 0
+    assert "report" in output(capsys)
+    assert RunDirectory(tmp_path / "runs" / "w").config.algorithm.period == 2
+    assert exit_code("resume", "runs/w", "--until", "200") == 0
+    assert exit_code("eval", "runs/w", "--episodes", "2") == 0
+    assert "2 episodes, deterministic" in output(capsys)
+    assert exit_code("train", ROBOT, WORLD, "--algorithm.perod", "2") == 2
+    assert "did you mean --algorithm.period" in output(capsys)
+
+
+def test_a_run_is_filmed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    world = "palaestra.envs.tiny:FourRooms"
+    options = ["--env.max-episode-steps", "9", "--trainer.total-env-steps", "20", "--trainer.eval-episodes", "2"]
+    assert exit_code("train", "tests.robots.parts:GoalRobot", world, *options, "--run.name", "w") == 0
+    assert exit_code("play", "runs/w", "--episodes", "2", "--output", "film.gif") == 0
+    assert "2 episode(s)" in output(capsys) and (tmp_path / "film.gif").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_several_seeds_train_side_by_side(tmp_path):
+    group = trained(tmp_path, seeds=2)
+    assert group.exit_code == 0 and len(list(group.directory.glob("seed_*/report.html"))) == 2
+
+
+@pytest.mark.slow
+def test_agents_of_a_run_live_in_worker_processes(tmp_path):
+    run = trained(tmp_path, distributed__runtime="process", distributed__num_workers=2)
+    assert run.result.env_steps == 160 and rows_of(run)[-1]["robot/fast/predict/requests"] == 160
+
+
+def test_an_agent_that_fails_ends_the_run_with_a_report_of_the_fault(tmp_path):
+    with pytest.raises(AgentError, match="lost"):
+        trained(tmp_path, run__name="w", env__kwargs={"fail_at": 35})
+    info = RunDirectory(tmp_path / "w").info
+    assert info["status"] == "failed" and "lost" in info["error"]
+    (fault,) = (tmp_path / "w" / "faults").glob("*.json")
+    assert "agent" in fault.read_text()
+
+
+def test_what_a_robot_cannot_do_is_refused_before_anything_starts(tmp_path):
+    with pytest.raises(ConfigError, match="each agent of a robot has an environment of its own"):
+        trained(tmp_path, env__vectorization="process")
+    with pytest.raises(ConfigError, match=r"leave out offline\.data"):
+        trained(tmp_path, offline__data=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"robot\.steps_per_iteration is 0"):
+        trained(tmp_path, robot__steps_per_iteration=0)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from palaestra import PPO, NetworkConfig, PPOConfig, RunSeeds
 from palaestra.core import EnvError
-from palaestra.multiagent import Worlds
+from palaestra.multiagent import MultiAgentCollector, Worlds, assign_roles
 from palaestra.training import CheckpointStore, SimplePolicyManager, Trainer, TrainerConfig
 from tests.contracts.states import different
 from tests.multiagent.parts import RandomWorld, Shop
@@ -100,3 +101,42 @@ def test_a_world_that_does_not_replay_is_named():
     worlds.reset()
     with pytest.raises(EnvError, match=r"world 0 .* does not replay"):
         worlds.load_state_dict(worlds.state_dict())
+
+
+def test_a_policy_with_a_memory_keeps_one_for_each_agent(tmp_path):
+    """PARL-15: memories of agents that act at different times, through delayed rewards and a resume."""
+    network = NetworkConfig(hidden_sizes=(8,), recurrent="gru", recurrent_size=6)
+    results = []
+    for parts in (1, 2):
+        trainers = []
+        for _ in range(parts):
+            worlds = Worlds([lambda: Shop(delay=4)] * 2, lane_seeds=[1, 2])
+            roles = assign_roles(worlds.agents, {"*": "both"})
+            config = PPOConfig(network=network, unroll_length=15, mini_batch_length=4, mini_batch_size=16)
+            ppo = PPO(roles["both"].observation_spec, roles["both"].action_spec, config, RunSeeds(1))
+            collector = MultiAgentCollector(worlds, roles, {"both": ppo})
+            config = TrainerConfig(total_env_steps=1000, log_every_steps=0)
+            trainers.append(Trainer(collector, SimplePolicyManager({"both": ppo}), config))
+        for number, trainer in enumerate(trainers):
+            if number:
+                store = CheckpointStore(tmp_path)
+                store.save(1, trainers[0].state())
+                trainer.load_state(store.load_newest()[1])
+            for _ in range(4 // parts):
+                trainer.train_iter()
+        state = trainers[-1].algorithms["both"].state_tensors()
+        results.append({key: value for key, value in state.items() if isinstance(value, torch.Tensor)})
+    # the memory after one row is the memory before the next one of the same agent
+    collect, policy = trainers[-1].collect, trainers[-1].algorithms["both"].policy
+    collect.unroll(15)
+    (buffer,) = collect.buffers.values()
+    rows = buffer[buffer.in_time_order(0)]
+    before = buffer.recent("state", len(rows) - 1)[:, 0]
+    checked = 0
+    for row in range(len(rows) - 2):
+        if int(rows.policy_version[row]) == policy.version and set(rows.step_type[row : row + 2].tolist()) == {1}:
+            _, after = policy.features(rows.observation[row][None], before[row][None])
+            assert torch.allclose(after.values()[0][0], before.values()[0][row + 1], atol=1e-6)
+            checked += 1
+    assert checked > 2
+    assert not different(*results)

@@ -49,6 +49,16 @@ class OneTaskRobot(Robot):
         return {"policy": ComputationTask(algorithm, **self.task_settings)}
 
 
+class GoalRobot(Robot):
+    """One task with continuous actions and nested observations."""
+
+    agent_class = OneTaskAgent
+
+    def build(self, seeds: RunSeeds) -> dict[str, ComputationTask]:
+        algorithm = ALGORITHMS["a2c"](self.observation_spec, self.action_spec, seeds=seeds)
+        return {"policy": ComputationTask(algorithm)}
+
+
 def env_maker(name: str, *, limit: int | None = None, **kwargs: Any) -> Callable[[int], SingleEnvironment]:
     """Makes an environment for each agent; can be sent to another process."""
     return functools.partial(_env, name, limit, kwargs)
@@ -105,6 +115,9 @@ class Line(Communicator):
         later: Future[Any] = Future()
         later.set_result(self.learn(data))
         return later
+
+    def finish(self, answer: Future[Any]) -> Any:
+        return answer.result()
 
     def store(self, row: Any) -> None:
         self.task.store(self._agent, *row)

@@ -107,7 +107,7 @@ def test_learning_in_the_background():
             self.futures.append(Future())
             return self.futures[-1]
 
-        def wait(self, answer, what):
+        def finish(self, answer):
             if not answer.done():
                 answer.set_result({"waited": 1.0})
             return answer.result()

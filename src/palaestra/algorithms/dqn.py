@@ -62,6 +62,6 @@ class DQN(ValueBased):
             else:
                 target = q_target(next_target, batch.reward, batch.discount, mask)
         values = self.policy.q_values(batch.observation, noise=self.noise_of(batch, 0))
-        q = values.gather(-1, batch.action[:, None]).squeeze(-1)
+        q = values.gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
         error = q - target
         return self.stated(huber(error, delta=self.config.huber_delta), error, q, batch)

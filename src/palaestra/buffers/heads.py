@@ -49,6 +49,8 @@ class WriteHeads:
         """How often rows were taken back, or open rows exchanged."""
         self.kept = np.full(num_lanes, _ALL)
         """[B] so many rows of each lane are what they were before rows were taken back or open rows exchanged."""
+        self.has_changes = False
+        """Whether any row is not `kept`."""
 
     @property
     def places(self) -> int:
@@ -153,6 +155,7 @@ class WriteHeads:
         """
         self.exchanges += 1
         self.kept[lanes] = np.minimum(self.kept[lanes], self.writes[lanes])
+        self.has_changes = bool((self.kept != _ALL).any())
 
     @property
     def stamp(self) -> tuple[int, ...]:
@@ -163,14 +166,10 @@ class WriteHeads:
             self.written * self.num_lanes if self.together else int(self._written.sum()),
         )
 
-    @property
-    def has_changes(self) -> bool:
-        """Whether any row is not `kept`."""
-        return bool((self.kept != _ALL).any())
-
     def forget_changes(self) -> None:
         """Begins to count anew what is `kept`; for whoever follows the changes."""
         self.kept[:] = _ALL
+        self.has_changes = False
 
     def keep(self, counts: np.ndarray) -> None:
         """Forgets all but the newest complete rows of each lane.
@@ -348,6 +347,7 @@ class WriteHeads:
             raise CheckpointError(f"the saved buffer has no {error}") from None
         self.head, self.count, self.written = int(self._heads[0]), int(self._counts[0]), int(self._written[0])
         self.all_open = bool(self.opened.all())
+        self.has_changes = bool((self.kept != _ALL).any())
 
     def _separate(self) -> None:
         if self.together:

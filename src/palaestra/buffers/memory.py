@@ -57,7 +57,7 @@ class MainMemory(Memory):
             ConfigError: there is less memory than they need; the message says how much of it and what can be done.
         """
         _require_room(shapes, available_bytes(), "main memory", "storage=MappedFiles(directory) to keep rows on a disk")
-        # of numpy, which asks the system for huge pages: rows at random places are read a fifth faster from them
+        # of numpy, which asks the system for huge pages: rows at random places are read a sixth faster from them
         return {path: torch.from_numpy(np.zeros(shape, numpy_dtype(dtype))) for path, (shape, dtype) in shapes.items()}
 
 

@@ -25,8 +25,12 @@ from palaestra.experiments import (
     policies_of_run,
     policy_of_run,
 )
+from palaestra.experiments.config import algorithm_class
+from palaestra.experiments.evaluation import robot_of_run
+from palaestra.experiments.robots import film_robot
 from palaestra.multiagent import create_worlds, play_worlds
 from palaestra.policies import Phase, Policy
+from palaestra.robots import Robot
 
 __all__ = ["play"]
 
@@ -69,11 +73,14 @@ def play(arguments: list[str]) -> int:
     if options.output is not None and Path(options.output).suffix not in (".mp4", ".gif"):
         raise ConfigError(f"--output is {options.output!r}; give a file that ends with .mp4 or .gif")
     directory = find_run(name, options.root)
-    many = many_agents(directory.config)
+    many, robot = many_agents(directory.config), _is_robot(directory)
     screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform in ("darwin", "win32"))
-    window = options.output is None and not options.grid and screen and not many
+    window = options.output is None and not options.grid and screen and not many and not robot
     if many:
         episodes, returns = _worlds(directory, options)
+    elif robot:
+        made, policies = robot_of_run(directory, options.which)
+        episodes, returns = film_robot(directory.config, made, policies, episodes=options.episodes, seed=options.seed)
     else:
         policy = policy_of_run(directory, options.which)
         with _environment(directory.config, "human" if window else "rgb_array", options.seed) as env:
@@ -90,6 +97,10 @@ def play(arguments: list[str]) -> int:
     if path is not None:
         print(f"film        {path}")
     return 0
+
+
+def _is_robot(directory: RunDirectory) -> bool:
+    return issubclass(algorithm_class(directory.config.algorithm_name), Robot)
 
 
 def _environment(config: ExperimentConfig, render_mode: str, seed: int) -> Environment:

@@ -13,7 +13,14 @@ from palaestra.distributed.policy_server import PolicyServer
 from palaestra.distributed.rollout_manager import RolloutManager
 from palaestra.distributed.view import WorkersView
 from palaestra.distributed.weights import acting_weights, load_acting_weights, versions_of
-from palaestra.distributed.worker import ActingParts, CollectorFactory, Fragment, RolloutWorker
+from palaestra.distributed.worker import (
+    ActingParts,
+    CollectorFactory,
+    Fragment,
+    RolloutWorker,
+    broken_off,
+    require_shares,
+)
 
 __all__ = [
     "ActingParts",
@@ -44,7 +51,9 @@ __all__ = [
     "WorkersView",
     "acting_weights",
     "apply_shards",
+    "broken_off",
     "load_acting_weights",
     "require_gradients",
+    "require_shares",
     "versions_of",
 ]

@@ -23,6 +23,10 @@ class DistributedConfig:
     """Workers in this process, in processes of this machine, or on a Ray cluster; none if left out."""
     num_workers: Annotated[int, tyro.conf.arg(aliases=("--num-workers",))] = 2
     """Workers that collect; env.num_envs are shared out over them."""
+    mode: Annotated[Literal["sync", "async"], tyro.conf.arg(aliases=("--mode",))] = "sync"
+    """Collect and learn in turn; or learn from whatever arrives, from actors that wait for nobody (asynchronous.*)."""
+    num_gradient_workers: int = 0
+    """Workers that compute gradients, each of a part of every minibatch; 0 computes them where the policy learns."""
     address: Annotated[str | None, tyro.conf.arg(aliases=("--address",))] = None
     """Of the Ray cluster, such as auto or 10.0.0.1:6379; Ray is started on this machine if left out."""
     episodes: int | None = None
@@ -49,9 +53,22 @@ class DistributedConfig:
     """GPUs that Ray sets aside for each worker."""
 
     def __post_init__(self) -> None:
-        for name, least in (("num_workers", 1), ("min_workers", 1), ("max_lag", 0), ("max_restarts", 0)):
+        for name, least in (
+            ("num_workers", 1),
+            ("num_gradient_workers", 0),
+            ("min_workers", 1),
+            ("max_lag", 0),
+            ("max_restarts", 0),
+        ):
             if getattr(self, name) < least:
                 raise ConfigError(f"distributed.{name} is {getattr(self, name)}; it must be at least {least}")
+        if self.mode == "async":
+            defaults = {"episodes": None, "min_finished_workers": None, "max_lag": 0}
+            if given := [name for name, default in defaults.items() if getattr(self, name) != default]:
+                raise ConfigError(f"distributed.{given[0]} is for mode=sync; for mode=async see asynchronous.*")
+        if self.runtime is None and (self.mode == "async" or self.num_gradient_workers):
+            given = "mode=async" if self.mode == "async" else "num_gradient_workers"
+            raise ConfigError(f"{given} needs workers: give distributed.runtime as local, process or ray")
         for name in ("grace_timeout_s", "backoff_s", "recover_timeout_s", "num_gpus"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"distributed.{name} is {getattr(self, name)}; it must be at least 0")

@@ -88,6 +88,8 @@ class PolicyServer:
         """Actions executed so far, of fragments that were used."""
         self.lags: Counter[int] = Counter()
         """How many fragments of each lag were used."""
+        self.runtime = runtime
+        """Where the actors live."""
         self._num_actors = config.num_workers
         self._sizes = {name: buffer.num_lanes // config.num_workers for name, buffer in buffers.items()}
         self._queue: deque[_Waiting] = deque()
@@ -246,6 +248,11 @@ class PolicyServer:
         return [*self._crew.faults, *self._env_faults]
 
     @property
+    def resume(self) -> str:
+        """How a run goes on from a checkpoint: "statistical", with new episodes."""
+        return "statistical"
+
+    @property
     def queue_length(self) -> int:
         """Fragments that wait to be learned from."""
         return len(self._queue)
@@ -301,7 +308,7 @@ def _broken_off(rows: Any) -> Batch:
 
 def _histogram(lags: Counter[int]) -> dict[str, int]:
     """Counts of lags, in bins that double: 0, 1, 2, 3-4, 5-8, 9-16, 17+."""
-    bins = dict.fromkeys(("0", "1", "2", "3-4", "5-8", "9-16", "17+"), 0)
+    bins: dict[str, int] = {"0": 0, "1": 0, "2": 0, "3-4": 0, "5-8": 0, "9-16": 0, "17+": 0}
     edges = np.array([0, 1, 2, 4, 8, 16])
     for lag, count in lags.items():
         bins[list(bins)[int(np.searchsorted(edges, lag))]] += count

@@ -17,7 +17,7 @@ from palaestra.core import Batch, CheckpointError, ConfigError, DataSource
 from palaestra.distributed.config import DistributedConfig
 from palaestra.distributed.crew import Crew, Dropped, Member
 from palaestra.distributed.weights import acting_weights
-from palaestra.distributed.worker import ActingParts, Fragment, RolloutWorker
+from palaestra.distributed.worker import ActingParts, Fragment, RolloutWorker, broken_off
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Episode
 from palaestra.runtime import Call, Runtime, Shared
@@ -83,6 +83,7 @@ class RolloutManager:
         self._shared: Shared | None = None
         self._mark: Any = None
         self._exact = True
+        self._gaps: set[int] = set()  # workers whose last fragment is missing in the streams
 
     # -- collecting
 
@@ -160,10 +161,12 @@ class RolloutManager:
             if lag > self._config.max_lag:
                 reason = f"it is {lag} policy versions old, and max_lag is {self._config.max_lag}"
                 self._crew.drop(call, reason)
+                self._gaps.add(member.number)
                 if again is not None:
                     again(member)
-            else:
-                used.append((member, fragment))
+                continue
+            used.append((member, broken_off(fragment) if member.number in self._gaps else fragment))
+            self._gaps.discard(member.number)
 
     def _store(self, taken: Sequence[tuple[Member, Fragment]], info: CollectInfo) -> None:
         """Fragments of equal length go into a buffer together, so that lanes stay together where they can."""
@@ -256,6 +259,7 @@ class RolloutManager:
             "carry": self._carry,
             "rows_left": self._rows_left,
             "fragments": self._fragments,
+            "gaps": sorted(self._gaps),
             "workers": positions,
             "exact": self._exact and len(told) == len(crew.members),
         }
@@ -276,7 +280,7 @@ class RolloutManager:
                 f"with distributed.num_workers={len(positions)}"
             )
         self.env_steps, self._carry, self._rows_left = state["env_steps"], state["carry"], state["rows_left"]
-        self._fragments, self._exact = state["fragments"], state["exact"]
+        self._fragments, self._exact, self._gaps = state["fragments"], state["exact"], set(state["gaps"])
         self._positions = [positions[str(number)] for number in range(len(positions))] or None
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, final
 from palaestra.training import Callback
 
 if TYPE_CHECKING:
+    from palaestra.distributed.policy_server import PolicyServer
     from palaestra.distributed.rollout_manager import RolloutManager
     from palaestra.training import Trainer
 
@@ -15,13 +16,13 @@ __all__ = ["WorkersView"]
 
 @final
 class WorkersView(Callback):
-    """Adds `RolloutManager.metrics` to every row of metrics.
+    """Adds the metrics of a `RolloutManager` or `PolicyServer` to every row of metrics.
 
     Args:
         manager: of the workers.
     """
 
-    def __init__(self, manager: RolloutManager) -> None:
+    def __init__(self, manager: RolloutManager | PolicyServer) -> None:
         self._manager = manager
 
     def logged(self, trainer: Trainer, row: dict[str, float]) -> None:

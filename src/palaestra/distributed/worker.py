@@ -11,13 +11,13 @@ import numpy as np
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer, stream_pieces
-from palaestra.core import POLICY, Batch, ConfigError, RunSeeds
+from palaestra.core import POLICY, Batch, ConfigError, RunSeeds, StepType
 from palaestra.distributed.weights import load_acting_weights, versions_of
 from palaestra.envs import EnvConfig, Fault, create_environment
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Collector, buffer_for, episode_discount
 
-__all__ = ["ActingParts", "CollectorFactory", "Fragment", "RolloutWorker"]
+__all__ = ["ActingParts", "CollectorFactory", "Fragment", "RolloutWorker", "broken_off", "require_shares"]
 
 _SENT = ("step_type", "reward", "discount", "observation", "action", "policy_version", "policy_info", "state")
 
@@ -68,16 +68,7 @@ class CollectorFactory:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.env.num_envs % self.num_workers:
-            raise ConfigError(
-                f"env.num_envs is {self.env.num_envs}, which cannot be shared out evenly over {self.num_workers} "
-                f"workers; give {_near(self.env.num_envs, self.num_workers)}"
-            )
-        if self.env.vectorization in ("process", "thread"):
-            raise ConfigError(
-                f"env.vectorization is {self.env.vectorization}, but the workers of the run are processes already; "
-                "leave it out, or use native"
-            )
+        require_shares(self.env, self.num_workers)
 
     def __call__(self, worker: int) -> ActingParts:
         """The parts of one worker.
@@ -179,6 +170,44 @@ class RolloutWorker:
 
 def _sent(lanes: list[int], rows: Batch) -> tuple[list[int], Batch]:
     return lanes, Batch.of({name: rows[name] for name in _SENT if name in rows})
+
+
+def broken_off(fragment: Fragment) -> Fragment:
+    """A fragment as the beginning of streams: nothing that lies before it leads to its first rows.
+
+    Args:
+        fragment: that follows one which was dropped.
+    """
+    pieces = {name: [(lanes, _begun(rows)) for lanes, rows in mine] for name, mine in fragment.pieces.items()}
+    return fragment._replace(pieces=pieces)
+
+
+def _begun(rows: Batch) -> Batch:
+    step_type = rows["step_type"].clone()
+    step_type[0] = int(StepType.FIRST)
+    return rows.replace(step_type=step_type)
+
+
+def require_shares(env: EnvConfig, num_workers: int) -> None:
+    """Refuses environments that workers cannot share.
+
+    Args:
+        env: of a run.
+        num_workers: that step its environments.
+
+    Raises:
+        ConfigError: their number is no multiple of that of the workers, or they would need processes of their own.
+    """
+    if env.num_envs % num_workers:
+        raise ConfigError(
+            f"env.num_envs is {env.num_envs}, which cannot be shared out evenly over {num_workers} workers; give "
+            f"{_near(env.num_envs, num_workers)}"
+        )
+    if env.vectorization in ("process", "thread"):
+        raise ConfigError(
+            f"env.vectorization is {env.vectorization}, but the workers of the run are processes already; leave it "
+            "out, or use native"
+        )
 
 
 def _near(num_envs: int, num_workers: int) -> str:

@@ -16,7 +16,7 @@ import torch
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.core import POLICY, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree, spec_leaves
-from palaestra.distributed import EvaluationWorker, RolloutManager, WorkersView
+from palaestra.distributed import EvaluationWorker, GradientWorkers, PolicyServer, RolloutManager, WorkersView
 from palaestra.envs import Environment, create_environment, probe_specs
 from palaestra.experiments.agents import Agents, Learner, evaluate_team, make_agents, many_agents
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
@@ -36,6 +36,7 @@ from palaestra.training import (
     Health,
     Logger,
     MLflowLogger,
+    SimplePolicyManager,
     TensorBoardLogger,
     TrackioLogger,
     Trainer,
@@ -228,12 +229,16 @@ def make_trainer(
     if isinstance(collect, RobotCollector):
         evaluate = functools.partial(robot_evaluation, config, collect.evaluated_by)
         callbacks.append(TasksView(collect))
-    if isinstance(collect, RolloutManager):
+    update: Any = learner.manager if isinstance(learner, Agents) else learner
+    if isinstance(collect, RolloutManager | PolicyServer):
         evaluate = EvaluationWorker(collect.runtime, evaluate)
         callbacks.append(WorkersView(collect))
+        if count := config.distributed.num_gradient_workers:
+            named = {POLICY: update}
+            update = SimplePolicyManager(named, gradient_workers=GradientWorkers(named, collect.runtime, count))
     return Trainer(
         collect,
-        learner.manager if isinstance(learner, Agents) else learner,
+        update,
         config.trainer,
         evaluate=evaluate,
         checkpoints=CheckpointStore(path / "checkpoints", keep=config.trainer.keep_checkpoints),

@@ -26,6 +26,7 @@ from palaestra.core import (
 from palaestra.experiments.build import attempt
 from palaestra.experiments.config import algorithm_class
 from palaestra.experiments.presets import PRESETS
+from palaestra.multiagent import AgentSpec, team_specs
 
 __all__ = ["AlgorithmEntry", "algorithm_catalogue", "algorithm_source"]
 
@@ -61,6 +62,8 @@ class AlgorithmEntry:
     """Observation spaces: `vector`, `image`, `nested`."""
     memory: bool
     """Whether its network can have a memory."""
+    team: bool
+    """Whether it learns for a team of agents; actions and observations are those of a member."""
     tuned_for: tuple[str, ...]
     """Environments with settings of their own."""
 
@@ -82,7 +85,7 @@ def algorithm_catalogue() -> list[AlgorithmEntry]:
 def _entry(name: str) -> AlgorithmEntry:
     kind: Any = ALGORITHMS[name]
     vector = _OBSERVATIONS["vector"]
-    made = {action: attempt(kind, vector, spec) for action, spec in _ACTIONS.items()}
+    made = {action: _attempt(kind, vector, spec) for action, spec in _ACTIONS.items()}
     actions = tuple(action for action, algorithm in made.items() if algorithm is not None)
     plan = next((algorithm.plan for algorithm in made.values() if algorithm is not None), None)
     spec = _ACTIONS[actions[0]] if actions else _ACTIONS["discrete"]
@@ -91,10 +94,22 @@ def _entry(name: str) -> AlgorithmEntry:
         summary=(inspect.getdoc(kind) or "").splitlines()[0],
         data="offline" if isinstance(plan, Offline) else "on-policy" if isinstance(plan, OnPolicy) else "replay",
         actions=actions,
-        observations=tuple(key for key, shape in _OBSERVATIONS.items() if attempt(kind, shape, spec) is not None),
+        observations=tuple(key for key, shape in _OBSERVATIONS.items() if _attempt(kind, shape, spec) is not None),
         memory=_has_memory(kind, vector, spec),
+        team=kind.joint,
         tuned_for=tuple(env for algorithm, env in PRESETS if algorithm == name),
     )
+
+
+def _attempt(kind: Any, observation_spec: SpecTree, action_spec: SpecTree, config: Any = None) -> Any:
+    """An algorithm for these spaces, or for a team of two with them; `None` if it refuses."""
+    if not kind.joint:
+        return attempt(kind, observation_spec, action_spec, config)
+    try:
+        team = team_specs(AgentSpec(observation_spec, action_spec), 2)
+    except ConfigError:
+        return None
+    return attempt(kind, *team, config)
 
 
 def _has_memory(kind: Any, observation_spec: SpecTree, action_spec: SpecTree) -> bool:
@@ -103,7 +118,7 @@ def _has_memory(kind: Any, observation_spec: SpecTree, action_spec: SpecTree) ->
     if not hasattr(network, "recurrent"):
         return False
     config = dataclasses.replace(config, network=dataclasses.replace(network, recurrent="lstm"))
-    algorithm = attempt(kind, observation_spec, action_spec, config)
+    algorithm = _attempt(kind, observation_spec, action_spec, config)
     return algorithm is not None and bool(algorithm.policy.initial_state(1))
 
 

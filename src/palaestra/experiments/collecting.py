@@ -9,7 +9,7 @@ from typing import Any
 
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, Offline, RunSeeds
-from palaestra.distributed import CollectorFactory, DistributedConfig, RolloutManager
+from palaestra.distributed import CollectorFactory, DistributedConfig, PolicyServer, RolloutManager
 from palaestra.envs import Environment, probe_specs
 from palaestra.experiments.agents import Agents, Learner
 from palaestra.experiments.config import ExperimentConfig
@@ -27,7 +27,7 @@ __all__ = ["collecting", "make_runtime"]
 @contextmanager
 def collecting(
     config: ExperimentConfig, algorithm: Learner, data: ReplayBuffer | None
-) -> Iterator[tuple[Collect, Environment | RolloutManager | RobotCollector | Worlds | None]]:
+) -> Iterator[tuple[Collect, Environment | RolloutManager | PolicyServer | RobotCollector | Worlds | None]]:
     """What a run collects with, and what knows its faults and how exactly it resumes; both end with the context.
 
     Args:
@@ -38,6 +38,12 @@ def collecting(
     Raises:
         ConfigError: the settings do not fit together.
     """
+    distributed = config.distributed
+    if isinstance(algorithm, Robot | Agents) and (distributed.mode == "async" or distributed.num_gradient_workers):
+        raise ConfigError(
+            "robots and many agents have no actors and no gradient workers yet; leave out distributed.mode=async and "
+            "distributed.num_gradient_workers"
+        )
     if isinstance(algorithm, Robot):
         remote = config.distributed.runtime not in (None, "local")
         with (
@@ -66,8 +72,14 @@ def collecting(
     )
     buffer = buffer_for(algorithm, config.env.num_envs, observation_spec=observation_spec, reward_spec=reward_spec)
     with make_runtime(config.distributed) as runtime:
-        policies, buffers = {POLICY: algorithm.policy}, {POLICY: buffer}
-        manager = RolloutManager(runtime, workers, policies, buffers, config.distributed)
+        buffers = {POLICY: buffer}
+        manager: RolloutManager | PolicyServer
+        if config.distributed.mode == "async":
+            manager = PolicyServer(
+                runtime, workers, {POLICY: algorithm}, buffers, config.distributed, config.asynchronous
+            )
+        else:
+            manager = RolloutManager(runtime, workers, {POLICY: algorithm.policy}, buffers, config.distributed)
         if data is not None:
             manager.sources[POLICY] = mixed(config, buffer, data)
         yield manager, manager

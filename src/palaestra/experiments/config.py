@@ -16,7 +16,7 @@ import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from palaestra.core import ConfigError, Linear, Piecewise, did_you_mean
-from palaestra.distributed import DistributedConfig
+from palaestra.distributed import AsynchronousConfig, DistributedConfig, require_shares
 from palaestra.envs import EnvConfig, Wrap, import_object
 from palaestra.experiments.values import dataclass_of, read_yaml, type_name, value_of
 from palaestra.multiagent import AgentsConfig
@@ -98,6 +98,8 @@ class ExperimentConfig:
     """Data to learn from that was there before."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     """Workers that collect."""
+    asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)
+    """What actors send, and how old it may be, with distributed.mode=async."""
     robot: RobotConfig = field(default_factory=RobotConfig)
     """How a robot's agents are served."""
     run: RunConfig = field(default_factory=RunConfig)
@@ -106,12 +108,16 @@ class ExperimentConfig:
     def __post_init__(self) -> None:
         if self.env.num_envs < 1:
             raise ConfigError(f"env.num_envs is {self.env.num_envs}; it must be at least 1")
+        if self.distributed.runtime is not None:
+            require_shares(self.env, self.distributed.num_workers)
         needed = algorithm_class(self.algorithm_name).config_class
         if type(self.algorithm) is not needed:
             raise ConfigError(
                 f"algorithm_name is {self.algorithm_name!r} and algorithm is a {type(self.algorithm).__name__}; "
                 f"it must be a {needed.__name__}"
             )
+        if self.asynchronous != AsynchronousConfig() and self.distributed.mode != "async":
+            raise ConfigError(f"{self.asynchronous} is for distributed.mode=async, which is {self.distributed.mode}")
 
 
 def config_to_mapping(config: Any) -> dict[str, Any]:

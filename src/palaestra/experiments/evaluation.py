@@ -13,14 +13,22 @@ from palaestra.experiments.agents import Agents, agents_of_run, evaluate_team, m
 from palaestra.experiments.build import evaluation_environment, make_algorithm, make_learner
 from palaestra.experiments.config import ExperimentConfig, algorithm_class
 from palaestra.experiments.curves import mean_interval
-from palaestra.experiments.robots import evaluate_robot_run
+from palaestra.experiments.robots import evaluate_robot_run, robot_policies
 from palaestra.experiments.run_directory import RunDirectory, find_run, find_runs
 from palaestra.policies import Policy, RandomPolicy, load_policy
 from palaestra.robots import Robot
 from palaestra.rollout import Evaluation, evaluate
 from palaestra.training import CheckpointStore, part_name
 
-__all__ = ["RunsEvaluation", "evaluate_run", "evaluate_runs", "policies_of_run", "policy_of_run", "random_baseline"]
+__all__ = [
+    "RunsEvaluation",
+    "evaluate_run",
+    "evaluate_runs",
+    "policies_of_run",
+    "policy_of_run",
+    "random_baseline",
+    "robot_of_run",
+]
 
 
 @dataclass(frozen=True)
@@ -70,11 +78,8 @@ def evaluate_run(
     config = directory.config
     seed = config.run.seed if seed is None else seed
     if issubclass(algorithm_class(config.algorithm_name), Robot):
-        robot, saved = make_algorithm(config), directory.path / "policy"
-        if which != "best":
-            state, saved = _checkpoint(directory, which), None
-            robot.load_state({name: state[part_name("algorithm", name)] for name in robot.tasks})
-        return evaluate_robot_run(config, robot, saved, episodes=episodes, seed=seed)
+        robot, policies = robot_of_run(directory, which)
+        return evaluate_robot_run(config, robot, policies, episodes=episodes, seed=seed)
     if many_agents(config):
         agents, policies = policies_of_run(directory, which)
         return evaluate_team(config, policies, agents, episodes=episodes, seed=seed, deterministic=deterministic)
@@ -160,6 +165,24 @@ def policy_of_run(directory: RunDirectory, which: str | int = "best") -> Policy:
     algorithm = make_algorithm(directory.config)
     algorithm.load_state_tensors(_checkpoint(directory, which)["algorithm"])
     return algorithm.policy
+
+
+def robot_of_run(directory: RunDirectory, which: str | int = "best") -> tuple[Robot, dict[str, Policy]]:
+    """The robot of a run, and policies that the run has kept.
+
+    Args:
+        directory: of the run.
+        which: see `policy_of_run`.
+
+    Raises:
+        CheckpointError: it has none such.
+    """
+    robot = make_algorithm(directory.config)
+    if which == "best":
+        return robot, robot_policies(robot, directory.path / "policy")
+    state = _checkpoint(directory, which)
+    robot.load_state({name: state[part_name("algorithm", name)] for name in robot.tasks})
+    return robot, {name: algorithm.policy for name, algorithm in robot.algorithms.items()}
 
 
 def _checkpoint(directory: RunDirectory, which: str | int) -> dict[str, Any]:

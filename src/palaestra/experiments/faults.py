@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.core import CheckpointError
-from palaestra.distributed import RolloutManager
+from palaestra.distributed import PolicyServer, RolloutManager
 from palaestra.envs import Environment
 from palaestra.experiments.provenance import now
 from palaestra.multiagent import Worlds
@@ -98,7 +98,9 @@ class KeepFaults(Callback):
         path: the run directory.
     """
 
-    def __init__(self, env: Environment | RolloutManager | RobotCollector | Worlds | None, path: Path) -> None:
+    def __init__(
+        self, env: Environment | RolloutManager | PolicyServer | RobotCollector | Worlds | None, path: Path
+    ) -> None:
         self._env, self._path = env, path
         self._written = 0
 

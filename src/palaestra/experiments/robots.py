@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from palaestra.core import POLICY, ConfigError
-from palaestra.envs import load_lane
+import numpy as np
+
+from palaestra.core import POLICY, ConfigError, TimeStep
+from palaestra.envs import EnvironmentWrapper, SingleEnvironment, load_lane
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.policies import Policy, load_policy
 from palaestra.robots import AgentFactory, Robot, RobotCollector, evaluate_robot
@@ -18,7 +20,7 @@ from palaestra.rollout import Evaluation
 from palaestra.runtime import Runtime
 from palaestra.training import Callback, Trainer, acting_policy, named_policies
 
-__all__ = ["TasksView", "evaluate_robot_run", "robot_collecting", "robot_evaluation"]
+__all__ = ["TasksView", "evaluate_robot_run", "film_robot", "robot_collecting", "robot_evaluation", "robot_policies"]
 
 
 @contextmanager
@@ -81,33 +83,81 @@ def robot_evaluation(config: ExperimentConfig, factory: AgentFactory, acting: An
     return _evaluate(config, factory, named_policies(acting), config.trainer.eval_episodes, config.run.seed)
 
 
+def robot_policies(robot: Robot, saved: Path) -> dict[str, Policy]:
+    """The policies that a run has kept, by task; a task that only watches has kept none.
+
+    Args:
+        robot: from `make_algorithm`.
+        saved: the run's `policy` folder.
+    """
+    policies = named_policies(acting_policy(robot.algorithms))
+    paths = {name: saved / ("" if name == POLICY else name) for name in policies}
+    return policies | {name: load_policy(path) for name, path in paths.items() if path.is_dir()}
+
+
 def evaluate_robot_run(
-    config: ExperimentConfig, robot: Robot, saved: Path | None, *, episodes: int, seed: int
+    config: ExperimentConfig, robot: Robot, policies: Mapping[str, Policy], *, episodes: int, seed: int
 ) -> Evaluation:
-    """Evaluates a robot with the policies of a run.
+    """Evaluates a robot of a run.
 
     Args:
         config: of the run.
-        robot: from `make_algorithm`, with weights from a checkpoint where `saved` is `None`.
-        saved: the run's `policy` folder.
+        robot: from `make_algorithm`.
+        policies: of its tasks.
         episodes: how many.
         seed: of the environments.
     """
-    policies = named_policies(acting_policy(robot.algorithms))
-    if saved is not None:
-        for name in policies:
-            path = saved / ("" if name == POLICY else name)
-            if path.is_dir():  # a task that only watches keeps none
-                policies[name] = load_policy(path)
-    factory = AgentFactory(
+    return _evaluate(config, _factory(config, robot, seed), policies, episodes, seed)
+
+
+def film_robot(
+    config: ExperimentConfig, robot: Robot, policies: Mapping[str, Policy], *, episodes: int, seed: int
+) -> tuple[list[list[np.ndarray]], list[float]]:
+    """The pictures of each episode of one agent, and its return.
+
+    Args:
+        config: of the run.
+        robot: from `make_algorithm`.
+        policies: of its tasks.
+        episodes: how many.
+        seed: of the environment.
+    """
+    films: list[list[np.ndarray]] = []
+    drawn = config.env.for_evaluation(1, render_mode="rgb_array")
+    factory = dataclasses.replace(
+        _factory(config, robot, seed), make_env=lambda lane: _Filmed(load_lane(drawn, lane), films), num_agents=1
+    )
+    return films, evaluate_robot(factory, policies, episodes=episodes).returns
+
+
+class _Filmed(EnvironmentWrapper):
+    """Keeps a picture of every step."""
+
+    def __init__(self, env: SingleEnvironment, films: list[list[np.ndarray]]) -> None:
+        super().__init__(env)
+        self._films = films
+
+    def begin_episode(self, seed: int) -> TimeStep:
+        time_step = self.env.begin_episode(seed)
+        self._films.append([self.env.render()])
+        return time_step
+
+    def advance(self, action: Any) -> TimeStep:
+        time_step = self.env.advance(action)
+        self._films[-1].append(self.env.render())
+        return time_step
+
+
+def _factory(config: ExperimentConfig, robot: Robot, seed: int) -> AgentFactory:
+    return AgentFactory(
         agent_class=robot.agent_class,
         config=robot.config,
         specs=robot.specs,
         make_env=functools.partial(load_lane, config.env),
         num_agents=config.env.num_envs,
         seed=seed,
+        stream="evaluation",
     )
-    return _evaluate(config, factory, policies, episodes, seed)
 
 
 def _evaluate(

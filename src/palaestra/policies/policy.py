@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Any, NamedTuple, Self, final
 
@@ -269,19 +269,13 @@ class Policy(nn.Module, ABC):
         """Whether an update is running."""
         return self._phase is Phase.UPDATE
 
-    @contextmanager
-    def in_phase(self, phase: Phase) -> Iterator[Self]:
+    def in_phase(self, phase: Phase) -> AbstractContextManager[Self]:
         """Enters a phase, and goes back to the one before whatever happens.
 
         Args:
             phase: the one to enter.
         """
-        before = self._phase
-        try:
-            self._enter(phase)
-            yield self
-        finally:
-            self._enter(before)
+        return _InPhase(self, phase)
 
     def train(self, mode: bool = True) -> Self:
         """Enters `Phase.COLLECT`, or `Phase.EVAL`.
@@ -314,6 +308,22 @@ class Policy(nn.Module, ABC):
         if tensor is not None and tensor.device != self.generator.device:
             self.generator = torch.Generator(tensor.device).manual_seed(self.generator.initial_seed())
         return self
+
+
+class _InPhase:
+    """What `Policy.in_phase` returns: every update enters one, and a generator would take several times as long."""
+
+    __slots__ = ("_before", "_phase", "_policy")
+
+    def __init__(self, policy: Any, phase: Phase) -> None:
+        self._policy, self._phase, self._before = policy, phase, policy.phase
+
+    def __enter__(self) -> Any:
+        self._policy._enter(self._phase)
+        return self._policy
+
+    def __exit__(self, *error: object) -> None:
+        self._policy._enter(self._before)
 
 
 def _leading_shape(observation: Any, spec: SpecTree) -> tuple[int, ...]:

@@ -10,8 +10,8 @@ from palaestra.rollout import RequestError
 
 __all__ = ["Communicator", "Kind", "Send"]
 
-Kind: TypeAlias = Literal["predict", "learn", "learn_later", "store"]
-"""What is asked for. `learn_later` is `learn` by an agent that does not wait."""
+Kind: TypeAlias = Literal["predict", "learn", "learn_later", "await", "store"]
+"""What is asked for. `learn_later` is `learn` by an agent that does not wait; by `await` it says that it does now."""
 
 
 class Send(Protocol):
@@ -71,6 +71,19 @@ class Communicator:
             data: see `learn`.
         """
         return self._send("learn_later", self.agent_id, data)
+
+    def finish(self, answer: Future[Any]) -> Any:
+        """Waits for what was asked by `learn_later`.
+
+        Args:
+            answer: to come.
+
+        Raises:
+            RequestError: see `predict`.
+        """
+        if not answer.done():
+            self._send("await", self.agent_id, None)
+        return self.wait(answer, "learning")
 
     def store(self, row: Any) -> None:
         """Hands over a row for replay.

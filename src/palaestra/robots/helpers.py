@@ -154,7 +154,7 @@ class AgentHelper(ABC):
         """
         if self._pending is not None:
             pending, self._pending = self._pending, None
-            self.metrics = self.line.wait(pending, "learning")
+            self.metrics = self.line.finish(pending)
 
     # -- what the two kinds do with rows
 

@@ -19,8 +19,10 @@ from palaestra.robots.communicator import Communicator, Kind
 from palaestra.robots.crew import Crew, Gate
 from palaestra.rollout import Episode, RequestError
 
-__all__ = ["AgentHost", "HostAnswer", "HostReport", "HostRequest"]
+__all__ = ["BLOCKING", "AgentHost", "HostAnswer", "HostReport", "HostRequest"]
 
+BLOCKING = ("predict", "learn", "await")
+"""Kinds of requests after which an agent asks nothing until it is answered."""
 _GATHER_S = 0.0005
 
 
@@ -116,7 +118,7 @@ class AgentHost:
         with self._gate.changed:
             while True:
                 with self._lock:
-                    blocked = len({r.agent_id for r in self._outbox if r.kind in ("predict", "learn")})
+                    blocked = len({r.agent_id for r in self._outbox if r.kind in BLOCKING})
                     outbox = len(self._outbox)
                 if blocked >= len(self._crew.busy):
                     return
@@ -138,7 +140,7 @@ class AgentHost:
         ticket = next(self._tickets)
         with self._lock:
             self._outbox.append(HostRequest(ticket, task, kind, agent_id, payload))
-            if kind == "store":
+            if kind in ("store", "await"):
                 answer.set_result(None)
             else:
                 self._waiting[ticket] = answer

@@ -20,7 +20,6 @@ from palaestra.runtime import Call, Result, Runtime
 __all__ = ["HostedCrew"]
 
 _LONG_S, _SHORT_S = 0.5, 0.001
-_BLOCKING = ("predict", "learn")
 
 
 class _Host:
@@ -32,6 +31,7 @@ class _Host:
         self.grants: dict[int, int] = {}
         self.parked: set[int] = set()
         self.blocked: dict[int, int] = {}  # ticket of the answer that an agent waits for
+        self.later: dict[int, int] = {}  # ticket of what an agent learns in the background
         self.steps = 0
         self.call: Call | None = None
 
@@ -247,8 +247,14 @@ class HostedCrew:
         if request.kind == "store":
             answer.result()
             return
-        if request.kind in _BLOCKING:
-            with self._changed:
+        with self._changed:
+            if request.kind == "await":
+                if request.agent_id in host.later:
+                    host.blocked[request.agent_id] = host.later[request.agent_id]
+                return
+            if request.kind == "learn_later":
+                host.later[request.agent_id] = request.ticket
+            else:
                 host.blocked[request.agent_id] = request.ticket
         answer.add_done_callback(partial(self._answered, host, request))
 
@@ -257,8 +263,9 @@ class HostedCrew:
         told = HostAnswer(request.ticket, None if error else answer.result(), str(error) if error else None)
         with self._changed:
             host.answers.append(told)
-            if host.blocked.get(request.agent_id) == request.ticket:
-                del host.blocked[request.agent_id]
+            for waiting in (host.blocked, host.later):
+                if waiting.get(request.agent_id) == request.ticket:
+                    del waiting[request.agent_id]
             self._changed.notify_all()
 
     def _bury(self, host: _Host, result: Result) -> None:

@@ -144,7 +144,8 @@ class ComputationTask:
             )
         if plan.unroll_length != int(plan.unroll_length) or (isinstance(plan, OnPolicy) and not plan.clear):
             raise ConfigError(f"a robot's task learns after whole numbers of new rows, which {plan} does not ask for")
-        self.algorithm, self.plan, self.period_steps, self.learning = algorithm, plan, period_steps, learning
+        self.algorithm, self.plan, self.period_steps = algorithm, plan, period_steps
+        self.learning: Learning = learning
         self.sampler, self.reward_spec, self.helper = sampler, reward_spec or TensorSpec(()), helper
         self.sync_every_updates = sync_every_updates
         self.lock: AbstractContextManager[Any] = threading.RLock()

@@ -61,6 +61,7 @@ class ComputationWrapper:
         self.name, self.task, self.config = name, task, config
         self.callers = callers or Callers()
         self._spec = task.spec(name)
+        self._later: dict[int, Future[Any]] = {}  # the newest `learn_later` of each agent
         self.prediction = InferenceServer(
             task.predict,
             self._spec.input_spec,
@@ -103,7 +104,15 @@ class ComputationWrapper:
         if kind == "store":
             self.task.store(agent_id, *payload)
             return _done()
-        return self.training.submit(agent_id, payload, blocks=kind == "learn")
+        if kind == "await":
+            later = self._later[agent_id]
+            self.callers.absent(+1)  # the agent asks nothing until then
+            later.add_done_callback(lambda _: self.callers.absent(-1))
+            return _done()
+        answer = self.training.submit(agent_id, payload, blocks=kind == "learn")
+        if kind == "learn_later":
+            self._later[agent_id] = answer
+        return answer
 
     def run(self) -> None:
         """Starts both loops."""

@@ -24,7 +24,7 @@ __all__ = ["ProcessRuntime"]
 
 _ALIGNMENT = 64
 _FIRST_BYTES = 1 << 16
-_PRELOAD = ("palaestra.runtime.process",)
+_PRELOAD = ("palaestra.distributed",)  # and with it what most workers import
 
 Places = list[list[tuple[int, int]]]
 """Offset and size of the header and the buffers of each message."""

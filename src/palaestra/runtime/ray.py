@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, final
@@ -18,6 +19,8 @@ from palaestra.runtime.runtime import Runtime
 from palaestra.runtime.supervision import WorkerDiedError
 
 __all__ = ["RayRuntime"]
+
+_KNOCK_S = 10.0
 
 
 @final
@@ -133,12 +136,20 @@ def _imported() -> Any:
 def _join(ray: Any, address: str | None, num_cpus: int | None) -> None:
     quiet = {"include_dashboard": False, "num_cpus": num_cpus} if address is None else {}
     try:
+        _reach(address)
         ray.init(address=address, logging_level="ERROR", log_to_driver=False, configure_logging=False, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"the Ray cluster at {address!r} cannot be joined: {error}. Start one with `ray start --head`, give its "
             "address, or leave the address out to use this machine"
         ) from error
+
+
+def _reach(address: str | None) -> None:
+    """Knocks first, for ray itself tries for many minutes."""
+    host, colon, port = (address or "").rpartition(":")
+    if colon and port.isdecimal() and "://" not in host:
+        socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
 
 
 def _options(resources: Mapping[str, float]) -> dict[str, Any]:

@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from examples.inventory.bridge import MEDIAN_TICKS, RECENT_TICKS, SPREAD, TRUST, Ports, Reading
+from examples.inventory.bridge import Ports
+from examples.inventory.reading import MEDIAN_TICKS, RECENT_TICKS, SPREAD, TRUST, Reading
 from examples.inventory.rules import Levels, shortage
 from examples.inventory.simulator import Simulator
 from examples.inventory.tape import Tape
@@ -64,7 +65,7 @@ def test_a_choice_brings_the_stock_to_what_is_wanted_as_far_as_that_can_be_done(
     rng = np.random.default_rng(0)
     while (call := simulator.call) is not None:
         ticks = min(100, MEDIAN_TICKS * np.exp(SPREAD * choice))
-        wanted = round(ticks * reading.expected(simulator, call.port))
+        wanted = round(ticks * float(reading.expected(simulator)[call.port]))
         ashore = reading.ashore(simulator, choice)
         lacking = wanted - simulator.stock[call.port]
         assert ashore == np.clip(lacking, -call.most_aboard, call.most_ashore)
@@ -81,7 +82,7 @@ def test_a_port_expects_the_season_and_a_part_of_what_is_beyond_it():
             simulator.decide(0)
         season = mean[simulator.tick : simulator.tick + 20, :2].sum() / 20  # trades 0 and 1 are those of Aster
         assert simulator.tick > RECENT_TICKS
-        assert reading.expected(simulator, 0) == pytest.approx(season * (1 + TRUST * (factor - 1)), rel=0.02)
+        assert reading.expected(simulator)[0] == pytest.approx(season * (1 + TRUST * (factor - 1)), rel=0.02)
 
 
 def test_what_is_earned_beside_a_rule_is_the_difference_of_what_is_lost():

@@ -75,7 +75,7 @@ class PrioritizedSampler(Sampler):
         """
         tree = self._updated(buffer, length)
         index, self._drawn = tree.draw(torch.rand(count, generator=generator, dtype=torch.float64).numpy())
-        if not self._drawn[:1].all():
+        if count and self._drawn[0] == 0:
             buffer.candidates(length)  # says what is missing
             raise ShapeError(f"no row can be learned from, for episodes end at once; {buffer.held()}")
         return index
@@ -88,7 +88,7 @@ class PrioritizedSampler(Sampler):
             batch: the rows of the newest `starts`.
             generator: not used.
         """
-        weight = (self._drawn / self._drawn.min()) ** -self._beta
+        weight = (self._drawn / np.minimum.reduce(self._drawn)) ** -self._beta
         batch.__dict__["weight"] = torch.from_numpy(weight.astype(np.float32))
         return batch
 
@@ -106,14 +106,14 @@ class PrioritizedSampler(Sampler):
         tree = self._tree
         if tree is None:
             raise ShapeError("priorities were written back before anything was drawn")
-        if not (priority.min() >= 0 and priority.max() < np.inf):
+        if not (np.minimum.reduce(priority) >= 0 and np.maximum.reduce(priority) < np.inf):
             raise NonFiniteError(f"priorities must be finite and at least 0; given were {priority.tolist()}")
         size = (priority.astype(np.float64) + _SMALLEST) ** self.settings.alpha
         kept = tree.leaves.take(index) > 0
-        if not kept.all():
+        if np.count_nonzero(kept) < len(kept):
             index, size = index[kept], size[kept]
         if len(index):
-            self._highest = max(self._highest, float(size.max()))
+            self._highest = max(self._highest, float(np.maximum.reduce(size)))
             tree.set(index, size)
 
     def _updated(self, buffer: ReplayBuffer, length: int) -> SumTree:

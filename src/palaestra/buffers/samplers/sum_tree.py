@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 
@@ -76,7 +78,7 @@ class SumTree:
         rest = uniform * ends[-1]
         node = ends[:-1].searchsorted(rest, "right")
         rest -= ends.take(node) - top.take(node)
-        base = np.arange(0, _FAN_OUT * len(node), _FAN_OUT)
+        base = _begins(len(node))
         for level, blocks in zip(self._levels[1:], self._blocks, strict=True):
             sums = torch.from_numpy(blocks.take(node, 0)).cumsum(1).numpy()  # [N, fan-out]
             # their number of sums that are not larger: bits of one integer, twice as fast as a search
@@ -86,7 +88,7 @@ class SumTree:
             if level is not leaves:
                 rest -= sums.take(base + place) - level.take(node)
         size = leaves.take(node)
-        if not size.all() and size.any():  # rounding led astray: about one draw in 10^13
+        if np.count_nonzero(size) < len(size) and size.any():  # rounding led astray: about one draw in 10^13
             node = np.where(size > 0, node, node[size.argmax()])
             size = leaves.take(node)
         return node, size
@@ -107,3 +109,11 @@ class SumTree:
         if tuple(state.shape) != self._memory.shape:
             raise CheckpointError(f"the saved priorities are {len(state)} numbers, but here are {len(self._memory)}")
         self._memory[:] = state.numpy()
+
+
+@functools.cache
+def _begins(count: int) -> np.ndarray:
+    """[count] where each of so many blocks begins, if they lie one after another."""
+    begins = np.arange(0, _FAN_OUT * count, _FAN_OUT)
+    begins.flags.writeable = False
+    return begins

@@ -30,6 +30,7 @@ class FourRooms(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
         speed: most that one action moves along an axis.
         radius: how near to the goal is there.
         door: width of the doors.
+        render_mode: `rgb_array` or `None`; both draw the same picture.
 
     Examples:
         >>> env = FourRooms()
@@ -49,8 +50,6 @@ class FourRooms(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
         self.observation_space = spaces.Dict(dict.fromkeys(("observation", "achieved_goal", "desired_goal"), place))
         self.action_space = spaces.Box(-1, 1, (2,), np.float32)
         self.render_mode = render_mode
-        self.subgoal: np.ndarray | None = None
-        """Drawn beside the goal, where somebody pursues one."""
         self._speed, self._radius, self._door = speed, radius, door
         self._place = self._goal = np.zeros(2, np.float32)
 
@@ -76,7 +75,6 @@ class FourRooms(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
         super().reset(seed=seed)
         self._place = self.np_random.uniform(-0.9, -0.1, 2).astype(np.float32)
         self._goal = self.np_random.uniform(0.1, 0.9, 2).astype(np.float32)
-        self.subgoal = None
         return self._observation(), {}
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
@@ -101,21 +99,23 @@ class FourRooms(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
         return after if after else _GAP * np.sign(before)
 
     def _observation(self) -> dict[str, np.ndarray]:
-        return {"observation": self._place, "achieved_goal": self._place, "desired_goal": self._goal}
+        return {
+            "observation": self._place,
+            "achieved_goal": self._place.copy(),
+            "desired_goal": self._goal.copy(),
+        }
 
     def render(self) -> np.ndarray:
-        """A picture from above: walls grey, the goal green, the point blue, the subgoal orange."""
+        """A picture from above: walls grey, the goal green, the point blue."""
         picture = np.full((_SIZE, _SIZE, 3), 255, np.uint8)
         middle, rows = _SIZE // 2, np.linspace(1, -1, _SIZE)
         wall = np.abs(np.abs(rows) - 0.5) >= self._door / 2
         picture[wall, middle - 1 : middle + 1] = picture[middle - 1 : middle + 1, wall] = 128
-        colours = [(self._goal, (40, 160, 60)), (self.subgoal, (240, 150, 30)), (self._place, (30, 80, 220))]
-        for where, colour in colours:
-            if where is not None:
-                column, row = (
-                    int((1 + side * value) / 2 * (_SIZE - 1)) for side, value in zip((1, -1), where, strict=True)
-                )
-                picture[max(row - 2, 0) : row + 3, max(column - 2, 0) : column + 3] = colour
+        for where, colour in ((self._goal, (40, 160, 60)), (self._place, (30, 80, 220))):
+            column, row = (
+                int((1 + side * value) / 2 * (_SIZE - 1)) for side, value in zip((1, -1), where, strict=True)
+            )
+            picture[max(row - 2, 0) : row + 3, max(column - 2, 0) : column + 3] = colour
         return picture.repeat(4, 0).repeat(4, 1)
 
 

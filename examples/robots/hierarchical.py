@@ -1,17 +1,15 @@
 """A robot of two tasks finds its way through four rooms: a goal task says where to, a control task goes there.
 
 Every ten steps, or as soon as the point is where it was sent, the goal task (DQN) chooses one of eight directions; the
-control task (SAC) moves to the place that lies there. Both learn from goals that were missed as if they had been aimed
-at (hindsight). Each has its own algorithm, data and clock; no gradient passes between them.
+control task (SAC) moves to the place that lies there. Both learn from what they missed as if they had aimed at it.
 
-    palaestra train examples.hierarchical_robot:FourRoomsRobot palaestra.envs.tiny:FourRooms --env.max-episode-steps 200
+palaestra train examples.robots.hierarchical:FourRoomsRobot palaestra.envs.tiny:FourRooms --env.max-episode-steps 200
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from palaestra import DQN, AlgorithmConfig, DQNConfig, Linear, NetworkConfig, RunSeeds, Trainer, TrainerConfig
 from palaestra.algorithms import SAC, SACConfig
@@ -21,8 +19,7 @@ from palaestra.envs import load
 from palaestra.envs.tiny.four_rooms import reached
 from palaestra.robots import Agent, ComputationTask, Robot, RobotCollector, task_seeds
 
-ANGLES = np.arange(8) * np.pi / 4
-DIRECTIONS = np.stack([np.cos(ANGLES), np.sin(ANGLES)], -1)
+DIRECTIONS = np.array([(1, 0), (0.7, 0.7), (0, 1), (-0.7, 0.7), (-1, 0), (-0.7, -0.7), (0, -1), (0.7, -0.7)])
 RADIUS = 0.1
 
 
@@ -77,29 +74,22 @@ class FourRoomsRobot(Robot):
     agent_class = FourRoomsAgent
 
     def build(self, seeds: RunSeeds) -> dict[str, ComputationTask]:
+        config = self.config
         shared: dict[str, Any] = {
-            "learning_rate": self.config.learning_rate,
-            "gamma": self.config.gamma,
+            "learning_rate": config.learning_rate,
+            "gamma": config.gamma,
             "network": NetworkConfig(hidden_sizes=(64, 64), activation="relu"),
             "mini_batch_size": 128,
         }
-        choice = DQNConfig(
-            **shared,
-            unroll_length=1,
-            num_updates=4,
-            initial_collect_steps=100,
-            epsilon=Linear(self.config.epsilon, 0.05),
-        )
-        moving = SACConfig(
-            **shared, unroll_length=4, num_updates=2, initial_collect_steps=1_000, initial_temperature=0.1
-        )
+        chance = {"initial_collect_steps": 100, "epsilon": Linear(config.epsilon, 0.05)}
+        choice = DQNConfig(**shared, **chance, unroll_length=1, num_updates=4)
+        moving = SACConfig(**shared, unroll_length=4, num_updates=2, initial_temperature=0.1)
         goal = DQN(self.observation_spec, DiscreteSpec(num=len(DIRECTIONS)), choice, task_seeds(seeds, 0))
         control = SAC(self.observation_spec, self.action_spec, moving, task_seeds(seeds, 1))
+        far, close = HindsightSampler(near, terminated=near), HindsightSampler(cost, terminated=near)
         return {
-            "goal": ComputationTask(
-                goal, period_steps=self.config.goal_steps, sampler=HindsightSampler(near, terminated=near)
-            ),
-            "control": ComputationTask(control, sampler=HindsightSampler(cost, terminated=near)),
+            "goal": ComputationTask(goal, period_steps=config.goal_steps, sampler=far),
+            "control": ComputationTask(control, sampler=close),
         }
 
 
@@ -114,7 +104,6 @@ def cost(achieved: np.ndarray, desired: np.ndarray, info: Any) -> np.ndarray:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
     env = load("palaestra.envs.tiny:FourRooms")
     robot = FourRoomsRobot(env.observation_spec, env.action_spec, seeds=RunSeeds(0))
     with RobotCollector(robot, four_rooms, num_agents=2) as collector:
@@ -124,7 +113,6 @@ def main() -> None:
 
 
 def four_rooms(number: int) -> Any:
-    """The environment of an agent."""
     return load("palaestra.envs.tiny:FourRooms", env_id=number, max_episode_steps=200)
 
 

@@ -1,0 +1,123 @@
+"""Scenario 9: a robot of two tasks, eight agents at once, batched inference, rates, isolation, a clean stop."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from examples.robots.auxiliary import WatchfulRobot
+from examples.robots.hierarchical import FourRoomsConfig, FourRoomsRobot, four_rooms
+from examples.robots.parl_document import TRAINING_INTERVAL, DocumentRobot
+from palaestra import RunSeeds, Trainer, TrainerConfig
+from palaestra.core import StepType
+from palaestra.envs import load
+from palaestra.robots import OffPolicyHelper, OnPolicyHelper, RobotCollector, RobotConfig
+
+QUICK = RobotConfig(max_wait_s=2.0, learn_max_wait_s=2.0, steps_per_iteration=25, timeout_s=20.0)
+
+
+def weights(task):
+    return [parameter.detach().clone() for parameter in task.algorithm.model.parameters()]
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Eight agents through 1,600 env steps; the collector is stopped afterwards, and how long that took."""
+    env = four_rooms(0)
+    robot = FourRoomsRobot(env.observation_spec, env.action_spec, FourRoomsConfig(), RunSeeds(1))
+    before = {name: weights(task) for name, task in robot.tasks.items()}
+    collector = RobotCollector(robot, four_rooms, 8, seed=1, config=QUICK)
+    result = Trainer(collector, robot, TrainerConfig(total_env_steps=1_600)).run()
+    statistics = {name: wrapper.prediction.statistics for name, wrapper in collector.wrappers.items()}
+    began = time.monotonic()
+    collector.close()
+    return robot, collector, before, statistics, result, time.monotonic() - began
+
+
+def test_both_tasks_act_and_learn_in_their_order(trained):
+    """Scenario 9, PARL-07, PARL-09, PARL-15: two algorithms with data of their own, driven by one control flow."""
+    robot, _, before, _, result, _ = trained
+    assert result.env_steps == 1_600 and list(robot.tasks) == ["goal", "control"]
+    assert all(task.algorithm.num_gradient_steps > 0 for task in robot.tasks.values())
+    assert not any(same(before[name], weights(task)) for name, task in robot.tasks.items())
+    goal, control = (robot.tasks[name].buffer for name in ("goal", "control"))
+    assert goal.options["action_spec"] != control.options["action_spec"]
+
+
+def test_the_requests_of_eight_agents_are_computed_in_fewer_calls(trained):
+    """Scenario 9, PARL-17, PARL-23: never more than eight rows, and far fewer calls than requests."""
+    _, _, _, statistics, _, _ = trained
+    assert statistics["control"].requests == 1_600 and statistics["control"].largest_batch <= 8
+    assert statistics["control"].batches < 1_600 / 3
+    assert statistics["goal"].batches < statistics["goal"].requests
+
+
+def test_the_tasks_run_at_different_rates(trained):
+    """Scenario 9, PARL-12: the control task in every step, the goal task every tenth or on an event."""
+    robot = trained[0]
+    goal, control = (robot.tasks[name].predictions for name in ("goal", "control"))
+    assert control == 1_600 and 1_600 / 10 <= goal < 1_600 / 5
+
+
+def test_the_stream_of_the_control_task_ends_with_each_subgoal(trained):
+    """Scenario 9, PARL-16, PARL-21: LAST with discount 0 where it was reached, 1 where the time was over."""
+    robot = trained[0]
+    buffer = robot.tasks["control"].buffer
+    rows = buffer.in_time_order(3)
+    kinds, discount = buffer.step_type[rows], buffer.discount[rows]
+    last = kinds == StepType.LAST
+    assert int(last.sum()) >= 15 and set(discount[last].tolist()) <= {0.0, 1.0} and bool((discount[~last] == 1).all())
+    ends = last.nonzero().flatten().tolist()
+    assert max(b - a for a, b in zip([-1, *ends], ends, strict=False)) <= 11  # ten steps and the one it began with
+
+
+def test_no_gradient_passes_between_the_tasks(trained):
+    """Scenario 9, PARL-10: what one learns leaves the other bit by bit as it was, without a gradient."""
+    robot = trained[0]
+    goal, control = robot.tasks["goal"], robot.tasks["control"]
+    for learner, other in ((goal, control), (control, goal)):
+        before, mine = weights(other), weights(learner)
+        assert learner.learn([None]) is not None
+        assert same(before, weights(other)) and not same(mine, weights(learner))
+        assert all(parameter.grad is None for parameter in other.algorithm.model.parameters())
+
+
+def test_the_robot_stopped_in_time_and_left_no_thread(trained):
+    """Scenario 9, PARL-22, PARL-26: within two seconds, with every place freed."""
+    _, collector, _, _, _, stopped_s = trained
+    assert stopped_s < 2.0 and not collector.callers.connected
+    assert not [t.name for t in threading.enumerate() if t.name.startswith(("agent ", "prediction of", "learning of"))]
+
+
+def test_the_document_s_own_robot_learns_at_its_interval():
+    """PARL-21, PARL-20: `RL` every TRAINING_INTERVAL steps, `goal` at each goal's end, with the summed reward."""
+    env = four_rooms(0)
+    robot = DocumentRobot(env.observation_spec, env.action_spec)
+    with RobotCollector(robot, lambda i: load("palaestra.envs.tiny:FourRooms", max_episode_steps=100), 1) as collector:
+        collector.unroll(400)
+        helpers = collector._crew.agents[0].helpers
+        assert type(helpers["RL"]) is OnPolicyHelper and type(helpers["goal"]) is OffPolicyHelper
+        assert robot.tasks["RL"].algorithm.policy_version in (400 // TRAINING_INTERVAL - 1, 400 // TRAINING_INTERVAL)
+        rows = robot.tasks["goal"].rows_stored
+        assert rows >= 400 / 25 - 1 and robot.tasks["goal"].predictions in (rows, rows + 1)
+
+
+def test_an_auxiliary_task_trains_the_perception_of_the_task_that_acts():
+    """PARL-07, PARL-31: it never predicts; with it alone learning, the acting network's features move."""
+    env = load("examples.robots.auxiliary:NoisyCatch")
+    robot = WatchfulRobot(env.observation_spec, env.action_spec)
+    play, watch = robot.tasks["play"], robot.tasks["watch"]
+    assert play.lock is watch.lock
+    with RobotCollector(robot, lambda number: load("examples.robots.auxiliary:NoisyCatch")) as collector:
+        collector.unroll(250)
+        before = play.algorithm.network.mlp.layers[0].weight.clone()
+        actions = play.algorithm.network.mlp.layers[-1].weight.clone()
+        watch.learn([None])
+        assert watch.predictions == 0 and watch.rows_stored == play.rows_stored > 200
+        assert not torch.equal(play.algorithm.network.mlp.layers[0].weight, before)
+        assert torch.equal(play.algorithm.network.mlp.layers[-1].weight, actions), "its values are the other task's"

@@ -1,0 +1,68 @@
+"""Tests of asynchronous runs and of gradient workers from the command line."""
+
+import json
+
+import pytest
+
+from palaestra.experiments import RunDirectory
+from tests.cli.parts import exit_code, train
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def rows(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("runtime", ["local", pytest.param("process", marks=pytest.mark.slow)])
+def test_actors_wait_for_nobody(runtime):
+    """MARO-01, MARO-10: the same command with another mode."""
+    options = ("--asynchronous.max-lag", "8", "--asynchronous.fragment-steps", "4")
+    run = train("--runtime", runtime, "--num-workers", "2", "--mode", "async", *options)
+    row = rows(run)[-1]
+    assert row["env_steps"] >= 48
+    assert row["workers/there"] == 2
+    assert row["workers/lag_max"] <= 8
+    assert row["workers/fragments"] == row["iterations"] == row["policy_version"]
+    assert RunDirectory(run).info["status"] == "done"
+
+
+def test_an_asynchronous_run_is_resumed(tmp_path):
+    """F16."""
+    options = ("--runtime", "local", "--num-workers", "2", "--mode", "async", "--asynchronous.fragment-steps", "4")
+    train(*options, name="half")
+    before = rows(tmp_path / "runs/half")[-1]
+    assert exit_code("resume", "runs/half", "--until", "96") == 0
+    after = rows(tmp_path / "runs/half")[-1]
+    assert after["env_steps"] >= 96
+    assert RunDirectory(tmp_path / "runs/half").info["resume"] == "statistical"
+    assert after["policy_version"] > before["policy_version"]
+    assert after["workers/fragments"] > before["workers/fragments"]
+
+
+def test_one_gradient_worker_changes_nothing_of_what_is_learned():
+    """MARO-27, MARO-31."""
+    alone = train("--runtime", "local", "--num-workers", "2", name="alone")
+    shared = train("--runtime", "local", "--num-workers", "2", "--distributed.num-gradient-workers", "1", name="shared")
+    assert (alone / "episodes.csv").read_text() == (shared / "episodes.csv").read_text()
+    learned = [{k: v for k, v in rows(run)[-1].items() if k.startswith("learning/")} for run in (alone, shared)]
+    assert learned[0] == learned[1]
+    assert learned[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--mode", "async"), "needs workers: give distributed.runtime"),
+        (("--runtime", "local", "--asynchronous.max-lag", "2"), "is for distributed.mode=async"),
+        (("--runtime", "local", "--mode", "async", "--distributed.max-lag", "2"), "max_lag is for mode=sync"),
+        (("--distributed.num-gradient-workers", "2"), "needs workers: give distributed.runtime"),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(options, message, capsys):
+    """F27."""
+    assert exit_code("train", "ppo", "CartPole-v1", *options) == 2
+    assert message in capsys.readouterr().err

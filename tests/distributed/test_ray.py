@@ -1,0 +1,98 @@
+"""Roll-out workers on a Ray cluster of several nodes, of which one is killed and one joins."""
+
+import functools
+import importlib.util
+import itertools
+import os
+import signal
+import time
+
+import pytest
+
+from palaestra import EnvConfig, Trainer, TrainerConfig
+from palaestra.core import ConfigError
+from palaestra.runtime import RayRuntime, RestartPolicy, WorkerDiedError
+from tests.contracts.workers import Counter
+from tests.distributed.runs import make_manager
+from tests.distributed.test_processes import calls_of, mean_return, ppo_for
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.fault,
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install 'palaestra[ray]'"
+    ),
+]
+
+SOON = 120.0
+PAYS = EnvConfig(name="tests.distributed.runs:Pays", num_envs=3)
+
+
+@pytest.fixture
+def cluster():
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    yield cluster
+    cluster.shutdown()
+
+
+def test_a_cluster_grows_and_shrinks_while_a_run_goes_on(cluster):
+    """F15, MARO-26: three nodes, one more, one killed; every sample is counted once and learning goes on."""
+    first, _ = cluster.add_node(num_cpus=1), cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    make = functools.partial(ppo_for, PAYS, unroll_length=10, learning_rate=0.01, mini_batch_size=3, num_updates=4)
+    algorithm = make()
+    with RayRuntime(RestartPolicy(max_restarts=20, backoff_s=0.1), address=cluster.address) as runtime:
+        manager = make_manager(runtime, algorithm, PAYS, make, num_workers=3, timeout_s=SOON)
+        trainer = Trainer(manager, algorithm, TrainerConfig(total_env_steps=10**9))
+        asked, versions, steps = calls_of(runtime, "collect"), [], []
+
+        def train(iterations):
+            for _ in range(iterations):
+                trainer.train_iter()
+                versions.append(algorithm.policy_version)
+                steps.append(manager.env_steps)
+
+        train(10)
+        assert manager.metrics()["workers/there"] == 3
+        cluster.add_node(num_cpus=1)
+        train(5)
+        cluster.remove_node(first, allow_graceful=False)
+        deadline = time.monotonic() + SOON
+        while time.monotonic() < deadline and not (manager.faults and manager.metrics()["workers/there"] == 3):
+            train(1)
+        train(5)
+        while mean_return(trainer) < 7 and time.monotonic() < deadline:
+            train(1)
+        metrics = manager.metrics()
+    assert metrics["workers/there"] == 3
+    assert len(manager.faults) == 1
+    assert manager.faults[0].handled == "restart"
+    assert len(set(asked)) == len(asked) == metrics["workers/fragments"] + metrics["workers/dropped"]
+    assert metrics["workers/dropped"] <= 1
+    assert all(after >= before for before, after in itertools.pairwise(steps))
+    assert versions == list(range(1, len(versions) + 1))  # no iteration was lost
+    assert mean_return(trainer) >= 7  # of 8; chance gives 4
+
+
+def test_a_killed_actor_is_named_and_comes_back():
+    """F14."""
+    with RayRuntime(RestartPolicy(backoff_s=0.0)) as runtime:
+        worker = runtime.start(Counter, name="counter")
+        (result,) = runtime.wait([runtime.call(worker, "pid")], timeout_s=SOON)
+        call = runtime.call(worker, "hang")
+        os.kill(result.unwrap(), signal.SIGKILL)
+        (result,) = runtime.wait([call], timeout_s=SOON)
+        assert isinstance(result.error, WorkerDiedError)
+        assert str(result.error).startswith("counter (Ray actor, life 0) died: ")
+        runtime.restart(worker)
+        (result,) = runtime.wait([runtime.call(worker, "add")], timeout_s=SOON)
+        assert result.unwrap() == 1
+
+
+def test_a_cluster_that_is_not_there_is_named_at_once():
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"the Ray cluster at '127.0.0.1:1' cannot be joined: .*refused"):
+        RayRuntime(address="127.0.0.1:1")
+    assert time.monotonic() - began < SOON

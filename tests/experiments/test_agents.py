@@ -1,0 +1,109 @@
+"""Runs with many agents, from a configuration to a run directory and on."""
+
+import json
+
+import pytest
+import torch
+
+import palaestra
+from palaestra.core import CheckpointError, ConfigError
+from palaestra.experiments import evaluate_run, policies_of_run, policy_of_run
+from palaestra.experiments.run_directory import RunDirectory
+from palaestra.policies import Policy
+
+MEETING = "palaestra.multiagent:Meeting"
+
+
+def rule(seen):
+    """Nobody moves."""
+    return torch.ones(len(seen["own"]), dtype=torch.int64)
+
+
+def made(*args, seed=0, folder, **settings):
+    defaults = {"trainer__total_env_steps": 240, "env__num_envs": 2, "trainer__eval_episodes": 2}
+    if args[0] in ("ppo", "mappo"):
+        defaults["algorithm__unroll_length"] = 16
+    return palaestra.train(*args, run__directory=str(folder), run__seed=seed, **{**defaults, **settings})
+
+
+def test_a_shared_and_a_separate_policy_come_from_one_configuration(tmp_path):
+    """MARO-18: `agents.sharing` alone decides; artefacts, metrics and evaluations are by policy."""
+    for sharing, names in (("shared", ["shared"]), ("separate", ["agent_0", "agent_1", "agent_2"])):
+        done = made("ppo", MEETING, folder=tmp_path, run__name=sharing, agents__sharing=sharing)
+        assert sorted(p.name for p in (done.directory / "policy").iterdir()) == names
+        assert list(dict(done.policy.items())) == names
+        row = json.loads((done.directory / "metrics.jsonl").read_text().splitlines()[-1])
+        assert {f"learning/{name}/surrogate" for name in names} <= row.keys()
+        assert {f"info/agent_{number}/return" for number in range(3)} <= row.keys()
+        evaluation = json.loads(next((done.directory / "evals").glob("*.json")).read_text())
+        assert evaluation["parts"][f"{names[0]}/return"] <= 1
+        assert (done.directory / "report.html").is_file()
+
+
+def test_policies_of_different_algorithms_and_rules_act_together(tmp_path):
+    """MARO-18, MARO-19: a mapping, DQN beside PPO, a rule and chance."""
+    done = made(
+        "ppo",
+        MEETING,
+        folder=tmp_path,
+        run__name="mixed",
+        env__kwargs={"num_agents": 4},
+        agents__mapping={"agent_0": "first", "agent_1": "second", "agent_2": "rule", "*": "chance"},
+        agents__policies={
+            "second": {"algorithm": "dqn", "initial_collect_steps": 50},
+            "rule": "tests.experiments.test_agents:rule",
+            "chance": "random",
+        },
+    )
+    assert sorted(p.name for p in (done.directory / "policy").iterdir()) == ["first", "second"]
+    row = json.loads((done.directory / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"learning/first/surrogate", "learning/second/q_mean"} <= row.keys()
+    for which in ("best", "last"):
+        agents, policies = policies_of_run(RunDirectory(done.directory), which)
+        assert set(policies) == {"first", "second", "rule", "chance"}
+        assert all(isinstance(policy, Policy) for policy in policies.values())
+        assert set(agents.algorithms) == {"first", "second"}
+    assert evaluate_run(done.directory, episodes=2).episodes == 2
+    with pytest.raises(ConfigError, match="use `policies_of_run`"):
+        policy_of_run(RunDirectory(done.directory))
+    with pytest.raises(CheckpointError, match="no checkpoint 7"):
+        policies_of_run(RunDirectory(done.directory), 7)
+
+
+@pytest.mark.parametrize("algorithm", ["mappo", "qmix"])
+def test_a_team_run_is_resumed_as_if_it_had_never_stopped(algorithm, tmp_path):
+    """F7, TS-38: from files, with the algorithm of a team."""
+    options = {"trainer__checkpoint_every_steps": 60}
+    whole = made(algorithm, MEETING, folder=tmp_path, run__name="whole", **options)
+    kept = sorted((whole.directory / "checkpoints").glob("step_*"))
+    assert len(kept) > 1
+    again = made(algorithm, MEETING, folder=tmp_path, run__name="again", **options)
+    for newer in sorted((again.directory / "checkpoints").glob("step_*"))[1:]:
+        for file in newer.iterdir():
+            file.unlink()
+        newer.rmdir()
+    resumed = palaestra.resume(again.directory)
+    for ours, theirs in zip(whole.policy.parameters(), resumed.policy.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_mistakes_are_named_before_anything_is_made(tmp_path):
+    """F27: what was given, what is needed, and nothing is left behind."""
+    cases = [
+        ({"agents__mapping": {"agent_9": "x", "*": "y"}}, "the mapping names 'agent_9' — did you mean"),
+        ({"agents__mapping": {"agent_0": "x"}}, "gives no policy to agent_1, agent_2"),
+        ({"agents__policies": {"other": "random"}}, "agents.policies names other, but the policies are shared"),
+        ({"agents__policies": {"shared": "random"}}, "none of the policies shared learns"),
+        ({"agents__policies": {"shared": {"algorithm": "dqn", "gama": 1}}}, "did you mean 'gamma'"),
+        ({"agents__policies": {"shared": "ddpg"}}, r"ddpg does not fit the policy 'shared'.*Algorithms that fit: a2c"),
+        ({"env__vectorization": "process"}, "worlds are stepped in this process"),
+        ({"env__max_episode_steps": 5}, "env.max_episode_steps is 5, but .* has many agents"),
+        ({"env__kwargs": {"agents": 5}}, "cannot be called with"),
+        ({"offline__data": "somewhere"}, "offline.data is for runs with one agent"),
+    ]
+    for settings, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            made("ppo", MEETING, folder=tmp_path, **settings)
+    with pytest.raises(ConfigError, match="are for environments with many agents, and CartPole-v1 has one"):
+        made("ppo", "CartPole-v1", folder=tmp_path, agents__mapping={"*": "x"})
+    assert not list(tmp_path.iterdir())

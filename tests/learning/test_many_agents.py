@@ -1,0 +1,120 @@
+"""Many agents solve a cooperative task whose best return is known: each algorithm, 3 seeds of 3."""
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from palaestra import DQN, PPO, DQNConfig, Linear, PPOConfig, RunSeeds
+from palaestra.algorithms import MADDPG, MAPPO, QMIX, MADDPGConfig, MAPPOConfig, QMIXConfig
+from palaestra.core import BoundedSpec, TensorSpec, restart, termination
+from palaestra.multiagent import (
+    AgentsConfig,
+    AgentSpec,
+    Meeting,
+    Moment,
+    MultiAgentCollector,
+    World,
+    Worlds,
+    evaluate_agents,
+)
+from palaestra.training import SimplePolicyManager, Trainer, TrainerConfig
+
+ON_POLICY = {"learning_rate": 7e-4, "gamma": 0.95, "entropy_cost": Linear(0.2, 0.0), "unroll_length": 32}
+PASSES = {"num_updates": 8, "mini_batch_size": 128}
+CASES = {
+    "ppo": (PPO, PPOConfig(**ON_POLICY, **PASSES), 14_000),
+    "mappo": (MAPPO, MAPPOConfig(**ON_POLICY, **PASSES), 20_000),
+    "qmix": (QMIX, QMIXConfig(unroll_length=4, gamma=0.95, learning_rate=1e-3, capacity=20_000), 24_000),
+}
+
+
+def worlds_of(make, seed, num_worlds=8, name="environments"):
+    return Worlds([make] * num_worlds, lane_seeds=[RunSeeds(seed).integer(name, lane) for lane in range(num_worlds)])
+
+
+def trained(make, kind, config, env_steps, seed, sharing="shared"):
+    """Policies by name after training, and their roles."""
+    worlds = worlds_of(make, seed)
+    joint = None if kind.joint else ()
+    roles = AgentsConfig(sharing=sharing).roles(worlds.agents, joint=joint, state_spec=worlds.state_spec)
+    algorithms = {
+        name: kind(role.observation_spec, role.action_spec, config, RunSeeds(100 * seed + number))
+        for number, (name, role) in enumerate(roles.items())
+    }
+    collector = MultiAgentCollector(worlds, roles, algorithms)
+    Trainer(collector, SimplePolicyManager(algorithms), TrainerConfig(total_env_steps=env_steps)).run()
+    return {name: algorithm.policy for name, algorithm in algorithms.items()}, roles
+
+
+class _Best(Meeting):
+    """Notes the best return that was possible in each episode."""
+
+    best: ClassVar[list[float]] = []
+
+    def begin_episode(self, seed):
+        moment = super().begin_episode(seed)
+        self.best.append(len(self.agents) * self.best_return)
+        return moment
+
+
+def share_of_best(policies, roles, episodes=100):
+    """The return of the policies' greedy actions, divided by the best possible one of the same episodes."""
+    _Best.best = []
+    worlds = Worlds([_Best], lane_seeds=[RunSeeds(0).integer("evaluation")])
+    result = evaluate_agents(policies, worlds, roles, episodes=episodes)
+    return result.return_mean / float(np.mean(_Best.best[:episodes]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_a_team_meets_almost_as_fast_as_can_be(name, seed):
+    """MARO-15: independent PPO, MAPPO and QMIX reach 95% of the best return, for 3 seeds of 3; chance earns -2.6."""
+    torch.set_num_threads(1)
+    assert share_of_best(*trained(Meeting, *CASES[name], seed)) > 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharing", ["shared", "separate"])
+def test_policies_are_shared_or_separate_by_one_setting(sharing):
+    """MARO-18: the same configuration but for `sharing` learns with one policy for all, or one for each."""
+    torch.set_num_threads(1)
+    config = DQNConfig(unroll_length=4, gamma=0.95, learning_rate=1e-3, capacity=20_000, target_period=100)
+    policies, roles = trained(Meeting, DQN, config, 12_000, 0, sharing)
+    assert len(policies) == {"shared": 1, "separate": 3}[sharing]
+    assert share_of_best(policies, roles) > 0.85
+
+
+class Balance(World):
+    """Two agents push with numbers in [-1, 1]: the sum should be 0.6, and each pays for its own push besides."""
+
+    def __init__(self) -> None:
+        box = BoundedSpec((1,), minimum=np.array(-1.0), maximum=np.array(1.0))
+        self._agents = {name: AgentSpec(TensorSpec((1,)), box) for name in ("left", "right")}
+
+    @property
+    def agents(self):
+        return self._agents
+
+    def begin_episode(self, seed):
+        return Moment({name: restart(np.ones(1, np.float32)) for name in self._agents})
+
+    def advance(self, actions):
+        pushes = {name: float(push[0]) for name, push in actions.items()}
+        missed = (sum(pushes.values()) - 0.6) ** 2
+        earned = {name: -missed / 2 - push**2 / 2 for name, push in pushes.items()}
+        return Moment({name: termination(np.ones(1, np.float32), earned[name]) for name in pushes}, True)
+
+
+@pytest.mark.slow
+def test_maddpg_finds_the_balance_in_closed_form():
+    """Each ascends its own reward while the other pushes: the balance has -(2a - 0.6) - a = 0, so a = 0.2."""
+    torch.set_num_threads(1)
+    config = MADDPGConfig(learning_rate=1e-3, initial_collect_steps=200, mini_batch_size=64, tau=0.02)
+    policies, roles = trained(Balance, MADDPG, config, 6_000, 0)
+    ((name, policy),) = policies.items()
+    assert roles[name].joint
+    observation = {"observation": np.ones((2, 1), np.float32), "alive": np.ones(2, np.float32)}
+    assert np.allclose(policy(observation).reshape(-1), 0.2, atol=0.05)

@@ -1,0 +1,140 @@
+"""Teams: agents that learn together, one lane per world."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palaestra import NetworkConfig, RunSeeds
+from palaestra.algorithms import MADDPG, MAPPO, QMIX, MAPPOConfig, QMIXConfig
+from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, StepType, TensorSpec
+from palaestra.multiagent import AgentSpec, Meeting, MultiAgentCollector, Worlds, assign_roles, team_specs
+from palaestra.policies import TeamGreedyPolicy, load_policy, save_policy
+from tests.multiagent.parts import RandomWorld, Shop
+from tests.multiagent.test_collector import lanes_of
+
+SMALL = NetworkConfig(hidden_sizes=(8,))
+
+
+def team_of(make, num_worlds=2, seed=0, kind=QMIX, mapping=None):
+    worlds = Worlds([make] * num_worlds, lane_seeds=range(seed, seed + num_worlds))
+    mapping = mapping or {"*": "team"}
+    roles = assign_roles(worlds.agents, mapping, joint=set(mapping.values()), state_spec=worlds.state_spec)
+    actors = {
+        name: kind(role.observation_spec, role.action_spec, kind.config_class(network=SMALL), RunSeeds(seed))
+        for name, role in roles.items()
+    }
+    return MultiAgentCollector(worlds, roles, actors), actors
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10_000), revive=st.booleans(), moments=st.integers(5, 80))
+def test_a_team_has_a_lane_per_world_in_which_every_member_keeps_its_place(seed, revive, moments):
+    """DESIGN.md section 7: fields [G, ...], `alive` says who acts, episodes end with the last member's."""
+    mapping = {"even_*": "even", "odd_*": "odd"}
+    collector, _ = team_of(lambda: RandomWorld(6, revive=revive), seed=seed, mapping=mapping)
+    collector.unroll(moments)
+    names = list(collector.worlds.agents)
+    for team, buffer in collector.buffers.items():
+        members = [names.index(name) for name in collector.roles[team].agents]
+        assert buffer.num_lanes == 2
+        for _, rows in lanes_of(buffer):
+            kinds, alive = rows.step_type.numpy(), rows.observation["alive"].numpy()
+            seen = rows.observation["observation"]
+            seen = (seen if isinstance(seen, torch.Tensor) else seen["seen"]).numpy()  # [T, G, 4]
+            steps, state = rows.observation["global_state"].numpy().T
+            was_seen = seen[..., 3] > 0
+            assert (seen[..., 0][was_seen] == np.broadcast_to(members, was_seen.shape)[was_seen]).all()
+            assert (seen[..., 2][alive > 0] == np.broadcast_to(steps[:, None], alive.shape)[alive > 0]).all()
+            assert (alive[kinds == StepType.LAST] == 0).all()
+            for row in range(len(kinds) - 1):
+                if kinds[row] == StepType.LAST:
+                    assert kinds[row + 1] == StepType.FIRST
+                    continue
+                assert kinds[row + 1] != StepType.FIRST
+                assert state[row] == state[row + 1], "a transition spans two episodes of the world"
+                for slot in range(len(members)):
+                    reward = float(rows.reward[row + 1, slot])
+                    if reward:  # a member may have acted several rows ago, and waited for the others
+                        acted = next(r for r in range(row, -1, -1) if alive[r, slot])
+                        assert reward == (1.0 if int(rows.action[acted, slot]) == 1 else 0.5)
+
+
+@settings(max_examples=12, deadline=None)
+@given(delay=st.integers(0, 9), length=st.integers(1, 10), moments=st.integers(3, 40))
+def test_late_rewards_reach_the_member_and_the_row_that_follows_its_action(delay, length, moments):
+    """MARO-18 for teams: a row waits for all of its members' rewards."""
+    collector, _ = team_of(lambda: Shop(delay, length))
+    collector.unroll(moments)
+    (buffer,) = collector.buffers.values()
+    for _, rows in lanes_of(buffer):
+        alive, ticks = rows.observation["alive"].numpy(), rows.observation["observation"][:, 0, 0].numpy()
+        for row in range(len(rows.step_type) - 1):
+            if rows.step_type[row] == StepType.LAST:
+                continue
+            assert float(rows.reward[row + 1, 0]) == 1000 * ticks[row] + 10 * int(rows.action[row, 0])
+            arrived = float(rows.reward[row + 1, 1])
+            if arrived:
+                acted = next(r for r in range(row, -1, -1) if alive[r, 1])
+                assert arrived == 1000 * ticks[acted] + 10 * int(rows.action[acted, 1])
+
+
+def test_members_that_do_not_act_change_no_gradient():
+    """Whoever is not `alive` has no part in surrogate, entropy or mixture."""
+    collector, actors = team_of(lambda: RandomWorld(4), kind=MAPPO, mapping={"even_*": "even", "odd_*": "odd"})
+    collector.unroll(30)
+    mappo = actors["odd"]
+    with torch.no_grad():  # away from the uniform start
+        for parameter in mappo.model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    drawn = collector.buffers["odd"].draw(mappo.plan, torch.Generator())
+    batch = mappo.preprocess(drawn, collector.buffers["odd"])
+    idle = batch.observation.alive == 0
+    assert idle.any()
+    other = batch.replace(action=torch.where(idle, (batch.action + 1) % 2, batch.action))
+    ours, theirs = mappo.gradients(batch), mappo.gradients(other)
+    assert all(torch.equal(ours.values[name], theirs.values[name]) for name in ours.values)
+
+
+def test_the_mixture_never_falls_where_a_member_is_worth_more():
+    """Equation (5) of QMIX: what is best for a member is best for the team."""
+    _, actors = team_of(Meeting)
+    mixer = actors["team"].mixer
+    generator = torch.Generator().manual_seed(0)
+    view = Batch(global_state=torch.rand(64, 15, generator=generator), alive=torch.ones(64, 3))
+    q = torch.randn(64, 3, generator=generator, requires_grad=True)
+    (slope,) = torch.autograd.grad(mixer(q, view).sum(), q)
+    assert (slope >= 0).all()
+    assert (slope > 0).any()
+
+
+def test_what_a_team_cannot_be_is_said():
+    box = BoundedSpec((2,), minimum=np.array(-1.0), maximum=np.array(1.0))
+    nested = AgentSpec(TensorSpec((2,)), {"a": box})
+    with pytest.raises(ConfigError, match="one discrete action, or a box of numbers"):
+        team_specs(nested, 2)
+    with pytest.raises(ConfigError, match="For boxes use MADDPG"):
+        MAPPO(*team_specs(AgentSpec(TensorSpec((2,)), box), 2))
+    with pytest.raises(ConfigError, match="needs a continuous action space"):
+        MADDPG(*team_specs(AgentSpec(TensorSpec((2,)), DiscreteSpec(num=2)), 2))
+    with pytest.raises(ConfigError, match="needs an observation with `observation` and `alive`"):
+        QMIX(TensorSpec((3,)), DiscreteSpec(num=2))
+
+
+@pytest.mark.parametrize("kind", [MAPPO, QMIX])
+def test_a_team_policy_can_be_saved_and_loaded(kind, tmp_path):
+    """The artefact of a run acts as the policy did."""
+    spec = next(iter(Meeting().agents.values()))
+    observation, action = team_specs(spec, 3, Meeting().state_spec)
+    policy = kind(observation, action, (MAPPOConfig if kind is MAPPO else QMIXConfig)(network=SMALL)).policy
+    save_policy(policy, tmp_path / "team")
+    loaded = load_policy(tmp_path / "team")
+    seen = {
+        "observation": {"own": np.eye(5, dtype=np.float32)[:3], "all": np.full((3, 5), 0.2, np.float32)},
+        "alive": np.ones(3, np.float32),
+        "action_mask": np.ones(9, np.int8),
+        "global_state": np.zeros(15, np.float32),
+    }
+    assert (policy(seen) == loaded(seen)).all()
+    assert isinstance(loaded, TeamGreedyPolicy) == (kind is QMIX)
