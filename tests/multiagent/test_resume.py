@@ -35,7 +35,7 @@ def flat(nest, path=""):
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
 @pytest.mark.parametrize(("make", "mapping"), [(RandomWorld, TWO_KINDS), (lambda: Shop(delay=4), {"*": "both"})])
 def test_a_resumed_run_equals_the_uninterrupted_one(make, mapping, algorithm, tmp_path):
-    """TS-38, MARO-15: worlds, waiting rows, memories and episodes go on where they were."""
+    """F25, MARO-15: worlds, waiting rows, memories and episodes go on where they were."""
     whole, first, second = (trainer_of(make, tmp_path / part, mapping, algorithm, 330) for part in "abc")
     whole.run()
     while first.collect.env_steps < 120:
