@@ -24,8 +24,8 @@ def state_after(config, iterations, *, acting_as_worker=False):
     """What all policies have learned, bit by bit."""
     agents = make_learner(config)
     if acting_as_worker:
-        for policy in agents.policies.values():
-            policy.seed(RunSeeds(policy.generator.initial_seed()).integer("acting", 1))
+        for number, policy in enumerate(agents.policies.values()):
+            policy.seed(RunSeeds(config.run.seed).integer("acting", 1 + number))
     with collecting(config, agents, None) as (collect, _):
         trainer = Trainer(collect, agents.manager, config.trainer)
         for _ in range(iterations):
