@@ -31,6 +31,7 @@ from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, Runtime
 
 RESULTS = Path(__file__).parent / "results"
 SLEEP_S, ENVS_EACH, PIXELS = 0.002, 4, (256, 84, 84, 4)
+EPOCHS, MINIBATCHES = 4, 4
 
 
 class Sleepy(gymnasium.Env[np.ndarray, np.int64]):
@@ -66,10 +67,10 @@ class Run:
     def __init__(self, runtime: Runtime, env: EnvConfig, num_workers: int) -> None:
         observation_spec, action_spec, reward_spec = probe_specs(env)
         rows = 128 * env.num_envs
-        config = PPOConfig(unroll_length=128, num_updates=2, mini_batch_size=4 * env.num_envs)
+        config = PPOConfig(unroll_length=128, num_updates=EPOCHS, mini_batch_size=rows // MINIBATCHES)
         make = functools.partial(PPO, observation_spec, action_spec, config, RunSeeds(0))
         algorithm, self.runtime = make(), runtime
-        self.settings = {"num_envs": env.num_envs, "rows": rows, "num_updates": 2, "minibatches": 2}
+        self.settings = {"num_envs": env.num_envs, "rows": rows, "epochs": EPOCHS, "minibatches": MINIBATCHES}
         buffer = buffer_for(algorithm, env.num_envs, observation_spec=observation_spec, reward_spec=reward_spec)
         workers = CollectorFactory(env=env, algorithm=make, num_workers=num_workers)
         distributed = DistributedConfig(runtime="local", num_workers=num_workers)
