@@ -5,6 +5,7 @@ F1 to F8 of the fault matrix. The faults are real: processes are killed, threads
 
 import contextlib
 import functools
+import gc
 import logging
 import multiprocessing
 import os
@@ -79,6 +80,7 @@ def nothing_is_left_behind():
     before = shared_blocks()
     yield
     assert no_orphans()
+    gc.collect()  # a caught exception refers to the frames that hold the environment
     assert shared_blocks() <= before
 
 
@@ -269,7 +271,8 @@ def test_a_hanging_thread_is_left_behind_and_shows_its_stack():
 def test_a_flood_of_output_blocks_nobody(kind, capfd):
     with batch(kind, "flood") as env:
         play(env, 5)
-    assert len(capfd.readouterr().out) > 2**16  # more than a pipe holds
+        assert env.step(torch.zeros(env.batch_size, dtype=torch.int64)).observation.isfinite().all()
+    capfd.readouterr()
 
 
 def bounded(rules: str):

@@ -19,21 +19,21 @@ from tests.training.parts import Recorder
 TOTAL = 210
 
 
-def trainer(name: str, env: Any, folder: Path, seed: int = 3, **changes: Any) -> tuple[Trainer, Recorder]:
+def trainer(name: str, world: Any, env: Any, folder: Path, seed: int = 3, **changes: Any) -> tuple[Trainer, Recorder]:
     """A small trainer that saves at every turn, and what its loggers are told."""
     algorithm = make(name, env, seed, **changes)
     recorder = Recorder()
     config = TrainerConfig(total_env_steps=TOTAL, checkpoint_every_steps=40, log_every_steps=30)
     if isinstance(algorithm.plan, Offline):
-        collect: Any = OfflineData(loaded(name))
+        collect: Any = OfflineData(loaded(name, world))
     else:
         collect = Collector.of(env, algorithm)
     return Trainer(collect, algorithm, config, checkpoints=CheckpointStore(folder), loggers=[recorder]), recorder
 
 
-def loaded(name: str) -> Any:
+def loaded(name: str, kind: Any) -> Any:
     """The same data set each time, for an algorithm that collects nothing."""
-    with environment(any_kind(name), seed=21) as env:
+    with environment(kind, seed=21) as env:
         collector = collector_for(env, make(name, env, seed=21))
         collector.unroll(30)
     return collector.buffer
@@ -85,7 +85,7 @@ def check(name: str, config: EnvConfig | str, folder: Path, vectorization: str =
     if isinstance(config, str):
         changes["kind"] = config
     with environment(config, vectorization=vectorization) as env:
-        whole, recorder = trainer(name, env, folder / "whole", **changes)
+        whole, recorder = trainer(name, config, env, folder / "whole", **changes)
         whole.run()
         expected = contents(whole, recorder.rows)
     draw = random.Random(f"{name} {config} {vectorization}")
@@ -93,7 +93,7 @@ def check(name: str, config: EnvConfig | str, folder: Path, vectorization: str =
     rows: list[dict[str, float]] = []
     for number in range(len(points) + 1):
         with environment(config, vectorization=vectorization) as env:
-            made, recorder = trainer(name, env, folder / "cut", seed=3 + number, **changes)
+            made, recorder = trainer(name, config, env, folder / "cut", seed=3 + number, **changes)
             if number:  # a killed run's rows beyond its checkpoint are cut off, as the file logger does
                 made.load_state(CheckpointStore(folder / "cut").load_newest()[1])
             if number < len(points):
