@@ -13,14 +13,15 @@ from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, Offline, RunSeeds
 from palaestra.distributed import AgentsFactory, CollectorFactory, DistributedConfig, PolicyServer, RolloutManager
-from palaestra.envs import Environment, probe_specs
+from palaestra.envs import probe_specs
 from palaestra.experiments.agents import Agents, Learner
 from palaestra.experiments.build import acting_parts
 from palaestra.experiments.config import ExperimentConfig
+from palaestra.experiments.faults import Reporter
 from palaestra.experiments.offline import make_collect, mixed, training_environment
 from palaestra.experiments.robots import robot_collecting
-from palaestra.multiagent import Worlds, create_worlds
-from palaestra.robots import Robot, RobotCollector
+from palaestra.multiagent import create_worlds
+from palaestra.robots import Robot
 from palaestra.rollout import buffer_for
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, RestartPolicy, Runtime
 from palaestra.training import Collect
@@ -31,7 +32,7 @@ __all__ = ["collecting", "make_runtime"]
 @contextmanager
 def collecting(
     config: ExperimentConfig, algorithm: Learner, data: ReplayBuffer | None
-) -> Iterator[tuple[Collect, Environment | RolloutManager | PolicyServer | RobotCollector | Worlds | None]]:
+) -> Iterator[tuple[Collect, Reporter | None]]:
     """What a run collects with, and what knows its faults and how exactly it resumes; both end with the context.
 
     Args:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from palaestra.core import CheckpointError
-from palaestra.distributed import PolicyServer, RolloutManager
-from palaestra.envs import Environment
 from palaestra.experiments.provenance import now
-from palaestra.multiagent import Worlds
-from palaestra.robots import RobotCollector
 from palaestra.training import Callback, Trainer
 
-__all__ = ["FaultRecord", "KeepFaults", "fault_of", "read_faults", "write_fault"]
+__all__ = ["FaultRecord", "KeepFaults", "Reporter", "fault_of", "read_faults", "write_fault"]
 
 
 @dataclass(frozen=True)
@@ -90,17 +86,29 @@ def read_faults(directory: str | Path) -> list[FaultRecord]:
     return faults
 
 
+class Reporter(Protocol):
+    """Environments, or who has those of workers or agents: they know their faults and how exactly they resume."""
+
+    @property
+    def faults(self) -> Sequence[Any]:
+        """Records in the order in which they happened; more may follow."""
+        ...
+
+    @property
+    def resume(self) -> str:
+        """`exact` or `statistical`."""
+        ...
+
+
 class KeepFaults(Callback):
     """Writes what environments report, at every row of metrics and at the end.
 
     Args:
-        env: whose `faults` grow, or who has those of its workers or agents; `None` where a run has none.
+        env: whose `faults` grow; `None` where a run has none.
         path: the run directory.
     """
 
-    def __init__(
-        self, env: Environment | RolloutManager | PolicyServer | RobotCollector | Worlds | None, path: Path
-    ) -> None:
+    def __init__(self, env: Reporter | None, path: Path) -> None:
         self._env, self._path = env, path
         self._written = 0
 

@@ -105,7 +105,9 @@ class SharedCache:
 class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Tensor) and obj.layout is torch.strided:
-            flat = obj.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            flat = obj.detach().cpu().contiguous().flatten()
+            # one element may have any stride, and a view as bytes needs 1
+            flat = flat.as_strided(flat.shape, (1,)).view(torch.uint8)
             return _tensor, (flat.numpy(), obj.dtype, tuple(obj.shape))
         return NotImplemented
 
@@ -136,11 +138,15 @@ def encode(value: Any) -> Message:
     try:
         _Pickler(header, protocol=5, buffer_callback=keep).dump(value)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
-        raise ConfigError(
-            f"a {type(value).__name__} cannot be sent to a worker: {error}. Lambdas and local functions cannot; use a "
-            "function of a module, or functools.partial of one"
-        ) from error
+        raise _unsendable(f"a {type(value).__name__}", error) from error
     return Message(header.getvalue(), buffers)
+
+
+def _unsendable(what: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{what} cannot be sent to a worker: {error}. Lambdas and local functions cannot; use a function of a module, "
+        "or functools.partial of one"
+    )
 
 
 def decode(message: Message) -> Any:
@@ -171,10 +177,7 @@ class Factory:
         try:
             self._bytes = pickle.dumps(make)
         except (AttributeError, TypeError, pickle.PicklingError) as error:
-            raise ConfigError(
-                f"{self._name} cannot be sent to a worker: {error}. Lambdas and local functions cannot; use a function "
-                "of a module, or functools.partial of one"
-            ) from error
+            raise _unsendable(self._name, error) from error
 
     def __call__(self) -> Any:
         """A new object."""

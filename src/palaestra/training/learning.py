@@ -42,6 +42,11 @@ class Learning:
         }
         self._averages = {name: Averages() for name in manager.algorithms}
         self._rows_trained = dict.fromkeys(manager.algorithms, 0)
+        self._warm_ups = {
+            name: algorithm.plan.initial_collect_steps
+            for name, algorithm in manager.algorithms.items()
+            if isinstance(algorithm.plan, Replay) and not algorithm.stored_fields
+        }
         self._progress = 0.0
 
     def acts_randomly(self, env_steps: int) -> frozenset[str]:
@@ -50,13 +55,7 @@ class Learning:
         Args:
             env_steps: taken so far.
         """
-        return frozenset(
-            name
-            for name, algorithm in self.manager.algorithms.items()
-            if isinstance(algorithm.plan, Replay)
-            and env_steps < algorithm.plan.initial_collect_steps
-            and not algorithm.stored_fields
-        )
+        return frozenset(name for name, end in self._warm_ups.items() if env_steps < end)
 
     def learn(self, collect: Collect, info: CollectInfo, progress: float) -> dict[str, UpdateInfo]:
         """One update of every policy that has the data for it; then schedules move on.
