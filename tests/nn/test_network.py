@@ -62,7 +62,7 @@ def test_the_activation_of_the_config_is_used():
 
 
 def test_a_gaussian_network_feeds_a_distribution():
-    network = GaussianNetwork(VECTOR, 2, NetworkConfig(hidden_sizes=(8,)), initial_log_std=-0.5)
+    network = GaussianNetwork(VECTOR, 2, NetworkConfig(hidden_sizes=(8,), initial_log_std=-0.5))
     mean, log_std = network(rows(2, 5))
     assert mean.shape == (2, 5, 2)
     assert log_std.tolist() == [-0.5, -0.5]

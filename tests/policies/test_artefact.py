@@ -1,5 +1,6 @@
 """Tests of `palaestra.policies.artefact`."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -41,7 +42,7 @@ POLICIES = {
     "recurrent": lambda: CategoricalPolicy.build(
         SPEC, DiscreteSpec(num=3), NetworkConfig(hidden_sizes=(8,), recurrent="lstm", recurrent_size=5)
     ),
-    "gaussian": lambda: GaussianPolicy.build(SPEC, BOX, SMALL, initial_log_std=-1.5),
+    "gaussian": lambda: GaussianPolicy.build(SPEC, BOX, dataclasses.replace(SMALL, initial_log_std=-1.5)),
     "value-greedy": lambda: ValueGreedyPolicy.build(
         SPEC,
         DiscreteSpec(num=3),

@@ -1,5 +1,7 @@
 """Tests of `palaestra.policies.gaussian`."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from torch.testing import assert_close
 
 from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, TensorSpec, TimeStep
 from palaestra.nn import NetworkConfig
-from palaestra.policies import GaussianNoise, GaussianPolicy, Phase
+from palaestra.policies import CategoricalPolicy, GaussianNoise, GaussianPolicy, Phase
 
 VECTOR = TensorSpec((4,))
 SMALL = NetworkConfig(hidden_sizes=(8,))
@@ -19,7 +21,7 @@ def box(low, high, dtype=torch.float32):
 
 
 def policy_for(action_spec, **options):
-    return GaussianPolicy.build(VECTOR, action_spec, SMALL, **options)
+    return GaussianPolicy.build(VECTOR, action_spec, dataclasses.replace(SMALL, **options))
 
 
 def test_actions_are_drawn_from_the_distribution():
@@ -73,6 +75,11 @@ def test_bounds_close_to_the_largest_float_do_not_overflow():
 
 def test_bounds_are_not_part_of_the_state():
     assert set(policy_for(box([-1.0], [1.0])).state_dict()) == set(policy_for(TensorSpec((1,))).state_dict())
+
+
+def test_a_start_of_the_standard_deviation_is_refused_where_none_is_learned_apart():
+    with pytest.raises(ConfigError, match=r"initial_log_std=-2.0 .*CategoricalPolicy has none"):
+        CategoricalPolicy.build(VECTOR, DiscreteSpec(num=2), NetworkConfig(initial_log_std=-2.0))
 
 
 def test_behaviour_is_the_log_density_of_the_raw_action():

@@ -33,6 +33,8 @@ class NetworkConfig:
     """Whether action values are split into a state value and advantages."""
     noisy: bool = False
     """Whether the layers of action values have learned noise, which explores instead of random actions."""
+    initial_log_std: float = 0.0
+    """log σ at the start, in raw units, of normal policies that learn it apart from the mean; 0 is a σ of 1."""
     image_size: int = 512
     """Features of each encoded image."""
     recurrent: Recurrent | None = None
@@ -197,7 +199,6 @@ class GaussianNetwork(nn.Module):
         observation_spec: what an observation looks like, without leading dimensions.
         action_size: A.
         config: the layers.
-        initial_log_std: log σ at the start, the same for every dimension; 0 is a standard deviation of 1.
         out_gain: scale of the last layer's initial weights.
 
     Raises:
@@ -216,13 +217,13 @@ class GaussianNetwork(nn.Module):
         action_size: int,
         config: NetworkConfig | None = None,
         *,
-        initial_log_std: float = 0.0,
         out_gain: float = 0.01,
     ) -> None:
         super().__init__()
+        config = config or NetworkConfig()
         self.action_size = action_size
         self.mean = Network(observation_spec, action_size, config, out_gain=out_gain)
-        self.log_std = nn.Parameter(torch.full((action_size,), float(initial_log_std)))
+        self.log_std = nn.Parameter(torch.full((action_size,), float(config.initial_log_std)))
 
     def forward(self, observation: Any) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation for every observation.
@@ -261,8 +262,9 @@ class CompositeNetwork(nn.Module):
         self, observation_spec: SpecTree, out_size: int, num_std: int, config: NetworkConfig | None = None
     ) -> None:
         super().__init__()
+        config = config or NetworkConfig()
         self.numbers = Network(observation_spec, out_size, config, out_gain=0.01)
-        self.log_std = nn.Parameter(torch.zeros(num_std)) if num_std else None
+        self.log_std = nn.Parameter(torch.full((num_std,), float(config.initial_log_std))) if num_std else None
 
     def forward(self, observation: Any) -> tuple[Tensor, Tensor | None]:
         """Numbers and log standard deviations for every observation.

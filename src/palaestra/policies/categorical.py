@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Self, final
+from typing import final
 
 from torch import Tensor, nn
 
 from palaestra.core import DiscreteSpec, SpecTree
 from palaestra.nn import Network, NetworkConfig, with_shared_features
 from palaestra.ops import Categorical
-from palaestra.policies.network_policy import StochasticPolicy, normalizer_of, require_discrete
+from palaestra.policies.network_policy import StochasticPolicy, require_discrete
 from palaestra.policies.normalizer import ObservationNormalizer
 
 __all__ = ["CategoricalPolicy"]
@@ -46,33 +46,12 @@ class CategoricalPolicy(StochasticPolicy):
         super().__init__(network, observation_spec, action_spec, normalizer=normalizer)
 
     @classmethod
-    def build(
-        cls,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: NetworkConfig | None = None,
-        *,
-        normalize: bool = False,
-    ) -> Self:
-        """A policy with a fresh network that starts close to uniform.
-
-        Args:
-            observation_spec: what an observation looks like, without leading dimensions.
-            action_spec: a `DiscreteSpec`.
-            config: the network's layers.
-            normalize: whether observations are normalised by running statistics.
-
-        Raises:
-            ConfigError: the action space or the config does not fit.
-        """
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
+        """A network that starts close to uniform."""
         num_actions = require_discrete(cls.__name__, observation_spec, action_spec).num
-        config = config or NetworkConfig()
-        network = with_shared_features(
+        return with_shared_features(
             observation_spec, config, lambda spec, config: Network(spec, num_actions, config, out_gain=0.01)
         )
-        policy = cls(network, observation_spec, action_spec, normalizer_of(observation_spec, normalize))
-        policy.network_config = config
-        return policy
 
     def distribution_of(self, outputs: Tensor, mask: Tensor | None = None) -> Categorical:
         return Categorical(outputs, mask)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, final
+from typing import Any, final
 
 from torch import Tensor, nn
 
 from palaestra.core import SpecTree
 from palaestra.nn import CompositeNetwork, NetworkConfig, with_shared_features
 from palaestra.policies.heads import head_of
-from palaestra.policies.network_policy import StochasticPolicy, normalizer_of
+from palaestra.policies.network_policy import StochasticPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
 
 __all__ = ["CompositePolicy"]
@@ -49,6 +49,8 @@ class CompositePolicy(StochasticPolicy):
         ['gear', 'wheel']
     """
 
+    learns_log_std = True
+
     def __init__(
         self,
         network: nn.Module,
@@ -60,34 +62,12 @@ class CompositePolicy(StochasticPolicy):
         self._action = head_of(action_spec)
 
     @classmethod
-    def build(
-        cls,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: NetworkConfig | None = None,
-        *,
-        normalize: bool = False,
-    ) -> Self:
-        """A policy with a fresh network that starts close to uniform, and boxes close to their middle.
-
-        Args:
-            observation_spec: what an observation looks like, without leading dimensions.
-            action_spec: of any kind that the class names.
-            config: the network's layers.
-            normalize: whether observations are normalised by running statistics.
-
-        Raises:
-            ConfigError: the action space or the config does not fit.
-        """
-        config, action = config or NetworkConfig(), head_of(action_spec)
-        network = with_shared_features(
-            observation_spec,
-            config,
-            lambda spec, config: CompositeNetwork(spec, action.size, action.num_std, config),
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
+        """A network that starts close to uniform, and boxes close to their middle."""
+        action = head_of(action_spec)
+        return with_shared_features(
+            observation_spec, config, lambda spec, config: CompositeNetwork(spec, action.size, action.num_std, config)
         )
-        policy = cls(network, observation_spec, action_spec, normalizer_of(observation_spec, normalize))
-        policy.network_config = config
-        return policy
 
     def distribution_of(self, outputs: tuple[Tensor, Tensor | None], mask: Any = None) -> Any:
         numbers, log_std = outputs

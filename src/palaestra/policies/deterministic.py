@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from palaestra.core import SpecTree
 from palaestra.nn import Network, NetworkConfig
-from palaestra.policies.exploration import Exploration
-from palaestra.policies.network_policy import normalizer_of
 from palaestra.policies.squashed import SquashedPolicy, require_box
 
 __all__ = ["DeterministicPolicy"]
@@ -40,33 +38,8 @@ class DeterministicPolicy(SquashedPolicy):
     """
 
     @classmethod
-    def build(
-        cls,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: NetworkConfig | None = None,
-        *,
-        normalize: bool = False,
-        exploration: Exploration | None = None,
-    ) -> Self:
-        """A policy with a fresh network.
-
-        Args:
-            observation_spec: what an observation looks like, without leading dimensions.
-            action_spec: a floating-point tensor with finite bounds.
-            config: the network's layers.
-            normalize: whether observations are normalised by running statistics.
-            exploration: usually `GaussianNoise`.
-
-        Raises:
-            ConfigError: the action space or the config does not fit.
-        """
-        size = require_box(cls.__name__, action_spec).size
-        config = config or NetworkConfig()
-        network = Network(observation_spec, size, config)
-        policy = cls(network, observation_spec, action_spec, normalizer_of(observation_spec, normalize), exploration)
-        policy.network_config = config
-        return policy
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
+        return Network(observation_spec, require_box(cls.__name__, action_spec).size, config)
 
     def action(self, observation: Any) -> Tensor:
         """The raw action, with gradients.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, final
+from typing import Any, final
 
 from torch import Tensor, nn
 
@@ -11,7 +11,7 @@ from palaestra.nn import GaussianNetwork, NetworkConfig, with_shared_features
 from palaestra.ops import DiagonalGaussian
 from palaestra.policies.action_range import ActionRange
 from palaestra.policies.exploration import Exploration
-from palaestra.policies.network_policy import StochasticPolicy, normalizer_of, require_continuous
+from palaestra.policies.network_policy import StochasticPolicy, require_continuous
 from palaestra.policies.normalizer import ObservationNormalizer
 
 __all__ = ["GaussianPolicy"]
@@ -43,6 +43,8 @@ class GaussianPolicy(StochasticPolicy):
         array([0.5, 0.5], dtype=float32)
     """
 
+    learns_log_std = True
+
     def __init__(
         self,
         network: nn.Module,
@@ -56,37 +58,12 @@ class GaussianPolicy(StochasticPolicy):
         self._range = ActionRange(spec)
 
     @classmethod
-    def build(
-        cls,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: NetworkConfig | None = None,
-        *,
-        normalize: bool = False,
-        initial_log_std: float = 0.0,
-    ) -> Self:
-        """A policy with a fresh `GaussianNetwork` whose mean starts close to 0.
-
-        Args:
-            observation_spec: what an observation looks like, without leading dimensions.
-            action_spec: a floating-point tensor.
-            config: the network's layers.
-            normalize: whether observations are normalised by running statistics.
-            initial_log_std: log σ at the start, in raw units.
-
-        Raises:
-            ConfigError: the action space or the config does not fit.
-        """
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
+        """A `GaussianNetwork` whose mean starts close to 0."""
         action_size = require_continuous(cls.__name__, action_spec).size
-        config = config or NetworkConfig()
-        network = with_shared_features(
-            observation_spec,
-            config,
-            lambda spec, config: GaussianNetwork(spec, action_size, config, initial_log_std=initial_log_std),
+        return with_shared_features(
+            observation_spec, config, lambda spec, config: GaussianNetwork(spec, action_size, config)
         )
-        policy = cls(network, observation_spec, action_spec, normalizer_of(observation_spec, normalize))
-        policy.network_config = config
-        return policy
 
     def distribution_of(self, outputs: tuple[Tensor, Tensor], mask: Any = None) -> DiagonalGaussian:
         mean, log_std = outputs

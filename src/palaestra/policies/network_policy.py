@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -33,6 +33,9 @@ class NetworkPolicy(Policy):
         exploration: changes actions in `Phase.COLLECT`; `None` leaves them as they are.
     """
 
+    learns_log_std: ClassVar[bool] = False
+    """Whether the network has a log σ of its own, that `NetworkConfig.initial_log_std` starts."""
+
     network: nn.Module
 
     def __init__(
@@ -53,6 +56,19 @@ class NetworkPolicy(Policy):
 
     @classmethod
     @abstractmethod
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
+        """A fresh network of the kind that this policy needs.
+
+        Args:
+            observation_spec: what an observation looks like, without leading dimensions.
+            action_spec: what the environment's action looks like.
+            config: the network's layers.
+
+        Raises:
+            ConfigError: the action space or the config does not fit.
+        """
+
+    @classmethod
     def build(
         cls,
         observation_spec: SpecTree,
@@ -60,6 +76,7 @@ class NetworkPolicy(Policy):
         config: NetworkConfig | None = None,
         *,
         normalize: bool = False,
+        exploration: Exploration | None = None,
     ) -> Self:
         """A policy with a fresh network; a policy made so can be saved as an artefact.
 
@@ -68,7 +85,35 @@ class NetworkPolicy(Policy):
             action_spec: what the environment's action looks like.
             config: the network's layers.
             normalize: whether observations are normalised by running statistics.
+            exploration: changes actions in `Phase.COLLECT`.
+
+        Raises:
+            ConfigError: the action space or the config does not fit.
         """
+        config = config or NetworkConfig()
+        network = cls.network_for(observation_spec, action_spec, config)
+        return cls._around(network, observation_spec, action_spec, config, normalize=normalize, exploration=exploration)
+
+    @classmethod
+    def _around(
+        cls,
+        network: nn.Module,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: NetworkConfig,
+        *,
+        normalize: bool,
+        exploration: Exploration | None,
+    ) -> Self:
+        """`build`, where the network is there."""
+        if config.initial_log_std and not cls.learns_log_std:
+            raise ConfigError(
+                f"initial_log_std={config.initial_log_std} starts a standard deviation that is learned apart, and "
+                f"{cls.__name__} has none: leave it at 0, or use one with a normal policy, such as PPO on a box"
+            )
+        policy = cls(network, observation_spec, action_spec, normalizer=normalizer_of(observation_spec, normalize))
+        policy.exploration, policy.network_config = exploration, config
+        return policy
 
     # -- memory
 

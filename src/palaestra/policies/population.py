@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from palaestra.core import Batch, DiscreteSpec, SpecTree, TensorSpec
 from palaestra.nn import Network, NetworkConfig
 from palaestra.policies.action_range import ActionRange
-from palaestra.policies.network_policy import NetworkPolicy, normalizer_of, require_discrete
+from palaestra.policies.network_policy import NetworkPolicy, require_discrete
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import PolicyStep
 from palaestra.policies.squashed import raw_box, require_box
@@ -67,34 +67,12 @@ class PopulationPolicy(NetworkPolicy):
         self._population: dict[str, Tensor] = {}
 
     @classmethod
-    def build(
-        cls,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: NetworkConfig | None = None,
-        *,
-        normalize: bool = False,
-    ) -> Self:
-        """A policy with a fresh network.
-
-        Args:
-            observation_spec: what an observation looks like, without leading dimensions.
-            action_spec: discrete, or a box with finite bounds.
-            config: the network's layers.
-            normalize: whether observations are normalised by running statistics.
-
-        Raises:
-            ConfigError: the action space or the config does not fit.
-        """
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
         if isinstance(action_spec, DiscreteSpec):
             size = require_discrete(cls.__name__, observation_spec, action_spec).num
         else:
             size = require_box(cls.__name__, action_spec).size
-        config = config or NetworkConfig()
-        network = Network(observation_spec, size, config)
-        policy = cls(network, observation_spec, action_spec, normalizer_of(observation_spec, normalize))
-        policy.network_config = config
-        return policy
+        return Network(observation_spec, size, config)
 
     def noise(self, seed: Tensor) -> Tensor:
         """The directions in which parameters are disturbed.

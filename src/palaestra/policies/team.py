@@ -6,7 +6,7 @@ A team's observation is a dict: `observation` (leaves [..., G, ...]), `alive` ([
 
 from __future__ import annotations
 
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from palaestra.core import (
 from palaestra.nn import ACTION_MASK, Network, NetworkConfig
 from palaestra.ops import Categorical, greedy_action
 from palaestra.policies.exploration import Exploration
-from palaestra.policies.network_policy import NetworkPolicy, StochasticPolicy, normalizer_of
+from palaestra.policies.network_policy import NetworkPolicy, StochasticPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import PolicyStep
 from palaestra.policies.squashed import SquashedPolicy
@@ -156,30 +156,10 @@ class TeamCategoricalPolicy(StochasticPolicy):
         super().__init__(network, observation_spec, action_spec, normalizer=normalizer)
 
     @classmethod
-    def build(
-        cls,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: NetworkConfig | None = None,
-        *,
-        normalize: bool = False,
-    ) -> Self:
-        """A policy with a fresh `TeamNetwork` that starts close to uniform.
-
-        Args:
-            observation_spec: of the team.
-            action_spec: a `MultiDiscreteSpec`.
-            config: the network's layers.
-            normalize: whether observations are normalised by running statistics.
-
-        Raises:
-            ConfigError: the specs or the config do not fit.
-        """
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
+        """A `TeamNetwork` that starts close to uniform."""
         count, actions = _choices(cls.__name__, observation_spec, action_spec)
-        network = TeamNetwork(observation_spec, count, actions, config, out_gain=0.01)
-        policy = cls(network, observation_spec, action_spec, normalizer_of(observation_spec, normalize))
-        policy.network_config = config or NetworkConfig()
-        return policy
+        return TeamNetwork(observation_spec, count, actions, config, out_gain=0.01)
 
     @property
     def behaviour_spec(self) -> dict[str, TensorSpec]:
@@ -218,33 +198,9 @@ class TeamGreedyPolicy(NetworkPolicy):
         super().__init__(network, observation_spec, action_spec, normalizer=normalizer, exploration=exploration)
 
     @classmethod
-    def build(
-        cls,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: NetworkConfig | None = None,
-        *,
-        normalize: bool = False,
-        exploration: Exploration | None = None,
-    ) -> Self:
-        """A policy with a fresh `TeamNetwork`.
-
-        Args:
-            observation_spec: of the team.
-            action_spec: a `MultiDiscreteSpec`.
-            config: the network's layers.
-            normalize: whether observations are normalised by running statistics.
-            exploration: usually `EpsilonGreedy`.
-
-        Raises:
-            ConfigError: the specs or the config do not fit.
-        """
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
         count, actions = _choices(cls.__name__, observation_spec, action_spec)
-        network = TeamNetwork(observation_spec, count, actions, config)
-        normalizer = normalizer_of(observation_spec, normalize)
-        policy = cls(network, observation_spec, action_spec, normalizer, exploration)
-        policy.network_config = config or NetworkConfig()
-        return policy
+        return TeamNetwork(observation_spec, count, actions, config)
 
     def q_values(self, observation: Any) -> Tensor:
         """Action values, with gradients; masks are not applied.
@@ -302,30 +258,9 @@ class TeamDeterministicPolicy(SquashedPolicy):
     """
 
     @classmethod
-    def build(
-        cls,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: NetworkConfig | None = None,
-        *,
-        normalize: bool = False,
-    ) -> Self:
-        """A policy with a fresh `TeamNetwork`.
-
-        Args:
-            observation_spec: of the team.
-            action_spec: a floating-point box [G, ...] with finite bounds.
-            config: the network's layers.
-            normalize: whether observations are normalised by running statistics.
-
-        Raises:
-            ConfigError: the specs or the config do not fit.
-        """
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
         count = team_size(observation_spec, action_spec)
-        network = TeamNetwork(observation_spec, count, action_spec.size // count, config)
-        policy = cls(network, observation_spec, action_spec, normalizer_of(observation_spec, normalize))
-        policy.network_config = config or NetworkConfig()
-        return policy
+        return TeamNetwork(observation_spec, count, action_spec.size // count, config)
 
     def action(self, observation: Any) -> Tensor:
         """Raw actions of all members, with gradients.

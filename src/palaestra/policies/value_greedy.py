@@ -12,7 +12,7 @@ from palaestra.core import DiscreteSpec, SpecTree, spec_leaves
 from palaestra.nn import NetworkConfig, QNetwork, ReturnDistribution, with_memory
 from palaestra.ops import greedy_action
 from palaestra.policies.exploration import Exploration
-from palaestra.policies.network_policy import NetworkPolicy, normalizer_of, require_discrete
+from palaestra.policies.network_policy import NetworkPolicy, require_discrete
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import PolicyStep
 
@@ -57,6 +57,11 @@ class ValueGreedyPolicy(NetworkPolicy):
         """Random numbers with which noisy layers of the network explore, for every lane."""
 
     @classmethod
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
+        num_actions = require_discrete(cls.__name__, observation_spec, action_spec).num
+        return with_memory(observation_spec, config, lambda spec, config: QNetwork(spec, num_actions, config))
+
+    @classmethod
     def build(
         cls,
         observation_spec: SpecTree,
@@ -80,19 +85,17 @@ class ValueGreedyPolicy(NetworkPolicy):
         Raises:
             ConfigError: the action space or the config does not fit.
         """
+        if returns is None:
+            return super().build(observation_spec, action_spec, config, normalize=normalize, exploration=exploration)
         num_actions = require_discrete(cls.__name__, observation_spec, action_spec).num
-        config = config or NetworkConfig()
-
-        def make(spec: SpecTree, config: NetworkConfig) -> nn.Module:
-            if returns is None:
-                return QNetwork(spec, num_actions, config)
-            return ReturnDistribution(*returns).network(spec, num_actions, config)
-
-        network = with_memory(observation_spec, config, make)
-        normalizer = normalizer_of(observation_spec, normalize)
-        policy = cls(network, observation_spec, action_spec, normalizer, exploration)
-        policy.network_config = config
-        policy.build_options = {} if returns is None else {"returns": list(returns)}
+        config, distribution = config or NetworkConfig(), ReturnDistribution(*returns)
+        network = with_memory(
+            observation_spec, config, lambda spec, config: distribution.network(spec, num_actions, config)
+        )
+        policy = cls._around(
+            network, observation_spec, action_spec, config, normalize=normalize, exploration=exploration
+        )
+        policy.build_options = {"returns": list(returns)}
         return policy
 
     def q_values(self, observation: Any, noise: Tensor | None = None) -> Tensor:
