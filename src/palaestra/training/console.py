@@ -19,6 +19,7 @@ from palaestra.training.time_split import advice
 __all__ = ["ConsoleLogger"]
 
 _BARS = "▁▂▃▄▅▆▇█"
+_PERIOD_S = {True: 0.5, False: 1.0}  # least time between two looks of a panel, and between two lines
 
 
 class ConsoleLogger:
@@ -35,22 +36,28 @@ class ConsoleLogger:
         self._console = console or Console()
         self._live: Live | None = None
         self._returns: deque[float] = deque(maxlen=60)
-        self._last_line_s = float("-inf")
+        self._shown_s = float("-inf")
+        self._row: Mapping[str, float] = {}  # the newest
 
     def start(self, position: Mapping[str, int]) -> None:
         """See `Logger.start`."""
         if self._console.is_terminal:
-            self._live = Live(console=self._console, refresh_per_second=4, transient=False)
+            # a thread that draws would take time from learning at any moment, four times a second, to show the same row
+            self._live = Live(console=self._console, auto_refresh=False, transient=False)
             self._live.start()
 
     def metrics(self, row: Mapping[str, float]) -> None:
         """See `Logger.metrics`."""
+        self._row = row
         if "return_mean" in row:
             self._returns.append(row["return_mean"])
+        now, live = time.monotonic(), self._live is not None
+        if now - self._shown_s < _PERIOD_S[live] and row["env_steps"] < self._total:
+            return
+        self._shown_s = now
         if self._live is not None:
-            self._live.update(self._panel(row))
-        elif time.monotonic() - self._last_line_s >= 1.0 or row["env_steps"] >= self._total:
-            self._last_line_s = time.monotonic()
+            self._live.update(self._panel(row), refresh=True)
+        else:
             self._console.print(_line(row, self._total), highlight=False, soft_wrap=True)
 
     def episodes(self, env_steps: int, episodes: Sequence[Episode]) -> None:
@@ -59,6 +66,8 @@ class ConsoleLogger:
     def close(self) -> None:
         """See `Logger.close`."""
         if self._live is not None:
+            if self._row:
+                self._live.update(self._panel(self._row))
             self._live.stop()
 
     def _panel(self, row: Mapping[str, float]) -> Panel:
