@@ -94,16 +94,26 @@ class TD3Settings(SACSettings):
 class Workload:
     title: str
     settings: PPOSettings | DQNSettings | SACSettings
-    metric: str
+    eager: float
+    """Least median ratio to the peer."""
+    compiled: float
+    """The same with `--compile`."""
+    metric: str = "updates_per_s"
     """What is compared: `env_steps_per_s` or `updates_per_s`."""
-    unit: str
-    updates_per_iteration: int
+    updates_per_iteration: int = 1
     """Optimizer steps between two unrolls; both sides must have made exactly so many."""
-    bars: dict[str, float]
-    """Least median ratio to the peer, by variant of ours."""
     env: str = ENV
     algorithm: str = ""
     """Of ours; by default called as the workload is."""
+
+    @property
+    def bars(self) -> dict[str, float]:
+        """By variant of ours."""
+        return {"eager": self.eager, "compiled": self.compiled}
+
+    @property
+    def unit(self) -> str:
+        return self.metric.removesuffix("_per_s").replace("_", " ") + "/s"
 
     @property
     def rows_per_iteration(self) -> int:
@@ -115,52 +125,22 @@ WORKLOADS = {
         title="PPO, 8 environments x 128 steps",
         settings=PPOSettings(),
         metric="env_steps_per_s",
-        unit="env steps/s",
         updates_per_iteration=16,
-        bars={"eager": 2.0, "compiled": 2.5},
+        eager=2.0,
+        compiled=2.5,
     ),
     "ppo_cheetah": Workload(
         title="PPO, 8 environments x 256 steps",
         settings=CheetahPPOSettings(),
         metric="env_steps_per_s",
-        unit="env steps/s",
         updates_per_iteration=320,
-        bars={"eager": 1.6, "compiled": 2.5},
+        eager=1.6,
+        compiled=2.5,
         env="HalfCheetah-v5",
         algorithm="ppo",
     ),
-    "dqn": Workload(
-        title="DQN, one update per step",
-        settings=DQNSettings(),
-        metric="updates_per_s",
-        unit="updates/s",
-        updates_per_iteration=1,
-        bars={"eager": 1.8, "compiled": 2.7},
-    ),
-    "qr_dqn": Workload(
-        title="QR-DQN, one update per step",
-        settings=QRDQNSettings(),
-        metric="updates_per_s",
-        unit="updates/s",
-        updates_per_iteration=1,
-        bars={"eager": 1.4, "compiled": 1.8},
-    ),
-    "sac": Workload(
-        title="SAC, one update per step",
-        settings=SACSettings(),
-        metric="updates_per_s",
-        unit="updates/s",
-        updates_per_iteration=1,
-        bars={"eager": 1.4, "compiled": 1.8},
-        env="HalfCheetah-v5",
-    ),
-    "td3": Workload(
-        title="TD3, one update per step",
-        settings=TD3Settings(),
-        metric="updates_per_s",
-        unit="updates/s",
-        updates_per_iteration=1,
-        bars={"eager": 1.4, "compiled": 1.8},
-        env="HalfCheetah-v5",
-    ),
+    "dqn": Workload("DQN, one update per step", DQNSettings(), eager=1.8, compiled=2.7),
+    "qr_dqn": Workload("QR-DQN, one update per step", QRDQNSettings(), eager=1.4, compiled=1.8),
+    "sac": Workload("SAC, one update per step", SACSettings(), eager=1.4, compiled=1.8, env="HalfCheetah-v5"),
+    "td3": Workload("TD3, one update per step", TD3Settings(), eager=1.4, compiled=1.8, env="HalfCheetah-v5"),
 }

@@ -15,7 +15,7 @@ from palaestra.algorithms.algorithm import GradientAlgorithm
 from palaestra.algorithms.algorithm_config import AlgorithmConfig
 from palaestra.algorithms.base import Algorithm
 from palaestra.algorithms.behaviour_cloning import BehaviourCloning, BehaviourCloningBatch, BehaviourCloningConfig
-from palaestra.algorithms.c51 import C51, C51Config, categorical_losses
+from palaestra.algorithms.c51 import C51, C51Config
 from palaestra.algorithms.compiled import CompiledSteps
 from palaestra.algorithms.cql import CQL, CQLBatch, CQLConfig
 from palaestra.algorithms.ddpg import DDPG, DDPGConfig
@@ -209,7 +209,6 @@ __all__ = [
     "ValueBased",
     "ValueBasedConfig",
     "ValueBatch",
-    "categorical_losses",
     "exploration_bonus",
     "mean_metrics",
     "memory_fields",

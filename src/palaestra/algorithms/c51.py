@@ -8,7 +8,7 @@ Q-learning is off, as in the paper. Gradients are clipped by norm.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -17,7 +17,7 @@ from palaestra.algorithms.value_based import ValueBased, ValueBasedConfig, Value
 from palaestra.nn import ReturnDistribution
 from palaestra.ops import categorical_projection, greedy_action
 
-__all__ = ["C51", "C51Config", "categorical_losses"]
+__all__ = ["C51", "C51Config"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,35 +34,6 @@ class C51Config(ValueBasedConfig):
     """Largest of them. The best discounted return of the task has to lie below it."""
 
 
-def categorical_losses(algorithm: ValueBased, batch: ValueBatch) -> Losses:
-    """Algorithm 1 of Bellemare et al.: cross-entropy to the projected distribution of the target.
-
-    The priority of a row is its cross-entropy, as in Rainbow.
-
-    Args:
-        algorithm: whose network gives logits of atoms.
-        batch: one minibatch.
-    """
-    policy, network, target = algorithm.policy, algorithm.network, algorithm.target_network
-    rows = torch.arange(len(batch.action), device=batch.action.device)
-    with torch.no_grad():
-        next_observation = policy.normalize(batch.next_observation)
-        next_logits = target.outputs(next_observation, algorithm.noise_of(batch, 1))  # [N, A, Q]
-        if algorithm.config.double:
-            next_q = network(next_observation, algorithm.noise_of(batch, 2))
-        else:
-            next_q = target.values(next_logits)
-        next_action = greedy_action(next_q, policy.action_mask(batch.next_observation))
-        next_probs = next_logits[rows, next_action].softmax(-1)
-        wanted = categorical_projection(next_probs, network.support, batch.reward, batch.discount)  # [N, Q]
-    logits = network.outputs(policy.normalize(batch.observation), algorithm.noise_of(batch, 0))[rows, batch.action]
-    error = -(wanted * logits.log_softmax(-1)).sum(-1)
-    with torch.no_grad():
-        q = logits.softmax(-1) @ network.support
-    return algorithm.stated(error, error, q, batch)
-
-
-@final
 class C51(ValueBased):
     """Learns the probability of every possible return; acts greedily on the means, with probability 1 - epsilon.
 
@@ -88,5 +59,24 @@ class C51(ValueBased):
         return self.with_layer_noise(batch, generator)
 
     def losses(self, batch: ValueBatch) -> Losses:
-        """See `categorical_losses`."""
-        return categorical_losses(self, batch)
+        """Algorithm 1: cross-entropy to the projected distribution of the target.
+
+        The priority of a row is its cross-entropy, as in Rainbow.
+        """
+        policy, network, target = self.policy, self.network, self.target_network
+        rows = torch.arange(len(batch.action), device=batch.action.device)
+        with torch.no_grad():
+            next_observation = policy.normalize(batch.next_observation)
+            next_logits = target.outputs(next_observation, self.noise_of(batch, 1))  # [N, A, Q]
+            if self.config.double:
+                next_q = network(next_observation, self.noise_of(batch, 2))
+            else:
+                next_q = target.values(next_logits)
+            next_action = greedy_action(next_q, policy.action_mask(batch.next_observation))
+            next_probs = next_logits[rows, next_action].softmax(-1)
+            wanted = categorical_projection(next_probs, network.support, batch.reward, batch.discount)  # [N, Q]
+        logits = network.outputs(policy.normalize(batch.observation), self.noise_of(batch, 0))[rows, batch.action]
+        error = -(wanted * logits.log_softmax(-1)).sum(-1)
+        with torch.no_grad():
+            q = logits.softmax(-1) @ network.support
+        return self.stated(error, error, q, batch)

@@ -8,21 +8,17 @@ Departures: noise is drawn for every row rather than once for a minibatch; explo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
-import torch
-
-from palaestra.algorithms.c51 import categorical_losses
-from palaestra.algorithms.records import Losses
-from palaestra.algorithms.value_based import ValueBased, ValueBasedConfig, ValueBatch
+from palaestra.algorithms.c51 import C51, C51Config
 from palaestra.core import Schedule
-from palaestra.nn import NetworkConfig, ReturnDistribution
+from palaestra.nn import NetworkConfig
 
 __all__ = ["Rainbow", "RainbowConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RainbowConfig(ValueBasedConfig):
+class RainbowConfig(C51Config):
     """Hyperparameters of `Rainbow`."""
 
     prioritized: bool = True
@@ -33,12 +29,8 @@ class RainbowConfig(ValueBasedConfig):
     """Rewards summed before bootstrapping."""
     epsilon: Schedule = 0.0
     """Probability of a random action while collecting; noisy layers explore without."""
-    num_atoms: int = 51
-    """Possible returns, evenly spaced."""
-    min_return: float = -10.0
-    """Smallest of them; no return below it can be told apart."""
-    max_return: float = 10.0
-    """Largest of them. The best discounted return of the task has to lie below it."""
+    double: bool = True
+    """Whether the online network chooses the action whose target distribution is used."""
     network: NetworkConfig = field(
         default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu", dueling=True, noisy=True)
     )
@@ -46,7 +38,7 @@ class RainbowConfig(ValueBasedConfig):
 
 
 @final
-class Rainbow(ValueBased):
+class Rainbow(C51):
     """Learns the probability of every possible return from prioritised n-step transitions; explores by noisy layers.
 
     Args:
@@ -60,16 +52,3 @@ class Rainbow(ValueBased):
     """
 
     config_class = RainbowConfig
-
-    @staticmethod
-    def returns(config: Any) -> ReturnDistribution:
-        """Atoms between the smallest and the largest return."""
-        return ReturnDistribution("atoms", config.num_atoms, config.min_return, config.max_return)
-
-    def noise(self, batch: Any, generator: torch.Generator) -> ValueBatch:
-        """Noise of noisy layers."""
-        return self.with_layer_noise(batch, generator)
-
-    def losses(self, batch: ValueBatch) -> Losses:
-        """See `c51.categorical_losses`."""
-        return categorical_losses(self, batch)

@@ -14,6 +14,7 @@ from palaestra.core import ConfigError, DataSource, NonFiniteError
 from palaestra.distributed.gradient_workers import GradientWorkers
 from palaestra.distributed.policy_host import HostTask, PolicyHost, ShardedStep, Updated
 from palaestra.runtime import Call, Result, Runtime, WorkerDiedError
+from palaestra.training import PolicyManager
 
 __all__ = ["DistributedPolicyManager"]
 
@@ -34,7 +35,7 @@ class _Job:
     updated: Updated | None = None
 
 
-class DistributedPolicyManager:
+class DistributedPolicyManager(PolicyManager):
     """Policies spread over hosts, which learn at the same time: MARO's manager of that name.
 
     Data is drawn here, with the generators of this process's copies of the algorithms, and sent to the host of the
@@ -200,29 +201,13 @@ class DistributedPolicyManager:
                 _log.warning("%s has not answered within %g s and is replaced", call.worker, self._timeout_s)
                 self._replace(call)  # its calls fail
 
-    # -- what every manager has
-
-    def set_progress(self, progress: float) -> None:
-        """Moves everything that follows a schedule.
-
-        Args:
-            progress: in [0, 1].
-        """
-        for algorithm in self._algorithms.values():
-            algorithm.set_progress(progress)
-
-    def state(self) -> dict[str, Any]:
-        """For a checkpoint, by policy name; the same as that of `SimplePolicyManager`."""
-        return {name: algorithm.state_tensors() for name, algorithm in self._algorithms.items()}
-
     def load_state(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint; the hosts get it with their next updates.
 
         Args:
             state: from `state`.
         """
-        for name, algorithm in self._algorithms.items():
-            algorithm.load_state_tensors(state[name])
+        super().load_state(state)
         self._held.clear()
 
     def close(self) -> None:

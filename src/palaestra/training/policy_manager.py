@@ -43,16 +43,26 @@ class PolicyManager(Protocol):
         ...
 
     def set_progress(self, progress: float) -> None:
-        """Moves everything that follows a schedule; `progress` is in [0, 1]."""
-        ...
+        """Moves everything that follows a schedule.
+
+        Args:
+            progress: in [0, 1].
+        """
+        for algorithm in self.algorithms.values():
+            algorithm.set_progress(progress)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint, by policy name."""
-        ...
+        return {name: algorithm.state_tensors() for name, algorithm in self.algorithms.items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """From a checkpoint."""
-        ...
+        """From a checkpoint.
+
+        Args:
+            state: from `state`.
+        """
+        for name, algorithm in self.algorithms.items():
+            algorithm.load_state_tensors(state[name])
 
     def close(self) -> None:
         """Ends whatever runs elsewhere."""
@@ -82,7 +92,7 @@ class SelfPaced(Protocol):
     """Time steps from every environment in a training iteration."""
 
 
-class SimplePolicyManager:
+class SimplePolicyManager(PolicyManager):
     """Policies that learn in this process, one after another.
 
     Args:
@@ -122,28 +132,6 @@ class SimplePolicyManager:
             except NonFiniteError as error:
                 results[name] = error
         return results
-
-    def set_progress(self, progress: float) -> None:
-        """See `PolicyManager.set_progress`.
-
-        Args:
-            progress: in [0, 1].
-        """
-        for algorithm in self._algorithms.values():
-            algorithm.set_progress(progress)
-
-    def state(self) -> dict[str, Any]:
-        """See `PolicyManager.state`."""
-        return {name: algorithm.state_tensors() for name, algorithm in self._algorithms.items()}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """See `PolicyManager.load_state`.
-
-        Args:
-            state: from `state`.
-        """
-        for name, algorithm in self._algorithms.items():
-            algorithm.load_state_tensors(state[name])
 
     def close(self) -> None:
         """Ends the gradient workers, if there are any."""
