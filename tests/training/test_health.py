@@ -36,6 +36,13 @@ def test_a_calm_run_is_not_warned_of():
     assert warned([CALM, *[CALM | {"learning/entropy": 0.001, "return_mean": 20.0 + k} for k in range(20)]]) == []
 
 
+def test_an_agent_whose_returns_are_all_perfect_is_not_warned_of():
+    """F24: values need not explain the variance of returns that have none."""
+    solved = CALM | {"return_mean": 500.0, "learning/explained_variance": -3.0}
+    assert warned([CALM, *[solved] * 20]) == []
+    assert len(warned([CALM, *[CALM | {"learning/explained_variance": -3.0}] * 20])) == 1
+
+
 @pytest.mark.parametrize(
     ("bad", "symptom", "cause"),
     [

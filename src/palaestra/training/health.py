@@ -40,11 +40,13 @@ class Health(Callback):
     | symptom | warned of when |
     |---|---|
     | KL | the mean KL of an update's policies exceeds 0.2 |
-    | entropy | it is below 2% of what it was at first, and returns are not at their best |
-    | explained variance | below -0.5 |
+    | entropy | it is below 2% of what it was at first, unless learning works |
+    | explained variance | below -0.5, unless learning works: equal returns have no variance to explain |
     | gradient norm | above 100 times its median so far |
     | action values | beyond 20 times the largest discounted return so far, and 100 |
     | episodes | none has ended in 100,000 env steps |
+
+    Learning works where returns are at their best so far, and better than at first.
 
     Args:
         stop: whether a symptom ends the run.
@@ -55,8 +57,9 @@ class Health(Callback):
         self.warnings: list[str] = []
         """Given so far."""
         self._rows: Counter[str] = Counter()
-        self._first_entropy = math.nan
-        self._best_return = self._largest_return = 0.0
+        self._first_entropy = self._first_return = math.nan
+        self._best_return = -math.inf
+        self._largest_return = 0.0
         self._norms: dict[str, deque[float]] = {}
 
     def logged(self, trainer: Trainer, row: dict[str, float]) -> None:
@@ -79,26 +82,34 @@ class Health(Callback):
 
     def _symptoms(self, row: dict[str, float]) -> dict[str, str]:
         found: dict[str, str] = {}
+        works = self._works(row)
         kl, variance = row.get("learning/kl", 0.0), row.get("learning/explained_variance", 0.0)
         if kl > 0.2:
             found["kl"] = f"the mean KL of an update is {kl:.2g}"
-        if variance < -0.5:
+        if variance < -0.5 and not works:
             found["explained_variance"] = f"the explained variance is {variance:.2g}"
         if row["env_steps"] >= _MANY_STEPS and not row.get("episodes"):
             found["episodes"] = "no episode has ended"
-        for symptom in (self._entropy(row), self._gradient_norm(row), self._action_values(row)):
+        for symptom in (self._entropy(row, works), self._gradient_norm(row), self._action_values(row)):
             found |= symptom
         return found
 
-    def _entropy(self, row: dict[str, float]) -> dict[str, str]:
-        entropy, mean = row.get("learning/entropy"), row.get("return_mean")
+    def _works(self, row: dict[str, float]) -> bool:
+        mean = row.get("return_mean")
+        if mean is None:
+            return False
+        if math.isnan(self._first_return):
+            self._first_return = mean
+        self._best_return = max(mean, self._best_return)
+        return mean == self._best_return > self._first_return
+
+    def _entropy(self, row: dict[str, float], works: bool) -> dict[str, str]:
+        entropy = row.get("learning/entropy")
         if entropy is None:
             return {}
         if math.isnan(self._first_entropy):
-            self._first_entropy, self._best_return = entropy, -math.inf
-        at_best = mean is None or mean >= self._best_return
-        self._best_return = self._best_return if mean is None else max(mean, self._best_return)
-        if entropy < 0.02 * self._first_entropy and not at_best:
+            self._first_entropy = entropy
+        if entropy < 0.02 * self._first_entropy and not works and "return_mean" in row:
             return {"entropy": f"the entropy fell from {self._first_entropy:.2g} to {entropy:.2g}"}
         return {}
 
