@@ -68,7 +68,7 @@ else
 endif
 
 $(RUN_READY): pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e .
+	$(INSTALL) -e '.[video]'
 	@touch $@
 
 $(DEV_READY): $(RUN_READY)
