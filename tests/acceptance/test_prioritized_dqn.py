@@ -40,7 +40,7 @@ def spied(monkeypatch: pytest.MonkeyPatch, algorithm: Any, buffer: Any) -> list[
 
 
 def test_an_update_samples_processes_learns_and_writes_back(learner, monkeypatch):
-    """TS-13, TS-14, TS-15: in this order, with the same indices throughout."""
+    """Scenario 5, TS-13, TS-14, TS-15: in this order, with the same indices throughout."""
     algorithm, collector = learner
     calls = spied(monkeypatch, algorithm, collector.buffer)
     algorithm.update(collector.buffer)
@@ -54,7 +54,7 @@ def test_an_update_samples_processes_learns_and_writes_back(learner, monkeypatch
 
 
 def test_the_flags_say_what_the_policy_is_doing(learner, monkeypatch):
-    """TS-16: collecting True, False; inside an update True, True; evaluating False, False."""
+    """Scenario 5, TS-16: collecting True, False; inside an update True, True; evaluating False, False."""
     algorithm, collector = learner
     calls = spied(monkeypatch, algorithm, collector.buffer)
     policy = algorithm.policy
@@ -66,7 +66,7 @@ def test_the_flags_say_what_the_policy_is_doing(learner, monkeypatch):
 
 
 def test_no_epsilon_in_an_update_and_the_flag_is_taken_back_after_an_exception(learner, monkeypatch):
-    """TS-17: with epsilon 1 collecting is uniform; the actions that an update asks for are greedy, Q is not touched."""
+    """Scenario 5, TS-17: with epsilon 1 collecting is uniform, what an update asks for is greedy, Q untouched."""
     algorithm, collector = learner
     policy = algorithm.policy
     step = TimeStep(observation=torch.rand(300, *collector.env.observation_spec.shape))

@@ -12,7 +12,7 @@ from tests.distributed.runs import QUICK, HoldBack, env_of, make_algorithm, make
 
 @pytest.mark.fault
 def test_a_run_with_slow_late_and_dead_workers_uses_every_fragment_once_or_names_it():
-    """MARO-02..07: four workers, of which three are waited for."""
+    """Scenario 7, MARO-02..07: four workers, of which three are waited for."""
     make = functools.partial(make_algorithm, "ppo", "discrete")
     algorithm = make()
     with LocalRuntime(QUICK) as runtime:

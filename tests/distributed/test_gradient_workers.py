@@ -43,7 +43,7 @@ def assert_weights_agree(mine, others, tolerance):
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_an_update_is_the_same_across_one_two_and_four_gradient_workers(name):
-    """MARO-27, MARO-30, MARO-39, acceptance scenario 8: within a relative 1e-5 of the update without any."""
+    """MARO-20, MARO-27, MARO-30, MARO-39, acceptance scenario 8: within a relative 1e-5 of the update without any."""
     algorithm, collector = collected(name, any_kind(name))
     algorithm.update(collector.buffer)
     collector.unroll(12)

@@ -43,7 +43,7 @@ def watched(trainer: Trainer) -> list[int]:
 @pytest.mark.parametrize("max_lag", [0, 2, 8, None])
 @pytest.mark.parametrize("name", ["impala", "ppo"])
 def test_exactly_the_data_that_max_lag_allows_is_used(name, max_lag):
-    """MARO-12, MARO-13, F19: a slow actor among three quick ones; what is older is dropped, counted and named."""
+    """Scenario 7, MARO-12, MARO-13, F19: one slow actor of four; what is older is dropped, counted, named."""
     with Overtaken("actor-1", every=40) as runtime:
         trainer = asynchronous(runtime, name, max_lag=max_lag)
         used, collect = watched(trainer), trainer.collect

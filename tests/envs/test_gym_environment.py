@@ -104,3 +104,8 @@ def test_rendering_gives_a_picture_or_says_how_to_get_one():
 
     with pytest.raises(EnvError, match='make it with render_mode="rgb_array"'):
         GymEnvironment(Blank()).render()
+
+
+def test_the_converter_is_not_for_subclasses():
+    """ALF-41: what is special about an environment goes into a wrapper; type checkers refuse a subclass."""
+    assert GymEnvironment.__final__
