@@ -215,10 +215,12 @@ class ComponentOptimizer:
         rule = {"adam": _adam, "adamw": _adam, "rmsprop": _rmsprop, "sgd": _sgd}[self.option.cls]
         settings = {**self._settings, "decoupled": self.option.cls == "adamw"}
         _write(self.steps, self.steps + 1, finite)
-        steps = self.steps.double()  # 1 - 0.999 loses half of its digits in float32
+        if "betas" in settings:
+            steps = self.steps.double()  # 1 - 0.999 loses half of its digits in float32
+            settings["corrections"] = [1 - _power(beta, steps) for beta in settings["betas"]]
         for i, (parameter, grad) in enumerate(zip(self.parameters, grads, strict=True)):
             old = {name: tensors[i] for name, tensors in self.state.items()}
-            change, new = rule(parameter, grad, old, settings, steps)
+            change, new = rule(parameter, grad, old, settings)
             if settings["decoupled"]:
                 change = change + settings["weight_decay"] * parameter
             if finite is None:
@@ -269,17 +271,22 @@ def _write(old: Tensor, new: Tensor, finite: Tensor | None) -> None:
 _State = dict[str, Tensor]
 
 
-def _adam(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any], steps: Tensor) -> tuple[Tensor, _State]:
+def _power(base: float, exponent: Tensor) -> Tensor:
+    """A power that compiled code computes once for all parameters; `base ** exponent` it puts into its inner loops."""
+    return torch.exp(exponent * math.log(base)) if base else torch.zeros_like(exponent)
+
+
+def _adam(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any]) -> tuple[Tensor, _State]:
     """Kingma and Ba 2015, algorithm 1; with `decoupled`, the weight decay of Loshchilov and Hutter 2019."""
-    beta1, beta2 = settings["betas"]
+    (beta1, beta2), (correction1, correction2) = settings["betas"], settings["corrections"]
     if settings["weight_decay"] and not settings["decoupled"]:
         g = g + settings["weight_decay"] * p
     mean, square = old["exp_avg"].lerp(g, 1 - beta1), old["exp_avg_sq"].lerp(g * g, 1 - beta2)
-    deviation = square.sqrt() / (1 - beta2**steps).sqrt() + settings["eps"]
-    return mean / (1 - beta1**steps) / deviation, {"exp_avg": mean, "exp_avg_sq": square}
+    deviation = square.sqrt() / correction2.sqrt() + settings["eps"]
+    return mean / correction1 / deviation, {"exp_avg": mean, "exp_avg_sq": square}
 
 
-def _rmsprop(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any], steps: Tensor) -> tuple[Tensor, _State]:
+def _rmsprop(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any]) -> tuple[Tensor, _State]:
     """Tieleman and Hinton 2012, lecture 6.5; centred as in Graves 2013, equations (38) to (41)."""
     if settings["weight_decay"]:
         g = g + settings["weight_decay"] * p
@@ -294,7 +301,7 @@ def _rmsprop(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any], steps:
     return change, new
 
 
-def _sgd(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any], steps: Tensor) -> tuple[Tensor, _State]:
+def _sgd(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any]) -> tuple[Tensor, _State]:
     """Sutskever et al. 2013, section 2, in torch's form: the learning rate is outside the momentum."""
     if settings["weight_decay"]:
         g = g + settings["weight_decay"] * p
