@@ -88,7 +88,8 @@ class PrioritizedSampler(Sampler):
             batch: the rows of the newest `starts`.
             generator: not used.
         """
-        weight = (self._drawn / np.minimum.reduce(self._drawn)) ** -self._beta
+        weight = self._drawn / np.minimum.reduce(self._drawn)
+        weight **= -self._beta
         batch.__dict__["weight"] = torch.from_numpy(weight.astype(np.float32))
         return batch
 
@@ -106,15 +107,16 @@ class PrioritizedSampler(Sampler):
         tree = self._tree
         if tree is None:
             raise ShapeError("priorities were written back before anything was drawn")
-        if not (np.minimum.reduce(priority) >= 0 and np.maximum.reduce(priority) < np.inf):
+        lowest, highest = np.minimum.reduce(priority), np.maximum.reduce(priority)
+        if not (lowest >= 0 and highest < np.inf):
             raise NonFiniteError(f"priorities must be finite and at least 0; given were {priority.tolist()}")
-        size = (priority.astype(np.float64) + _SMALLEST) ** self.settings.alpha
+        self._highest = max(self._highest, (float(highest) + _SMALLEST) ** self.settings.alpha)
+        size = np.add(priority, _SMALLEST, dtype=np.float64)
+        size **= self.settings.alpha
         kept = tree.leaves.take(index) > 0
         if np.count_nonzero(kept) < len(kept):
             index, size = index[kept], size[kept]
-        if len(index):
-            self._highest = max(self._highest, float(np.maximum.reduce(size)))
-            tree.set(index, size)
+        tree.set(index, size)
 
     def _updated(self, buffer: ReplayBuffer, length: int) -> SumTree:
         """The tree with the rows that were written since the last draw."""

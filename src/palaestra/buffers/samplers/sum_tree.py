@@ -11,7 +11,8 @@ from palaestra.core import CheckpointError
 
 __all__ = ["SumTree"]
 
-_FAN_OUT = 32  # as many as an integer has bits: a draw packs one comparison with each sum into one
+_SHIFT = 5
+_FAN_OUT = 1 << _SHIFT  # as many as an integer has bits: a draw packs one comparison with each sum into one
 _TOP = 1024  # sums of the highest level: so many are gone through by one cumulative sum
 _ONES = np.ones(_FAN_OUT)
 
@@ -34,6 +35,7 @@ class SumTree:
         ends = np.cumsum(lengths)
         self._levels = [self._memory[end - length : end] for end, length in zip(ends, lengths, strict=True)]
         self._blocks = [level.reshape(-1, _FAN_OUT) for level in self._levels[1:]]
+        self._copied = np.empty((0, _FAN_OUT))
         self.leaves = self._levels[-1][:size]
         """[size] float64; change them with `set` alone."""
 
@@ -50,9 +52,14 @@ class SumTree:
             value: [N] or one for all, at least 0.
         """
         self._levels[-1][index] = value
+        if len(index) > len(self.leaves) // _FAN_OUT:
+            self._sum_up()
+            return
+        children = self._room(len(index))
         for level, blocks in zip(self._levels[-2::-1], self._blocks[::-1], strict=True):
-            index = index // _FAN_OUT
-            level[index] = blocks.take(index, 0).dot(_ONES)
+            index = index >> _SHIFT
+            blocks.take(index, 0, children, "clip")
+            level[index] = children.dot(_ONES)
 
     def fill(self, leaves: np.ndarray) -> None:
         """Changes all leaves.
@@ -61,6 +68,9 @@ class SumTree:
             leaves: [size], at least 0.
         """
         self.leaves[:] = leaves
+        self._sum_up()
+
+    def _sum_up(self) -> None:
         for level, blocks in zip(self._levels[-2::-1], self._blocks[::-1], strict=True):
             level[:] = blocks.dot(_ONES)
 
@@ -73,25 +83,38 @@ class SumTree:
         Returns:
             [N] their indices and [N] their sizes, none of which is 0 as long as any leaf is not.
         """
-        top, leaves = self._levels[0], self._levels[-1]
-        ends = top.cumsum()
-        rest = uniform * ends[-1]
+        order = uniform.argsort()  # what is looked for in rising order is found in two thirds of the time
+        ends = self._levels[0].cumsum()
+        rest = uniform.take(order) * ends[-1]
         node = ends[:-1].searchsorted(rest, "right")
-        rest -= ends.take(node) - top.take(node)
+        rest -= ends.take(node) - self._levels[0].take(node)
         base = _begins(len(node))
+        sums = self._room(len(node))
+        running = torch.from_numpy(sums)
         for level, blocks in zip(self._levels[1:], self._blocks, strict=True):
-            sums = torch.from_numpy(blocks.take(node, 0)).cumsum(1).numpy()  # [N, fan-out]
-            # their number of sums that are not larger: bits of one integer, twice as fast as a search
-            place = np.bitwise_count(np.packbits(sums <= rest[:, None]).view(np.uint32))
+            blocks.take(node, 0, sums, "clip")
+            sums[:, 0] -= rest  # so that what is counted is compared with one number
+            running.cumsum_(1)
+            # the number of sums that are not larger: bits of one integer, twice as fast as a search
+            place = np.bitwise_count(np.packbits(sums <= 0.0).view(np.uint32))
             np.minimum(place, _FAN_OUT - 1, out=place)
-            node = node * _FAN_OUT + place
-            if level is not leaves:
-                rest -= sums.take(base + place) - level.take(node)
-        size = leaves.take(node)
+            node <<= _SHIFT
+            node += place
+            if level is not self._levels[-1]:
+                rest = level.take(node) - sums.take(base + place)
+        found = np.empty_like(node)
+        found[order] = node
+        size = self.leaves.take(found)
         if np.count_nonzero(size) < len(size) and size.any():  # rounding led astray: about one draw in 10^13
-            node = np.where(size > 0, node, node[size.argmax()])
-            size = leaves.take(node)
-        return node, size
+            found = np.where(size > 0, found, found[size.argmax()])
+            size = self.leaves.take(found)
+        return found, size
+
+    def _room(self, count: int) -> np.ndarray:
+        """[N, fan-out] for copies of so many blocks; a call that asks next may have the same memory."""
+        if len(self._copied) < count:
+            self._copied = np.empty((count, _FAN_OUT))
+        return self._copied[:count]
 
     def state(self) -> torch.Tensor:
         """Leaves and sums, for a checkpoint: sums made anew could differ by rounding."""
