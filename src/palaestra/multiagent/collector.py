@@ -155,11 +155,22 @@ class MultiAgentCollector:
         acted = time.perf_counter()
         env_steps = self._over.count(False)
         moments = self.worlds.step(actions)
+        for world in self.worlds.restarted:
+            env_steps -= not self._over[world]  # the step was not executed
+            self._break_off(world)
         self.env_steps += env_steps
         info.env_steps += env_steps
         info.inference_s += acted - begin
         info.env_s += time.perf_counter() - acted
         self._take(moments)
+
+    def _break_off(self, world: int) -> None:
+        """A world was restarted: buffers see a fragment that ends with no LAST."""
+        for actor in self._actors.values():
+            actor.forget(world)
+        for stream in self._streams.values():
+            stream.forget(world)
+        self._episodes.abandon(world)
 
     def _start(self, info: CollectInfo) -> None:
         """Begins new episodes; running ones break off, which buffers see as fragments that end with no LAST."""
