@@ -151,7 +151,7 @@ def test_a_minari_dataset_is_read_by_its_id(tmp_path, monkeypatch):
             observation_space=spaces.observation_space,
             action_space=spaces.action_space,
         )
-    buffer, _, _ = loaded("iql", "minari:pendulum/random-v0")
+    buffer = loaded("iql", "minari:pendulum/random-v0")[0][POLICY]
     assert len(buffer.episodes()) == len(before.episodes()) == 6
     rows, again = before.episodes()[2], buffer.episodes()[2]
     assert torch.equal(before.take("observation", rows), buffer.take("observation", again))
