@@ -213,7 +213,7 @@ def test_what_cannot_work_is_refused():
     trpo, _ = collected("trpo", "discrete")
     ppo, _ = collected("ppo", "discrete")
     with local() as runtime:
-        with pytest.raises(ConfigError, match="learns by TRPO, which states no losses"):
+        with pytest.raises(ConfigError, match="learns by TRPO, which makes updates of a kind of its own"):
             GradientWorkers({"policy": trpo}, runtime, 2)
         with pytest.raises(ConfigError, match="give at least 1"):
             GradientWorkers({"policy": ppo}, runtime, 0)

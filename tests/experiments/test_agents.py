@@ -118,7 +118,7 @@ def test_mistakes_are_named_before_anything_is_made(tmp_path):
         ({"env__vectorization": "process"}, "worlds are stepped in this process"),
         ({"env__max_episode_steps": 5}, "env.max_episode_steps is 5, but .* has many agents"),
         ({"env__kwargs": {"agents": 5}}, "cannot be called with"),
-        ({"offline__data": "somewhere"}, "offline.data is for runs with one agent"),
+        ({"offline__data": "somewhere"}, "PPO of the policy .shared. learns only from its own newest steps"),
     ]
     for settings, message in cases:
         with pytest.raises(ConfigError, match=message):

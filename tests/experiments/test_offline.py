@@ -12,7 +12,7 @@ import torch
 import palaestra
 from palaestra import EnvConfig, preset
 from palaestra.buffers import MixtureSource, ReplayBuffer, to_minari
-from palaestra.core import BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec
+from palaestra.core import POLICY, BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec
 from palaestra.envs import create_environment
 from palaestra.experiments import DataConfig, dry_run, evaluate_run, make_algorithm, write_report
 from palaestra.experiments.offline import load_data, make_collect
@@ -120,7 +120,8 @@ def test_an_offline_algorithm_needs_no_training_environment(tmp_path):
 def test_actions_come_in_the_units_of_the_policy(name, raw, tmp_path):
     """A saved 2 of Pendulum's torque in [-2, 2] is 1 for a policy that samples in [-1, 1] (decision 0003)."""
     folder = saved(tmp_path / "data")
-    buffer, algorithm, _ = loaded(name, folder)
+    data, algorithm, _ = loaded(name, folder)
+    buffer = data[POLICY]
     assert buffer.options["action_spec"] == algorithm.policy.raw_action_spec
     before = ReplayBuffer.load(folder)
     rows = before.starts(1)
@@ -133,7 +134,7 @@ def test_actions_come_in_the_units_of_the_policy(name, raw, tmp_path):
 def test_prioritized_plans_have_priorities_in_the_data_as_well(tmp_path):
     folder = saved(tmp_path / "data", EnvConfig(name="CartPole-v1"))
     config = dataclasses.replace(preset("rainbow", "CartPole-v1"), offline=DataConfig(data=folder))
-    buffer = load_data(config, make_algorithm(config))
+    buffer = load_data(config, make_algorithm(config))[POLICY]
     assert type(buffer.sampler).__name__ == "PrioritizedSampler"
 
 
@@ -150,7 +151,7 @@ def test_a_minari_dataset_is_read_by_its_id(tmp_path, monkeypatch):
             observation_space=spaces.observation_space,
             action_space=spaces.action_space,
         )
-    buffer, _, _ = loaded("iql", "minari:pendulum/random-v0")
+    buffer = loaded("iql", "minari:pendulum/random-v0")[0][POLICY]
     assert len(buffer.episodes()) == len(before.episodes()) == 6
     rows, again = before.episodes()[2], buffer.episodes()[2]
     assert torch.equal(before.take("observation", rows), buffer.take("observation", again))

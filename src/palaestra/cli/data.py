@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from palaestra.cli.options import parse, positional
 from palaestra.core import ConfigError, did_you_mean
 from palaestra.envs import EnvConfig
-from palaestra.experiments import DataSummary, collect_data, export_data, export_minari, find_run, policy_of_run
+from palaestra.experiments import (
+    DataSummary,
+    RunDirectory,
+    collect_agents,
+    collect_data,
+    export_data,
+    export_minari,
+    find_run,
+    policies_of_run,
+    policy_of_run,
+)
+from palaestra.multiagent import AgentsConfig, create_worlds, is_world
+from palaestra.policies import RandomPolicy
 
 __all__ = ["data"]
 
@@ -48,6 +59,8 @@ class CollectOptions:
     """Seed of the environments and of the policy's choices."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """Environment; by default that of the run, one at a time."""
+    agents: AgentsConfig = field(default_factory=AgentsConfig)
+    """Who acts by which policy, where chance acts for many agents: each policy has a folder of its own."""
     json: bool = False
     """Print JSON."""
     root: str = "runs"
@@ -92,10 +105,33 @@ def _collect(arguments: list[str]) -> tuple[DataSummary, bool]:
     names = ("random", "the environment", "the folder") if chance else ("the run", "the folder")
     (*who, folder), rest = positional(arguments, names, usage)
     options = parse(CollectOptions, rest, prog=usage)  # first for --root, which says where the environment is found
-    env = EnvConfig(name=who[1]) if chance else find_run(who[0], options.root).config.env.for_evaluation(1)
-    options = parse(CollectOptions, rest, prog=usage, default=dataclasses.replace(options, env=env))
-    policy = None if chance else policy_of_run(find_run(who[0], options.root), options.which)
-    return collect_data(policy, options.env, folder, steps=options.steps, seed=options.seed), options.json
+    if chance:
+        options = parse(CollectOptions, rest, prog=usage, default=replace(options, env=EnvConfig(name=who[1])))
+        return _record(None, options, folder), options.json
+    run = find_run(who[0], options.root)
+    own = {"env": run.config.env.for_evaluation(1), "agents": run.config.agents}
+    options = parse(CollectOptions, rest, prog=usage, default=replace(options, **own))
+    if options.agents != run.config.agents:
+        raise ConfigError(f"who acts by which policy is settled in {run.path}; leave out --agents")
+    return _record(run, options, folder), options.json
+
+
+def _record(run: RunDirectory | None, options: CollectOptions, folder: str) -> DataSummary:
+    """What the policies of a run do, or chance."""
+    acting = {"steps": options.steps, "seed": options.seed}
+    if not is_world(options.env.name):
+        if options.agents != AgentsConfig() and run is None:
+            raise ConfigError(f"--agents is for environments with many agents, and {options.env.name} has one")
+        return collect_data(None if run is None else policy_of_run(run, options.which), options.env, folder, **acting)
+    if run is not None:
+        agents, policies = policies_of_run(run, options.which)
+        return collect_agents(agents.roles, policies, options.env, folder, **acting)
+    if options.agents.policies:
+        raise ConfigError("chance acts for everybody; leave out --agents.policies, or collect with a run that has them")
+    with create_worlds(replace(options.env, num_envs=1)) as worlds:
+        roles = options.agents.roles(worlds.agents, joint=(), state_spec=None)
+    by_chance = {name: RandomPolicy(role.observation_spec, role.action_spec) for name, role in roles.items()}
+    return collect_agents(roles, by_chance, options.env, folder, **acting)
 
 
 def _minari(arguments: list[str]) -> tuple[DataSummary, bool]:

@@ -27,6 +27,8 @@ class DistributedConfig:
     """Collect and learn in turn; or learn from whatever arrives, from actors that wait for nobody (asynchronous.*)."""
     num_gradient_workers: int = 0
     """Workers that compute gradients, each of a part of every minibatch; 0 computes them where the policy learns."""
+    num_policy_hosts: int = 0
+    """Hosts that policies are dealt out to and learn on, at the same time; 0 lets them learn in the run's process."""
     address: Annotated[str | None, tyro.conf.arg(aliases=("--address",))] = None
     """Of the Ray cluster, such as auto or 10.0.0.1:6379; Ray is started on this machine if left out."""
     episodes: int | None = None
@@ -56,6 +58,7 @@ class DistributedConfig:
         for name, least in (
             ("num_workers", 1),
             ("num_gradient_workers", 0),
+            ("num_policy_hosts", 0),
             ("min_workers", 1),
             ("max_lag", 0),
             ("max_restarts", 0),
@@ -66,9 +69,13 @@ class DistributedConfig:
             defaults = {"episodes": None, "min_finished_workers": None, "max_lag": 0}
             if given := [name for name, default in defaults.items() if getattr(self, name) != default]:
                 raise ConfigError(f"distributed.{given[0]} is for mode=sync; for mode=async see asynchronous.*")
-        if self.runtime is None and (self.mode == "async" or self.num_gradient_workers):
-            given = "mode=async" if self.mode == "async" else "num_gradient_workers"
-            raise ConfigError(f"{given} needs workers: give distributed.runtime as local, process or ray")
+        needing = {
+            "mode=async": self.mode == "async",
+            "num_gradient_workers": self.num_gradient_workers,
+            "num_policy_hosts": self.num_policy_hosts,
+        }
+        if self.runtime is None and (given := [name for name, value in needing.items() if value]):
+            raise ConfigError(f"{given[0]} needs workers: give distributed.runtime as local, process or ray")
         for name in ("grace_timeout_s", "backoff_s", "recover_timeout_s", "num_gpus"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"distributed.{name} is {getattr(self, name)}; it must be at least 0")

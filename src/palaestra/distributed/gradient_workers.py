@@ -329,8 +329,9 @@ def require_gradients(algorithms: Mapping[str, Algorithm[Any]]) -> dict[str, Gra
     for name, algorithm in algorithms.items():
         if not isinstance(algorithm, GradientAlgorithm):
             raise ConfigError(
-                f"policy {name!r} learns by {type(algorithm).__name__}, which states no losses, so no gradient worker "
-                "can compute them; leave gradient workers out, or use an algorithm that does, such as PPO"
+                f"policy {name!r} learns by {type(algorithm).__name__}, which makes updates of a kind of its own, so "
+                "that gradient workers cannot compute them. Leave gradient workers out (a policy host can make whole "
+                "updates elsewhere), or use an algorithm that states losses, such as PPO or A2C in its place"
             )
         found[name] = algorithm
     return found

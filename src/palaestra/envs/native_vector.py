@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -168,6 +168,18 @@ class NativeVectorEnvironment(LockstepEnvironment):
             raise EnvError(f"the saved state is of {len(seeds)} environments and this has {self.batch_size}")
         self._seeds, self._resets = [int(seed) for seed in seeds], int(state["resets"])
         self._sent, self._mask, self._running = None, None, False
+
+    def lane_state(self) -> dict[str, np.ndarray]:
+        """Every lane's seed, and how often the pool was reset: whoever goes on resets it with a seed of its own."""
+        return {"lane_seed": np.array(self._seeds, np.int64), "episode": np.full(self.batch_size, self._resets)}
+
+    def load_lane_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes over seeds and the number of resets; the next step starts new episodes everywhere.
+
+        Args:
+            state: from `lane_state`.
+        """
+        self.load_state_dict({"lane_seed": state["lane_seed"], "resets": state["episode"][0]})
 
     def render(self) -> np.ndarray:
         """A picture of environment 0."""

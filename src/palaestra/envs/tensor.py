@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -193,6 +193,23 @@ class TensorEnvironment(Environment):
         self._keys = self._keys_of(self._seeds)
         self._progress = _Progress(*(self._tensor(state[name]) for name in _Progress._fields))
         self._state = {name: self._tensor(state[f"state.{name}"]) for name in self._state}
+        self._result = None
+
+    @final
+    def lane_state(self) -> dict[str, np.ndarray]:
+        """Every lane's seed and episode number."""
+        return {"lane_seed": np.array(self._seeds, np.int64), "episode": self._progress.episode.cpu().numpy().copy()}
+
+    @final
+    def load_lane_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes over seeds and episode numbers; the next step starts new episodes everywhere.
+
+        Args:
+            state: from `lane_state`.
+        """
+        self._seeds = [int(seed) for seed in state["lane_seed"]]
+        self._keys = self._keys_of(self._seeds)
+        self._progress = self._before_the_first()._replace(episode=self._tensor(state["episode"]))
         self._result = None
 
     def close(self) -> None:

@@ -15,7 +15,14 @@ from palaestra.experiments.config import (
     save_config,
 )
 from palaestra.experiments.curves import Curve, curves_of, read_metrics
-from palaestra.experiments.datasets import DataSummary, collect_data, export_data, export_minari, summary_of
+from palaestra.experiments.datasets import (
+    DataSummary,
+    collect_agents,
+    collect_data,
+    export_data,
+    export_minari,
+    summary_of,
+)
 from palaestra.experiments.estimate import Estimate, dry_run
 from palaestra.experiments.evaluation import (
     RunsEvaluation,
@@ -56,6 +63,7 @@ __all__ = [
     "algorithm_source",
     "bench_environment",
     "changes_between",
+    "collect_agents",
     "collect_data",
     "compare_runs",
     "config_from_mapping",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from palaestra.algorithms import ALGORITHMS, Algorithm
-from palaestra.core import POLICY, CheckpointError, ConfigError, PalaestraError, RunSeeds
+from palaestra.core import POLICY, CheckpointError, ConfigError, Offline, PalaestraError, RunSeeds
 from palaestra.envs import import_object
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping
 from palaestra.multiagent import MultiAgentCollector, Role, Worlds, create_worlds, evaluate_agents, is_world
@@ -41,6 +41,11 @@ class Agents:
     def policies(self) -> dict[str, Policy]:
         """What acts, by policy name."""
         return {name: one.policy if isinstance(one, Algorithm) else one for name, one in self.actors.items()}
+
+    @property
+    def offline(self) -> bool:
+        """Whether everything that learns does so from loaded data alone."""
+        return all(isinstance(one.plan, Offline) for one in self.algorithms.values())
 
     @property
     def manager(self) -> SimplePolicyManager:
@@ -89,8 +94,6 @@ def make_agents(config: ExperimentConfig, make: Make) -> Agents:
     Raises:
         ConfigError: the mapping does not fit the agents, or an algorithm does not fit its role.
     """
-    if config.offline.data is not None:
-        raise ConfigError("offline.data is for runs with one agent; leave it out")
     with create_worlds(dataclasses.replace(config.env, num_envs=1)) as worlds:
         agents, state_spec = worlds.agents, worlds.state_spec
     names = list(dict.fromkeys(config.agents.mapping_for(agents).values()))

@@ -17,12 +17,13 @@ import torch
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.core import POLICY, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree, spec_leaves
-from palaestra.distributed import EvaluationWorker, GradientWorkers, PolicyServer, RolloutManager, WorkersView
+from palaestra.distributed import EvaluationWorker, PolicyServer, RolloutManager, WorkersView
 from palaestra.envs import Environment, create_environment, probe_specs
 from palaestra.experiments.agents import Agents, Learner, evaluate_team, make_agents, many_agents
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
 from palaestra.experiments.provenance import num_cores
 from palaestra.experiments.robots import TasksView, robot_evaluation
+from palaestra.experiments.updating import make_update, require_update
 from palaestra.multiagent import Role
 from palaestra.nn import NetworkConfig
 from palaestra.policies import Policy, RandomPolicy, save_policy
@@ -37,7 +38,6 @@ from palaestra.training import (
     Health,
     Logger,
     MLflowLogger,
-    SimplePolicyManager,
     TensorBoardLogger,
     TrackioLogger,
     Trainer,
@@ -65,10 +65,15 @@ def make_learner(config: ExperimentConfig) -> Learner:
         config: everything the run depends on.
 
     Raises:
-        ConfigError: an algorithm does not fit the environment, or the agents' mapping does not fit the agents.
+        ConfigError: an algorithm does not fit the environment, the agents' mapping does not fit the agents, or the
+            policies cannot learn where they are to.
     """
-    if not many_agents(config):
-        return make_algorithm(config)
+    learner = _make_agents(config) if many_agents(config) else make_algorithm(config)
+    require_update(config, learner)
+    return learner
+
+
+def _make_agents(config: ExperimentConfig) -> Agents:
     _require_loggers(config)
 
     def make(name: str, settings: Any, role: Role, seeds: RunSeeds) -> Algorithm[Any]:
@@ -245,16 +250,12 @@ def make_trainer(
     if isinstance(collect, RobotCollector):
         evaluate = functools.partial(robot_evaluation, config, collect.evaluated_by)
         callbacks.append(TasksView(collect))
-    update: Any = learner.manager if isinstance(learner, Agents) else learner
     if isinstance(collect, RolloutManager | PolicyServer):
         evaluate = EvaluationWorker(collect.runtime, evaluate)
         callbacks.append(WorkersView(collect))
-        if count := config.distributed.num_gradient_workers:
-            named = learner.algorithms if isinstance(learner, Agents) else {POLICY: update}
-            update = SimplePolicyManager(named, gradient_workers=GradientWorkers(named, collect.runtime, count))
     return Trainer(
         collect,
-        update,
+        make_update(config, learner, collect),
         config.trainer,
         evaluate=evaluate,
         checkpoints=CheckpointStore(path / "checkpoints", keep=config.trainer.keep_checkpoints),

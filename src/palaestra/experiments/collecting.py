@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -22,7 +22,7 @@ from palaestra.experiments.offline import make_collect, mixed, training_environm
 from palaestra.experiments.robots import robot_collecting
 from palaestra.multiagent import create_worlds
 from palaestra.robots import Robot
-from palaestra.rollout import buffer_for
+from palaestra.rollout import OfflineData, buffer_for
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, RestartPolicy, Runtime
 from palaestra.training import Collect
 
@@ -31,7 +31,7 @@ __all__ = ["collecting", "make_runtime"]
 
 @contextmanager
 def collecting(
-    config: ExperimentConfig, algorithm: Learner, data: ReplayBuffer | None
+    config: ExperimentConfig, algorithm: Learner, data: Mapping[str, ReplayBuffer]
 ) -> Iterator[tuple[Collect, Reporter | None]]:
     """What a run collects with, and what knows its faults and how exactly it resumes; both end with the context.
 
@@ -43,12 +43,6 @@ def collecting(
     Raises:
         ConfigError: the settings do not fit together.
     """
-    distributed = config.distributed
-    if isinstance(algorithm, Robot) and (distributed.mode == "async" or distributed.num_gradient_workers):
-        raise ConfigError(
-            "robots have no actors and no gradient workers yet; leave out distributed.mode=async and "
-            "distributed.num_gradient_workers"
-        )
     if isinstance(algorithm, Robot):
         remote = config.distributed.runtime not in (None, "local")
         with (
@@ -58,9 +52,14 @@ def collecting(
             yield collector, collector
         return
     if config.distributed.runtime is None:
-        if isinstance(algorithm, Agents):
+        if isinstance(algorithm, Agents) and algorithm.offline:
+            yield OfflineData(data), None
+        elif isinstance(algorithm, Agents):
             with create_worlds(config.env, seed=config.run.seed) as worlds:
-                yield algorithm.collector(worlds), worlds
+                collector = algorithm.collector(worlds)
+                for name, loaded in data.items():
+                    collector.sources[name] = mixed(config, collector.buffers[name], loaded)
+                yield collector, worlds
         else:
             with training_environment(config, algorithm) as env:
                 yield make_collect(config, algorithm, env, data), env
@@ -74,23 +73,21 @@ def collecting(
         else:
             policies = {name: one.policy for name, one in algorithms.items()}
             manager = RolloutManager(runtime, workers, policies, buffers, distributed, config.env.num_envs)
-        if data is not None:
-            manager.sources[POLICY] = mixed(config, buffers[POLICY], data)
+        for name, loaded in data.items():
+            manager.sources[name] = mixed(config, buffers[name], loaded)
         yield manager, manager
 
 
 def _shares(config: ExperimentConfig, algorithm: Algorithm[Any] | Agents) -> tuple[Any, Any, dict[str, ReplayBuffer]]:
     """What makes the workers' parts, what learns, and the buffers that workers share."""
+    if algorithm.offline if isinstance(algorithm, Agents) else isinstance(algorithm.plan, Offline):
+        raise ConfigError(f"{config.algorithm_name} collects nothing; leave out distributed.runtime")
     if isinstance(algorithm, Agents):
-        if config.distributed.mode == "async":
-            raise ConfigError("mode=async is for one policy; many agents learn by mode=sync")
         make_actors = functools.partial(acting_parts, config, torch.get_num_threads())
         number, seed = config.distributed.num_workers, config.run.seed
         agents = AgentsFactory(env=config.env, actors=make_actors, num_workers=number, seed=seed)
         with create_worlds(config.env, seed=seed) as worlds:
             return agents, algorithm.algorithms, algorithm.collector(worlds).buffers
-    if isinstance(algorithm.plan, Offline):
-        raise ConfigError(f"{config.algorithm_name} collects nothing; leave out distributed.runtime")
     observation_spec, action_spec, reward_spec = probe_specs(config.env)
     kind: Any = type(algorithm)
     make = functools.partial(kind, observation_spec, action_spec, config.algorithm, RunSeeds(config.run.seed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import resource
@@ -15,12 +16,12 @@ import numpy as np
 import torch
 
 from palaestra.core import ConfigError, Offline, Replay
-from palaestra.experiments.agents import many_agents
-from palaestra.experiments.build import make_algorithm
+from palaestra.experiments.build import make_learner
 from palaestra.experiments.collecting import collecting
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.offline import load_data
 from palaestra.experiments.provenance import memory_bytes
+from palaestra.experiments.updating import algorithms_of, make_update
 from palaestra.robots import Robot
 from palaestra.training import Trainer
 
@@ -39,9 +40,9 @@ class Estimate:
     train_s: float
     """Seconds for the whole budget, without evaluations and checkpoints."""
     updates: int
-    """Updates made to find out."""
+    """Updates made to find out, of all policies."""
     num_parameters: int
-    """Numbers that are learned."""
+    """Numbers that are learned, by all policies."""
     model_bytes: int
     """Parameters and optimizer state."""
     buffer_bytes: int
@@ -82,29 +83,28 @@ def dry_run(config: ExperimentConfig) -> Estimate:
         ConfigError: the settings do not fit together.
         PalaestraError: whatever the run itself would fail with in its first second.
     """
-    if many_agents(config):
-        raise ConfigError(f"{config.env.name} has many agents, whose runs cannot be tried dry; give a small budget")
-    algorithm = make_algorithm(config)
-    if isinstance(algorithm, Robot):
-        raise ConfigError(f"{config.algorithm_name} is a robot, of which --dry-run can make no estimate; leave it out")
-    data, offline = load_data(config, algorithm), isinstance(algorithm.plan, Offline)
-    if isinstance(algorithm.plan, Replay):  # to learn at once; the rest of the plan is as it is
-        algorithm.plan = dataclasses.replace(algorithm.plan, initial_collect_steps=0)
-    with collecting(config, algorithm, data) as (collect, _):
-        trainer = Trainer(collect, algorithm, config.trainer)
-        speed, updates = _measure(trainer)
-        model = _bytes_of(algorithm.state_tensors())
+    learner = make_learner(config)
+    algorithms = algorithms_of(learner)
+    data, offline = load_data(config, learner), all(isinstance(one.plan, Offline) for one in algorithms.values())
+    for one in [*algorithms.values(), *(learner.tasks.values() if isinstance(learner, Robot) else ())]:
+        if isinstance(one.plan, Replay):  # to learn at once; the rest of the plan is as it is
+            one.plan = dataclasses.replace(one.plan, initial_collect_steps=0)
+    with collecting(config, learner, data) as (collect, _):
+        trainer = Trainer(collect, make_update(config, learner, collect), config.trainer)
+        with contextlib.closing(trainer.update):
+            speed, updates = _measure(trainer)
+        model = sum(_bytes_of(one.state_tensors()) for one in algorithms.values())
         size = sum(
             getattr(buffer, "size_bytes", 0) or _bytes_of(buffer.state_tensors())
-            for buffer in [*trainer.collect.buffers.values(), *([] if data is None else [data])]
+            for buffer in [*trainer.collect.buffers.values(), *data.values()]
         )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    parameters = sum(p.numel() for p in algorithm.model.parameters())
+    parameters = {id(p): p.numel() for one in algorithms.values() for p in one.model.parameters()}
     return Estimate(
         env_steps_per_s=speed,
         train_s=config.trainer.total_env_steps / speed,
         updates=updates,
-        num_parameters=parameters,
+        num_parameters=sum(parameters.values()),
         model_bytes=model,
         buffer_bytes=size,
         memory_bytes=peak + size,
@@ -114,17 +114,23 @@ def dry_run(config: ExperimentConfig) -> Estimate:
 
 
 def _measure(trainer: Trainer) -> tuple[float, int]:
-    """Env steps per second and updates: the first update warms up, those after it are timed."""
+    """Env steps per second and updates: the first update of everybody warms up, those after it are timed.
+
+    Whoever has not learned after a second for which others have is not waited for: it may never be asked to.
+    """
+    began_s = time.perf_counter()
     for _ in range(_MOST_ITERATIONS):
         trainer.train_iter()
-        if trainer.algorithm.policy_version:
+        learned = [algorithm.policy_version > 0 for algorithm in trainer.algorithms.values()]
+        if all(learned) or (any(learned) and time.perf_counter() - began_s > _MEASURE_S):
             break
     else:
         raise ConfigError(f"nothing was learned in {_MOST_ITERATIONS:,} iterations; look at the algorithm's plan")
     begin_s, begin = time.perf_counter(), trainer.collect.env_steps
     while (elapsed_s := time.perf_counter() - begin_s) < _MEASURE_S or trainer.collect.env_steps == begin:
         trainer.train_iter()
-    return (trainer.collect.env_steps - begin) / elapsed_s, trainer.algorithm.policy_version
+    updates = sum(algorithm.policy_version for algorithm in trainer.algorithms.values())
+    return (trainer.collect.env_steps - begin) / elapsed_s, updates
 
 
 def _bytes_of(value: Any) -> int:

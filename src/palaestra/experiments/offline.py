@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,17 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import MixtureSource, ReplayBuffer, from_minari, sampler_of, with_actions
-from palaestra.core import Batch, ConfigError, MissingExtraError, Offline, OnPolicy, Replay, ShapeError, spec_leaves
+from palaestra.core import (
+    POLICY,
+    Batch,
+    ConfigError,
+    MissingExtraError,
+    Offline,
+    OnPolicy,
+    Replay,
+    ShapeError,
+    spec_leaves,
+)
 from palaestra.envs import Environment, create_environment
 from palaestra.experiments.agents import Agents, Learner
 from palaestra.experiments.config import ExperimentConfig
@@ -27,25 +38,56 @@ _MINARI = "minari:"
 _DEFAULT_FRACTION = 0.5
 
 
-def load_data(config: ExperimentConfig, algorithm: Learner) -> ReplayBuffer | None:
-    """The data that a configuration names, with actions as the algorithm's policy samples them.
+def load_data(config: ExperimentConfig, learner: Learner) -> dict[str, ReplayBuffer]:
+    """The data that a configuration names, by policy, with actions as the policies sample them.
 
     Args:
         config: of the run.
-        algorithm: from `make_algorithm`.
+        learner: from `make_learner`.
 
     Returns:
-        A buffer with the sampler that the plan asks for; `None` where there is no data and none is needed.
+        Buffers with the samplers that the plans ask for; nothing where there is no data and none is needed. Of many
+        agents, each policy that learns has a folder of its name in that of the data.
 
     Raises:
-        ConfigError: the algorithm needs data or cannot use any, there is none where it should be, or it is of another
+        ConfigError: an algorithm needs data or cannot use any, there is none where it should be, or it is of another
             environment.
         CheckpointError: it is damaged.
     """
-    if isinstance(algorithm, Robot | Agents):
-        return None
-    plan, given, name = algorithm.plan, config.offline, config.algorithm_name
-    if given.data is None:
+    if isinstance(learner, Robot):
+        return {}
+    data = config.offline.data
+    if not isinstance(learner, Agents):
+        loaded = _load(config, data, learner, config.algorithm_name)
+        return {} if loaded is None else {POLICY: loaded}
+    if data is not None and data.startswith(_MINARI):
+        raise ConfigError(
+            f"offline.data is {data!r}, but a Minari dataset is of one agent and {config.env.name} has many; give a "
+            f"folder with one for each policy ({', '.join(learner.algorithms)}), as `palaestra data collect` writes it"
+        )
+    found: dict[str, ReplayBuffer] = {}
+    for name, one in learner.algorithms.items():
+        if isinstance(one.plan, Offline) and not learner.offline:
+            raise ConfigError(
+                f"{name} learns from data alone, for which nothing is collected, but other policies collect"
+            )
+        folder = None if data is None else str(Path(data) / name)
+        called = f"{type(one).__name__} of the policy {name!r}"
+        buffer = _load(config, folder, one, called, learner.roles[name].reward_spec.shape)
+        if buffer is not None:
+            found[name] = buffer
+    return found
+
+
+def _load(
+    config: ExperimentConfig,
+    data: str | None,
+    algorithm: Algorithm[Any],
+    name: str,
+    reward_shape: tuple[int, ...] = (),
+) -> ReplayBuffer | None:
+    plan = algorithm.plan
+    if data is None:
         if isinstance(plan, Offline):
             raise ConfigError(
                 f"{name} learns from data and collects none; name some by offline.data: a folder, or minari:DATASET. "
@@ -53,17 +95,17 @@ def load_data(config: ExperimentConfig, algorithm: Learner) -> ReplayBuffer | No
                 "from `palaestra data export RUN FOLDER`"
             )
         return None
-    _require_use(config, algorithm)
-    buffer = _read(given.data, algorithm.policy)
-    misfit = _misfit(buffer, algorithm.policy)
+    _require_use(config, algorithm, name)
+    buffer = _read(data, algorithm.policy)
+    misfit = _misfit(buffer, algorithm.policy, reward_shape)
     if misfit:
-        raise ConfigError(f"offline.data {given.data!r} does not fit {config.env.name}: {misfit}")
+        raise ConfigError(f"offline.data {data!r} does not fit {config.env.name}: {misfit}")
     buffer = _as_sampled(buffer, algorithm.policy)
     assert not isinstance(plan, OnPolicy)
     try:
         buffer.starts(plan.n_step if plan.mini_batch_length == 1 else plan.burn_in + plan.mini_batch_length)
     except (ShapeError, ConfigError) as error:
-        raise ConfigError(f"offline.data {given.data!r} is too short for {name}: {error}") from error
+        raise ConfigError(f"offline.data {data!r} is too short for {name}: {error}") from error
     if isinstance(plan, Replay):
         buffer.sampler = sampler_of(plan)
     return buffer
@@ -87,7 +129,7 @@ def make_collect(
     config: ExperimentConfig,
     algorithm: Algorithm[Any],
     env: Environment | None,
-    data: ReplayBuffer | None,
+    data: Mapping[str, ReplayBuffer],
 ) -> Collect:
     """What the trainer gets its data from.
 
@@ -98,11 +140,10 @@ def make_collect(
         data: from `load_data`.
     """
     if env is None:
-        assert data is not None
         return OfflineData(data)
     collector = Collector.of(env, algorithm)
-    if data is not None:
-        collector.source = mixed(config, collector.buffer, data)
+    if POLICY in data:
+        collector.source = mixed(config, collector.buffer, data[POLICY])
     return collector
 
 
@@ -122,9 +163,9 @@ def _fraction(config: ExperimentConfig) -> float:
     return _DEFAULT_FRACTION if config.offline.fraction is None else config.offline.fraction
 
 
-def _require_use(config: ExperimentConfig, algorithm: Algorithm[Any]) -> None:
+def _require_use(config: ExperimentConfig, algorithm: Algorithm[Any], name: str) -> None:
     """Refuses data where the algorithm's plan has no use for it."""
-    plan, name = algorithm.plan, config.algorithm_name
+    plan = algorithm.plan
     if isinstance(plan, OnPolicy):
         raise ConfigError(
             f"{name} learns only from its own newest steps and cannot use offline.data; leave it out, or choose an "
@@ -175,15 +216,15 @@ def _read_minari(data: str, policy: Policy) -> ReplayBuffer:
         ) from error
 
 
-def _misfit(buffer: ReplayBuffer, policy: Policy) -> str:
+def _misfit(buffer: ReplayBuffer, policy: Policy, reward_shape: tuple[int, ...]) -> str:
     """What data of a buffer cannot be given to a policy for; nothing where it can."""
     given = _layout(buffer.options["observation_spec"])
     needed = _layout(policy.observation_spec)
     if given != needed:
         return f"its observations are {given}, but {needed} is needed"
     reward = buffer.options.get("reward_spec")
-    if reward is not None and reward.shape:
-        return f"its rewards have the shape {reward.shape}, but numbers are needed"
+    if reward is not None and reward.shape != reward_shape:
+        return f"its rewards have the shape {reward.shape}, but {reward_shape or 'numbers'} are needed"
     actions = spec_leaves(buffer.options["action_spec"])
     if actions not in (spec_leaves(policy.action_spec), spec_leaves(policy.raw_action_spec)):
         return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -196,7 +196,7 @@ def start(
     algorithm: Learner,
     config: ExperimentConfig | None = None,
     *,
-    data: ReplayBuffer | None = None,
+    data: Mapping[str, ReplayBuffer] | None = None,
     loggers: Sequence[Logger] = (),
     resumed: bool = False,
 ) -> RunResult:
@@ -218,7 +218,7 @@ def start(
     with ExitStack() as stack:
         directory.lock()
         stack.callback(directory.unlock)
-        collect, source = stack.enter_context(collecting(config, algorithm, data))
+        collect, source = stack.enter_context(collecting(config, algorithm, data or {}))
         trainer = make_trainer(config, algorithm, collect, directory.path, loggers)
         faults = KeepFaults(source, directory.path)
         trainer.callbacks.append(faults)

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from palaestra.core import PalaestraError
-from palaestra.experiments.build import make_algorithm
+from palaestra.experiments.build import make_learner
 from palaestra.experiments.offline import load_data
 from palaestra.experiments.run import start
 from palaestra.experiments.run_directory import RunDirectory
@@ -33,7 +33,7 @@ def main(run: str, *path: str) -> int:
     directory = RunDirectory(Path(run))
     try:
         resumed = bool(CheckpointStore(directory.path / "checkpoints").steps())
-        algorithm = make_algorithm(directory.config)
+        algorithm = make_learner(directory.config)
         data = load_data(directory.config, algorithm)
         return start(directory, algorithm, data=data, resumed=resumed).result.exit_code
     except PalaestraError as error:

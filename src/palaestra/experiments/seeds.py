@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.envs import probe_specs
-from palaestra.experiments.build import choose_threads, make_algorithm
+from palaestra.experiments.build import choose_threads, make_learner
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.curves import mean_interval
 from palaestra.experiments.offline import load_data
 from palaestra.experiments.provenance import num_cores, provenance
 from palaestra.experiments.run_directory import RunDirectory, find_runs, new_directory
 from palaestra.experiments.seeds_panel import SeedRow, SeedsPanel
+from palaestra.experiments.updating import algorithms_of
 from palaestra.training import StopSignals
 
 __all__ = ["GroupResult", "SeedResult", "resume_seeds", "train_seeds"]
@@ -96,11 +96,15 @@ def train_seeds(
     chosen = list(range(config.run.seed, config.run.seed + seeds)) if isinstance(seeds, int) else list(seeds)
     if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
         raise ConfigError(f"seeds is {seeds}; give a number of at least 1, or different seeds of at least 0")
-    algorithm = make_algorithm(config)
-    load_data(config, algorithm)  # what does not fit is said here, once
+    learner = make_learner(config)
+    load_data(config, learner)  # what does not fit is said here, once
     path = new_directory(config, f"{len(chosen)}seeds")
     (path / "group.json").write_text(json.dumps({"format": 1, "seeds": chosen, **provenance()}, indent=2) + "\n")
-    threads = choose_threads(config, probe_specs(config.env)[0], side_by_side=min(len(chosen), num_cores()))
+    side_by_side = min(len(chosen), num_cores())
+    threads = max(
+        choose_threads(config, one.policy.observation_spec, side_by_side=side_by_side)
+        for one in algorithms_of(learner).values()
+    )
     for seed in chosen:
         run = dataclasses.replace(config.run, seed=seed, directory=str(path), name=f"seed_{seed}", num_threads=threads)
         RunDirectory.create(dataclasses.replace(config, run=run))

@@ -60,6 +60,21 @@ class Actor:
         self._unrewarded: dict[tuple[int, str], deque[tuple[Row, int]]] = {}
         self._early: dict[tuple[int, str], deque[float]] = {}
 
+    def forget(self, world: int) -> None:
+        """Forgets what is going on in one world: its episode broke off.
+
+        Args:
+            world: its number.
+        """
+        width = self.role.lanes_per_world
+        for lane in range(world * width, (world + 1) * width):
+            self.due.pop(lane, None)
+            self.taken.pop(lane, None)
+        self._running[world] = set()
+        for waiting in (self._unrewarded, self._early):
+            for name in self.role.agents:
+                waiting.pop((world, name), None)
+
     def _unseen(self) -> list[Any]:
         return [neutral(self.role.member.observation) for _ in self.role.agents]
 

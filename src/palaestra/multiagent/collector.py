@@ -21,7 +21,7 @@ from palaestra.policies import Phase, Policy
 from palaestra.rollout import CollectInfo, Episode
 from palaestra.rollout.buffer_for import buffer_for
 
-__all__ = ["MultiAgentCollector", "require_policies"]
+__all__ = ["MultiAgentCollector", "recording_buffer", "require_policies"]
 
 _FLUSH_EPISODES = 32
 
@@ -37,6 +37,7 @@ class MultiAgentCollector:
         roles: by policy name, from `assign_roles`.
         actors: by policy name: an algorithm, which gets data, or a policy that only acts, such as a rule.
         fragments: whether buffers only hold what is on its way to those that are learned from, see `buffer_for`.
+        records: buffers for what agents of policies experience which only act, by name; see `recording_buffer`.
 
     Raises:
         ConfigError: roles and actors have different names, or an actor does not fit its role.
@@ -59,6 +60,7 @@ class MultiAgentCollector:
         actors: Mapping[str, Algorithm[Any] | Policy],
         *,
         fragments: bool = False,
+        records: Mapping[str, ReplayBuffer] | None = None,
     ) -> None:
         policies = {name: one.policy if isinstance(one, Algorithm) else one for name, one in actors.items()}
         require_policies(roles, policies)
@@ -77,6 +79,9 @@ class MultiAgentCollector:
                 specs = {"observation_spec": role.observation_spec, "reward_spec": role.reward_spec}
                 buffer = buffer_for(one, actor.num_lanes, fragments=fragments, **specs)
                 self._streams[name] = Stream(actor, buffer, 1 if fragments else _window(one.plan))
+            elif records and name in records:
+                self._streams[name] = Stream(self._actors[name], records[name])
+        self._rules = [name for name, one in actors.items() if not isinstance(one, Algorithm)]
         self._sources: dict[str, DataSource] = {name: stream.buffer for name, stream in self._streams.items()}
         self._episodes = WorldEpisodes(worlds.batch_size, roles)
         self._sees_all = any(role.state_spec is not None for role in roles.values())
@@ -88,7 +93,7 @@ class MultiAgentCollector:
 
     @property
     def buffers(self) -> dict[str, ReplayBuffer]:
-        """The buffer of every policy that learns."""
+        """The buffer of every policy that learns, and of those that are recorded."""
         return {name: stream.buffer for name, stream in self._streams.items()}
 
     @property
@@ -155,11 +160,22 @@ class MultiAgentCollector:
         acted = time.perf_counter()
         env_steps = self._over.count(False)
         moments = self.worlds.step(actions)
+        for world in self.worlds.restarted:
+            env_steps -= not self._over[world]  # the step was not executed
+            self._break_off(world)
         self.env_steps += env_steps
         info.env_steps += env_steps
         info.inference_s += acted - begin
         info.env_s += time.perf_counter() - acted
         self._take(moments)
+
+    def _break_off(self, world: int) -> None:
+        """A world was restarted: buffers see a fragment that ends with no LAST."""
+        for actor in self._actors.values():
+            actor.forget(world)
+        for stream in self._streams.values():
+            stream.forget(world)
+        self._episodes.abandon(world)
 
     def _start(self, info: CollectInfo) -> None:
         """Begins new episodes; running ones break off, which buffers see as fragments that end with no LAST."""
@@ -196,7 +212,7 @@ class MultiAgentCollector:
             "began": self._began,
             "over": self._over,
             "episodes": self._episodes.state(),
-            "rules": {n: a.policy.generator.get_state() for n, a in self._actors.items() if n not in self._streams},
+            "rules": {name: self._actors[name].policy.generator.get_state() for name in self._rules},
         }
         if self._began:
             state["worlds"] = self.worlds.state_dict()
@@ -221,6 +237,24 @@ class MultiAgentCollector:
                 stream.load_state(state["streams"][name])
             for name, saved in state["actors"].items():
                 self._actors[name].load_state_dict(saved, ())
+
+
+def recording_buffer(policy: Policy, role: Role, num_worlds: int) -> ReplayBuffer:
+    """A buffer without bounds for what the agents of a policy experience, with a lane for each, or for each team.
+
+    Args:
+        policy: that acts.
+        role: of the policy.
+        num_worlds: B.
+    """
+    return ReplayBuffer(
+        None,
+        num_worlds * role.lanes_per_world,
+        observation_spec=role.observation_spec,
+        action_spec=policy.raw_action_spec,
+        reward_spec=role.reward_spec,
+        state_spec=policy.state_spec or None,
+    )
 
 
 def _window(plan: Plan) -> int:

@@ -19,6 +19,15 @@ from palaestra.multiagent.worlds import Worlds
 
 __all__ = ["AgentsConfig", "create_worlds", "is_world", "load_world"]
 
+_SETTINGS = ("name", "num_envs", "kwargs", "train_kwargs", "vectorization", "on_fault", "max_restarts")
+_INSTEAD = {
+    "wrappers": "name a function that returns the world wrapped as you want it, `def make() -> World`",
+    "chaos": "faults can be injected into environments with one agent only",
+    "timeout_s": "a world is stepped in its worker's process; distributed.timeout_s bounds how long that may take",
+}
+_INSTEAD["reset_timeout_s"] = _INSTEAD["timeout_s"]
+_OTHERWISE = "change the world itself"
+
 
 @dataclass(frozen=True, kw_only=True)
 class AgentsConfig:
@@ -112,7 +121,8 @@ def create_worlds(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence[int]
     """Several worlds of a configuration.
 
     Args:
-        config: which and how many; of its other settings, only the constructor's arguments mean something for worlds.
+        config: which and how many, the constructor's arguments, and what to do about faults; its other settings mean
+            nothing for worlds.
         seed: the run seed that the worlds' seeds are derived from.
         lane_seeds: one for each instead.
 
@@ -124,19 +134,18 @@ def create_worlds(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence[int]
         2
     """
     plain = EnvConfig(name=config.name)
-    allowed = {"name", "num_envs", "kwargs", "train_kwargs", "vectorization"}
     for setting, value in vars(config).items():
-        if setting not in allowed and value != getattr(plain, setting):
+        if setting not in _SETTINGS and value != getattr(plain, setting):
             raise ConfigError(
-                f"env.{setting} is {value!r}, but {config.name} has many agents, where only env.num_envs, env.kwargs "
-                "and env.train_kwargs can be set; change the world itself"
+                f"env.{setting} is {value!r}, but {config.name} has many agents: {_INSTEAD.get(setting, _OTHERWISE)}. "
+                f"Of env, these can be set: {', '.join(_SETTINGS)}"
             )
     if config.vectorization not in ("auto", "serial"):
         raise ConfigError(f"env.vectorization is {config.vectorization}; worlds are stepped in this process: serial")
     if lane_seeds is None:
         lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(config.num_envs)]
     make = functools.partial(load_world, config.name, {**config.kwargs, **config.train_kwargs})
-    return Worlds([make] * config.num_envs, lane_seeds=lane_seeds)
+    return Worlds([make] * config.num_envs, lane_seeds=lane_seeds, faults=config.faults)
 
 
 def _world_class(name: str) -> type | None:

@@ -120,6 +120,10 @@ def play_worlds(
                 for actor in actors:
                     actor.act(Phase.EVAL, deterministic=deterministic, actions=actions)
                 moments = worlds.step(actions)
+                for world in worlds.restarted:
+                    record.abandon(world)
+                    for actor in actors:
+                        actor.forget(world)
         finally:
             worlds.interrupted = True
 

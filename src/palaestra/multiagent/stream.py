@@ -50,6 +50,17 @@ class Stream:
             waiting.clear()
         self._kinds = [_MID if kind != _UNOPENED else kind for kind in self._kinds]
 
+    def forget(self, world: int) -> None:
+        """Drops what waits of one world: its episode broke off.
+
+        Args:
+            world: its number.
+        """
+        width = self.actor.role.lanes_per_world
+        for lane in range(world * width, (world + 1) * width):
+            self._waiting[lane].clear()
+            self._kinds[lane] = _UNOPENED if self._kinds[lane] == _UNOPENED else _MID
+
     # -- writing
 
     def put(self, rows: Sequence[Row]) -> None:

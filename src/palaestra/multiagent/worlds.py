@@ -1,21 +1,25 @@
-"""`Worlds`: several worlds stepped together, with seeds, checks of the contract, and exact resume."""
+"""`Worlds`: several worlds stepped together, with seeds, checks of the contract, restarts, and exact resume."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
 
-from palaestra.core import EnvError, NonFiniteError, PalaestraError, SpecError, SpecTree, episode_seed
-from palaestra.envs import Fault
-from palaestra.envs.faults import FaultKind, describe
+from palaestra.core import ConfigError, EnvError, NonFiniteError, PalaestraError, SpecError, SpecTree, episode_seed
+from palaestra.envs import Fault, FaultPolicy
+from palaestra.envs.faults import FaultKind, RestartBudget, describe
 from palaestra.multiagent.action_log import ActionLog
 from palaestra.multiagent.moments import MomentCheck, moment_digest
 from palaestra.multiagent.world import AgentSpec, Moment, World
 
 __all__ = ["Worlds"]
+
+_log = logging.getLogger(__name__)
 
 
 class _Lane:
@@ -39,8 +43,11 @@ class Worlds:
     Args:
         factories: make one world each, all with the same agents.
         lane_seeds: one for each; fresh ones if `None`.
+        faults: what to do about a world that fails: `raise`, or `restart`, which makes it again and begins its next
+            episode.
 
     Raises:
+        ConfigError: `faults` says `drop`.
         EnvError: the worlds have different agents, or there is none.
 
     Examples:
@@ -55,9 +62,19 @@ class Worlds:
     resume: Literal["exact"] = "exact"
     """Restored worlds go on with the very same stream."""
 
-    def __init__(self, factories: Sequence[Callable[[], World]], *, lane_seeds: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        factories: Sequence[Callable[[], World]],
+        *,
+        lane_seeds: Sequence[int] | None = None,
+        faults: FaultPolicy | None = None,
+    ) -> None:
         if not factories:
             raise EnvError("no worlds were given; at least one is needed")
+        self._policy = faults or FaultPolicy()
+        if self._policy.on_fault == "drop":
+            raise ConfigError("on_fault is 'drop', but worlds cannot go on without one of them; use 'restart'")
+        self._factories, self._budget = list(factories), RestartBudget(self._policy)
         worlds = [factory() for factory in factories]
         self.agents: Mapping[str, AgentSpec] = dict(worlds[0].agents)
         """Every agent that may ever act, by name."""
@@ -71,7 +88,9 @@ class Worlds:
         self.interrupted = False
         """Whether somebody else has stepped them since their collector last did; it then begins new episodes."""
         self.faults: list[Fault] = []
-        """What stopped a run: at most one."""
+        """Every fault, in order."""
+        self.restarted: frozenset[int] = frozenset()
+        """Worlds whose running episode broke off in the newest step; their newest moment begins another."""
         seeds = list(lane_seeds) if lane_seeds is not None else np.random.SeedSequence().generate_state(len(worlds))
         if len(seeds) != len(worlds):
             raise EnvError(f"{len(seeds)} lane seeds were given for {len(worlds)} worlds; give one for each")
@@ -98,13 +117,17 @@ class Worlds:
             actions: for each world, of the agents that are to act, by name, as their action specs say.
 
         Raises:
-            EnvError: a world failed; the message names it, its seed, episode, step and actions.
-            SpecError: what it emitted breaks the contract.
+            EnvError: a world failed, and may not be restarted; the message names it, its seed, episode, step and
+                actions.
+            SpecError: what it emitted breaks the contract, and it may not be restarted.
         """
-        return [
-            self._stepped(number, lane, mine)
+        before = len(self.faults)
+        moments = [
+            self._stepped_or_restarted(number, lane, mine)
             for number, (lane, mine) in enumerate(zip(self._lanes, actions, strict=True))
         ]
+        self.restarted = frozenset(fault.env_id for fault in self.faults[before:])
+        return moments
 
     def global_state(self) -> list[Any]:
         """The global state of every world, as its newest moment left it."""
@@ -118,6 +141,20 @@ class Worlds:
         """
         lane = self._lanes[number]
         return f"world {number} in episode {lane.number} (seed {lane.episode_seed}), step {lane.steps}"
+
+    def _stepped_or_restarted(self, number: int, lane: _Lane, actions: Mapping[str, Any]) -> Moment:
+        while True:
+            try:
+                return self._stepped(number, lane, actions)
+            except PalaestraError:
+                if self._policy.on_fault == "raise":
+                    raise
+                wait_s = self._budget.spend(number, self.faults[-1])
+                _log.warning("world %d is made again in %.1f s: %s", number, wait_s, self.faults[-1])
+                time.sleep(wait_s)
+                with contextlib.suppress(Exception):
+                    lane.world.close()
+                lane.world, actions = self._factories[number](), {}
 
     def _stepped(self, number: int, lane: _Lane, actions: Mapping[str, Any]) -> Moment:
         try:
@@ -151,7 +188,7 @@ class Worlds:
             seed=lane.episode_seed,
             step=lane.steps,
             action=repr(dict(actions)) if lane.steps else "",
-            handled="raise",
+            handled=self._policy.on_fault,
             time_s=time.time(),
         )
         self.faults.append(fault)

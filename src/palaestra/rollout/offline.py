@@ -1,4 +1,4 @@
-"""`OfflineData`: a loaded buffer in the place of a collector."""
+"""`OfflineData`: loaded buffers in the place of a collector."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ class OfflineData:
     `total_env_steps`, in every period, in schedules and on the x axis of metrics.
 
     Args:
-        buffer: that holds the data; it is never written to.
+        data: the buffer that holds the data, or those of several policies by name; they are never written to.
 
     Raises:
-        ShapeError: it is empty.
+        ShapeError: there is none, or one is empty.
     """
 
-    def __init__(self, buffer: ReplayBuffer) -> None:
-        if not len(buffer):
+    def __init__(self, data: ReplayBuffer | Mapping[str, ReplayBuffer]) -> None:
+        sources = {POLICY: data} if isinstance(data, ReplayBuffer) else dict(data)
+        if not sources or not all(len(buffer) for buffer in sources.values()):
             raise ShapeError("the buffer of an offline run is empty; load or collect data into it first")
-        self.buffer = buffer
+        self._sources = sources
         self.env_steps = 0
         """Updates so far."""
 
     @property
     def num_lanes(self) -> int:
-        """Streams of the data set."""
-        return self.buffer.num_lanes
+        """Streams of the data."""
+        return sum(buffer.num_lanes for buffer in self._sources.values())
 
     @property
     def buffers(self) -> dict[str, ReplayBuffer]:
@@ -45,8 +46,8 @@ class OfflineData:
 
     @property
     def sources(self) -> dict[str, ReplayBuffer]:
-        """What is learned from: the buffer."""
-        return {POLICY: self.buffer}
+        """What each policy learns from: its buffer."""
+        return self._sources
 
     @property
     def unfinished(self) -> bool:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import pickle
+import re
 from collections import OrderedDict
 from collections.abc import Callable
+from multiprocessing import spawn
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +22,21 @@ from torch import Tensor
 
 from palaestra.core import ConfigError
 
-__all__ = ["Factory", "Message", "Request", "Shared", "SharedCache", "decode", "encode"]
+__all__ = [
+    "IN_A_SCRIPT",
+    "Factory",
+    "Message",
+    "Request",
+    "Shared",
+    "SharedCache",
+    "decode",
+    "encode",
+    "running_script",
+]
 
 _INLINE_BYTES = 1024  # smaller arrays travel in the header
 _KEPT = 8  # shared values that a worker remembers
+_FROM_SCRIPT = rb"\x8c\x08__main__|__main__:"  # a class or function of the script in a pickle, or named by text
 _keys = itertools.count()
 
 
@@ -165,6 +179,9 @@ def decode(message: Message) -> Any:
 class Factory:
     """What makes a worker's object, by value: each worker gets a copy of what is bound to it, modules and all.
 
+    What the script that runs has defined itself is found by importing the script where the worker lives, as Python's
+    own processes do; so the script must lie there too.
+
     Args:
         make: called without arguments.
 
@@ -173,18 +190,54 @@ class Factory:
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self._name = repr(make)
+        self._name, self._process = repr(make), os.getpid()
         try:
             self._bytes = pickle.dumps(make)
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise _unsendable(self._name, error) from error
+        self._script = running_script() if re.search(_FROM_SCRIPT, self._bytes) else None
 
     def __call__(self) -> Any:
-        """A new object."""
-        return pickle.loads(self._bytes)()
+        """A new object.
+
+        Raises:
+            ConfigError: it needs something of a script that cannot be imported here.
+        """
+        if self._script is None or os.getpid() == self._process:
+            return pickle.loads(self._bytes)()
+        try:
+            spawn.prepare(self._script)  # nothing, where it was done before
+            make = pickle.loads(self._bytes)
+        except (AttributeError, ImportError, OSError) as error:
+            raise ConfigError(IN_A_SCRIPT.format(_one_line(error))) from error
+        if not self._script:
+            raise ConfigError(IN_A_SCRIPT.format("there is no file to import it from"))
+        return make()
 
     def __repr__(self) -> str:
         return self._name
+
+
+IN_A_SCRIPT = (
+    "a worker needs what was defined in a script, a notebook or at a prompt, and cannot get it there: {}. Move it "
+    "into a module that can be imported wherever workers live, such as my_module.py beside the script, and name it as "
+    "my_module:MyEnvironment"
+)
+"""What is wrong and what to do, where workers cannot import the script; with room for the reason."""
+
+
+def running_script() -> dict[str, Any]:
+    """What runs in this process, so that another can import it; nothing of a notebook.
+
+    Returns:
+        For `multiprocessing.spawn.prepare`: `init_main_from_name`, or `init_main_from_path`.
+    """
+    known = spawn.get_preparation_data("worker")
+    return {key: value for key, value in known.items() if key in ("init_main_from_name", "init_main_from_path")}
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".replace("\n", " ")
 
 
 class Request(NamedTuple):

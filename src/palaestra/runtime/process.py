@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import weakref
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from palaestra.core import ConfigError
 from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, arrival
-from palaestra.runtime.messages import Message, Request, SharedCache, decode
+from palaestra.runtime.messages import IN_A_SCRIPT, Message, Request, SharedCache, decode, running_script
 from palaestra.runtime.remote import Failed, Performer
 from palaestra.runtime.runtime import Runtime
 from palaestra.runtime.shared_memory import SharedArrays
@@ -57,7 +59,14 @@ class ProcessRuntime(Runtime):
         self._finalizer = weakref.finalize(self, _kill_all, self._alive)
 
     def launch(self, worker: WorkerRecord) -> Any:
-        """See `Runtime.launch`."""
+        """See `Runtime.launch`.
+
+        Raises:
+            ConfigError: the script that runs is no file, and every new process has to import it.
+        """
+        script = running_script().get("init_main_from_path")
+        if script is not None and not os.path.exists(script):
+            raise ConfigError(IN_A_SCRIPT.format(f"each process imports the script that runs, and {script} is no file"))
         name = f"{worker.name} (life {worker.incarnation})" if worker.incarnation else worker.name
         arguments = (worker.factory, self._threads)
         process = SupervisedProcess(_serve, arguments, context=self._context, name=name, preload=_PRELOAD)

@@ -1,0 +1,169 @@
+"""What the command line does for one agent, it does for worlds and robots: bench, dry runs, data, seeds, hosts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from palaestra.experiments import RunDirectory, read_faults
+from tests.cli.parts import exit_code, output
+
+MEETING = "palaestra.multiagent:Meeting"
+SMALL = ("--run.no-tensorboard", "--trainer.eval-episodes", "2", "--env.num-envs", "2")
+BUDGET = ("--trainer.total-env-steps", "180", "--algorithm.unroll-length", "30")
+HOST = ("--distributed.num-policy-hosts", "1")
+ROBOT, LINE = "tests.experiments.test_robots:Walker", "tests.experiments.test_robots:Line"
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def answer(capsys, *arguments):
+    assert exit_code(*arguments, "--json") == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def train(algorithm, *options, name="run", steps=120):
+    sizes = ("--algorithm.network.hidden-sizes", "8", "--trainer.total-env-steps", str(steps))
+    assert exit_code("train", algorithm, MEETING, *SMALL, *sizes, "--run.name", name, *options) == 0
+    return Path("runs") / name
+
+
+def learned(run):
+    row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    return {name: value for name, value in row.items() if name.startswith("learning/")}
+
+
+@pytest.mark.parametrize("world", [MEETING, "tests.multiagent.parts:RandomWorld", "tests.multiagent.parts:Shop"])
+def test_worlds_are_timed(world, capsys):
+    """Masks, agents that come and go, and late rewards included."""
+    speed = answer(capsys, "bench", world, "--env.num-envs", "2", "--duration-s", "0.05")
+    assert (speed["num_envs"], speed["vectorization"], speed["repetitions"]) == (2, "serial", 3)
+    assert 0 < speed["slowest"] <= speed["env_steps_per_s"] <= speed["fastest"]
+
+
+@pytest.mark.parametrize(
+    ("command", "policies"),
+    [
+        (("ppo", MEETING, "--agents.sharing", "separate"), 3),
+        (("qmix", MEETING, "--algorithm.unroll-length", "4", "--algorithm.mini-batch-size", "8"), 1),
+        ((ROBOT, LINE, "--robot.steps-per-iteration", "20"), 2),
+    ],
+)
+def test_a_dry_run_of_many_agents_or_of_a_robot_says_what_it_will_take(command, policies, capsys, tmp_path):
+    """USERS: builds all, estimates memory and time, makes updates of every policy."""
+    sizes = ("--env.num-envs", "2", "--trainer.total-env-steps", "1e6")
+    estimate = answer(capsys, "train", *command, *sizes, "--dry-run")
+    assert estimate["updates"] >= 2 * policies
+    assert estimate["train_s"] == pytest.approx(1e6 / estimate["env_steps_per_s"])
+    assert estimate["num_parameters"] > 0
+    assert estimate["memory_bytes"] > estimate["buffer_bytes"] + estimate["model_bytes"] > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_chance_did_is_learned_from_offline_and_in_part(capsys):
+    """A folder for each policy, offline and hybrid, and resumed."""
+    assert (
+        exit_code("data", "collect", "random", MEETING, "demo", "--steps", "200", "--agents.sharing", "separate") == 0
+    )
+    assert "demo/agent_2: 200 steps" in output(capsys)
+    options = ("--offline.data", "demo", "--agents.sharing", "separate", "--algorithm.mini-batch-size", "16")
+    whole = train("discrete_cql", *options, steps=12, name="whole")
+    train("discrete_cql", *options, steps=7, name="half")
+    assert exit_code("resume", "half", "--until", "12") == 0
+    assert learned(whole) == learned(Path("runs/half"))
+    assert len({name.split("/")[1] for name in learned(whole)}) == 3
+    hybrid = train("dqn", *options, "--algorithm.initial-collect-steps", "20")
+    assert learned(hybrid)
+    assert exit_code("train", "discrete_cql", MEETING, *SMALL, *options[2:]) == 2
+    assert "learns from data and collects none" in output(capsys)
+    assert exit_code("train", "discrete_cql", MEETING, *SMALL, "--offline.data", "demo") == 2
+    assert "'demo/shared', but there is no such folder" in output(capsys)
+
+
+def test_what_policies_of_a_run_did_is_a_data_set_for_each(capsys):
+    team = (
+        "--algorithm.unroll-length",
+        "4",
+        "--algorithm.mini-batch-size",
+        "8",
+        "--algorithm.initial-collect-steps",
+        "8",
+    )
+    train("qmix", *team)
+    exported = answer(capsys, "data", "export", "run", "kept")
+    assert exported["steps"] == exported["parts"]["shared"]["steps"] > 60
+    collected = answer(capsys, "data", "collect", "run", "played", "--steps", "30")
+    assert list(collected["parts"]) == ["shared"]
+    assert collected["episodes"] > 2
+    hybrid = train("qmix", *team, "--offline.data", "kept", name="hybrid")
+    assert learned(hybrid)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("data", "collect", "random", "CartPole-v1", "d", "--agents.sharing", "separate"), "has one"),
+        (
+            ("data", "collect", "random", MEETING, "d", "--agents.policies", "shared", "ppo"),
+            "chance acts for everybody",
+        ),
+        (("train", "discrete_cql", MEETING, "--offline.data", "minari:a/b-v0"), "a Minari dataset is of one agent"),
+        (("train", "ppo", MEETING, "--runtime", "local", "--mode", "async"), "distributed.min_finished_workers"),
+        (
+            ("train", "ppo", MEETING, "--runtime", "local", "--distributed.num-policy-hosts", "2"),
+            "the policies that learn are shared: a host for each",
+        ),
+        (("train", "ppo", MEETING, "--distributed.num-policy-hosts", "1"), "num_policy_hosts needs workers"),
+        ((*("train", ROBOT, LINE, "--env.num-envs", "2", "--runtime", "local"), *HOST), "is a robot"),
+        (
+            ("train", "trpo", "CartPole-v1", "--runtime", "local", "--distributed.num-gradient-workers", "2"),
+            "use an algorithm that states losses, such as PPO",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_starts(command, message, capsys):
+    """F27."""
+    assert exit_code(*command) == 2
+    assert message in output(capsys)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.slow
+def test_several_seeds_of_many_agents_are_a_group(capsys):
+    assert exit_code("train", "ppo", MEETING, *SMALL, "--trainer.total-env-steps", "60", "--seeds", "2") == 0
+    assert "2 of 2 seeds" in output(capsys)
+
+
+@pytest.mark.parametrize("runtime", ["local", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("hosts", ["2", "3"])
+def test_policy_hosts_learn_what_the_run_itself_would(runtime, hosts):
+    """MARO-24, MARO-25: `--distributed.num-policy-hosts`; bit for bit."""
+    options = ("--agents.sharing", "separate", "--algorithm.unroll-length", "16", "--runtime", runtime)
+    alone = train("ppo", *options, name="alone")
+    hosted = train("ppo", *options, "--distributed.num-policy-hosts", hosts, name="hosted")
+    assert learned(alone) == learned(hosted)
+    assert (alone / "episodes.csv").read_text() == (hosted / "episodes.csv").read_text()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_one_policy_may_have_a_host_too(mode):
+    """In either mode, with gradient workers or without."""
+    options = ("--distributed.num-policy-hosts", "1", "--mode", mode, "--env.num-envs", "2", "--runtime", "local")
+    sizes = ("--algorithm.unroll-length", "8", "--trainer.total-env-steps", "64", "--run.no-tensorboard")
+    for count in ("0", "2"):
+        workers = ("--distributed.num-gradient-workers", count, "--run.name", f"run{count}")
+        assert exit_code("train", "ppo", "CartPole-v1", *options, *sizes, *workers) == 0
+        assert RunDirectory(f"runs/run{count}").info["status"] == "done"
+        assert learned(Path(f"runs/run{count}"))
+
+
+def test_a_world_that_fails_is_restarted_and_written_down():
+    """F8: from the command line."""
+    options = ("--env.on-fault", "restart", "--env.kwargs", "fails_at", "40", "--run.name", "run")
+    assert exit_code("train", "ppo", "tests.multiagent.test_faults:Fragile", *SMALL, *options, *BUDGET) == 0
+    faults = read_faults("runs/run")
+    assert {fault.action for fault in faults} == {"restarted"}
+    assert len(faults) == 4

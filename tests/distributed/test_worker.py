@@ -1,0 +1,47 @@
+"""`RolloutWorker`: what a new life begins with."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from palaestra import PPO, EnvConfig, PPOConfig, RunSeeds
+from palaestra.core import POLICY
+from palaestra.distributed import CollectorFactory, RolloutWorker, acting_weights
+from palaestra.envs import probe_specs
+
+KINDS = {
+    "serial": EnvConfig(name="CartPole-v1", num_envs=2),
+    "native": EnvConfig(name="CartPole-v1", num_envs=2, vectorization="native"),
+    "tensors": EnvConfig(name="palaestra.envs.tiny:TensorCartPole", num_envs=2),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_life_sees_no_episode_of_an_earlier_one(kind):
+    """F14: seeds go on where the last fragment ended, native pools and tensor environments included; each life is the
+    same whenever it is lived."""
+    env = KINDS[kind]
+    observation_spec, action_spec, _ = probe_specs(env)
+    make = functools.partial(PPO, observation_spec, action_spec, PPOConfig(unroll_length=8), RunSeeds(0))
+    workers = CollectorFactory(env=env, algorithm=make, num_workers=1)
+    weights = acting_weights({POLICY: make().policy})
+
+    def life(position):
+        worker = RolloutWorker(workers, 0)
+        worker.begin(position)
+        fragment = worker.collect(weights, 40, episodes=False, random=())
+        worker.close()
+        assert fragment.lanes is not None
+        ((_, rows),) = fragment.pieces[POLICY]
+        return rows["observation"], {"lanes": fragment.lanes}
+
+    seen, position = [], None
+    for number in range(3):
+        observation, after = life(position)
+        assert torch.equal(observation, life(position)[0]), number
+        seen.append(observation)
+        position = after
+    starts = np.concatenate([observation[0].numpy() for observation in seen])
+    assert len(np.unique(starts, axis=0)) == 6

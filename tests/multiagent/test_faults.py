@@ -1,0 +1,167 @@
+"""Worlds that fail: restarted, counted, and never learned from across the break."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from palaestra import PPO, PPOConfig, RunSeeds
+from palaestra.core import ConfigError, EnvError, StepType
+from palaestra.envs import EnvConfig, FaultPolicy
+from palaestra.multiagent import Meeting, MultiAgentCollector, Worlds, assign_roles, create_worlds, evaluate_agents
+from palaestra.policies import RandomPolicy
+from tests.multiagent.parts import RandomWorld, Shop
+
+
+class Fragile(RandomWorld):
+    """Raises at certain steps of its life as an object; a world that is made again is as good as new."""
+
+    def __init__(self, fails_at: int = 7) -> None:
+        super().__init__(revive=True)
+        self.left = fails_at
+
+    def advance(self, actions):
+        self.left -= 1
+        if not self.left:
+            raise KeyError("broken")
+        return super().advance(actions)
+
+
+class LateFragile(Shop):
+    """The same with rewards that come late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 7
+
+    def run(self, env_action):
+        self.left -= 1
+        if not self.left:
+            raise KeyError("broken")
+        return super().run(env_action)
+
+
+RESTART = FaultPolicy(on_fault="restart", backoff_s=0)
+CONFIG = EnvConfig(name="tests.multiagent.test_faults:Fragile", num_envs=2, on_fault="restart")
+
+
+def collected(worlds, rounds=6, length=6, mapping=None):
+    roles = assign_roles(worlds.agents, mapping or {"odd_*": "odd", "*": "even"})
+    algorithms = {
+        name: PPO(role.observation_spec, role.action_spec, PPOConfig(unroll_length=length), RunSeeds(1))
+        for name, role in roles.items()
+    }
+    collector = MultiAgentCollector(worlds, roles, algorithms)
+    for _ in range(rounds):
+        yield collector, collector.unroll(length)
+
+
+def test_a_restarted_world_begins_its_next_episode_and_is_reported():
+    """F8: by `on_fault=restart`, like environments with one agent."""
+    worlds = create_worlds(CONFIG)
+    steps = sum(info.env_steps for _, info in collected(worlds, rounds=4, length=5))
+    assert [(fault.env_id, fault.handled, fault.step) for fault in worlds.faults] == [
+        (world, "restart", 7) for _ in range(2) for world in range(2)
+    ]
+    assert [fault.episode for fault in worlds.faults] == [0, 0, 1, 1]
+    assert "KeyError" in worlds.faults[0].detail
+    # 20 moments of each world: 3 began episodes, of which 2 are the answers to steps that were never executed.
+    assert steps == 2 * (20 - 3)
+
+
+def test_nothing_is_learned_across_a_restart():
+    """F8: rows before it have no successor, and no transition joins two episodes of a world."""
+    broken = 0
+    worlds = create_worlds(CONFIG)
+    ((collector, _),) = collected(worlds, rounds=1, length=40)
+    for buffer in collector.buffers.values():
+        for lane in range(buffer.num_lanes):
+            rows = buffer.in_time_order(lane)
+            kinds, seen = buffer.take("step_type", rows).numpy(), buffer.take("observation", rows)
+            episode = (seen if torch.is_tensor(seen) else seen.seen)[:, 3].numpy()
+            starts = buffer.is_start(rows[:-1])
+            for place, (kind, follows) in enumerate(itertools.pairwise(kinds)):
+                broken += kind != StepType.LAST and follows == StepType.FIRST
+                assert bool(starts[place]) == (kind != StepType.LAST and follows != StepType.FIRST)
+                assert not starts[place] or episode[place] == episode[place + 1]
+    assert broken > 3
+
+
+def test_late_rewards_of_a_broken_episode_are_forgotten():
+    """A reward never goes to an action of another episode."""
+    worlds = Worlds([LateFragile], lane_seeds=[3], faults=RESTART)
+    ((collector, _),) = collected(worlds, rounds=1, length=40, mapping={"*": "all"})
+    assert len(worlds.faults) > 1
+    buffer = collector.buffers["all"]
+    rows = buffer.in_time_order(0)
+    tick = buffer.take("observation", rows)[:, 0].numpy()
+    starts = buffer.is_start(rows[:-1])
+    action, reward = (buffer.take(name, rows).numpy() for name in ("action", "reward"))
+    assert starts.sum() > 10
+    for place in np.flatnonzero(starts):
+        assert reward[place + 1] == 1000 * tick[place] + 10 * action[place]
+
+
+def test_evaluation_counts_only_episodes_that_came_to_their_end():
+    make = functools.partial(Fragile, fails_at=30)
+    with Worlds([make], lane_seeds=[3], faults=RESTART) as worlds:
+        roles = assign_roles(worlds.agents, {"odd_*": "odd", "*": "even"})
+        policies = {name: RandomPolicy(role.observation_spec, role.action_spec) for name, role in roles.items()}
+        result = evaluate_agents(policies, worlds, roles, episodes=4)
+        assert (result.episodes, result.length_mean) == (4, 25)
+        assert len(worlds.faults) == 3
+
+
+def test_restarts_are_counted_and_end():
+    """F8: too many faults stop the run, and the first one is named."""
+    policy = FaultPolicy(on_fault="restart", max_restarts=2, backoff_s=0)
+    worlds = Worlds([functools.partial(Fragile, fails_at=1)], lane_seeds=[3], faults=policy)
+    with pytest.raises(EnvError, match=r"(?s)failed 3 times within an hour.*episode 0 .*KeyError"):
+        for _ in collected(worlds):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"on_fault": "drop"}, "use 'restart'"),
+        ({"chaos": "kill:0.1"}, "environments with one agent only"),
+        ({"wrappers": ("ClipReward",)}, "a function that returns the world wrapped"),
+        ({"timeout_s": 3.0}, "distributed.timeout_s"),
+        ({"max_episode_steps": 9}, "change the world itself. Of env, these can be set: name, num_envs"),
+        ({"vectorization": "process"}, "worlds are stepped in this process"),
+    ],
+)
+def test_settings_that_mean_nothing_for_worlds_say_what_to_do_instead(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        create_worlds(EnvConfig(name="palaestra.multiagent:Meeting", **settings))
+
+
+def test_a_world_that_is_restarted_is_the_same_as_one_that_never_failed():
+    """The next episode of a lane has its own seed, whoever steps it."""
+    sound, fragile = (
+        Worlds([make], lane_seeds=[3], faults=RESTART) for make in (Meeting, functools.partial(Late, fails_at=2))
+    )
+    sound.reset()
+    fragile.reset()
+    for worlds in (fragile, fragile):
+        (moment,) = worlds.step([dict.fromkeys(worlds.agents, 1)])
+    assert fragile.restarted == {0}
+    (expected,) = sound.reset()
+    assert str(moment) == str(expected)
+
+
+class Late(Meeting):
+    """Raises once."""
+
+    def __init__(self, fails_at: int) -> None:
+        super().__init__()
+        self.left = fails_at
+
+    def advance(self, actions):
+        self.left -= 1
+        if not self.left:
+            raise KeyError("broken")
+        return super().advance(actions)
