@@ -1,11 +1,14 @@
 """A hierarchical robot beside flat learners with three times its budget, on a maze that pays only at its end.
 
-    nice -n 19 python -m benchmarks.learning.robots tune   # as many trials of each, on a seed of their own
-    nice -n 19 python -m benchmarks.learning.robots run    # 5 seeds of each with the best setting
-    python -m benchmarks.learning.robots report
+    python -m benchmarks.learning.robots tune     # as many trials of each, on a seed of their own
+    python -m benchmarks.learning.robots run      # 5 seeds of each with the best setting
+    python -m benchmarks.learning.robots report   # the table and the curves, also on the tutorial's page
 
-Each piece is a training run of some minutes that writes one file below `results/robots/`; a piece whose file exists is
-skipped, so that the command goes on where it stopped. The report says which pieces are missing.
+Flat SAC makes as many updates per env step as the robot's control task, with networks and batches of the same size. The
+fourth learner is flat SAC with hindsight, which says how much of the difference is due to hindsight alone.
+
+Each piece is a training run of a minute or two that writes one file below `results/robots/`; a piece whose file exists
+is skipped, so that the command goes on where it stopped. The report says which pieces are missing.
 """
 
 import argparse
@@ -23,11 +26,11 @@ PIECES = RESULTS / "robots"
 SEEDS = (0, 1, 2, 3, 4)
 TUNING_SEED = 100
 WORLD = "palaestra.envs.tiny:FourRooms"
-ROBOT = "examples.robots.hierarchical:FourRoomsRobot"
 BUDGET = 16_000
 FLAT_BUDGET = 3 * BUDGET
 SMALL = {"network__hidden_sizes": (64, 64)}
-REPLAY = {**SMALL, "mini_batch_size": 128, "unroll_length": 1, "gamma": 0.99}
+REPLAY = {**SMALL, "mini_batch_size": 128, "unroll_length": 1, "num_updates": 2, "gamma": 0.99}
+EVALUATIONS = 8
 
 TRIALS: dict[str, list[dict[str, Any]]] = {
     "hierarchical": [{}, {"goal_steps": 15, "distance": 0.5}, {"epsilon": 0.5}],
@@ -41,13 +44,19 @@ TRIALS: dict[str, list[dict[str, Any]]] = {
         {**SMALL, "unroll_length": 256, "learning_rate": 3e-4, "entropy_cost": 0.0},
         {**SMALL, "unroll_length": 512, "learning_rate": 1e-3, "entropy_cost": 0.05, "gamma": 0.995},
     ],
+    "sac_hindsight": [{}, {"gamma": 0.95}, {"learning_rate": 3e-4, "temperature": 1.0}],
 }
-NAMES = {"hierarchical": ROBOT, "sac": "sac", "ppo": "ppo"}
-NUM_ENVS = {"hierarchical": 2, "sac": 4, "ppo": 8}
+NAMES = {
+    "hierarchical": "examples.robots.hierarchical:FourRoomsRobot",
+    "sac": "sac",
+    "ppo": "ppo",
+    "sac_hindsight": "benchmarks.learning.flat_robot:FlatRobot",
+}
+NUM_ENVS = {"hierarchical": 1, "sac": 4, "ppo": 8, "sac_hindsight": 1}
 
 
 def piece(learner: str, trial: int, seed: int, budget: int) -> dict[str, Any]:
-    """One training run: success of 20 greedy episodes at five moments."""
+    """One training run: success of 20 greedy episodes, so many times."""
     settings = {f"algorithm__{name}": value for name, value in TRIALS[learner][trial].items()}
     with tempfile.TemporaryDirectory() as folder:
         done = palaestra.train(
@@ -56,7 +65,7 @@ def piece(learner: str, trial: int, seed: int, budget: int) -> dict[str, Any]:
             env__max_episode_steps=200,
             env__num_envs=NUM_ENVS[learner],
             trainer__total_env_steps=budget,
-            trainer__eval_every_steps=budget // 5,
+            trainer__eval_every_steps=budget // EVALUATIONS,
             trainer__eval_episodes=20,
             run__seed=seed,
             run__directory=folder,
@@ -92,8 +101,8 @@ def make(learner: str, trial: int, seed: int, budget: int) -> None:
 
 def best_trial(learner: str) -> int:
     """The one with the most success in the second half of its tuning run; the first of equals."""
-    files = [file_of(learner, trial, TUNING_SEED, BUDGET) for trial in range(len(TRIALS[learner]))]
-    scores = [sum(json.loads(f.read_text())["success"][2:]) if f.exists() else -1.0 for f in files]
+    files = [file_of(learner, trial, TUNING_SEED, budget_of(learner)) for trial in range(len(TRIALS[learner]))]
+    scores = [sum(json.loads(f.read_text())["success"][EVALUATIONS // 2 :]) if f.exists() else -1.0 for f in files]
     return scores.index(max(scores))
 
 
@@ -108,7 +117,7 @@ def report() -> dict[str, Any]:
         trial, budget = best_trial(learner), budget_of(learner)
         files = [file_of(learner, trial, seed, budget) for seed in SEEDS]
         runs = [json.loads(file.read_text()) for file in files if file.exists()]
-        tuned = [i for i in range(len(TRIALS[learner])) if file_of(learner, i, TUNING_SEED, BUDGET).exists()]
+        tuned = [i for i in range(len(TRIALS[learner])) if file_of(learner, i, TUNING_SEED, budget).exists()]
         learners[learner] = {
             "setting": TRIALS[learner][trial],
             "trials": len(tuned),
@@ -140,7 +149,7 @@ def main() -> None:
     arguments = parser.parse_args()
     learners = [arguments.learner] if arguments.learner else [*TRIALS]
     todo = [
-        (learner, trial, TUNING_SEED, BUDGET) for trial in range(3) for learner in learners
+        (learner, trial, TUNING_SEED, budget_of(learner)) for trial in range(3) for learner in learners
     ] if arguments.what == "tune" else [
         (learner, best_trial(learner), seed, budget_of(learner)) for seed in SEEDS for learner in learners
     ]  # fmt: skip

@@ -25,6 +25,7 @@ __all__ = ["RobotCollector"]
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.05
+_LONGEST_POLL_S = 1.0  # whatever is longer was no waiting: the whole process was stopped
 _START_S = 120.0  # that workers may take to be there
 
 
@@ -189,17 +190,17 @@ class RobotCollector:
         return self._factory.make(number, lines.__getitem__, life=life, permission=gate)
 
     def _wait_until_settled(self, crew: Crew | HostedCrew) -> None:
-        moved, moved_at = -1, time.monotonic()
+        moved, still_s, polled_at = -1, 0.0, time.monotonic()
         while not crew.settled():
             crew.wait(_POLL_S)
             self._handle_errors(crew)
             if self._pausing:
                 crew.grant(dict.fromkeys(self._lives, 0))
             now = crew.steps + sum(wrapper.prediction.statistics.requests for wrapper in self.wrappers.values())
-            if now != moved:
-                moved, moved_at = now, time.monotonic()
+            still_s = still_s + min(time.monotonic() - polled_at, _LONGEST_POLL_S) if now == moved else 0.0
+            moved, polled_at = now, time.monotonic()
             limit_s = self.config.timeout_s if now or self._runtime is None else _START_S + self.config.timeout_s
-            if time.monotonic() - moved_at > limit_s:
+            if still_s > limit_s:
                 raise AgentError(f"the agents {crew.busy} have not moved for {limit_s:g} s (robot.timeout_s)")
         self._handle_errors(crew)
 

@@ -10,6 +10,8 @@ from palaestra.rollout import RequestError
 
 __all__ = ["Communicator", "Kind", "Send"]
 
+_WAITS = 20  # that a deadline is made of: time in which the whole process was stopped counts for one of them at most
+
 Kind: TypeAlias = Literal["predict", "learn", "learn_later", "await", "store"]
 """What is asked for. `learn_later` is `learn` by an agent that does not wait; by `await` it says that it does now."""
 
@@ -103,9 +105,11 @@ class Communicator:
         Raises:
             RequestError: it failed, or did not come in time.
         """
-        try:
-            return answer.result(self.timeout_s)
-        except FutureTimeout:
-            raise RequestError(
-                f"agent {self.agent_id} waited {self.timeout_s:g} s for {what} of the task {self.name!r} in vain"
-            ) from None
+        for _ in range(_WAITS):
+            try:
+                return answer.result(self.timeout_s / _WAITS)
+            except FutureTimeout:
+                continue
+        raise RequestError(
+            f"agent {self.agent_id} waited {self.timeout_s:g} s for {what} of the task {self.name!r} in vain"
+        )
