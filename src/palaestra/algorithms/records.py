@@ -110,8 +110,7 @@ def num_valid(batch: Batch) -> Tensor | int:
     Args:
         batch: ready for `losses`.
     """
-    valid = batch.get("valid")
-    return num_rows(batch) if valid is None else valid.sum()
+    return batch["valid"].sum() if "valid" in vars(batch) else num_rows(batch)
 
 
 def num_rows(batch: Batch) -> int:
@@ -120,10 +119,10 @@ def num_rows(batch: Batch) -> int:
     Args:
         batch: ready for `losses`.
     """
-    valid = batch.get("valid")
-    if valid is not None:
-        return int(valid.sum())
-    leaf = batch.values()[0]
+    fields = vars(batch)
+    if "valid" in fields:
+        return int(fields["valid"].sum())
+    leaf = next(iter(fields.values()))
     while isinstance(leaf, Batch):
-        leaf = leaf.values()[0]
-    return len(leaf)
+        leaf = next(iter(vars(leaf).values()))
+    return leaf.shape[0]

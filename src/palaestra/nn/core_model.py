@@ -16,6 +16,7 @@ __all__ = ["CoreModel", "combine_gradients"]
 
 
 _Numbers = tuple[list[Tensor], list[Tensor]]
+_run_backward: Any = torch.autograd.Variable._execution_engine.run_backward  # pyright: ignore
 
 
 class _Sampler(Protocol):
@@ -110,6 +111,7 @@ class CoreModel(nn.Module):
 
         Raises:
             ConfigError: a component has no optimizer, or was frozen by another model that shares it.
+        ShapeError: the loss is not one number.
         """
         names: list[str] = []
         parameters: list[Tensor] = []
@@ -120,12 +122,15 @@ class CoreModel(nn.Module):
             parameters += self.optimizers[component].parameters
         if not parameters:
             raise ConfigError(f"no optimizer trains any of the components {list(self.component)}; give `optim_option`")
-        if not all(parameter.requires_grad for parameter in parameters):
+        if not all([parameter.requires_grad for parameter in parameters]):
             frozen = [name for name, parameter in zip(names, parameters, strict=True) if not parameter.requires_grad]
             raise ConfigError(
                 f"{frozen[:4]} were frozen after this model was built, by another model that shares them?"
             )
-        gradients = torch.autograd.grad(loss, parameters, retain_graph=retain_graph, allow_unused=True)
+        if loss.numel() != 1:
+            raise ShapeError(f"a loss of shape {list(loss.shape)} was given; it must be one number, such as a mean")
+        differentiate = torch.autograd.grad if torch.compiler.is_compiling() else _differentiate
+        gradients = differentiate(loss, parameters, retain_graph=retain_graph, allow_unused=True)
         return {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
 
     def apply_gradients(
@@ -278,6 +283,14 @@ class CoreModel(nn.Module):
             prefix = f"optimizer.{name}."
             saved = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
             optimizer.load_state_tensors(saved)
+
+
+def _differentiate(
+    loss: Tensor, parameters: Sequence[Tensor], *, retain_graph: bool, allow_unused: bool
+) -> Sequence[Tensor | None]:
+    """`torch.autograd.grad` of a scalar: its checks take longer than the backward pass of a small layer."""
+    one = torch.ones_like(loss)
+    return _run_backward((loss,), (one,), retain_graph, False, tuple(parameters), allow_unused, accumulate_grad=False)
 
 
 def combine_gradients(

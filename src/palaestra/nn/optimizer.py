@@ -94,8 +94,9 @@ class ComponentOptimizer:
         self.option = option
         self._settings = {**_DEFAULTS[option.cls], **option.params}
         self._schedule: Schedule = self._settings.pop("lr")
-        self.learning_rate = torch.tensor(schedule_value(self._schedule, 0.0), dtype=torch.float64)
-        """0-dim float64 tensor, so that a compiled step sees its changes."""
+        self._rate = schedule_value(self._schedule, 0.0)
+        self.learning_rate = torch.tensor(self._rate, dtype=torch.float32)
+        """0-dim tensor, so that a compiled step sees its changes."""
         self.state: dict[str, list[Tensor]] = {
             name: [torch.zeros_like(parameter) for parameter in self.parameters]
             for name, setting in _STATE[option.cls].items()
@@ -125,7 +126,8 @@ class ComponentOptimizer:
             progress: env steps taken divided by the run's total, in [0, 1].
         """
         if isinstance(self._schedule, Linear | Piecewise):
-            self.learning_rate.fill_(schedule_value(self._schedule, progress))
+            self._rate = schedule_value(self._schedule, progress)
+            self.learning_rate.fill_(self._rate)
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> Tensor:
@@ -165,7 +167,7 @@ class ComponentOptimizer:
             self._update_fused(self._fused, vector.split_with_sizes(self._vector_sizes))
         else:
             grads = list(gradients) if scale == 1 else unflatten(vector, gradients)
-            self._update(grads, float(self.learning_rate), None)
+            self._update(grads, self._rate, None)
         return norm
 
     def _step_each(self, gradients: Sequence[Tensor]) -> Tensor:
@@ -181,7 +183,7 @@ class ComponentOptimizer:
         if self._fused is not None:
             self._update_fused(self._fused, grads)
         else:
-            self._update(grads, float(self.learning_rate), None)
+            self._update(grads, self._rate, None)
         return norm
 
     def _scale(self, norm: float) -> float | None:
@@ -201,7 +203,7 @@ class ComponentOptimizer:
             state["exp_avg_sq"],
             [],
             [self.steps] * len(grads),
-            lr=float(self.learning_rate),
+            lr=self._rate,
             beta1=settings["betas"][0],
             beta2=settings["betas"][1],
             weight_decay=settings["weight_decay"],

@@ -147,8 +147,13 @@ class NStep(NamedTuple):
     """[N] discounted sum of the rewards up to row `steps`."""
     discount: Float[Tensor, "*N"]
     """[N] product of the discounts up to row `steps`; 0 where the episode terminated there."""
-    steps: Int[Tensor, "*N"]
-    """[N] k in 1 .. n, the row to bootstrap from; see `n_step_end`."""
+    step_type: Integer[Tensor, "n1 *N"]
+    """[n+1, N] as it was given."""
+
+    @property
+    def steps(self) -> Int[Tensor, "*N"]:
+        """[N] k in 1 .. n, the row to bootstrap from: `n_step_end`, computed when it is asked for."""
+        return n_step_end(self.step_type)
 
 
 def n_step_targets(
@@ -166,25 +171,26 @@ def n_step_targets(
         step_type: [n+1, N] `StepType` of each row; row 0 is a valid start.
 
     Returns:
-        `NStep(reward [N], discount [N], steps [N])`. Where row 0 is no valid start, the discount is 0 and the reward
-        that of a reset, 0. With n = 1 the reward is a view of the argument.
+        `NStep` with reward [N], discount [N] and steps [N]. Where row 0 is no valid start, the discount is 0 and the
+        reward that of a reset, 0. With n = 1 the reward is a view of the argument.
 
     Raises:
         ShapeError: the arrays differ in shape, or there are fewer than two rows; the message names both arrays.
 
     Examples:
         >>> reward, discount = torch.tensor([[9.0], [1.0], [1.0], [5.0]]), torch.full((4, 1), 0.5)
-        >>> n_step_targets(reward, discount, torch.tensor([[0], [1], [2], [0]]))
-        NStep(reward=tensor([1.5000]), discount=tensor([0.2500]), steps=tensor([2]))
+        >>> targets = n_step_targets(reward, discount, torch.tensor([[0], [1], [2], [0]]))
+        >>> targets.reward, targets.discount, targets.steps
+        (tensor([1.5000]), tensor([0.2500]), tensor([2]))
     """
     require_same_shape("[n+1, N]", reward=reward, discount=discount, step_type=step_type)
     if reward.shape[0] < 2:
         raise ShapeError(f"reward has shape {list(reward.shape)}; at least two rows [n+1, N] are needed, so n >= 1")
     if reward.shape[0] == 2:
-        return NStep(reward[1], discount[1] * (step_type[1] != _FIRST), n_step_end(step_type))
+        return NStep(reward[1], discount[1] * (step_type[1] != _FIRST), step_type)
     count = valid_starts(step_type).cumprod(0)  # [n, N] 1 as long as no row before has been an end
     inside = count > 0
     product = torch.where(inside, discount[1:], 1.0).cumprod(0)
     gained = torch.where(inside, reward[1:], 0.0)
     total = gained[0] + (product[:-1] * gained[1:]).sum(0)
-    return NStep(total, product[-1] * inside[0], count.sum(0).clamp_(min=1))
+    return NStep(total, product[-1] * inside[0], step_type)
