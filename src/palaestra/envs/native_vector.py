@@ -91,6 +91,8 @@ class NativeVectorEnvironment(LockstepEnvironment):
         self._copies = True if type(vector_env).__module__ not in _GIVE_NEW_ARRAYS else None
         rewards = self.batch_size * self._reward.size
         self._boundary = Boundary(self._observation, rewards, self.batch_size, strict=False, first=0)
+        self._no_floats = all(dtype.kind != "f" for dtype in self._dtypes)
+        self._whole = False  # whether the latest step gave whole numbers alone, of which none is NaN
         self._resets = 0
         self._steps = 0
         self._running = False
@@ -135,6 +137,7 @@ class NativeVectorEnvironment(LockstepEnvironment):
             copies = [array.copy() for array in actions]
             given = copies[0] if self._flat_action else unflatten(iter(copies), self._action)
             observation, reward, terminated, truncated, info = self.vector_env.step(given)
+            self._whole = self._no_floats and np.asarray(reward).dtype.kind in "biu"
             reward = np.array(reward, np.float32)
             step_type, discount = self._mid.copy(), self._one.copy()
             began, self._over = self._over, None
@@ -227,7 +230,7 @@ class NativeVectorEnvironment(LockstepEnvironment):
             array[began] = 0
 
     def _emitted(self, rows: Rows, actions: list[np.ndarray], info: Any) -> TimeStep:
-        if not self._boundary.finite(rows.observation, rows.reward):
+        if not self._whole and not self._boundary.finite(rows.observation, rows.reward):
             self._require_finite(rows, self._everyone)
         prev_action = torch.from_numpy(actions[0]) if self._flat_action else to_batched(actions, self._action)
         found = _info(info, self.batch_size) if info else ()
