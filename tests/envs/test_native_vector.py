@@ -197,3 +197,19 @@ def test_infinity_from_a_pool_is_named(mode):
     with pytest.raises(NonFiniteError, match=r"environment 0 emitted observation\[0\] = inf \(step"):
         env.step(ONES)
     assert env.step(ONES).step_type.tolist() == [0, 0, 0]
+
+
+def test_what_a_pool_writes_into_the_same_memory_again_is_copied():
+    vector_env = SyncVectorEnv([functools.partial(Counter, script) for script in SCRIPTS], copy=False)
+    env = NativeVectorEnvironment(vector_env, lane_seeds=SEEDS)
+    first, second = env.reset(), env.step(ONES)
+    repeat(env, 2)
+    assert first.observation[:, 0].tolist() == [0, 0, 0]
+    assert second.observation[:, 0].tolist() == [1, 1, 1]
+
+
+def test_observations_are_contiguous_whatever_the_order_of_the_pools():
+    vector_env = gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="vector_entry_point")
+    assert not vector_env.reset(seed=0)[0].flags.c_contiguous
+    env = NativeVectorEnvironment(vector_env, lane_seeds=SEEDS)
+    assert env.reset().observation.is_contiguous() and env.step(ONES).observation.is_contiguous()

@@ -29,6 +29,10 @@ from palaestra.envs.vector import batched_time_step, check_seeds, fresh_seeds
 
 __all__ = ["NativeVectorEnvironment"]
 
+# Where the pools are defined whose every step gives arrays in new memory. What others give is copied: they may write to
+# it again.
+_GIVE_NEW_ARRAYS = ("ale_py.vector_env",)
+
 
 @final
 class NativeVectorEnvironment(LockstepEnvironment):
@@ -84,8 +88,11 @@ class NativeVectorEnvironment(LockstepEnvironment):
         self._flat_action, self._flat_observation = (
             isinstance(spec, TensorSpec) for spec in (self._action, self._observation)
         )
+        self._copies = True if type(vector_env).__module__ not in _GIVE_NEW_ARRAYS else None
         rewards = self.batch_size * self._reward.size
         self._boundary = Boundary(self._observation, rewards, self.batch_size, strict=False, first=0)
+        self._no_floats = all(dtype.kind != "f" for dtype in self._dtypes)
+        self._whole = False  # whether the latest step gave whole numbers alone, of which none is NaN
         self._resets = 0
         self._steps = 0
         self._running = False
@@ -130,6 +137,7 @@ class NativeVectorEnvironment(LockstepEnvironment):
             copies = [array.copy() for array in actions]
             given = copies[0] if self._flat_action else unflatten(iter(copies), self._action)
             observation, reward, terminated, truncated, info = self.vector_env.step(given)
+            self._whole = self._no_floats and np.asarray(reward).dtype.kind in "biu"
             reward = np.array(reward, np.float32)
             step_type, discount = self._mid.copy(), self._one.copy()
             began, self._over = self._over, None
@@ -142,7 +150,9 @@ class NativeVectorEnvironment(LockstepEnvironment):
                 step_type[self._over] = 2
             if began is not None:
                 self._make_first(began, step_type, reward, discount, actions)
-            return self._emitted(Rows(step_type, reward, discount, self._arrays(observation)), actions, info)
+            # a NamedTuple's own constructor takes twice as long
+            rows = tuple.__new__(Rows, (step_type, reward, discount, self._arrays(observation)))
+            return self._emitted(rows, actions, info)
         except NonFiniteError:
             self._running = False
             raise
@@ -232,9 +242,9 @@ class NativeVectorEnvironment(LockstepEnvironment):
             array[began] = 0
 
     def _emitted(self, rows: Rows, actions: list[np.ndarray], info: Any) -> TimeStep:
-        if not self._boundary.finite(rows.observation, rows.reward):
+        if not self._whole and not self._boundary.finite(rows.observation, rows.reward):
             self._require_finite(rows, self._everyone)
-        prev_action = to_batched(actions, self._action)
+        prev_action = torch.from_numpy(actions[0]) if self._flat_action else to_batched(actions, self._action)
         found = _info(info, self.batch_size) if info else ()
         return batched_time_step(rows, prev_action, self._env_id, found, self._observation)
 
@@ -246,9 +256,9 @@ class NativeVectorEnvironment(LockstepEnvironment):
 
     def _arrays(self, observation: Any) -> list[np.ndarray]:
         if self._flat_observation:
-            return [np.array(observation, self._dtypes[0])]
-        leaves = flatten(observation, self._observation)
-        return [np.array(leaf, dtype) for leaf, dtype in zip(leaves, self._dtypes, strict=True)]
+            return [np.array(observation, self._dtypes[0], copy=self._copies, order="C")]
+        leaves = zip(flatten(observation, self._observation), self._dtypes, strict=True)
+        return [np.array(leaf, dtype, copy=self._copies, order="C") for leaf, dtype in leaves]
 
     def _next_seeds(self) -> Any:
         if isinstance(self.vector_env.unwrapped, SyncVectorEnv | AsyncVectorEnv):
@@ -282,5 +292,5 @@ def _columns(info: dict[str, Any], prefix: str, batch_size: int, out: dict[str, 
         mask = info.get(f"_{key}")
         if mask is not None:
             column[~np.asarray(mask, np.bool_)] = np.nan
-        if not np.isnan(column).all():
+        if (mask is None and array.dtype.kind != "f") or not np.isnan(column).all():
             out[f"{prefix}{key}"] = torch.from_numpy(column)

@@ -65,12 +65,12 @@ class ActionReader:
         """
         if self._plain:
             path, shape, dtype = self._expected[0]
-            if type(action) is torch.Tensor and not action.requires_grad:
+            if type(action) is torch.Tensor:
                 try:
                     array = action.numpy()
                     if array.shape == shape and array.dtype == dtype:
                         return [array.copy()]
-                except (RuntimeError, TypeError):  # on another device, or of a dtype that numpy has not
+                except (RuntimeError, TypeError):  # on another device, with a gradient, or of no dtype of numpy's
                     pass
             return [_array(action, path, shape, dtype)]
         leaves = flatten(action, self._spec)

@@ -148,3 +148,25 @@ def test_settings_that_do_not_fit_are_refused(make, words):
     """F27."""
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+def test_pictures_of_the_pool_are_not_copied_and_never_written_again(monkeypatch):
+    """Each step's pictures are memory that the pool gave away: none is shared, and none changes, also after `close`."""
+    env = batch(num_envs=2, **PLAIN)
+    step, given = env.vector_env.step, []
+
+    def recorded(actions):
+        result = step(actions)
+        given.append(result[0])
+        return result
+
+    monkeypatch.setattr(env.vector_env, "step", recorded)
+    seen, copies = [], []
+    for time_step in (env.reset(), *(env.step(torch.full((2,), number % 6)) for number in range(80))):
+        seen.append(time_step.observation)
+        copies.append(time_step.observation.clone())
+    env.close()
+    assert len({tensor.data_ptr() for tensor in seen}) == len(seen)
+    assert [tensor.data_ptr() for tensor in seen[1:]] == [array.ctypes.data for array in given]
+    assert all(torch.equal(one, two) for one, two in zip(seen, copies, strict=True))
+    assert not torch.equal(copies[1], copies[80])
