@@ -3,26 +3,36 @@
 | task | is measured | has to reach |
 |---|---|---|
 | sleep | PPO, environments whose steps sleep 2 ms, 4 in each of 1, 2, 4, 8 workers | 85% of workers / 0.002 s |
-| cheetah | PPO, 32 HalfCheetah environments in 2 workers and in 1, in turns | 1.6 times as fast |
+| rllib | the same, and in turns RLlib's PPO with as many env runners and the same settings | RLlib's speed |
+| cheetah | PPO, 32 HalfCheetah environments in 2 workers and in 1, in turns; eager and compiled | 1.6 times as fast |
 | transport | observations out of 2 workers | 500 MB/s by processes, 200 MB/s by Ray |
 | call | one call without data | - |
 """
 
 import argparse
+import dataclasses
 import functools
+import json
+import os
 import statistics
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
 
-from benchmarks.record import origin, provenance, table, write_json
+from benchmarks.numbers import ratios
+from benchmarks.record import ROOT, origin, provenance, table, versions, write_json
+from benchmarks.speed import peers
+from benchmarks.speed.ours import ppo
+from benchmarks.speed.sleepy import ENVS_EACH, MINIBATCHES, SLEEP_S
+from benchmarks.speed.workloads import PPOSettings
 from palaestra import EnvConfig, RunSeeds, Trainer, TrainerConfig
-from palaestra.algorithms import PPO, PPOConfig
+from palaestra.algorithms import PPO
 from palaestra.core import POLICY
 from palaestra.distributed import CollectorFactory, DistributedConfig, RolloutManager
 from palaestra.envs import probe_specs
@@ -30,25 +40,8 @@ from palaestra.rollout import buffer_for
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, Runtime
 
 RESULTS = Path(__file__).parent / "results"
-SLEEP_S, ENVS_EACH, PIXELS = 0.002, 4, (256, 84, 84, 4)
-EPOCHS, MINIBATCHES = 4, 4
-
-
-class Sleepy(gymnasium.Env[np.ndarray, np.int64]):
-    """Every step takes 2 ms and no CPU."""
-
-    observation_space = spaces.Box(-1, 1, (4,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(4, np.float32), {}
-
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        time.sleep(SLEEP_S)
-        self.steps += 1
-        return np.zeros(4, np.float32), 1.0, False, self.steps == 200, {}
+PIXELS = (256, 84, 84, 4)
+PEER = "ray[rllib]"
 
 
 class Camera:
@@ -64,13 +57,16 @@ class Camera:
 class Run:
     """A PPO run on workers."""
 
-    def __init__(self, runtime: Runtime, env: EnvConfig, num_workers: int) -> None:
+    def __init__(self, runtime: Runtime, env: EnvConfig, num_workers: int, compiled: bool = False) -> None:
         observation_spec, action_spec, reward_spec = probe_specs(env)
-        rows = 128 * env.num_envs
-        config = PPOConfig(unroll_length=128, num_updates=EPOCHS, mini_batch_size=rows // MINIBATCHES)
+        settings = PPOSettings(num_envs=env.num_envs)
+        rows = settings.unroll_length * env.num_envs
+        config = ppo(dataclasses.replace(settings, minibatch_size=rows // MINIBATCHES))
         make = functools.partial(PPO, observation_spec, action_spec, config, RunSeeds(0))
-        algorithm, self.runtime = make(), runtime
-        self.settings = {"num_envs": env.num_envs, "rows": rows, "epochs": EPOCHS, "minibatches": MINIBATCHES}
+        algorithm = make()
+        if compiled:
+            algorithm.compile()
+        self.settings = {"num_envs": env.num_envs, "rows": rows, "epochs": settings.epochs, "minibatches": MINIBATCHES}
         buffer = buffer_for(algorithm, env.num_envs, observation_spec=observation_spec, reward_spec=reward_spec)
         workers = CollectorFactory(env=env, algorithm=make, num_workers=num_workers)
         distributed = DistributedConfig(runtime="local", num_workers=num_workers)
@@ -90,23 +86,77 @@ class Run:
 def sleep(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for workers in (1, 2, 4, 8):
-        env = EnvConfig(name="benchmarks.speed.distributed:Sleepy", num_envs=ENVS_EACH * workers)
         with RUNTIMES[arguments.runtime]() as runtime:
-            run = Run(runtime, env, workers)
+            run = Run(runtime, sleepy(workers), workers)
             speed = statistics.median(run.speed(arguments.window) for _ in range(arguments.rounds))
-        share = speed / (workers / SLEEP_S)
-        rows.append(row("sleep", f"{workers} workers", speed, "env steps/s", share, 0.85, **run.settings))
+        rows.append(of_ideal(workers, speed, run))
     return rows
 
 
+def of_ideal(workers: int, speed: float, run: Run) -> dict[str, Any]:
+    return row("sleep", f"{workers} workers", speed, "env steps/s", speed / (workers / SLEEP_S), 0.85, **run.settings)
+
+
+def sleepy(workers: int) -> EnvConfig:
+    return EnvConfig(name="benchmarks.speed.sleepy:Sleepy", num_envs=ENVS_EACH * workers)
+
+
+def rllib(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of `sleep`, and beside them RLlib; the one that does not measure does nothing."""
+    python, found = peers.environment(arguments.peer_dir, "rllib", {PEER: versions(["ray"])["ray"]}, ("torch", "numpy"))
+    rows = []
+    for workers in (1, 2, 4, 8):
+        with peer(python, workers, arguments.window) as ask, RUNTIMES[arguments.runtime]() as runtime:
+            run = Run(runtime, sleepy(workers), workers)
+            turns = [(run.speed(arguments.window), ask()) for _ in range(arguments.rounds)]
+        ours, theirs = (statistics.median(speeds) for speeds in zip(*turns, strict=True))
+        ratio = statistics.median(ratios(*([*speeds] for speeds in zip(*turns, strict=True))))
+        more = {**run.settings, "peer": theirs, "peer_versions": found}
+        rows.append(of_ideal(workers, ours, run))
+        rows.append(row("rllib", f"{workers} workers, RLlib {theirs:,.0f}", ours, "env steps/s", ratio, 1.0, **more))
+    return sorted(rows, key=lambda one: one["task"], reverse=True)
+
+
+@contextmanager
+def peer(python: Path, workers: int, window_s: float) -> Iterator[Any]:
+    """RLlib in a process of its own; what is given measures one window of it, in env steps per second."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    env.pop("PYTHONPATH", None)
+    command = [str(python), "-m", "benchmarks.speed.peer_rllib", str(workers), str(window_s)]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def answer() -> dict[str, Any]:
+            for line in process.stdout or ():
+                if line.startswith("{"):
+                    return json.loads(line)
+            raise SystemExit(f"{' '.join(command)} ended with exit code {process.wait()}; run it to see why")
+
+        def ask() -> float:
+            assert process.stdin is not None
+            print("window", file=process.stdin, flush=True)
+            return float(answer()["env_steps_per_s"])
+
+        answer()  # it is ready
+        yield ask
+        process.stdin.close()
+        process.wait(timeout=60)
+
+
 def cheetah(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    env = EnvConfig(name="HalfCheetah-v5", num_envs=32)
-    with RUNTIMES[arguments.runtime]() as first, RUNTIMES[arguments.runtime]() as second:
-        one, two = Run(first, env, 1), Run(second, env, 2)
-        pairs = [(one.speed(arguments.window), two.speed(arguments.window)) for _ in range(arguments.rounds)]
-    ratio = statistics.median(after / before for before, after in pairs)
-    speed = statistics.median(after for _, after in pairs)
-    return [row("cheetah", "2 workers / 1 worker", speed, "env steps/s", ratio, 1.6, **two.settings)]
+    env, rows = EnvConfig(name="HalfCheetah-v5", num_envs=32), []
+    for how in ("eager", "compiled"):
+        with RUNTIMES[arguments.runtime]() as first, RUNTIMES[arguments.runtime]() as second:
+            one, two = (Run(place, env, count, how == "compiled") for place, count in ((first, 1), (second, 2)))
+            pairs = [(one.speed(arguments.window), two.speed(arguments.window)) for _ in range(arguments.rounds)]
+        alone, together = (statistics.median(speeds) for speeds in zip(*pairs, strict=True))
+        ratio = statistics.median(after / before for before, after in pairs)
+        what = f"2 workers / 1 worker ({alone:,.0f}), {how}"
+        rows.append(row("cheetah", what, together, "env steps/s", ratio, 1.6, **two.settings))
+    return rows
 
 
 def transport(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -159,15 +209,19 @@ def row(
 
 
 RUNTIMES: dict[str, Any] = {"local": LocalRuntime, "process": ProcessRuntime, "ray": RayRuntime}
-TASKS = {"sleep": sleep, "cheetah": cheetah, "transport": transport, "call": call}
+TASKS = {"sleep": sleep, "rllib": rllib, "cheetah": cheetah, "transport": transport, "call": call}
+
+DEFAULT = [task for task in TASKS if task != "sleep"]
+"""`rllib` measures the same."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.distributed", description=__doc__.splitlines()[0])
-    parser.add_argument("tasks", nargs="*", default=[*TASKS], metavar="TASK", help=", ".join(TASKS))
-    parser.add_argument("--runtime", default="process", choices=["process", "ray"], help="of sleep and cheetah")
+    parser.add_argument("tasks", nargs="*", default=DEFAULT, metavar="TASK", help=", ".join(TASKS))
+    parser.add_argument("--runtime", default="process", choices=["process", "ray"], help="of sleep, rllib and cheetah")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--window", type=float, default=4.0, help="seconds measured at a time")
+    parser.add_argument("--peer-dir", type=Path, default=peers.default_directory(), help="where RLlib is installed")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where JSON and tables are written")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -29,7 +29,7 @@ def peer_python(directory: Path) -> tuple[Path, dict[str, str]]:
 def environment(
     directory: Path, name: str, packages: Mapping[str, str], shared: Sequence[str]
 ) -> tuple[Path, dict[str, str]]:
-    """The interpreter in `DIRECTORY/NAME` with packages of given versions and ours of the shared ones."""
+    """The interpreter in `DIRECTORY/NAME` with packages (and extras) of given versions and ours of the shared ones."""
     home = directory / name
     python = home / "bin" / "python"
     wanted = {**packages, **{name: public(version) for name, version in versions(shared).items()}}
@@ -38,6 +38,7 @@ def environment(
         subprocess.run([sys.executable, "-m", "venv", home], check=True)
         pinned = [f"{name}=={version}" for name, version in wanted.items()]
         subprocess.run([python, "-m", "pip", "install", "--disable-pip-version-check", "-q", *pinned], check=True)
+    wanted = {name.partition("[")[0]: version for name, version in wanted.items()}
     found = installed(python, list(wanted))
     different = [
         f"{name} {found.get(name)} instead of {v}" for name, v in wanted.items() if public(found.get(name)) != v
