@@ -110,7 +110,8 @@ class EpsilonGreedy(Exploration):
             draw = torch.empty_like(action, dtype=torch.float32)
             draw.uniform_(0.0, self.num_actions / self.strength, generator=generator)
             # a look at a few numbers costs less than the operations that most steps do not need
-            if draw.is_cpu and 0 < draw.numel() <= _FEW and min(draw.reshape(-1).tolist()) >= self.num_actions:
+            few = draw.ndim == 1 and 0 < draw.shape[0] <= _FEW and draw.is_cpu
+            if few and min(draw.tolist()) >= self.num_actions:
                 return action
             return torch.where(draw < self.num_actions, draw.to(action.dtype), action)
         chance = torch.empty_like(action, dtype=torch.float32).uniform_(generator=generator)
