@@ -128,11 +128,8 @@ class _Noise(Exploration):
         self.minimum, self.maximum = _bound(minimum), _bound(maximum)
 
     def _clipped(self, action: Tensor) -> Tensor:
-        if self.minimum is not None:
-            action = torch.maximum(action, self.minimum.to(action))
-        if self.maximum is not None:
-            action = torch.minimum(action, self.maximum.to(action))
-        return action
+        minimum, maximum = (None if bound is None else bound.to(action) for bound in (self.minimum, self.maximum))
+        return action if minimum is None and maximum is None else action.clamp(minimum, maximum)
 
 
 @final
