@@ -232,8 +232,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         return {**gradients.metrics, **self._optimize([gradients.values], None)}, gradients.priority
 
     def _learn(self, batch: Batch) -> StepResult:
-        step = self._gradient_step if self._compiled is None else self._compiled[self._due()]
-        metrics, priority = step(batch)
+        compiled = self._compiled
+        metrics, priority = self._gradient_step(batch) if compiled is None else compiled(self._due(), batch)
         try:
             self._after_gradient_step(metrics)
         except NonFiniteError as error:
@@ -242,7 +242,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         return metrics, priority
 
     def _due(self) -> tuple[str, ...]:
-        return tuple(term for term in self.term_periods if self.is_due(term))
+        return tuple([term for term in self.term_periods if self.is_due(term)]) if self.term_periods else ()
 
     def _optimize(
         self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None

@@ -122,7 +122,7 @@ class CoreModel(nn.Module):
             parameters += self.optimizers[component].parameters
         if not parameters:
             raise ConfigError(f"no optimizer trains any of the components {list(self.component)}; give `optim_option`")
-        if not all([parameter.requires_grad for parameter in parameters]):
+        if False in [parameter.requires_grad for parameter in parameters]:
             frozen = [name for name, parameter in zip(names, parameters, strict=True) if not parameter.requires_grad]
             raise ConfigError(
                 f"{frozen[:4]} were frozen after this model was built, by another model that shares them?"

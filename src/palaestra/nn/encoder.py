@@ -74,7 +74,10 @@ class Encoder(nn.Module):
         Returns:
             [..., out_size] float32.
         """
-        return observation if self.is_identity else self.root(observation)
+        if self.is_identity:
+            return observation
+        modules: dict[str, Any] = vars(self)["_modules"]  # `self.root` would cost a search
+        return modules["root"].forward(observation)
 
 
 def has_pictures(observation_spec: SpecTree) -> bool:
@@ -120,6 +123,8 @@ class _Numbers(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         scaled = value.dtype == torch.uint8
+        if self.ndim == 1 and not scaled:
+            return value.float()
         value = value.reshape(*value.shape[: value.ndim - self.ndim], self.out_size).float()
         return value * (1 / 255) if scaled else value
 

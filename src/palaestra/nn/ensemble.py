@@ -83,7 +83,7 @@ class EnsembleNetwork(nn.Module):
             [K, ..., out_size], or [M, ..., out_size].
         """
         modules: dict[str, Any] = vars(self)["_modules"]  # `self.encoder` would cost a search
-        x = modules["encoder"](observation) if self._encodes else observation
+        x = modules["encoder"].forward(observation) if self._encodes else observation
         if action is not None:
             x = torch.cat((x, action), -1)
         leading, last = x.shape[:-1], len(self._tables[0]) - 1
@@ -91,7 +91,7 @@ class EnsembleNetwork(nn.Module):
         for index, (weight, bias) in enumerate(zip(*(table.values() for table in self._tables), strict=True)):
             if members is not None:
                 weight, bias = weight[members], bias[members]
-            x = torch.baddbmm(bias, x if index else x.expand(weight.shape[0], -1, -1), weight)  # [K, N, out]
+            x = torch.bmm(x if index else x.expand(weight.shape[0], -1, -1), weight).add_(bias)  # [K, N, out]
             if index < last:
                 x = self._function(x)
         return x.reshape(x.shape[0], *leading, self.out_size)

@@ -92,7 +92,7 @@ class Network(nn.Module):
         """
         modules: dict[str, Any] = vars(self)["_modules"]  # `self.mlp` would cost a search
         if self._encodes:
-            observation = modules["encoder"](observation)
+            observation = modules["encoder"].forward(observation)
         return modules["mlp"].forward(observation)
 
     @property
@@ -173,7 +173,7 @@ class QNetwork(nn.Module):
         """
         modules: dict[str, Any] = vars(self)["_modules"]  # `self.mlp` would cost a search
         if self._encodes:
-            observation = modules["encoder"](observation)
+            observation = modules["encoder"].forward(observation)
         if noise is not None or self._dueling:
             return self._streams(observation, noise)
         out = modules["mlp"].forward(observation)

@@ -38,7 +38,7 @@ _foreach_norm: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportU
 _foreach_mul: Any = torch._foreach_mul  # pyright: ignore[reportPrivateImportUsage]
 
 
-_SMALL = 1 << 18  # elements up to which one copy into a vector is quicker than work on each tensor
+_SMALL = 1 << 15  # elements up to which one copy into a vector is quicker than work on each tensor
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,11 @@ class ComponentOptimizer:
         self._device = self.parameters[0].device if self.parameters else self.steps.device
         self.steps = self.steps.to(self._device)
         kinds = {(parameter.device, parameter.dtype) for parameter in self.parameters}
-        self._fused = _FUSED.get(self.option.cls) if len(kinds) == 1 else None
+        self._mixed = len(kinds) > 1
+        self._fused = None if self._mixed else _FUSED.get(self.option.cls)
         sizes = [parameter.numel() for parameter in self.parameters]
         in_order = all(parameter.is_contiguous() and parameter.is_cpu for parameter in self.parameters)
-        self._vector_sizes = sizes if in_order and len(kinds) == 1 and sum(sizes) <= _SMALL else None
+        self._vector_sizes = sizes if in_order and not self._mixed and sum(sizes) <= _SMALL else None
 
     def set_progress(self, progress: float) -> None:
         """Moves the learning rate along its schedule.
@@ -129,7 +130,6 @@ class ComponentOptimizer:
             self._rate = schedule_value(self._schedule, progress)
             self.learning_rate.fill_(self._rate)
 
-    @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> Tensor:
         """One optimizer step. A gradient that is not finite changes nothing.
 
@@ -141,18 +141,26 @@ class ComponentOptimizer:
         """
         if not self.parameters:
             return torch.zeros(())
-        limit = self.option.max_grad_norm
         if torch.compiler.is_compiling():
-            grads = list(gradients)
-            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
-            if limit is not None:
-                scale = (limit / (norm + 1e-6)).clamp(max=1.0)
-                grads = [grad * scale for grad in grads]
-            self._update(grads, self.learning_rate, torch.isfinite(norm))
-            return norm
+            return self._step_in_graph(list(gradients))
         if self.parameters[0].device != self._device:
             self._follow_parameters()
-        return self._step_vector(gradients) if self._vector_sizes else self._step_each(gradients)
+        recording = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # `torch.no_grad` takes as long as the norm of a small gradient
+        try:
+            return self._step_vector(gradients) if self._vector_sizes else self._step_each(gradients)
+        finally:
+            torch._C._set_grad_enabled(recording)
+
+    @torch.no_grad()
+    def _step_in_graph(self, grads: list[Tensor]) -> Tensor:
+        """A step as part of compiled code."""
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
+        if self.option.max_grad_norm is not None:
+            scale = (self.option.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            grads = [grad * scale for grad in grads]
+        self._update(grads, self.learning_rate, torch.isfinite(norm))
+        return norm
 
     def _step_vector(self, gradients: Sequence[Tensor]) -> Tensor:
         """A step on a copy of the whole gradient in one vector."""
@@ -173,7 +181,9 @@ class ComponentOptimizer:
     def _step_each(self, gradients: Sequence[Tensor]) -> Tensor:
         """A step on one gradient after the other."""
         grads = [_in_order_of(parameter, grad) for parameter, grad in zip(self.parameters, gradients, strict=True)]
-        norms = [norm.to(grads[0].device, torch.float32) for norm in _foreach_norm(grads)]
+        norms = _foreach_norm(grads)
+        if self._mixed:
+            norms = [norm.to(grads[0].device, torch.float32) for norm in norms]
         norm = torch.linalg.vector_norm(torch.stack(norms))
         scale = self._scale(float(norm))
         if scale is None:

@@ -110,7 +110,8 @@ class EpsilonGreedy(Exploration):
             draw = torch.empty_like(action, dtype=torch.float32)
             draw.uniform_(0.0, self.num_actions / self.strength, generator=generator)
             # a look at a few numbers costs less than the operations that most steps do not need
-            if draw.is_cpu and 0 < draw.numel() <= _FEW and min(draw.reshape(-1).tolist()) >= self.num_actions:
+            few = draw.ndim == 1 and 0 < draw.shape[0] <= _FEW and draw.is_cpu
+            if few and min(draw.tolist()) >= self.num_actions:
                 return action
             return torch.where(draw < self.num_actions, draw.to(action.dtype), action)
         chance = torch.empty_like(action, dtype=torch.float32).uniform_(generator=generator)
@@ -127,11 +128,8 @@ class _Noise(Exploration):
         self.minimum, self.maximum = _bound(minimum), _bound(maximum)
 
     def _clipped(self, action: Tensor) -> Tensor:
-        if self.minimum is not None:
-            action = torch.maximum(action, self.minimum.to(action))
-        if self.maximum is not None:
-            action = torch.minimum(action, self.maximum.to(action))
-        return action
+        minimum, maximum = (None if bound is None else bound.to(action) for bound in (self.minimum, self.maximum))
+        return action if minimum is None and maximum is None else action.clamp(minimum, maximum)
 
 
 @final

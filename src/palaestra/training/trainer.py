@@ -202,8 +202,7 @@ class Trainer:
             self.save()
 
     def _is_due(self, name: Literal["eval", "checkpoint", "log"]) -> bool:
-        period = self.config.period(name)
-        if not period or self.collect.env_steps < self._next[name]:
+        if self.collect.env_steps < self._next[name] or not (period := self.config.period(name)):
             return False
         self._next[name] = (self.collect.env_steps // period + 1) * period
         return True
