@@ -18,7 +18,7 @@ bounded = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 @bounded
-@given(size=st.integers(1, 5000), seed=st.integers(0, 99), writes=st.integers(1, 5))
+@given(size=st.integers(1, 5000) | st.integers(32_769, 70_000), seed=st.integers(0, 99), writes=st.integers(1, 5))
 def test_a_tree_draws_what_a_cumulative_sum_would(size, seed, writes):
     """TS-11: whatever was set, and however often: the n-th part of the total lies in the same leaf."""
     rng = np.random.default_rng(seed)

@@ -83,9 +83,8 @@ class SumTree:
         Returns:
             [N] their indices and [N] their sizes, none of which is 0 as long as any leaf is not.
         """
-        order = uniform.argsort()  # what is looked for in rising order is found in two thirds of the time
         ends = self._levels[0].cumsum()
-        rest = uniform.take(order) * ends[-1]
+        rest = uniform * ends[-1]
         node = ends[:-1].searchsorted(rest, "right")
         rest -= ends.take(node) - self._levels[0].take(node)
         base = _begins(len(node))
@@ -93,7 +92,7 @@ class SumTree:
         running = torch.from_numpy(sums)
         for level, blocks in zip(self._levels[1:], self._blocks, strict=True):
             blocks.take(node, 0, sums, "clip")
-            sums[:, 0] -= rest  # so that what is counted is compared with one number
+            sums[:, 0] -= rest  # to compare them all with 0 takes a third of the time that a number for each row does
             running.cumsum_(1)
             # the number of sums that are not larger: bits of one integer, twice as fast as a search
             place = np.bitwise_count(np.packbits(sums <= 0.0).view(np.uint32))
@@ -102,13 +101,11 @@ class SumTree:
             node += place
             if level is not self._levels[-1]:
                 rest = level.take(node) - sums.take(base + place)
-        found = np.empty_like(node)
-        found[order] = node
-        size = self.leaves.take(found)
+        size = self.leaves.take(node)
         if np.count_nonzero(size) < len(size) and size.any():  # rounding led astray: about one draw in 10^13
-            found = np.where(size > 0, found, found[size.argmax()])
-            size = self.leaves.take(found)
-        return found, size
+            node = np.where(size > 0, node, node[size.argmax()])
+            size = self.leaves.take(node)
+        return node, size
 
     def _room(self, count: int) -> np.ndarray:
         """[N, fan-out] for copies of so many blocks; a call that asks next may have the same memory."""
