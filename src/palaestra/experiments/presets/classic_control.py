@@ -1,6 +1,6 @@
 """Classic control of Gymnasium.
 
-Budgets, and the settings of PPO on CartPole-v1, are those of RL Baselines3 Zoo
+Budgets, and the settings of PPO on CartPole-v1 and DQN on Acrobot-v1, are those of RL Baselines3 Zoo
 (https://github.com/DLR-RM/rl-baselines3-zoo); `benchmarks/learning` holds what the settings reach here.
 """
 
