@@ -17,7 +17,7 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -232,14 +232,33 @@ def main() -> None:
             *(f"{one['task']} {one['what']}: {one['value']:,.0f} {one['unit']} {one['share']}" for one in rows),
             sep="\n",
         )
-    text = table(
-        ["task", "what", "measured", "share", "needed", "met"],
-        [[one["task"], one["what"], f"{one['value']:,.0f} {one['unit']}", *_bar(one)] for one in rows],
-    )
+    options = f"{' '.join(arguments.tasks)} --rounds {arguments.rounds} --window {arguments.window:g}"
+    record = {**provenance(f"python -m benchmarks.speed.distributed {options}"), "runtime": arguments.runtime}
+    record["rows"] = kept(arguments.results / "distributed.json", arguments.tasks)
+    record["rows"] += [{**one, "date": record["date"][:10], "revision": record["revision"]} for one in rows]
+    text = report(record)
     print(text)
-    record = {**provenance("python -m benchmarks.speed.distributed"), "runtime": arguments.runtime, "rows": rows}
     write_json(arguments.results / "distributed.json", record)
     (arguments.results / "distributed.md").write_text(f"{origin(record)}\n\n{text}\n")
+
+
+def report(record: dict[str, Any]) -> str:
+    return table(
+        ["task", "what", "measured", "share", "needed", "met", "date"],
+        [
+            [one["task"], one["what"], f"{one['value']:,.0f} {one['unit']}", *_bar(one), one["date"]]
+            for one in record["rows"]
+        ],
+    )
+
+
+def kept(path: Path, tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of earlier runs, of tasks that this one leaves out."""
+    if not path.is_file():
+        return []
+    record, measured = json.loads(path.read_text()), {*tasks, *(["sleep"] if "rllib" in tasks else [])}
+    own = {"date": record["date"][:10], "revision": record["revision"]}
+    return [{**own, **one} for one in record["rows"] if one["task"] not in measured]
 
 
 def _bar(one: dict[str, Any]) -> list[str]:

@@ -1,11 +1,12 @@
 """The window, the check that both sides did the same work, and the report of the speed benchmark."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks.record import ROOT, provenance, publish
-from benchmarks.speed import compare, peers, start_up
+from benchmarks.speed import compare, distributed, peers, start_up
 from benchmarks.speed.window import Window
 from benchmarks.speed.workloads import WORKLOADS
 
@@ -121,6 +122,25 @@ def test_a_peer_environment_with_other_versions_is_refused(tmp_path, monkeypatch
     monkeypatch.setattr(peers, "installed", lambda *_: {**found, "torch": "1.0.0"})
     with pytest.raises(SystemExit, match=r"torch 1\.0\.0 instead of"):
         peers.peer_python(tmp_path)
+
+
+def test_extras_of_a_peer_are_installed_and_its_version_is_looked_at(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(peers.subprocess, "run", lambda command, check: asked.append([str(part) for part in command]))
+    monkeypatch.setattr(peers, "installed", lambda _, names: dict.fromkeys(names, "1.2.3"))
+    _, found = peers.environment(tmp_path, "other", {"some[extra]": "1.2.3"}, ())
+    assert asked[-1][-1] == "some[extra]==1.2.3"
+    assert found == {"some": "1.2.3"}
+
+
+def test_tasks_that_are_left_out_keep_their_rows(tmp_path):
+    rows = [{"task": task, "value": 1.0} for task in ("sleep", "rllib", "cheetah", "call")]
+    path = tmp_path / "distributed.json"
+    assert distributed.kept(path, ["rllib"]) == []
+    path.write_text(json.dumps({"date": "2026-11-21T10:00:00", "revision": "abc", "rows": rows}))
+    left = distributed.kept(path, ["rllib"])
+    assert [row["task"] for row in left] == ["cheetah", "call"]
+    assert {(row["date"], row["revision"]) for row in left} == {("2026-11-21", "abc")}
 
 
 def test_peers_are_installed_outside_the_tree(monkeypatch, tmp_path):

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -90,7 +90,7 @@ def bench_environment(config: EnvConfig, *, duration_s: float = 1.0, repetitions
     )
 
 
-def _play(config: EnvConfig) -> Iterator[tuple[int, float]]:
+def _play(config: EnvConfig) -> Generator[tuple[int, float]]:
     """Env steps and seconds of each step of environments, with actions that are drawn before."""
     with create_environment(config) as env:
         policy = RandomPolicy(env.observation_spec, env.action_spec)
@@ -104,7 +104,7 @@ def _play(config: EnvConfig) -> Iterator[tuple[int, float]]:
             yield int((time_step.step_type != StepType.FIRST).sum()), took_s
 
 
-def _play_worlds(config: EnvConfig) -> Iterator[tuple[int, float]]:
+def _play_worlds(config: EnvConfig) -> Generator[tuple[int, float]]:
     """The same of worlds, whose agents choose among what masks allow in between, when the clock stands still."""
     with create_worlds(config) as worlds:
         roles = AgentsConfig().roles(worlds.agents, joint=(), state_spec=None)
