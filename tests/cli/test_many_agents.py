@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from palaestra.experiments import RunDirectory, read_faults
+from palaestra.core import ConfigError
+from palaestra.experiments import RunDirectory, policy_of_run, read_faults
 from tests.cli.parts import exit_code, output
 
 MEETING = "palaestra.multiagent:Meeting"
@@ -167,3 +168,15 @@ def test_a_world_that_fails_is_restarted_and_written_down():
     faults = read_faults("runs/run")
     assert {fault.action for fault in faults} == {"restarted"}
     assert len(faults) == 4
+
+
+def test_a_robot_has_no_data_of_one_policy(capsys):
+    """F27."""
+    budget = ("--trainer.total-env-steps", "60", "--robot.steps-per-iteration", "20", "--run.name", "robot")
+    assert exit_code("train", ROBOT, LINE, *SMALL, *budget) == 0
+    assert exit_code("data", "collect", "robot", "d", "--steps", "20") == 2
+    assert "whose tasks see and do other things" in output(capsys)
+    assert exit_code("data", "export", "robot", "d") == 2
+    assert "none to export" in output(capsys)
+    with pytest.raises(ConfigError, match="use `robot_of_run`"):
+        policy_of_run(RunDirectory("runs/robot"))

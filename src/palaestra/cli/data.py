@@ -20,8 +20,10 @@ from palaestra.experiments import (
     policies_of_run,
     policy_of_run,
 )
+from palaestra.experiments.config import algorithm_class
 from palaestra.multiagent import AgentsConfig, create_worlds, is_world
 from palaestra.policies import RandomPolicy
+from palaestra.robots import Robot
 
 __all__ = ["data"]
 
@@ -109,6 +111,10 @@ def _collect(arguments: list[str]) -> tuple[DataSummary, bool]:
         options = parse(CollectOptions, rest, prog=usage, default=replace(options, env=EnvConfig(name=who[1])))
         return _record(None, options, folder), options.json
     run = find_run(who[0], options.root)
+    if issubclass(algorithm_class(run.config.algorithm_name), Robot):
+        raise ConfigError(
+            f"{run.path} has a robot, whose tasks see and do other things than a policy of its environment"
+        )
     own = {"env": run.config.env.for_evaluation(1), "agents": run.config.agents}
     options = parse(CollectOptions, rest, prog=usage, default=replace(options, **own))
     if options.agents != run.config.agents:

@@ -90,7 +90,11 @@ def export_data(name: str | Path, directory: str | Path, *, root: str | Path = "
     learner = make_learner(config)
     algorithms = algorithms_of(learner)
     kept = [policy for policy, algorithm in algorithms.items() if isinstance(algorithm.plan, Replay)]
-    if isinstance(learner, Robot) or not kept:
+    if isinstance(learner, Robot):
+        raise ConfigError(
+            f"{config.algorithm_name} is a robot, whose tasks have data of kinds of their own: none to export"
+        )
+    if not kept:
         raise ConfigError(
             f"{config.algorithm_name} keeps no replay buffer that could be exported; let its policy act with "
             f"`palaestra data collect {name} {directory} --steps 10000`"

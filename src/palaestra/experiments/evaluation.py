@@ -156,8 +156,10 @@ def policy_of_run(directory: RunDirectory, which: str | int = "best") -> Policy:
 
     Raises:
         CheckpointError: it has none such; the message names the checkpoints there are.
-        ConfigError: `which` is none of these, or the run has many agents.
+        ConfigError: `which` is none of these, or the run has many agents or a robot.
     """
+    if issubclass(algorithm_class(directory.config.algorithm_name), Robot):
+        raise ConfigError(f"{directory.path} has a robot, with policies by task; use `robot_of_run`")
     if many_agents(directory.config):
         raise ConfigError(f"{directory.path} has many agents, with policies of their own; use `policies_of_run`")
     if which == "best":
