@@ -280,7 +280,7 @@ def _info(info: dict[str, Any], batch_size: int, lanes: np.ndarray | None = None
 
 def _columns(info: dict[str, Any], prefix: str, batch_size: int, out: dict[str, torch.Tensor]) -> None:
     for key, value in info.items():
-        if key.startswith("_") and key[1:] in info:
+        if key == "env_id" or (key.startswith("_") and key[1:] in info):  # a time step says its env_id itself
             continue
         if isinstance(value, dict):
             _columns(value, f"{prefix}{key}/", batch_size, out)
