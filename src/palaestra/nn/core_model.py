@@ -16,7 +16,7 @@ __all__ = ["CoreModel", "combine_gradients"]
 
 
 _Numbers = tuple[list[Tensor], list[Tensor]]
-_run_backward: Any = torch.autograd.Variable._execution_engine.run_backward  # pyright: ignore
+_run_backward: Any = torch.autograd.Variable._execution_engine.run_backward
 
 
 class _Sampler(Protocol):

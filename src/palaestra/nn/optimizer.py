@@ -146,11 +146,11 @@ class ComponentOptimizer:
         if self.parameters[0].device != self._device:
             self._follow_parameters()
         recording = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)  # `torch.no_grad` takes as long as the norm of a small gradient
+        torch.set_grad_enabled(False)  # `torch.no_grad` takes as long as the norm of a small gradient
         try:
             return self._step_vector(gradients) if self._vector_sizes else self._step_each(gradients)
         finally:
-            torch._C._set_grad_enabled(recording)
+            torch.set_grad_enabled(recording)
 
     @torch.no_grad()
     def _step_in_graph(self, grads: list[Tensor]) -> Tensor:

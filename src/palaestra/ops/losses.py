@@ -5,6 +5,7 @@ Rows that may not be learned from are left out by `masked_mean`, so a term may h
 
 import torch
 from torch import Tensor
+from torch.nn.functional import huber_loss
 
 from palaestra.ops._shapes import require_same_shape
 from palaestra.ops._typing import Float, Shaped
@@ -72,8 +73,7 @@ def huber(error: Float[Tensor, "*N"], *, delta: float) -> Float[Tensor, "*N"]:
     """
     if delta <= 0:
         raise ValueError(f"delta is {delta}; it must be positive: the error from which the loss grows linearly")
-    # `functional.huber_loss` broadcasts first, which takes as long as the loss
-    return torch._C._nn.huber_loss(error, error.new_zeros(()), 0, delta)  # pyright: ignore
+    return huber_loss(error, torch.zeros_like(error), reduction="none", delta=delta)
 
 
 def policy_gradient(log_prob: Float[Tensor, "*N"], advantage: Float[Tensor, "*N"]) -> Float[Tensor, "*N"]:

@@ -233,7 +233,7 @@ class Collector:
             raise ConfigError(
                 f"random actions have no {', '.join(self.buffer.info_fields)} of the policy, which the buffer keeps"
             )
-        with torch._C._InferenceMode(True):  # what `torch.inference_mode` enters, in a third of its time
+        with torch.inference_mode():
             if self._num_ready < self.env.batch_size:
                 rows = self._run_as_ready(rows, info, random)
             else:
