@@ -81,17 +81,18 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def publish(path: Path, text: str, page: str) -> None:
+def publish(path: Path, text: str, page: str, place: str = "measured") -> None:
     """Writes a result, and, if it is one of those that are committed, puts it into a page of the documentation.
 
     Args:
         path: of the result.
         text: markdown.
-        page: below the root; what stands between `<!-- measured -->` and `<!-- end -->` is replaced.
+        page: below the root; what stands between `<!-- measured -->` and the next `<!-- end -->` is replaced.
+        place: what stands there in the place of `measured`, on a page with several results.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n")
     if path.resolve().is_relative_to(ROOT):
-        before, after = "<!-- measured -->", "<!-- end -->"
+        before, after = f"<!-- {place} -->", "<!-- end -->"
         head, _, rest = (ROOT / page).read_text().partition(before)
         (ROOT / page).write_text(f"{head}{before}\n\n{text}\n\n{after}{rest.partition(after)[2]}")

@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.learning.rows import ROWS
 from benchmarks.learning.summary import Seeds, curve
+from benchmarks.numbers import mean_interval
 
 
 def draw(name: str, record: Mapping[str, Any], folder: Path, peer: Seeds = ()) -> Path:
@@ -33,6 +34,30 @@ def draw(name: str, record: Mapping[str, Any], folder: Path, peer: Seeds = ()) -
         axes.plot(*zip(*theirs, strict=True), color="C1", marker="o", markersize=3, label="Stable-Baselines3")
     axes.set(title=f"{row.title} on {row.env}", xlabel="env steps", ylabel="evaluation return")
     axes.legend(loc="lower right")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.svg"
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+    return path
+
+
+def draw_success(name: str, learners: Mapping[str, Any], folder: Path) -> Path:
+    """Mean success over seeds with its 95% band, of several learners; each has runs of env steps and success."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = name  # the same file every time
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
+    for number, (label, runs) in enumerate(learners.items()):
+        steps, columns = runs[0][0], list(zip(*(success for _, success in runs), strict=True))
+        points = [mean_interval(column) for column in columns]
+        low, high = ([min(1, max(0, p.mean + sign * (p.half_width or 0))) for p in points] for sign in (-1, 1))
+        axes.fill_between(steps, low, high, color=f"C{number}", alpha=0.2, linewidth=0)
+        axes.plot(steps, [p.mean for p in points], color=f"C{number}", marker="o", markersize=3, label=label)
+    axes.set(xlabel="env steps", ylabel="success", ylim=(-0.03, 1.03))
+    axes.legend(loc="best", fontsize="small")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.svg"
     figure.savefig(path, metadata={"Date": None})

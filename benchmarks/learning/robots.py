@@ -1,165 +1,242 @@
-"""A hierarchical robot beside flat learners with three times its budget, on a maze that pays only at its end.
+"""Two studies of robots: a hierarchy beside flat learners, and a task for perception beside none.
 
-    python -m benchmarks.learning.robots tune     # as many trials of each, on a seed of their own
+    python -m benchmarks.learning.robots tune     # as many trials of each learner, on a seed of their own
     python -m benchmarks.learning.robots run      # 5 seeds of each with the best setting
-    python -m benchmarks.learning.robots report   # the table and the curves, also on the tutorial's page
+    python -m benchmarks.learning.robots report   # tables and curves, also on the tutorial's page
 
-Flat SAC makes as many updates per env step as the robot's control task, with networks and batches of the same size. The
-fourth learner is flat SAC with hindsight, which says how much of the difference is due to hindsight alone.
+The hierarchy: four rooms that pay only at the goal. Flat learners have three times its budget; flat SAC makes as many
+updates per env step as the robot's control task, with networks and batches of the same size. The fourth learner is flat
+SAC with hindsight, which says how much of the difference is due to hindsight alone.
+
+The perception: a walker hidden among a thousand sensors, with and without the task that learns to see.
 
 Each piece is a training run of a minute or two that writes one file below `results/robots/`; a piece whose file exists
 is skipped, so that the command goes on where it stopped. The report says which pieces are missing.
 """
 
 import argparse
+import csv
 import json
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import palaestra
+from benchmarks.learning.curves import draw_success
 from benchmarks.numbers import mean_interval
-from benchmarks.record import origin, provenance, table, write_json
+from benchmarks.record import ROOT, origin, provenance, publish, table, write_json
 
 RESULTS = Path(__file__).parent / "results"
 PIECES = RESULTS / "robots"
+PAGE = "docs/tutorials/robots.md"
+CURVES = ROOT / "docs" / "assets" / "curves"
 SEEDS = (0, 1, 2, 3, 4)
 TUNING_SEED = 100
-WORLD = "palaestra.envs.tiny:FourRooms"
+POINTS = 8
 BUDGET = 16_000
 FLAT_BUDGET = 3 * BUDGET
+SEEING_BUDGET = 12_000
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What is trained, in which settings."""
+
+    name: str
+    """In tables."""
+    algorithm: str
+    """As on the command line."""
+    world: str
+    """Environment."""
+    num_envs: int
+    budget: int
+    """Env steps."""
+    trials: list[dict[str, Any]]
+    """Settings of the algorithm to be tried."""
+    episode_steps: int = 200
+    """Time limit."""
+    while_training: bool = False
+    """Success is that of the episodes of training; else of 20 greedy episodes, so many times."""
+    judged_from: int = POINTS // 2
+    """The first point whose success counts when trials are compared."""
+
+
+FOUR_ROOMS, BACKDROP = "palaestra.envs.tiny:FourRooms", "palaestra.envs.tiny:Backdrop"
 SMALL = {"network__hidden_sizes": (64, 64)}
 REPLAY = {**SMALL, "mini_batch_size": 128, "unroll_length": 1, "num_updates": 2, "gamma": 0.99}
-EVALUATIONS = 8
+SAC = [
+    {**REPLAY, "learning_rate": 1e-3, "initial_temperature": 0.1},
+    {**REPLAY, "learning_rate": 3e-4, "initial_temperature": 1.0},
+    {**REPLAY, "learning_rate": 1e-3, "initial_temperature": 0.1, "n_step": 5},
+]
+PPO = [
+    {**SMALL, "unroll_length": 256, "learning_rate": 1e-3, "entropy_cost": 0.01},
+    {**SMALL, "unroll_length": 256, "learning_rate": 3e-4, "entropy_cost": 0.0},
+    {**SMALL, "unroll_length": 512, "learning_rate": 1e-3, "entropy_cost": 0.05, "gamma": 0.995},
+]
+HIERARCHY = [{}, {"goal_steps": 15, "distance": 0.5}, {"epsilon": 0.5}]
+HINDSIGHT = [{}, {"gamma": 0.95}, {"learning_rate": 3e-4, "temperature": 1.0}]
+PERCEPTION = [{"learning_rate": rate, "normalize": normalize} for rate in (1e-3, 2e-3) for normalize in (True, False)]
 
-TRIALS: dict[str, list[dict[str, Any]]] = {
-    "hierarchical": [{}, {"goal_steps": 15, "distance": 0.5}, {"epsilon": 0.5}],
-    "sac": [
-        {**REPLAY, "learning_rate": 1e-3, "initial_temperature": 0.1},
-        {**REPLAY, "learning_rate": 3e-4, "initial_temperature": 1.0},
-        {**REPLAY, "learning_rate": 1e-3, "initial_temperature": 0.1, "n_step": 5},
-    ],
-    "ppo": [
-        {**SMALL, "unroll_length": 256, "learning_rate": 1e-3, "entropy_cost": 0.01},
-        {**SMALL, "unroll_length": 256, "learning_rate": 3e-4, "entropy_cost": 0.0},
-        {**SMALL, "unroll_length": 512, "learning_rate": 1e-3, "entropy_cost": 0.05, "gamma": 0.995},
-    ],
-    "sac_hindsight": [{}, {"gamma": 0.95}, {"learning_rate": 3e-4, "temperature": 1.0}],
+
+def seeing(name: str, see: bool) -> Learner:
+    trials = [{"see": see, **trial} for trial in PERCEPTION]
+    robot = "examples.robots.auxiliary:SeeingRobot"
+    return Learner(name, robot, BACKDROP, 8, SEEING_BUDGET, trials, 60, while_training=True, judged_from=0)
+
+
+LEARNERS = {
+    "hierarchical": Learner(
+        "hierarchical robot", "examples.robots.hierarchical:FourRoomsRobot", FOUR_ROOMS, 1, BUDGET, HIERARCHY
+    ),
+    "sac": Learner("SAC", "sac", FOUR_ROOMS, 4, FLAT_BUDGET, SAC),
+    "ppo": Learner("PPO", "ppo", FOUR_ROOMS, 8, FLAT_BUDGET, PPO),
+    "sac_hindsight": Learner(
+        "SAC with hindsight", "benchmarks.learning.flat_robot:FlatRobot", FOUR_ROOMS, 1, FLAT_BUDGET, HINDSIGHT
+    ),
+    "seeing": seeing("A2C beside a task that learns to see", True),
+    "blind": seeing("A2C alone", False),
 }
-NAMES = {
-    "hierarchical": "examples.robots.hierarchical:FourRoomsRobot",
-    "sac": "sac",
-    "ppo": "ppo",
-    "sac_hindsight": "benchmarks.learning.flat_robot:FlatRobot",
+STUDIES = {
+    "hierarchy": ["hierarchical", "sac", "ppo", "sac_hindsight"],
+    "perception": ["seeing", "blind"],
 }
-NUM_ENVS = {"hierarchical": 1, "sac": 4, "ppo": 8, "sac_hindsight": 1}
 
 
-def piece(learner: str, trial: int, seed: int, budget: int) -> dict[str, Any]:
-    """One training run: success of 20 greedy episodes, so many times."""
-    settings = {f"algorithm__{name}": value for name, value in TRIALS[learner][trial].items()}
+def piece(learner: str, trial: int, seed: int) -> dict[str, Any]:
+    """One training run: success at so many points."""
+    what = LEARNERS[learner]
+    settings = {f"algorithm__{name}": value for name, value in what.trials[trial].items()}
+    evaluations = {"trainer__eval_every_steps": what.budget // POINTS, "trainer__eval_episodes": 20}
     with tempfile.TemporaryDirectory() as folder:
         done = palaestra.train(
-            NAMES[learner],
-            WORLD,
-            env__max_episode_steps=200,
-            env__num_envs=NUM_ENVS[learner],
-            trainer__total_env_steps=budget,
-            trainer__eval_every_steps=budget // EVALUATIONS,
-            trainer__eval_episodes=20,
+            what.algorithm,
+            what.world,
+            env__max_episode_steps=what.episode_steps,
+            env__num_envs=what.num_envs,
+            trainer__total_env_steps=what.budget,
             run__seed=seed,
             run__directory=folder,
             run__num_threads=1,
             run__tensorboard=False,
-            **settings,
+            **(settings if what.while_training else settings | evaluations),
         )
         if done.result.status != "done":
             raise SystemExit(f"{learner} with seed {seed} was interrupted; nothing is kept of it")
-        found = sorted((int(f.stem), json.loads(f.read_text())) for f in (done.directory / "evals").glob("*.json"))
+        points = (trained if what.while_training else evaluated)(done.directory, what.budget)
     return {
         "learner": learner,
         "trial": trial,
         "seed": seed,
-        "env_steps": [steps for steps, _ in found],
-        "success": [evaluation["return_mean"] for _, evaluation in found],
+        "env_steps": [steps for steps, _ in points],
+        "success": [success for _, success in points],
         "train_s": done.result.train_s,
     }
 
 
-def file_of(learner: str, trial: int, seed: int, budget: int) -> Path:
-    return PIECES / f"{learner}_{trial}_{seed}_{budget}.json"
+def evaluated(run: Path, budget: int) -> list[tuple[int, float]]:
+    """Success of each evaluation."""
+    found = sorted((int(f.stem), json.loads(f.read_text())) for f in (run / "evals").glob("*.json"))
+    return [(steps, evaluation["return_mean"]) for steps, evaluation in found]
 
 
-def make(learner: str, trial: int, seed: int, budget: int) -> None:
-    file = file_of(learner, trial, seed, budget)
+def trained(run: Path, budget: int) -> list[tuple[int, float]]:
+    """Success of the episodes that ended in each part of the run."""
+    with (run / "episodes.csv").open() as file:
+        rows = [(int(row["env_steps"]), float(row["return"])) for row in csv.DictReader(file)]
+    ends = [budget * (i + 1) // POINTS for i in range(POINTS)]
+    parts = [[earned for steps, earned in rows if end - budget // POINTS < steps <= end] for end in ends]
+    return [(end, float(np.mean(part))) for end, part in zip(ends, parts, strict=True)]
+
+
+def file_of(learner: str, trial: int, seed: int) -> Path:
+    return PIECES / f"{learner}_{trial}_{seed}_{LEARNERS[learner].budget}.json"
+
+
+def make(learner: str, trial: int, seed: int) -> None:
+    file = file_of(learner, trial, seed)
     if file.exists():
         return
-    record = provenance(f"python -m benchmarks.learning.robots ({file.stem})") | piece(learner, trial, seed, budget)
+    record = provenance(f"python -m benchmarks.learning.robots ({file.stem})") | piece(learner, trial, seed)
     write_json(file, record)
     print(file.stem, record["success"], f"{record['train_s']:.0f} s", flush=True)
 
 
 def best_trial(learner: str) -> int:
-    """The one with the most success in the second half of its tuning run; the first of equals."""
-    files = [file_of(learner, trial, TUNING_SEED, budget_of(learner)) for trial in range(len(TRIALS[learner]))]
-    scores = [sum(json.loads(f.read_text())["success"][EVALUATIONS // 2 :]) if f.exists() else -1.0 for f in files]
+    """The one with the most success in its tuning run, from the point on that counts; the first of equals."""
+    what = LEARNERS[learner]
+    files = [file_of(learner, trial, TUNING_SEED) for trial in range(len(what.trials))]
+    scores = [sum(json.loads(f.read_text())["success"][what.judged_from :]) if f.exists() else -1.0 for f in files]
     return scores.index(max(scores))
-
-
-def budget_of(learner: str) -> int:
-    return BUDGET if learner == "hierarchical" else FLAT_BUDGET
 
 
 def report() -> dict[str, Any]:
     """What the pieces say, and what is missing."""
     learners = {}
-    for learner in TRIALS:
-        trial, budget = best_trial(learner), budget_of(learner)
-        files = [file_of(learner, trial, seed, budget) for seed in SEEDS]
-        runs = [json.loads(file.read_text()) for file in files if file.exists()]
-        tuned = [i for i in range(len(TRIALS[learner])) if file_of(learner, i, TUNING_SEED, budget).exists()]
+    for learner, what in LEARNERS.items():
+        trial = best_trial(learner)
+        runs = [json.loads(f.read_text()) for f in (file_of(learner, trial, s) for s in SEEDS) if f.exists()]
         learners[learner] = {
-            "setting": TRIALS[learner][trial],
-            "trials": len(tuned),
-            "env_steps": budget,
+            "setting": what.trials[trial],
+            "trials": sum(file_of(learner, i, TUNING_SEED).exists() for i in range(len(what.trials))),
+            "env_steps": what.budget,
             "seeds": [run["seed"] for run in runs],
             "final": [run["success"][-1] for run in runs],
+            "mean": [float(np.mean(run["success"])) for run in runs],
             "curves": [[run["env_steps"], run["success"]] for run in runs],
+            "train_s": [run["train_s"] for run in runs],
         }
     return provenance("python -m benchmarks.learning.robots report") | {"learners": learners}
 
 
-def markdown(record: dict[str, Any]) -> str:
+def value(numbers: list[float]) -> str:
+    if not numbers:
+        return "–"
+    mean = mean_interval(numbers)
+    return f"{mean.mean:.2f}" + ("" if mean.half_width is None else f" ± {mean.half_width:.2f}")
+
+
+def markdown(record: dict[str, Any], study: str) -> str:
+    head = ["learner", "env steps", "trials", "seeds", "success at the end", "each seed", "mean over the run"]
     rows = []
-    for learner, found in record["learners"].items():
-        value = mean_interval(found["final"]) if found["final"] else None
-        half = "–" if value is None or value.half_width is None else f"{value.half_width:.2f}"
-        mean = "–" if value is None else f"{value.mean:.2f} ± {half}"
-        row = [learner, f"{found['env_steps']:,}", str(found["trials"]), f"{len(found['seeds'])} of {len(SEEDS)}", mean]
-        rows.append([*row, ", ".join(f"{final:.2f}" for final in found["final"])])
-    head = ["learner", "env steps", "tuning trials", "seeds", "success at the end (95%)", "each seed"]
+    for learner in STUDIES[study]:
+        found = record["learners"][learner]
+        seeds, each = f"{len(found['seeds'])} of {len(SEEDS)}", ", ".join(f"{final:.2f}" for final in found["final"])
+        name = LEARNERS[learner].name
+        row = [name, f"{found['env_steps']:,}", str(found["trials"]), seeds, value(found["final"])]
+        rows.append([*row, each, value(found["mean"])])
     return f"{table(head, rows)}\n\n{origin(record)}"
+
+
+def write(record: dict[str, Any]) -> None:
+    """Results, curves, and the tutorial's page."""
+    write_json(RESULTS / "robots.json", record)
+    for study, learners in STUDIES.items():
+        curves = {LEARNERS[name].name: record["learners"][name]["curves"] for name in learners}
+        draw_success(f"robots_{study}", {name: runs for name, runs in curves.items() if runs}, CURVES)
+        picture = f"![success over env steps](../assets/curves/robots_{study}.svg)"
+        publish(RESULTS / f"robots_{study}.md", f"{picture}\n\n{markdown(record, study)}", PAGE, f"measured {study}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning.robots", description=__doc__)
     parser.add_argument("what", choices=["tune", "run", "report"])
-    parser.add_argument("--learner", choices=[*TRIALS], help="this one only")
+    parser.add_argument("--learner", choices=[*LEARNERS], help="this one only")
     parser.add_argument("--pieces", type=int, help="stop after so many new ones")
     arguments = parser.parse_args()
-    learners = [arguments.learner] if arguments.learner else [*TRIALS]
-    todo = [
-        (learner, trial, TUNING_SEED, budget_of(learner)) for trial in range(3) for learner in learners
-    ] if arguments.what == "tune" else [
-        (learner, best_trial(learner), seed, budget_of(learner)) for seed in SEEDS for learner in learners
-    ]  # fmt: skip
-    missing = [one for one in todo if not file_of(*one).exists()] if arguments.what != "report" else []
-    for one in missing[: arguments.pieces]:
+    learners = [arguments.learner] if arguments.learner else [*LEARNERS]
+    if arguments.what == "report":
+        write(report())
+        return
+    todo = {
+        "tune": [(name, trial, TUNING_SEED) for name in learners for trial in range(len(LEARNERS[name].trials))],
+        "run": [(name, best_trial(name), seed) for seed in SEEDS for name in learners],
+    }[arguments.what]
+    for one in [one for one in todo if not file_of(*one).exists()][: arguments.pieces]:
         make(*one)
-    record = report()
-    write_json(RESULTS / "robots.json", record)
-    (RESULTS / "robots.md").write_text(markdown(record) + "\n")
-    print(markdown(record))
 
 
 if __name__ == "__main__":

@@ -1,24 +1,23 @@
-"""A task that learns to foresee the next observation, beside the task that plays: both train the same perception.
+"""A robot that learns to see by what its actions change, beside learning to act: an auxiliary task for perception.
 
-The game is `Catch`, seen through noise. What comes next can be learned from every step, the reward comes once in nine.
-This shows how it is done; on a game this small, foresight does not pay: DQN alone learns at least as fast.
+In `Backdrop` a walker is hidden among a thousand sensors, before a backdrop that is another one in every episode, and
+only one place pays. The task "see" guesses from two observations in a row which action lay between them. It has a label
+in every step, paid or not, and the backdrop falls out of the difference. The task "play" (A2C) acts on the features
+that are found so. No gradient passes between the two. With `see` off, "play" reads the sensors itself.
+
+palaestra train examples.robots.auxiliary:SeeingRobot palaestra.envs.tiny:Backdrop --env.max-episode-steps 60 \
+    --env.num-envs 8 --trainer.total-env-steps 12000
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
-import numpy as np
-import torch
 from torch import nn
 
 from palaestra import (
-    DQN,
     AlgorithmConfig,
     CoreModel,
-    DQNConfig,
     GradientAlgorithm,
-    Linear,
     Losses,
     NetworkConfig,
     OptimizerOption,
@@ -27,91 +26,118 @@ from palaestra import (
     Trainer,
     TrainerConfig,
 )
+from palaestra.algorithms import A2C, A2CConfig
+from palaestra.core import TensorSpec, TimeStep, seeded_initialisation
 from palaestra.envs import load
-from palaestra.envs.tiny import Catch
-from palaestra.policies import RandomPolicy
+from palaestra.nn import Network
+from palaestra.policies import NetworkPolicy, PolicyStep
 from palaestra.robots import Agent, ComputationTask, Robot, RobotCollector, task_seeds
 
-WARM_UP = {"capacity": 20_000, "mini_batch_size": 64, "initial_collect_steps": 200, "unroll_length": 1}
+NUM_FEATURES = 4
 
 
-class NoisyCatch(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """`Catch` with normal noise on every pixel."""
+class Features(NetworkPolicy):
+    """Its "action" is what the perception makes of the sensors."""
 
-    def __init__(self, noise: float = 0.5) -> None:
-        super().__init__(Catch())
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (50,), np.float32)
-        self.noise = noise
+    @classmethod
+    def build(cls, observation_spec: Any, action_spec: Any, config: Any = None, *, normalize: bool = False) -> Any:
+        config = config or NetworkConfig(hidden_sizes=())
+        perception = Network(observation_spec["sensors"], action_spec.size, config)
+        nn.init.normal_(perception.mlp.layers[-1].weight, std=1e-4)  # what no change speaks for should stay near 0
+        policy = cls(perception, observation_spec, action_spec)
+        policy.network_config = config
+        return policy
 
-    def observation(self, observation: np.ndarray) -> np.ndarray:
-        return (observation + self.noise * self.np_random.standard_normal(50)).astype(np.float32)
+    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+        return PolicyStep(self.sample(observation)[0], state)
+
+    def sample(self, observation: Any) -> Any:
+        features = self.network(observation.sensors)
+        return features, features.new_zeros(features.shape[:-1])  # nothing is drawn
 
 
-class Foresight(GradientAlgorithm[Any]):
-    """Predicts the next observation from the features that a network of action values has."""
+class InverseDynamics(GradientAlgorithm[Features]):
+    """Which action lay between two observations, from the difference of their features."""
 
-    def __init__(self, q: Any, policy: Any, seeds: RunSeeds, learning_rate: float) -> None:
-        size, self.num_actions = policy.observation_spec.shape[0], policy.action_spec.num
-        features = q.mlp.layers[-1].in_features
-        self.perception = q.mlp
-        self.head = nn.Sequential(nn.Linear(features + self.num_actions, 64), nn.ReLU(), nn.Linear(64, size))
-        parts = nn.ModuleDict({"perception": q, "head": self.head})  # the same object, hence the same weights
-        model = CoreModel({"foresight": parts}, {"foresight": OptimizerOption("adam", {"lr": learning_rate})})
-        watches = RandomPolicy(policy.observation_spec, policy.action_spec)
-        super().__init__(AlgorithmConfig(), policy=watches, model=model, plan=Replay(**WARM_UP), seeds=seeds)
+    def __init__(self, sensors: Any, actions: Any, seeds: RunSeeds) -> None:
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = Features.build({"sensors": sensors, "moved": actions}, TensorSpec((NUM_FEATURES,)))
+            self.head = nn.Linear(NUM_FEATURES, actions.num)
+        parts = nn.ModuleDict({"perception": policy.network, "head": self.head})
+        model = CoreModel({"inverse": parts}, {"inverse": OptimizerOption("adam", {"lr": 3e-3})})
+        plan = Replay(unroll_length=8, num_updates=8, mini_batch_size=64, capacity=20_000)
+        super().__init__(AlgorithmConfig(), policy=policy, model=model, plan=plan, seeds=seeds)
 
     def losses(self, batch: Any) -> Losses:
-        action = nn.functional.one_hot(batch.action, self.num_actions).float()
-        foreseen = self.head(torch.cat([self.perception.hidden(batch.observation), action], -1))
-        return Losses({"foresight": (foreseen - batch.next_observation).square().mean()}, {})
+        before, after = (self.policy.network(seen.sensors) for seen in (batch.observation, batch.next_observation))
+        guess, moved = self.head(after - before), batch.next_observation.moved
+        right = (guess.argmax(-1) == moved).float().mean()
+        return Losses({"inverse": nn.functional.cross_entropy(guess, moved)}, {"right": right})
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatchfulConfig(AlgorithmConfig):
-    """Settings of `WatchfulRobot`."""
+class SeeingConfig(AlgorithmConfig):
+    """Settings of `SeeingRobot`."""
 
-    foresee: bool = True
-    """Whether the second task learns."""
-    foresight_learning_rate: float = 3e-4
-    """Step size of the second task."""
+    see: bool = True
+    """Whether there is a task for perception."""
+    learning_rate: float = 2e-3
+    """Step size of the task that acts."""
+    normalize: bool = True
+    """Whether that task shifts and scales what it sees to mean 0 and standard deviation 1."""
 
 
-class WatchfulAgent(Agent):
-    """Acts by the first task, and lets the second one watch."""
+class SeeingAgent(Agent):
+    """Looks, acts, and lets the perception learn from what came of it."""
 
     def run_one_episode(self) -> None:
-        play, watch = self.helpers["play"], self.helpers.get("watch")
+        see, play = self.helpers.get("see"), self.helpers["play"]
         step = self.env.reset()
-        if watch is not None:
-            watch.begin(step)
+        seen = step if see is None else self.look(step, 0)
         while not step.last:
-            step = self.env.step(play.predict(step))
-            if watch is not None:
-                watch.store_data(step, action=play.action)
-            play.store_data(step)
+            action = play.predict(seen)
+            step = self.env.step(action)
+            seen = step if see is None else self.look(step, action)
+            play.store_data(seen)
+
+    def look(self, step: TimeStep, moved: int) -> TimeStep:
+        """The step with features in the place of sensors; whatever came before is stored."""
+        see = self.helpers["see"]
+        view = step._replace(observation={"sensors": step.observation, "moved": moved})
+        if not step.first:
+            see.store_data(view)
+        return step._replace(observation=see.predict(view))
 
 
-class WatchfulRobot(Robot):
-    """DQN, with or without foresight."""
+class SeeingRobot(Robot):
+    """A2C on features, or on what the sensors say."""
 
-    config_class, agent_class = WatchfulConfig, WatchfulAgent
+    config_class, agent_class = SeeingConfig, SeeingAgent
 
     def build(self, seeds: RunSeeds) -> dict[str, ComputationTask]:
-        network = NetworkConfig(hidden_sizes=(128,), activation="relu")
-        settings = {"target_period": 100, "learning_rate": 1e-3, "epsilon": Linear(0.5, 0.05, 0.5), **WARM_UP}
-        play = DQN(self.observation_spec, self.action_spec, DQNConfig(**settings, network=network), seeds)
-        tasks = {"play": ComputationTask(play)}
-        if self.config.foresee:
-            rate = self.config.foresight_learning_rate
-            tasks["watch"] = ComputationTask(Foresight(play.network, play.policy, task_seeds(seeds, 1), rate))
-        return tasks
+        seeing = InverseDynamics(self.observation_spec, self.action_spec, task_seeds(seeds, 1))
+        spec = seeing.policy.action_spec if self.config.see else self.observation_spec
+        settings = A2CConfig(
+            learning_rate=self.config.learning_rate,
+            normalize_observation=self.config.normalize,
+            network=NetworkConfig(hidden_sizes=(64, 64), activation="relu"),
+            unroll_length=8,
+            gamma=0.95,
+            gae_lambda=0.95,
+        )
+        tasks = {"play": ComputationTask(A2C(spec, self.action_spec, settings, task_seeds(seeds, 0)))}
+        return ({"see": ComputationTask(seeing)} if self.config.see else {}) | tasks
+
+
+def backdrop(number: int) -> Any:
+    return load("palaestra.envs.tiny:Backdrop", env_id=number, max_episode_steps=60)
 
 
 def main() -> None:
-    env = load(f"{__name__}:NoisyCatch")
-    robot = WatchfulRobot(env.observation_spec, env.action_spec)
-    with RobotCollector(robot, lambda number: load(f"{__name__}:NoisyCatch", env_id=number)) as collector:
-        Trainer(collector, robot, TrainerConfig(total_env_steps=1_000)).run()
+    env = backdrop(0)
+    robot = SeeingRobot(env.observation_spec, env.action_spec)
+    with RobotCollector(robot, backdrop, num_agents=8) as collector:
+        Trainer(collector, robot, TrainerConfig(total_env_steps=800)).run()
     print({name: task.algorithm.num_gradient_steps for name, task in robot.tasks.items()})
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from palaestra.core import POLICY, ConfigError, TimeStep
 from palaestra.envs import EnvironmentWrapper, SingleEnvironment, load_lane
 from palaestra.experiments.config import ExperimentConfig
-from palaestra.policies import Policy, load_policy
+from palaestra.policies import NetworkPolicy, Policy, load_policy
 from palaestra.robots import AgentFactory, Robot, RobotCollector, evaluate_robot
 from palaestra.rollout import Evaluation
 from palaestra.runtime import Runtime
@@ -92,7 +92,13 @@ def robot_policies(robot: Robot, saved: Path) -> dict[str, Policy]:
     """
     policies = named_policies(acting_policy(robot.algorithms))
     paths = {name: saved / ("" if name == POLICY else name) for name in policies}
-    return policies | {name: load_policy(path) for name, path in paths.items() if path.is_dir()}
+    kept = {name: path for name, path in paths.items() if path.is_dir()}
+    return policies | {name: load_policy(path, classes=_classes(policies[name])) for name, path in kept.items()}
+
+
+def _classes(policy: Policy) -> list[type[NetworkPolicy]]:
+    """What the library need not know: a task's policy may be of a class of the robot's own."""
+    return [type(policy)] if isinstance(policy, NetworkPolicy) else []
 
 
 def evaluate_robot_run(
