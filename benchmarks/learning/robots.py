@@ -149,7 +149,7 @@ def trained(run: Path, budget: int) -> list[tuple[int, float]]:
         rows = [(int(row["env_steps"]), float(row["return"])) for row in csv.DictReader(file)]
     ends = [budget * (i + 1) // POINTS for i in range(POINTS)]
     parts = [[earned for steps, earned in rows if end - budget // POINTS < steps <= end] for end in ends]
-    return [(end, float(np.mean(part))) for end, part in zip(ends, parts, strict=True)]
+    return [(end, float(np.mean(part)) if part else 0.0) for end, part in zip(ends, parts, strict=True)]
 
 
 def file_of(learner: str, trial: int, seed: int) -> Path:

@@ -6,13 +6,14 @@ import time
 import pytest
 import torch
 
-from examples.robots.auxiliary import WatchfulRobot
+from examples.robots.auxiliary import SeeingRobot, backdrop
 from examples.robots.hierarchical import FourRoomsConfig, FourRoomsRobot, four_rooms
 from examples.robots.parl_document import TRAINING_INTERVAL, DocumentRobot
 from palaestra import RunSeeds, Trainer, TrainerConfig
 from palaestra.core import StepType
 from palaestra.envs import load
 from palaestra.robots import OffPolicyHelper, OnPolicyHelper, RobotCollector, RobotConfig
+from tests.robots.watchful import WatchfulRobot
 
 QUICK = RobotConfig(max_wait_s=2.0, learn_max_wait_s=2.0, steps_per_iteration=25, timeout_s=20.0)
 
@@ -109,11 +110,11 @@ def test_the_document_s_own_robot_learns_at_its_interval():
 
 def test_an_auxiliary_task_trains_the_perception_of_the_task_that_acts():
     """PARL-07, PARL-31: it never predicts; with it alone learning, the acting network's features move."""
-    env = load("examples.robots.auxiliary:NoisyCatch")
+    env = load("tests.robots.watchful:NoisyCatch")
     robot = WatchfulRobot(env.observation_spec, env.action_spec)
     play, watch = robot.tasks["play"], robot.tasks["watch"]
     assert play.lock is watch.lock
-    with RobotCollector(robot, lambda number: load("examples.robots.auxiliary:NoisyCatch")) as collector:
+    with RobotCollector(robot, lambda number: load("tests.robots.watchful:NoisyCatch")) as collector:
         collector.unroll(250)
         before = play.algorithm.network.mlp.layers[0].weight.clone()
         actions = play.algorithm.network.mlp.layers[-1].weight.clone()
@@ -121,3 +122,17 @@ def test_an_auxiliary_task_trains_the_perception_of_the_task_that_acts():
         assert watch.predictions == 0 and watch.rows_stored == play.rows_stored > 200
         assert not torch.equal(play.algorithm.network.mlp.layers[0].weight, before)
         assert torch.equal(play.algorithm.network.mlp.layers[-1].weight, actions), "its values are the other task's"
+
+
+def test_a_task_for_perception_learns_to_see_and_the_task_that_acts_sends_it_no_gradient():
+    """PARL-07, PARL-10: it soon knows which action it was; what it sees is all that the other has."""
+    env = backdrop(0)
+    robot = SeeingRobot(env.observation_spec, env.action_spec, seeds=RunSeeds(0))
+    see, play = robot.tasks["see"].algorithm, robot.tasks["play"].algorithm
+    with RobotCollector(robot, backdrop, 8) as collector:
+        collector.unroll(200)
+    guessed = [info.metrics["right"] for info in robot.tasks["see"].updates[-5:]]
+    assert sum(guessed) / 5 > 0.8, "chance is 0.25"
+    assert play.policy.observation_spec == see.policy.action_spec
+    seeing = {id(parameter) for parameter in see.model.parameters()}
+    assert not seeing & {id(parameter) for parameter in play.model.parameters()}

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from palaestra.envs.tiny import Bandit, Catch, Chain, Endless, Recall
+from palaestra.envs.tiny import Backdrop, Bandit, Catch, Chain, Endless, Recall
 
 
-@pytest.mark.parametrize("kind", [Bandit, Chain, Catch, Endless, Recall])
+@pytest.mark.parametrize("kind", [Backdrop, Bandit, Chain, Catch, Endless, Recall])
 def test_gymnasiums_own_checker_agrees(kind):
     check_env(kind(), skip_render_check=True)
 
@@ -74,3 +74,31 @@ def test_recall_shows_every_cue_the_same_afterwards():
         seen.setdefault(first.tobytes(), set()).add(tuple(env.step(np.int64(0))[0].tobytes() for _ in range(2)))
     assert len(seen) == 2
     assert len(set.union(*seen.values())) == 1
+
+
+def test_backdrop_shows_in_how_readings_change_what_the_walker_did_and_hardly_where_it_is():
+    env = Backdrop(noise=0.0)
+    first, _ = env.reset(seed=1)
+    right, back = env.step(np.int64(0))[0], env.step(np.int64(1))[0]
+    assert np.allclose(first, back, atol=1e-6) and not np.allclose(first, right, atol=0.01)
+    other, _ = env.reset(seed=2)
+    assert np.allclose(env.step(np.int64(0))[0] - other, right - first, atol=1e-6), "the same move, the same change"
+    starts = np.stack([env.reset(seed=seed)[0] for seed in range(300)])
+    assert starts.std() == pytest.approx(1, abs=0.05) and abs(starts.mean()) < 0.05
+
+
+def test_backdrop_pays_on_one_place_that_does_not_depend_on_the_seed():
+    def walk(seed):
+        env = Backdrop()
+        env.reset(seed=seed)
+        moves = [2] * 9 + [1] * 9  # to the upper left corner, then row by row
+        for row in range(10):
+            moves += [0 if row % 2 == 0 else 1] * 9 + [3]
+        for action in moves:
+            _, reward, terminated, _, _ = env.step(np.int64(action))
+            assert terminated == (reward == 1)
+            if terminated:
+                return tuple(env._place)
+        return None
+
+    assert {walk(seed) for seed in range(10)} == {(3, 6)}

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import torch
 
 from palaestra.algorithms import A2C, DQN, A2CConfig, DQNConfig
 from palaestra.core import DiscreteSpec, TensorSpec, restart, transition
-from palaestra.robots import ComputationTask, ComputationWrapper, ServingConfig
+from palaestra.robots import Communicator, ComputationTask, ComputationWrapper, ServingConfig
 from palaestra.robots.helpers import helper_for
 from palaestra.robots.sources import PackedUnrolls
 from palaestra.rollout import RequestError, pack
@@ -118,6 +118,23 @@ def test_an_agent_that_waits_too_long_is_told_what_for():
     line, _ = wrapper.create_communicator(0), wrapper.create_communicator(1)
     with pytest.raises(RequestError, match=r"agent 0 waited 0\.1 s for a prediction of the task 'act' in vain"):
         line.predict(row(0))
+
+
+def test_time_in_which_the_whole_process_was_stopped_is_no_waiting():
+    """A deadline of a minute must not be over because a process was suspended for one."""
+
+    class Suspended(Future):
+        waits = 0
+
+        def result(self, timeout=None):
+            self.waits += 1
+            if self.waits == 1:
+                raise TimeoutError  # the process goes on long after, and the answer is on its way
+            return 7
+
+    answer = Suspended()
+    line = Communicator(0, "act", lambda *_: answer, timeout_s=60.0)
+    assert line.predict(None) == 7
 
 
 def test_an_error_in_predict_and_in_learn_names_the_task_and_keeps_its_cause():

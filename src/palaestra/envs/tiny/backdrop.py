@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 __all__ = ["Backdrop"]
 
+_MOST = 10.0  # that a sensor shows; practically never reached
 _MOVES = np.array([(1, 0), (-1, 0), (0, 1), (0, -1)])
 
 
@@ -40,7 +41,7 @@ class Backdrop(gymnasium.Env[np.ndarray, np.int64]):
     """
 
     def __init__(self, num_cells: int = 10, num_sensors: int = 1000, backdrop: float = 3.0, noise: float = 0.3) -> None:
-        self.observation_space = spaces.Box(-np.inf, np.inf, (num_sensors,), np.float32)
+        self.observation_space = spaces.Box(-_MOST, _MOST, (num_sensors,), np.float32)
         self.action_space = spaces.Discrete(4)
         self._num_cells, self._backdrop, self._noise = num_cells, backdrop, noise
         self._mixing = np.random.default_rng(0).standard_normal((2, num_sensors))
@@ -77,4 +78,5 @@ class Backdrop(gymnasium.Env[np.ndarray, np.int64]):
     def _readings(self) -> np.ndarray:
         place = 2 * self._place / (self._num_cells - 1) - 1
         noise = self._noise * self.np_random.standard_normal(self._behind.shape)
-        return (self._scale * (place @ self._mixing + self._behind + noise)).astype(np.float32)
+        readings = self._scale * (place @ self._mixing + self._behind + noise)
+        return readings.clip(-_MOST, _MOST).astype(np.float32)
