@@ -137,6 +137,15 @@ def test_a_run_is_evaluated_afterwards(run, which):
         assert again.returns == run.result.evaluation.returns
 
 
+def test_a_task_may_have_a_policy_of_a_class_of_the_robots_own(tmp_path):
+    """Its artefact names the class, and the robot knows it."""
+    sizes = SIZES | {"env__kwargs": {"num_sensors": 8}, "env__max_episode_steps": 20, "run__directory": str(tmp_path)}
+    done = palaestra.train("examples.robots.auxiliary:SeeingRobot", "palaestra.envs.tiny:Backdrop", **sizes)
+    kept = json.loads((done.directory / "policy" / "see" / "policy.json").read_text())
+    assert kept["policy"] == "Features"
+    assert evaluate_run(done.directory, episodes=3, which="last").returns == done.result.evaluation.returns
+
+
 def test_a_resumed_run_goes_on_with_new_episodes(tmp_path):
     """Weights, optimizers, buffers and counters are those of the checkpoint; it says `statistical`."""
     first = trained(tmp_path, run__name="walker", trainer__total_env_steps=80)
