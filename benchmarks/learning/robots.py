@@ -199,15 +199,35 @@ def value(numbers: list[float]) -> str:
     return f"{mean.mean:.2f}" + ("" if mean.half_width is None else f" ± {mean.half_width:.2f}")
 
 
+def steps_to(success: float, curves: list[Any]) -> str:
+    """The mean over seeds of the env steps at the first point with so much success; and how many never had."""
+    reached = [next((step for step, found in zip(*curve, strict=True) if found >= success), None) for curve in curves]
+    steps = [step for step in reached if step is not None]
+    if not steps:
+        return "never" if curves else "–"
+    mean = mean_interval(steps)
+    text = f"{mean.mean:,.0f}" + ("" if mean.half_width is None else f" ± {mean.half_width:,.0f}")
+    return text if len(steps) == len(reached) else f"{text} ({len(steps)} of {len(reached)})"
+
+
 def markdown(record: dict[str, Any], study: str) -> str:
-    head = ["learner", "env steps", "trials", "seeds", "success at the end", "each seed", "mean over the run"]
+    head = [
+        "learner",
+        "env steps",
+        "trials",
+        "seeds",
+        "success at the end",
+        "each seed",
+        "steps to 0.8",
+        "mean success",
+    ]
     rows = []
     for learner in STUDIES[study]:
         found = record["learners"][learner]
         seeds, each = f"{len(found['seeds'])} of {len(SEEDS)}", ", ".join(f"{final:.2f}" for final in found["final"])
         name = LEARNERS[learner].name
         row = [name, f"{found['env_steps']:,}", str(found["trials"]), seeds, value(found["final"])]
-        rows.append([*row, each, value(found["mean"])])
+        rows.append([*row, each, steps_to(0.8, found["curves"]), value(found["mean"])])
     return f"{table(head, rows)}\n\n{origin(record)}"
 
 

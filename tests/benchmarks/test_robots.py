@@ -34,7 +34,7 @@ def test_a_report_says_which_seeds_and_trials_it_has(pieces):
     pieces("hierarchical", 0, 3, [0.0, 1.0])
     text = robots.markdown(robots.report(), "hierarchy")
     (row,) = (line for line in text.splitlines() if line.startswith("| hierarchical"))
-    assert "| 0 | 2 of 5 | 0.90 ± 1.27 | 0.80, 1.00 | 0.45 ± 0.64 |" in row
+    assert "| 0 | 2 of 5 | 0.90 ± 1.27 | 0.80, 1.00 | 1 ± 0 | 0.45 ± 0.64 |" in row
     assert "| SAC | 48,000 | 0 | 0 of 5 | – |" in text
 
 
@@ -46,6 +46,13 @@ def test_flat_learners_have_three_times_the_budget_and_learners_of_a_study_as_ma
     for learners in robots.STUDIES.values():
         assert len({len(robots.LEARNERS[name].trials) for name in learners}) == 1
     assert len({robots.LEARNERS[name].budget for name in robots.STUDIES["perception"]}) == 1
+
+
+def test_steps_to_a_success_are_those_of_the_first_point_that_has_it():
+    learned, late, never = ([10, 20, 30], [0.0, 0.9, 0.7]), ([10, 20, 30], [0.0, 0.0, 0.8]), ([10, 20, 30], [0.0] * 3)
+    assert robots.steps_to(0.8, [learned, late]) == "25 ± 64"
+    assert robots.steps_to(0.8, [learned, never]) == "20 (1 of 2)"
+    assert robots.steps_to(0.8, [never]) == "never" and robots.steps_to(0.8, []) == "–"
 
 
 def test_success_while_training_is_that_of_the_episodes_of_each_part(tmp_path):
