@@ -43,7 +43,8 @@ class Features(NetworkPolicy):
     def build(cls, observation_spec: Any, action_spec: Any, config: Any = None, *, normalize: bool = False) -> Any:
         config = config or NetworkConfig(hidden_sizes=())
         perception = Network(observation_spec["sensors"], action_spec.size, config)
-        nn.init.normal_(perception.mlp.layers[-1].weight, std=1e-4)  # what no change speaks for should stay near 0
+        last: Any = perception.mlp.layers[-1]
+        nn.init.normal_(last.weight, std=1e-4)  # what no change speaks for should stay near 0
         policy = cls(perception, observation_spec, action_spec)
         policy.network_config = config
         return policy
