@@ -109,8 +109,8 @@ STUDIES = {
 def piece(learner: str, trial: int, seed: int) -> dict[str, Any]:
     """One training run: success at so many points."""
     what = LEARNERS[learner]
-    settings = {f"algorithm__{name}": value for name, value in what.trials[trial].items()}
-    evaluations = {"trainer__eval_every_steps": what.budget // POINTS, "trainer__eval_episodes": 20}
+    settings: dict[str, Any] = {f"algorithm__{name}": value for name, value in what.trials[trial].items()}
+    evaluations: dict[str, Any] = {"trainer__eval_every_steps": what.budget // POINTS, "trainer__eval_episodes": 20}
     with tempfile.TemporaryDirectory() as folder:
         done = palaestra.train(
             what.algorithm,

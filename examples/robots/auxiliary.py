@@ -40,13 +40,11 @@ class Features(NetworkPolicy):
     """Its "action" is what the perception makes of the sensors."""
 
     @classmethod
-    def build(cls, observation_spec: Any, action_spec: Any, config: Any = None, *, normalize: bool = False) -> Any:
-        config = config or NetworkConfig(hidden_sizes=())
+    def network_for(cls, observation_spec: Any, action_spec: Any, config: NetworkConfig) -> Network:
         perception = Network(observation_spec["sensors"], action_spec.size, config)
-        nn.init.normal_(perception.mlp.layers[-1].weight, std=1e-4)  # what no change speaks for should stay near 0
-        policy = cls(perception, observation_spec, action_spec)
-        policy.network_config = config
-        return policy
+        last: Any = perception.mlp.layers[-1]
+        nn.init.normal_(last.weight, std=1e-4)  # what no change speaks for should stay near 0
+        return perception
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         return PolicyStep(self.sample(observation)[0], state)
@@ -61,7 +59,8 @@ class InverseDynamics(GradientAlgorithm[Features]):
 
     def __init__(self, sensors: Any, actions: Any, seeds: RunSeeds) -> None:
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = Features.build({"sensors": sensors, "moved": actions}, TensorSpec((NUM_FEATURES,)))
+            seen = {"sensors": sensors, "moved": actions}
+            policy = Features.build(seen, TensorSpec((NUM_FEATURES,)), NetworkConfig(hidden_sizes=()))
             self.head = nn.Linear(NUM_FEATURES, actions.num)
         parts = nn.ModuleDict({"perception": policy.network, "head": self.head})
         model = CoreModel({"inverse": parts}, {"inverse": OptimizerOption("adam", {"lr": 3e-3})})
