@@ -26,7 +26,7 @@ def state_after(config, iterations, *, acting_as_worker=False):
     if acting_as_worker:
         for number, policy in enumerate(agents.policies.values()):
             policy.seed(RunSeeds(config.run.seed).integer("acting", 1 + number))
-    with collecting(config, agents, None) as (collect, _):
+    with collecting(config, agents, {}) as (collect, _):
         trainer = Trainer(collect, agents.manager, config.trainer)
         for _ in range(iterations):
             trainer.train_iter()
