@@ -4,7 +4,7 @@
 |---|---|---|
 | sleep | PPO, environments whose steps sleep 2 ms, 4 in each of 1, 2, 4, 8 workers | 85% of workers / 0.002 s |
 | rllib | the same, and in turns RLlib's PPO with as many env runners and the same settings | RLlib's speed |
-| cheetah | PPO on HalfCheetah with 2 workers and with 1, in turns; 32 environments in each, and 32 in all | 1.6 times as fast |
+| cheetah | PPO, HalfCheetah, 2 workers and 1 in turns; 32 environments in each, and 32 in all | 1.6 times as fast |
 | transport | observations out of 2 workers | 500 MB/s by processes, 200 MB/s by Ray |
 | call | one call without data | - |
 """
