@@ -290,7 +290,11 @@ def test_actors_elsewhere_go_on_while_one_of_them_is_killed(place):
         result = trainer.run()
         assert result.status == "done"
         assert len(killer.victims) == 1
-        assert [one[:3] for one in trainer.collect.dropped] == [killer.victims[0][:3]]
+        (dropped,), victim = trainer.collect.dropped, killer.victims[0]
+        assert dropped[:2] == victim[:2]
+        assert dropped[2] >= victim[2], (
+            "it may finish one more before the kill arrives"
+        )
 
 
 def test_what_cannot_work_is_refused():

@@ -15,18 +15,24 @@ from palaestra.policies import RandomPolicy
 from tests.multiagent.parts import RandomWorld, Shop
 
 
-class Fragile(RandomWorld):
-    """Raises at certain steps of its life as an object; a world that is made again is as good as new."""
+class Failing:
+    """Raises at the step of its life as an object that `left` counts down to."""
 
-    def __init__(self, fails_at: int = 7) -> None:
-        super().__init__(revive=True)
-        self.left = fails_at
+    left: int
 
     def advance(self, actions):
         self.left -= 1
         if not self.left:
             raise KeyError("broken")
         return super().advance(actions)
+
+
+class Fragile(Failing, RandomWorld):
+    """Raises at certain steps of its life as an object; a world that is made again is as good as new."""
+
+    def __init__(self, fails_at: int = 7) -> None:
+        super().__init__(revive=True)
+        self.left = fails_at
 
 
 class LateFragile(Shop):
@@ -153,15 +159,9 @@ def test_a_world_that_is_restarted_is_the_same_as_one_that_never_failed():
     assert str(moment) == str(expected)
 
 
-class Late(Meeting):
+class Late(Failing, Meeting):
     """Raises once."""
 
     def __init__(self, fails_at: int) -> None:
         super().__init__()
         self.left = fails_at
-
-    def advance(self, actions):
-        self.left -= 1
-        if not self.left:
-            raise KeyError("broken")
-        return super().advance(actions)

@@ -93,7 +93,7 @@ class Algorithm(ABC, Generic[PolicyT]):
     @final
     def finish_update(self, drawn: Batch) -> None:
         """What ends every update: the policy's version rises, and its normaliser learns the `drawn` observations."""
-        vars(self.policy)["version"] += 1  # a module's own assignment takes as long as an operation on a tensor
+        self.policy.version += 1
         if self.policy.normalizer is not None:
             seen = drawn["observation"]
             if isinstance(self.plan, OnPolicy):

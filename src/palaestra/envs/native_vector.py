@@ -150,9 +150,7 @@ class NativeVectorEnvironment(LockstepEnvironment):
                 step_type[self._over] = 2
             if began is not None:
                 self._make_first(began, step_type, reward, discount, actions)
-            # a NamedTuple's own constructor takes twice as long
-            rows = tuple.__new__(Rows, (step_type, reward, discount, self._arrays(observation)))
-            return self._emitted(rows, actions, info)
+            return self._emitted(Rows(step_type, reward, discount, self._arrays(observation)), actions, info)
         except NonFiniteError:
             self._running = False
             raise

@@ -111,7 +111,7 @@ class CoreModel(nn.Module):
 
         Raises:
             ConfigError: a component has no optimizer, or was frozen by another model that shares it.
-        ShapeError: the loss is not one number.
+            ShapeError: the loss is not one number.
         """
         names: list[str] = []
         parameters: list[Tensor] = []

@@ -137,7 +137,8 @@ def _join(ray: Any, address: str | None, num_cpus: int | None) -> None:
     quiet = {"include_dashboard": False, "num_cpus": num_cpus} if address is None else {}
     try:
         _reach(address)
-        ray.init(address=address, logging_level="ERROR", log_to_driver=False, configure_logging=False, **quiet)
+        own = address or "local"  # `None` would join whatever cluster runs on this machine
+        ray.init(address=own, logging_level="ERROR", log_to_driver=False, configure_logging=False, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"the Ray cluster at {address!r} cannot be joined: {error}. Start one with `ray start --head`, give its "

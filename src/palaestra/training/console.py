@@ -19,7 +19,7 @@ from palaestra.training.time_split import advice
 __all__ = ["ConsoleLogger"]
 
 _BARS = "▁▂▃▄▅▆▇█"
-_PERIOD_S = {True: 0.5, False: 1.0}  # least time between two looks of a panel, and between two lines
+_PANEL_S, _LINE_S = 0.5, 1.0  # least time between two looks of the panel, and between two lines
 
 
 class ConsoleLogger:
@@ -51,8 +51,8 @@ class ConsoleLogger:
         self._row = row
         if "return_mean" in row:
             self._returns.append(row["return_mean"])
-        now, live = time.monotonic(), self._live is not None
-        if now - self._shown_s < _PERIOD_S[live] and row["env_steps"] < self._total:
+        now, period_s = time.monotonic(), _LINE_S if self._live is None else _PANEL_S
+        if now - self._shown_s < period_s and row["env_steps"] < self._total:
             return
         self._shown_s = now
         if self._live is not None:
