@@ -292,9 +292,7 @@ def test_actors_elsewhere_go_on_while_one_of_them_is_killed(place):
         assert len(killer.victims) == 1
         (dropped,), victim = trainer.collect.dropped, killer.victims[0]
         assert dropped[:2] == victim[:2]
-        assert dropped[2] >= victim[2], (
-            "it may finish one more before the kill arrives"
-        )
+        assert dropped[2] >= victim[2], "it may finish one more before the kill arrives"
 
 
 def test_what_cannot_work_is_refused():
