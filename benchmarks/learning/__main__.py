@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
                 if job.row.peer:
                     result = train(job, [str(peer), *PEER_WORKER], [str(env_steps)])
                 else:
-                    settings = json.dumps({"trainer__total_env_steps": env_steps})
+                    settings = json.dumps({"trainer__total_env_steps": env_steps, "run__compile": job.row.compile})
                     result = train(job, [sys.executable, *WORKER], [directory, settings])
                 with LOCK:
                     queue.add(arguments.results, job, result, origin)

@@ -22,7 +22,7 @@ standard deviation over the episodes of 150,000 env steps, with its environment 
 means that our mean is at least the Zoo's minus two standard errors, of ours and the Zoo's together. Rows of
 Stable-Baselines3 are trained by the same queue, with our hyperparameters. In MountainCarContinuous-v0 our presets
 execute every action {CAR_REPEAT} times: so many frames are one env step, and the budget is the Zoo's in frames.
-Training time is without evaluation."""
+Rows from HalfCheetah-v5 on are trained with `--compile`. Training time is without evaluation, but with compilation."""
 
 
 def summarize(row: Row, seeds: Seeds, peer: Seeds = ()) -> dict[str, Any]:
