@@ -224,7 +224,7 @@ class Collector:
         step = self.policy.act(time_step, state, phase=Phase.COLLECT)
         if not random:
             return step
-        self._random.generator = self.policy.generator  # the memory goes on as if the policy had acted
+        self._random.draw_from(self.policy.generator)  # the memory goes on as if the policy had acted
         return step._replace(action=self._random.act(time_step).action)
 
     def _run(self, rows: int, info: CollectInfo, random: bool) -> int:
