@@ -292,8 +292,8 @@ class Policy(nn.Module, ABC):
             return torch.where(first.reshape(-1, *(1,) * (old.ndim - 1)), initial, old)
 
         initial = self.initial_state(len(first))
-        if self._elsewhere is not None:  # these three may come from different devices
-            state, initial = to_device((state, initial), first.device)
+        if self._elsewhere is not None:  # these may come from another device than the state
+            first, initial = to_device((first, initial), device_of(state))
         return state.map(begin, initial)
 
     # -- phases
