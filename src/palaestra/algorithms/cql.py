@@ -60,9 +60,9 @@ class CQL(SoftActorCritic):
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The random part of the actions at both observations, and of those that stand for all actions."""
         rows, size = batch.action.shape
-        shape, device = (rows, self.config.num_actions, size), batch.action.device
-        uniform = torch.empty(shape, device=device).uniform_(-1.0, 1.0, generator=generator)
-        normal = torch.empty(rows, 2 * shape[1], size, device=device).normal_(generator=generator)
+        shape = (rows, self.config.num_actions, size)
+        uniform = torch.empty(shape).uniform_(-1.0, 1.0, generator=generator)
+        normal = torch.empty(rows, 2 * shape[1], size).normal_(generator=generator)
         fields: dict[str, Any] = dict(self.with_action_noise(batch, generator).items())
         return CQLBatch.of({**fields, "uniform": uniform, "sample_noise": normal})
 

@@ -77,8 +77,8 @@ class REDQ(SoftActorCritic):
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The random part of the actions at both observations, and a subset of critics for each minibatch."""
         config = self.config
-        order = torch.rand(config.num_updates, config.num_critics, generator=generator, device=generator.device)
-        subset = order.argsort(-1)[:, : config.subset_size].to(batch.index.device)  # [U, M]
+        order = torch.rand(config.num_updates, config.num_critics, generator=generator)
+        subset = order.argsort(-1)[:, : config.subset_size]  # [U, M]
         fields: dict[str, Any] = dict(self.with_action_noise(batch, generator).items())
         return REDQBatch.of({**fields, "subset": subset.repeat_interleave(config.mini_batch_size, 0)})
 

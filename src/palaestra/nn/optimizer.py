@@ -105,9 +105,9 @@ class ComponentOptimizer:
         """What it remembers of every parameter, by name."""
         self.steps = torch.zeros(())
         """0-dim, gradient steps made."""
-        self._follow_parameters()
+        self.follow_parameters()
 
-    def _follow_parameters(self) -> None:
+    def follow_parameters(self) -> None:
         """Keeps the state where the parameters are, and chooses the quickest way to work on them."""
         for tensors in self.state.values():
             tensors[:] = [tensor.to(p.device, p.dtype) for tensor, p in zip(tensors, self.parameters, strict=True)]
@@ -144,7 +144,7 @@ class ComponentOptimizer:
         if torch.compiler.is_compiling():
             return self._step_in_graph(list(gradients))
         if self.parameters[0].device != self._device:
-            self._follow_parameters()
+            self.follow_parameters()
         recording = torch.is_grad_enabled()
         torch.set_grad_enabled(False)  # `torch.no_grad` takes as long as the norm of a small gradient
         try:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import BoundedSpec, TensorSpec
+from palaestra.core import BoundedSpec, TensorSpec, to_device
 
 __all__ = ["ActionRange"]
 
@@ -47,6 +48,11 @@ class ActionRange(nn.Module):
             ("half_range", finite_high / 2 - finite_low / 2),
         ):
             self.register_buffer(name, torch.as_tensor(bound, dtype=spec.dtype), persistent=False)
+        self._elsewhere: dict[torch.device, dict[str, Tensor]] = {}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """The bounds stay on the CPU, where most actions are executed; for actions elsewhere there are copies."""
+        return self
 
     def forward(self, action: Tensor) -> Tensor:
         """What the environment executes.
@@ -59,6 +65,10 @@ class ActionRange(nn.Module):
         """
         if self._rescales:
             buffers: dict[str, Any] = vars(self)["_buffers"]  # `self.low` would cost a search
+            if not action.is_cpu:
+                if action.device not in self._elsewhere:
+                    self._elsewhere[action.device] = to_device(buffers, action.device)
+                buffers = self._elsewhere[action.device]
             action = torch.addcmul(buffers["center"], buffers["half_range"], action)
             action = action.clamp_(buffers["low"], buffers["high"])
         if len(self._shape) != 1:
