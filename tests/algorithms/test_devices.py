@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 import palaestra.nn.optimizer
 from palaestra.algorithms import ALGORITHMS, GradientAlgorithm
-from palaestra.core import ConfigError, to_device
+from palaestra.core import ConfigError, Linear, to_device
 from tests.algorithms.parts import any_kind, collected, collector_for, environment, make
 from tests.contracts.states import different
 from tests.devices import pretend_device
@@ -59,10 +59,15 @@ def test_an_algorithm_learns_on_a_device_what_it_learns_on_the_cpu(name, kind, m
     [
         ("dqn", "discrete", {"prioritized": True, "noisy": True}),
         ("sac", "continuous", {"normalize_observation": True}),
-        ("ppo", "continuous", {"normalize_observation": True}),
+        (
+            "ppo",
+            "continuous",
+            {"normalize_observation": True, "clip": Linear(0.3, 0.1), "learning_rate": Linear(1e-3, 0.0)},
+        ),
+        ("td3", "continuous", {"tau": Linear(0.01, 0.1), "gamma": Linear(0.9, 0.99)}),
     ],
 )
-def test_priorities_noisy_layers_and_statistics_follow(name, kind, changes, monkeypatch):
+def test_priorities_noisy_layers_statistics_and_schedules_follow(name, kind, changes, monkeypatch):
     monkeypatch.setattr(palaestra.nn.optimizer, "_SMALL", 0)
     with pretend_device() as device:
         check_equal(name, kind, device, **changes)

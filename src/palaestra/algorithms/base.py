@@ -108,6 +108,7 @@ class Algorithm(ABC, Generic[PolicyT]):
         target = require_device(str(device))
         self.model.to(target)
         self.policy.to(target)
+        self._scheduled = {name: (schedule, value.to(target)) for name, (schedule, value) in self._scheduled.items()}
         self._elsewhere = None if target.type == "cpu" else target
         return self
 
