@@ -18,11 +18,10 @@ __all__ = ["CompiledSteps"]
 class CompiledSteps:
     """A gradient step as compiled code; what it needs is compiled when it is first needed.
 
-    There is one graph for each set of periodic loss terms that are due together, for each device, and for each layout of
-    a minibatch: names, shapes, strides and types of its fields. What belongs to the algorithm (parameters, settings,
-    optimizer state) stays the same object after `compile` until it moves to another device, so nothing of it is checked.
-    A call leads to the graph at once: the way through `torch.compile`'s own dispatch costs a sixth of a small gradient
-    step.
+    There is one graph for each set of periodic loss terms that are due together, for each device, and for each layout
+    of a minibatch: names, shapes, strides and types of its fields. What belongs to the algorithm (parameters, settings,
+    optimizer state) stays the same object on one device, so nothing of it is checked. A call leads to the graph at
+    once: the way through `torch.compile`'s own dispatch costs a sixth of a small gradient step.
 
     Args:
         algorithm: whose step it is.
