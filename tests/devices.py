@@ -1,8 +1,9 @@
 """A pretend device: CPU memory that behaves as that of a GPU does, so that ways between devices can be tested.
 
 Its tensors compute what CPU tensors compute, and refuse what CUDA tensors refuse: to meet a CPU tensor of more than one
-number in a computation, to be joined with one of any size, to become a numpy array, and to draw from a generator of the
-CPU. Its generators draw what those of the CPU draw, so a run on it must give the numbers of a run on the CPU exactly.
+number in a computation, or of one number where that is no second operand, to become a numpy array, and to draw from a
+generator of the CPU. Its generators draw what those of the CPU draw, so a run on it must give the numbers of a run on
+the CPU exactly.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,10 @@ NAME = "lazy"  # torch knows a device of this name that needs no driver and has 
 _CPU_GENERATOR = torch.Generator
 _MOVES = ("_to_copy", "to", "copy_")
 _INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_", "unsafe_index")  # indices may be on the CPU
-_JOINED = ("cat", "stack")  # take no number from another device
+_TAKE_NUMBERS = {  # from the CPU too, as the second of two operands
+    *("add", "sub", "rsub", "mul", "div", "pow", "maximum", "minimum", "where", "masked_fill", "index_put"),
+    *("eq", "ne", "lt", "le", "gt", "ge"),
+}
 
 
 class FarGenerator(torch.Generator):
@@ -140,7 +144,7 @@ def _computed(function: Any, args: Any, kwargs: Any) -> Any:
 
 def _require_one_device(name: str, tensors: list[Tensor], far: bool) -> None:
     """Refuses what CUDA refuses."""
-    least = 0 if name in _JOINED else 1
+    least = int(name.removesuffix("_") in _TAKE_NUMBERS or name in _INDEXED)
     strangers = [t for t in tensors[1 if name in _INDEXED else 0 :] if not isinstance(t, FarTensor) and t.ndim >= least]
     if name in _INDEXED:
         strangers = [t for t in strangers if t.dtype.is_floating_point]

@@ -6,7 +6,8 @@ from torch.testing import assert_close
 
 import palaestra.nn.optimizer
 from palaestra.algorithms import ALGORITHMS, GradientAlgorithm
-from palaestra.core import ConfigError, to_device
+from palaestra.algorithms.compiled import CompiledSteps
+from palaestra.core import ConfigError, Linear, to_device
 from tests.algorithms.parts import any_kind, collected, collector_for, environment, make
 from tests.contracts.states import different
 from tests.devices import pretend_device
@@ -59,10 +60,15 @@ def test_an_algorithm_learns_on_a_device_what_it_learns_on_the_cpu(name, kind, m
     [
         ("dqn", "discrete", {"prioritized": True, "noisy": True}),
         ("sac", "continuous", {"normalize_observation": True}),
-        ("ppo", "continuous", {"normalize_observation": True}),
+        (
+            "ppo",
+            "continuous",
+            {"normalize_observation": True, "clip": Linear(0.3, 0.1), "learning_rate": Linear(1e-3, 0.0)},
+        ),
+        ("td3", "continuous", {"tau": Linear(0.01, 0.1), "gamma": Linear(0.9, 0.99)}),
     ],
 )
-def test_priorities_noisy_layers_and_statistics_follow(name, kind, changes, monkeypatch):
+def test_priorities_noisy_layers_statistics_and_schedules_follow(name, kind, changes, monkeypatch):
     monkeypatch.setattr(palaestra.nn.optimizer, "_SMALL", 0)
     with pretend_device() as device:
         check_equal(name, kind, device, **changes)
@@ -94,16 +100,22 @@ def test_acting_begins_anew_where_the_saved_generator_is_of_another_kind():
     assert not torch.equal(first.policy.generator.get_state(), fresh)
 
 
-def test_a_move_makes_compiled_code_anew(monkeypatch):
-    compiled = []
-    monkeypatch.setattr(GradientAlgorithm, "compile", lambda self: compiled.append(self.device.type))
-    algorithm, _ = collected("dqn", "discrete")
-    algorithm.to("cpu")
-    assert not compiled
-    algorithm._compiled = object()
+def test_compiled_code_is_for_one_device(monkeypatch):
+    made = []
+
+    def compiled(self, batch):
+        made.append(self._algorithm.device.type)
+        return lambda batch: None
+
+    monkeypatch.setattr(CompiledSteps, "_compiled", compiled)
+    algorithm, collector = collected("dqn", "discrete")
+    steps = CompiledSteps(algorithm, GradientAlgorithm._gradient_step)
+    steps((), algorithm.draw(collector.buffer))
     with pretend_device() as device:
         algorithm.to(device)
-    assert compiled == [device]
+        for _ in range(2):
+            steps((), algorithm.draw(collector.buffer))
+    assert made == ["cpu", device]
 
 
 def test_a_device_that_is_not_there_is_refused_and_nothing_moves():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -212,22 +212,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     def _prepared(self, drawn: Batch, source: DataSource, info: UpdateInfo) -> Batch:
         if self.bonus is None:
-            return self.here(self.noise(self.preprocess(drawn, source), self._noise_generator))
+            return self.on_device(self.noise(self.preprocess(drawn, source), self._noise_generator))
         rewarded, mean = self.bonus.rewarded(drawn)
         info.records.append({"bonus_mean": mean})
-        batch = self.here(self.noise(self.preprocess(rewarded, source), self._noise_generator))
+        batch = self.on_device(self.noise(self.preprocess(rewarded, source), self._noise_generator))
         return batch.replace(bonus=self.bonus.transitions(drawn))
-
-    def to(self, device: torch.device | str) -> Self:
-        """See `Algorithm.to`; compiled code is for one device, so it is made anew.
-
-        Args:
-            device: see `Algorithm.to`.
-        """
-        super().to(device)
-        if self._compiled is not None:
-            self.compile()
-        return self
 
     def compile(self) -> None:
         """Compiles gradients and optimizer steps into one graph; the first update then takes seconds longer.

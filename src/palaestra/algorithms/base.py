@@ -64,7 +64,8 @@ class Algorithm(ABC, Generic[PolicyT]):
         self.config: Any = config
         self.policy: PolicyT = policy
         self.model, self.plan = model, plan
-        self._elsewhere: torch.device | None = None  # where it learns, unless it is on the CPU
+        self.device = torch.device("cpu")
+        """Where it learns."""
         self.num_gradient_steps = 0
         self.progress = 0.0
         """Where everything that follows a schedule is, in [0, 1]."""
@@ -85,11 +86,7 @@ class Algorithm(ABC, Generic[PolicyT]):
         """Updates made so far; every row carries the version that acted."""
         return self.policy.version
 
-    @property
-    def device(self) -> torch.device:
-        """Where it learns."""
-        return self._elsewhere or torch.device("cpu")
-
+    @final
     def to(self, device: torch.device | str) -> Self:
         """Moves the model, what its optimizers remember, and the policy to a device; data follows when it is drawn.
 
@@ -108,7 +105,8 @@ class Algorithm(ABC, Generic[PolicyT]):
         target = require_device(str(device))
         self.model.to(target)
         self.policy.to(target)
-        self._elsewhere = None if target.type == "cpu" else target
+        self._scheduled = {name: (schedule, value.to(target)) for name, (schedule, value) in self._scheduled.items()}
+        self.device = target
         return self
 
     @final
@@ -118,16 +116,16 @@ class Algorithm(ABC, Generic[PolicyT]):
         Args:
             source: where the data comes from.
         """
-        return self.here(source.draw(self.plan, self.minibatch_generator))
+        return self.on_device(source.draw(self.plan, self.minibatch_generator))
 
     @final
-    def here(self, batch: Any) -> Any:
+    def on_device(self, batch: Any) -> Any:
         """Data where the algorithm learns.
 
         Args:
             batch: from anywhere.
         """
-        return batch if self._elsewhere is None else to_device(batch, self._elsewhere)
+        return batch if self.device.type == "cpu" else to_device(batch, self.device)
 
     @abstractmethod
     def update(self, source: DataSource) -> UpdateInfo:

@@ -185,7 +185,7 @@ class PPG(ActorCritic):
         for name, leaf in state.items():
             if name.startswith("kept."):
                 self._kept = self._kept or Batch.of({})
-                _put(self._kept, name.removeprefix("kept.").split("."), self.here(leaf))
+                _put(self._kept, name.removeprefix("kept.").split("."), self.on_device(leaf))
         if self._kept is not None and "value_target" not in self._kept:
             raise CheckpointError("the saved rows for the auxiliary phase have no value targets")
 

@@ -113,6 +113,7 @@ class DeviceMemory(Memory):
         Raises:
             ConfigError: there is less memory than they need; the message says how much of it and what can be done.
         """
+        assert self.device is not None
         there = {path: spec for path, spec in shapes.items() if path not in BOOKKEEPING}
         here = {path: spec for path, spec in shapes.items() if path in BOOKKEEPING}
         _require_room(there, free_bytes(self.device), str(self.device), "rows in main memory (leave `storage` out)")

@@ -340,8 +340,7 @@ class LaneStorage:
         """
         other = LaneStorage(rows, self.lanes, self.specs, name=self._name, stacks=self._stacks, memory=self._memory)
         for path, leaf in self._leaves.items():
-            rows = leaf.take(order * self.lanes + np.arange(self.lanes))
-            other._leaves[path].tensor[: len(order)] = rows
+            other._leaves[path].tensor[: len(order)] = leaf.take(order * self.lanes + np.arange(self.lanes))
         return other
 
     def _parts(self, name: str, value: Any) -> list[tuple[str, Any]]:

@@ -112,7 +112,7 @@ class ComponentOptimizer:
         for tensors in self.state.values():
             tensors[:] = [tensor.to(p.device, p.dtype) for tensor, p in zip(tensors, self.parameters, strict=True)]
         self._device = self.parameters[0].device if self.parameters else self.steps.device
-        self.steps = self.steps.to(self._device)
+        self.steps, self.learning_rate = self.steps.to(self._device), self.learning_rate.to(self._device)
         kinds = {(parameter.device, parameter.dtype) for parameter in self.parameters}
         self._mixed = len(kinds) > 1
         self._fused = None if self._mixed else _FUSED.get(self.option.cls)

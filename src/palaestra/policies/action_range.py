@@ -36,6 +36,7 @@ class ActionRange(nn.Module):
         self._rescales = isinstance(spec, BoundedSpec) and bool(
             np.isfinite(spec.minimum).any() or np.isfinite(spec.maximum).any()
         )
+        self._elsewhere: dict[torch.device, dict[str, Tensor]] = {}
         if not isinstance(spec, BoundedSpec):
             return
         low, high = (np.array(bound, dtype=np.float64).reshape(-1) for bound in (spec.minimum, spec.maximum))
@@ -48,10 +49,10 @@ class ActionRange(nn.Module):
             ("half_range", finite_high / 2 - finite_low / 2),
         ):
             self.register_buffer(name, torch.as_tensor(bound, dtype=spec.dtype), persistent=False)
-        self._elsewhere: dict[torch.device, dict[str, Tensor]] = {}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """The bounds stay on the CPU, where most actions are executed; for actions elsewhere there are copies."""
+        self._elsewhere.clear()
         return self
 
     def forward(self, action: Tensor) -> Tensor:
