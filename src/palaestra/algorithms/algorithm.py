@@ -210,11 +210,23 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     def _prepared(self, drawn: Batch, source: DataSource, info: UpdateInfo) -> Batch:
         if self.bonus is None:
-            return self.noise(self.preprocess(drawn, source), self._noise_generator)
+            return self._single(self.noise(self.preprocess(drawn, source), self._noise_generator))
         rewarded, mean = self.bonus.rewarded(drawn)
         info.records.append({"bonus_mean": mean})
-        batch = self.noise(self.preprocess(rewarded, source), self._noise_generator)
+        batch = self._single(self.noise(self.preprocess(rewarded, source), self._noise_generator))
         return batch.replace(bonus=self.bonus.transitions(drawn))
+
+    def _single(self, batch: Batch) -> Batch:
+        """Observations in single precision, as networks need them; each would convert them anew in every pass.
+
+        A normaliser first subtracts a mean, which needs all digits.
+        """
+        if self.policy.normalizer is None:
+            for name in ("observation", "next_observation"):
+                value = vars(batch).get(name)
+                if isinstance(value, Tensor) and value.dtype == torch.float64:
+                    batch = batch.replace(**{name: value.float()})
+        return batch
 
     def compile(self) -> None:
         """Compiles gradients and optimizer steps into one graph; the first update then takes seconds longer.
