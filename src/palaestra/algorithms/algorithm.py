@@ -212,11 +212,24 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     def _prepared(self, drawn: Batch, source: DataSource, info: UpdateInfo) -> Batch:
         if self.bonus is None:
-            return self.on_device(self.noise(self.preprocess(drawn, source), self._noise_generator))
+            return self._ready(self.preprocess(drawn, source))
         rewarded, mean = self.bonus.rewarded(drawn)
         info.records.append({"bonus_mean": mean})
-        batch = self.on_device(self.noise(self.preprocess(rewarded, source), self._noise_generator))
+        batch = self._ready(self.preprocess(rewarded, source))
         return batch.replace(bonus=self.bonus.transitions(drawn))
+
+    def _ready(self, batch: Any) -> Any:
+        """With noise, on the device, and with observations in single precision as networks need them.
+
+        Each pass would convert them anew; a normaliser first subtracts a mean, which needs all digits.
+        """
+        batch = self.on_device(self.noise(batch, self._noise_generator))
+        if self.policy.normalizer is None:
+            for name in ("observation", "next_observation"):
+                value = vars(batch).get(name)
+                if isinstance(value, Tensor) and value.dtype == torch.float64:
+                    batch = batch.replace(**{name: value.float()})
+        return batch
 
     def compile(self) -> None:
         """Compiles gradients and optimizer steps into one graph; the first update then takes seconds longer.
