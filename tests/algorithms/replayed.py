@@ -15,11 +15,11 @@ LINEAR = NetworkConfig(hidden_sizes=(), activation="relu")
 ROWS = 3
 
 
-def made(name: str, **settings: Any) -> Any:
+def made(name: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
     """An algorithm for two numbers of observation and one of action."""
     kind: Any = ALGORITHMS[name]
     config = kind.config_class(**{"network": LINEAR, "mini_batch_size": ROWS, "num_updates": 1, **settings})
-    return kind(TensorSpec((2,)), BOX, config, RunSeeds(0))
+    return kind(TensorSpec((2,), dtype), BOX, config, RunSeeds(0))
 
 
 def constant(network: nn.Module, value: Any) -> None:

@@ -1,12 +1,15 @@
 """Tests of DDPG, TD3 and TD3+BC: targets, delays, noise, and what each term trains."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 from palaestra.policies import Phase
 from tests.algorithms.parts import collected
-from tests.algorithms.replayed import constant, made, prepared
+from tests.algorithms.replayed import constant, made, prepared, windows
 
 MID, LAST = 1, 2
 
@@ -39,6 +42,19 @@ def test_target_noise_is_clipped_and_the_action_stays_in_range():
     algorithm.target_critic.forward = lambda x, action: seen.append(action) or original(x, action)
     algorithm.target(prepared(algorithm, 0.0, 1.0), torch.full((3, 1), 0.4))
     assert_close(seen[0], torch.ones(3, 1))
+
+
+@pytest.mark.parametrize(("normalize", "dtype"), [(False, torch.float32), (True, torch.float64)])
+def test_observations_in_double_precision_are_converted_once_unless_they_are_normalised(normalize, dtype):
+    # A normaliser subtracts a mean first; rounded to single precision before, a clock that says 10^9 would stand still.
+    algorithm = made("td3", torch.float64, normalize_observation=normalize)
+    drawn = windows(0.0, 1.0)
+    drawn.update(observation=drawn.observation.double(), next_observation=drawn.next_observation.double())
+    source: Any = SimpleNamespace(draw=lambda plan, generator: drawn)
+    minibatch = next(algorithm.update_steps(source))
+    assert minibatch.observation.dtype == minibatch.next_observation.dtype == dtype
+    assert drawn.observation.dtype == torch.float64
+    assert algorithm.losses(minibatch).terms["critic"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["td3", "td3_bc"])

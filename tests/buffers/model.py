@@ -144,9 +144,11 @@ def make_buffer(capacity: int | None, num_lanes: int, **named: Any) -> ReplayBuf
     )
 
 
-def filled(capacity: int | None, num_lanes: int, steps: int, seed: int = 0, **named: Any) -> tuple[ReplayBuffer, World]:
+def filled(
+    capacity: int | None, num_lanes: int, steps: int, seed: int = 0, *, storage: Any = None, **named: Any
+) -> tuple[ReplayBuffer, World]:
     """A buffer after so many steps of all lanes, and the model beside it."""
-    buffer = make_buffer(capacity, num_lanes)
+    buffer = make_buffer(capacity, num_lanes, storage=storage)
     world = World(num_lanes, 10**6 if capacity is None else capacity // num_lanes, seed, **named)
     world.open(buffer)
     for _ in range(steps):

@@ -25,7 +25,7 @@ def test_a_tree_draws_what_a_cumulative_sum_would(size, seed, writes):
     tree, leaves = SumTree(size), np.zeros(size)
     for _ in range(writes):
         index = rng.integers(0, size, rng.integers(1, 60))
-        value = rng.random(len(index)) * (rng.random(len(index)) > 0.3)
+        value = rng.random(len(index), np.float32) * (rng.random(len(index)) > 0.3)
         tree.set(index, value)
         leaves[index] = value
     assert np.array_equal(tree.leaves, leaves)
@@ -42,15 +42,27 @@ def test_a_tree_draws_what_a_cumulative_sum_would(size, seed, writes):
 
 def test_a_tree_of_one_leaf_and_of_extreme_sizes_never_draws_an_empty_leaf():
     tree = SumTree(40_000)
-    tree.set(np.array([3, 39_999, 20_000]), np.array([1e300, 1e-300, 1e284]))
+    tree.set(np.array([3, 39_999, 20_000]), np.array([1e30, 1e-30, 1e24]))
     uniform = np.array([0.0, np.nextafter(1.0, 0), 0.5, 1 - 1e-16])
     index, size = tree.draw(uniform)
     assert set(index.tolist()) <= {3, 20_000, 39_999}
     assert size.all()
 
 
+def test_single_precision_favours_no_leaf_of_a_million():
+    """TS-11: every place of a block, and every block of a larger one, is drawn as often as its size says."""
+    tree, rng = SumTree(1_000_000), np.random.default_rng(0)
+    size = rng.random(1_000_000, np.float32)
+    tree.fill(size)
+    index, _ = tree.draw(rng.random(400_000))
+    for width in (1, 32, 1024):
+        times = np.bincount(index // width % 32)
+        expected = np.bincount(np.arange(1_000_000) // width % 32, size) / size.sum() * len(index)
+        assert ((times - expected) ** 2 / expected).sum() < 31 + 5 * np.sqrt(2 * 31)
+
+
 def test_a_tree_refuses_the_state_of_another():
-    with pytest.raises(CheckpointError, match="the saved priorities are 10 numbers, but here are 20"):
+    with pytest.raises(CheckpointError, match="the saved priorities are 80 bytes, but here are 160"):
         SumTree(20).load_state(SumTree(10).state())
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palaestra.buffers import BalancedSampler, EpisodeSampler, PrioritizedSampler, Sampler, WholeSampler
+from palaestra.buffers import BalancedSampler, DeviceMemory, EpisodeSampler, PrioritizedSampler, Sampler, WholeSampler
 from palaestra.core import ConfigError, Offline, Prioritized, ShapeError
 from tests.buffers.checks import check_unroll, check_windows
 from tests.buffers.model import LAST, World, filled, generator, make_buffer, replay
@@ -22,8 +22,8 @@ SAMPLERS = {
 }
 
 
-def sampled(sampler, capacity=80, lanes=2, steps=70, **named):
-    buffer = make_buffer(capacity, lanes, sampler=sampler)
+def sampled(sampler, capacity=80, lanes=2, steps=70, storage=None, **named):
+    buffer = make_buffer(capacity, lanes, sampler=sampler, storage=storage)
     world = World(lanes, capacity // lanes, **named)
     world.open(buffer)
     for _ in range(steps):
@@ -39,10 +39,12 @@ def sampled(sampler, capacity=80, lanes=2, steps=70, **named):
     steps=st.integers(1, 90),
     seed=st.integers(0, 99),
     n_step=st.integers(1, 3),
+    on_device=st.booleans(),
 )
-def test_what_goes_in_comes_out_of_every_sampler(name, lanes, rows, steps, seed, n_step):
+def test_what_goes_in_comes_out_of_every_sampler(name, lanes, rows, steps, seed, n_step, on_device):
     """TS-08, TS-22, MARO-43: episodes shorter and longer than the ring, through wrap-around, with broken fragments."""
-    buffer, world = sampled(SAMPLERS[name](), rows * lanes, lanes, 0, seed=seed, breaks=True)
+    storage = DeviceMemory("cpu") if on_device else None
+    buffer, world = sampled(SAMPLERS[name](), rows * lanes, lanes, 0, storage, seed=seed, breaks=True)
     for i in range(steps):
         world.append(buffer, [i % lanes] if i % 5 == 4 else None)
         if i % 7 == 0:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import palaestra.buffers
-from palaestra.buffers import LaneStreams, ReplayBuffer
+from palaestra.buffers import DeviceMemory, LaneStreams, ReplayBuffer
 from palaestra.core import DataSource, Offline, OnPolicy, PalaestraError, Replay, ShapeError, load_tensors, save_tensors
 from tests.buffers.checks import check_contents, check_unroll, check_windows
 from tests.buffers.model import FIRST, LAST, World, filled, make_buffer
@@ -31,10 +31,19 @@ SHAPES = {
 }
 
 
+STORAGES = {"main memory": lambda: None, "device": lambda: DeviceMemory("cpu")}
+
+
 @pytest.fixture(params=SHAPES.values(), ids=SHAPES)
-def pair(request):
+def shape(request):
+    """Capacity, lanes, steps."""
+    return request.param
+
+
+@pytest.fixture(params=STORAGES.values(), ids=STORAGES)
+def pair(request, shape):
     """A buffer, and the model that was written beside it."""
-    return filled(*request.param, breaks=True)
+    return filled(*shape, breaks=True, storage=request.param())
 
 
 def replay(**named):
@@ -169,11 +178,13 @@ class Both:
     rows=st.one_of(st.none(), st.integers(1, 6)),
     seed=st.integers(0, 999),
     steps=st.lists(st.sampled_from(["all", "some", "some", "restart", "clear", "unroll", "reload"]), max_size=25),
+    storage=st.sampled_from(sorted(STORAGES)),
 )
-def test_any_history_of_writes_equals_lists_of_rows(num_lanes, rows, seed, steps):
+def test_any_history_of_writes_equals_lists_of_rows(num_lanes, rows, seed, steps, storage):
     """TS-08, TS-22, TS-24, F25: unequal lanes, restarted streams, unrolls in between, a reload in mid-stream."""
     capacity = None if rows is None else rows * num_lanes
-    buffer, world = make_buffer(capacity, num_lanes), World(num_lanes, rows or 10**6, seed, breaks=True)
+    buffer = make_buffer(capacity, num_lanes, storage=STORAGES[storage]())
+    world = World(num_lanes, rows or 10**6, seed, breaks=True)
     world.open(buffer)
     rng, used = np.random.default_rng(seed), False
     for step in steps:
@@ -189,7 +200,7 @@ def test_any_history_of_writes_equals_lists_of_rows(num_lanes, rows, seed, steps
             buffer.draw(OnPolicy(unroll_length=1), generator())
             used = True
         elif step == "reload":
-            state, buffer = buffer.state_tensors(), make_buffer(capacity, num_lanes)
+            state, buffer = buffer.state_tensors(), make_buffer(capacity, num_lanes, storage=STORAGES[storage]())
             buffer.load_state_tensors(state)
         elif step == "restart":
             world.open(buffer, some)
@@ -215,10 +226,16 @@ def test_any_history_of_writes_equals_lists_of_rows(num_lanes, rows, seed, steps
 
 
 @bounded
-@given(num_lanes=st.integers(1, 3), seed=st.integers(0, 999), steps=st.integers(1, 40), every=st.integers(1, 9))
-def test_only_ended_episodes_are_learned_from_where_that_is_asked_for(num_lanes, seed, steps, every):
+@given(
+    num_lanes=st.integers(1, 3),
+    seed=st.integers(0, 999),
+    steps=st.integers(1, 40),
+    every=st.integers(1, 9),
+    storage=st.sampled_from(sorted(STORAGES)),
+)
+def test_only_ended_episodes_are_learned_from_where_that_is_asked_for(num_lanes, seed, steps, every, storage):
     """TS-24, TS-25: running episodes wait for their end, broken ones never come, and none is lost between unrolls."""
-    buffer = make_buffer(None, num_lanes, complete_episodes_only=True)
+    buffer = make_buffer(None, num_lanes, complete_episodes_only=True, storage=STORAGES[storage]())
     world = World(num_lanes, 10**6, seed, breaks=True)
     world.open(buffer)
     learned = []

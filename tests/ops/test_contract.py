@@ -54,6 +54,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "reverse_linear_recurrence": ((REWARD, DISCOUNT, VALUE[0]), {}),
     "reverse_linear_steps": ((REWARD[1:], DISCOUNT[1:], VALUE), {"n": 3}),
     "row_weights": ((VALID.float(),), {}),
+    "squared_errors": ((LOG_RATIO, REWARD[0]), {}),
     "standardize": ((LOG_RATIO, VALID), {}),
     "td_target": ((VALUE[1], REWARD[1], DISCOUNT[1]), {}),
     "valid_starts": ((STEP_TYPE,), {}),

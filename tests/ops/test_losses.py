@@ -16,6 +16,7 @@ from palaestra.ops import (
     huber,
     masked_mean,
     policy_gradient,
+    squared_errors,
 )
 
 bounded = settings(max_examples=25, deadline=None, derandomize=True)
@@ -44,6 +45,23 @@ def test_huber_limits_the_gradient_to_delta():
 def test_huber_refuses_a_delta_that_is_not_positive():
     with pytest.raises(ValueError, match=r"delta is 0\.0; it must be positive"):
         huber(torch.ones(2), delta=0.0)
+
+
+def test_squared_errors_are_the_mean_of_each_member_added_up():
+    prediction = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    target = torch.linspace(-1, 1, 5, dtype=torch.float64)
+    loss = squared_errors(prediction, target)
+    assert_close(loss, sum(((row - target) ** 2).sum() / 5 for row in prediction))
+    (gradient,) = torch.autograd.grad(loss, prediction)
+    assert_close(gradient, 2 * (prediction.detach() - target) / 5)  # of a member it is the same whatever their number
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_squared_errors_refuse_rows_that_are_not_the_targets():
+    # Broadcast in silence, [2, 5] members and a target [2] or [5, 1] would be another loss.
+    for target in (torch.zeros(2), torch.zeros(5, 1)):
+        with pytest.raises(ShapeError, match=r"prediction has shape \[2, 5\] and target has shape .* must be \[K, N\]"):
+            squared_errors(torch.zeros(2, 5), target)
 
 
 def test_policy_gradient_raises_the_probability_of_better_actions():

@@ -13,6 +13,7 @@ from palaestra.nn import NetworkConfig
 from palaestra.robots import ComputationTask, Robot, TaskSpec, task_seeds
 from palaestra.robots.helpers import helper_for
 from palaestra.robots.rows import time_step_row
+from tests.devices import pretend_device
 from tests.robots.parts import Line, OneTaskAgent, Ticks
 
 OBSERVATION, CHOICE = TensorSpec((3,)), DiscreteSpec(num=4)
@@ -200,3 +201,22 @@ def test_passing_the_same_algorithm_shares_it_and_tasks_that_share_are_never_com
         assert not held.wait(0.1)
     thread.join(10)
     assert held.is_set()
+
+
+def test_a_task_and_its_reference_copy_move_together():
+    """Predictions come back to the CPU, rows are stored there, and what the copy draws from goes on or begins anew."""
+    with pretend_device() as device:
+        task = dqn_task(sync_every_updates=2)
+        task.to(device)
+        assert task.acting_policy.device.type == task.algorithm.device.type == device
+        answer = task.predict(inputs())
+        assert (type(answer["action"]), type(answer["env_action"])) == (torch.Tensor, torch.Tensor)
+        fill(task)
+        for _ in range(2):
+            task.learn([None])
+        assert answer["action"].tolist() == dqn_task(sync_every_updates=2).predict(inputs())["action"].tolist()
+        assert {p.device.type for p in task.acting_policy.parameters()} == {device}
+        state = task.state()
+    twin = dqn_task(sync_every_updates=2)
+    twin.load_state({**state, "generator": torch.zeros(16, dtype=torch.uint8)})  # as CUDA has it
+    assert twin.acting_policy.version == 2

@@ -36,6 +36,12 @@ def test_a_calm_run_is_not_warned_of():
     assert warned([CALM, *[CALM | {"learning/entropy": 0.001, "return_mean": 20.0 + k} for k in range(20)]]) == []
 
 
+def test_the_entropy_of_a_density_may_be_below_zero():
+    """F24: six continuous actions with a standard deviation of 0.14 have an entropy of -3.5 from the start."""
+    narrow = CALM | {"learning/entropy": -3.5}
+    assert warned([narrow, *[narrow | {"return_mean": 10.0}] * 20]) == []
+
+
 def test_an_agent_whose_returns_are_all_perfect_is_not_warned_of():
     """F24: values need not explain the variance of returns that have none."""
     solved = CALM | {"return_mean": 500.0, "learning/explained_variance": -3.0}

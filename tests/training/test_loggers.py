@@ -112,10 +112,10 @@ def test_a_metric_is_averaged_over_the_records_that_have_it():
     assert averages.take() == {"a": 1.5, "b": 5.0}
 
 
-@pytest.mark.parametrize("count", [4095, 4096, 9000])
+@pytest.mark.parametrize("count", [31, 32, 1000])
 def test_many_records_are_settled_on_the_way(count):
     averages = Averages()
     for _ in range(count):
         averages.add([{"a": torch.tensor(0.5)}])
-    assert len(averages._pending) < 4096
+    assert len(averages._pending) < 32
     assert averages.take() == {"a": 0.5}

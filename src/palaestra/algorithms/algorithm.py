@@ -63,9 +63,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """Adds the random fields that the loss needs.
 
+        They are drawn on the CPU, with no device given, and follow the batch to wherever it is.
+
         Args:
             batch: after `preprocess`.
-            generator: source of the noise.
+            generator: source of the noise, on the CPU.
         """
         return batch
 
@@ -191,13 +193,13 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             What the whole update did.
         """
         with self.policy.in_phase(Phase.UPDATE):
-            drawn = source.draw(self.plan, self.minibatch_generator)
+            drawn = self.draw(source)
             info = UpdateInfo(self.policy_version + 1, 0, 0)
             batch = self._prepared(drawn, source, info)
             for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
                 metrics, priority = yield minibatch
                 if priority is not None:
-                    source.write_back(minibatch["index"], priority)
+                    source.write_back(minibatch["index"].cpu(), priority.cpu())
                 info.records.append(metrics)
                 info.gradient_steps += 1
                 info.rows_trained += num_rows(minibatch)
@@ -210,11 +212,24 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     def _prepared(self, drawn: Batch, source: DataSource, info: UpdateInfo) -> Batch:
         if self.bonus is None:
-            return self.noise(self.preprocess(drawn, source), self._noise_generator)
+            return self._ready(self.preprocess(drawn, source))
         rewarded, mean = self.bonus.rewarded(drawn)
         info.records.append({"bonus_mean": mean})
-        batch = self.noise(self.preprocess(rewarded, source), self._noise_generator)
+        batch = self._ready(self.preprocess(rewarded, source))
         return batch.replace(bonus=self.bonus.transitions(drawn))
+
+    def _ready(self, batch: Any) -> Any:
+        """With noise, on the device, and with observations in single precision as networks need them.
+
+        Each pass would convert them anew; a normaliser first subtracts a mean, which needs all digits.
+        """
+        batch = self.on_device(self.noise(batch, self._noise_generator))
+        if self.policy.normalizer is None:
+            for name in ("observation", "next_observation"):
+                value = vars(batch).get(name)
+                if isinstance(value, Tensor) and value.dtype == torch.float64:
+                    batch = batch.replace(**{name: value.float()})
+        return batch
 
     def compile(self) -> None:
         """Compiles gradients and optimizer steps into one graph; the first update then takes seconds longer.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, TypeVar, final
+from typing import Any, ClassVar, Generic, Self, TypeVar, final
 
 import torch
 
@@ -20,7 +20,9 @@ from palaestra.core import (
     Piecewise,
     Plan,
     RunSeeds,
+    require_device,
     schedule_value,
+    to_device,
 )
 from palaestra.nn import CoreModel
 from palaestra.policies import NetworkPolicy, Policy
@@ -62,6 +64,9 @@ class Algorithm(ABC, Generic[PolicyT]):
         self.config: Any = config
         self.policy: PolicyT = policy
         self.model, self.plan = model, plan
+        self.device = torch.device("cpu")
+        """Where it learns."""
+        self._moves = False  # whether that is not the CPU: a device takes ten times as long to ask
         self.num_gradient_steps = 0
         self.progress = 0.0
         """Where everything that follows a schedule is, in [0, 1]."""
@@ -82,6 +87,47 @@ class Algorithm(ABC, Generic[PolicyT]):
         """Updates made so far; every row carries the version that acted."""
         return self.policy.version
 
+    @final
+    def to(self, device: torch.device | str) -> Self:
+        """Moves the model, what its optimizers remember, and the policy to a device; data follows when it is drawn.
+
+        The numbers that decide what is drawn and the noise of losses go on coming from generators on the CPU, so they
+        are the same on every device. Acting draws from the device's own generator, which starts anew.
+
+        Args:
+            device: `"cpu"`, `"cuda"` or `"cuda:1"`.
+
+        Returns:
+            The algorithm itself.
+
+        Raises:
+            ConfigError: there is no such device; the message says which there are.
+        """
+        target = require_device(str(device))
+        self.model.to(target)
+        self.policy.to(target)
+        self._scheduled = {name: (schedule, value.to(target)) for name, (schedule, value) in self._scheduled.items()}
+        self.device, self._moves = target, target.type != "cpu"
+        return self
+
+    @final
+    def draw(self, source: DataSource) -> Batch:
+        """The data of one update, where the algorithm learns: the one place where data moves to a device.
+
+        Args:
+            source: where the data comes from.
+        """
+        return self.on_device(source.draw(self.plan, self.minibatch_generator))
+
+    @final
+    def on_device(self, batch: Any) -> Any:
+        """Data where the algorithm learns.
+
+        Args:
+            batch: from anywhere.
+        """
+        return to_device(batch, self.device) if self._moves else batch
+
     @abstractmethod
     def update(self, source: DataSource) -> UpdateInfo:
         """Everything learned from one unroll or sample; raises the policy version by one.
@@ -93,7 +139,7 @@ class Algorithm(ABC, Generic[PolicyT]):
     @final
     def finish_update(self, drawn: Batch) -> None:
         """What ends every update: the policy's version rises, and its normaliser learns the `drawn` observations."""
-        self.policy.version += 1
+        vars(self.policy)["version"] += 1  # nn.Module's own way of setting a number takes ten times as long
         if self.policy.normalizer is not None:
             seen = drawn["observation"]
             if isinstance(self.plan, OnPolicy):
@@ -131,8 +177,11 @@ class Algorithm(ABC, Generic[PolicyT]):
         """All that learning depends on, by name, for a checkpoint."""
         state: dict[str, Any] = self.model.state_tensors()
         state |= {"policy_version": self.policy_version, "num_gradient_steps": self.num_gradient_steps}
-        for name, generator in self._generators().items():
-            state[f"generator.{name}"] = generator.get_state()
+        state |= {
+            "generator.minibatches": self.minibatch_generator.get_state(),
+            "generator.noise": self._noise_generator.get_state(),
+            "generator.acting": self.policy.generator.get_state(),
+        }
         if self.policy.normalizer is not None:
             state |= {f"normalizer.{key}": value for key, value in self.policy.normalizer.state_dict().items()}
         return state
@@ -150,18 +199,12 @@ class Algorithm(ABC, Generic[PolicyT]):
         try:
             self.policy.version = int(state["policy_version"])
             self.num_gradient_steps = int(state["num_gradient_steps"])
-            for name, generator in self._generators().items():
-                generator.set_state(state[f"generator.{name}"])
+            self.minibatch_generator.set_state(state["generator.minibatches"])
+            self._noise_generator.set_state(state["generator.noise"])
+            self.policy.load_generator_state(state["generator.acting"])
         except KeyError as error:
             raise CheckpointError(f"the saved algorithm has no {error}") from error
         if self.policy.normalizer is not None:
             prefix = "normalizer."
             saved = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
             self.policy.normalizer.load_state_dict(saved)
-
-    def _generators(self) -> dict[str, torch.Generator]:
-        return {
-            "minibatches": self.minibatch_generator,
-            "noise": self._noise_generator,
-            "acting": self.policy.generator,
-        }

@@ -18,10 +18,10 @@ __all__ = ["CompiledSteps"]
 class CompiledSteps:
     """A gradient step as compiled code; what it needs is compiled when it is first needed.
 
-    There is one graph for each set of periodic loss terms that are due together, and for each layout of a minibatch:
-    names, shapes, strides and types of its fields. What belongs to the algorithm (parameters, settings, optimizer
-    state) stays the same object after `compile`, so nothing of it is checked. A call leads to the graph at once:
-    the way through `torch.compile`'s own dispatch costs a sixth of a small gradient step.
+    There is one graph for each set of periodic loss terms that are due together, for each device, and for each layout
+    of a minibatch: names, shapes, strides and types of its fields. What belongs to the algorithm (parameters, settings,
+    optimizer state) stays the same object on one device, so nothing of it is checked. A call leads to the graph at
+    once: the way through `torch.compile`'s own dispatch costs a sixth of a small gradient step.
 
     Args:
         algorithm: whose step it is.
@@ -40,7 +40,7 @@ class CompiledSteps:
             due: the periodic loss terms that it uses.
             batch: the minibatch.
         """
-        key = due, _layout(batch)
+        key = due, self._algorithm.device, _layout(batch)
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._graphs[key] = self._compiled(batch)

@@ -17,7 +17,7 @@ from palaestra.algorithms.off_policy import OfflineConfig
 from palaestra.algorithms.records import Losses
 from palaestra.algorithms.soft import SoftActorCritic, SoftBatch, SoftConfig
 from palaestra.core import Batch, Schedule
-from palaestra.ops import td_target
+from palaestra.ops import squared_errors, td_target
 
 __all__ = ["CQL", "CQLBatch", "CQLConfig"]
 
@@ -60,9 +60,9 @@ class CQL(SoftActorCritic):
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The random part of the actions at both observations, and of those that stand for all actions."""
         rows, size = batch.action.shape
-        shape, device = (rows, self.config.num_actions, size), batch.action.device
-        uniform = torch.empty(shape, device=device).uniform_(-1.0, 1.0, generator=generator)
-        normal = torch.empty(rows, 2 * shape[1], size, device=device).normal_(generator=generator)
+        shape = (rows, self.config.num_actions, size)
+        uniform = torch.empty(shape).uniform_(-1.0, 1.0, generator=generator)
+        normal = torch.empty(rows, 2 * shape[1], size).normal_(generator=generator)
         fields: dict[str, Any] = dict(self.with_action_noise(batch, generator).items())
         return CQLBatch.of({**fields, "uniform": uniform, "sample_noise": normal})
 
@@ -79,7 +79,7 @@ class CQL(SoftActorCritic):
         action, log_prob = self.policy.distribution(batch.observation).at(batch.noise)
         least_q = self.critic(observation, action).amin(0).squeeze(-1)
         terms = {
-            "critic": 0.5 * (q - target).square().mean(1).sum() + self.value_of("conservative_cost") * gap,
+            "critic": 0.5 * squared_errors(q, target) + self.value_of("conservative_cost") * gap,
             "actor": (temperature * log_prob - least_q).mean(),
             "temperature": self.temperature.loss(log_prob + self.target_entropy),
         }

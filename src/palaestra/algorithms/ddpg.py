@@ -14,6 +14,7 @@ from palaestra.algorithms.deterministic import DeterministicActorCritic
 from palaestra.algorithms.off_policy import OffPolicyConfig, Transitions, transitions
 from palaestra.algorithms.records import Losses
 from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree
+from palaestra.ops import squared_errors
 from palaestra.policies import GaussianNoise
 
 __all__ = ["DDPG", "DDPGConfig"]
@@ -63,4 +64,4 @@ class DDPG(DeterministicActorCritic):
         observation = self.policy.normalize(batch.observation)
         q = self.critic(observation, batch.action).squeeze(-1)  # [1, N]
         gain = self.critic(observation, self.policy.action(batch.observation)).mean()
-        return Losses({"critic": (q - self.target(batch)).square().mean(), "actor": -gain}, {"q_mean": q.mean()})
+        return Losses({"critic": squared_errors(q, self.target(batch)), "actor": -gain}, {"q_mean": q.mean()})

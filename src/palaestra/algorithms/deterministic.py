@@ -84,7 +84,7 @@ class DeterministicActorCritic(GradientAlgorithm[DeterministicPolicy]):
             batch: after `preprocess`.
             generator: source of the noise.
         """
-        noise = torch.empty_like(batch.action).normal_(std=self.config.target_noise_std, generator=generator)
+        noise = torch.empty(batch.action.shape).normal_(std=self.config.target_noise_std, generator=generator)
         limit = self.config.target_noise_clip
         return SmoothedBatch.of({**dict(batch.items()), "noise": noise.clamp_(-limit, limit)})
 

@@ -18,7 +18,7 @@ from palaestra.algorithms.records import Losses
 from palaestra.algorithms.soft import Temperature
 from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EnsembleNetwork, OptimizerOption
-from palaestra.ops import td_target
+from palaestra.ops import squared_errors, td_target
 from palaestra.policies import CategoricalPolicy
 
 __all__ = ["DiscreteSAC", "DiscreteSACConfig"]
@@ -108,7 +108,7 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
         gain = (policy.probs * all_q.detach().amin(0)).sum(-1) + temperature * entropy
         excess = self.value_of("target_entropy_share") * self._largest_entropy(batch.observation, all_q) - entropy
         terms = {
-            "critic": 0.5 * (q - target).square().mean(1).sum(),
+            "critic": 0.5 * squared_errors(q, target),
             "actor": -gain.mean(),
             "temperature": self._temperature.loss(excess),
         }
@@ -117,7 +117,7 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
     def _largest_entropy(self, observation: Any, q: Tensor) -> Tensor:
         """[N] or [] the entropy of a uniform choice, nats."""
         mask = self.policy.action_mask(observation)
-        count = torch.tensor(float(q.shape[-1])) if mask is None else mask.bool().sum(-1).clamp(min=1).float()
+        count = q.new_tensor(q.shape[-1]) if mask is None else mask.bool().sum(-1).clamp(min=1).float()
         return count.log()
 
     def after_step(self) -> None:

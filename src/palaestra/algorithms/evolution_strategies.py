@@ -83,7 +83,7 @@ class EvolutionStrategies(Algorithm[PopulationPolicy]):
             ConfigError: there is only one lane.
         """
         with self.policy.in_phase(Phase.UPDATE):
-            unroll = source.draw(self.plan, self.minibatch_generator)
+            unroll = self.draw(source)
             score = episode_returns(unroll.reward, unroll.step_type)  # [B]
             if len(score) < 2:
                 raise ConfigError("evolution strategies compare perturbations; give at least 2 environments (num_envs)")

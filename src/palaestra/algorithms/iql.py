@@ -17,7 +17,7 @@ from palaestra.algorithms.off_policy import OfflineConfig, Transitions, transiti
 from palaestra.algorithms.records import Losses
 from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EnsembleNetwork, Network, OptimizerOption
-from palaestra.ops import expectile_loss, td_target
+from palaestra.ops import expectile_loss, squared_errors, td_target
 from palaestra.policies import GaussianPolicy
 
 __all__ = ["IQL", "IQLConfig"]
@@ -91,7 +91,7 @@ class IQL(GradientAlgorithm[GaussianPolicy]):
         log_prob = self.policy.distribution(batch.observation).log_prob(batch.action)
         terms = {
             "value": expectile_loss(advantage, expectile=self.config.expectile).mean(),
-            "critic": (q - target).square().mean(1).sum(),
+            "critic": squared_errors(q, target),
             "actor": -(weight * log_prob).mean(),
         }
         return Losses(terms, {"q_mean": q.mean(), "weight_mean": weight.mean()})

@@ -69,9 +69,8 @@ class IQN(ValueBased):
 
     def noise(self, batch: Any, generator: torch.Generator) -> IQNBatch:
         """The random fractions of the prediction and the target."""
-        count, device = len(batch.reward), generator.device
         sizes = (self.config.num_fractions, self.config.num_target_fractions)
-        drawn = torch.rand((count, sum(sizes)), generator=generator, device=device).to(batch.reward.device)
+        drawn = torch.rand((len(batch.reward), sum(sizes)), generator=generator)
         fraction, next_fraction = drawn.split(sizes, -1)
         return IQNBatch.of({**dict(batch.items()), "fraction": fraction, "next_fraction": next_fraction})
 

@@ -101,7 +101,7 @@ class PPG(ActorCritic):
             NonFiniteError: a gradient is NaN or infinite.
         """
         with self.policy.in_phase(Phase.UPDATE):
-            drawn: Any = source.draw(self.plan, self.minibatch_generator)
+            drawn: Any = self.draw(source)
             batch = AdvantageBatch.of(self.with_advantages(drawn))
             info = UpdateInfo(self.policy_version + 1, 0, 0)
             for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
@@ -169,7 +169,7 @@ class PPG(ActorCritic):
     def _kept_minibatches(self) -> Iterator[Batch]:
         generator = self.minibatch_generator
         for _ in range(self.config.num_auxiliary_updates):
-            order = torch.randperm(len(self._kept.value_target), generator=generator, device=generator.device)
+            order = torch.randperm(len(self._kept.value_target), generator=generator)
             for rows in order.split(self.config.mini_batch_size):
                 yield self._kept[rows.to(self._kept.value_target.device)]
 
@@ -185,7 +185,7 @@ class PPG(ActorCritic):
         for name, leaf in state.items():
             if name.startswith("kept."):
                 self._kept = self._kept or Batch.of({})
-                _put(self._kept, name.removeprefix("kept.").split("."), leaf)
+                _put(self._kept, name.removeprefix("kept.").split("."), self.on_device(leaf))
         if self._kept is not None and "value_target" not in self._kept:
             raise CheckpointError("the saved rows for the auxiliary phase have no value targets")
 

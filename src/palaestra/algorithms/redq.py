@@ -16,7 +16,7 @@ from palaestra.algorithms.off_policy import OffPolicyConfig
 from palaestra.algorithms.records import Losses
 from palaestra.algorithms.soft import SoftActorCritic, SoftBatch, SoftConfig
 from palaestra.core import Batch, ConfigError, RunSeeds, SpecTree
-from palaestra.ops import td_target
+from palaestra.ops import squared_errors, td_target
 
 __all__ = ["REDQ", "REDQBatch", "REDQConfig"]
 
@@ -77,8 +77,8 @@ class REDQ(SoftActorCritic):
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The random part of the actions at both observations, and a subset of critics for each minibatch."""
         config = self.config
-        order = torch.rand(config.num_updates, config.num_critics, generator=generator, device=generator.device)
-        subset = order.argsort(-1)[:, : config.subset_size].to(batch.index.device)  # [U, M]
+        order = torch.rand(config.num_updates, config.num_critics, generator=generator)
+        subset = order.argsort(-1)[:, : config.subset_size]  # [U, M]
         fields: dict[str, Any] = dict(self.with_action_noise(batch, generator).items())
         return REDQBatch.of({**fields, "subset": subset.repeat_interleave(config.mini_batch_size, 0)})
 
@@ -92,7 +92,7 @@ class REDQ(SoftActorCritic):
             soft_value = next_q.amin(0).squeeze(-1) - temperature * next_log_prob
             target = td_target(soft_value, batch.reward, batch.discount)
         q = self.critic(observation, batch.action).squeeze(-1)  # [K, N]
-        terms = {"critic": 0.5 * (q - target).square().mean(1).sum()}
+        terms = {"critic": 0.5 * squared_errors(q, target)}
         metrics = {"q_mean": q.mean(), "q_std": q.std(0).mean(), "alpha": temperature}
         if self.is_due("actor"):
             action, log_prob = self.policy.distribution(batch.observation).at(batch.noise)

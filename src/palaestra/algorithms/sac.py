@@ -16,7 +16,7 @@ from palaestra.algorithms.off_policy import OffPolicyConfig
 from palaestra.algorithms.records import Losses
 from palaestra.algorithms.soft import SoftActorCritic, SoftBatch, SoftConfig
 from palaestra.core import Batch
-from palaestra.ops import td_target
+from palaestra.ops import squared_errors, td_target
 
 __all__ = ["SAC", "SACConfig"]
 
@@ -58,7 +58,7 @@ class SAC(SoftActorCritic):
         action, log_prob = self.policy.distribution(batch.observation).at(batch.noise)
         least_q = self.critic(observation, action).amin(0).squeeze(-1)
         terms = {
-            "critic": 0.5 * (q - target).square().mean(1).sum(),
+            "critic": 0.5 * squared_errors(q, target),
             "actor": (temperature * log_prob - least_q).mean(),
             "temperature": self.temperature.loss(log_prob + self.target_entropy),
         }

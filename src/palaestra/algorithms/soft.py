@@ -142,7 +142,7 @@ class SoftActorCritic(GradientAlgorithm[SquashedGaussianPolicy]):
             batch: after `preprocess`.
             generator: source of the noise.
         """
-        both = torch.empty(2, *batch.action.shape, device=batch.action.device).normal_(generator=generator)
+        both = torch.empty(2, *batch.action.shape).normal_(generator=generator)
         return SoftBatch.of({**dict(batch.items()), "noise": both[0], "next_noise": both[1]})
 
     @final

@@ -16,6 +16,7 @@ from palaestra.algorithms.deterministic import DeterministicActorCritic, Smoothe
 from palaestra.algorithms.off_policy import OffPolicyConfig, Transitions, transitions
 from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, DataSource, RunSeeds, Schedule, SpecTree
+from palaestra.ops import squared_errors
 from palaestra.policies import GaussianNoise
 
 __all__ = ["TD3", "TD3Config"]
@@ -73,7 +74,7 @@ class TD3(DeterministicActorCritic):
         """Equation (10) for the critics; the deterministic policy gradient for the actor, where it is due."""
         observation = self.policy.normalize(batch.observation)
         q = self.critic(observation, batch.action).squeeze(-1)  # [2, N]
-        terms = {"critic": (q - self.target(batch, batch.noise)).square().mean(1).sum()}
+        terms = {"critic": squared_errors(q, self.target(batch, batch.noise))}
         if self.is_due("actor"):
             action = self.policy.action(batch.observation)
             terms["actor"] = -self.critic(observation, action, members=slice(1)).mean()

@@ -16,6 +16,7 @@ from palaestra.algorithms.deterministic import DeterministicActorCritic, Smoothe
 from palaestra.algorithms.off_policy import OfflineConfig, transitions
 from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, DataSource, Schedule
+from palaestra.ops import squared_errors
 
 __all__ = ["TD3BC", "TD3BCBatch", "TD3BCConfig"]
 
@@ -75,7 +76,7 @@ class TD3BC(DeterministicActorCritic):
         """Equation (10) of TD3 for the critics; (3) with the weight of (5) for the actor, where it is due."""
         observation = self.policy.normalize(batch.observation)
         q = self.critic(observation, batch.action).squeeze(-1)  # [2, N]
-        terms = {"critic": (q - self.target(batch, batch.noise)).square().mean(1).sum()}
+        terms = {"critic": squared_errors(q, self.target(batch, batch.noise))}
         metrics = {"q_mean": q.mean()}
         if self.is_due("actor"):
             action = self.policy.action(batch.observation)

@@ -83,7 +83,7 @@ class TRPO(ActorCritic):
             NonFiniteError: a gradient is NaN or infinite.
         """
         with self.policy.in_phase(Phase.UPDATE):
-            drawn: Any = source.draw(self.plan, self.minibatch_generator)
+            drawn: Any = self.draw(source)
             batch = AdvantageBatch.of(self.with_advantages(drawn))
             info = UpdateInfo(self.policy_version + 1, 1, int(batch.valid.sum()))
             info.records.append(self._improve(batch))
@@ -127,7 +127,7 @@ class TRPO(ActorCritic):
             "surrogate": gain_after,
             "surrogate_gain": gain_after - gain.detach(),
             "kl": kl_after,
-            "step_share": torch.tensor(share),
+            "step_share": gain.new_tensor(share),
             "entropy": masked_mean(old.entropy(), batch.valid),
             "gradient_norm/policy": gradient.norm(),
             "explained_variance": explained_variance(batch.value, batch.value_target, batch.valid),
@@ -144,7 +144,7 @@ class TRPO(ActorCritic):
         """
         start = parameters_to_vector(parameters)
         limit = float(self.value_of("target_kl"))
-        share, found = 1.0, (0.0, torch.tensor(before), torch.tensor(0.0))
+        share, found = 1.0, (0.0, longest.new_tensor(before), longest.new_tensor(0.0))
         for _ in range(self.config.num_line_steps):
             vector_to_parameters(start + share * longest, parameters)
             gain, kl = measured()

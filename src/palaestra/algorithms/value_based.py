@@ -180,8 +180,7 @@ class ValueBased(QLearning):
         if not self.policy.noise_size:
             return batch
         shape = (len(batch.reward), 3, self.policy.noise_size)
-        noise = torch.randn(shape, generator=generator, device=generator.device)
-        return batch.replace(noise=noise.to(batch.reward.device))
+        return batch.replace(noise=torch.randn(shape, generator=generator))
 
     @final
     def noise_of(self, batch: ValueBatch, which: int) -> Tensor | None:

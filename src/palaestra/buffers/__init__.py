@@ -5,7 +5,7 @@ from palaestra.buffers.joining import stream_pieces
 from palaestra.buffers.layouts import Unroll, Windows
 from palaestra.buffers.limiter import SamplesPerInsert
 from palaestra.buffers.lists import ListReplayBuffer
-from palaestra.buffers.memory import MainMemory, MappedFiles, Memory
+from palaestra.buffers.memory import DeviceMemory, MainMemory, MappedFiles, Memory
 from palaestra.buffers.minari import from_minari, to_minari
 from palaestra.buffers.mixture import MixtureSource
 from palaestra.buffers.replay import ReplayBuffer
@@ -25,6 +25,7 @@ from palaestra.buffers.streams import LaneStreams, RowOptions
 
 __all__ = [
     "BalancedSampler",
+    "DeviceMemory",
     "EpisodeSampler",
     "HindsightSampler",
     "LaneStorage",

@@ -14,6 +14,7 @@ from palaestra.buffers.segments import SegmentKeys
 from palaestra.buffers.storage import LaneStorage
 from palaestra.buffers.streams import FIRST, LAST, LaneStreams
 from palaestra.core import Batch, CheckpointError, ShapeError, describe_segments, did_you_mean
+from palaestra.core.leaves import as_array
 from palaestra.ops import valid_starts
 
 __all__ = ["StreamAccess"]
@@ -36,7 +37,7 @@ class Field:
         self._storage, self._name = storage, name
 
     def __getitem__(self, index: Any) -> Any:
-        rows = np.asarray(index)
+        rows = np.asarray(as_array(index))
         taken = self._storage.take(self._name, np.atleast_1d(rows))
         return taken if rows.ndim else taken[0]
 
@@ -51,7 +52,7 @@ class Field:
 def _like(given: Any, rows: np.ndarray) -> Any:
     """Row numbers as what was given: a tensor, an array or a number."""
     if isinstance(given, Tensor):
-        return torch.from_numpy(np.asarray(rows))
+        return torch.from_numpy(np.asarray(rows)).to(given.device)
     return rows if isinstance(given, np.ndarray) else int(rows)
 
 
@@ -100,7 +101,7 @@ class StreamAccess(LaneStreams):
         Returns:
             [*index.shape, ...].
         """
-        return self._storage.take(name, np.asarray(index))
+        return self._storage.take(name, np.asarray(as_array(index)))
 
     def __getitem__(self, index: Any) -> Batch:
         """Rows by row number: every field of them, as it was stored.
@@ -111,7 +112,7 @@ class StreamAccess(LaneStreams):
         Raises:
             IndexError: no row is there.
         """
-        rows = np.asarray(index)
+        rows = np.asarray(as_array(index))
         self._require_rows(rows)
         return Batch.of({name: self.field(name)[rows] for name in self._storage.specs})
 
@@ -138,7 +139,7 @@ class StreamAccess(LaneStreams):
         Returns:
             [N] row numbers, of the type given.
         """
-        rows = np.asarray(index)
+        rows = np.asarray(as_array(index))
         stays = (rows == self._heads.numbers(rows % self.num_lanes)) | ~self.is_start(rows)
         return _like(index, np.where(stays, rows, self.after(rows, 1)))
 
@@ -151,7 +152,7 @@ class StreamAccess(LaneStreams):
         Returns:
             [N] row numbers, of the type given.
         """
-        rows = np.asarray(index)
+        rows = np.asarray(as_array(index))
         before = self.after(rows, -1)
         stays = (self.ages(rows) == 0) | ~self.is_start(before)
         return _like(index, np.where(stays, rows, before))

@@ -51,7 +51,7 @@ def with_actions(buffer: ReplayBuffer, action_spec: SpecTree, convert: Callable[
 
 def _fragment(buffer: ReplayBuffer, rows: np.ndarray, convert: Callable[[Any], Any]) -> Batch:
     """The rows `[T+1, B]` as `ReplayBuffer.extend` takes them."""
-    executed = torch.from_numpy(buffer.is_start(rows[:-1]))
+    executed = torch.from_numpy(buffer.is_start(rows[:-1])).to(buffer.device)
 
     def zeroed(leaf: Tensor) -> Tensor:
         mask = executed.reshape(*executed.shape, *(1,) * (leaf.ndim - 2))

@@ -1,4 +1,4 @@
-"""Where rows lie: main memory or mapped files, and what is asked before any of it is taken."""
+"""Where rows lie: main memory, mapped files or a device, and what is asked before any of it is taken."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import CheckpointError, ConfigError, numpy_dtype
+from palaestra.core import CheckpointError, ConfigError, numpy_dtype, require_device
 
-__all__ = ["MainMemory", "MappedFiles", "Memory", "available_bytes"]
+__all__ = ["BOOKKEEPING", "DeviceMemory", "MainMemory", "MappedFiles", "Memory", "available_bytes"]
+
+BOOKKEEPING = ("step_type", "policy_version")
+"""Fields that are in main memory whatever the memory is: samplers read them at every draw."""
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -27,10 +30,14 @@ class Memory(ABC):
 
     mapped = False
     """Whether the rows are files, which outlive the process."""
+    pinned = False
+    """Whether what is handed out lies in page-locked memory."""
+    device: torch.device | None = None
+    """Where rows lie besides bookkeeping; `None` for main memory."""
 
     @abstractmethod
     def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
-        """Tensors that numpy views can be made of; zeros, or what was there before.
+        """Tensors: zeros, or what was there before.
 
         Args:
             name: of this set of tensors.
@@ -44,7 +51,23 @@ class Memory(ABC):
 
 @final
 class MainMemory(Memory):
-    """Main memory. A buffer that does not fit is refused before any of it is taken, instead of being killed later."""
+    """Main memory. A buffer that does not fit is refused before any of it is taken, instead of being killed later.
+
+    Args:
+        pinned: whether rows, and copies that are drawn from them, lie in page-locked memory. From there a copy to a GPU
+            goes on beside its computing. The system cannot use such memory for anything else, and taking much of it
+            takes long.
+
+    Raises:
+        ConfigError: pinned memory was asked for and there is no CUDA.
+    """
+
+    def __init__(self, *, pinned: bool = False) -> None:
+        if pinned and not torch.cuda.is_available():
+            raise ConfigError(
+                "MainMemory(pinned=True) is for copies to a GPU, but torch finds no CUDA here; leave `pinned` out"
+            )
+        self.pinned = pinned
 
     def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
         """Zeros.
@@ -57,8 +80,57 @@ class MainMemory(Memory):
             ConfigError: there is less memory than they need; the message says how much of it and what can be done.
         """
         _require_room(shapes, available_bytes(), "main memory", "storage=MappedFiles(directory) to keep rows on a disk")
+        if self.pinned:
+            return {path: torch.zeros(shape, dtype=dtype, pin_memory=True) for path, (shape, dtype) in shapes.items()}
         # of numpy, which asks the system for huge pages: rows at random places are read a sixth faster from them
         return {path: torch.from_numpy(np.zeros(shape, numpy_dtype(dtype))) for path, (shape, dtype) in shapes.items()}
+
+
+@final
+class DeviceMemory(Memory):
+    """Memory of a device: rows are written and drawn there, and only row numbers go to it.
+
+    Step types and policy versions stay in main memory, where samplers look at them; they are handed out on the device
+    with everything else.
+
+    Args:
+        device: `"cuda"` or `"cuda:1"`; `"cpu"` computes the same in main memory.
+
+    Raises:
+        ConfigError: there is no such device; the message says which there are.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = require_device(str(device), "DeviceMemory")
+
+    def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
+        """Zeros.
+
+        Args:
+            name: of this set of tensors.
+            shapes: shape and dtype of each.
+
+        Raises:
+            ConfigError: there is less memory than they need; the message says how much of it and what can be done.
+        """
+        assert self.device is not None
+        there = {path: spec for path, spec in shapes.items() if path not in BOOKKEEPING}
+        here = {path: spec for path, spec in shapes.items() if path in BOOKKEEPING}
+        _require_room(there, free_bytes(self.device), str(self.device), "rows in main memory (leave `storage` out)")
+        tensors = {path: torch.zeros(shape, dtype=dtype, device=self.device) for path, (shape, dtype) in there.items()}
+        return {**MainMemory().allocate(name, here), **tensors}
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory of a device that is free for this process; `None` where that is unknown.
+
+    Args:
+        device: which.
+    """
+    if device.type != "cuda":
+        return available_bytes()
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch gives that back
 
 
 @final

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from palaestra.buffers.replay import ReplayBuffer
-from palaestra.core import Batch, CheckpointError, ConfigError, Offline, OnPolicy, Plan, Replay, ShapeError
+from palaestra.core import Batch, CheckpointError, ConfigError, Offline, OnPolicy, Plan, Replay, ShapeError, to_device
 
 __all__ = ["MixtureSource"]
 
@@ -74,8 +74,8 @@ class MixtureSource:
             generator: source of the sampled rows.
 
         Returns:
-            What the buffers give. `index` counts on from buffer to buffer; where only some have `weight` it is 1 for
-            the others.
+            What the buffers give, on the device of the first. `index` counts on from buffer to buffer; where only some
+            have `weight` it is 1 for the others.
 
         Raises:
             ConfigError: the plan is on-policy.
@@ -90,7 +90,7 @@ class MixtureSource:
         ]
         if any("weight" in part for part in drawn):
             for part in drawn:
-                part.__dict__.setdefault("weight", torch.ones(len(part.index)))
+                part.__dict__.setdefault("weight", torch.ones(len(part.index), device=part.index.device))
         names = [set(part.keys()) for part in drawn]
         if any(other != names[0] for other in names):
             raise ShapeError(f"the buffers of a mixture have different fields: {[sorted(other) for other in names]}")
@@ -107,7 +107,9 @@ class MixtureSource:
     def _part(
         self, plan: Replay | Offline, size: int, buffer: ReplayBuffer, first: int, generator: torch.Generator
     ) -> Batch:
-        part = buffer.draw(replace(plan, mini_batch_size=size), generator)
+        part: Batch = buffer.draw(replace(plan, mini_batch_size=size), generator)
+        if buffer.device != self.buffers[0].device:
+            part = to_device(part, self.buffers[0].device)
         return part.replace(index=part.index + first)
 
     def write_back(self, indices: Tensor, priority: Tensor) -> None:
@@ -121,6 +123,7 @@ class MixtureSource:
             NonFiniteError: a priority is NaN, infinite or negative.
         """
         firsts = self._firsts()
+        indices, priority = indices.cpu(), priority.cpu()
         owner = np.searchsorted(firsts, indices.numpy(), side="right") - 1
         for number, (buffer, first) in enumerate(zip(self.buffers, firsts, strict=True)):
             mine = torch.from_numpy(owner == number)

@@ -16,7 +16,7 @@ from palaestra.buffers.layouts import Unroll, Windows
 from palaestra.buffers.samplers import Sampler, UniformSampler
 from palaestra.buffers.saving import read_buffer, write_buffer
 from palaestra.buffers.streams import FIRST, LAST, RowOptions
-from palaestra.core import Batch, ConfigError, OnPolicy, Plan, ShapeError
+from palaestra.core import Batch, ConfigError, OnPolicy, Plan, ShapeError, to_device
 
 __all__ = ["ReplayBuffer"]
 
@@ -104,7 +104,8 @@ class ReplayBuffer(StreamJoining):
         else:
             length = plan.burn_in + plan.mini_batch_length
             drawn = self._sequences(sampler.starts(self, count, length, generator), length, plan.burn_in)
-        return sampler.finish(self, drawn, generator)
+        drawn = sampler.finish(self, drawn, generator)
+        return drawn if self._storage.device is None else to_device(drawn, self._storage.device)
 
     def write_back(self, indices: Tensor, priority: Tensor) -> None:
         """Gives priorities of drawn rows to the sampler; uniform sampling ignores them.
@@ -116,7 +117,7 @@ class ReplayBuffer(StreamJoining):
         Raises:
             NonFiniteError: a priority is NaN, infinite or negative.
         """
-        self.sampler.write_back(indices.numpy(), priority.numpy())
+        self.sampler.write_back(indices.cpu().numpy(), priority.cpu().numpy())
 
     def sample(self, count: int, generator: torch.Generator) -> tuple[Batch, np.ndarray]:
         """Rows as they were stored; for learning, `draw` gives windows that know how they end.
@@ -174,7 +175,7 @@ class ReplayBuffer(StreamJoining):
         learned = age <= heads.counts  # a shorter lane is padded in front
         if self._complete_only:
             learned &= age > heads.unfinished
-        return unroll.replace(valid=unroll.valid * torch.from_numpy(learned))
+        return unroll.replace(valid=unroll.valid * torch.from_numpy(learned).to(unroll.valid.device))
 
     # -- sampling
 
@@ -264,7 +265,7 @@ class ReplayBuffer(StreamJoining):
         if self._states is not None:
             fields["state"] = self._states.take("state", self._state_slots(index)[1][None])
         # what lies after the end of the first episode is another episode's
-        valid = _unbroken(fields["step_type"].numpy()).astype(np.float32)
+        valid = _unbroken(self._kinds.take(rows, mode="wrap")).astype(np.float32)
         valid[:burn_in] = 0
         return Unroll.of({**fields, "valid": torch.from_numpy(valid), "index": torch.from_numpy(index)})
 

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.memory import MainMemory, Memory
+from palaestra.buffers.leaves import DeviceLeaf, HostLeaf, Leaf
+from palaestra.buffers.memory import BOOKKEEPING, MainMemory, Memory
 from palaestra.core import Batch, ShapeError, SpecTree, StepType, TensorSpec, spec_leaves
+from palaestra.core.leaves import as_array
 
 __all__ = ["LaneStorage"]
 
@@ -25,26 +27,8 @@ _copy_bytes = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c
 _FIRST = int(StepType.FIRST)
 
 
-class _Leaf:
-    """One tensor and the numpy views of its memory."""
-
-    __slots__ = ("array", "dtype", "flat", "numpy_dtype", "pointer", "row_bytes", "row_shape", "stacked", "tensor")
-
-    def __init__(self, tensor: Tensor, stacked: int = 1) -> None:
-        self.tensor = tensor  # [rows, lanes, ...]
-        self.stacked = stacked  # of so many frames only the newest one is in the tensor
-        self.array = tensor.numpy()
-        self.flat = tensor.flatten(0, 1).numpy()  # [rows * lanes, ...]
-        self.dtype, self.numpy_dtype = tensor.dtype, self.array.dtype
-        self.row_shape = self.array.shape[1:]  # [lanes, ...] as it is given
-        if stacked > 1:
-            self.row_shape = (self.row_shape[0], stacked, *self.row_shape[1:])
-        self.row_bytes = tensor[:1].nbytes
-        self.pointer = tensor.data_ptr()
-
-
 class LaneStorage:
-    """Preallocated `[rows, lanes, ...]` tensors, written and read through numpy views of the same memory.
+    """Preallocated `[rows, lanes, ...]` tensors.
 
     Args:
         rows: rows of each lane.
@@ -81,8 +65,16 @@ class LaneStorage:
                 shapes[path] = ((rows, lanes, *(leaf.shape if stacked[path] == 1 else leaf.shape[1:])), leaf.dtype)
         # A buffer grows while a policy acts, and what is learned from must not be an inference tensor.
         with torch.inference_mode(False):
-            tensors = (memory or MainMemory()).allocate(self._name, shapes)
-        self._leaves = {path: _Leaf(tensor, stacked[path]) for path, tensor in tensors.items()}
+            memory = memory or MainMemory()
+            tensors = memory.allocate(self._name, shapes)
+            self.device = memory.device
+            """Where what is read lies; `None` for main memory."""
+            self._leaves: dict[str, Leaf] = {
+                path: HostLeaf(tensor, stacked[path], pinned=memory.pinned)
+                if memory.device is None or path in BOOKKEEPING
+                else DeviceLeaf(tensor, stacked[path])
+                for path, tensor in tensors.items()
+            }
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -94,8 +86,8 @@ class LaneStorage:
         """Memory of all fields."""
         return sum(leaf.tensor.nbytes for leaf in self._leaves.values())
 
-    def checked(self, name: str, value: Any, *leading: int) -> list[tuple[str, np.ndarray]]:
-        """The arrays of a value, each with the path of its leaf.
+    def checked(self, name: str, value: Any, *leading: int) -> list[tuple[str, Any]]:
+        """The arrays or tensors of a value, each with the path of its leaf.
 
         Nothing is cast or broadcast: what an assignment would do in silence is refused.
 
@@ -110,9 +102,9 @@ class LaneStorage:
         leaf = self._leaves.get(name)
         if leaf is None:
             return [pair for path, part in self._parts(name, value) for pair in self.checked(path, part, *leading)]
-        given = value.numpy() if type(value) is Tensor else np.asarray(value)
+        given = leaf.given(value)
         shape = (*leading, *leaf.row_shape[1:]) if leading else leaf.row_shape
-        if given.shape != shape or given.dtype != leaf.numpy_dtype:
+        if given.shape != shape or given.dtype not in (leaf.numpy_dtype, leaf.dtype):
             _refuse(name, given, leaf.numpy_dtype, shape)
         if leaf.stacked > 1:
             given = given[(*(slice(None),) * (len(leading) or 1), -1)]
@@ -130,27 +122,27 @@ class LaneStorage:
             ShapeError: see `checked`.
         """
         copies: list[tuple[int, int, int]] = []
-        arrays: list[tuple[np.ndarray, int, np.ndarray]] = []
+        others: list[tuple[Leaf, int, Any]] = []
         leaves = self._leaves
         for name, value, row in zip(names, values, rows, strict=True):
             leaf = leaves.get(name)
             # `Tensor.numpy` alone would take longer than the rest: where all bytes fit, they are copied as they are
             if (
-                leaf is not None
+                isinstance(leaf, HostLeaf)
                 and value.__class__ is Tensor
                 and value.dtype is leaf.dtype
                 and value.shape == leaf.row_shape
                 and value.is_contiguous()
                 and value.is_cpu
-                and leaf.stacked == 1
+                and leaf.direct
             ):
                 copies.append((leaf.pointer + row * leaf.row_bytes, value.data_ptr(), leaf.row_bytes))
             else:
-                arrays += [(leaves[path].array, row, given) for path, given in self.checked(name, value)]
+                others += [(leaves[path], row, given) for path, given in self.checked(name, value)]
         for target, source, size in copies:
             _copy_bytes(target, source, size)
-        for array, row, given in arrays:
-            array[row] = given
+        for leaf, row, given in others:
+            leaf.write_row(row, given)
 
     def row_writer(self) -> Callable[..., bool]:
         """A function that writes one row of all lanes as fast as can be, for rows of plain fields.
@@ -160,7 +152,7 @@ class LaneStorage:
             to `next_row`. It says False, and has written nothing, where `write_rows` has to look at the values.
         """
         found = [self._leaves.get(name) for name in ("action", "step_type", "reward", "discount", "observation")]
-        leaves = [leaf for leaf in found if leaf is not None and leaf.stacked == 1]
+        leaves = [leaf for leaf in found if isinstance(leaf, HostLeaf) and leaf.direct]
         if len(leaves) < len(found):
             return lambda *values: False
         a, k, r, c, o = leaves
@@ -205,7 +197,7 @@ class LaneStorage:
 
         return write
 
-    def write(self, checked: Iterable[tuple[str, np.ndarray]], numbers: np.ndarray) -> None:
+    def write(self, checked: Iterable[tuple[str, Any]], numbers: np.ndarray) -> None:
         """Writes rows of some lanes.
 
         Args:
@@ -213,7 +205,7 @@ class LaneStorage:
             numbers: row numbers `t * lanes + b`, of the shape of the leading dimensions.
         """
         for path, given in checked:
-            self._leaves[path].flat[numbers] = given
+            self._leaves[path].write(numbers, given)
 
     def zero(self, names: Iterable[str], numbers: np.ndarray) -> None:
         """Writes zeros.
@@ -225,7 +217,7 @@ class LaneStorage:
         names = set(names)
         for path, leaf in self._leaves.items():
             if path.split(".")[0] in names:
-                leaf.flat[numbers] = 0
+                leaf.write(numbers, 0)
 
     def take(self, name: str, index: np.ndarray) -> Any:
         """A copy of one field at flat row numbers.
@@ -239,18 +231,20 @@ class LaneStorage:
         """
         leaf = self._leaves.get(name)
         if leaf is not None:
-            if leaf.stacked > 1:
-                return torch.from_numpy(self._frames(leaf, index))
-            return torch.from_numpy(leaf.flat.take(index, 0, None, "wrap"))
+            return self._handed(leaf.take(index) if leaf.stacked == 1 else self._frames(leaf, index))
         return self._nested(name, lambda path: self.take(path, index))
 
-    def flat(self, name: str) -> np.ndarray:
-        """All rows of a plain field as `[rows * lanes, ...]`: a view.
+    def array(self, name: str) -> np.ndarray:
+        """All rows of a field of bookkeeping, [rows, lanes]: a view of main memory, on every device.
 
         Args:
-            name: of the field.
+            name: `step_type` or `policy_version`.
         """
-        return self._leaves[name].flat
+        return self._leaves[name].tensor.numpy()
+
+    def _handed(self, rows: Tensor) -> Tensor:
+        """Bookkeeping is in main memory, and is handed out with the rest."""
+        return rows if self.device is None else rows.to(self.device, non_blocking=True)
 
     def parts(self, name: str) -> list[str]:
         """Names of the parts of a nested field; none of a plain one.
@@ -272,21 +266,17 @@ class LaneStorage:
             return self._nested(name, lambda path: self.view(path, rows))
         if leaf.stacked > 1:
             return self.take(name, np.arange(rows.start, rows.stop)[:, None] * self.lanes + np.arange(self.lanes))
-        return leaf.tensor[rows]
+        return self._handed(leaf.tensor[rows])
 
     # -- stacks of frames
 
-    def _frames(self, leaf: _Leaf, index: np.ndarray) -> np.ndarray:
+    def _frames(self, leaf: Leaf, index: np.ndarray) -> Tensor:
         """Stacks put together: [*index.shape, stacked, ...], the newest frame last, zeros from before the episode."""
-        back = np.arange(leaf.stacked - 1, -1, -1)
+        back, kinds = np.arange(leaf.stacked - 1, -1, -1), self.array("step_type")
         index = np.asarray(index)[..., None]
-        begins = self._leaves["step_type"].flat.take(index - self.lanes * back[1:][::-1], mode="wrap") == _FIRST
+        begins = kinds.take(index - self.lanes * back[1:][::-1], mode="wrap") == _FIRST
         reach = np.where(begins.any(-1, keepdims=True), begins.argmax(-1)[..., None], leaf.stacked - 1)
-        frames = leaf.flat.take(index - self.lanes * back, 0, mode="wrap")
-        before = back > reach
-        if before.any():
-            frames[before] = 0
-        return frames
+        return leaf.take_frames(index - self.lanes * back, back > reach)
 
     def write_stacks(self, name: str, value: Any, chosen: np.ndarray, numbers: np.ndarray) -> None:
         """Writes the older frames of stacks to the rows before.
@@ -300,7 +290,7 @@ class LaneStorage:
         """
         for path, given in self._stacked_leaves(name, value):
             older = given[chosen, :-1].swapaxes(0, 1)
-            self._leaves[path].flat[numbers[len(numbers) - len(older) :]] = older
+            self._leaves[path].write(numbers[len(numbers) - len(older) :], older)
 
     def stacks_agree(self, name: str, value: Any, first: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Whether stacks will be read as they are given.
@@ -317,7 +307,8 @@ class LaneStorage:
         agrees = np.ones(len(numbers), bool)
         for path, given in self._stacked_leaves(name, value):
             leaf = self._leaves[path]
-            older = self._frames(leaf, numbers - self.lanes)[:, 1:]  # at the row before, without its oldest frame
+            # at the row before, without its oldest frame
+            older = as_array(self._frames(leaf, numbers - self.lanes))[:, 1:]
             expected = np.where(first.reshape(-1, *(1,) * (older.ndim - 1)), 0, older)
             agrees &= (given[:, :-1] == expected).reshape(len(numbers), -1).all(1)
         return agrees
@@ -326,7 +317,7 @@ class LaneStorage:
         leaf = self._leaves.get(name)
         if leaf is None:
             return [pair for path, part in self._parts(name, value) for pair in self._stacked_leaves(path, part)]
-        return [(name, np.asarray(value))] if leaf.stacked > 1 else []
+        return [(name, np.asarray(as_array(value)))] if leaf.stacked > 1 else []
 
     # -- moving
 
@@ -338,7 +329,7 @@ class LaneStorage:
             target: row numbers.
         """
         for leaf in self._leaves.values():
-            leaf.flat[target] = leaf.flat[source]
+            leaf.move(source, target)
 
     def resized(self, rows: int, order: np.ndarray) -> LaneStorage:
         """Storage of the same fields and another length, with rows of this one at its front.
@@ -349,7 +340,7 @@ class LaneStorage:
         """
         other = LaneStorage(rows, self.lanes, self.specs, name=self._name, stacks=self._stacks, memory=self._memory)
         for path, leaf in self._leaves.items():
-            other._leaves[path].array[: len(order)] = leaf.array[order, np.arange(self.lanes)]
+            other._leaves[path].tensor[: len(order)] = leaf.take(order * self.lanes + np.arange(self.lanes))
         return other
 
     def _parts(self, name: str, value: Any) -> list[tuple[str, Any]]:
@@ -374,7 +365,8 @@ class LaneStorage:
             self._learn_structure(f"{path}.{key}", child)
 
 
-def _refuse(name: str, given: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> NoReturn:
+def _refuse(name: str, given: Any, dtype: np.dtype, shape: tuple[int, ...]) -> NoReturn:
+    kind = str(given.dtype).removeprefix("torch.")
     raise ShapeError(
-        f"{name} is {given.dtype} of shape {given.shape}, but the buffer was made for {dtype} of shape {shape}"
+        f"{name} is {kind} of shape {tuple(given.shape)}, but the buffer was made for {dtype} of shape {shape}"
     )

@@ -13,6 +13,7 @@ from palaestra.buffers.memory import Memory
 from palaestra.buffers.segments import SegmentKeys
 from palaestra.buffers.storage import LaneStorage
 from palaestra.core import ConfigError, ShapeError, SpecTree, StepType, TensorSpec, TimeStep, spec_leaves
+from palaestra.core.leaves import as_array
 
 __all__ = ["LaneStreams", "RowOptions"]
 
@@ -37,7 +38,7 @@ class RowOptions(TypedDict, total=False):
     state_period: int
     """A memory is kept with every so-manieth row of a lane; 1, the default, is with all."""
     storage: Memory | None
-    """Where rows lie; main memory by default, or `MappedFiles(directory)`."""
+    """Where rows lie; main memory by default, or `MappedFiles(directory)`, or `DeviceMemory("cuda")`."""
     complete_episodes_only: bool
     """Whether only rows of episodes that have ended are learned from (Tianshou's rule for several environments); rows
     of a stream that breaks off are dropped."""
@@ -125,6 +126,11 @@ class LaneStreams:
         return self._storage.size_bytes
 
     @property
+    def device(self) -> torch.device:
+        """Where what is read lies."""
+        return self._storage.device or torch.device("cpu")
+
+    @property
     def keeps_states(self) -> bool:
         """Whether a policy's memory is stored."""
         return self._states is not None
@@ -156,7 +162,7 @@ class LaneStreams:
         if heads.spare:
             self._begin_stacks(time_step, which)
         going = which[heads.opened[which]]
-        begins = np.asarray(time_step.step_type) != LAST  # a fragment may go on where the one before it ended
+        begins = as_array(time_step.step_type) != LAST  # a fragment may go on where the one before it ended
         ended = which[begins & heads.opened[which] & (self._kinds[heads.numbers(which)] == LAST)]
         if ended.size:  # the last step of an episode stays, as a row whose action does not count
             self._make_room(ended)
@@ -327,14 +333,14 @@ class LaneStreams:
     def _set_storage(self, storage: LaneStorage) -> None:
         self._storage = storage
         self._write_row = storage.row_writer()
-        self._kinds, self._versions = storage.flat("step_type"), storage.tensors["policy_version"].numpy()
+        self._kinds, self._versions = storage.array("step_type").reshape(-1), storage.array("policy_version")
 
     def _begin_stacks(self, time_step: TimeStep, lanes: np.ndarray) -> None:
         """Sees to it that stacks can be made again from single frames.
 
         At a FIRST step the frames before must be zeros; a stream that is cut from another brings its own along.
         """
-        heads, first = self._heads, np.asarray(time_step.step_type) == FIRST
+        heads, first = self._heads, as_array(time_step.step_type) == FIRST
         fresh = ~first & (heads.counts[lanes] == 0)
         if fresh.any():
             back = np.arange(heads.spare, 0, -1)[:, None]

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from palaestra.cli.options import parse, positional, several
-from palaestra.core import ConfigError
+from palaestra.core import ConfigError, available_devices
 from palaestra.envs import EnvConfig
 from palaestra.envs.check import check
 from palaestra.experiments import ExperimentConfig, bench_environment, dry_run, preset
@@ -94,6 +94,10 @@ def check_env(arguments: list[str]) -> int:
     return 0 if report.ok else 3
 
 
+def _device(name: str) -> str:
+    return name if name == "cpu" else f"{name} ({torch.cuda.get_device_name(name)})"
+
+
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
     """Options of `palaestra doctor`."""
@@ -112,7 +116,7 @@ def doctor(arguments: list[str]) -> int:
     findings: list[tuple[str, bool | None, str]] = [
         ("python", sys.version_info >= (3, 11), platform.python_version()),
         *((name, *_package(name)) for name in ("torch", "gymnasium", "numpy", "safetensors", "tensorboard")),
-        ("device", True, f"cuda: {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "cpu"),
+        ("devices for --device", True, ", ".join(map(_device, available_devices()))),
         ("cores", True, f"{os.cpu_count()}, torch uses {torch.get_num_threads()} threads"),
         ("C++ compiler for --compile", *_compiler()),
         ("this folder can be written", *_writable(".")),

@@ -1,6 +1,7 @@
 """Words as code: batches, time steps, specs, seeds, schedules, plans, errors."""
 
 from palaestra.core.batch import Batch
+from palaestra.core.device import available_devices, device_of, require_device, to_device
 from palaestra.core.errors import (
     CheckpointError,
     ConfigError,
@@ -79,10 +80,12 @@ __all__ = [
     "TensorSpec",
     "TimeStep",
     "Transitions",
+    "available_devices",
     "check_files",
     "check_seal",
     "check_time_step",
     "describe_segments",
+    "device_of",
     "did_you_mean",
     "done_of",
     "episode_seed",
@@ -96,6 +99,7 @@ __all__ = [
     "numpy_dtype",
     "parse_schedule",
     "read_manifest",
+    "require_device",
     "restart",
     "rows_from_experiences",
     "rows_from_transitions",
@@ -111,6 +115,7 @@ __all__ = [
     "spec_to_json",
     "split_state",
     "termination",
+    "to_device",
     "torch_dtype",
     "transition",
     "transitions_from_rows",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from palaestra.core.batch import Batch
+from palaestra.core.device import device_of
 from palaestra.core.errors import ShapeError
 from palaestra.core.node import flat
 from palaestra.core.plan import OnPolicy, Plan
@@ -50,8 +51,8 @@ def minibatches(batch: Batch, plan: Plan, *, generator: torch.Generator) -> Iter
     for _ in range(plan.num_updates):
         shuffled = rows
         if size < total:
-            order = torch.randperm(total, generator=generator, device=generator.device)
-            shuffled = rows.map(lambda leaf, order=order: leaf.index_select(dim, order.to(leaf.device)))
+            order = torch.randperm(total, generator=generator).to(device_of(rows))
+            shuffled = rows.map(lambda leaf, order=order: leaf.index_select(dim, order))
         for start in range(0, total, size):
             yield _rows(shuffled, slice(start, start + size), dim)
 

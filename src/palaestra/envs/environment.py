@@ -27,7 +27,7 @@ _ENV_ID = TensorSpec((), torch.int64)
 
 
 class Environment(ABC):
-    """B environments that are stepped together; every leaf of what they emit is a CPU tensor [B, ...].
+    """B environments that are stepped together; every leaf of what they emit is a tensor [B, ...] on their device.
 
     After LAST the next `step` ignores that environment's action and returns FIRST; a `step` before any `reset` returns
     FIRST everywhere. What is returned is never written to again.
@@ -47,6 +47,8 @@ class Environment(ABC):
     """What a seed determines: every episode of a lane by its number, a lane's whole stream, or the batch as a whole."""
     resume: Literal["exact", "statistical"]
     """Whether a restored environment goes on with the very same stream, or with new episodes."""
+    device: torch.device = torch.device("cpu")
+    """Where the tensors are that it emits."""
     ended: TimeStep | None = None
     """LAST rows of environments that reset within the step (their FIRST rows are in the step itself), else `None`."""
     checks_finite: bool = False

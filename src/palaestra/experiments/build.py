@@ -16,11 +16,20 @@ from typing import Any
 import torch
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
-from palaestra.core import POLICY, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree, spec_leaves
+from palaestra.core import (
+    POLICY,
+    ConfigError,
+    MissingExtraError,
+    PalaestraError,
+    RunSeeds,
+    SpecTree,
+    require_device,
+    spec_leaves,
+)
 from palaestra.distributed import EvaluationWorker, PolicyServer, RolloutManager, WorkersView
 from palaestra.envs import Environment, create_environment, probe_specs
 from palaestra.experiments.agents import Agents, Learner, evaluate_team, make_agents, many_agents
-from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
+from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings, on_cpu
 from palaestra.experiments.provenance import num_cores
 from palaestra.experiments.robots import TasksView, robot_evaluation
 from palaestra.experiments.updating import make_update, require_update
@@ -65,9 +74,10 @@ def make_learner(config: ExperimentConfig) -> Learner:
         config: everything the run depends on.
 
     Raises:
-        ConfigError: an algorithm does not fit the environment, the agents' mapping does not fit the agents, or the
-            policies cannot learn where they are to.
+        ConfigError: the device is not there, an algorithm does not fit the environment, the agents' mapping does not
+            fit the agents, or the policies cannot learn where they are to.
     """
+    require_device(config.run.device, "run.device")
     learner = _make_agents(config) if many_agents(config) else make_algorithm(config)
     require_update(config, learner)
     return learner
@@ -79,6 +89,7 @@ def _make_agents(config: ExperimentConfig) -> Agents:
     def make(name: str, settings: Any, role: Role, seeds: RunSeeds) -> Algorithm[Any]:
         _set_up_torch(config, role.observation_spec)
         algorithm: Algorithm[Any] = algorithm_class(name)(role.observation_spec, role.action_spec, settings, seeds)
+        algorithm.to(config.run.device)
         _compile(config, algorithm)
         return algorithm
 
@@ -94,8 +105,9 @@ def acting_parts(
         config: of the run.
         num_threads: of torch, as the run has chosen.
     """
-    acting = dataclasses.replace(config.run, compile=False, loggers=(), num_threads=num_threads)
-    agents = make_learner(dataclasses.replace(config, run=acting))
+    acting = on_cpu(config)
+    run = dataclasses.replace(acting.run, loggers=(), num_threads=num_threads)
+    agents = make_learner(dataclasses.replace(acting, run=run))
     assert isinstance(agents, Agents)
     return agents.roles, agents.actors
 
@@ -119,6 +131,7 @@ def make_algorithm(config: ExperimentConfig) -> Any:
         others = suitable_algorithms(observation_spec, action_spec)
         hint = "" if config.algorithm_name in others else f". Algorithms that fit: {', '.join(others) or 'none'}"
         raise ConfigError(f"{config.algorithm_name} does not fit {config.env.name}: {error}{hint}") from error
+    made.to(config.run.device)
     for algorithm in made.algorithms.values() if isinstance(made, Robot) else [made]:
         _compile(config, algorithm)
     return made

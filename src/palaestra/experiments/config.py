@@ -46,6 +46,8 @@ class RunConfig:
     """Name of the run directory; by default date, algorithm, environment and seed."""
     compile: Annotated[bool, tyro.conf.arg(aliases=("--compile",))] = False
     """Compile gradient steps: seconds of waiting at the start, then faster learning."""
+    device: Annotated[str, tyro.conf.arg(aliases=("--device",))] = "cpu"
+    """Where policies act and learn: cpu, cuda, or one of several GPUs such as cuda:1."""
     deterministic: Annotated[bool, tyro.conf.arg(aliases=("--deterministic",))] = False
     """Equal results on equal GPUs too, by slower kernels; on a CPU they are equal anyway."""
     num_threads: int | None = None
@@ -118,6 +120,15 @@ class ExperimentConfig:
             )
         if self.asynchronous != AsynchronousConfig() and self.distributed.mode != "async":
             raise ConfigError(f"{self.asynchronous} is for distributed.mode=async, which is {self.distributed.mode}")
+
+
+def on_cpu(config: ExperimentConfig) -> ExperimentConfig:
+    """The configuration of a run for looking at what it left, on a machine that may have no GPU.
+
+    Args:
+        config: of the run.
+    """
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, device="cpu", compile=False))
 
 
 def config_to_mapping(config: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from palaestra.envs import EnvConfig, create_environment
 from palaestra.envs.spaces import space_from_spec
 from palaestra.experiments.agents import Agents
 from palaestra.experiments.build import make_learner
+from palaestra.experiments.config import on_cpu
 from palaestra.experiments.run_directory import find_run
 from palaestra.experiments.updating import algorithms_of
 from palaestra.multiagent import MultiAgentCollector, Role, create_worlds
@@ -86,7 +87,7 @@ def export_data(name: str | Path, directory: str | Path, *, root: str | Path = "
     """
     _require_new(directory)
     run = find_run(name, root)
-    config = run.config
+    config = on_cpu(run.config)
     learner = make_learner(config)
     algorithms = algorithms_of(learner)
     kept = [policy for policy, algorithm in algorithms.items() if isinstance(algorithm.plan, Replay)]

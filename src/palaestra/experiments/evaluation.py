@@ -11,7 +11,7 @@ from typing import Any
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments.agents import Agents, agents_of_run, evaluate_team, many_agents
 from palaestra.experiments.build import evaluation_environment, make_algorithm, make_learner
-from palaestra.experiments.config import ExperimentConfig, algorithm_class
+from palaestra.experiments.config import ExperimentConfig, algorithm_class, on_cpu
 from palaestra.experiments.curves import mean_interval
 from palaestra.experiments.robots import evaluate_robot_run, robot_policies
 from palaestra.experiments.run_directory import RunDirectory, find_run, find_runs
@@ -120,7 +120,7 @@ def random_baseline(config: ExperimentConfig, *, episodes: int = 20, seed: int |
         seed: of the environments; by default the run's own evaluation seeds.
     """
     seed = config.run.seed if seed is None else seed
-    agents = make_learner(config) if many_agents(config) else None
+    agents = make_learner(on_cpu(config)) if many_agents(config) else None
     if isinstance(agents, Agents):
         chance = {name: RandomPolicy(role.observation_spec, role.action_spec) for name, role in agents.roles.items()}
         return evaluate_team(config, chance, agents, episodes=episodes, seed=seed, deterministic=False)
@@ -141,7 +141,7 @@ def policies_of_run(directory: RunDirectory, which: str | int = "best") -> tuple
         CheckpointError: there are none such.
         ConfigError: `which` is none of these.
     """
-    agents = make_learner(directory.config)
+    agents = make_learner(on_cpu(directory.config))
     assert isinstance(agents, Agents)
     state = None if which == "best" else _checkpoint(directory, which)
     return agents, agents_of_run(directory.path, agents, state)
@@ -164,7 +164,7 @@ def policy_of_run(directory: RunDirectory, which: str | int = "best") -> Policy:
         raise ConfigError(f"{directory.path} has many agents, with policies of their own; use `policies_of_run`")
     if which == "best":
         return load_policy(directory.path / "policy")
-    algorithm = make_algorithm(directory.config)
+    algorithm = make_algorithm(on_cpu(directory.config))
     algorithm.load_state_tensors(_checkpoint(directory, which)["algorithm"])
     return algorithm.policy
 
@@ -179,7 +179,7 @@ def robot_of_run(directory: RunDirectory, which: str | int = "best") -> tuple[Ro
     Raises:
         CheckpointError: it has none such.
     """
-    robot = make_algorithm(directory.config)
+    robot = make_algorithm(on_cpu(directory.config))
     if which == "best":
         return robot, robot_policies(robot, directory.path / "policy")
     state = _checkpoint(directory, which)

@@ -223,8 +223,10 @@ def start(
         faults = KeepFaults(source, directory.path)
         trainer.callbacks.append(faults)
         if resumed:
+            exact = _computes_exactly(directory.config, config)
             _load(directory, trainer, config)
-            directory.write_info({"resume": "exact" if source is None else source.resume})
+            resume = "exact" if source is None else source.resume
+            directory.write_info({"resume": resume if exact else "statistical"})
         directory.write_info({"status": "running", "process": process_info(), "threads": torch.get_num_threads()})
         try:
             result = trainer.run()
@@ -237,6 +239,11 @@ def start(
         facts = {"env_steps": result.env_steps, "train_s": result.train_s, "best_return": result.best_return}
         _end(directory, {"status": result.status, "reason": result.reason or None, "error": None, **facts})
     return RunResult(directory.path, result, acting_policy(trainer.algorithms))
+
+
+def _computes_exactly(before: ExperimentConfig, now: ExperimentConfig) -> bool:
+    """Whether a run goes on with the numbers that it would have had: on one device, and a GPU only where asked to."""
+    return before.run.device == now.run.device and (now.run.device == "cpu" or now.run.deterministic)
 
 
 def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -> None:

@@ -39,8 +39,8 @@ def require_update(config: ExperimentConfig, learner: Learner) -> None:
         learner: from `make_learner`.
 
     Raises:
-        ConfigError: robots learn in the process of the run, many agents learn synchronously, an algorithm states no
-            losses, or there are more hosts than policies.
+        ConfigError: robots learn in the process of the run, many agents learn synchronously, gradient workers and hosts
+            compute on the CPU, an algorithm states no losses, or there are more hosts than policies.
     """
     distributed, algorithms = config.distributed, algorithms_of(learner)
     given = [name for name in ("num_gradient_workers", "num_policy_hosts") if getattr(distributed, name)]
@@ -55,6 +55,12 @@ def require_update(config: ExperimentConfig, learner: Learner) -> None:
         raise ConfigError(
             f"distributed.mode=async is for one policy, and {config.env.name} has many agents; leave it out: with "
             "distributed.min_finished_workers, mode=sync does not wait for slow workers either"
+        )
+    workers = [name for name in ("num_gradient_workers", "num_policy_hosts") if getattr(distributed, name)]
+    if workers and config.run.device != "cpu":
+        raise ConfigError(
+            f"distributed.{' and distributed.'.join(workers)} compute in processes of their own on the CPU, and "
+            f"run.device is {config.run.device!r}; leave out one or the other. Roll-out workers go with a device"
         )
     if distributed.num_gradient_workers:
         require_gradients(algorithms)

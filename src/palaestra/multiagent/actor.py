@@ -208,7 +208,7 @@ class Actor:
         step = self.policy.act(time_step, state, phase=phase, deterministic=deterministic)
         action = step.action
         if random:
-            self._random.generator = self.policy.generator
+            self._random.draw_from(self.policy.generator)
             action = self._random.act(time_step).action
         if type(self.state) is not tuple:
             self.state = put_rows(self.state, lanes, step.state)

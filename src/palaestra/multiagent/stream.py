@@ -162,7 +162,7 @@ class Stream:
         info: dict[str, torch.Tensor] = {}
         recent = self.buffer.recent("policy_info", rows)
         for place, name in enumerate(self.buffer.info_fields):
-            column = recent[name].clone()
+            column = recent[name].cpu().clone()
             values = column.numpy()
             for lane, choices in enumerate(self._fresh):
                 for back, choice in enumerate(reversed(choices)):

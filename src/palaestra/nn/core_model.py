@@ -220,9 +220,12 @@ class CoreModel(nn.Module):
                 count.copy_(my_count)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Buffers are other tensors after a move to another device."""
+        """Buffers are other tensors after a move to another device, and the state of optimizers goes along."""
         self._pairs.clear()
-        return super()._apply(fn, recurse)
+        super()._apply(fn, recurse)
+        for optimizer in self.optimizers.values():
+            optimizer.follow_parameters()
+        return self
 
     def clone(self) -> Self:
         """A model of the same class with equal parameters and optimizer state that shares no storage with this one."""

@@ -87,11 +87,12 @@ class EnsembleNetwork(nn.Module):
         if action is not None:
             x = torch.cat((x, action), -1)
         leading, last = x.shape[:-1], len(self._tables[0]) - 1
-        x = x.reshape(1, -1, x.shape[-1])
+        if len(leading) != 1:
+            x = x.reshape(-1, x.shape[-1])  # [N, in]
         for index, (weight, bias) in enumerate(zip(*(table.values() for table in self._tables), strict=True)):
             if members is not None:
                 weight, bias = weight[members], bias[members]
             x = torch.bmm(x if index else x.expand(weight.shape[0], -1, -1), weight).add_(bias)  # [K, N, out]
             if index < last:
                 x = self._function(x)
-        return x.reshape(x.shape[0], *leading, self.out_size)
+        return x if len(leading) == 1 else x.reshape(x.shape[0], *leading, self.out_size)

@@ -105,14 +105,15 @@ class ComponentOptimizer:
         """What it remembers of every parameter, by name."""
         self.steps = torch.zeros(())
         """0-dim, gradient steps made."""
-        self._follow_parameters()
+        self.follow_parameters()
 
-    def _follow_parameters(self) -> None:
+    def follow_parameters(self) -> None:
         """Keeps the state where the parameters are, and chooses the quickest way to work on them."""
         for tensors in self.state.values():
             tensors[:] = [tensor.to(p.device, p.dtype) for tensor, p in zip(tensors, self.parameters, strict=True)]
         self._device = self.parameters[0].device if self.parameters else self.steps.device
-        self.steps = self.steps.to(self._device)
+        self.steps, self.learning_rate = self.steps.to(self._device), self.learning_rate.to(self._device)
+        self._one = torch.ones_like(self.steps)  # adding a number converts it into a tensor first, every time
         kinds = {(parameter.device, parameter.dtype) for parameter in self.parameters}
         self._mixed = len(kinds) > 1
         self._fused = None if self._mixed else _FUSED.get(self.option.cls)
@@ -144,7 +145,7 @@ class ComponentOptimizer:
         if torch.compiler.is_compiling():
             return self._step_in_graph(list(gradients))
         if self.parameters[0].device != self._device:
-            self._follow_parameters()
+            self.follow_parameters()
         recording = torch.is_grad_enabled()
         torch.set_grad_enabled(False)  # `torch.no_grad` takes as long as the norm of a small gradient
         try:
@@ -204,7 +205,7 @@ class ComponentOptimizer:
         return 1.0 if limit is None or norm <= limit else limit / (norm + 1e-6)
 
     def _update_fused(self, kernel: Callable[..., None], grads: Sequence[Tensor]) -> None:
-        self.steps += 1
+        self.steps += self._one
         settings, state = self._settings, self.state
         kernel(
             self.parameters,
@@ -229,7 +230,8 @@ class ComponentOptimizer:
         _write(self.steps, self.steps + 1, finite)
         if "betas" in settings:
             steps = self.steps.double()  # 1 - 0.999 loses half of its digits in float32
-            settings["corrections"] = [1 - _power(beta, steps) for beta in settings["betas"]]
+            beta1, beta2 = settings["betas"]
+            settings["corrections"] = _correction(beta1, steps, 1.0), _correction(beta2, steps, 0.5)
         for i, (parameter, grad) in enumerate(zip(self.parameters, grads, strict=True)):
             old = {name: tensors[i] for name, tensors in self.state.items()}
             change, new = rule(parameter, grad, old, settings)
@@ -283,9 +285,11 @@ def _write(old: Tensor, new: Tensor, finite: Tensor | None) -> None:
 _State = dict[str, Tensor]
 
 
-def _power(base: float, exponent: Tensor) -> Tensor:
-    """A power that compiled code computes once for all parameters; `base ** exponent` it puts into its inner loops."""
-    return torch.exp(exponent * math.log(base)) if base else torch.zeros_like(exponent)
+def _correction(beta: float, steps: Tensor, power: float) -> Tensor:
+    """(1 - beta^steps)^-power, as exponentials: compiled code computes those once, and other powers in inner loops."""
+    if not beta:
+        return torch.ones_like(steps)
+    return torch.exp(torch.log1p(-torch.exp(steps * math.log(beta))) * -power)
 
 
 def _adam(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any]) -> tuple[Tensor, _State]:
@@ -294,8 +298,8 @@ def _adam(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any]) -> tuple[
     if settings["weight_decay"] and not settings["decoupled"]:
         g = g + settings["weight_decay"] * p
     mean, square = old["exp_avg"].lerp(g, 1 - beta1), old["exp_avg_sq"].lerp(g * g, 1 - beta2)
-    deviation = square.sqrt() / correction2.sqrt() + settings["eps"]
-    return mean / correction1 / deviation, {"exp_avg": mean, "exp_avg_sq": square}
+    deviation = square.sqrt() * correction2 + settings["eps"]
+    return mean * correction1 / deviation, {"exp_avg": mean, "exp_avg_sq": square}
 
 
 def _rmsprop(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any]) -> tuple[Tensor, _State]:

@@ -20,6 +20,7 @@ from palaestra.ops.losses import (
     masked_mean,
     policy_gradient,
     row_weights,
+    squared_errors,
     weighted_sum,
 )
 from palaestra.ops.recurrence import reverse_linear_recurrence, reverse_linear_steps
@@ -67,6 +68,7 @@ __all__ = [
     "reverse_linear_recurrence",
     "reverse_linear_steps",
     "row_weights",
+    "squared_errors",
     "standardize",
     "td_target",
     "valid_starts",

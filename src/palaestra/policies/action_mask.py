@@ -61,7 +61,7 @@ def check_masks(mask: Any, action_spec: SpecTree, last: Any = None) -> None:
         return
     allowed = mask.bool()
     if isinstance(last, Tensor):
-        allowed = allowed | last.unsqueeze(-1)
+        allowed = allowed | last.to(allowed.device).unsqueeze(-1)
     choices = allowed.split(list(action_spec.nvec), -1) if isinstance(action_spec, MultiDiscreteSpec) else (allowed,)
     for choice in choices:
         check_action_mask(choice)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import BoundedSpec, TensorSpec
+from palaestra.core import BoundedSpec, TensorSpec, to_device
 
 __all__ = ["ActionRange"]
 
@@ -35,6 +36,7 @@ class ActionRange(nn.Module):
         self._rescales = isinstance(spec, BoundedSpec) and bool(
             np.isfinite(spec.minimum).any() or np.isfinite(spec.maximum).any()
         )
+        self._elsewhere: dict[torch.device, dict[str, Tensor]] = {}
         if not isinstance(spec, BoundedSpec):
             return
         low, high = (np.array(bound, dtype=np.float64).reshape(-1) for bound in (spec.minimum, spec.maximum))
@@ -48,6 +50,11 @@ class ActionRange(nn.Module):
         ):
             self.register_buffer(name, torch.as_tensor(bound, dtype=spec.dtype), persistent=False)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """The bounds stay on the CPU, where most actions are executed; for actions elsewhere there are copies."""
+        self._elsewhere.clear()
+        return self
+
     def forward(self, action: Tensor) -> Tensor:
         """What the environment executes.
 
@@ -59,6 +66,10 @@ class ActionRange(nn.Module):
         """
         if self._rescales:
             buffers: dict[str, Any] = vars(self)["_buffers"]  # `self.low` would cost a search
+            if not action.is_cpu:
+                if action.device not in self._elsewhere:
+                    self._elsewhere[action.device] = to_device(buffers, action.device)
+                buffers = self._elsewhere[action.device]
             action = torch.addcmul(buffers["center"], buffers["half_range"], action)
             action = action.clamp_(buffers["low"], buffers["high"])
         if len(self._shape) != 1:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, SpecTree, TensorSpec, spec_leaves
+from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, SpecTree, TensorSpec, spec_leaves, to_device
 from palaestra.nn import EncodedNetwork, NetworkConfig, RecurrentNetwork
 from palaestra.policies.action_mask import require_mask_spec
 from palaestra.policies.exploration import Exploration
@@ -122,6 +122,11 @@ class NetworkPolicy(Policy):
         return self.network.state_spec if self._remembers else ()
 
     def initial_state(self, batch_size: int) -> Any:
+        state = self._initial_state(batch_size)
+        return state if self._elsewhere is None else to_device(state, "cpu")
+
+    def _initial_state(self, batch_size: int) -> Any:
+        """Where the network is."""
         network: Any = self.network
         return network.initial_state(batch_size) if self._remembers else ()
 
@@ -212,7 +217,7 @@ class StochasticPolicy(NetworkPolicy):
         return self.distribution_of(self._outputs(observation, state, first), self.action_mask(observation))
 
     def sample(self, observation: Any) -> tuple[Any, Tensor]:
-        distribution = self.distribution(observation, self.initial_state(len(observation)))
+        distribution = self.distribution(observation, self._initial_state(len(observation)))
         action = distribution.sample(self.generator)
         return action, distribution.log_prob(action)
 
@@ -224,7 +229,7 @@ class StochasticPolicy(NetworkPolicy):
             action = self.exploration(action, generator=self.generator)
         return PolicyStep(action, state)
 
-    def behaviour(self, observation: Any, action: Any, state: Any = (), first: Tensor | None = None) -> Batch:
+    def describe(self, observation: Any, action: Any, state: Any, first: Tensor | None) -> Batch:
         if first is None:
             return Batch.of({"log_prob": self.distribution(observation, state).log_prob(action)})
         # every row has its own memory, so that rows of any lanes and times are one batch

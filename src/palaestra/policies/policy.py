@@ -12,9 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import Batch, ShapeError, SpecTree, TensorSpec, TimeStep, numpy_dtype, spec_leaves
+from palaestra.core import (
+    Batch,
+    RunSeeds,
+    SpecTree,
+    TensorSpec,
+    TimeStep,
+    device_of,
+    to_device,
+)
 from palaestra.nn import ACTION_MASK
 from palaestra.policies.action_mask import check_masks, require_mask_spec
+from palaestra.policies.bare import as_rows, leading_shape, to_numpy
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.normalizer import ObservationNormalizer
 
@@ -56,7 +65,11 @@ class Policy(nn.Module, ABC):
     A policy owns the generator that its choices draw from, the normaliser of its observations and its exploration, so
     evaluation, export and serving cannot forget them. Observations are handed over raw, as environments emit them.
 
-    A subclass defines `choose`, and `initial_state` and `state_spec` where it has a memory.
+    Whoever asks need not know where the parameters are: observations and memories go there, and the answer comes back
+    to where the observations were.
+
+    A subclass defines `choose`, `describe` where it has `behaviour_fields`, and `initial_state` and `state_spec` where
+    it has a memory.
 
     `.train()` means `Phase.COLLECT`, `.eval()` means `Phase.EVAL`; `in_phase` enters any phase for a while.
 
@@ -96,6 +109,7 @@ class Policy(nn.Module, ABC):
         self.exploration = exploration
         self.generator = torch.Generator()
         self.version = 0
+        self._elsewhere: torch.device | None = None  # where the parameters are, unless it is the CPU
         self._phase = Phase.COLLECT
         self._masked = isinstance(observation_spec, dict) and ACTION_MASK in observation_spec
 
@@ -125,10 +139,14 @@ class Policy(nn.Module, ABC):
                 return self.act(time_step, state, phase=phase, deterministic=deterministic)
         if self._masked:
             check_masks(time_step.observation[ACTION_MASK], self.action_spec, time_step.last)
+        observation, device = time_step.observation, self._elsewhere
         if type(state) is not tuple:
             state = self.begun(state, time_step.first)
         explore = not deterministic and (phase or self._phase) is Phase.COLLECT
-        return self.choose(time_step.observation, state, explore, deterministic)
+        if device is None:
+            return self.choose(observation, state, explore, deterministic)
+        step = self.choose(to_device(observation, device), to_device(state, device), explore, deterministic)
+        return to_device(step, device_of(observation))
 
     @abstractmethod
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
@@ -151,9 +169,13 @@ class Policy(nn.Module, ABC):
 
         Args:
             batch_size: B, the number of lanes.
+
+        Returns:
+            Leaves [B, ...] on the CPU.
         """
         return ()
 
+    @final
     def behaviour(self, observation: Any, action: Any, state: Any = (), first: Tensor | None = None) -> Batch:
         """What a buffer keeps about how actions were chosen, computed in one pass with the acting weights.
 
@@ -165,6 +187,21 @@ class Policy(nn.Module, ABC):
 
         Returns:
             The fields that `behaviour_fields` names, each [...].
+        """
+        device = self._elsewhere
+        if device is None:
+            return self.describe(observation, action, state, first)
+        given = to_device((observation, action, state, first), device)
+        return to_device(self.describe(*given), device_of(observation))
+
+    def describe(self, observation: Any, action: Any, state: Any, first: Tensor | None) -> Batch:
+        """The fields of `behaviour`: what a subclass defines that has any.
+
+        Args:
+            observation: see `behaviour`.
+            action: see `behaviour`.
+            state: see `behaviour`.
+            first: see `behaviour`.
         """
         return Batch()
 
@@ -234,13 +271,12 @@ class Policy(nn.Module, ABC):
         Raises:
             ShapeError: the observation does not fit the spec.
         """
-        leading = _leading_shape(observation, self.observation_spec)
-        device = self.generator.device
-        rows = _as_rows(observation, self.observation_spec, device, leading)
+        leading = leading_shape(observation, self.observation_spec)
+        rows = as_rows(observation, self.observation_spec, self.device, leading)
         count = int(np.prod(leading, dtype=np.int64))
         step = TimeStep(observation=rows)
         chosen = self.act(step, self.initial_state(count), phase=Phase.EVAL, deterministic=deterministic)
-        return _to_numpy(self.env_action(chosen.action), self.action_spec, leading)
+        return to_numpy(self.env_action(chosen.action), self.action_spec, leading)
 
     def begun(self, state: Any, first: Any) -> Any:
         """The state with the initial one in rows where an episode begins.
@@ -255,7 +291,10 @@ class Policy(nn.Module, ABC):
         def begin(old: Tensor, initial: Tensor) -> Tensor:
             return torch.where(first.reshape(-1, *(1,) * (old.ndim - 1)), initial, old)
 
-        return state.map(begin, self.initial_state(len(first)))
+        initial = self.initial_state(len(first))
+        if self._elsewhere is not None:  # these may come from another device than the state
+            first, initial = to_device((first, initial), device_of(state))
+        return state.map(begin, initial)
 
     # -- phases
 
@@ -291,7 +330,12 @@ class Policy(nn.Module, ABC):
             super().train(phase is not Phase.EVAL)
         object.__setattr__(self, "_phase", phase)  # nn.Module's own way is slow, and this happens twice an update
 
-    # -- randomness
+    # -- randomness, and where it comes from
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self._elsewhere or torch.device("cpu")
 
     def seed(self, seed: int) -> None:
         """Starts the acting noise anew.
@@ -301,12 +345,35 @@ class Policy(nn.Module, ABC):
         """
         self.generator.manual_seed(seed)
 
+    def draw_from(self, generator: torch.Generator) -> None:
+        """Takes another generator for all choices. A policy without parameters acts where its generator is.
+
+        Args:
+            generator: on the device of the parameters, where there are any.
+        """
+        self.generator = generator
+        self._elsewhere = None if generator.device.type == "cpu" else generator.device
+
+    def load_generator_state(self, state: Tensor) -> None:
+        """Goes on with the choices of a saved generator.
+
+        One of another kind of device has a state of another size, which means nothing here: choices then begin anew, by
+        the policy's seed and version.
+
+        Args:
+            state: from `generator.get_state()`.
+        """
+        if state.shape == self.generator.get_state().shape:
+            self.generator.set_state(state)
+        else:
+            self.seed(RunSeeds(self.generator.initial_seed()).integer("acting", self.version))
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follows the parameters to another device with the generator."""
         super()._apply(fn, recurse)
         tensor = next(iter(self.state_dict().values()), None)
         if tensor is not None and tensor.device != self.generator.device:
-            self.generator = torch.Generator(tensor.device).manual_seed(self.generator.initial_seed())
+            self.draw_from(torch.Generator(tensor.device).manual_seed(self.generator.initial_seed()))
         return self
 
 
@@ -324,49 +391,3 @@ class _InPhase:
 
     def __exit__(self, *error: object) -> None:
         self._policy._enter(self._before)
-
-
-def _leading_shape(observation: Any, spec: SpecTree) -> tuple[int, ...]:
-    """The leading dimensions of a nest, read off its first leaf."""
-    path, leaf_spec = next(iter(spec_leaves(spec).items()))
-    leaf = observation
-    for key in path.split(".") if path else ():
-        leaf = _child(leaf, key, path)
-    shape = tuple(np.shape(leaf))
-    return shape[: len(shape) - len(leaf_spec.shape)]
-
-
-def _child(node: Any, key: str, path: str) -> Any:
-    try:
-        return node[int(key)] if isinstance(node, tuple | list) else node[key]
-    except (KeyError, IndexError, TypeError):
-        raise ShapeError(f"the observation is a {type(node).__name__} without the entry {path!r} of its spec") from None
-
-
-def _as_rows(value: Any, spec: SpecTree, device: torch.device, leading: tuple[int, ...], path: str = "") -> Any:
-    """A nest as tensors and batches of leading shape [N]."""
-    if not isinstance(spec, TensorSpec):
-        items = spec.items() if isinstance(spec, dict) else ((str(i), child) for i, child in enumerate(spec))
-        paths = {key: (child, f"{path}.{key}" if path else key) for key, child in items}
-        return Batch.of(
-            {
-                key: _as_rows(_child(value, key, inner), child, device, leading, inner)
-                for key, (child, inner) in paths.items()
-            }
-        )
-    array = value if isinstance(value, Tensor) else torch.as_tensor(np.array(value))
-    if tuple(array.shape) != (*leading, *spec.shape):
-        raise ShapeError(
-            f"the observation{f' {path!r}' if path else ''} has shape {tuple(array.shape)}; its spec needs "
-            f"{(*leading, *spec.shape)}, with or without leading dimensions, the same for every entry"
-        )
-    return array.to(device, spec.dtype).reshape((-1, *spec.shape))
-
-
-def _to_numpy(action: Any, spec: SpecTree, leading: tuple[int, ...]) -> Any:
-    if isinstance(spec, dict):
-        return {key: _to_numpy(action[key], child, leading) for key, child in spec.items()}
-    if isinstance(spec, tuple):
-        return tuple(_to_numpy(action[str(index)], child, leading) for index, child in enumerate(spec))
-    array = action.detach().cpu().numpy().astype(numpy_dtype(spec.dtype), copy=False)
-    return array.reshape((*leading, *spec.shape))[()]

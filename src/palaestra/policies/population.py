@@ -88,7 +88,7 @@ class PopulationPolicy(NetworkPolicy):
         for number in seed.tolist():
             generator = torch.Generator().manual_seed(int(abs(number)))
             rows.append(torch.randn(size, generator=generator) * (1.0 if number > 0 else -1.0))
-        return torch.stack(rows)
+        return torch.stack(rows).to(self.device)
 
     def sample(self, observation: Any) -> tuple[Tensor, Tensor]:
         outputs = self._outputs(observation)
@@ -118,7 +118,7 @@ class PopulationPolicy(NetworkPolicy):
         pairs = torch.randint(1, _SEEDS, ((lanes + 1) // 2,), generator=generator)
         self._seeds = torch.stack((pairs, -pairs), 1).reshape(-1)[:lanes].float()
         self._seeds_version = self.version
-        noise = self.noise(self._seeds).to(next(self.network.parameters()).device)
+        noise = self.noise(self._seeds)
         self._population, start = {}, 0
         for name, parameter in self.network.named_parameters():
             part = noise[:, start : start + parameter.numel()].reshape(lanes, *parameter.shape)
@@ -133,7 +133,7 @@ class PopulationPolicy(NetworkPolicy):
             outputs = torch.where(mask.bool(), outputs, torch.finfo(outputs.dtype).min)
         return outputs.argmax(-1)
 
-    def behaviour(self, observation: Any, action: Any, state: Any = (), first: Tensor | None = None) -> Batch:
+    def describe(self, observation: Any, action: Any, state: Any, first: Tensor | None) -> Batch:
         lanes = action.shape[: action.ndim - len(self.raw_action_spec.shape)]
         return Batch.of({"seed": self._seeds.expand(lanes)})
 

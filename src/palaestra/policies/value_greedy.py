@@ -129,7 +129,7 @@ class ValueGreedyPolicy(NetworkPolicy):
         Args:
             observation: raw, leaves [..., *observation]; a memory starts anew.
         """
-        action = self.choose(observation, self.initial_state(len(observation)), False, True).action
+        action = self.choose(observation, self._initial_state(len(observation)), False, True).action
         return action, torch.zeros(action.shape, device=action.device)
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:

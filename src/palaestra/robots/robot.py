@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
+
+import torch
 
 from palaestra.algorithms import Algorithm, AlgorithmConfig, UpdateInfo
 from palaestra.core import ConfigError, DataSource, NonFiniteError, RunSeeds, SpecTree
@@ -73,6 +75,19 @@ class Robot(ABC):
     def specs(self) -> dict[str, TaskSpec]:
         """What helpers have to know of every task."""
         return {name: task.spec(name) for name, task in self.tasks.items()}
+
+    def to(self, device: torch.device | str) -> Self:
+        """Moves every task to a device.
+
+        Args:
+            device: see `Algorithm.to`.
+
+        Returns:
+            The robot itself.
+        """
+        for task in self.tasks.values():
+            task.to(device)
+        return self
 
     def sync(self) -> None:
         """Gives every reference copy the weights as they are now."""

@@ -88,7 +88,7 @@ def act(
     with torch.no_grad():
         step = policy.act(time_step, state, phase=phase, deterministic=phase is Phase.EVAL)
         if random is not None:
-            random.generator = policy.generator
+            random.draw_from(policy.generator)
             step = step._replace(action=random.act(time_step).action)
         info = Batch()
         if fields:
@@ -258,6 +258,16 @@ class ComputationTask:
                 buffer.append(action, time_step, policy_version=version, state=state, env_id=[agent])
                 self.rows_stored += 1
 
+    def to(self, device: torch.device | str) -> None:
+        """Moves the algorithm to a device, and the reference copy.
+
+        Args:
+            device: see `Algorithm.to`.
+        """
+        self.algorithm.to(device)
+        if self._reference is not None:
+            self._reference.to(self.algorithm.device)
+
     def learn(self, unrolls: Sequence[Unroll | None]) -> dict[str, float] | None:
         """One update of the algorithm on what agents have sent, or stored.
 
@@ -326,4 +336,4 @@ class ComputationTask:
             weights = dict(state["reference"])
             self._reference.version = int(weights.pop("version"))
             self._reference.load_state_dict(weights)
-            self._reference.generator.set_state(state["generator"])
+            self._reference.load_generator_state(state["generator"])

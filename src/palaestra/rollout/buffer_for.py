@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from palaestra.algorithms import Algorithm
-from palaestra.buffers import ReplayBuffer, sampler_of
+from palaestra.buffers import DeviceMemory, ReplayBuffer, sampler_of
 from palaestra.core import ConfigError, OnPolicy, Replay, SpecTree, TensorSpec, schedule_value
 
 __all__ = ["buffer_for", "episode_discount"]
@@ -19,6 +21,7 @@ def buffer_for(
     reward_spec: TensorSpec,
     complete_episodes_only: bool = False,
     fragments: bool = False,
+    device: torch.device | None = None,
 ) -> ReplayBuffer:
     """An empty buffer with the size, fields and sampler that an algorithm's plan and policy ask for.
 
@@ -30,6 +33,7 @@ def buffer_for(
         complete_episodes_only: whether only episodes that have ended are learned from.
         fragments: whether the buffer only holds what is on its way to the one that is learned from: it grows, keeps a
             policy's memory with every row, and nothing is sampled from it.
+        device: where rows come from; those of a GPU stay there.
 
     Raises:
         ConfigError: the plan collects nothing.
@@ -52,6 +56,7 @@ def buffer_for(
         state_spec=policy.state_spec or None,
         state_period=1 if isinstance(plan, OnPolicy) or fragments else plan.mini_batch_length,
         complete_episodes_only=complete_episodes_only,
+        storage=None if device is None or device.type == "cpu" else DeviceMemory(device),
     )
 
 

@@ -65,6 +65,11 @@ class Collector:
     ) -> None:
         if buffer.num_lanes != env.batch_size:
             raise ConfigError(f"the buffer has {buffer.num_lanes} lanes for {env.batch_size} environments")
+        if env.device.type != "cpu" and policy.device.type == "cpu":
+            raise ConfigError(
+                f"the environments are on {env.device} and the policy is on the CPU: observations would have to come "
+                f"back for every action; move the algorithm, with to({str(env.device)!r}) or run.device"
+            )
         self.env, self.policy, self.buffer, self.preprocess = env, policy, buffer, preprocess
         self.num_lanes = env.batch_size
         """Environments stepped side by side."""
@@ -113,6 +118,7 @@ class Collector:
             observation_spec=env.observation_spec,
             reward_spec=env.reward_spec,
             complete_episodes_only=complete_episodes_only,
+            device=env.device,
         )
         return cls(env, algorithm.policy, buffer, preprocess=preprocess, gamma=episode_discount(algorithm))
 
@@ -224,7 +230,7 @@ class Collector:
         step = self.policy.act(time_step, state, phase=Phase.COLLECT)
         if not random:
             return step
-        self._random.generator = self.policy.generator  # the memory goes on as if the policy had acted
+        self._random.draw_from(self.policy.generator)  # the memory goes on as if the policy had acted
         return step._replace(action=self._random.act(time_step).action)
 
     def _run(self, rows: int, info: CollectInfo, random: bool) -> int:

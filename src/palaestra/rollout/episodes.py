@@ -66,7 +66,11 @@ class EpisodeTracker:
             time_step: as the environment emitted it.
             lanes: [n] whose rows they are; `None` is all.
         """
-        reward, step_type, info = time_step.reward.numpy(), time_step.step_type.numpy(), time_step.env_info
+        info = time_step.env_info
+        if time_step.reward.is_cpu:
+            reward, step_type = time_step.reward.numpy(), time_step.step_type.numpy()
+        else:
+            reward, step_type = time_step.reward.cpu().numpy(), time_step.step_type.cpu().numpy()
         if lanes is not None:
             count = len(self._return)
             reward, step_type = _spread(reward, lanes, count, 0), _spread(step_type, lanes, count, _NONE)

@@ -93,7 +93,7 @@ def evaluate(
                 step = policy.act(time_step, state, phase=Phase.EVAL, deterministic=deterministic)
                 time_step, state = env.step(policy.env_action(step.action)), step.state
                 tracker.add(time_step)
-                counted += (time_step.step_type == StepType.LAST).numpy()
+                counted += (time_step.step_type == StepType.LAST).cpu().numpy()
                 if time_limit_s is not None and time.monotonic() - began >= time_limit_s:
                     break
             finished = first_of_each(tracker.finished(), quota)

@@ -46,7 +46,9 @@ def _check(name: str, value: Any, env: Environment, buffer: ReplayBuffer, newest
         for key, part in value.items():
             _check(f"{name}.{key}", part, env, buffer, newest, rows)
         return
-    if not value.is_floating_point() or math.isfinite(np.add.reduce(value.numpy(), axis=None)):
+    if not value.is_floating_point():
+        return
+    if math.isfinite(np.add.reduce(value.numpy(), axis=None) if value.is_cpu else value.sum()):
         return
     for place in (~torch.isfinite(value)).nonzero().tolist():  # none where only the sum overflows
         row, lane, element = (place[0], place[1], place[2:]) if rows else (0, place[0], place[1:])

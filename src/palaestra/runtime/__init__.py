@@ -1,6 +1,7 @@
 """Where workers live: in this process, in supervised processes that share memory with it, on other machines."""
 
 from palaestra.runtime.calls import Call, RemoteError, RestartPolicy, Result, WorkerStatus
+from palaestra.runtime.heap import keep_freed_memory
 from palaestra.runtime.local import LocalRuntime
 from palaestra.runtime.messages import Shared
 from palaestra.runtime.process import ProcessRuntime
@@ -24,5 +25,6 @@ __all__ = [
     "WorkerDiedError",
     "WorkerStatus",
     "WorkerTimeoutError",
+    "keep_freed_memory",
     "stop_all",
 ]

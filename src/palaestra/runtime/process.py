@@ -16,6 +16,7 @@ import torch
 
 from palaestra.core import ConfigError
 from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, arrival
+from palaestra.runtime.heap import keep_freed_memory
 from palaestra.runtime.messages import IN_A_SCRIPT, Message, Request, SharedCache, decode, running_script
 from palaestra.runtime.remote import Failed, Performer
 from palaestra.runtime.runtime import Runtime
@@ -220,6 +221,7 @@ def _kill_all(seats: dict[WorkerKey, _Seat]) -> None:
 
 def _serve(connection: Connection, factory: Callable[[], Any], threads: int) -> None:
     torch.set_num_threads(threads)
+    keep_freed_memory()
     torch.set_flush_denormal(True)  # as training does, so that equal calls give equal numbers everywhere
     performer, requests, answers = Performer(factory), _Slab(), _Slab()
     connection.send((0, performer.begin()))

@@ -13,6 +13,7 @@ import torch
 
 from palaestra.core import ConfigError, MissingExtraError
 from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, arrival
+from palaestra.runtime.heap import keep_freed_memory
 from palaestra.runtime.messages import Message, Request, SharedCache, decode
 from palaestra.runtime.remote import Failed, Performer
 from palaestra.runtime.runtime import Runtime
@@ -165,6 +166,7 @@ class _Actor:
 
     def __init__(self, factory: Callable[[], Any], threads: int) -> None:
         torch.set_num_threads(threads)
+        keep_freed_memory()
         torch.set_flush_denormal(True)  # as training does
         self._performer = Performer(factory)
 

@@ -10,6 +10,10 @@ from torch import Tensor
 
 __all__ = ["Averages"]
 
+# Records that wait at most. Every metric is a small tensor of its own: thousands of them, kept alive between the large
+# ones of the gradient steps that made them, split the heap until each step needs fresh pages for its activations.
+_MOST_WAITING = 32
+
 
 class Averages:
     """Running sums in float64, added up in order, so that stopping in between changes no digit.
@@ -27,13 +31,13 @@ class Averages:
         self._pending: list[Mapping[str, Tensor]] = []
 
     def add(self, records: Iterable[Mapping[str, Tensor]]) -> None:
-        """Takes records; nothing is computed yet.
+        """Takes records; they are added up when there are some dozens.
 
         Args:
             records: 0-dim tensors by name.
         """
         self._pending += records
-        if len(self._pending) >= 4096:
+        if len(self._pending) >= _MOST_WAITING:
             self._settle()
 
     def take(self) -> dict[str, float]:

@@ -112,7 +112,7 @@ def _copied(acting: Acting) -> Acting:
     for policy in policies:
         policy.exploration = None
     try:
-        return copy.deepcopy(acting, memo)
+        return copy.deepcopy(acting, memo).to("cpu")  # other processes evaluate on the CPU
     finally:
         for policy, exploration in zip(policies, explorations, strict=True):
             policy.exploration = exploration

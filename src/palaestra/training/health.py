@@ -40,13 +40,14 @@ class Health(Callback):
     | symptom | warned of when |
     |---|---|
     | KL | the mean KL of an update's policies exceeds 0.2 |
-    | entropy | it is below 2% of what it was at first, unless learning works |
+    | entropy | within 2% of 0, measured by what it was at first, unless learning works |
     | explained variance | below -0.5, unless learning works: equal returns have no variance to explain |
     | gradient norm | above 100 times its median so far |
     | action values | beyond 20 times the largest discounted return so far, and 100 |
     | episodes | none has ended in 100,000 env steps |
 
-    Learning works where returns are at their best so far, and better than at first.
+    Learning works where returns are at their best so far, and better than at first. Densities over continuous actions
+    may have entropies below 0, and those say nothing.
 
     Args:
         stop: whether a symptom ends the run.
@@ -109,7 +110,7 @@ class Health(Callback):
             return {}
         if math.isnan(self._first_entropy):
             self._first_entropy = entropy
-        if entropy < 0.02 * self._first_entropy and not works and "return_mean" in row:
+        if 0 <= entropy < 0.02 * self._first_entropy and not works and "return_mean" in row:
             return {"entropy": f"the entropy fell from {self._first_entropy:.2g} to {entropy:.2g}"}
         return {}
 

@@ -178,14 +178,14 @@ class Histograms(Callback):
                 row |= self._of_policy(prefix, algorithm, trainer.collect.sources[policy])
 
     def _of_policy(self, prefix: str, algorithm: GradientAlgorithm[Any], source: DataSource) -> dict[str, Histogram]:
-        drawn = source.draw(algorithm.plan, self._generator)
+        drawn = algorithm.on_device(source.draw(algorithm.plan, self._generator))
         if isinstance(algorithm.plan, OnPolicy):  # the row after the last action
             row = _histograms(f"{prefix}/observation", drawn["observation"][:-1])
         else:
             row = _histograms(f"{prefix}/observation", drawn["observation"])
         row |= _histograms(f"{prefix}/action", drawn["action"])
         with algorithm.policy.in_phase(Phase.UPDATE):
-            batch = algorithm.noise(algorithm.preprocess(drawn, source), self._generator)
+            batch = algorithm.on_device(algorithm.noise(algorithm.preprocess(drawn, source), self._generator))
             minibatch = next(iter(minibatches(batch, algorithm.plan, generator=self._generator)))
             gradients = algorithm.gradients(minibatch).values
         return row | {f"{prefix}/gradient/{name}": Histogram.of(value) for name, value in gradients.items()}

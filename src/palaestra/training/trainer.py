@@ -15,6 +15,7 @@ from palaestra.algorithms import Algorithm
 from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.policies import Policy
 from palaestra.rollout import Episode, Evaluation, Metric, default_metrics
+from palaestra.runtime import keep_freed_memory
 from palaestra.training.beside import Evaluator
 from palaestra.training.callbacks import Callback, Evaluated
 from palaestra.training.checkpoints import CheckpointStore
@@ -120,6 +121,7 @@ class Trainer:
             StoppedError: at the second Ctrl-C or SIGTERM, or `grace_s` after the first; nothing more is saved.
             PalaestraError: an environment, a gradient or the disk failed.
         """
+        keep_freed_memory()
         torch.set_flush_denormal(True)  # moments of resting weights sink to numbers that CPUs are slow with
         self._tell("start", self._position())
         self._time.start()

@@ -94,3 +94,21 @@ def test_dm_control_goes_through_shimmy():
     report = check("dm_control/cartpole-balance-v0", steps=60)
     assert report.ok, report
     assert set(gym.load("dm_control/cartpole-balance-v0").observation_spec) == {"position", "velocity"}
+
+
+def test_mujoco_warns_once_through_logging_and_writes_no_file(tmp_path, monkeypatch, caplog, capfd):
+    """What Gymnasium's models use of the past is of no concern to users; an unstable simulation is, once."""
+    mujoco = pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        gym.load("HalfCheetah-v5").close()
+    falling = mujoco.MjModel.from_xml_string(
+        "<mujoco><worldbody><body><freejoint/><geom size='1'/></body></worldbody></mujoco>"
+    )
+    for _ in range(2):
+        data = mujoco.MjData(falling)
+        data.qvel[0] = 1e12
+        mujoco.mj_step(falling, data)
+    assert caplog.text.count("Inf") == 1
+    assert "deprecated" not in caplog.text + "".join(capfd.readouterr())
+    assert not list(tmp_path.iterdir())

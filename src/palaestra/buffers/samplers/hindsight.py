@@ -99,11 +99,12 @@ class HindsightSampler(Sampler):
                 batch[name].desired_goal[..., changed, :] = goal
         steps = len(batch.reward) - 1
         achieved = buffer.take("observation.achieved_goal", buffer.after(start, np.arange(1, steps + 1)[:, None]))
-        desired = np.broadcast_to(goal.numpy(), achieved.shape)
-        batch.reward[1:, changed] = self._computed(self.reward, "reward", achieved.numpy(), desired)
+        achieved = achieved.cpu().numpy()
+        desired = np.broadcast_to(goal.cpu().numpy(), achieved.shape)
+        batch.reward[1:, changed] = self._computed(self.reward, "reward", achieved, desired).to(batch.reward.device)
         if self.terminated is not None:
-            over = self._computed(self.terminated, "terminated", achieved.numpy(), desired)
-            batch.discount[1:, changed] = 1 - over
+            over = self._computed(self.terminated, "terminated", achieved, desired)
+            batch.discount[1:, changed] = 1 - over.to(batch.discount.device)
         return batch
 
     def _goals(self, buffer: ReplayBuffer, start: np.ndarray, uniform: np.ndarray) -> np.ndarray:

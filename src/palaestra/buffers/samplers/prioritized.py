@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PrioritizedSampler"]
 
-_SMALLEST = 1e-6  # is added to every priority, so that none stays out for ever
+_SMALLEST = np.float32(1e-6)  # is added to every priority, so that none stays out for ever
+_LARGEST = 1e15  # sums of a million such, squared, still fit into single precision
 
 
 @final
@@ -90,7 +91,7 @@ class PrioritizedSampler(Sampler):
         """
         weight = self._drawn / np.minimum.reduce(self._drawn)
         weight **= -self._beta
-        batch.__dict__["weight"] = torch.from_numpy(weight.astype(np.float32))
+        batch.__dict__["weight"] = torch.from_numpy(weight.astype(np.float32, copy=False))
         return batch
 
     def write_back(self, index: np.ndarray, priority: np.ndarray) -> None:
@@ -107,12 +108,12 @@ class PrioritizedSampler(Sampler):
         tree = self._tree
         if tree is None:
             raise ShapeError("priorities were written back before anything was drawn")
-        lowest, highest = np.minimum.reduce(priority), np.maximum.reduce(priority)
-        if not (lowest >= 0 and highest < np.inf):
-            raise NonFiniteError(f"priorities must be finite and at least 0; given were {priority.tolist()}")
-        self._highest = max(self._highest, (float(highest) + _SMALLEST) ** self.settings.alpha)
-        size = np.add(priority, _SMALLEST, dtype=np.float64)
-        size **= self.settings.alpha
+        lowest, highest = np.minimum.reduce(priority), float(np.maximum.reduce(priority))
+        if not (lowest >= 0 and highest < _LARGEST):
+            text = f"priorities must be finite and at least 0, below {_LARGEST}"
+            raise NonFiniteError(f"{text}; given were {priority.tolist()}")
+        self._highest = max(self._highest, (highest + float(_SMALLEST)) ** self.settings.alpha)
+        size = (priority + _SMALLEST) ** self.settings.alpha
         kept = tree.leaves.take(index) > 0
         if np.count_nonzero(kept) < len(kept):
             index, size = index[kept], size[kept]

@@ -48,7 +48,8 @@ class Sampler(ABC):
 
         Args:
             buffer: what was drawn from.
-            batch: `Windows`, or an `Unroll` of sequences, with the chosen rows as `index`.
+            batch: `Windows`, or an `Unroll` of sequences, with the chosen rows as `index`, which is on the CPU whatever
+                device the rows are on.
             generator: source of every random choice.
         """
         return batch

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import importlib.util
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +21,8 @@ from palaestra.envs.gym_environment import GymEnvironment
 from palaestra.envs.wrappers.time_limit import TimeLimit
 
 __all__ = ["find_spec", "load", "pool", "wrap"]
+
+_log = logging.getLogger(__name__)
 
 # Packages that register environments when they are imported, by how the ids begin: (package, extra).
 _REGISTERED_BY = {
@@ -176,4 +180,13 @@ def _import_quietly(package: str) -> None:
     """Imports what an environment is made of. Its warnings are not ours, and Box2D crashes where they are errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        importlib.import_module(package)
+        module = importlib.import_module(package)
+    if package == "mujoco" and module.get_mju_user_warning() is None:
+        module.set_mju_user_warning(_mujoco_warned)
+
+
+@functools.cache
+def _mujoco_warned(text: str) -> None:
+    """Logs every warning once; MuJoCo itself would print and write a file for each environment that is made."""
+    level = logging.DEBUG if "deprecated" in text else logging.WARNING  # what is deprecated is Gymnasium's model
+    _log.log(level, "MuJoCo: %s", text)

@@ -14,6 +14,9 @@ from palaestra.training import TrainerConfig
 
 __all__ = ["PRESETS"]
 
+# Rewards are down to -16 a step: without normalisation the error of values leaves nothing for the policy.
+_PENDULUMS = EnvConfig(num_envs=8, train_wrappers=("NormalizeReward(gamma=0.9)",))
+
 PRESETS: Presets = {
     ("a2c", "CartPole-v1"): Preset(
         algorithm=A2CConfig(learning_rate=Linear(2e-3, 0.0), unroll_length=8, entropy_cost=0.0, gae_lambda=0.95),
@@ -27,16 +30,15 @@ PRESETS: Presets = {
     ),
     ("a2c", "Pendulum-v1"): Preset(
         algorithm=A2CConfig(
-            learning_rate=Linear(1e-3, 0.0),
+            learning_rate=Linear(2e-3, 0.0),
             unroll_length=8,
             gamma=0.9,
             gae_lambda=0.9,
             value_cost=0.4,
             entropy_cost=0.0,
-            standardize_advantage=True,
             normalize_observation=True,
         ),
-        env=EnvConfig(num_envs=8),
+        env=_PENDULUMS,
         trainer=TrainerConfig(total_env_steps=1_000_000),
     ),
     ("trpo", "CartPole-v1"): Preset(
@@ -93,9 +95,14 @@ PRESETS: Presets = {
     ),
     ("impala", "Pendulum-v1"): Preset(
         algorithm=IMPALAConfig(
-            learning_rate=Linear(1e-3, 0.0), gamma=0.9, gae_lambda=0.9, entropy_cost=0.0, normalize_observation=True
+            learning_rate=Linear(4e-3, 0.0),
+            unroll_length=8,
+            gamma=0.9,
+            gae_lambda=0.9,
+            entropy_cost=0.0,
+            normalize_observation=True,
         ),
-        env=EnvConfig(num_envs=8),
+        env=_PENDULUMS,
         trainer=TrainerConfig(total_env_steps=1_000_000),
     ),
 }

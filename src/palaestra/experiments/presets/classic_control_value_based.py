@@ -98,13 +98,23 @@ PRESETS: Presets = {
     ),
     ("sarsa", "CartPole-v1"): Preset(
         algorithm=SarsaConfig(
-            learning_rate=Linear(1e-3, 0.0), epsilon=Linear(1.0, 0.01, 0.5), normalize_observation=True
+            learning_rate=Linear(2e-3, 0.0),
+            gamma=0.98,
+            trace_decay=0.98,
+            epsilon=Linear(1.0, 0.05, 0.5),
+            huber_delta=10.0,
         ),
         env=EnvConfig(num_envs=8),
         trainer=TrainerConfig(total_env_steps=200_000),
     ),
     ("sarsa", "Acrobot-v1"): Preset(
-        algorithm=SarsaConfig(learning_rate=Linear(1e-3, 0.0), epsilon=Linear(1.0, 0.01, 0.5)),
+        algorithm=SarsaConfig(
+            learning_rate=Linear(1e-3, 0.0),
+            unroll_length=32,
+            trace_decay=0.97,
+            epsilon=Linear(0.5, 0.02, 0.5),
+            huber_delta=10.0,
+        ),
         env=EnvConfig(num_envs=8),
         trainer=TrainerConfig(total_env_steps=200_000),
     ),

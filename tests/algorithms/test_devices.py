@@ -1,0 +1,140 @@
+"""Algorithms on a device: the numbers of the CPU, and no tensor that meets one from elsewhere."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import palaestra.nn.optimizer
+from palaestra.algorithms import ALGORITHMS, GradientAlgorithm
+from palaestra.algorithms.compiled import CompiledSteps
+from palaestra.core import ConfigError, Linear, to_device
+from tests.algorithms.parts import any_kind, collected, collector_for, environment, make
+from tests.contracts.states import different
+from tests.devices import pretend_device
+
+# every algorithm once; then actions of several parts, masks, and memories
+KINDS_OF_ALL = [("ppo", "composite"), ("dqn", "masked"), ("ppo", "recurrent-masked")]
+some_cases = pytest.mark.parametrize(
+    ("name", "kind"), [*((name, any_kind(name)) for name in ALGORITHMS), *KINDS_OF_ALL]
+)
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and torch with CUDA")
+
+
+def learned(name, kind, device, **changes):
+    """What an algorithm has come to after some updates, and what they reported."""
+    with environment(kind) as env:
+        algorithm = make(name, env, kind=kind, **changes).to(device)
+        collector = collector_for(env, algorithm)
+        records = []
+        for _ in range(3):
+            collector.unroll(12)
+            records.append(algorithm.update(collector.source).metrics)
+            algorithm.set_progress(0.5)
+    return algorithm, records
+
+
+def check_equal(name, kind, device, **changes):
+    here, metrics = learned(name, kind, "cpu", **changes)
+    there, metrics_there = learned(name, kind, device, **changes)
+    assert {parameter.device.type for parameter in there.model.parameters()} == {torch.device(device).type}
+    state, expected = to_device(there.state_tensors(), "cpu"), here.state_tensors()
+    if "recurrent" in kind:  # torch computes memories on devices by other operations
+        assert_close(metrics_there, metrics, rtol=1e-3, atol=1e-5)
+        names = [key for key in expected if key.startswith("model.")]
+        assert_close({key: state[key] for key in names}, {key: expected[key] for key in names}, rtol=1e-3, atol=1e-4)
+    else:
+        assert metrics_there == metrics
+        assert not different(state, expected)
+
+
+@some_cases
+def test_an_algorithm_learns_on_a_device_what_it_learns_on_the_cpu(name, kind, monkeypatch):
+    """ALF-56: equal weights at first, equal rows, equal noise; collecting, acting, learning and its checkpoint."""
+    monkeypatch.setattr(palaestra.nn.optimizer, "_SMALL", 0)  # the optimizer's sums in the order of a device
+    with pretend_device() as device:
+        check_equal(name, kind, device)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "changes"),
+    [
+        ("dqn", "discrete", {"prioritized": True, "noisy": True}),
+        ("sac", "continuous", {"normalize_observation": True}),
+        (
+            "ppo",
+            "continuous",
+            {"normalize_observation": True, "clip": Linear(0.3, 0.1), "learning_rate": Linear(1e-3, 0.0)},
+        ),
+        ("td3", "continuous", {"tau": Linear(0.01, 0.1), "gamma": Linear(0.9, 0.99)}),
+    ],
+)
+def test_priorities_noisy_layers_statistics_and_schedules_follow(name, kind, changes, monkeypatch):
+    monkeypatch.setattr(palaestra.nn.optimizer, "_SMALL", 0)
+    with pretend_device() as device:
+        check_equal(name, kind, device, **changes)
+
+
+def test_a_checkpoint_of_one_device_goes_on_on_another(monkeypatch):
+    """F25: weights, optimizer state and what is drawn go along; a generator of another kind begins anew."""
+    algorithm, _ = learned("sac", "continuous", "cpu")
+    saved = algorithm.state_tensors()
+    with pretend_device() as device:
+        other, _ = collected("sac", "continuous", seed=8)
+        other.to(device).load_state_tensors(saved)
+        assert not different(to_device(other.state_tensors(), "cpu"), saved)
+        back, _ = collected("sac", "continuous", seed=9)
+        back.load_state_tensors(other.state_tensors())
+        assert not different(back.state_tensors(), saved)
+
+
+def test_acting_begins_anew_where_the_saved_generator_is_of_another_kind():
+    """F25: that of CUDA has 16 bytes; everything else goes on, and equal seeds give equal choices again."""
+    algorithm, _ = learned("sac", "continuous", "cpu")
+    saved = {**algorithm.state_tensors(), "generator.acting": torch.zeros(16, dtype=torch.uint8)}
+    first, second = (collected("sac", "continuous", seed=9)[0] for _ in range(2))
+    fresh = first.policy.generator.get_state()
+    for twin in (first, second):
+        twin.load_state_tensors(saved)
+    assert different(first.state_tensors(), saved) == ["generator.acting"]
+    assert not different(first.state_tensors(), second.state_tensors())
+    assert not torch.equal(first.policy.generator.get_state(), fresh)
+
+
+def test_compiled_code_is_for_one_device(monkeypatch):
+    made = []
+
+    def compiled(self, batch):
+        made.append(self._algorithm.device.type)
+        return lambda batch: None
+
+    monkeypatch.setattr(CompiledSteps, "_compiled", compiled)
+    algorithm, collector = collected("dqn", "discrete")
+    steps = CompiledSteps(algorithm, GradientAlgorithm._gradient_step)
+    steps((), algorithm.draw(collector.buffer))
+    with pretend_device() as device:
+        algorithm.to(device)
+        for _ in range(2):
+            steps((), algorithm.draw(collector.buffer))
+    assert made == ["cpu", device]
+
+
+def test_a_device_that_is_not_there_is_refused_and_nothing_moves():
+    algorithm, _ = collected("dqn", "discrete")
+    with pytest.raises(ConfigError, match=r"device is 'cuda:77', but this process can compute on cpu"):
+        algorithm.to("cuda:77")
+    assert algorithm.device.type == "cpu"
+
+
+@needs_cuda
+@pytest.mark.parametrize(("name", "kind"), [("ppo", "continuous"), ("dqn", "discrete"), ("sac", "continuous")])
+def test_an_algorithm_learns_on_a_gpu(name, kind):
+    algorithm, records = learned(name, kind, "cuda")
+    assert {parameter.device.type for parameter in algorithm.model.parameters()} == {"cuda"}
+    assert algorithm.policy.generator.device.type == "cuda"
+    assert all(torch.isfinite(torch.tensor(value)) for record in records for value in record.values())
+    twin, _ = learned(name, kind, "cpu")
+    twin.load_state_tensors(algorithm.state_tensors())
+    assert not different(
+        {k: v for k, v in twin.state_tensors().items() if k != "generator.acting"},
+        {k: v for k, v in to_device(algorithm.state_tensors(), "cpu").items() if k != "generator.acting"},
+    )
