@@ -7,6 +7,7 @@ from torch.testing import assert_close
 import palaestra.nn.optimizer
 from palaestra.algorithms import ALGORITHMS, GradientAlgorithm
 from palaestra.algorithms.compiled import CompiledSteps
+from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.core import ConfigError, Linear, to_device
 from tests.algorithms.parts import any_kind, collected, collector_for, environment, make
 from tests.contracts.states import different
@@ -65,10 +66,12 @@ def test_an_algorithm_learns_on_a_device_what_it_learns_on_the_cpu(name, kind, m
             "continuous",
             {"normalize_observation": True, "clip": Linear(0.3, 0.1), "learning_rate": Linear(1e-3, 0.0)},
         ),
+        ("dqn", "discrete", {"bonus": BonusConfig(kind="rnd")}),
+        ("ppo", "discrete", {"bonus": BonusConfig(kind="icm")}),
         ("td3", "continuous", {"tau": Linear(0.01, 0.1), "gamma": Linear(0.9, 0.99)}),
     ],
 )
-def test_priorities_noisy_layers_statistics_and_schedules_follow(name, kind, changes, monkeypatch):
+def test_priorities_noisy_layers_statistics_bonuses_and_schedules_follow(name, kind, changes, monkeypatch):
     monkeypatch.setattr(palaestra.nn.optimizer, "_SMALL", 0)
     with pretend_device() as device:
         check_equal(name, kind, device, **changes)

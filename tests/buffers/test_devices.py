@@ -157,6 +157,19 @@ def test_an_unroll_on_a_device_grows_and_is_handed_out_without_a_copy():
         check_equal(there.newest(3), here.newest(3))
 
 
+def test_a_buffer_on_a_device_is_saved_and_appended_to_others_as_any(tmp_path):
+    with pretend_device() as device:
+        there, here = make(DeviceMemory(device), 60), make(None, 60)
+        fill(there, here)
+        there.save(tmp_path / "saved")
+        loaded = ReplayBuffer.load(tmp_path / "saved")
+        assert loaded.device == torch.device("cpu")
+        check_same(loaded, here)
+        for source, target in ((there, make(None, 60)), (here, make(DeviceMemory(device), 60))):
+            target.update(source)
+            check_equal(target.newest(19), here.newest(19))
+
+
 @pytest.mark.parametrize("kind", ["main", "device"])
 def test_rows_that_come_from_a_device_are_stored_wherever_the_rows_are(kind):
     """A `TensorEnvironment` on a GPU, say."""

@@ -5,7 +5,16 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from palaestra.core import Batch, BoundedSpec, DiscreteSpec, TensorSpec, TimeStep, device_of, to_device
+from palaestra.core import (
+    Batch,
+    BoundedSpec,
+    DiscreteSpec,
+    MultiDiscreteSpec,
+    TensorSpec,
+    TimeStep,
+    device_of,
+    to_device,
+)
 from palaestra.nn import NetworkConfig
 from palaestra.policies import ActionRange, CategoricalPolicy, GaussianPolicy, RandomPolicy, load_policy, save_policy
 from tests.devices import pretend_device
@@ -69,6 +78,26 @@ def test_masks_are_looked_at_where_they_are():
         assert policy.act(step).action.tolist() == [1, 0, 2]
         far = step._replace(observation=to_device(step.observation, device))  # as a collector has it
         assert policy.act(far).action.tolist() == [1, 0, 2]
+
+
+def test_pictures_choices_and_numbers_are_seen_on_a_device_as_on_the_cpu():
+    spec = {
+        "picture": BoundedSpec((3, 36, 36), torch.uint8, np.array(0), np.array(255)),
+        "choice": DiscreteSpec(num=4),
+        "choices": MultiDiscreteSpec(nvec=(2, 3)),
+        "numbers": OBSERVATION,
+    }
+    policy = GaussianPolicy.build(spec, BOX, NetworkConfig(hidden_sizes=(8,)), normalize=True)
+    observation = Batch(
+        picture=torch.randint(255, (3, 3, 36, 36), dtype=torch.uint8),
+        choice=torch.tensor([0, 3, 1]),
+        choices=torch.tensor([[0, 2], [1, 0], [1, 1]]),
+        numbers=steps().observation,
+    )
+    expected = policy.act(steps()._replace(observation=observation), deterministic=True).action
+    with pretend_device() as device:
+        step = policy.to(device).act(steps()._replace(observation=observation), deterministic=True)
+        assert_close(step.action, expected)
 
 
 @pytest.mark.parametrize("spec", [DiscreteSpec(num=3), BOX], ids=["discrete", "box"])

@@ -231,7 +231,8 @@ class LaneStorage:
         """
         leaf = self._leaves.get(name)
         if leaf is not None:
-            return self._handed(leaf.take(index) if leaf.stacked == 1 else self._frames(leaf, index))
+            rows = leaf.take(index) if leaf.stacked == 1 else self._frames(leaf, index)
+            return rows if self.device is None else self._handed(rows)
         return self._nested(name, lambda path: self.take(path, index))
 
     def array(self, name: str) -> np.ndarray:
@@ -244,7 +245,7 @@ class LaneStorage:
 
     def _handed(self, rows: Tensor) -> Tensor:
         """Bookkeeping is in main memory, and is handed out with the rest."""
-        return rows if self.device is None else rows.to(self.device, non_blocking=True)
+        return rows.to(self.device, non_blocking=True)
 
     def parts(self, name: str) -> list[str]:
         """Names of the parts of a nested field; none of a plain one.
@@ -266,7 +267,7 @@ class LaneStorage:
             return self._nested(name, lambda path: self.view(path, rows))
         if leaf.stacked > 1:
             return self.take(name, np.arange(rows.start, rows.stop)[:, None] * self.lanes + np.arange(self.lanes))
-        return self._handed(leaf.tensor[rows])
+        return leaf.tensor[rows] if self.device is None else self._handed(leaf.tensor[rows])
 
     # -- stacks of frames
 

@@ -109,10 +109,10 @@ PRESETS: Presets = {
     ),
     ("sarsa", "Acrobot-v1"): Preset(
         algorithm=SarsaConfig(
-            learning_rate=Linear(1e-3, 0.0),
-            unroll_length=32,
+            learning_rate=Linear(2e-3, 0.0),
+            unroll_length=128,
             trace_decay=0.97,
-            epsilon=Linear(0.5, 0.02, 0.5),
+            epsilon=Linear(1.0, 0.05, 0.7),
             huber_delta=10.0,
         ),
         env=EnvConfig(num_envs=8),
