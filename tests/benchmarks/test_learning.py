@@ -181,8 +181,9 @@ def test_rows_of_the_peer_are_trained_by_the_peers_interpreter(tmp_path, monkeyp
     command = ["learning", "run", *names, "--seeds", "0", "--jobs", "1", "--env-steps", "500"]
     monkeypatch.setattr(sys, "argv", [*command, "--results", str(tmp_path), "--peer-dir", str(tmp_path)])
     command_line.run(command_line.parse())
+    settings = '{"trainer__total_env_steps": 500, "run__compile": true}'
     assert asked == [
-        (names[0], sys.executable, "benchmarks.learning.worker", '{"trainer__total_env_steps": 500}'),
+        (names[0], sys.executable, "benchmarks.learning.worker", settings),
         (names[1], str(tmp_path / "sb3" / "python"), "benchmarks.learning.peer_worker", "500"),
     ]
     assert queue.status(tmp_path, ROWS[names[1]]) == "partial"

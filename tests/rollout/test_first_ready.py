@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from palaestra import Collector, EnvConfig, create_environment
@@ -36,7 +35,7 @@ def test_environments_in_processes_that_answer_first_ready_first_are_collected_l
         counts = collector.buffer.heads.counts
         assert counts.sum() >= 4 * 30
         for lane in range(4):
-            kinds = collector.buffer.take("step_type", np.arange(counts[lane]) * 4 + lane).tolist()
+            kinds = collector.buffer.take("step_type", collector.buffer.in_time_order(lane)).tolist()
             begin = kinds.index(0)
             assert all(kind == (0, 1, 1, 1, 1, 2)[row % 6] for row, kind in enumerate(kinds[begin:]))
 
