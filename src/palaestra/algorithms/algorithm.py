@@ -199,7 +199,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
                 metrics, priority = yield minibatch
                 if priority is not None:
-                    source.write_back(minibatch["index"].cpu(), priority.cpu())
+                    source.write_back(minibatch["index"], priority)
                 info.records.append(metrics)
                 info.gradient_steps += 1
                 info.rows_trained += num_rows(minibatch)

@@ -70,15 +70,6 @@ class MainMemory(Memory):
         self.pinned = pinned
 
     def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
-        """Zeros.
-
-        Args:
-            name: of this set of tensors.
-            shapes: shape and dtype of each.
-
-        Raises:
-            ConfigError: there is less memory than they need; the message says how much of it and what can be done.
-        """
         _require_room(shapes, available_bytes(), "main memory", "storage=MappedFiles(directory) to keep rows on a disk")
         if self.pinned:
             return {path: torch.zeros(shape, dtype=dtype, pin_memory=True) for path, (shape, dtype) in shapes.items()}
@@ -104,15 +95,6 @@ class DeviceMemory(Memory):
         self.device = require_device(str(device), "DeviceMemory")
 
     def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
-        """Zeros.
-
-        Args:
-            name: of this set of tensors.
-            shapes: shape and dtype of each.
-
-        Raises:
-            ConfigError: there is less memory than they need; the message says how much of it and what can be done.
-        """
         assert self.device is not None
         there = {path: spec for path, spec in shapes.items() if path not in BOOKKEEPING}
         here = {path: spec for path, spec in shapes.items() if path in BOOKKEEPING}

@@ -154,7 +154,7 @@ class DataSource(Protocol):
         """Takes priorities of drawn rows; sources without priorities ignore them.
 
         Args:
-            indices: the batch's `index` field.
-            priority: non-negative, one per row.
+            indices: the batch's `index` field, on the device where the algorithm learns.
+            priority: non-negative, one per row, there too.
         """
         ...

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PrioritizedSampler"]
 
-_SMALLEST = np.float32(1e-6)  # is added to every priority, so that none stays out for ever
+_SMALLEST = 1e-6  # is added to every priority, so that none stays out for ever
 _LARGEST = 1e15  # sums of a million such, squared, still fit into single precision
 
 
@@ -112,7 +112,7 @@ class PrioritizedSampler(Sampler):
         if not (lowest >= 0 and highest < _LARGEST):
             text = f"priorities must be finite and at least 0, below {_LARGEST}"
             raise NonFiniteError(f"{text}; given were {priority.tolist()}")
-        self._highest = max(self._highest, (highest + float(_SMALLEST)) ** self.settings.alpha)
+        self._highest = max(self._highest, (highest + _SMALLEST) ** self.settings.alpha)
         size = (priority + _SMALLEST) ** self.settings.alpha
         kept = tree.leaves.take(index) > 0
         if np.count_nonzero(kept) < len(kept):

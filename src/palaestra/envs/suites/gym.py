@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import functools
 import importlib
 import importlib.util
 import logging
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +23,7 @@ from palaestra.envs.wrappers.time_limit import TimeLimit
 __all__ = ["find_spec", "load", "pool", "wrap"]
 
 _log = logging.getLogger(__name__)
+_WARNED = set[str]()
 
 # Packages that register environments when they are imported, by how the ids begin: (package, extra).
 _REGISTERED_BY = {
@@ -185,8 +186,13 @@ def _import_quietly(package: str) -> None:
         module.set_mju_user_warning(_mujoco_warned)
 
 
-@functools.cache
 def _mujoco_warned(text: str) -> None:
-    """Logs every warning once; MuJoCo itself would print and write a file for each environment that is made."""
-    level = logging.DEBUG if "deprecated" in text else logging.WARNING  # what is deprecated is Gymnasium's model
-    _log.log(level, "MuJoCo: %s", text)
+    """Logs each kind of warning once, whatever times and places it names.
+
+    MuJoCo itself would print, and write a file, for every environment that is made and every one that is unstable.
+    """
+    kind = re.sub(r"\d+", "", text)
+    if kind not in _WARNED:
+        _WARNED.add(kind)
+        level = logging.DEBUG if "deprecated" in text else logging.WARNING  # what is deprecated is Gymnasium's model
+        _log.log(level, "MuJoCo: %s", text)
