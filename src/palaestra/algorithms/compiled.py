@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 
 from palaestra.core import Batch
+from palaestra.runtime import FlushedDenormals
 
 __all__ = ["CompiledSteps"]
 
@@ -44,7 +45,8 @@ class CompiledSteps:
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._graphs[key] = self._compiled(batch)
-        return graph(batch)
+        with FlushedDenormals():
+            return graph(batch)
 
     def _compiled(self, batch: Batch) -> Callable[[Batch], Any]:
         own = FunctionType(self._step.__code__.replace(), self._step.__globals__, self._step.__name__)
