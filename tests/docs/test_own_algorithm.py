@@ -16,7 +16,7 @@ def test_the_file_of_the_page_is_short_and_trains_from_the_command_line(tmp_path
     (tmp_path / "awr.py").write_text(code)
     (command,) = (block.code.split() for block in blocks(PAGE, "bash"))
     assert command[:4] == ["palaestra", "train", "awr:AWR", "CartPole-v1"]
-    small = ["--trainer.total-env-steps", "1024", "--run.directory", "runs"]
+    small = ["--trainer.total-env-steps", "1024", "--trainer.eval-episodes", "2", "--run.directory", "runs"]
     done = subprocess.run(
         [*COMMAND_LINE, *command[1:], *small], cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
     )
