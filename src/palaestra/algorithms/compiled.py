@@ -10,7 +10,6 @@ from typing import Any, final
 import torch
 
 from palaestra.core import Batch
-from palaestra.runtime import FlushedDenormals
 
 __all__ = ["CompiledSteps"]
 
@@ -45,8 +44,7 @@ class CompiledSteps:
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._graphs[key] = self._compiled(batch)
-        with FlushedDenormals():
-            return graph(batch)
+        return graph(batch)
 
     def _compiled(self, batch: Batch) -> Callable[[Batch], Any]:
         own = FunctionType(self._step.__code__.replace(), self._step.__globals__, self._step.__name__)

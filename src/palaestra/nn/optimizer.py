@@ -13,7 +13,6 @@ from torch._utils import _flatten_dense_tensors as flatten
 from torch._utils import _unflatten_dense_tensors as unflatten
 
 from palaestra.core import CheckpointError, ConfigError, Linear, Piecewise, Schedule, did_you_mean, schedule_value
-from palaestra.runtime import FlushedDenormals
 
 __all__ = ["ComponentOptimizer", "OptimizerOption"]
 
@@ -150,8 +149,7 @@ class ComponentOptimizer:
         recording = torch.is_grad_enabled()
         torch.set_grad_enabled(False)  # `torch.no_grad` takes as long as the norm of a small gradient
         try:
-            with FlushedDenormals():
-                return self._step_vector(gradients) if self._vector_sizes else self._step_each(gradients)
+            return self._step_vector(gradients) if self._vector_sizes else self._step_each(gradients)
         finally:
             torch.set_grad_enabled(recording)
 

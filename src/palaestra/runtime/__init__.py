@@ -1,7 +1,6 @@
 """Where workers live: in this process, in supervised processes that share memory with it, on other machines."""
 
 from palaestra.runtime.calls import Call, RemoteError, RestartPolicy, Result, WorkerStatus
-from palaestra.runtime.denormals import FlushedDenormals
 from palaestra.runtime.heap import keep_freed_memory
 from palaestra.runtime.local import LocalRuntime
 from palaestra.runtime.messages import Shared
@@ -13,7 +12,6 @@ from palaestra.runtime.supervision import SupervisedProcess, WorkerDiedError, Wo
 
 __all__ = [
     "Call",
-    "FlushedDenormals",
     "LocalRuntime",
     "ProcessRuntime",
     "RayRuntime",
