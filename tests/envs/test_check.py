@@ -179,3 +179,74 @@ def test_a_report_reads_as_a_table_of_rules():
     assert text.startswith("Endless\nok       The environment can be made")
     assert text.endswith("0 broken, 2 warnings")
     assert report.ok
+
+
+class Choosy(Counter):
+    """Forbids the action taken last, and raises where it is taken all the same."""
+
+    def __init__(self):
+        super().__init__(noisy=True)
+        self.observation_space = spaces.Dict({"x": self.observation_space, "action_mask": spaces.MultiBinary(3)})
+        self.last = None
+
+    def _seen(self):
+        return {"x": super()._seen(), "action_mask": np.array([number != self.last for number in range(3)], np.int8)}
+
+    def reset(self, *, seed=None, options=None):
+        self.last = None
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        if action == self.last:
+            raise ValueError(f"action {action} is forbidden")
+        self.last = int(action)
+        return super().step(action)
+
+
+class Only(Counter):
+    """There can be one at a time."""
+
+    alive = 0
+
+    def __init__(self):
+        if Only.alive:
+            raise OSError("port 7000 is in use")
+        Only.alive += 1
+        super().__init__(noisy=True)
+
+    def close(self):
+        Only.alive -= 1
+
+
+class Stuck(Counter):
+    def close(self):
+        raise RuntimeError("the simulator does not answer")
+
+
+class Column(Counter):
+    """Its reward is an array of one number."""
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, np.array([reward], np.float32), *rest
+
+
+def test_random_actions_follow_the_mask():
+    """TS-07."""
+    report = check(Choosy, steps=200)
+    assert report.ok, str(report)
+
+
+def test_an_environment_that_can_exist_only_once_is_named():
+    finding = broken(check(Only, steps=50))["A second one can be made beside the first"]
+    assert finding.got == "OSError: port 7000 is in use"
+    assert Only.alive == 0
+
+
+def test_an_error_of_close_is_a_finding():
+    assert "the simulator does not answer" in broken(check(Stuck, steps=50))["close raises nothing"].got
+
+
+def test_a_reward_in_an_array_of_one_is_taken_as_in_a_batch():
+    report = check(functools.partial(Column, {7: "truncated"}, noisy=True), steps=50)
+    assert not broken(report), str(report)

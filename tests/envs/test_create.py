@@ -1,13 +1,14 @@
 """Tests of `palaestra.envs.create`."""
 
 import dataclasses
+import functools
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
 
-from palaestra.core import ConfigError, DiscreteSpec, MissingExtraError, RunSeeds
+from palaestra.core import ConfigError, DiscreteSpec, MissingExtraError, PalaestraError, RunSeeds
 from palaestra.envs import (
     EnvConfig,
     GymEnvironment,
@@ -21,7 +22,7 @@ from palaestra.envs import (
     probe_specs,
 )
 from palaestra.envs.tiny import Chain
-from tests.envs.worlds import Constant, Doubled, StepRecorder
+from tests.envs.worlds import Constant, Counter, Doubled, StepRecorder
 
 SEEDS = [RunSeeds(1).integer("environments", lane) for lane in range(3)]
 
@@ -99,7 +100,8 @@ def test_arguments_reach_the_constructor():
 )
 def test_the_vectorization_is_what_was_asked_for(vectorization, kind):
     """ALF-45."""
-    config = EnvConfig(num_envs=3, vectorization=vectorization, num_workers=1, max_episode_steps=4)
+    workers = 1 if vectorization == "process" else None
+    config = EnvConfig(num_envs=3, vectorization=vectorization, num_workers=workers, max_episode_steps=4)
     with create_environment(config, lane_seeds=SEEDS) as env:
         assert type(env) is kind
         zeros = torch.zeros(3, dtype=torch.int64)
@@ -230,3 +232,69 @@ def test_what_is_for_training_alone_is_not_there_in_evaluation():
     with create_environment(judged, seed=1) as evaluation:
         assert evaluation.observation_spec.shape == (2, 4)
         assert isinstance(evaluation, SerialEnvironment)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"vectorization": "proces"}, r"unknown env.vectorization 'proces' — did you mean 'process'\?"),
+        ({"num_envs": 4, "num_workers": 4}, "env.num_workers is 4; only vectorization=process has workers"),
+        ({"max_episode_steps": 2.5}, "env.max_episode_steps is 2.5; it must be an integer of at least 0"),
+        ({"max_episode_steps": -1, "vectorization": "native"}, "env.max_episode_steps is -1"),
+        ({"vectorization": "native", "on_fault": "restart"}, "environments that are stepped as one fail as one"),
+        ({"vectorization": "native", "chaos": "nan"}, "env.chaos strikes single environments"),
+    ],
+)
+def test_settings_that_nothing_would_follow_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        EnvConfig(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"chaos": "nan"}, {"on_fault": "drop"}])
+def test_a_batched_environment_does_not_take_what_is_for_single_ones(settings):
+    with pytest.raises(ConfigError, match=r"env\.(chaos|on_fault)"):
+        create_environment(EnvConfig(name="palaestra.envs.tiny:TensorCartPole", **settings))
+
+
+def vector_counters(num_envs: int, limit: int = 0) -> gymnasium.vector.VectorEnv:
+    makers = [functools.partial(Counter, {limit: "truncated"})] * num_envs
+    return gymnasium.vector.SyncVectorEnv(makers)
+
+
+def test_a_vector_environment_of_ones_own_is_stepped_natively():
+    """ALF-45."""
+    config = EnvConfig(
+        name="tests.envs.test_create:vector_counters", num_envs=3, vectorization="native", kwargs={"limit": 2}
+    )
+    with create_environment(config, lane_seeds=SEEDS) as env:
+        assert isinstance(env, NativeVectorEnvironment)
+        steps = [env.step(torch.zeros(3, dtype=torch.int64)) for _ in range(3)]
+    assert [step.step_type.tolist() for step in steps] == [[0] * 3, [1] * 3, [2] * 3]
+    with pytest.raises(ConfigError, match=r"needs a gymnasium.vector.VectorEnv, made with the argument num_envs"):
+        create_environment(dataclasses.replace(config, name="tests.envs.test_create:no_pool", kwargs={}))
+
+
+def no_pool(num_envs: int) -> gymnasium.Env:
+    return Counter()
+
+
+class Unlicensed(Counter):
+    def __init__(self):
+        raise RuntimeError("no licence")
+
+
+class Spaceless(gymnasium.Env):
+    """Says nothing of its spaces."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("Unlicensed", "raised RuntimeError when it was made: no licence"),
+        ("Spaceless", "has no observation_space; set"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_named(kind, words):
+    """F1."""
+    with pytest.raises(PalaestraError, match=words):
+        create_environment(EnvConfig(name=f"tests.envs.test_create:{kind}"))

@@ -123,3 +123,27 @@ def go_on(env, timeout_s):
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         env.send(torch.zeros(len(env.recv().env_id), dtype=torch.int64))
+
+
+def test_a_send_that_is_refused_has_reached_no_environment():
+    """ALF-54: the same actions, corrected, are taken."""
+    with make(num_ready=4) as env:
+        env.reset()
+        with pytest.raises(SpecError, match="environment 2 has value 7"):
+            env.send(torch.tensor([0, 0, 7, 0]))
+        with pytest.raises(SpecError, match=r"4 environments were sent \[7\] actions"):
+            env.send(torch.zeros(7, dtype=torch.int64))
+        env.send(torch.zeros(4, dtype=torch.int64))
+        assert env.recv().step_type.tolist() == [1, 1, 1, 1]
+
+
+def test_a_restored_one_starts_new_episodes_everywhere():
+    with make() as env:
+        env.reset()
+        env.send(torch.zeros(4, dtype=torch.int64))
+        env.recv()
+        env.load_state_dict(env.state_dict())
+        env.send(torch.zeros(4, dtype=torch.int64))
+        seen = [env.recv(), env.recv()]
+    assert sorted(lane for step in seen for lane in step.env_id.tolist()) == [0, 1, 2, 3]
+    assert all(step.first.all() for step in seen)

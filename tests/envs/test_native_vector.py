@@ -213,3 +213,47 @@ def test_observations_are_contiguous_whatever_the_order_of_the_pools():
     assert not vector_env.reset(seed=0)[0].flags.c_contiguous
     env = NativeVectorEnvironment(vector_env, lane_seeds=SEEDS)
     assert env.reset().observation.is_contiguous() and env.step(ONES).observation.is_contiguous()
+
+
+class Odd(SyncVectorEnv):
+    """Emits something else than its spaces say, from the first step on."""
+
+    def __init__(self, odd: str) -> None:
+        super().__init__([functools.partial(Counter, script) for script in SCRIPTS])
+        self.odd = odd
+        low, high = {"cast": (np.uint8(0), np.uint8(255)), "bounds": (np.float32(0), np.float32(5))}.get(
+            odd, (np.float32(-np.inf), np.float32(np.inf))
+        )
+        self.single_observation_space = gymnasium.spaces.Box(low, high, (2,), high.dtype)
+
+    def step(self, actions):
+        observation, reward, *rest = super().step(actions)
+        observation = {"cast": observation + 0.7, "shape": observation[:, :1], "bounds": observation * 0 + 9}.get(
+            self.odd, observation
+        )
+        return observation, reward[:, None] if self.odd == "reward" else reward, *rest
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ("cast", r"step 1 after reset 0: the observations have shape \(3, 2\) and dtype float32, .* values of uint8"),
+        ("shape", r"the observations have shape \(3, 1\) and dtype float32, expected \(3, 2\)"),
+        ("reward", r"the rewards have shape \(3, 1\), expected \(3,\)"),
+        ("bounds", r"environment 0 emitted observation\[0\] = 9.0 outside \[0.0, 5.0\]"),
+    ],
+)
+def test_what_a_pool_emits_must_fit_its_spaces(odd, words):
+    """F7."""
+    env = NativeVectorEnvironment(Odd(odd), lane_seeds=SEEDS, strict=True)
+    env.reset()
+    with pytest.raises(EnvError, match=words):
+        env.step(ONES)
+
+
+def test_a_value_outside_its_bounds_is_told_once(caplog):
+    """F6."""
+    env = NativeVectorEnvironment(Odd("bounds"), lane_seeds=SEEDS)
+    env.reset()
+    repeat(env, 40)
+    assert caplog.text.count("outside") == 2  # the value, and how many of them

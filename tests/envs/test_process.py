@@ -270,6 +270,21 @@ def test_a_picture_of_the_first_environment():
         env.step(ZEROS)
         env.step(ZEROS)
         assert env.render().tolist() == np.ones((2, 3, 3)).tolist()
+        assert env.step(ZEROS).reward.tolist() == [20, 20]
+        env.send(ZEROS)
+        with pytest.raises(EnvError, match="render was called between send and recv"):
+            env.render()
+        env.recv()
+
+
+def test_no_picture_of_an_environment_that_was_dropped():
+    faults = FaultPolicy(on_fault="drop")
+    factories = [functools.partial(faulty, "exit", 2), functools.partial(layered, "Drawing")]
+    with ProcessEnvironment(factories, num_workers=2, faults=faults) as env:
+        for _ in range(4):
+            env.step(ZEROS)
+        with pytest.raises(EnvError, match="environment 0, which pictures are of, was dropped"):
+            env.render()
 
 
 def test_a_forgotten_environment_leaves_nothing(wait_until):

@@ -222,3 +222,32 @@ def test_a_scalar_reward_may_come_as_an_array_of_one():
     env = SerialEnvironment([GymEnvironment(Wrapped()), GymEnvironment(Wrapped())])
     env.reset()
     assert env.step(ZEROS).reward.tolist() == [10, 10]
+
+
+@pytest.mark.parametrize("value", [0.5, -0.25, float("nan"), float("inf")])
+def test_a_fraction_is_no_discrete_action(value):
+    """F8."""
+    env = SerialEnvironment([counter(), counter()], lane_seeds=[1, 2])
+    env.reset()
+    with pytest.raises(SpecError, match=f"the action for environment 1 has value {value}, expected an integer"):
+        env.step(torch.tensor([1.0, value]))
+    assert env.step(torch.tensor([1.0, 2.0])).prev_action.tolist() == [1, 2]
+
+
+class Leaving(Counter):
+    """Ends its process, if it can."""
+
+    def step(self, action):
+        if self.steps == 3:
+            raise SystemExit(0)
+        return super().step(action)
+
+
+def test_an_environment_cannot_end_the_process_with_success():
+    """F3."""
+    env = SerialEnvironment([GymEnvironment(Leaving())], lane_seeds=[1])
+    env.reset()
+    for _ in range(3):
+        env.step(ZEROS[:1])
+    with pytest.raises(EnvError, match=r"raised SystemExit in episode 0 \(seed \d+\), at step 4 with action 0: 0\n"):
+        env.step(ZEROS[:1])

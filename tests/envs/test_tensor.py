@@ -5,8 +5,19 @@ import numpy as np
 import pytest
 import torch
 
-from palaestra.core import ConfigError, EnvError, ShapeError, SpecError, check_time_step, load_tensors, save_tensors
-from palaestra.envs import EnvConfig, create_environment
+from palaestra.core import (
+    BoundedSpec,
+    ConfigError,
+    DiscreteSpec,
+    EnvError,
+    ShapeError,
+    SpecError,
+    TensorSpec,
+    check_time_step,
+    load_tensors,
+    save_tensors,
+)
+from palaestra.envs import EnvConfig, TensorEnvironment, create_environment
 from palaestra.envs.tiny import TensorCartPole
 
 SEEDS = [11, 22, 33]
@@ -127,3 +138,62 @@ def test_a_batched_environment_is_made_by_its_name():
     config = EnvConfig(name="palaestra.envs.tiny:TensorCartPole", num_envs=16, kwargs={"max_episode_steps": 500})
     with create_environment(config, seed=1) as env:
         assert (env.batch_size, env.reset().observation.shape) == (16, (16, 4))
+
+
+class Drift(TensorEnvironment):
+    """Moves by its action; `odd` names what does not fit."""
+
+    num_random = 1
+    odd = ""
+    action_spec = BoundedSpec((1,), minimum=np.array(-1.0), maximum=np.array(1.0))
+    observation_spec = TensorSpec((1,))
+
+    def fresh(self, uniform):
+        return {"x": uniform}
+
+    def transition(self, state, action):
+        reward = action if self.odd == "reward" else action[:, 0]
+        over = reward if self.odd == "over" else state["x"][:, 0] > 100
+        return {"x": state["x"] + action}, reward, over
+
+    def observe(self, state):
+        return state["x"].repeat(1, 2) if self.odd == "observation" else state["x"] + 0
+
+
+def drift(**attributes):
+    return type("Drift", (Drift,), attributes)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"odd": "reward"}, r"the reward of Drift has shape \[3, 1\] .* expected \[3\] and torch.float32"),
+        ({"odd": "observation"}, r"the observation of Drift has shape \[3, 2\] .* expected \[3, 1\]"),
+        ({"odd": "over"}, r"whether the task is over of Drift .* dtype torch.float32, expected \[3\] and torch.bool"),
+        ({"num_random": None}, "must say num_random"),
+        ({"action_spec": {"a": DiscreteSpec(num=2)}}, "needs actions of one array"),
+    ],
+)
+def test_a_task_that_does_not_fit_its_specs_is_refused_when_it_is_made(attributes, words):
+    """F7."""
+    with pytest.raises((SpecError, ConfigError), match=words):
+        drift(**attributes)(3, lane_seeds=SEEDS)
+
+
+@pytest.mark.parametrize(
+    ("spec", "action", "words"),
+    [
+        (Drift.action_spec, [[0.0], [7.0], [0.0]], r"environment 1 has value 7.0 at index \[0\], expected a number in"),
+        (Drift.action_spec, [[0.0], [0.0], [float("nan")]], "environment 2 has value nan"),
+        (DiscreteSpec(num=3, start=1), [1, 4, 2], r"environment 1 has value 4, expected a number in \[1, 3\]"),
+        (DiscreteSpec(num=3, start=1), [1.0, 1.0, 1.0], "dtype torch.float32, expected torch.int64"),
+    ],
+)
+def test_actions_that_do_not_exist_are_refused(spec, action, words):
+    """F8."""
+    discrete = isinstance(spec, DiscreteSpec)
+    move = {"transition": lambda self, state, action: (state, action.float(), action < 0)} if discrete else {}
+    env = drift(action_spec=spec, **move)(3, lane_seeds=SEEDS)
+    assert env.reset().prev_action.eq(0).all()
+    with pytest.raises(SpecError, match=words):
+        env.step(torch.tensor(action))

@@ -27,7 +27,7 @@ FULL = ExperimentConfig(
         network=NetworkConfig(hidden_sizes=(32, 16), dueling=True),
     ),
     env=EnvConfig(
-        name="palaestra.envs.tiny:Chain", kwargs={"num_states": 3}, wrappers=("my_package:Wrapper",), num_workers=2
+        name="palaestra.envs.tiny:Chain", kwargs={"num_states": 3}, wrappers=("my_package:Wrapper",), num_envs=2
     ),
     trainer=TrainerConfig(total_env_steps=10, eval_every_steps=0),
     run=RunConfig(seed=3, name="a name", compile=True),
@@ -102,7 +102,7 @@ def test_code_without_a_name_cannot_be_written():
         (lambda: RunConfig(seed=-1), "run.seed is -1; it must be at least 0"),
         (lambda: RunConfig(num_threads=0), "run.num_threads is 0; it must be at least 1"),
         (lambda: RunConfig(eval_num_envs=0), "run.eval_num_envs is 0; it must be at least 1"),
-        (lambda: ExperimentConfig(env=EnvConfig(num_envs=0)), "env.num_envs is 0; it must be at least 1"),
+        (lambda: ExperimentConfig(env=EnvConfig(num_envs=0)), "env.num_envs is 0; it must be an integer of at least 1"),
         (lambda: PPOConfig(gamma=1.1), r"algorithm.gamma is 1.1; it must lie in \[0, 1\]"),
         (lambda: PPOConfig(gae_lambda=float("nan")), r"algorithm.gae_lambda is nan; it must lie in \[0, 1\]"),
         (lambda: DQNConfig(target_period=0), "algorithm.target_period is 0; it must be greater than 0"),

@@ -110,6 +110,15 @@ class Boundary:
                 wrong = problem(observation, self._spec)
                 if wrong:
                     found.append(Failure(lane, "malformed", "emitted another observation", f"it has {wrong}"))
+        return found + self.out_of_bounds(arrays)
+
+    def out_of_bounds(self, arrays: Sequence[np.ndarray]) -> list[Failure]:
+        """The lanes with values outside their bounds, where that is strict; elsewhere it is logged once.
+
+        Args:
+            arrays: as for `finite`.
+        """
+        found: list[Failure] = []
         for leaf, low, high in self._bounds:
             outside = (arrays[leaf] < low) | (arrays[leaf] > high)
             if outside.any():

@@ -13,7 +13,16 @@ import gymnasium
 import numpy as np
 
 from palaestra.core import PalaestraError, SpecError, TimeStep, check_time_step, episode_seed, spec_leaves
-from palaestra.envs.check_ends import Finding, cut_off, ends, equal, ignored_action, limits_reported
+from palaestra.envs.check_ends import (
+    Finding,
+    close_quietly,
+    cut_off,
+    ends,
+    equal,
+    ignored_action,
+    limits_reported,
+    sample,
+)
 from palaestra.envs.create import load
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.gym_environment import GymEnvironment
@@ -71,9 +80,9 @@ def check(env: str | Callable[[], Any], *, steps: int = 1000, seed: int = 0) -> 
     findings: list[Finding] = []
     try:
         with_gym = make()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         made = "an environment with spaces of fixed shape"
-        fix = "see the message" if isinstance(error, PalaestraError) else "let the constructor run without arguments"
+        fix = "let the constructor run without arguments" if isinstance(error, TypeError) else "see the message"
         finding = Finding("The environment can be made", False, made, f"{type(error).__name__}: {error}", fix)
         return CheckReport(name, [finding])
     findings.append(Finding("The environment can be made", True))
@@ -82,14 +91,23 @@ def check(env: str | Callable[[], Any], *, steps: int = 1000, seed: int = 0) -> 
         if gym_env is not None:
             try:
                 findings += _gym_rules(gym_env, seed)
-            except Exception:
+            except (Exception, SystemExit):
                 rule, trace = "Stepping with random actions raises nothing", traceback.format_exc()
                 findings.append(Finding(rule, False, "an observation", trace, "see the traceback"))
         if all(finding.ok or finding.level == "warning" for finding in findings):
             findings += _stream_rules(with_gym, make, steps, seed)
     finally:
-        with_gym.close()
+        findings.append(_closes(with_gym))
     return CheckReport(name, findings)
+
+
+def _closes(env: SingleEnvironment) -> Finding:
+    rule = "close raises nothing"
+    try:
+        env.close()
+    except Exception:
+        return Finding(rule, False, "an environment that lets go of what it holds", traceback.format_exc(), "see above")
+    return Finding(rule, True)
 
 
 def _layered(make: Callable[[], Any]) -> SingleEnvironment:
@@ -125,7 +143,7 @@ def _gym_rules(gym_env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Finding]
     if not pair:
         return
     gym_env.action_space.seed(seed)
-    result: Any = gym_env.step(gym_env.action_space.sample())
+    result: Any = gym_env.step(sample(gym_env.action_space, result[0]))
     rule = "step returns (observation, reward, terminated, truncated, info)"
     five = isinstance(result, tuple) and len(result) == 5 and isinstance(result[4], dict)
     fix = "the last is a dict; an old `done` is split into terminated (the task ended) and truncated (it was cut off)"
@@ -148,7 +166,7 @@ def _overwrites(gym_env: gymnasium.Env[Any, Any], seed: int) -> Finding:
     observation, _ = gym_env.reset(seed=seed)
     for _ in range(5):
         seen += [(leaf, leaf.copy()) for leaf in _arrays(observation)]
-        observation, _, terminated, truncated, _ = gym_env.step(gym_env.action_space.sample())
+        observation, _, terminated, truncated, _ = gym_env.step(sample(gym_env.action_space, observation))
         if terminated or truncated:
             break
     kept = all(np.array_equal(leaf, copy, equal_nan=leaf.dtype.kind == "f") for leaf, copy in seen)
@@ -168,16 +186,20 @@ def _overwrites(gym_env: gymnasium.Env[Any, Any], seed: int) -> Finding:
 def _stream_rules(
     env: SingleEnvironment, make: Callable[[], SingleEnvironment], steps: int, seed: int
 ) -> list[Finding]:
+    try:
+        other = make()
+    except Exception as error:
+        got = f"{type(error).__name__}: {error}"
+        fix = "several are stepped together, and evaluation has its own: take a free port, share a licence or a file"
+        return [Finding("A second one can be made beside the first", False, "another environment", got, fix)]
     rule = "Stepping with random actions raises nothing"
     try:
         stream = _play(env, steps, seed)
-        other = make()
-        try:
-            again, different = _play(other, steps, seed), _play(other, steps, seed + 1)
-        finally:
-            other.close()
+        again, different = _play(other, steps, seed), _play(other, steps, seed + 1)
     except PalaestraError as error:
         return [Finding(rule, False, "time steps", str(error), "the message says in which step, with which action")]
+    finally:
+        close_quietly(other)
     return [
         Finding(rule, True),
         _pairs(stream),
@@ -196,7 +218,10 @@ def _play(env: SingleEnvironment, steps: int, seed: int) -> Stream:
     space = space_from_spec(env.action_spec)
     space.seed(episode_seed(seed, 0))
     env.seed(seed)
-    return [env.reset(), *(env.step(space.sample()) for _ in range(steps))]
+    stream = [env.reset()]
+    for _ in range(steps):
+        stream.append(env.step(sample(space, stream[-1].observation)))
+    return stream
 
 
 def _pairs(stream: Stream) -> Finding:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import gymnasium
 import numpy as np
 
 from palaestra.core import PalaestraError, TimeStep, episode_seed
@@ -15,7 +17,7 @@ from palaestra.envs.nest import flatten
 from palaestra.envs.spaces import space_from_spec
 from palaestra.envs.wrappers.time_limit import TimeLimit
 
-__all__ = ["Finding", "cut_off", "ends", "equal", "ignored_action", "limits_reported"]
+__all__ = ["Finding", "close_quietly", "cut_off", "ends", "equal", "ignored_action", "limits_reported", "sample"]
 
 _SHORT = 3
 _REPORTED = "TimeLimit.truncated"
@@ -127,10 +129,10 @@ def ignored_action(make: Callable[[], SingleEnvironment], seed: int, steps: int)
         spaces = space_from_spec(one.action_spec), space_from_spec(two.action_spec)
         for env, space in zip((one, two), spaces, strict=True):
             env.seed(seed)
-            env.reset()
             space.seed(episode_seed(seed, 0))
+        latest, _ = one.reset(), two.reset()
         for _ in range(steps):
-            action = spaces[0].sample()
+            action = sample(spaces[0], latest.observation)
             latest = one.step(action)
             two.step(action)
             if latest.step_type == 2:
@@ -140,8 +142,8 @@ def ignored_action(make: Callable[[], SingleEnvironment], seed: int, steps: int)
                 fix = "let begin_episode depend on its seed alone; keep nothing of the last action"
                 return Finding(rule, equal(ours, theirs, one), "equal first time steps", got, fix)
     finally:
-        one.close()
-        two.close()
+        close_quietly(one)
+        close_quietly(two)
     return Finding(rule, True)
 
 
@@ -160,9 +162,9 @@ def cut_off(make: Callable[[], SingleEnvironment], seed: int) -> Finding:
         space = space_from_spec(env.action_spec)
         space.seed(episode_seed(seed, 0))
         env.seed(seed)
-        env.reset()
+        time_step = env.reset()
         for number in range(1, _SHORT + 1):
-            time_step = env.step(space.sample())
+            time_step = env.step(sample(space, time_step.observation))
             if time_step.step_type == 2 and time_step.discount == 0:
                 break  # the task itself is over so soon
             if time_step.step_type != (2 if number == _SHORT else 1) and time_step.step_type != 2:
@@ -176,8 +178,29 @@ def cut_off(make: Callable[[], SingleEnvironment], seed: int) -> Finding:
     except PalaestraError as error:
         return Finding(rule, False, f"(LAST, 1) at step {_SHORT}", str(error), fix)
     finally:
-        inner.close()
+        close_quietly(inner)
     return Finding(rule, True)
+
+
+def sample(space: gymnasium.Space[Any], observation: Any) -> Any:
+    """A random action that the observation's `action_mask` allows, if it has one.
+
+    Args:
+        space: of actions.
+        observation: that the action follows.
+    """
+    mask = observation.get("action_mask") if isinstance(observation, dict) else None
+    return space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
+
+
+def close_quietly(env: SingleEnvironment) -> None:
+    """Closes an environment; that closing raises nothing is a rule of its own.
+
+    Args:
+        env: that is not needed any more.
+    """
+    with contextlib.suppress(Exception):
+        env.close()
 
 
 def equal(one: TimeStep, two: TimeStep, env: SingleEnvironment) -> bool:

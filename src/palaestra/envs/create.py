@@ -9,14 +9,15 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import gymnasium
+from gymnasium.vector import VectorEnv
 
-from palaestra.core import ConfigError, RunSeeds, SpecTree, TensorSpec
+from palaestra.core import ConfigError, EnvError, PalaestraError, RunSeeds, SpecTree, TensorSpec, did_you_mean
 from palaestra.envs.chaos import ChaosEnv, chaos_rules
 from palaestra.envs.environment import Environment, SingleEnvironment
-from palaestra.envs.faults import FaultPolicy
+from palaestra.envs.faults import FaultPolicy, describe
 from palaestra.envs.first_ready import FirstReadyEnvironment
 from palaestra.envs.importing import import_object
 from palaestra.envs.native_vector import NativeVectorEnvironment
@@ -30,6 +31,9 @@ from palaestra.envs.wrappers.time_limit import TimeLimit
 # A time limit that is never reached, for pools that cannot be without one and count in 32 bits.
 _NO_LIMIT = 1 << 30
 
+Vectorization = Literal["auto", "serial", "thread", "process", "native"]
+VECTORIZATIONS = get_args(Vectorization)
+
 __all__ = ["EnvConfig", "create_environment", "create_evaluation_environment", "load", "load_lane", "probe_specs"]
 
 
@@ -41,9 +45,9 @@ class EnvConfig:
     """An id of Gymnasium's registry, or `my_package:MyEnvironment` for a class or function of your own."""
     num_envs: int = 1
     """Environments stepped together, B."""
-    vectorization: Literal["auto", "serial", "thread", "process", "native"] = "auto"
-    """In this process, one in a thread, in worker processes, or the environment's own vectorised version. `auto` is
-    `serial`."""
+    vectorization: Vectorization = "auto"
+    """In this process, one in a thread, in worker processes, or the environment's own vectorised version (of
+    `my_package:MyVectorEnv`, a `gymnasium.vector.VectorEnv` that is made with `num_envs`). `auto` is `serial`."""
     num_workers: int | None = None
     """Worker processes of `process`; as many as there are cores if left out."""
     num_ready: int | None = None
@@ -74,10 +78,19 @@ class EnvConfig:
     """Faults to inject, for tests: such as `kill:0.001,nan:0.01`. See `chaos_rules`."""
 
     def __post_init__(self) -> None:
-        if self.num_envs < 1:
-            raise ConfigError(f"env.num_envs is {self.num_envs}; it must be at least 1")
-        if self.num_workers is not None and self.num_workers < 1:
-            raise ConfigError(f"env.num_workers is {self.num_workers}; it must be at least 1")
+        if self.vectorization not in VECTORIZATIONS:
+            hint = did_you_mean(str(self.vectorization), VECTORIZATIONS)
+            raise ConfigError(f"unknown env.vectorization {self.vectorization!r}{hint}")
+        for name, least in (("num_envs", 1), ("num_workers", 1), ("num_ready", 1), ("max_episode_steps", 0)):
+            number = getattr(self, name)
+            if number is not None and not (isinstance(number, int) and number >= least):
+                zero = " (0: no time limit)" if name == "max_episode_steps" else ""
+                raise ConfigError(f"env.{name} is {number}; it must be an integer of at least {least}{zero}")
+        if self.num_workers is not None and self.vectorization != "process":
+            raise ConfigError(
+                f"env.num_workers is {self.num_workers}; only vectorization=process has workers, and it is "
+                f"{self.vectorization}"
+            )
         object.__setattr__(self, "gym_wrappers", as_values(self.gym_wrappers, GYM_WRAPPERS))
         object.__setattr__(self, "wrappers", as_values(self.wrappers, STEP_WRAPPERS))
         object.__setattr__(self, "train_wrappers", as_values(self.train_wrappers, STEP_WRAPPERS))
@@ -85,8 +98,8 @@ class EnvConfig:
             raise ConfigError(f"env.num_envs is {self.num_envs}; vectorization=thread steps one environment")
         if self.num_ready is not None and self.vectorization != "process":
             raise ConfigError(f"env.num_ready is {self.num_ready}; only vectorization=process returns some time steps")
-        if self.chaos and self.vectorization == "native":
-            raise ConfigError("env.chaos strikes single environments; use vectorization=serial, thread or process")
+        if self.vectorization == "native":
+            _require_raising(self)
         _ = self.faults, chaos_rules(self.chaos)
 
     @property
@@ -315,10 +328,27 @@ def _made(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         raise ConfigError(f"{name!r} cannot be called with {kwargs}: {error}") from None
     except ValueError:
         pass
-    return maker(**kwargs)
+    try:
+        return maker(**kwargs)
+    except PalaestraError:
+        raise
+    except (Exception, SystemExit) as error:
+        kind, detail = describe(error)
+        raise EnvError(f"{name!r} raised {kind} when it was made: {detail}") from error
+
+
+def _require_raising(config: EnvConfig) -> None:
+    if config.chaos:
+        raise ConfigError("env.chaos strikes single environments; use vectorization=serial, thread or process")
+    if config.on_fault != "raise":
+        raise ConfigError(
+            f"env.on_fault is {config.on_fault!r}, but environments that are stepped as one fail as one; use "
+            "vectorization=serial or process, or leave on_fault out"
+        )
 
 
 def _native(config: EnvConfig, lane_seeds: Sequence[int]) -> Environment:
+    _require_raising(config)
     name, limit = config.name, config.max_episode_steps
     if config.gym_wrappers or config._all_wrappers:
         raise ConfigError("vectorization=native steps all environments as one, which wrappers cannot be put around")
@@ -326,14 +356,26 @@ def _native(config: EnvConfig, lane_seeds: Sequence[int]) -> Environment:
         if config.vectorization not in ("auto", "native"):
             raise ConfigError(f"{name!r} exists as a pool only; vectorization is native, not {config.vectorization}")
         pool = envpool.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config._all_kwargs)
-        return NativeVectorEnvironment(pool, lane_seeds=lane_seeds)
+        return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, strict=config.strict)
     if name.startswith(atari.PREFIX):
         pool, stacked = atari.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config._all_kwargs)
-        return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, stacked=stacked)
+        return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, stacked=stacked, strict=config.strict)
     kwargs = dict(config._all_kwargs)
+    maker = _maker(name)
+    if maker is not None:
+        if limit is not None:
+            raise ConfigError(f"{name!r} brings its own time limit; leave max_episode_steps out")
+        pool = _made(name, maker, {**kwargs, "num_envs": config.num_envs})
+        if not isinstance(pool, VectorEnv):
+            raise ConfigError(
+                f"{name!r} made a {type(pool).__name__}; vectorization=native needs a gymnasium.vector.VectorEnv, made "
+                "with the argument num_envs"
+            )
+        return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, strict=config.strict)
     if limit is not None:
         kwargs["max_episode_steps"] = limit or _NO_LIMIT
-    return NativeVectorEnvironment(gym.pool(name, config.num_envs, kwargs=kwargs), lane_seeds=lane_seeds)
+    pool = gym.pool(name, config.num_envs, kwargs=kwargs)
+    return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, strict=config.strict)
 
 
 def _first_ready(config: EnvConfig, factories: Sequence[Callable[[], Any]], lane_seeds: Sequence[int]) -> Environment:
@@ -360,6 +402,7 @@ def _first_ready(config: EnvConfig, factories: Sequence[Callable[[], Any]], lane
 def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[int]) -> Environment:
     if config.gym_wrappers or config._all_wrappers or config.max_episode_steps:
         raise ConfigError(f"{config.name!r} is batched: it brings its own wrappers and time limit")
+    _require_raising(config)
     if config.vectorization not in ("auto", "native"):
         raise ConfigError(f"{config.name!r} is batched, so its vectorization is native, not {config.vectorization}")
     kwargs: dict[str, Any] = {**config._all_kwargs, "batch_size": config.num_envs}

@@ -310,7 +310,7 @@ class SingleEnvironment(ABC):
             if seeds:
                 return self._emit(log, self.begin_episode(seeds[0]), zeros(spec))
             return self._emit(log, self.advance(unflatten((row[0] for row in rows), spec)), action)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._latest = None
             raise self._failure(log, error) from error
 
@@ -329,7 +329,7 @@ class SingleEnvironment(ABC):
         )
         return self._latest
 
-    def _failure(self, log: EpisodeLog, error: Exception) -> Exception:
+    def _failure(self, log: EpisodeLog, error: BaseException) -> Exception:
         fault = Fault.of(log, failure_of(0, error), handled="raise", env_id=self.env_id)
         log.abandon()
         return fault.error()

@@ -190,7 +190,8 @@ def describe(error: BaseException) -> tuple[str, str]:
         error: raised by an environment.
     """
     ours = isinstance(error, PalaestraError)
-    return type(error).__name__, str(error) if ours else "\n\n" + "".join(traceback.format_exception(error))
+    text = str(error)
+    return type(error).__name__, text if ours else f"{text}\n\n{''.join(traceback.format_exception(error))}"
 
 
 def failure_of(lane: int, error: BaseException) -> Failure:
@@ -206,4 +207,4 @@ def failure_of(lane: int, error: BaseException) -> Failure:
 
 def _summary(action: Any) -> str:
     with np.printoptions(threshold=20, edgeitems=5, precision=4):
-        return repr(action).replace("\n", " ")
+        return repr(action.item() if isinstance(action, np.generic) else action).replace("\n", " ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -119,16 +119,23 @@ class FirstReadyEnvironment(Environment):
 
         Raises:
             EnvError: one of them has not been received since the last action.
-            SpecError: an action is not allowed, or a group is incomplete.
+            SpecError: an action is not allowed, there is not one for each, or a group is incomplete; no environment has
+                seen any of them.
         """
         numbers = self._latest if env_id is None else self._numbers(env_id)
         twice = [number for number in numbers if number in self._waiting]
         if twice:
             lanes = self._lanes[twice[0]].tolist()
             raise EnvError(f"environments {lanes} were sent actions twice without recv; every send needs its recv")
-        for place, number in enumerate(numbers):
-            rows = slice(place * self._size, (place + 1) * self._size)
-            self._groups[number].send(_rows(action, rows))
+        given = set(_lengths(action))
+        if given != {len(numbers) * self._size}:
+            raise SpecError(f"{len(numbers) * self._size} environments were sent {sorted(given)} actions")
+        checked = [
+            self._groups[number].checked(_rows(action, slice(place * self._size, (place + 1) * self._size)))
+            for place, number in enumerate(numbers)
+        ]
+        for number, actions in zip(numbers, checked, strict=True):
+            self._groups[number].start(actions)
             self._waiting.append(number)
 
     def recv(self) -> TimeStep:
@@ -163,7 +170,7 @@ class FirstReadyEnvironment(Environment):
         """
         if len(state["lane_seed"]) != self.batch_size:
             raise EnvError(f"the saved state is of {len(state['lane_seed'])} environments; this has {self.batch_size}")
-        self._waiting = []
+        self._waiting, self._latest = [], list(range(len(self._groups)))
         for group, lanes in zip(self._groups, self._lanes, strict=True):
             group.load_lane_state({key: np.asarray(state[key])[lanes.numpy()] for key in ("lane_seed", "episode")})
 
@@ -203,6 +210,14 @@ class FirstReadyEnvironment(Environment):
             for name in TimeStep._fields
         ]
         return TimeStep(*fields)
+
+
+def _lengths(action: Any) -> Iterator[int]:
+    if isinstance(action, dict | tuple | Batch):
+        for value in action.values() if not isinstance(action, tuple) else action:
+            yield from _lengths(value)
+    else:
+        yield len(action)
 
 
 def _rows(action: Any, rows: slice) -> Any:

@@ -30,7 +30,7 @@ class GymEnvironment(SingleEnvironment):
         discount: continuation of every step that does not terminate; 1 unless a ported task has its own.
 
     Raises:
-        SpecError: a space has no arrays of fixed shape.
+        SpecError: a space is missing, or has no arrays of fixed shape.
 
     Examples:
         >>> env = GymEnvironment(gymnasium.make("CartPole-v1"))
@@ -42,6 +42,11 @@ class GymEnvironment(SingleEnvironment):
         self.gym_env = gym_env
         self.env_id = env_id
         self._discount = float(discount)
+        for name in ("observation_space", "action_space"):
+            if getattr(gym_env, name, None) is None:
+                raise SpecError(
+                    f"{gym_env} has no {name}; set it in __init__, for example to gymnasium.spaces.Discrete(2)"
+                )
         self._observation_spec = spec_from_space(gym_env.observation_space, "observation_space")
         self._action_spec = spec_from_space(gym_env.action_space, "action_space")
         self._reward_spec = _reward_spec(gym_env)
@@ -86,7 +91,7 @@ class GymEnvironment(SingleEnvironment):
             action: passed to `step`.
         """
         observation, reward, terminated, truncated, info = self._step(action)
-        reward = float(reward) if self._scalar else self._vector(reward)
+        reward = self._number(reward) if self._scalar else self._vector(reward)
         if terminated:
             return TimeStep(2, reward, 0.0, observation, action, self.env_id, (), info)
         kind = 2 if truncated else 1
@@ -112,6 +117,16 @@ class GymEnvironment(SingleEnvironment):
     def close(self) -> None:
         """Closes the Gymnasium environment."""
         self.gym_env.close()
+
+    def _number(self, reward: Any) -> float:
+        try:
+            return float(reward)
+        except TypeError:  # an array: in a batch, too, one with a single number is taken for it
+            if np.size(reward) != 1:
+                raise SpecError(
+                    f"environment {self.env_id} returned a reward of shape {np.shape(reward)}; return one number"
+                ) from None
+            return float(np.asarray(reward).item())
 
     def _vector(self, reward: Any) -> np.ndarray:
         vector = np.asarray(reward, np.float32)

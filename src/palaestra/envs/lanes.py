@@ -106,7 +106,7 @@ class Lanes:
                 if len(results) == len(steps):
                     break
                 raise RuntimeError("the environment raised StopIteration")
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 failures.append(failure_of(len(results), error))
                 results.append(self._shown(len(results)))
                 if self._cursor is not None:
@@ -149,7 +149,7 @@ class Lanes:
             wrong = problem(observation, self.specs.observation)
             if wrong:
                 return Failure(lane, "malformed", "emitted another observation", f"it has {wrong}")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return failure_of(lane, error)
         leaves = flatten(observation, self.specs.observation)
         arrays = [np.array(leaf, dtype) for leaf, dtype in zip(leaves, self._dtypes, strict=True)]
@@ -355,7 +355,7 @@ class Lanes:
             self.mark(lane)
             try:
                 time_step = replay(self.envs[lane], episode)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 return failure_of(lane, error)
             if time_step is None or time_step.step_type == 2:
                 self.over.append(lane)

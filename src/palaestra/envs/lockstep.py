@@ -84,12 +84,33 @@ class LockstepEnvironment(Environment):
             )
         if self._sent is not None:
             raise EnvError("send was called twice without recv; every send needs its recv")
+        self.start(self.checked(action))
+
+    @final
+    def checked(self, action: Any) -> list[np.ndarray]:
+        """Actions as `start` takes them; environments are not told of them yet.
+
+        Args:
+            action: [B, ...].
+
+        Raises:
+            SpecError: as for `send`.
+        """
         actions = self._reader.read(action)
         wrong = self._reader.wrong(actions) or (self._forbidden(actions[0]) if self._mask is not None else None)
         if wrong is not None:
             raise SpecError(
                 f"the action for environment {self.first_id + wrong[0]} has {wrong[1]}{self._where(wrong[0])}"
             )
+        return actions
+
+    @final
+    def start(self, actions: list[np.ndarray]) -> None:
+        """Starts to execute actions, which `recv` then waits for.
+
+        Args:
+            actions: from `checked`.
+        """
         self._begin(actions)
         self._sent = actions
 

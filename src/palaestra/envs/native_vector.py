@@ -15,14 +15,16 @@ from palaestra.core import (
     ConfigError,
     EnvError,
     NonFiniteError,
+    SpecError,
     TensorSpec,
     TimeStep,
     episode_seed,
+    spec_leaves,
 )
 from palaestra.envs.boundary import Boundary
 from palaestra.envs.faults import describe
 from palaestra.envs.lockstep import LockstepEnvironment
-from palaestra.envs.nest import flatten, leaf_dtypes, to_batched, unflatten
+from palaestra.envs.nest import fits, flatten, leaf_dtypes, to_batched, unflatten
 from palaestra.envs.rows import Rows, Specs
 from palaestra.envs.spaces import spec_from_space
 from palaestra.envs.vector import batched_time_step, check_seeds, fresh_seeds
@@ -48,6 +50,7 @@ class NativeVectorEnvironment(LockstepEnvironment):
         vector_env: that nobody else uses.
         lane_seeds: one for every environment; fresh ones if left out.
         stacked: how many frames the first axis of an observation holds, as `TensorSpec.stacked` says.
+        strict: whether an observation outside its bounds is an error, looked for in every step; else it is logged once.
 
     Raises:
         ConfigError: it does not say how it resets.
@@ -65,7 +68,12 @@ class NativeVectorEnvironment(LockstepEnvironment):
     resume = "statistical"
 
     def __init__(
-        self, vector_env: VectorEnv[Any, Any, Any], *, lane_seeds: Sequence[int] | None = None, stacked: int = 1
+        self,
+        vector_env: VectorEnv[Any, Any, Any],
+        *,
+        lane_seeds: Sequence[int] | None = None,
+        stacked: int = 1,
+        strict: bool = False,
     ) -> None:
         mode = vector_env.metadata.get("autoreset_mode")
         if mode is None:
@@ -85,12 +93,15 @@ class NativeVectorEnvironment(LockstepEnvironment):
         self._seeds = list(lane_seeds) if lane_seeds is not None else fresh_seeds(self.batch_size)
         check_seeds(self._seeds, self.batch_size)
         self._dtypes = leaf_dtypes(self._observation)
+        leaves = spec_leaves(self._observation).items()
+        self._shapes = [(path, (self.batch_size, *leaf.shape)) for path, leaf in leaves]
+        self._reward_shape = (self.batch_size, *self._reward.shape)
         self._flat_action, self._flat_observation = (
             isinstance(spec, TensorSpec) for spec in (self._action, self._observation)
         )
         self._copies = True if type(vector_env).__module__ not in _GIVE_NEW_ARRAYS else None
         rewards = self.batch_size * self._reward.size
-        self._boundary = Boundary(self._observation, rewards, self.batch_size, strict=False, first=0)
+        self._boundary = Boundary(self._observation, rewards, self.batch_size, strict=strict, first=0)
         self._no_floats = all(dtype.kind != "f" for dtype in self._dtypes)
         self._whole = False  # whether the latest step gave whole numbers alone, of which none is NaN
         self._resets = 0
@@ -139,6 +150,8 @@ class NativeVectorEnvironment(LockstepEnvironment):
             observation, reward, terminated, truncated, info = self.vector_env.step(given)
             self._whole = self._no_floats and np.asarray(reward).dtype.kind in "biu"
             reward = np.array(reward, np.float32)
+            if reward.shape != self._reward_shape:
+                raise SpecError(f"the rewards have shape {reward.shape}, expected {self._reward_shape}")
             step_type, discount = self._mid.copy(), self._one.copy()
             began, self._over = self._over, None
             if np.count_nonzero(terminated) or np.count_nonzero(truncated):
@@ -240,6 +253,9 @@ class NativeVectorEnvironment(LockstepEnvironment):
             array[began] = 0
 
     def _emitted(self, rows: Rows, actions: list[np.ndarray], info: Any) -> TimeStep:
+        if self._steps % self._boundary.period == 0:
+            for lane, _, what, advice in self._boundary.out_of_bounds(rows.observation):
+                raise SpecError(f"environment {lane} {what}: {advice}")
         if not self._whole and not self._boundary.finite(rows.observation, rows.reward):
             self._require_finite(rows, self._everyone)
         prev_action = torch.from_numpy(actions[0]) if self._flat_action else to_batched(actions, self._action)
@@ -253,10 +269,18 @@ class NativeVectorEnvironment(LockstepEnvironment):
             raise NonFiniteError(f"environment {lanes[lane]} {what}{self._where(lane)}: {detail}")
 
     def _arrays(self, observation: Any) -> list[np.ndarray]:
-        if self._flat_observation:
-            return [np.array(observation, self._dtypes[0], copy=self._copies, order="C")]
-        leaves = zip(flatten(observation, self._observation), self._dtypes, strict=True)
-        return [np.array(leaf, dtype, copy=self._copies, order="C") for leaf, dtype in leaves]
+        leaves = [observation] if self._flat_observation else flatten(observation, self._observation)
+        return [self._array(*leaf) for leaf in zip(leaves, self._dtypes, self._shapes, strict=True)]
+
+    def _array(self, leaf: Any, dtype: np.dtype, named: tuple[str, tuple[int, ...]]) -> np.ndarray:
+        path, shape = named
+        array = np.asarray(leaf)
+        if array.shape != shape or not fits(array, dtype):
+            raise SpecError(
+                f"the observations{f' at {path!r}' if path else ''} have shape {array.shape} and dtype {array.dtype}, "
+                f"expected {shape} and values of {dtype}"
+            )
+        return np.array(array, dtype, copy=self._copies, order="C")
 
     def _next_seeds(self) -> Any:
         if isinstance(self.vector_env.unwrapped, SyncVectorEnv | AsyncVectorEnv):

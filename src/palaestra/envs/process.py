@@ -9,6 +9,7 @@ from typing import Literal, final
 
 import numpy as np
 
+from palaestra.core import EnvError
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.episode_log import Episode
 from palaestra.envs.faults import FaultPolicy
@@ -153,8 +154,16 @@ class ProcessEnvironment(LaneEnvironment):
         return over
 
     def render(self) -> np.ndarray:
-        """A picture of environment 0."""
+        """A picture of environment 0.
+
+        Raises:
+            EnvError: it draws nothing, it was dropped, or actions sent have not been received.
+        """
         self._check_open()
+        if self._sent is not None:
+            raise EnvError("render was called between send and recv; receive first")
+        if 0 not in self._pool.workers:
+            raise EnvError("environment 0, which pictures are of, was dropped with its worker")
         answer = self._pool.ask({0: ("render",)})[0]
         if isinstance(answer, Incident):
             raise self._record(answer, "raise").error()

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import torch
 
-from palaestra.core import ConfigError, DiscreteSpec, EnvError, ShapeError, SpecError, TimeStep
+from palaestra.core import ConfigError, EnvError, ShapeError, SpecError, TensorSpec, TimeStep
+from palaestra.envs.boundary import leaf_bounds
 from palaestra.envs.environment import Environment
-from palaestra.envs.vector import check_seeds, fresh_seeds
+from palaestra.envs.nest import neutral
+from palaestra.envs.vector import check_seeds, fresh_seeds, tolerant
 
 __all__ = ["TensorEnvironment"]
 
@@ -45,7 +47,9 @@ class TensorEnvironment(Environment):
         compile: whether to compile a step: seconds of waiting at the first one, then several times the speed.
 
     Raises:
-        ConfigError: a number is out of range.
+        ConfigError: a number is out of range, or the subclass says no `num_random`.
+        SpecError: actions are not one array, or what the task's functions give has another shape or dtype than its
+            specs say.
 
     Examples:
         >>> from palaestra.envs.tiny import TensorCartPole
@@ -83,10 +87,20 @@ class TensorEnvironment(Environment):
         self._advance: Any = torch.compile(self._next, dynamic=False, fullgraph=True) if compile else self._next
         # a GPU, or a compiled step, would have to wait for the number of rows
         self._few_at_a_time = not compile and self.device.type == "cpu"
-        self._none = self.action_spec.zeros(batch_size).to(self.device)
+        if not isinstance(self.action_spec, TensorSpec):
+            raise SpecError(
+                f"{type(self).__name__} needs actions of one array, and its action_spec is {self.action_spec}"
+            )
+        if not isinstance(getattr(self, "num_random", None), int):
+            raise ConfigError(f"{type(self).__name__} must say num_random: how many random numbers a reset needs")
+        none = np.broadcast_to(neutral(self.action_spec), (batch_size, *self.action_spec.shape))
+        self._none = torch.from_numpy(none.copy()).to(self.device)
+        bounds = leaf_bounds(self.action_spec)
+        self._bounds = None if bounds is None else [torch.from_numpy(bound) for bound in tolerant(bounds)]
         self._progress = self._before_the_first()
         self._state: State = self.fresh(torch.zeros(batch_size, self.num_random, device=self.device))
         self._result: TimeStep | None = None
+        self._try_out()
 
     # -- the task
 
@@ -140,7 +154,8 @@ class TensorEnvironment(Environment):
         Raises:
             EnvError: the actions sent before have not been received.
             ShapeError: the actions have another shape.
-            SpecError: an action does not exist (looked at on the CPU only, where that costs next to nothing).
+            SpecError: fractions are given for whole numbers, or an action is NaN or outside its bounds (which is looked
+                at on the CPU only, where that costs next to nothing).
         """
         if env_id is not None and env_id.tolist() != list(range(self.batch_size)):
             raise SpecError(f"{type(self).__name__} steps all its environments together; leave env_id out")
@@ -149,8 +164,13 @@ class TensorEnvironment(Environment):
         action = torch.as_tensor(action, device=self.device)
         if action.shape != self._none.shape:
             raise ShapeError(f"the action has shape {tuple(action.shape)}, expected {tuple(self._none.shape)}")
-        if self.device.type == "cpu":
-            self._check(action)
+        dtype = self._none.dtype
+        if action.dtype != dtype:
+            if action.is_floating_point() and not dtype.is_floating_point:
+                raise SpecError(f"the action has dtype {action.dtype}, expected {dtype}; cast it, if it is whole")
+            action = action.to(dtype)
+        if self._bounds is not None and self.device.type == "cpu":
+            self._check(action, *self._bounds)
         self._state, self._progress, fields = self._advance(self._state, self._progress, action, self._keys)
         step_type, reward, discount, observation, prev_action = fields
         self._result = TimeStep(step_type, reward, discount, observation, prev_action, self._env_id)
@@ -237,14 +257,33 @@ class TensorEnvironment(Environment):
         fields = (step_type, reward.masked_fill(over, 0.0), discount, self.observe(state), prev_action)
         return state, _Progress(last, episode, steps), fields
 
-    def _check(self, action: torch.Tensor) -> None:
-        spec = self.action_spec
-        if not isinstance(spec, DiscreteSpec):
-            return
-        low, high = torch.aminmax(action)
-        if low < spec.start or high >= spec.start + spec.num:
-            lane = int(((action < spec.start) | (action >= spec.start + spec.num)).nonzero()[0])
-            raise SpecError(f"the action for environment {lane} has {spec.problem(action[lane].to(spec.dtype))}")
+    def _try_out(self) -> None:
+        """One step of the task's functions, so that what does not fit is found before anybody waits for it."""
+        _, reward, terminated = self.transition(self._state, self._none)
+        observation, spec = self.observe(self._state), self.observation_spec
+        if not isinstance(spec, TensorSpec):
+            raise SpecError(
+                f"{type(self).__name__} needs observations of one array, and its observation_spec is {spec}"
+            )
+        given: list[tuple[str, torch.Tensor, tuple[int, ...], torch.dtype]] = [
+            ("the observation", observation, spec.shape, spec.dtype),
+            ("the reward", reward, (), torch.float32),
+            ("what says whether the task is over", terminated, (), torch.bool),
+        ]
+        for what, value, shape, dtype in given:
+            if value.shape != (self.batch_size, *shape) or value.dtype != dtype:
+                raise SpecError(
+                    f"{what} of {type(self).__name__} has shape {list(value.shape)} and dtype {value.dtype}, expected "
+                    f"{[self.batch_size, *shape]} and {dtype}"
+                )
+
+    def _check(self, action: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> None:
+        inside = (action >= low) & (action <= high)  # false for NaN
+        if not inside.all():
+            lane, *index = (~inside).nonzero()[0].tolist()
+            number, *ends = (bound.expand_as(action)[(lane, *index)].item() for bound in (action, low, high))
+            where = f" at index {index}" if index else ""
+            raise SpecError(f"the action for environment {lane} has value {number}{where}, expected a number in {ends}")
 
     def _before_the_first(self) -> _Progress:
         size, device = self.batch_size, self.device

@@ -28,7 +28,7 @@ _MOST_SCALARS = 4096
 
 _tensor = torch.from_numpy
 
-__all__ = ["ActionReader", "batched_info", "batched_time_step", "check_seeds", "fresh_seeds"]
+__all__ = ["ActionReader", "batched_info", "batched_time_step", "check_seeds", "fresh_seeds", "tolerant"]
 
 
 class ActionReader:
@@ -50,7 +50,7 @@ class ActionReader:
             self._scalars = {value: kind(value) for value in range(spec.start, spec.start + spec.num)}
         self._given: tuple[Any, list[Any]] = None, []
         self._expected = [(path, (batch_size, *leaf.shape), dtype) for (path, leaf), dtype in leaves]
-        self._bounds = [_tolerant(leaf_bounds(leaf)) for leaf in spec_leaves(spec).values()]
+        self._bounds = [bounds and tolerant(bounds) for bounds in map(leaf_bounds, spec_leaves(spec).values())]
         self._zeros = [np.zeros(int(np.prod(shape)), dtype) for _, shape, dtype in self._expected]
 
     def read(self, action: Any) -> list[np.ndarray]:
@@ -61,7 +61,7 @@ class ActionReader:
 
         Raises:
             ShapeError: a shape differs from the spec.
-            SpecError: the action does not have the spec's structure.
+            SpecError: the action does not have the spec's structure, or a discrete one is NaN or a fraction.
         """
         if self._plain:
             path, shape, dtype = self._expected[0]
@@ -138,9 +138,13 @@ class ActionReader:
         raise SpecError(f"the actions {arrays} do not fit {self._spec}")
 
 
-def _tolerant(bounds: tuple[np.ndarray, np.ndarray] | None) -> tuple[np.ndarray, np.ndarray] | None:
-    """Bounds that forgive the rounding of an action that was scaled to them."""
-    if bounds is None or bounds[0].dtype.kind != "f":
+def tolerant(bounds: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds that forgive the rounding of an action that was scaled to them.
+
+    Args:
+        bounds: the smallest and the largest action.
+    """
+    if bounds[0].dtype.kind != "f":
         return bounds
     low, high = bounds
     with np.errstate(invalid="ignore"):
@@ -155,7 +159,14 @@ def _array(leaf: Any, path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.
     if array.shape != shape:
         where = f" at {path!r}" if path else ""
         raise ShapeError(f"the action{where} has shape {array.shape}, expected {shape}")
-    return array.copy() if array.dtype == dtype else array.astype(dtype)
+    if array.dtype == dtype:
+        return array.copy()
+    if array.dtype.kind == "f" and dtype.kind in "iu":
+        cut = ~(np.isfinite(array) & (array == np.trunc(array)))
+        if cut.any():
+            lane, where = int(np.argwhere(cut)[0][0]), f" at {path!r}" if path else ""
+            raise SpecError(f"the action for environment {lane} has value {array[cut][0]}{where}, expected an integer")
+    return array.astype(dtype)
 
 
 def batched_time_step(

@@ -157,7 +157,7 @@ class _Worker:
             if outcome == NEWS:
                 # after `done`: a pipe holds only so much, and the parent reads it when it knows that there is something
                 self._connection.send(message)
-                if message == "closed":
+                if isinstance(message, str) and message == "closed":
                     return
 
     def _step(self) -> tuple[int, Any]:

@@ -169,6 +169,8 @@ def value_from_words(hint: Any, words: Sequence[str]) -> Any:
     Examples:
         >>> value_from_words(tuple[int, ...], ["64,32"]), value_from_words(dict[str, float], ["g", "9.8"])
         ([64, 32], {'g': 9.8})
+        >>> value_from_words(tuple[str, ...], ["ClipReward(minimum=0, maximum=1),FrameStack"])
+        ['ClipReward(minimum=0, maximum=1)', 'FrameStack']
     """
     kinds = [typing.get_origin(member) or member for member in _members(hint)]
     if dict in kinds:
@@ -176,7 +178,7 @@ def value_from_words(hint: Any, words: Sequence[str]) -> Any:
             raise ConfigError(f"{words[-1]!r} has no value; give names and values in turn")
         return {name: _read(value) for name, value in zip(words[::2], words[1::2], strict=True)}
     if list in kinds or tuple in kinds:
-        items = words[0].split(",") if len(words) == 1 else words
+        items = _items(words[0]) if len(words) == 1 else words
         return [_read(item) for item in items if item]
     if bool in kinds and not words:
         return True
@@ -187,6 +189,18 @@ def value_from_words(hint: Any, words: Sequence[str]) -> Any:
     if type(None) in kinds and word.lower() in ("none", "null"):
         return None
     return word if str in kinds or typing.Literal in kinds or _is_schedule(hint) else _read(word)
+
+
+def _items(word: str) -> list[str]:
+    """What commas separate, but for those inside brackets."""
+    items, depth = [""], 0
+    for letter in word:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            items.append("")
+        else:
+            items[-1] += letter
+    return items
 
 
 def _read(word: str) -> Any:

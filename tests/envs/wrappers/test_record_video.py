@@ -65,3 +65,12 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(importlib, "import_module", refuse)
     with pytest.raises(MissingExtraError, match=r"palaestra\[video\]"):
         RecordVideo(script(1.0))
+
+
+def test_films_that_are_there_are_kept(tmp_path):
+    for _ in range(2):
+        env = RecordVideo(GymEnvironment(Drawn()), str(tmp_path), suffix="gif")
+        for _ in range(2):
+            episode(env, 6)
+        env.close()
+    assert sorted(path.stem for path in tmp_path.iterdir()) == [f"episode_{number}" for number in range(4)]

@@ -1,5 +1,6 @@
 """Tests of the wrappers that change actions, step types and the beginning of episodes."""
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -17,7 +18,7 @@ from palaestra.envs.wrappers import (
     TimeAwareDiscount,
 )
 from palaestra.rollout import EpisodeTracker
-from tests.envs.wrappers.worlds import Game, Motor, episode, gym_of, script
+from tests.envs.wrappers.worlds import Game, Motor, Script, episode, gym_of, script
 
 
 def kinds(env, count):
@@ -204,3 +205,17 @@ def test_impossible_settings_are_refused(make, words):
 def test_a_game_without_lives_is_refused():
     with pytest.raises(EnvError, match=r"info\['lives'\]"):
         EpisodicLife(script(1.0)).begin_episode(0)
+
+
+def test_a_noop_is_an_action_that_exists():
+    class Strict(Script):
+        def __init__(self):
+            super().__init__((1.0,) * 9)
+            self.action_space = gymnasium.spaces.Discrete(3, start=1)
+
+        def step(self, action):
+            assert self.action_space.contains(action)
+            return super().step(action)
+
+    env = RandomNoop(GymEnvironment(Strict()), maximum=3)
+    assert env.reset().first

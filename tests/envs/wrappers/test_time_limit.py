@@ -1,10 +1,12 @@
 """Tests of `palaestra.envs.wrappers.time_limit`."""
 
+import numpy as np
 import pytest
 import torch
 
 from palaestra.core import ConfigError
 from palaestra.envs import SerialEnvironment, TimeLimit, load
+from palaestra.envs.wrappers import ActionRepeat, ScaleReward
 from tests.envs.worlds import Doubled, counter
 
 
@@ -56,3 +58,19 @@ def test_the_limit_is_the_same_in_a_batch(wrap):
 def test_a_limit_below_one_is_refused():
     with pytest.raises(ConfigError, match="at least 1"):
         TimeLimit(counter(), 0)
+
+
+def test_what_outer_layers_change_is_changed_in_the_raw_step_as_well():
+    """ALF-19, ALF-30, PARL-02: whoever learns from the raw step sees the same episodes."""
+    env = ActionRepeat(TimeLimit(ScaleReward(counter(), scale=0.5), 5), repeat=3)
+    steps = [env.step(np.int64(0)) for _ in range(3)]
+    assert [float(step.reward) for step in steps] == [0, 30, 45]
+    raw = [step.untransformed for step in steps]
+    assert [(int(step.step_type), float(step.reward)) for step in raw] == [(0, 0), (1, 60), (2, 90)]
+
+
+def test_fractions_of_steps_are_refused():
+    with pytest.raises(ConfigError, match=r"TimeLimit\(duration=2.5\); an episode needs a whole number of steps"):
+        TimeLimit(counter(), 2.5)
+    with pytest.raises(ConfigError, match=r"ActionRepeat\(repeat=2.5, pool=1\); integers"):
+        ActionRepeat(counter(), repeat=2.5)

@@ -15,8 +15,9 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from palaestra.core import ConfigError, MissingExtraError, did_you_mean
+from palaestra.core import ConfigError, EnvError, MissingExtraError, did_you_mean
 from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.faults import describe
 from palaestra.envs.gym_environment import GymEnvironment
 from palaestra.envs.wrappers.time_limit import TimeLimit
 
@@ -175,6 +176,8 @@ def _made(spec: EnvSpec, kwargs: dict[str, Any] | None, make: Callable[[], Any])
         raise ConfigError(f"the environment {spec.id!r} needs a package that is not installed: {error}") from error
     except (TypeError, gymnasium.error.Error) as error:
         raise ConfigError(f"{spec.id!r} cannot be made with the arguments {kwargs or {}}: {error}") from error
+    except Exception as error:
+        raise EnvError(f"{spec.id!r} raised {': '.join(describe(error))}") from error
 
 
 def _import_quietly(package: str) -> None:

@@ -42,8 +42,8 @@ class ActionRepeat(EnvironmentWrapper):
 
     def __init__(self, env: SingleEnvironment, repeat: int = 4, pool: int = 1) -> None:
         super().__init__(env)
-        if not 1 <= pool <= repeat:
-            raise ConfigError(f"ActionRepeat(repeat={repeat}, pool={pool}); 1 <= pool <= repeat is needed")
+        if not (isinstance(repeat, int) and isinstance(pool, int) and 1 <= pool <= repeat):
+            raise ConfigError(f"ActionRepeat(repeat={repeat}, pool={pool}); integers 1 <= pool <= repeat are needed")
         if pool > 1 and not isinstance(env.observation_spec, TensorSpec):
             raise SpecError(f"ActionRepeat(pool={pool}) needs one array as the observation: {env.observation_spec}")
         self._repeat, self._pool = repeat, pool
@@ -55,16 +55,21 @@ class ActionRepeat(EnvironmentWrapper):
             action: the same for every frame.
         """
         total: Any = 0.0
+        raw_total: Any = 0.0
         newest: deque[np.ndarray] = deque(maxlen=self._pool)
         frames = 0
         while True:
             time_step = self.env.advance(action)
             frames += 1
             total = total + time_step.reward
+            raw = time_step.untransformed
+            if isinstance(raw, TimeStep):
+                raw_total = raw_total + raw.reward
             if self._pool > 1:
                 newest.append(np.array(time_step.observation))
             if frames == self._repeat or time_step.step_type == 2:
                 break
         observation = np.max(newest, axis=0) if self._pool > 1 else time_step.observation
         info = {**(time_step.env_info or {}), "frames": frames}
-        return time_step._replace(observation=observation, reward=total, env_info=info)
+        raw = raw._replace(reward=raw_total) if isinstance(raw, TimeStep) else raw
+        return time_step._replace(observation=observation, reward=total, env_info=info, untransformed=raw)

@@ -9,7 +9,7 @@ import numpy as np
 from palaestra.core import ConfigError, TimeStep, episode_seed
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.environment_wrapper import EnvironmentWrapper
-from palaestra.envs.nest import zeros
+from palaestra.envs.nest import neutral
 from palaestra.envs.wrappers.base import as_first
 
 __all__ = ["RandomNoop"]
@@ -20,7 +20,8 @@ class RandomNoop(EnvironmentWrapper):
     """Executes a random number of actions that do nothing before the agent sees the episode.
 
     For deterministic environments (the Atari games), where a policy could otherwise learn one sequence by heart. The
-    number comes from the episode's seed. What these steps earn does not count.
+    action is zeros, or what the action space allows next to them; the number of steps comes from the episode's seed.
+    What these steps earn does not count.
 
     Args:
         env: the layer inside.
@@ -41,7 +42,7 @@ class RandomNoop(EnvironmentWrapper):
         if maximum < 1:
             raise ConfigError(f"RandomNoop(maximum={maximum}); it must be at least 1")
         self._maximum = maximum
-        self._noop = zeros(env.action_spec)
+        self._noop = neutral(env.action_spec)
 
     def begin_episode(self, seed: int) -> TimeStep:
         """Starts an episode and lets some time pass.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from pathlib import Path
 from typing import Any, final
 
@@ -16,6 +17,9 @@ __all__ = ["RecordVideo"]
 @final
 class RecordVideo(Remembering):
     """Films every n-th episode of environment 0 into `directory/episode_<number>.mp4` (or .gif).
+
+    A film that is there already is kept: the next free number is taken. Among `wrappers` it films evaluations, too;
+    among `train_wrappers` training alone.
 
     Needs the extra `video`, and an environment made with `render_mode="rgb_array"`. Frames are written as they come, so
     long episodes need no memory. `palaestra play` films a trained policy without any wrapper.
@@ -64,7 +68,8 @@ class RecordVideo(Remembering):
         time_step = super().begin_episode(seed)
         if self.env_id == 0 and self._number % self._every == 0:
             self._directory.mkdir(parents=True, exist_ok=True)
-            path = self._directory / f"episode_{self._number}.{self._suffix}"
+            names = (f"episode_{number}.{self._suffix}" for number in itertools.count(self._number))
+            path = next(path for name in names if not (path := self._directory / name).exists())
             options = {"fps": self._fps, "macro_block_size": 2} if self._suffix == "mp4" else {"loop": 0}
             self._writer = self._imageio.get_writer(path, **options)
             self._writer.append_data(self.env.render())

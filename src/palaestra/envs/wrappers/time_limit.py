@@ -20,10 +20,10 @@ class TimeLimit(EnvironmentWrapper):
 
     Args:
         env: the layer inside.
-        duration: env steps in an episode, at least 1.
+        duration: env steps in an episode, an integer of at least 1.
 
     Raises:
-        ConfigError: the duration is below 1.
+        ConfigError: the duration is no such integer.
 
     Examples:
         >>> from palaestra.envs import load
@@ -35,8 +35,8 @@ class TimeLimit(EnvironmentWrapper):
 
     def __init__(self, env: SingleEnvironment, duration: int) -> None:
         super().__init__(env)
-        if duration < 1:
-            raise ConfigError(f"TimeLimit(duration={duration}); an episode needs at least 1 step")
+        if not isinstance(duration, int) or duration < 1:
+            raise ConfigError(f"TimeLimit(duration={duration}); an episode needs a whole number of steps, at least 1")
         self.duration = duration
         self._steps = 0
         self._advance = env.advance
@@ -58,4 +58,8 @@ class TimeLimit(EnvironmentWrapper):
         """
         time_step = self._advance(action)
         self._steps += 1
-        return time_step if self._steps < self.duration else time_step._replace(step_type=2)
+        if self._steps < self.duration:
+            return time_step
+        raw = time_step.untransformed
+        raw = raw._replace(step_type=2) if isinstance(raw, TimeStep) else raw
+        return time_step._replace(step_type=2, untransformed=raw)
