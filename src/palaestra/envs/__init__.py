@@ -7,13 +7,13 @@ from palaestra.envs.chaos import ChaosEnv, ChaosRule, chaos_rules
 from palaestra.envs.check import CheckReport, check
 from palaestra.envs.check_ends import Finding
 from palaestra.envs.create import (
-    EnvConfig,
     create_environment,
     create_evaluation_environment,
     load,
     load_lane,
     probe_specs,
 )
+from palaestra.envs.env_config import EnvConfig
 from palaestra.envs.environment import Environment, SingleEnvironment
 from palaestra.envs.environment_wrapper import EnvironmentWrapper
 from palaestra.envs.faults import Fault, FaultPolicy

@@ -8,16 +8,16 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from palaestra.core import ConfigError, EnvError, PalaestraError, RunSeeds, SpecTree, TensorSpec, did_you_mean
-from palaestra.envs.chaos import ChaosEnv, chaos_rules
+from palaestra.core import ConfigError, EnvError, PalaestraError, RunSeeds, SpecTree, TensorSpec
+from palaestra.envs.chaos import ChaosEnv
+from palaestra.envs.env_config import EnvConfig
 from palaestra.envs.environment import Environment, SingleEnvironment
-from palaestra.envs.faults import FaultPolicy, describe
+from palaestra.envs.faults import describe
 from palaestra.envs.first_ready import FirstReadyEnvironment
 from palaestra.envs.importing import import_object
 from palaestra.envs.native_vector import NativeVectorEnvironment
@@ -31,108 +31,7 @@ from palaestra.envs.wrappers.time_limit import TimeLimit
 # A time limit that is never reached, for pools that cannot be without one and count in 32 bits.
 _NO_LIMIT = 1 << 30
 
-Vectorization = Literal["auto", "serial", "thread", "process", "native"]
-VECTORIZATIONS = get_args(Vectorization)
-
-__all__ = ["EnvConfig", "create_environment", "create_evaluation_environment", "load", "load_lane", "probe_specs"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvConfig:
-    """Which environment, how many of them, and how they are stepped."""
-
-    name: str = "CartPole-v1"
-    """An id of Gymnasium's registry, or `my_package:MyEnvironment` for a class or function of your own."""
-    num_envs: int = 1
-    """Environments stepped together, B."""
-    vectorization: Vectorization = "auto"
-    """In this process, one in a thread, in worker processes, or the environment's own vectorised version (of
-    `my_package:MyVectorEnv`, a `gymnasium.vector.VectorEnv` that is made with `num_envs`). `auto` is `serial`."""
-    num_workers: int | None = None
-    """Worker processes of `process`; as many as there are cores if left out."""
-    num_ready: int | None = None
-    """Time steps that `process` waits for; a multiple of the environments of a worker, all of them if left out."""
-    max_episode_steps: int | None = None
-    """Time limit in env steps; the registered one if left out, 0 for none."""
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    """For the environment's constructor."""
-    train_kwargs: dict[str, Any] = field(default_factory=dict)
-    """More of them for training alone, such as `{"reward_clipping": True}` of Atari games; evaluation sees scores."""
-    gym_wrappers: tuple[Any, ...] = ()
-    """Gymnasium wrappers, the innermost first: `Wrap` values, their text such as `ClipReward`, or callables."""
-    wrappers: tuple[Any, ...] = ()
-    """Time step wrappers, the innermost first: `Wrap` values, their text (`FrameStack(num_frames=4)`), or callables."""
-    train_wrappers: tuple[Any, ...] = ()
-    """More of them for training alone, such as `NormalizeReward`; evaluation sees the rewards of the task."""
-    on_fault: Literal["raise", "restart", "drop"] = "raise"
-    """When an environment fails: stop; make it again and go on with its next episode; or go on without it."""
-    max_restarts: int = 10
-    """Restarts of one environment within an hour; one more fault stops the run."""
-    timeout_s: float = 60.0
-    """Seconds that one step may take in a worker process or a thread."""
-    reset_timeout_s: float = 180.0
-    """The same for a step in which an episode starts, and for making environments."""
-    strict: bool = False
-    """Whether an observation outside its bounds is a fault; else it is logged once."""
-    chaos: str = ""
-    """Faults to inject, for tests: such as `kill:0.001,nan:0.01`. See `chaos_rules`."""
-
-    def __post_init__(self) -> None:
-        if self.vectorization not in VECTORIZATIONS:
-            hint = did_you_mean(str(self.vectorization), VECTORIZATIONS)
-            raise ConfigError(f"unknown env.vectorization {self.vectorization!r}{hint}")
-        for name, least in (("num_envs", 1), ("num_workers", 1), ("num_ready", 1), ("max_episode_steps", 0)):
-            number = getattr(self, name)
-            if number is not None and not (isinstance(number, int) and number >= least):
-                zero = " (0: no time limit)" if name == "max_episode_steps" else ""
-                raise ConfigError(f"env.{name} is {number}; it must be an integer of at least {least}{zero}")
-        if self.num_workers is not None and self.vectorization != "process":
-            raise ConfigError(
-                f"env.num_workers is {self.num_workers}; only vectorization=process has workers, and it is "
-                f"{self.vectorization}"
-            )
-        object.__setattr__(self, "gym_wrappers", as_values(self.gym_wrappers, GYM_WRAPPERS))
-        object.__setattr__(self, "wrappers", as_values(self.wrappers, STEP_WRAPPERS))
-        object.__setattr__(self, "train_wrappers", as_values(self.train_wrappers, STEP_WRAPPERS))
-        if self.vectorization == "thread" and self.num_envs != 1:
-            raise ConfigError(f"env.num_envs is {self.num_envs}; vectorization=thread steps one environment")
-        if self.num_ready is not None and self.vectorization != "process":
-            raise ConfigError(f"env.num_ready is {self.num_ready}; only vectorization=process returns some time steps")
-        if self.vectorization == "native":
-            _require_raising(self)
-        _ = self.faults, chaos_rules(self.chaos)
-
-    @property
-    def faults(self) -> FaultPolicy:
-        """What to do when an environment fails."""
-        names = ("on_fault", "max_restarts", "timeout_s", "reset_timeout_s", "strict")
-        return FaultPolicy(**{name: getattr(self, name) for name in names})
-
-    def for_evaluation(self, num_envs: int, **kwargs: Any) -> EnvConfig:
-        """The same task without what is for training alone: in this process, or a pool where training uses one.
-
-        Args:
-            num_envs: how many.
-            kwargs: for the constructor, on top of its others.
-        """
-        changes: dict[str, Any] = {
-            "num_workers": None,
-            "num_ready": None,
-            "chaos": "",
-            "vectorization": "native" if self.vectorization == "native" else "auto",
-            "kwargs": {**self.kwargs, **kwargs},
-            "train_kwargs": {},
-            "train_wrappers": (),
-        }
-        return dataclasses.replace(self, num_envs=num_envs, **changes)
-
-    @property
-    def _all_kwargs(self) -> dict[str, Any]:
-        return {**self.kwargs, **self.train_kwargs}
-
-    @property
-    def _all_wrappers(self) -> tuple[Any, ...]:
-        return (*self.wrappers, *self.train_wrappers)
+__all__ = ["create_environment", "create_evaluation_environment", "load", "load_lane", "probe_specs"]
 
 
 def load(
@@ -216,8 +115,8 @@ def load_lane(config: EnvConfig, lane: int) -> SingleEnvironment:
         env_id=lane,
         max_episode_steps=config.max_episode_steps,
         gym_wrappers=config.gym_wrappers,
-        wrappers=config._all_wrappers + chaos,
-        kwargs=config._all_kwargs,
+        wrappers=config.all_wrappers + chaos,
+        kwargs=config.all_kwargs,
     )
 
 
@@ -337,30 +236,20 @@ def _made(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         raise EnvError(f"{name!r} raised {kind} when it was made: {detail}") from error
 
 
-def _require_raising(config: EnvConfig) -> None:
-    if config.chaos:
-        raise ConfigError("env.chaos strikes single environments; use vectorization=serial, thread or process")
-    if config.on_fault != "raise":
-        raise ConfigError(
-            f"env.on_fault is {config.on_fault!r}, but environments that are stepped as one fail as one; use "
-            "vectorization=serial or process, or leave on_fault out"
-        )
-
-
 def _native(config: EnvConfig, lane_seeds: Sequence[int]) -> Environment:
-    _require_raising(config)
+    config.require_raising()
     name, limit = config.name, config.max_episode_steps
-    if config.gym_wrappers or config._all_wrappers:
+    if config.gym_wrappers or config.all_wrappers:
         raise ConfigError("vectorization=native steps all environments as one, which wrappers cannot be put around")
     if name.startswith(envpool.PREFIX):
         if config.vectorization not in ("auto", "native"):
             raise ConfigError(f"{name!r} exists as a pool only; vectorization is native, not {config.vectorization}")
-        pool = envpool.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config._all_kwargs)
+        pool = envpool.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config.all_kwargs)
         return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, strict=config.strict)
     if name.startswith(atari.PREFIX):
-        pool, stacked = atari.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config._all_kwargs)
+        pool, stacked = atari.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config.all_kwargs)
         return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, stacked=stacked, strict=config.strict)
-    kwargs = dict(config._all_kwargs)
+    kwargs = dict(config.all_kwargs)
     maker = _maker(name)
     if maker is not None:
         if limit is not None:
@@ -400,12 +289,12 @@ def _first_ready(config: EnvConfig, factories: Sequence[Callable[[], Any]], lane
 
 
 def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[int]) -> Environment:
-    if config.gym_wrappers or config._all_wrappers or config.max_episode_steps:
+    if config.gym_wrappers or config.all_wrappers or config.max_episode_steps:
         raise ConfigError(f"{config.name!r} is batched: it brings its own wrappers and time limit")
-    _require_raising(config)
+    config.require_raising()
     if config.vectorization not in ("auto", "native"):
         raise ConfigError(f"{config.name!r} is batched, so its vectorization is native, not {config.vectorization}")
-    kwargs: dict[str, Any] = {**config._all_kwargs, "batch_size": config.num_envs}
+    kwargs: dict[str, Any] = {**config.all_kwargs, "batch_size": config.num_envs}
     if "lane_seeds" in inspect.signature(maker).parameters:
         kwargs["lane_seeds"] = list(lane_seeds)
     env = _made(config.name, maker, kwargs)

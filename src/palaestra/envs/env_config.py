@@ -1,0 +1,131 @@
+"""`EnvConfig`: which environments a run steps, and how."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from palaestra.core import ConfigError, did_you_mean
+from palaestra.envs.chaos import chaos_rules
+from palaestra.envs.faults import FaultPolicy
+from palaestra.envs.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
+
+__all__ = ["EnvConfig"]
+
+Vectorization = Literal["auto", "serial", "thread", "process", "native"]
+VECTORIZATIONS = get_args(Vectorization)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig:
+    """Which environment, how many of them, and how they are stepped."""
+
+    name: str = "CartPole-v1"
+    """An id of Gymnasium's registry, or `my_package:MyEnvironment` for a class or function of your own."""
+    num_envs: int = 1
+    """Environments stepped together, B."""
+    vectorization: Vectorization = "auto"
+    """In this process, one in a thread, in worker processes, or the environment's own vectorised version (of
+    `my_package:MyVectorEnv`, a `gymnasium.vector.VectorEnv` that is made with `num_envs`). `auto` is `serial`."""
+    num_workers: int | None = None
+    """Worker processes of `process`; as many as there are cores if left out."""
+    num_ready: int | None = None
+    """Time steps that `process` waits for; a multiple of the environments of a worker, all of them if left out."""
+    max_episode_steps: int | None = None
+    """Time limit in env steps; the registered one if left out, 0 for none."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """For the environment's constructor."""
+    train_kwargs: dict[str, Any] = field(default_factory=dict)
+    """More of them for training alone, such as `{"reward_clipping": True}` of Atari games; evaluation sees scores."""
+    gym_wrappers: tuple[Any, ...] = ()
+    """Gymnasium wrappers, the innermost first: `Wrap` values, their text such as `ClipReward`, or callables."""
+    wrappers: tuple[Any, ...] = ()
+    """Time step wrappers, the innermost first: `Wrap` values, their text (`FrameStack(num_frames=4)`), or callables."""
+    train_wrappers: tuple[Any, ...] = ()
+    """More of them for training alone, such as `NormalizeReward`; evaluation sees the rewards of the task."""
+    on_fault: Literal["raise", "restart", "drop"] = "raise"
+    """When an environment fails: stop; make it again and go on with its next episode; or go on without it."""
+    max_restarts: int = 10
+    """Restarts of one environment within an hour; one more fault stops the run."""
+    timeout_s: float = 60.0
+    """Seconds that one step may take in a worker process or a thread."""
+    reset_timeout_s: float = 180.0
+    """The same for a step in which an episode starts, and for making environments."""
+    strict: bool = False
+    """Whether an observation outside its bounds is a fault; else it is logged once."""
+    chaos: str = ""
+    """Faults to inject, for tests: such as `kill:0.001,nan:0.01`. See `chaos_rules`."""
+
+    def __post_init__(self) -> None:
+        if self.vectorization not in VECTORIZATIONS:
+            hint = did_you_mean(str(self.vectorization), VECTORIZATIONS)
+            raise ConfigError(f"unknown env.vectorization {self.vectorization!r}{hint}")
+        for name, least in (("num_envs", 1), ("num_workers", 1), ("num_ready", 1), ("max_episode_steps", 0)):
+            number = getattr(self, name)
+            if number is not None and not (isinstance(number, int) and number >= least):
+                zero = " (0: no time limit)" if name == "max_episode_steps" else ""
+                raise ConfigError(f"env.{name} is {number}; it must be an integer of at least {least}{zero}")
+        if self.num_workers is not None and self.vectorization != "process":
+            raise ConfigError(
+                f"env.num_workers is {self.num_workers}; only vectorization=process has workers, and it is "
+                f"{self.vectorization}"
+            )
+        object.__setattr__(self, "gym_wrappers", as_values(self.gym_wrappers, GYM_WRAPPERS))
+        object.__setattr__(self, "wrappers", as_values(self.wrappers, STEP_WRAPPERS))
+        object.__setattr__(self, "train_wrappers", as_values(self.train_wrappers, STEP_WRAPPERS))
+        if self.vectorization == "thread" and self.num_envs != 1:
+            raise ConfigError(f"env.num_envs is {self.num_envs}; vectorization=thread steps one environment")
+        if self.num_ready is not None and self.vectorization != "process":
+            raise ConfigError(f"env.num_ready is {self.num_ready}; only vectorization=process returns some time steps")
+        if self.vectorization == "native":
+            self.require_raising()
+        _ = self.faults, chaos_rules(self.chaos)
+
+    @property
+    def faults(self) -> FaultPolicy:
+        """What to do when an environment fails."""
+        names = ("on_fault", "max_restarts", "timeout_s", "reset_timeout_s", "strict")
+        return FaultPolicy(**{name: getattr(self, name) for name in names})
+
+    def require_raising(self) -> None:
+        """Refuses what only single environments can do.
+
+        Raises:
+            ConfigError: faults are to be injected, or environments that fail to be restarted or dropped.
+        """
+        if self.chaos:
+            raise ConfigError("env.chaos strikes single environments; use vectorization=serial, thread or process")
+        if self.on_fault != "raise":
+            raise ConfigError(
+                f"env.on_fault is {self.on_fault!r}, but environments that are stepped as one fail as one; use "
+                "vectorization=serial or process, or leave on_fault out"
+            )
+
+    def for_evaluation(self, num_envs: int, **kwargs: Any) -> EnvConfig:
+        """The same task without what is for training alone: in this process, or a pool where training uses one.
+
+        Args:
+            num_envs: how many.
+            kwargs: for the constructor, on top of its others.
+        """
+        changes: dict[str, Any] = {
+            "num_workers": None,
+            "num_ready": None,
+            "chaos": "",
+            "vectorization": "native" if self.vectorization == "native" else "auto",
+            "kwargs": {**self.kwargs, **kwargs},
+            "train_kwargs": {},
+            "train_wrappers": (),
+        }
+        return dataclasses.replace(self, num_envs=num_envs, **changes)
+
+    @property
+    def all_kwargs(self) -> dict[str, Any]:
+        """For the constructor of a training environment."""
+        return {**self.kwargs, **self.train_kwargs}
+
+    @property
+    def all_wrappers(self) -> tuple[Any, ...]:
+        """Time step wrappers of a training environment, the innermost first."""
+        return (*self.wrappers, *self.train_wrappers)
