@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from palaestra.algorithms import PPO
-from palaestra.core import Batch, Linear, StepType, sequences
+from palaestra.core import Batch, Linear, NonFiniteError, StepType, sequences
 from palaestra.ops import gae
 from tests.algorithms.parts import collected
 
@@ -23,6 +23,31 @@ def ppo(kind: str = "discrete", **settings: Any) -> tuple[PPO, Any]:
     algorithm, collector = collected("ppo", kind, **settings)
     assert isinstance(algorithm, PPO)
     return algorithm, collector
+
+
+@pytest.mark.parametrize("poisoned", [0, 2])
+def test_an_update_that_is_cut_off_keeps_its_gradient_steps_and_they_have_a_version(poisoned, monkeypatch):
+    """F23: rows that the changed policy collects must not carry the version of the one before it."""
+    (algorithm, collector), (twin, other) = ppo(), ppo()
+    original, calls = algorithm.losses, []
+
+    def losses(batch: Any) -> Any:
+        stated = original(batch)
+        calls.append(None)
+        return stated._replace(terms={k: v * torch.nan for k, v in stated.terms.items()}) if len(calls) > 2 else stated
+
+    calls += [None] * (2 - poisoned)
+    monkeypatch.setattr(algorithm, "losses", losses)
+    steps = twin.update_steps(other.buffer)
+    minibatch = next(steps)
+    for _ in range(poisoned):
+        minibatch = steps.send(twin._learn(minibatch))
+    steps.close()
+    with pytest.raises(NonFiniteError, match=f"after {poisoned} gradient steps"):
+        algorithm.update(collector.buffer)
+    assert algorithm.policy_version == twin.policy_version == int(poisoned > 0)
+    left = twin.model.state_tensors()
+    assert all(torch.equal(left[name], tensor) for name, tensor in algorithm.model.state_tensors().items())
 
 
 def test_preprocess_adds_advantages_and_targets_in_one_pass():

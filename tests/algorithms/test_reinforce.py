@@ -4,6 +4,7 @@ import torch
 from torch.testing import assert_close
 
 from palaestra.core import StepType
+from palaestra.ops import valid_starts
 from tests.algorithms.parts import collected
 
 
@@ -18,6 +19,19 @@ def test_only_steps_whose_episode_ended_are_learned_from():
         assert batch.valid[ends[-1] + 1 :, lane].sum() == 0
         kept = drawn.valid[: ends[-1] + 1, lane]
         assert torch.equal(batch.valid[: ends[-1] + 1, lane], kept)
+
+
+def test_an_episode_that_broke_off_is_not_learned_from():
+    """Nothing is known of its return; a later episode that ends says nothing about it."""
+    algorithm, collector = collected("reinforce", "discrete")
+    drawn = collector.buffer.draw(algorithm.plan, torch.Generator())
+    first, mid, last = StepType.FIRST, StepType.MID, StepType.LAST
+    drawn.step_type[:, 0] = torch.tensor([first, mid, mid, first, mid, last, first, mid, mid, first, mid, mid, mid])
+    drawn.step_type[:, 1] = torch.tensor([mid, last, first, last, first, first, mid, mid, mid, mid, mid, mid, last])
+    drawn = drawn.replace(valid=valid_starts(drawn.step_type).float())
+    valid = algorithm.preprocess(drawn, collector.buffer).valid
+    assert valid[:, 0].tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0]
+    assert valid[:, 1].tolist() == [1, 0, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1]
 
 
 def test_the_weight_of_an_action_is_the_standardised_return_that_followed_it():

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from palaestra.algorithms import ALGORITHMS, DiscreteSACConfig
-from palaestra.core import ConfigError, DiscreteSpec, TensorSpec
+from palaestra.core import ConfigError, DiscreteSpec, NonFiniteError, TensorSpec
 from tests.algorithms.parts import collected
 from tests.algorithms.replayed import LINEAR, ROWS, constant, made, prepared
 
@@ -24,6 +24,25 @@ def test_the_target_is_the_lesser_value_minus_the_temperature_times_the_log_prob
     _, log_prob = algorithm.policy.distribution(batch.next_observation).at(batch.next_noise)
     target = 2.0 + (0.9 * (3.0 - 0.5 * log_prob) if bootstraps else torch.zeros(ROWS))
     assert algorithm.losses(batch).terms["critic"].item() == pytest.approx(target.square().mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("term", ["actor", "critic", "temperature"])
+def test_one_term_that_is_not_finite_leaves_every_component_as_it_was(term, monkeypatch):
+    """F23: parameters, target networks and optimizers, bit for bit."""
+    algorithm, collector = collected("sac", "continuous")
+    algorithm.update(collector.buffer)
+    version, original = algorithm.policy_version, algorithm.losses
+
+    def losses(batch):
+        stated = original(batch)
+        return stated._replace(terms={**stated.terms, term: stated.terms[term] * torch.nan})
+
+    monkeypatch.setattr(algorithm, "losses", losses)
+    before = {name: tensor.clone() for name, tensor in algorithm.model.state_tensors().items()}
+    with pytest.raises(NonFiniteError, match=f"the gradient of '{term}' is not finite"):
+        algorithm.update(collector.buffer)
+    assert all(torch.equal(before[name], tensor) for name, tensor in algorithm.model.state_tensors().items())
+    assert algorithm.policy_version == version
 
 
 @pytest.mark.parametrize("name", ["sac", "redq", "quantile_sac", "cql"])

@@ -33,9 +33,10 @@ def check_unroll(unroll: Unroll, starts: Iterable[tuple[Lane, int]], *, one_epis
 
 
 def valid(rows: list[Row], *, one_episode: bool) -> list[float]:
-    """Which rows may be learned from; with `one_episode`, only those before the first end."""
+    """Which rows may be learned from; with `one_episode`, only those before the first end after row 0."""
     flags = [row.kind != LAST and following.kind != FIRST for row, following in itertools.pairwise(rows)]
-    return [float(all(flags[: i + 1]) if one_episode else flag) for i, flag in enumerate(flags)]
+    begin = int(rows[0].kind == LAST)
+    return [float(flag and (all(flags[begin:i]) or not one_episode)) for i, flag in enumerate(flags)]
 
 
 def check_windows(windows: Windows, world: World, n_step: int) -> None:

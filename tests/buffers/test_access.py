@@ -52,6 +52,24 @@ def test_a_row_that_is_not_there_is_refused(index):
         _ = buffer[index]
 
 
+@pytest.mark.parametrize("index", [18, -1, 22, 1.0, [0, 20], slice(0, 2), np.ones(22, bool)], ids=str)
+def test_fields_next_and_prev_refuse_a_row_that_is_not_there(index):
+    """As `buffer[index]` does: no number of another row, or of none, is answered."""
+    buffer, _ = filled(20, 2, 8)
+    for read in (
+        lambda: buffer.reward[index],
+        lambda: buffer.field("observation")[index],
+        lambda: buffer.next(index),
+        lambda: buffer.prev(index),
+    ):
+        with pytest.raises(IndexError, match=r"no row has the number (18|20)|row numbers are integers from 0 to 21"):
+            read()
+    nest = ReplayBuffer(6, 2, observation_spec=NESTED, action_spec=DiscreteSpec(num=2))
+    nest.open(step([FIRST, FIRST], nested([4, 5])))
+    with pytest.raises(IndexError, match="no row has the number 2"):
+        _ = nest.observation.camera[2]
+
+
 def test_two_steps_on_by_hand():
     """TS-21: the document's loop over indices with `next` for `(i + 2) % len`, for numbers, arrays and tensors."""
     buffer, world = filled(40, 2, 33)

@@ -13,6 +13,7 @@ from palaestra.core import (
     TensorSpec,
 )
 from palaestra.nn import CoreModel, OptimizerOption, combine_gradients
+from palaestra.nn import optimizer as optimizer_module
 from palaestra.policies import CategoricalPolicy
 from tests.nn.models import OPTIONS, STATES, ac_model, losses, moved, parameters
 
@@ -179,6 +180,28 @@ def test_a_source_without_a_component_counts_as_zero():
     partial = {"actor.weight": actor["actor.weight"]}
     model.apply_gradients([partial])
     assert moved(before, model) == {"critic", "actor"}
+
+
+@pytest.mark.parametrize("way", ["vectors", "one by one", "compiled"])
+@pytest.mark.parametrize("poisoned", ["representation", "actor", "critic"])
+def test_where_one_gradient_is_not_finite_no_component_changes(poisoned, way, monkeypatch):
+    """F23: neither parameters nor what optimizers remember, whichever component comes first."""
+    if way == "one by one":
+        monkeypatch.setattr(optimizer_module, "_SMALL", 0)
+    model = ac_model()
+    apply = model.apply_gradients
+    if way == "compiled":
+        torch.compiler.reset()
+        apply = torch.compile(model.apply_gradients, fullgraph=True, dynamic=False, backend="eager")
+    gradients = model.get_gradients(sum(losses(model)))
+    apply([gradients])
+    before = {name: tensor.clone() for name, tensor in model.state_tensors().items()}
+    bad = {name: value * torch.nan if name.startswith(poisoned) else value for name, value in gradients.items()}
+    norms = apply([bad])
+    assert [name for name, norm in norms.items() if not norm.isfinite()] == [poisoned]
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_tensors().items())
+    apply([gradients])
+    assert all(optimizer.steps == 2 for optimizer in model.optimizers.values())
 
 
 def test_gradients_that_do_not_fit_are_refused():

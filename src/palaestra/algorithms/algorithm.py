@@ -181,7 +181,9 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     def update_steps(self, source: DataSource) -> Generator[Batch, StepResult, UpdateInfo]:
         """An update whose gradient steps somebody else makes: the one place that says what an update consists of.
 
-        Yields every minibatch, and must be sent what its gradient step reported before the next one is asked for.
+        Yields every minibatch, and must be sent what its gradient step reported before the next one is asked for. An
+        update that is cut off, by a gradient that is not finite for example, keeps the gradient steps that were made;
+        the policy's version rises if there were any.
 
         Args:
             source: where the data comes from.
@@ -196,19 +198,28 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             drawn = self.draw(source)
             info = UpdateInfo(self.policy_version + 1, 0, 0)
             batch = self._prepared(drawn, source, info)
-            for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
-                metrics, priority = yield minibatch
-                if priority is not None:
-                    source.write_back(minibatch["index"], priority)
-                info.records.append(metrics)
-                info.gradient_steps += 1
-                info.rows_trained += num_rows(minibatch)
-                if self.stop_early(metrics):
-                    break
+            try:
+                yield from self._minibatch_steps(batch, source, info)
+            except BaseException:
+                self.policy.version += int(info.gradient_steps > 0)  # it acts differently from before
+                raise
             if diagnostics := self.diagnostics(batch):
                 info.records.append(diagnostics)
         self.finish_update(drawn)
         return info
+
+    def _minibatch_steps(
+        self, batch: Batch, source: DataSource, info: UpdateInfo
+    ) -> Generator[Batch, StepResult, None]:
+        for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
+            metrics, priority = yield minibatch
+            info.gradient_steps += 1
+            if priority is not None:
+                source.write_back(minibatch["index"], priority)
+            info.records.append(metrics)
+            info.rows_trained += num_rows(minibatch)
+            if self.stop_early(metrics):
+                break
 
     def _prepared(self, drawn: Batch, source: DataSource, info: UpdateInfo) -> Batch:
         if self.bonus is None:

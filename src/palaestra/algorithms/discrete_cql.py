@@ -15,7 +15,7 @@ import torch
 from palaestra.algorithms.algorithm import GradientAlgorithm
 from palaestra.algorithms.off_policy import OfflineConfig, Transitions, transitions
 from palaestra.algorithms.records import Losses
-from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core import ConfigError, DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, OptimizerOption, QNetwork
 from palaestra.ops import double_q_target, huber
 from palaestra.policies import ValueGreedyPolicy
@@ -44,7 +44,7 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
         seeds: of the run.
 
     Raises:
-        ConfigError: the action space is not discrete.
+        ConfigError: the action space is not discrete, or the network is noisy.
     """
 
     config_class = DiscreteCQLConfig
@@ -57,6 +57,8 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
         seeds: RunSeeds | None = None,
     ) -> None:
         config, seeds = config or DiscreteCQLConfig(), seeds or RunSeeds(0)
+        if config.network.noisy:
+            raise ConfigError("discrete CQL collects nothing that noisy layers could explore; leave network.noisy off")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = ValueGreedyPolicy.build(
                 observation_spec, action_spec, config.network, normalize=config.normalize_observation

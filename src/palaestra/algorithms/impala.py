@@ -15,7 +15,7 @@ from torch import Tensor
 
 from palaestra.algorithms.actor_critic import JointActorCritic, JointConfig
 from palaestra.algorithms.records import Losses
-from palaestra.core import Batch, DataSource, OnPolicy, Schedule
+from palaestra.core import Batch, ConfigError, DataSource, OnPolicy, Schedule
 from palaestra.ops import VTraceClip, approximate_kl, masked_mean, policy_gradient, vtrace
 
 __all__ = ["IMPALA", "IMPALABatch", "IMPALAConfig"]
@@ -23,7 +23,11 @@ __all__ = ["IMPALA", "IMPALABatch", "IMPALAConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class IMPALAConfig(JointConfig):
-    """Hyperparameters of `IMPALA`."""
+    """Hyperparameters of `IMPALA`.
+
+    Raises:
+        ConfigError: a setting is out of its range, or `trace_clip` is above `rho_clip`.
+    """
 
     learning_rate: Schedule = 6e-4
     """Step size of RMSProp; a number or a schedule."""
@@ -41,6 +45,14 @@ class IMPALAConfig(JointConfig):
     """Upper bound of the importance weights in traces, at most `rho_clip`; it decides how fast values spread."""
     max_grad_norm: float = 40.0
     """Longest gradient, Euclidean norm over all parameters."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.trace_clip > self.rho_clip:
+            raise ConfigError(
+                f"algorithm.trace_clip is {self.trace_clip} and algorithm.rho_clip is {self.rho_clip}; trace_clip must "
+                "be at most rho_clip"
+            )
 
     @property
     def plan(self) -> OnPolicy:

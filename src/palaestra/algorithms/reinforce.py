@@ -18,7 +18,14 @@ from palaestra.algorithms.memory import memory_fields, memory_of
 from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
-from palaestra.ops import discounted_returns, masked_mean, policy_gradient, standardize
+from palaestra.ops import (
+    discounted_returns,
+    masked_mean,
+    policy_gradient,
+    reverse_linear_recurrence,
+    standardize,
+    valid_starts,
+)
 from palaestra.policies import StochasticPolicy, stochastic_policy
 
 __all__ = ["Reinforce", "ReinforceBatch", "ReinforceConfig"]
@@ -80,8 +87,7 @@ class Reinforce(GradientAlgorithm[StochasticPolicy]):
     def preprocess(self, batch: Any, source: DataSource) -> ReinforceBatch:
         """Adds standardised returns, and masks the steps whose episode goes on after the unroll."""
         returns = discounted_returns(batch.reward, self.value_of("gamma") * batch.discount, batch.step_type)  # [T, B]
-        ended = (batch.step_type[1:] == StepType.LAST).flip(0).cummax(0).values.flip(0)
-        valid = batch.valid * ended
+        valid = batch.valid * _reaches_end(batch.step_type)
         return ReinforceBatch.of(
             {
                 "observation": batch.observation[:-1],
@@ -97,3 +103,10 @@ class Reinforce(GradientAlgorithm[StochasticPolicy]):
         policy = self.policy.distribution(batch.observation, *memory_of(batch))
         loss = masked_mean(policy_gradient(policy.log_prob(batch.action), batch.advantage), batch.valid)
         return Losses({"policy": loss}, {"entropy": masked_mean(policy.entropy(), batch.valid)})
+
+
+def _reaches_end(step_type: Tensor) -> Tensor:
+    """[T, B] 1 where the row's own episode ends inside the unroll, and not after it or by breaking off; else 0."""
+    ends = (step_type == StepType.LAST).float()  # [T+1, B]
+    goes_on = valid_starts(step_type)
+    return reverse_linear_recurrence(ends[:-1] * ~goes_on, goes_on.float(), ends[-1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,24 +29,31 @@ class Field:
     Args:
         storage: of the buffer.
         name: path of the field.
+        require_rows: raises where a row number is that of no row.
     """
 
-    __slots__ = ("_name", "_storage")
+    __slots__ = ("_name", "_require_rows", "_storage")
 
-    def __init__(self, storage: LaneStorage, name: str) -> None:
-        self._storage, self._name = storage, name
+    def __init__(self, storage: LaneStorage, name: str, require_rows: Callable[[np.ndarray], None]) -> None:
+        self._storage, self._name, self._require_rows = storage, name, require_rows
 
     def __getitem__(self, index: Any) -> Any:
         rows = np.asarray(as_array(index))
-        taken = self._storage.take(self._name, np.atleast_1d(rows))
-        return taken if rows.ndim else taken[0]
+        self._require_rows(rows)
+        return _taken(self._storage, self._name, rows)
 
     def __getattr__(self, key: str) -> Field:
         if key not in self._storage.parts(self._name):
             raise AttributeError(
                 f"{self._name} has no part {key!r}{did_you_mean(key, self._storage.parts(self._name))}"
             )
-        return Field(self._storage, f"{self._name}.{key}")
+        return Field(self._storage, f"{self._name}.{key}", self._require_rows)
+
+
+def _taken(storage: LaneStorage, name: str, rows: np.ndarray) -> Any:
+    """A field at row numbers of any shape, none included."""
+    taken = storage.take(name, np.atleast_1d(rows))
+    return taken if rows.ndim else taken[0]
 
 
 def _like(given: Any, rows: np.ndarray) -> Any:
@@ -114,21 +121,22 @@ class StreamAccess(LaneStreams):
         """
         rows = np.asarray(as_array(index))
         self._require_rows(rows)
-        return Batch.of({name: self.field(name)[rows] for name in self._storage.specs})
+        return Batch.of({name: _taken(self._storage, name, rows) for name in self._storage.specs})
 
     def __getattr__(self, name: str) -> Field:
         storage = self.__dict__.get("_storage")
         if storage is None or name not in storage.specs:
             raise AttributeError(f"{type(self).__name__} has no attribute and no field {name!r}")
-        return Field(storage, name)
+        return Field(storage, name, self._require_rows)
 
     def field(self, name: str) -> Field:
         """One field of all rows: `buffer.observation[i]` is `buffer[i].observation`, and nothing else is read.
 
         Args:
-            name: of the field; `buffer.reward` is short for `buffer.field("reward")`.
+            name: of the field; `buffer.reward` is short for `buffer.field("reward")`. It takes the same numbers as
+                `buffer[...]`, and raises the same `IndexError`.
         """
-        return Field(self._storage, name)
+        return Field(self._storage, name, self._require_rows)
 
     def next(self, index: Any) -> Any:
         """The rows one step later; a row that no step of its own episode follows stays where it is.
@@ -138,8 +146,12 @@ class StreamAccess(LaneStreams):
 
         Returns:
             [N] row numbers, of the type given.
+
+        Raises:
+            IndexError: no row is there.
         """
         rows = np.asarray(as_array(index))
+        self._require_rows(rows)
         stays = (rows == self._heads.numbers(rows % self.num_lanes)) | ~self.is_start(rows)
         return _like(index, np.where(stays, rows, self.after(rows, 1)))
 
@@ -151,8 +163,12 @@ class StreamAccess(LaneStreams):
 
         Returns:
             [N] row numbers, of the type given.
+
+        Raises:
+            IndexError: no row is there.
         """
         rows = np.asarray(as_array(index))
+        self._require_rows(rows)
         before = self.after(rows, -1)
         stays = (self.ages(rows) == 0) | ~self.is_start(before)
         return _like(index, np.where(stays, rows, before))

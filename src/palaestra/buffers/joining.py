@@ -110,9 +110,9 @@ def stream_pieces(buffer: StreamAccess) -> list[tuple[list[int], Batch]]:
     found: list[tuple[list[int], Batch]] = []
     for lane in np.flatnonzero(buffer.heads.opened).tolist():
         rows = buffer.in_time_order(lane)
-        fields = {name: buffer.field(name)[rows[:, None]] for name in buffer.step_fields}
+        fields = {name: buffer.take(name, rows[:, None]) for name in buffer.step_fields}
         acted = ("action", "policy_info", "policy_version")
-        fields |= {name: buffer.field(name)[rows[:-1, None]] for name in acted}
+        fields |= {name: buffer.take(name, rows[:-1, None]) for name in acted}
         if buffer._states is not None:
             if buffer.state_period > 1:
                 raise ShapeError("a buffer that keeps a memory with some rows only cannot be appended to another")

@@ -91,7 +91,8 @@ class ReplayBuffer(StreamJoining):
             generator: source of the sampled rows.
 
         Raises:
-            ConfigError: a lane has no room for one window or sequence of the plan.
+            ConfigError: a lane has no room for one window or sequence of the plan, or windows of several steps are
+                asked for where only some rows have a memory.
             ShapeError: the buffer does not hold a single row to learn from.
         """
         if isinstance(plan, OnPolicy):
@@ -100,6 +101,7 @@ class ReplayBuffer(StreamJoining):
             return unroll
         count, sampler = plan.num_updates * plan.mini_batch_size, self.sampler
         if plan.mini_batch_length == 1:
+            self._require_windows(plan.n_step)
             drawn = self.windows(sampler.starts(self, count, plan.n_step, generator), plan.n_step)
         else:
             length = plan.burn_in + plan.mini_batch_length
@@ -215,7 +217,7 @@ class ReplayBuffer(StreamJoining):
         """All rows that a draw may begin with, those of a lane in time order.
 
         Args:
-            length: so many rows must follow in the lane; of the first one must belong to the same episode.
+            length: so many rows must follow in the lane.
 
         Returns:
             [N] row numbers.
@@ -226,10 +228,26 @@ class ReplayBuffer(StreamJoining):
         """
         total, pick = self.candidates(length)
         rows = pick(np.arange(total))
-        rows = rows[self.is_start(rows)]
+        rows = rows[self.may_begin(rows, length)]
         if not len(rows):
             raise ShapeError(f"no row can be learned from, for episodes end at once; {self.held()}")
         return rows
+
+    def may_begin(self, index: np.ndarray, length: int) -> np.ndarray:
+        """Whether draws may begin with rows.
+
+        They begin with rows that may be learned from. Where only every `state_period`-th row has a memory, sequences
+        also begin at the end of an episode, and the next one is learned from: episodes of a fixed length may have
+        their ends at all of those rows.
+
+        Args:
+            index: [N] row numbers of `candidates(length)`.
+            length: rows that follow.
+        """
+        if length > 1 and self._states is not None and self.state_period > 1:
+            kinds = self._kinds
+            return (kinds.take(index) == LAST) | (kinds.take(index + self.num_lanes, mode="wrap") != FIRST)
+        return self.is_start(index)
 
     def set_progress(self, progress: float) -> None:
         """Moves the schedules of the sampler.
@@ -257,6 +275,14 @@ class ReplayBuffer(StreamJoining):
         prefix = "sampler."
         self.sampler.load_state({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
 
+    def _require_windows(self, n_step: int) -> None:
+        if n_step > 1 and self._states is not None and self.state_period > 1:
+            raise ConfigError(
+                f"windows of {n_step} steps were asked for, but this buffer keeps a policy's memory with one row in "
+                f"{self.state_period}, for sequences; ask for mini_batch_length > 1 or n_step=1, or make a buffer "
+                "without state_spec"
+            )
+
     def _sequences(self, index: np.ndarray, length: int, burn_in: int) -> Unroll:
         take = self._storage.take
         rows = index + _offsets(length, self.num_lanes)  # [L+1, N]
@@ -264,8 +290,11 @@ class ReplayBuffer(StreamJoining):
         fields |= {name: take(name, rows[:-1]) for name in ("action", "policy_info", "policy_version")}
         if self._states is not None:
             fields["state"] = self._states.take("state", self._state_slots(index)[1][None])
-        # what lies after the end of the first episode is another episode's
-        valid = _unbroken(self._kinds.take(rows, mode="wrap")).astype(np.float32)
+        # what lies after the end of the first episode that can be learned from is another episode's
+        kinds = self._kinds.take(rows, mode="wrap")
+        unbroken, after_end = _unbroken(kinds), kinds[0] == LAST
+        unbroken[1:, after_end] = _unbroken(kinds[1:, after_end])
+        valid = unbroken.astype(np.float32)
         valid[:burn_in] = 0
         return Unroll.of({**fields, "valid": torch.from_numpy(valid), "index": torch.from_numpy(index)})
 

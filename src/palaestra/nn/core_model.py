@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import CheckpointError, ConfigError, ShapeError, did_you_mean
-from palaestra.nn.optimizer import ComponentOptimizer, OptimizerOption
+from palaestra.nn.optimizer import ComponentOptimizer, OptimizerOption, step_together
 
 __all__ = ["CoreModel", "combine_gradients"]
 
@@ -143,13 +143,14 @@ class CoreModel(nn.Module):
             weights: of the average, for shards of unequal size; `None` weighs all alike.
 
         Returns:
-            The norm of each component's gradient before clipping, 0-dim. One that is not finite was not applied.
+            The norm of each component's gradient before clipping, 0-dim. Where one is not finite, none was applied: all
+            parameters and everything that optimizers remember stay as they were.
 
         Raises:
             ShapeError: a gradient belongs to no trained parameter, or no gradients were given.
         """
         combined = gradients[0] if len(gradients) == 1 else combine_gradients(gradients, weights)
-        norms: dict[str, Tensor] = {}
+        covered: dict[str, list[Tensor]] = {}
         used = 0
         for name, optimizer in self.optimizers.items():
             found = [combined[key] for key in optimizer.names if key in combined]
@@ -159,12 +160,13 @@ class CoreModel(nn.Module):
             if len(found) < len(optimizer.names):
                 pairs = zip(optimizer.names, optimizer.parameters, strict=True)
                 found = [combined[key] if key in combined else torch.zeros_like(p) for key, p in pairs]
-            norms[name] = optimizer.step(found)
+            covered[name] = found
         if used < len(combined):
             known = [key for optimizer in self.optimizers.values() for key in optimizer.names]
             unknown = [key for key in combined if key not in known]
             raise ShapeError(f"the gradients {unknown[:4]} belong to no trained parameter; known are {known[:4]}, ...")
-        return norms
+        norms = step_together([self.optimizers[name] for name in covered], list(covered.values()))
+        return dict(zip(covered, norms, strict=True))
 
     def set_progress(self, progress: float) -> None:
         """Moves every learning rate along its schedule.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from torch._utils import _unflatten_dense_tensors as unflatten
 
 from palaestra.core import CheckpointError, ConfigError, Linear, Piecewise, Schedule, did_you_mean, schedule_value
 
-__all__ = ["ComponentOptimizer", "OptimizerOption"]
+__all__ = ["ComponentOptimizer", "OptimizerOption", "step_together"]
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
@@ -140,69 +141,54 @@ class ComponentOptimizer:
         Returns:
             The Euclidean norm of the whole gradient before it was scaled, 0-dim.
         """
-        if not self.parameters:
-            return torch.zeros(())
-        if torch.compiler.is_compiling():
-            return self._step_in_graph(list(gradients))
-        if self.parameters[0].device != self._device:
-            self.follow_parameters()
-        recording = torch.is_grad_enabled()
-        torch.set_grad_enabled(False)  # `torch.no_grad` takes as long as the norm of a small gradient
-        try:
-            return self._step_vector(gradients) if self._vector_sizes else self._step_each(gradients)
-        finally:
-            torch.set_grad_enabled(recording)
+        return step_together((self,), (gradients,))[0]
 
-    @torch.no_grad()
-    def _step_in_graph(self, grads: list[Tensor]) -> Tensor:
+    def _norm_in_graph(self, grads: Sequence[Tensor]) -> Tensor:
+        if not grads:
+            return torch.zeros(())
+        return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
+
+    def _step_in_graph(self, grads: list[Tensor], norm: Tensor, finite: Tensor) -> None:
         """A step as part of compiled code."""
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
         if self.option.max_grad_norm is not None:
             scale = (self.option.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
             grads = [grad * scale for grad in grads]
-        self._update(grads, self.learning_rate, torch.isfinite(norm))
-        return norm
+        self._update(grads, self.learning_rate, finite)
 
-    def _step_vector(self, gradients: Sequence[Tensor]) -> Tensor:
-        """A step on a copy of the whole gradient in one vector."""
-        vector = flatten(gradients)
-        norm = torch.linalg.vector_norm(vector)
-        scale = self._scale(float(norm))
-        if scale is None:
-            return norm
-        if scale < 1:
-            vector *= scale
-        if self._fused is not None:
-            self._update_fused(self._fused, vector.split_with_sizes(self._vector_sizes))
-        else:
-            grads = list(gradients) if scale == 1 else unflatten(vector, gradients)
-            self._update(grads, self._rate, None)
-        return norm
-
-    def _step_each(self, gradients: Sequence[Tensor]) -> Tensor:
-        """A step on one gradient after the other."""
+    def _measure(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Any]:
+        """The norm of the whole gradient, and the gradient as `_apply` takes it: in one vector, or one by one."""
+        if not self.parameters:
+            return torch.zeros(()), []
+        if self.parameters[0].device != self._device:
+            self.follow_parameters()
+        if self._vector_sizes:
+            vector = flatten(gradients)
+            return torch.linalg.vector_norm(vector), vector
         grads = [_in_order_of(parameter, grad) for parameter, grad in zip(self.parameters, gradients, strict=True)]
         norms = _foreach_norm(grads)
         if self._mixed:
             norms = [norm.to(grads[0].device, torch.float32) for norm in norms]
-        norm = torch.linalg.vector_norm(torch.stack(norms))
-        scale = self._scale(float(norm))
-        if scale is None:
-            return norm
-        if scale < 1:
-            grads = _foreach_mul(grads, scale)
+        return torch.linalg.vector_norm(torch.stack(norms)), grads
+
+    def _apply(self, gradients: Sequence[Tensor], measured: Any, norm: float) -> None:
+        """A step on a gradient of this length."""
+        if not self.parameters:
+            return
+        limit = self.option.max_grad_norm
+        scale = 1.0 if limit is None or norm <= limit else limit / (norm + 1e-6)
+        if self._vector_sizes:
+            if scale < 1:
+                measured *= scale
+            if self._fused is not None:
+                grads = measured.split_with_sizes(self._vector_sizes)
+            else:
+                grads = list(gradients) if scale == 1 else unflatten(measured, gradients)
+        else:
+            grads = _foreach_mul(measured, scale) if scale < 1 else measured
         if self._fused is not None:
             self._update_fused(self._fused, grads)
         else:
             self._update(grads, self._rate, None)
-        return norm
-
-    def _scale(self, norm: float) -> float | None:
-        """What to multiply a gradient of this length with; `None` where it is not finite and must not be applied."""
-        if not math.isfinite(norm):
-            return None
-        limit = self.option.max_grad_norm
-        return 1.0 if limit is None or norm <= limit else limit / (norm + 1e-6)
 
     def _update_fused(self, kernel: Callable[..., None], grads: Sequence[Tensor]) -> None:
         self.steps += self._one
@@ -269,6 +255,40 @@ class ComponentOptimizer:
             raise CheckpointError(f"the saved optimizer state does not fit {self.option.cls}: {sorted(different)[:4]}")
         for name, tensor in mine.items():
             tensor.copy_(tensors[name])
+
+
+def step_together(optimizers: Sequence[ComponentOptimizer], gradients: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
+    """One step of each optimizer; where any gradient is not finite, none changes anything.
+
+    Args:
+        optimizers: of different components.
+        gradients: of each, one per parameter, in the parameters' order.
+
+    Returns:
+        The Euclidean norm of each whole gradient before it was scaled, 0-dim.
+    """
+    if torch.compiler.is_compiling():
+        return _step_in_graph(optimizers, gradients)
+    recording = torch.is_grad_enabled()
+    torch.set_grad_enabled(False)  # `torch.no_grad` takes as long as the norm of a small gradient
+    try:
+        measured = [optimizer._measure(grads) for optimizer, grads in zip(optimizers, gradients, strict=True)]
+        norms = [float(norm) for norm, _ in measured]
+        if all(map(math.isfinite, norms)):
+            for optimizer, grads, (_, arranged), norm in zip(optimizers, gradients, measured, norms, strict=True):
+                optimizer._apply(grads, arranged, norm)
+        return [norm for norm, _ in measured]
+    finally:
+        torch.set_grad_enabled(recording)
+
+
+@torch.no_grad()
+def _step_in_graph(optimizers: Sequence[ComponentOptimizer], gradients: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
+    norms = [optimizer._norm_in_graph(grads) for optimizer, grads in zip(optimizers, gradients, strict=True)]
+    finite = functools.reduce(torch.logical_and, [torch.isfinite(norm) for norm in norms])
+    for optimizer, grads, norm in zip(optimizers, gradients, norms, strict=True):
+        optimizer._step_in_graph(list(grads), norm, finite)
+    return norms
 
 
 def _in_order_of(parameter: Tensor, grad: Tensor) -> Tensor:

@@ -45,7 +45,8 @@ class EpisodeSampler(Sampler):
             for episode in buffer.episodes():
                 complete[episode] = True
             starts = buffer.starts(length)
-            self._rows, self._stamp = starts[complete[starts]], stamp
+            follows = buffer.after(starts, 1)  # a sequence that begins at the end of an episode is of the next one
+            self._rows, self._stamp = starts[complete[starts] & complete[follows]], stamp
         if not len(self._rows):
             raise ShapeError(f"no episode lies in the buffer from its first to its last step; {buffer.held()}")
         return self._rows[torch.randint(len(self._rows), (count,), generator=generator).numpy()]

@@ -109,6 +109,8 @@ class HindsightSampler(Sampler):
 
     def _goals(self, buffer: ReplayBuffer, start: np.ndarray, uniform: np.ndarray) -> np.ndarray:
         """[N] rows of the same episodes whose achieved goals become the desired ones."""
+        if buffer.keeps_states:  # a sequence that begins at the end of an episode is of the next one
+            start = np.where(buffer.is_start(start), start, buffer.after(start, 1))
         first, last = np.ones_like(start), buffer.steps_to_end(start)
         if self.strategy == "episode":
             first = 1 - buffer.steps_from_begin(start)

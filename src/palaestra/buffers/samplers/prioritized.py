@@ -155,7 +155,7 @@ class PrioritizedSampler(Sampler):
         if buffer.keeps_states:
             possible &= place % buffer.state_period == 0
         size = np.zeros(len(index))
-        size[possible] = np.where(buffer.is_start(index[possible]), self._highest, 0.0)
+        size[possible] = np.where(buffer.may_begin(index[possible], length), self._highest, 0.0)
         tree.set(index, size)
 
     def _ends(self, buffer: ReplayBuffer, length: int) -> np.ndarray:

@@ -33,7 +33,7 @@ class Sampler(ABC):
         Args:
             buffer: what is drawn from; `buffer.starts(length)` has all rows that may be chosen.
             count: how many are wanted.
-            length: so many rows must follow each in its lane.
+            length: so many rows must follow each in its lane; above 1 it may be a sequence, see `may_begin`.
             generator: source of every random choice.
 
         Returns:

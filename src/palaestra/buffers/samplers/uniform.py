@@ -38,7 +38,7 @@ class UniformSampler(Sampler):
         for _ in range(100):
             number = torch.randint(total, (missing + missing // 4 + 8,), generator=generator).numpy()
             drawn = pick(number)
-            drawn = drawn[buffer.is_start(drawn)][:missing]
+            drawn = drawn[buffer.may_begin(drawn, length)][:missing]
             if len(drawn) == count:
                 return drawn
             found.append(drawn)
