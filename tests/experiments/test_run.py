@@ -3,6 +3,8 @@
 import dataclasses
 import importlib
 import json
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,18 @@ import torch
 import palaestra
 from palaestra import ExperimentConfig, RunSeeds, load_policy
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments import RunDirectory, evaluation_environment, find_run, list_runs, make_algorithm, preset
+from palaestra.experiments import (
+    RunDirectory,
+    evaluation_environment,
+    find_run,
+    list_runs,
+    make_algorithm,
+    preset,
+)
+from palaestra.experiments.build import nested
+from palaestra.experiments.config import config_from_mapping
+from palaestra.training import CheckpointStore
+from tests.faults.parts import differences
 from tests.training.parts import Recorder
 
 SMALL: dict[str, Any] = {
@@ -129,6 +142,64 @@ def test_a_run_that_is_resumed_at_its_end_stays_as_it_is(tmp_path):
     assert again.result.evaluation == run.result.evaluation
     after = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
     assert {path.name for path in after if before.get(path) != after[path]} <= {"run.json", "report.html"}
+
+
+def learned(run: Path) -> dict[str, Any]:
+    """What a run ended with, but for the time that it took."""
+    state = CheckpointStore(run / "checkpoints").load_newest()[1]
+    del state["trainer"]["seconds"]
+    return state
+
+
+@pytest.fixture
+def unnoted():
+    """A signal that nobody notes fails the test instead of ending its process."""
+
+    def fail(number: int, frame: Any) -> None:
+        pytest.fail(f"signal {number} was not noted")
+
+    before = {number: signal.signal(number, fail) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_a_run_that_is_stopped_before_its_first_step_is_saved_and_goes_on(tmp_path, unnoted, algorithm, number, code):
+    """F22: its directory is there from the line that names it, so a signal after that has something to save."""
+    settings = {name: value for name, value in SMALL.items() if algorithm == "ppo" or "unroll" not in name}
+    settings |= {"run__directory": str(tmp_path), "run__name": "stopped"}
+    config = config_from_mapping(ExperimentConfig, nested(settings), base=preset(algorithm, CHAIN))
+    stopped = palaestra.run(config, on_start=lambda path: signal.raise_signal(number))
+    assert (stopped.result.status, stopped.result.exit_code, stopped.result.env_steps) == ("interrupted", code, 0)
+    assert RunDirectory(stopped.directory).info["status"] == "interrupted"
+    again = palaestra.resume("stopped", root=tmp_path)
+    whole = palaestra.run(dataclasses.replace(config, run=dataclasses.replace(config.run, name="whole")))
+    assert again.result.status == "done"
+    assert not differences(learned(again.directory), learned(whole.directory))
+
+
+def test_a_run_without_any_checkpoint_begins_and_says_so(tmp_path, caplog):
+    """F11: killed before its first one; what it had logged is written again."""
+    run = trained(tmp_path)
+    rows, before = (run.directory / "metrics.jsonl").read_text().count("\n"), learned(run.directory)
+    shutil.rmtree(run.directory / "checkpoints")
+    again = palaestra.resume("run", root=tmp_path)
+    assert "stopped before its first checkpoint: it begins at env step 0" in caplog.text
+    assert RunDirectory(run.directory).info["resumed_at"] == 0
+    assert (run.directory / "metrics.jsonl").read_text().count("\n") == rows
+    assert not differences(learned(again.directory), before)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_never_begins_anew(tmp_path):
+    """F11: never from scratch silently, and not at the second try either."""
+    run = trained(tmp_path)
+    for manifest in run.directory.glob("checkpoints/*/manifest.json"):
+        manifest.write_text("damaged")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="no valid checkpoint"):
+            palaestra.resume("run", root=tmp_path)
 
 
 def test_loggers_of_ones_own_are_told(tmp_path):

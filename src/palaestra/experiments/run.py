@@ -27,7 +27,7 @@ from palaestra.experiments.report import write_report
 from palaestra.experiments.run_directory import RunDirectory, find_run
 from palaestra.experiments.seeds import GroupResult, train_seeds
 from palaestra.policies import Policy
-from palaestra.training import CheckpointStore, ConsoleLogger, Logger, Trainer, TrainResult, acting_policy
+from palaestra.training import CheckpointStore, ConsoleLogger, Logger, StopSignals, Trainer, TrainResult, acting_policy
 
 __all__ = ["RunResult", "require_same_task", "resume", "run", "start", "train"]
 
@@ -150,10 +150,11 @@ def run(
     """
     algorithm = make_learner(config)
     data = load_data(config, algorithm)
-    directory = RunDirectory.create(config)
-    if on_start is not None:
-        on_start(directory.path)
-    return start(directory, algorithm, data=data, loggers=loggers)
+    with StopSignals(grace_s=config.trainer.grace_s):  # from here on there is something to go on with
+        directory = RunDirectory.create(config)
+        if on_start is not None:
+            on_start(directory.path)
+        return start(directory, algorithm, data=data, loggers=loggers)
 
 
 def resume(
@@ -165,7 +166,7 @@ def resume(
     loggers: Sequence[Logger] = (),
     **settings: Any,
 ) -> RunResult:
-    """Goes on with a run from its newest valid checkpoint.
+    """Goes on with a run from its newest valid checkpoint; one that has never saved any begins, with a warning.
 
     Args:
         name: path or name of the run, or `last`.
@@ -177,7 +178,7 @@ def resume(
             them.
 
     Raises:
-        CheckpointError: there is no such run, or no valid checkpoint in it.
+        CheckpointError: there is no such run, or its checkpoints are damaged.
         ConfigError: another process has the run, or a setting cannot change in a run that goes on.
     """
     directory = find_run(name, root)
@@ -208,14 +209,16 @@ def start(
         config: of the run where it differs from the directory's; written there once the checkpoint fits it.
         data: from `load_data`.
         loggers: besides the run's own files and TensorBoard.
-        resumed: whether to go on from the newest valid checkpoint.
+        resumed: whether to go on from the newest valid checkpoint; a run that has never saved any begins, with a
+            warning.
 
     Raises:
-        CheckpointError: no checkpoint is valid.
+        CheckpointError: its checkpoints are damaged.
         ConfigError: another process has the run.
     """
     config = config or directory.config
     with ExitStack() as stack:
+        stack.enter_context(StopSignals(grace_s=config.trainer.grace_s))
         directory.lock()
         stack.callback(directory.unlock)
         collect, source = stack.enter_context(collecting(config, algorithm, data or {}))
@@ -248,10 +251,14 @@ def _computes_exactly(before: ExperimentConfig, now: ExperimentConfig) -> bool:
 
 def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -> None:
     """Puts the newest checkpoint into a trainer, and writes down what changes from here on."""
-    step, state = CheckpointStore(directory.path / "checkpoints").load_newest()
-    if step < config.trainer.total_env_steps:
-        state["trainer"]["finished"] = False  # the budget is larger than it was
-    trainer.load_state(state)
+    store, step = CheckpointStore(directory.path / "checkpoints"), 0
+    if store.never_saved:
+        _log.warning("%s stopped before its first checkpoint: it begins at env step 0", directory.path)
+    else:
+        step, state = store.load_newest()
+        if step < config.trainer.total_env_steps:
+            state["trainer"]["finished"] = False  # the budget is larger than it was
+        trainer.load_state(state)
     facts: dict[str, Any] = {"resumed_at": trainer.collect.env_steps}
     if changes := changes_between(directory.config, config):
         save_config(config, directory.path / "config.yaml")
