@@ -62,10 +62,11 @@ def test_the_help_shows_the_wrappers_of_a_preset(capsys):
         (EnvError("x"), 3),
         (NonFiniteError("x"), 4),
         (CheckpointError("x"), 5),
+        (OSError("No space left on device"), 5),
     ],
 )
 def test_each_kind_of_failure_has_its_exit_code(error, code, monkeypatch, capsys):
-    """RELIABILITY.md, mechanism 9."""
+    """RELIABILITY.md, mechanism 9; a disk may also be full outside the checkpoints (F10)."""
 
     def fail(arguments: list[str]) -> int:
         raise error

@@ -1,6 +1,7 @@
 """Tests of `palaestra.experiments.run` and `palaestra.experiments.run_directory`."""
 
 import dataclasses
+import errno
 import importlib
 import json
 import shutil
@@ -13,7 +14,7 @@ import torch
 
 import palaestra
 from palaestra import ExperimentConfig, RunSeeds, load_policy
-from palaestra.core import CheckpointError, ConfigError
+from palaestra.core import CheckpointError, ConfigError, NonFiniteError
 from palaestra.experiments import (
     RunDirectory,
     evaluation_environment,
@@ -227,6 +228,44 @@ def test_a_run_that_fails_says_so(tmp_path):
     info = RunDirectory(tmp_path / "run").info
     assert info["status"] == "failed"
     assert "NonFiniteError" in info["error"]
+
+
+def full_disk(*arguments: Any, **options: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_policy_that_cannot_be_kept_is_a_failed_save(tmp_path, monkeypatch, caplog):
+    """F10: a loud warning; the policy of the next evaluation is kept, also where it is no better than that one."""
+    kept, left = palaestra.save_policy, [full_disk]
+    monkeypatch.setattr("palaestra.experiments.build.save_policy", lambda *args: (left.pop() if left else kept)(*args))
+    assert trained(tmp_path).result.status == "done"
+    assert "cannot be written: [Errno 28] No space left on device. Training goes on unsaved" in caplog.text
+    assert load_policy(tmp_path / "run" / "policy")
+
+
+def test_policies_that_can_never_be_kept_end_the_run_with_5(tmp_path, monkeypatch):
+    """F10: with more failures in a row than allowed, and the run says so."""
+    monkeypatch.setattr("palaestra.experiments.build.save_policy", full_disk)
+    with pytest.raises(CheckpointError, match=r"evaluation in .* cannot be written: .*No space left"):
+        trained(tmp_path, trainer__max_failed_saves=0)
+    assert RunDirectory(tmp_path / "run").info["status"] == "failed"
+
+
+@pytest.mark.parametrize("what", ["write_fault", "RunDirectory.write_info"])
+def test_a_full_disk_never_replaces_the_first_cause(tmp_path, monkeypatch, caplog, what):
+    """F10: neither where the fault is written nor where the end is."""
+    write = RunDirectory.write_info
+
+    def failing(*arguments: Any) -> None:
+        if what == "write_fault" or "error" in arguments[1]:
+            full_disk()
+        write(*arguments)
+
+    module = "faults" if what == "write_fault" else "run_directory"
+    monkeypatch.setattr(f"palaestra.experiments.{module}.{what}", failing)
+    with pytest.raises(NonFiniteError):
+        trained(tmp_path, env__name="tests.rollout.test_collector:Poisoned", env__kwargs={"reward": float("nan")})
+    assert "run ended could not be written: [Errno 28] No space left on device" in caplog.text
 
 
 def test_a_mistake_makes_no_run_directory(tmp_path):

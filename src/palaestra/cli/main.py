@@ -47,7 +47,7 @@ def _main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_USAGE, end="")
         return 0 if arguments else 2
-    from palaestra.core import PalaestraError, did_you_mean
+    from palaestra.core import CheckpointError, PalaestraError, did_you_mean
 
     verb, *rest = arguments
     if verb not in _VERBS:
@@ -60,6 +60,9 @@ def _main(arguments: list[str]) -> int:
     except PalaestraError as error:
         _complain(type(error).__name__, str(error))
         return error.exit_code
+    except OSError as error:  # a full disk, or no permission, outside the checkpoints
+        _complain(type(error).__name__, str(error))
+        return CheckpointError.exit_code
     except KeyboardInterrupt as stopped:
         _complain("stopped", "at once; the last checkpoint, if there is one, is intact")
         return getattr(stopped, "exit_code", 130)

@@ -235,9 +235,12 @@ def start(
             result = trainer.run()
         except BaseException as error:
             status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-            if status == "failed":
-                faults.write(trainer.collect.env_steps, error)
-            _end(directory, {"status": status, "error": f"{type(error).__name__}: {error}"})
+            try:
+                if status == "failed":
+                    faults.write(trainer.collect.env_steps, error)
+                _end(directory, {"status": status, "error": f"{type(error).__name__}: {error}"})
+            except OSError as full:  # the first cause is what the user needs
+                _log.warning("how %s ended could not be written: %s", directory.path, full)
             raise
         facts = {"env_steps": result.env_steps, "train_s": result.train_s, "best_return": result.best_return}
         _end(directory, {"status": result.status, "reason": result.reason or None, "error": None, **facts})
@@ -270,8 +273,8 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
 def _end(directory: RunDirectory, facts: dict[str, Any]) -> None:
     """Writes how a run ended, and its report where that is a matter of a moment."""
     directory.write_info({**facts, "ended": now()})
-    if (directory.path / "metrics.jsonl").stat().st_size < _LARGEST_FOR_REPORT_BYTES:
-        try:
+    try:
+        if (directory.path / "metrics.jsonl").stat().st_size < _LARGEST_FOR_REPORT_BYTES:
             write_report([directory.path], directory.path / "report.html")
-        except Exception as error:  # a picture must not end a run in another way
-            _log.warning("the report of %s could not be written: %r", directory.path, error)
+    except Exception as error:  # a picture must not end a run in another way
+        _log.warning("the report of %s could not be written: %r", directory.path, error)
