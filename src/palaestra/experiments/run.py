@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any, overload
 import torch
 
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import ConfigError
+from palaestra.core import ConfigError, EnvError
 from palaestra.experiments.agents import Learner
 from palaestra.experiments.build import make_learner, make_trainer, nested
 from palaestra.experiments.collecting import collecting
@@ -235,10 +236,11 @@ def start(
             result = trainer.run()
         except BaseException as error:
             status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            reached = {"env_steps": trainer.collect.env_steps, "best_return": trainer.best_return}
             try:
                 if status == "failed":
-                    faults.write(trainer.collect.env_steps, error)
-                _end(directory, {"status": status, "error": f"{type(error).__name__}: {error}"})
+                    _advise(error, directory, config, faults.write(trainer.collect.env_steps, error))
+                _end(directory, {"status": status, "error": f"{type(error).__name__}: {error}", **reached})
             except OSError as full:  # the first cause is what the user needs
                 _log.warning("how %s ended could not be written: %s", directory.path, full)
             raise
@@ -268,6 +270,16 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
         entry = {"env_steps": step, "time": now(), "changes": changes}
         facts["overrides"] = [*directory.info.get("overrides", []), entry]
     directory.write_info(facts)
+
+
+def _advise(error: BaseException, directory: RunDirectory, config: ExperimentConfig, record: Path | None) -> None:
+    """Adds to an error that ended a run what there is to look at and to do."""
+    if record is not None:
+        error.add_note(f"recorded    {record}")
+    if isinstance(error, EnvError) and config.env.on_fault == "raise":
+        error.add_note("to go on    --env.on-fault restart replaces an environment that fails")
+    if CheckpointStore(directory.path / "checkpoints").steps():
+        error.add_note(f"next        palaestra resume {shlex.quote(str(directory.path))}")
 
 
 def _end(directory: RunDirectory, facts: dict[str, Any]) -> None:

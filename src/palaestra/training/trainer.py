@@ -112,6 +112,11 @@ class Trainer:
             raise ConfigError(f"this run has several policies ({', '.join(self.algorithms)}); use `algorithms`")
         return next(iter(self.algorithms.values()))
 
+    @property
+    def best_return(self) -> float | None:
+        """The best mean return of all evaluations so far."""
+        return self._best
+
     # -- the loop
 
     def run(self) -> TrainResult:
