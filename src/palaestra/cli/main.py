@@ -47,25 +47,31 @@ def _main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_USAGE, end="")
         return 0 if arguments else 2
+    verb, *rest = arguments
+    try:
+        return _call(verb, rest)
+    except KeyboardInterrupt as stopped:
+        saved = "; the last checkpoint, if there is one, is intact" if verb in ("train", "resume") else ""
+        _print("stopped", f"at once{saved}")
+        return getattr(stopped, "exit_code", 130)
+
+
+def _call(verb: str, arguments: list[str]) -> int:
     from palaestra.core import CheckpointError, ConfigError, PalaestraError, did_you_mean
 
-    verb, *rest = arguments
     if verb not in _VERBS:
         _complain(ConfigError(f"unknown verb {verb!r}{did_you_mean(verb, _VERBS)}"))
         return ConfigError.exit_code
     module, _, function = _VERBS[verb].partition(":")
     _import_from_here()
     try:
-        return getattr(importlib.import_module(module), function)(rest)
+        return getattr(importlib.import_module(module), function)(arguments)
     except PalaestraError as error:
         _complain(error)
         return error.exit_code
     except OSError as error:  # a full disk, or no permission, outside the checkpoints
         _complain(error)
         return CheckpointError.exit_code
-    except KeyboardInterrupt as stopped:
-        _print("stopped", "at once; the last checkpoint, if there is one, is intact")
-        return getattr(stopped, "exit_code", 130)
 
 
 _VERBS = {
