@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import palaestra.cli.catalogue
 import palaestra.cli.train
 from palaestra.cli.main import _VERBS, main
 from palaestra.core import CheckpointError, ConfigError, EnvError, MissingExtraError, NonFiniteError, SpecError
 from tests.cli.parts import exit_code, output
+from tests.faults.parts import COMMAND, command
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["help"]])
@@ -62,10 +64,11 @@ def test_the_help_shows_the_wrappers_of_a_preset(capsys):
         (EnvError("x"), 3),
         (NonFiniteError("x"), 4),
         (CheckpointError("x"), 5),
+        (OSError("No space left on device"), 5),
     ],
 )
 def test_each_kind_of_failure_has_its_exit_code(error, code, monkeypatch, capsys):
-    """RELIABILITY.md, mechanism 9."""
+    """RELIABILITY.md, mechanism 9; a disk may also be full outside the checkpoints (F10)."""
 
     def fail(arguments: list[str]) -> int:
         raise error
@@ -84,6 +87,28 @@ def test_an_interrupt_before_training_ends_with_130(monkeypatch, capsys):
     monkeypatch.setattr(palaestra.cli.train, "train", interrupt)
     assert exit_code("train") == 130
     assert "Traceback" not in output(capsys)
+
+
+def test_an_interrupt_of_what_saves_nothing_speaks_of_no_checkpoint(monkeypatch, capsys):
+    def interrupt(arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(palaestra.cli.catalogue, "list_all", interrupt)
+    assert exit_code("list") == 130
+    assert output(capsys) == "stopped at once\n"
+
+
+def test_an_interrupt_while_libraries_are_imported_ends_with_130(tmp_path):
+    """F22: that takes seconds, and a person who mistyped does not wait for them."""
+    interrupting = """
+import sys
+class Interrupting:
+    def find_spec(name, *where):
+        if name == "torch":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting)
+"""
+    assert command("list", folder=tmp_path, program=f"{interrupting}{COMMAND}", check=130) == "stopped  at once\n"
 
 
 def test_a_message_is_printed_as_it_is(monkeypatch, capsys):

@@ -160,5 +160,11 @@ def test_a_run_that_fails_ends_with_the_code_of_its_failure_and_can_be_resumed(k
     assert re.search(message, text), text
     assert "Traceback (most recent call last)" not in text.split("Error ")[0]
     (run,) = Path("runs").iterdir()
-    assert RunDirectory(run).info["status"] == "failed"
+    info = RunDirectory(run).info
+    assert (info["status"], info["best_return"]) == ("failed", 1.0)
+    assert 20 <= info["env_steps"] < 200
     assert list(run.glob("checkpoints/step_*/manifest.json"))
+    assert f"recorded {run}/faults/0001.json" in text
+    assert text.endswith(f"next palaestra resume {run}")
+    assert ("--env.on-fault restart" in text) == (kind == "raise")
+    assert (run / "faults" / "0001.json").is_file()

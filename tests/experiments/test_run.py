@@ -1,8 +1,11 @@
 """Tests of `palaestra.experiments.run` and `palaestra.experiments.run_directory`."""
 
 import dataclasses
+import errno
 import importlib
 import json
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,19 @@ import torch
 
 import palaestra
 from palaestra import ExperimentConfig, RunSeeds, load_policy
-from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments import RunDirectory, evaluation_environment, find_run, list_runs, make_algorithm, preset
+from palaestra.core import CheckpointError, ConfigError, NonFiniteError
+from palaestra.experiments import (
+    RunDirectory,
+    evaluation_environment,
+    find_run,
+    list_runs,
+    make_algorithm,
+    preset,
+)
+from palaestra.experiments.build import nested
+from palaestra.experiments.config import config_from_mapping
+from palaestra.training import CheckpointStore
+from tests.faults.parts import differences
 from tests.training.parts import Recorder
 
 SMALL: dict[str, Any] = {
@@ -131,6 +145,64 @@ def test_a_run_that_is_resumed_at_its_end_stays_as_it_is(tmp_path):
     assert {path.name for path in after if before.get(path) != after[path]} <= {"run.json", "report.html"}
 
 
+def learned(run: Path) -> dict[str, Any]:
+    """What a run ended with, but for the time that it took."""
+    state = CheckpointStore(run / "checkpoints").load_newest()[1]
+    del state["trainer"]["seconds"]
+    return state
+
+
+@pytest.fixture
+def unnoted():
+    """A signal that nobody notes fails the test instead of ending its process."""
+
+    def fail(number: int, frame: Any) -> None:
+        pytest.fail(f"signal {number} was not noted")
+
+    before = {number: signal.signal(number, fail) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_a_run_that_is_stopped_before_its_first_step_is_saved_and_goes_on(tmp_path, unnoted, algorithm, number, code):
+    """F22: its directory is there from the line that names it, so a signal after that has something to save."""
+    settings = {name: value for name, value in SMALL.items() if algorithm == "ppo" or "unroll" not in name}
+    settings |= {"run__directory": str(tmp_path), "run__name": "stopped"}
+    config = config_from_mapping(ExperimentConfig, nested(settings), base=preset(algorithm, CHAIN))
+    stopped = palaestra.run(config, on_start=lambda path: signal.raise_signal(number))
+    assert (stopped.result.status, stopped.result.exit_code, stopped.result.env_steps) == ("interrupted", code, 0)
+    assert RunDirectory(stopped.directory).info["status"] == "interrupted"
+    again = palaestra.resume("stopped", root=tmp_path)
+    whole = palaestra.run(dataclasses.replace(config, run=dataclasses.replace(config.run, name="whole")))
+    assert again.result.status == "done"
+    assert not differences(learned(again.directory), learned(whole.directory))
+
+
+def test_a_run_without_any_checkpoint_begins_and_says_so(tmp_path, caplog):
+    """F11: killed before its first one; what it had logged is written again."""
+    run = trained(tmp_path)
+    rows, before = (run.directory / "metrics.jsonl").read_text().count("\n"), learned(run.directory)
+    shutil.rmtree(run.directory / "checkpoints")
+    again = palaestra.resume("run", root=tmp_path)
+    assert "stopped before its first checkpoint: it begins at env step 0" in caplog.text
+    assert RunDirectory(run.directory).info["resumed_at"] == 0
+    assert (run.directory / "metrics.jsonl").read_text().count("\n") == rows
+    assert not differences(learned(again.directory), before)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_never_begins_anew(tmp_path):
+    """F11: never from scratch silently, and not at the second try either."""
+    run = trained(tmp_path)
+    for manifest in run.directory.glob("checkpoints/*/manifest.json"):
+        manifest.write_text("damaged")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="no valid checkpoint"):
+            palaestra.resume("run", root=tmp_path)
+
+
 def test_loggers_of_ones_own_are_told(tmp_path):
     recorder = Recorder()
     run = palaestra.train(
@@ -156,6 +228,44 @@ def test_a_run_that_fails_says_so(tmp_path):
     info = RunDirectory(tmp_path / "run").info
     assert info["status"] == "failed"
     assert "NonFiniteError" in info["error"]
+
+
+def full_disk(*arguments: Any, **options: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_policy_that_cannot_be_kept_is_a_failed_save(tmp_path, monkeypatch, caplog):
+    """F10: a loud warning; the policy of the next evaluation is kept, also where it is no better than that one."""
+    kept, left = palaestra.save_policy, [full_disk]
+    monkeypatch.setattr("palaestra.experiments.build.save_policy", lambda *args: (left.pop() if left else kept)(*args))
+    assert trained(tmp_path).result.status == "done"
+    assert "cannot be written: [Errno 28] No space left on device. Training goes on unsaved" in caplog.text
+    assert load_policy(tmp_path / "run" / "policy")
+
+
+def test_policies_that_can_never_be_kept_end_the_run_with_5(tmp_path, monkeypatch):
+    """F10: with more failures in a row than allowed, and the run says so."""
+    monkeypatch.setattr("palaestra.experiments.build.save_policy", full_disk)
+    with pytest.raises(CheckpointError, match=r"evaluation in .* cannot be written: .*No space left"):
+        trained(tmp_path, trainer__max_failed_saves=0)
+    assert RunDirectory(tmp_path / "run").info["status"] == "failed"
+
+
+@pytest.mark.parametrize("what", ["write_fault", "RunDirectory.write_info"])
+def test_a_full_disk_never_replaces_the_first_cause(tmp_path, monkeypatch, caplog, what):
+    """F10: neither where the fault is written nor where the end is."""
+    write = RunDirectory.write_info
+
+    def failing(*arguments: Any) -> None:
+        if what == "write_fault" or "error" in arguments[1]:
+            full_disk()
+        write(*arguments)
+
+    module = "faults" if what == "write_fault" else "run_directory"
+    monkeypatch.setattr(f"palaestra.experiments.{module}.{what}", failing)
+    with pytest.raises(NonFiniteError):
+        trained(tmp_path, env__name="tests.rollout.test_collector:Poisoned", env__kwargs={"reward": float("nan")})
+    assert "run ended could not be written: [Errno 28] No space left on device" in caplog.text
 
 
 def test_a_mistake_makes_no_run_directory(tmp_path):

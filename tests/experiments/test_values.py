@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 import pytest
+import yaml
 
 from palaestra.core import ConfigError, Linear, Schedule
 from palaestra.experiments.values import dataclass_of, read_yaml, type_name, value_from_words, value_of
@@ -90,6 +91,14 @@ def test_too_few_or_too_many_words_are_refused(hint, words, reason):
 
 def test_numbers_in_yaml_may_be_written_as_everywhere():
     assert read_yaml("[1e5, 3e-4, -2E3, 1e, e5, '1e5']") == [1e5, 3e-4, -2e3, "1e", "e5", "1e5"]
+
+
+@pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3", "c:\n- {d: 1,\n   d: 2}", "\n\n{a: 1, a: 2}"])
+def test_a_key_that_stands_twice_is_refused(text):
+    """F27: the first value would be lost without a word."""
+    with pytest.raises(yaml.YAMLError, match=r"the key '[ad]' stands twice, in lines \d and 3"):
+        read_yaml(text)
+    assert read_yaml("a: {b: 1}\nc: {b: 2}") == {"a": {"b": 1}, "c": {"b": 2}}
 
 
 def test_types_are_named_in_the_words_of_a_user():

@@ -106,7 +106,8 @@ def test_all_mistakes_of_a_file_are_named_at_once(tmp_path, capsys):
         ("algorithm_name: pqo", "unknown algorithm 'pqo' — did you mean 'ppo'?"),
         ("- 1", "holds list; a mapping of settings is needed"),
         ("a: [", "cannot be read"),
-        ("", "holds NoneType; a mapping of settings is needed"),
+        ("", "the configuration run.yaml is empty; a mapping of settings is needed"),
+        ("run:\n  seed: 1\n  seed: 2", "cannot be read: the key 'seed' stands twice, in lines 2 and 3"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_refused(content, message, tmp_path, capsys):

@@ -47,22 +47,31 @@ def _main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_USAGE, end="")
         return 0 if arguments else 2
-    from palaestra.core import PalaestraError, did_you_mean
-
     verb, *rest = arguments
+    try:
+        return _call(verb, rest)
+    except KeyboardInterrupt as stopped:
+        saved = "; the last checkpoint, if there is one, is intact" if verb in ("train", "resume") else ""
+        _print("stopped", f"at once{saved}")
+        return getattr(stopped, "exit_code", 130)
+
+
+def _call(verb: str, arguments: list[str]) -> int:
+    from palaestra.core import CheckpointError, ConfigError, PalaestraError, did_you_mean
+
     if verb not in _VERBS:
-        _complain("ConfigError", f"unknown verb {verb!r}{did_you_mean(verb, _VERBS)}")
-        return 2
+        _complain(ConfigError(f"unknown verb {verb!r}{did_you_mean(verb, _VERBS)}"))
+        return ConfigError.exit_code
     module, _, function = _VERBS[verb].partition(":")
     _import_from_here()
     try:
-        return getattr(importlib.import_module(module), function)(rest)
+        return getattr(importlib.import_module(module), function)(arguments)
     except PalaestraError as error:
-        _complain(type(error).__name__, str(error))
+        _complain(error)
         return error.exit_code
-    except KeyboardInterrupt as stopped:
-        _complain("stopped", "at once; the last checkpoint, if there is one, is intact")
-        return getattr(stopped, "exit_code", 130)
+    except OSError as error:  # a full disk, or no permission, outside the checkpoints
+        _complain(error)
+        return CheckpointError.exit_code
 
 
 _VERBS = {
@@ -89,10 +98,16 @@ def _import_from_here() -> None:
         sys.path.insert(0, os.getcwd())
 
 
-def _complain(kind: str, message: str) -> None:
+def _complain(error: Exception) -> None:
+    _print(type(error).__name__, str(error), getattr(error, "__notes__", ()))
+
+
+def _print(kind: str, message: str, notes: Sequence[str] = ()) -> None:
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
     for line in message.splitlines():
         console.print(f"[bold red]{kind}[/]  ", end="")
         console.print(line, markup=False, soft_wrap=True)
+    for note in notes:
+        console.print(note, markup=False, soft_wrap=True)

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.core import (
     POLICY,
+    CheckpointError,
     ConfigError,
     MissingExtraError,
     PalaestraError,
@@ -228,7 +230,17 @@ class KeepEvaluations(Callback):
         self._path = path
 
     def evaluated(self, trainer: Trainer, result: Evaluated) -> None:
-        """See `Callback.evaluated`."""
+        """See `Callback.evaluated`.
+
+        Raises:
+            CheckpointError: the disk is full, say; the trainer counts it as a failed save.
+        """
+        try:
+            self._write(result)
+        except (OSError, SafetensorError) as error:  # a full disk is the second where tensors are written
+            raise CheckpointError(f"the evaluation in {self._path} cannot be written: {error}") from error
+
+    def _write(self, result: Evaluated) -> None:
         text = json.dumps(result.evaluation.to_json(), indent=2) + "\n"
         (self._path / "evals" / f"{result.env_steps}.json").write_text(text)
         if result.best:

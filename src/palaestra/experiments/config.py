@@ -318,6 +318,8 @@ def load_config(path: str | Path, *, base: ExperimentConfig | None = None) -> Ex
         data = read_yaml(Path(path).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
+    if data is None:
+        raise ConfigError(f"the configuration {path} is empty; a mapping of settings is needed")
     if not isinstance(data, Mapping):
         raise ConfigError(f"the configuration {path} holds {type(data).__name__}; a mapping of settings is needed")
     return config_from_mapping(ExperimentConfig, data, base=base)

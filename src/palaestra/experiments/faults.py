@@ -120,23 +120,29 @@ class KeepFaults(Callback):
         """See `Callback.ended`."""
         self.write(trainer.collect.env_steps)
 
-    def write(self, env_steps: int, error: BaseException | None = None) -> None:
+    def write(self, env_steps: int, error: BaseException | None = None) -> Path | None:
         """Writes what is new, and the error that ends the run unless it is one of these.
 
         Args:
             env_steps: of the run by now.
             error: as it was caught.
+
+        Returns:
+            The file of what ends the run; `None` if nothing does.
         """
+        ended: Path | None = None
         faults = list(self._env.faults) if self._env is not None else []
         for fault in faults[self._written :]:
             handled = {"restart": "restarted", "drop": "dropped"}.get(fault.handled, "stopped")
             details = _json_of(fault)
             kind = type(fault.error()).__name__
-            write_fault(self._path, FaultRecord(kind, str(fault), now(), env_steps, handled, details))
-        ended = any(fault.handled == "raise" for fault in faults[self._written :])
+            path = write_fault(self._path, FaultRecord(kind, str(fault), now(), env_steps, handled, details))
+            if fault.handled == "raise" and ended is None:
+                ended = path
         self._written = len(faults)
-        if error is not None and not ended:
-            write_fault(self._path, fault_of(error, env_steps))
+        if error is not None and ended is None:
+            ended = write_fault(self._path, fault_of(error, env_steps))
+        return ended
 
 
 def _json_of(record: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any, overload
 import torch
 
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import ConfigError
+from palaestra.core import ConfigError, EnvError
 from palaestra.experiments.agents import Learner
 from palaestra.experiments.build import make_learner, make_trainer, nested
 from palaestra.experiments.collecting import collecting
@@ -27,7 +28,7 @@ from palaestra.experiments.report import write_report
 from palaestra.experiments.run_directory import RunDirectory, find_run
 from palaestra.experiments.seeds import GroupResult, train_seeds
 from palaestra.policies import Policy
-from palaestra.training import CheckpointStore, ConsoleLogger, Logger, Trainer, TrainResult, acting_policy
+from palaestra.training import CheckpointStore, ConsoleLogger, Logger, StopSignals, Trainer, TrainResult, acting_policy
 
 __all__ = ["RunResult", "require_same_task", "resume", "run", "start", "train"]
 
@@ -150,10 +151,11 @@ def run(
     """
     algorithm = make_learner(config)
     data = load_data(config, algorithm)
-    directory = RunDirectory.create(config)
-    if on_start is not None:
-        on_start(directory.path)
-    return start(directory, algorithm, data=data, loggers=loggers)
+    with StopSignals(grace_s=config.trainer.grace_s):  # from here on there is something to go on with
+        directory = RunDirectory.create(config)
+        if on_start is not None:
+            on_start(directory.path)
+        return start(directory, algorithm, data=data, loggers=loggers)
 
 
 def resume(
@@ -165,7 +167,7 @@ def resume(
     loggers: Sequence[Logger] = (),
     **settings: Any,
 ) -> RunResult:
-    """Goes on with a run from its newest valid checkpoint.
+    """Goes on with a run from its newest valid checkpoint; one that has never saved any begins, with a warning.
 
     Args:
         name: path or name of the run, or `last`.
@@ -177,7 +179,7 @@ def resume(
             them.
 
     Raises:
-        CheckpointError: there is no such run, or no valid checkpoint in it.
+        CheckpointError: there is no such run, or its checkpoints are damaged.
         ConfigError: another process has the run, or a setting cannot change in a run that goes on.
     """
     directory = find_run(name, root)
@@ -208,14 +210,16 @@ def start(
         config: of the run where it differs from the directory's; written there once the checkpoint fits it.
         data: from `load_data`.
         loggers: besides the run's own files and TensorBoard.
-        resumed: whether to go on from the newest valid checkpoint.
+        resumed: whether to go on from the newest valid checkpoint; a run that has never saved any begins, with a
+            warning.
 
     Raises:
-        CheckpointError: no checkpoint is valid.
+        CheckpointError: its checkpoints are damaged.
         ConfigError: another process has the run.
     """
     config = config or directory.config
     with ExitStack() as stack:
+        stack.enter_context(StopSignals(grace_s=config.trainer.grace_s))
         directory.lock()
         stack.callback(directory.unlock)
         collect, source = stack.enter_context(collecting(config, algorithm, data or {}))
@@ -232,9 +236,13 @@ def start(
             result = trainer.run()
         except BaseException as error:
             status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-            if status == "failed":
-                faults.write(trainer.collect.env_steps, error)
-            _end(directory, {"status": status, "error": f"{type(error).__name__}: {error}"})
+            reached = {"env_steps": trainer.collect.env_steps, "best_return": trainer.best_return}
+            try:
+                if status == "failed":
+                    _advise(error, directory, config, faults.write(trainer.collect.env_steps, error))
+                _end(directory, {"status": status, "error": f"{type(error).__name__}: {error}", **reached})
+            except OSError as full:  # the first cause is what the user needs
+                _log.warning("how %s ended could not be written: %s", directory.path, full)
             raise
         facts = {"env_steps": result.env_steps, "train_s": result.train_s, "best_return": result.best_return}
         _end(directory, {"status": result.status, "reason": result.reason or None, "error": None, **facts})
@@ -248,10 +256,14 @@ def _computes_exactly(before: ExperimentConfig, now: ExperimentConfig) -> bool:
 
 def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -> None:
     """Puts the newest checkpoint into a trainer, and writes down what changes from here on."""
-    step, state = CheckpointStore(directory.path / "checkpoints").load_newest()
-    if step < config.trainer.total_env_steps:
-        state["trainer"]["finished"] = False  # the budget is larger than it was
-    trainer.load_state(state)
+    store, step = CheckpointStore(directory.path / "checkpoints"), 0
+    if store.never_saved:
+        _log.warning("%s stopped before its first checkpoint: it begins at env step 0", directory.path)
+    else:
+        step, state = store.load_newest()
+        if step < config.trainer.total_env_steps:
+            state["trainer"]["finished"] = False  # the budget is larger than it was
+        trainer.load_state(state)
     facts: dict[str, Any] = {"resumed_at": trainer.collect.env_steps}
     if changes := changes_between(directory.config, config):
         save_config(config, directory.path / "config.yaml")
@@ -260,11 +272,21 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
     directory.write_info(facts)
 
 
+def _advise(error: BaseException, directory: RunDirectory, config: ExperimentConfig, record: Path | None) -> None:
+    """Adds to an error that ended a run what there is to look at and to do."""
+    if record is not None:
+        error.add_note(f"recorded    {record}")
+    if isinstance(error, EnvError) and config.env.on_fault == "raise":
+        error.add_note("to go on    --env.on-fault restart replaces an environment that fails")
+    if CheckpointStore(directory.path / "checkpoints").steps():
+        error.add_note(f"next        palaestra resume {shlex.quote(str(directory.path))}")
+
+
 def _end(directory: RunDirectory, facts: dict[str, Any]) -> None:
     """Writes how a run ended, and its report where that is a matter of a moment."""
     directory.write_info({**facts, "ended": now()})
-    if (directory.path / "metrics.jsonl").stat().st_size < _LARGEST_FOR_REPORT_BYTES:
-        try:
+    try:
+        if (directory.path / "metrics.jsonl").stat().st_size < _LARGEST_FOR_REPORT_BYTES:
             write_report([directory.path], directory.path / "report.html")
-        except Exception as error:  # a picture must not end a run in another way
-            _log.warning("the report of %s could not be written: %r", directory.path, error)
+    except Exception as error:  # a picture must not end a run in another way
+        _log.warning("the report of %s could not be written: %r", directory.path, error)

@@ -15,7 +15,6 @@ from palaestra.experiments.build import make_learner
 from palaestra.experiments.offline import load_data
 from palaestra.experiments.run import start
 from palaestra.experiments.run_directory import RunDirectory
-from palaestra.training import CheckpointStore
 
 __all__ = ["main"]
 
@@ -32,7 +31,7 @@ def main(run: str, *path: str) -> int:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     directory = RunDirectory(Path(run))
     try:
-        resumed = bool(CheckpointStore(directory.path / "checkpoints").steps())
+        resumed = directory.status != "created"
         algorithm = make_learner(directory.config)
         data = load_data(directory.config, algorithm)
         return start(directory, algorithm, data=data, resumed=resumed).result.exit_code

@@ -30,7 +30,17 @@ _NEEDED = {
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which `1e5` and `3e-4` are numbers, as everywhere else."""
+    """YAML in which `1e5` and `3e-4` are numbers, as everywhere else, and no key stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As the base class does, which would take the last of several equal keys."""
+        lines: dict[str, int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise yaml.YAMLError(f"the key {key.value!r} stands twice, in lines {lines[key.value]} and {line}")
+            lines[key.value] = line
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(
@@ -45,7 +55,7 @@ def read_yaml(text: str) -> Any:
         text: of the document.
 
     Raises:
-        yaml.YAMLError: it is none.
+        yaml.YAMLError: it is none, or a key stands twice.
 
     Examples:
         >>> read_yaml("{steps: 1e5, rate: 3e-4}")

@@ -110,6 +110,11 @@ class CheckpointStore:
         """The checkpoints' directories, oldest first, valid or not."""
         return sorted(p for p in self.directory.glob("step_*") if p.name.removeprefix("step_").isdigit())
 
+    @property
+    def never_saved(self) -> bool:
+        """Whether no checkpoint was ever finished: there is none, and none that was damaged and put aside."""
+        return not any(self.directory.glob("step_*"))
+
     def load_newest(self) -> tuple[int, dict[str, Any]]:
         """The newest checkpoint whose hashes are right; damaged ones are renamed to `*.corrupt` on the way.
 

@@ -27,7 +27,8 @@ class StoppedError(KeyboardInterrupt):
 class StopSignals:
     """While entered, notes the first SIGINT or SIGTERM; a second one raises `StoppedError` where it strikes.
 
-    Outside the main thread, where Python delivers no signals, it does nothing.
+    Outside the main thread, where Python delivers no signals, it does nothing. Entered inside another one, it goes on
+    from what that one has noted.
 
     Args:
         on_stop: called at the first signal, inside the handler.
@@ -43,7 +44,10 @@ class StopSignals:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
+                self._before[number] = before = signal.signal(number, self._handle)
+                outer = getattr(before, "__self__", None)
+                if isinstance(outer, StopSignals):
+                    self.received = self.received or outer.received
         return self
 
     def __exit__(

@@ -112,6 +112,11 @@ class Trainer:
             raise ConfigError(f"this run has several policies ({', '.join(self.algorithms)}); use `algorithms`")
         return next(iter(self.algorithms.values()))
 
+    @property
+    def best_return(self) -> float | None:
+        """The best mean return of all evaluations so far."""
+        return self._best
+
     # -- the loop
 
     def run(self) -> TrainResult:
@@ -242,12 +247,16 @@ class Trainer:
         return self._evaluation
 
     def _take_evaluation(self, env_steps: int, evaluation: Evaluation, policy: Policy | torch.nn.ModuleDict) -> None:
-        self._evaluation = evaluation
-        best = self._best is None or evaluation.return_mean >= self._best
+        self._evaluation, before = evaluation, self._best
+        best = before is None or evaluation.return_mean >= before
         if best:
             self._best = evaluation.return_mean
         for callback in self.callbacks:
-            callback.evaluated(self, Evaluated(env_steps, evaluation, best, policy))
+            try:
+                callback.evaluated(self, Evaluated(env_steps, evaluation, best, policy))
+            except CheckpointError as error:
+                self._best = before  # what is kept is still the policy of that one
+                self._save_failed(error)
         goal = self.config.stop_at_return
         if goal is not None and evaluation.return_mean >= goal and not self._used_up():
             self.stop(f"an evaluation reached a mean return of {evaluation.return_mean:.1f}, the goal was {goal:g}")
@@ -300,15 +309,18 @@ class Trainer:
         try:
             self._checkpoints.save(self.collect.env_steps, self.state())
         except CheckpointError as error:
-            self._failed_saves += 1
-            if final or self._failed_saves > self.config.max_failed_saves:
-                raise
-            _log.warning(
-                "%s. Training goes on unsaved; failure %d in a row of at most %d",
-                *(error, self._failed_saves, self.config.max_failed_saves),
-            )
+            self._save_failed(error, final=final)
             return
         self._saved_step, self._failed_saves = self.collect.env_steps, 0
+
+    def _save_failed(self, error: CheckpointError, *, final: bool = False) -> None:
+        self._failed_saves += 1
+        if final or self._failed_saves > self.config.max_failed_saves:
+            raise error
+        _log.warning(
+            "%s. Training goes on unsaved; failure %d in a row of at most %d",
+            *(error, self._failed_saves, self.config.max_failed_saves),
+        )
 
     def state(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on, in parts."""
