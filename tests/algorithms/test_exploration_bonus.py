@@ -19,6 +19,10 @@ CASES = pytest.mark.parametrize(
         ("dqn", "masked"),
         ("sac", "continuous"),
         ("r2d2", "recurrent"),
+        ("a2c", "discrete"),
+        ("impala", "composite"),
+        ("reinforce", "recurrent"),
+        ("sarsa", "discrete"),
     ],
 )
 BONUSES = pytest.mark.parametrize("bonus", ["rnd", "icm"])

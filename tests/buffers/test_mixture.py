@@ -3,8 +3,17 @@
 import pytest
 import torch
 
-from palaestra.buffers import MixtureSource, PrioritizedSampler
-from palaestra.core import CheckpointError, ConfigError, DataSource, OnPolicy, ShapeError, TensorSpec, minibatches
+from palaestra.buffers import MixtureSource, PrioritizedSampler, ReplayBuffer
+from palaestra.core import (
+    CheckpointError,
+    ConfigError,
+    DataSource,
+    DiscreteSpec,
+    OnPolicy,
+    ShapeError,
+    TensorSpec,
+    minibatches,
+)
 from tests.buffers.model import FIRST, filled, generator, make_buffer, replay
 
 
@@ -79,3 +88,21 @@ def test_what_cannot_be_mixed_is_refused():
     remembering.extend(unroll.replace(state={"h": torch.zeros(70, 1)}))
     with pytest.raises(ShapeError, match="the buffers of a mixture have different fields"):
         MixtureSource([(own, 1), (remembering, 1)]).draw(replay(mini_batch_length=2), generator())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"observation_spec": TensorSpec((2,), torch.int64)}, r"the observation_spec of buffer 0 .* buffer 1 .*\(2,\)"),
+        ({"observation_spec": TensorSpec(())}, r"the observation_spec of buffer 0 is .*int64.* buffer 1 is .*float32"),
+        ({"observation_spec": {"x": TensorSpec((), torch.int64)}}, "the observation_spec of buffer 0"),
+        ({"action_spec": TensorSpec((1,))}, "the action_spec of buffer 0"),
+        ({"reward_spec": TensorSpec((3,))}, "the reward_spec of buffer 0"),
+    ],
+)
+def test_buffers_of_other_rows_are_refused_when_the_mixture_is_made(changed, message):
+    """F27: not by torch, in the first update."""
+    specs = {"observation_spec": TensorSpec((), torch.int64), "action_spec": DiscreteSpec(num=5)}
+    with pytest.raises(ShapeError, match=message):
+        MixtureSource([(make_buffer(8, 1), 1), (ReplayBuffer(8, 1, **{**specs, **changed}), 1)])
+    MixtureSource([(make_buffer(8, 1), 1), (ReplayBuffer(8, 1, **specs, reward_spec=TensorSpec(())), 1)])

@@ -250,3 +250,13 @@ def test_a_draw_and_its_weights_survive_uniform_priorities():
     index = buffer.draw(replay(), generator()).index
     buffer.write_back(index, torch.rand(len(index)))
     assert torch.equal(buffer.draw(replay(), generator()).weight, torch.ones(32))
+
+
+def test_a_wrong_count_of_rows_or_priorities_is_named():
+    """Neither a negative count nor priorities for other rows reach numpy."""
+    buffer, _ = prioritized()
+    index = buffer.draw(replay(mini_batch_size=8), generator()).index
+    with pytest.raises(ShapeError, match=r"priorities of shape \[7\] were given for rows of shape \[8\]"):
+        buffer.write_back(index, torch.rand(7))
+    with pytest.raises(ShapeError, match=r"sample\(-1\) was asked for; give at least 1 row, or 0 for all"):
+        buffer.sample(-1, generator())

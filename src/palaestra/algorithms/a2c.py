@@ -8,13 +8,14 @@ their own, trained together by RMSProp without shared statistics; gradients are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from palaestra.algorithms.actor_critic import AdvantageBatch, JointActorCritic, JointConfig
+from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.algorithms.records import Losses
 from palaestra.core import DataSource, Schedule
 from palaestra.ops import explained_variance, masked_mean, policy_gradient
@@ -34,6 +35,8 @@ class A2CConfig(JointConfig):
     """Trace decay of the advantage estimate, in [0, 1]; 1 is the n-step advantage of the paper."""
     standardize_advantage: bool = False
     """Whether advantages of an unroll are given mean 0 and standard deviation 1."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
 
 
 class A2CBatch(AdvantageBatch):

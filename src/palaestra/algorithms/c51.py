@@ -2,7 +2,8 @@
 
 Paper: Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, equation (7) and algorithm 1.
 Departures: what `ValueBased` offers (n-step targets, double Q-learning, dueling and noisy layers) is optional; double
-Q-learning is off, as in the paper. Gradients are clipped by norm.
+Q-learning is off, as in the paper. Gradients are clipped by norm. Priorities are the cross-entropy, where Hessel et al.
+2018 take the divergence, which lacks the entropy of the target.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class C51(ValueBased):
     def losses(self, batch: ValueBatch) -> Losses:
         """Algorithm 1: cross-entropy to the projected distribution of the target.
 
-        The priority of a row is its cross-entropy, as in Rainbow.
+        The priority of a row is its cross-entropy.
         """
         policy, network, target = self.policy, self.network, self.target_network
         rows = torch.arange(len(batch.action), device=batch.action.device)

@@ -8,12 +8,13 @@ from several times.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from torch import Tensor
 
 from palaestra.algorithms.actor_critic import JointActorCritic, JointConfig
+from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, ConfigError, DataSource, OnPolicy, Schedule
 from palaestra.ops import VTraceClip, approximate_kl, masked_mean, policy_gradient, vtrace
@@ -45,6 +46,8 @@ class IMPALAConfig(JointConfig):
     """Upper bound of the importance weights in traces, at most `rho_clip`; it decides how fast values spread."""
     max_grad_norm: float = 40.0
     """Longest gradient, Euclidean norm over all parameters."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,7 +2,8 @@
 
 Paper: Hessel et al. 2018, https://arxiv.org/abs/1710.02298, section "The Integrated Agent": distributional, double,
 dueling, n-step, prioritised and noisy.
-Departures: noise is drawn for every row rather than once for a minibatch; exploration decays no epsilon.
+Departures: noise is drawn for every row rather than once for a minibatch; exploration decays no epsilon; priorities are
+the cross-entropy instead of the divergence.
 """
 
 from __future__ import annotations

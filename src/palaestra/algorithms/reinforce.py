@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.algorithms.memory import memory_fields, memory_of
 from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
@@ -43,6 +44,8 @@ class ReinforceConfig(AlgorithmConfig):
     """Discount per env step, in [0, 1]."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """Policy network."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
 
 
 class ReinforceBatch(Batch):

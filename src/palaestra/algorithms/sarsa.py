@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.algorithms.records import Losses
 from palaestra.core import (
     Batch,
@@ -57,6 +58,8 @@ class SarsaConfig(AlgorithmConfig):
     """Whether the policy normalises observations by their running mean and variance."""
     network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(128, 128), activation="relu"))
     """Q-network; `dueling` is an option of it."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
 
 
 class SarsaBatch(Batch):

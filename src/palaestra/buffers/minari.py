@@ -17,13 +17,16 @@ __all__ = ["from_minari", "to_minari"]
 def from_minari(dataset: Any, *, observation_spec: SpecTree, action_spec: SpecTree) -> ReplayBuffer:
     """A buffer of one lane with all episodes of a dataset, each from FIRST to LAST.
 
+    Actions are taken over as they are: those that the environment executed. A policy samples in units of its own, its
+    `raw_action_spec`; `with_actions` converts, and `--offline.data minari:...` does so by itself.
+
     An episode that neither terminated nor was truncated is a stream that broke off: nothing is bootstrapped behind it.
 
     Args:
         dataset: its id, such as `"D4RL/door/human-v2"`, or a `minari.MinariDataset`. It must lie on this machine;
             `minari download` fetches it.
         observation_spec: of the environment; data is cast to its dtypes.
-        action_spec: of the environment.
+        action_spec: of the environment, not of the policy.
 
     Raises:
         MissingExtraError: Minari is not installed.
@@ -43,8 +46,13 @@ def from_minari(dataset: Any, *, observation_spec: SpecTree, action_spec: SpecTr
 def to_minari(buffer: ReplayBuffer, dataset_id: str, *, observation_space: Any, action_space: Any, **about: Any) -> Any:
     """Writes the complete episodes of a buffer as a Minari dataset on this machine.
 
+    Actions are written as the buffer holds them, and Minari's are those that the environment executed. A buffer that a
+    collector filled holds what the policy sampled: where that is not the same, convert it by `with_actions` first, as
+    `palaestra data export` does.
+
     Args:
-        buffer: what it holds of running episodes, and of those whose beginning was overwritten, is left out.
+        buffer: with actions in the environment's units. What it holds of running episodes, and of those whose
+            beginning was overwritten, is left out.
         dataset_id: such as `"cartpole/expert-v0"`; it must not exist yet.
         observation_space: Gymnasium space of the environment.
         action_space: Gymnasium space of the environment.

@@ -11,7 +11,20 @@ import torch
 from torch import Tensor
 
 from palaestra.buffers.replay import ReplayBuffer
-from palaestra.core import Batch, CheckpointError, ConfigError, Offline, OnPolicy, Plan, Replay, ShapeError, to_device
+from palaestra.core import (
+    Batch,
+    CheckpointError,
+    ConfigError,
+    Offline,
+    OnPolicy,
+    Plan,
+    Replay,
+    ShapeError,
+    SpecTree,
+    TensorSpec,
+    spec_leaves,
+    to_device,
+)
 
 __all__ = ["MixtureSource"]
 
@@ -27,6 +40,7 @@ class MixtureSource:
 
     Raises:
         ConfigError: there is no buffer, or a share is not above 0.
+        ShapeError: observations, actions or rewards of the buffers differ in their parts, shapes or dtypes.
 
     Examples:
         >>> from palaestra.core import DiscreteSpec, TensorSpec
@@ -43,10 +57,21 @@ class MixtureSource:
             raise ConfigError(f"MixtureSource got the shares {shares}; give at least one, all above 0")
         self.shares = [share / sum(shares) for share in shares]
         """Share of each buffer, in (0, 1]."""
+        for number, buffer in enumerate(self.buffers):
+            self._require_same_rows(number, buffer)
 
     def __len__(self) -> int:
         """Complete rows over all buffers."""
         return sum(len(buffer) for buffer in self.buffers)
+
+    def _require_same_rows(self, number: int, buffer: ReplayBuffer) -> None:
+        for name in ("observation_spec", "action_spec", "reward_spec"):
+            first, other = (_layout(each.options.get(name)) for each in (self.buffers[0], buffer))
+            if first != other:
+                raise ShapeError(
+                    f"the buffers of a mixture need equal rows, but the {name} of buffer 0 is {first} and "
+                    f"that of buffer {number} is {other}"
+                )
 
     def rows(self, mini_batch_size: int) -> list[int]:
         """How many rows, or sequences, of a minibatch each buffer gives.
@@ -175,3 +200,9 @@ def _interleaved(parts: Sequence[Tensor], sizes: Sequence[int], groups: int, dim
     along = min(dim, parts[0].ndim - 1)
     split = [part.unflatten(along, (groups, size)) for part, size in zip(parts, sizes, strict=True)]
     return torch.cat(split, along + 1).flatten(along, along + 1)
+
+
+def _layout(spec: SpecTree) -> dict[str, str]:
+    """Shape and dtype of every part; `None` stands for one number."""
+    leaves = spec_leaves(TensorSpec(()) if spec is None else spec)
+    return {path: f"{leaf.dtype} {leaf.shape}" for path, leaf in leaves.items()}

@@ -118,7 +118,13 @@ class ReplayBuffer(StreamJoining):
 
         Raises:
             NonFiniteError: a priority is NaN, infinite or negative.
+            ShapeError: there are not as many priorities as rows.
         """
+        if indices.shape != priority.shape:
+            raise ShapeError(
+                f"priorities of shape {list(priority.shape)} were given for rows of shape {list(indices.shape)}; one "
+                "for each row is needed"
+            )
         self.sampler.write_back(indices.cpu().numpy(), priority.cpu().numpy())
 
     def sample(self, count: int, generator: torch.Generator) -> tuple[Batch, np.ndarray]:
@@ -132,8 +138,10 @@ class ReplayBuffer(StreamJoining):
             The rows, and [N] their row numbers.
 
         Raises:
-            ShapeError: there is nothing to choose from.
+            ShapeError: there is nothing to choose from, or the count is negative.
         """
+        if count < 0:
+            raise ShapeError(f"sample({count}) was asked for; give at least 1 row, or 0 for all")
         if count:
             index = self.sampler.starts(self, count, 1, generator)
         else:

@@ -150,7 +150,9 @@ class CoreModel(nn.Module):
             ShapeError: a gradient belongs to no trained parameter, or no gradients were given.
         """
         combined = gradients[0] if len(gradients) == 1 else combine_gradients(gradients, weights)
-        covered: dict[str, list[Tensor]] = {}
+        names: list[str] = []
+        optimizers: list[ComponentOptimizer] = []
+        covered: list[list[Tensor]] = []
         used = 0
         for name, optimizer in self.optimizers.items():
             found = [combined[key] for key in optimizer.names if key in combined]
@@ -160,13 +162,14 @@ class CoreModel(nn.Module):
             if len(found) < len(optimizer.names):
                 pairs = zip(optimizer.names, optimizer.parameters, strict=True)
                 found = [combined[key] if key in combined else torch.zeros_like(p) for key, p in pairs]
-            covered[name] = found
+            names.append(name)
+            optimizers.append(optimizer)
+            covered.append(found)
         if used < len(combined):
             known = [key for optimizer in self.optimizers.values() for key in optimizer.names]
             unknown = [key for key in combined if key not in known]
             raise ShapeError(f"the gradients {unknown[:4]} belong to no trained parameter; known are {known[:4]}, ...")
-        norms = step_together([self.optimizers[name] for name in covered], list(covered.values()))
-        return dict(zip(covered, norms, strict=True))
+        return dict(zip(names, step_together(optimizers, covered), strict=True))
 
     def set_progress(self, progress: float) -> None:
         """Moves every learning rate along its schedule.
