@@ -151,6 +151,17 @@ def test_a_dry_run_says_what_a_run_will_take_and_leaves_nothing(algorithm, capsy
     assert not list(tmp_path.iterdir())
 
 
+def test_a_dry_run_of_several_seeds_speaks_of_each(capsys):
+    assert exit_code("train", "ppo", *CHAIN, "--seeds", "3", "--dry-run") == 0
+    assert "seeds all of this for each of 3" in output(capsys)
+
+
+def test_json_without_a_dry_run_is_refused(capsys):
+    """F27: a run prints none, and a script would wait for it."""
+    assert exit_code("train", "ppo", *CHAIN, "--json") == 2
+    assert "--json prints what --dry-run finds out; give both, or neither" in output(capsys)
+
+
 def test_a_group_cannot_be_changed_as_a_whole(capsys):
     """F27."""
     assert exit_code("resume", "g", "--until", "500") == 2
@@ -169,7 +180,11 @@ def test_a_run_goes_on_with_other_settings_or_beside_itself(capsys):
     assert exit_code("resume", "a", "--override", "algorithm.gama=0.1") == 2
     assert "unknown option --algorithm.gama — did you mean --algorithm.gamma?" in output(capsys)
     assert exit_code("resume", "a", "--override", "env.num_envs=7") == 2
-    assert "env.num_envs cannot change in a run that goes on (it is 2, 7 was given)" in output(capsys)
+    text = output(capsys)
+    assert "env.num_envs cannot change in a run that goes on (it is 2, 7 was given)" in text
+    assert "changed" not in text
+    assert exit_code("resume", "a", "--fork", "--name", "c") == 2
+    assert "the run directory runs/c exists already; choose another name, or continue it" in output(capsys)
 
 
 @pytest.mark.parametrize(("text", "value"), [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400), ("1d", 86_400)])

@@ -35,6 +35,7 @@ from palaestra.experiments import (
 )
 from palaestra.experiments import resume as resume_run
 from palaestra.experiments import run as run_experiment
+from palaestra.experiments.lineage import changed_config
 from palaestra.training import ConsoleLogger
 
 __all__ = ["resume", "train"]
@@ -65,6 +66,8 @@ class TrainCommand(ExperimentConfig):
         super().__post_init__()
         if self.seeds is not None and self.seeds < 1:
             raise ConfigError(f"--seeds is {self.seeds}; it must be at least 1")
+        if self.json and not self.dry_run:
+            raise ConfigError("--json prints what --dry-run finds out; give both, or neither")
         if self.time_limit is not None:
             seconds(self.time_limit)
 
@@ -126,7 +129,8 @@ def train(arguments: list[str]) -> int:
         return 0
     if command.dry_run:
         estimate = dry_run(config)
-        sys.stdout.write((estimate.to_json() if command.json else str(estimate)) + "\n")
+        each = "" if command.seeds is None else f"\nseeds       all of this for each of {command.seeds}"
+        sys.stdout.write((estimate.to_json() if command.json else f"{estimate}{each}") + "\n")
         return 0
 
     def announce(path: Path) -> None:
@@ -188,7 +192,10 @@ def resume(arguments: list[str]) -> int:
     before = directory.config
     config = parse(ExperimentConfig, typed, prog="palaestra resume RUN", default=before)
     changes = changes_between(before, config)
+    changed_config(directory, {path: new for path, (_, new) in changes.items()})  # before it is said to be changed
     console.print(f"resuming {directory.path}", highlight=False, soft_wrap=True)
+    if directory.status == "done" and not changes:
+        console.print("nothing left to do; `--until N` goes on", highlight=False, soft_wrap=True)
     for path, (old, new) in changes.items():
         console.print(f"changed     {path}: {old} -> {new}", highlight=False, soft_wrap=True, markup=False)
     done = resume_run(
