@@ -81,6 +81,19 @@ def test_what_a_checkpoint_holds_the_results_of_cannot_change(setting, value, tm
     assert len(list_runs(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("fork", [False, True])
+@pytest.mark.parametrize("less", [40, 0])
+def test_a_budget_that_the_run_has_used_already_is_refused(less, fork, tmp_path):
+    """F27: nothing could be done with it, so nothing is written."""
+    done = trained(tmp_path, trainer__total_env_steps=90)
+    run, until, before = done.directory, done.result.env_steps - less, contents(done.directory)
+    words = f"the run has {done.result.env_steps} env steps already; --until must be above, {until} was given"
+    with pytest.raises(ConfigError, match=words):
+        palaestra.resume(run, fork=fork, trainer__total_env_steps=until)
+    assert contents(run) == before
+    assert len(list_runs(tmp_path)) == 1
+
+
 def test_a_fork_needs_a_valid_checkpoint(tmp_path):
     """F11: and leaves no half of a directory behind."""
     run = trained(tmp_path).directory

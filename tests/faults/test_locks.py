@@ -83,7 +83,7 @@ def test_evaluating_needs_no_lock(run):
 
 def test_a_new_run_never_writes_into_an_old_directory(run):
     """F26, F27: a name that is taken is an error that says how to continue it."""
-    with pytest.raises(ConfigError, match=r"exists already; choose another --run.name, or continue it with `palaestra"):
+    with pytest.raises(ConfigError, match=r"exists already; choose another name, or continue it with `palaestra"):
         palaestra.train("ppo", "CartPole-v1", run__directory=str(run.parent), run__name="run")
 
 

@@ -35,6 +35,7 @@ from palaestra.experiments import (
 )
 from palaestra.experiments import resume as resume_run
 from palaestra.experiments import run as run_experiment
+from palaestra.experiments.lineage import changed_config
 from palaestra.training import ConsoleLogger
 
 __all__ = ["resume", "train"]
@@ -188,7 +189,10 @@ def resume(arguments: list[str]) -> int:
     before = directory.config
     config = parse(ExperimentConfig, typed, prog="palaestra resume RUN", default=before)
     changes = changes_between(before, config)
+    changed_config(directory, {path: new for path, (_, new) in changes.items()})  # before it is said to be changed
     console.print(f"resuming {directory.path}", highlight=False, soft_wrap=True)
+    if directory.status == "done" and not changes:
+        console.print("nothing left to do; `--until N` goes on", highlight=False, soft_wrap=True)
     for path, (old, new) in changes.items():
         console.print(f"changed     {path}: {old} -> {new}", highlight=False, soft_wrap=True, markup=False)
     done = resume_run(

@@ -22,22 +22,27 @@ _FIXED = (
 """What a checkpoint holds the results of, and no setting can change afterwards."""
 
 
-def changed_config(config: ExperimentConfig, settings: Mapping[str, Any]) -> ExperimentConfig:
-    """A run's configuration with other settings, as far as a run can go on with them.
+def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> ExperimentConfig:
+    """A run's configuration with other settings, as far as it can go on with them.
 
     Args:
-        config: of the run.
+        run: that goes on.
         settings: values by path, with dots or `__`.
 
     Raises:
-        ConfigError: a setting is unknown or wrong, or the checkpoint would not fit any more.
+        ConfigError: a setting is unknown or wrong, the checkpoint would not fit any more, or it is beyond the budget.
     """
+    config = run.config
     changed = config_from_mapping(ExperimentConfig, nested(settings), base=config)
+    changes = changes_between(config, changed)
     refused = [
         f"{path} cannot change in a run that goes on (it is {old!r}, {new!r} was given); train a new run instead"
-        for path, (old, new) in changes_between(config, changed).items()
+        for path, (old, new) in changes.items()
         if any(path == fixed or path.startswith(f"{fixed}.") for fixed in _FIXED)
     ]
+    reached, budget = run.env_steps, changed.trainer.total_env_steps
+    if "trainer.total_env_steps" in changes and budget <= reached:
+        refused.append(f"the run has {reached:,} env steps already; --until must be above, {budget:,} was given")
     if refused:
         raise ConfigError("\n".join(refused))
     return changed

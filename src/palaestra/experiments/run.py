@@ -183,7 +183,7 @@ def resume(
         ConfigError: another process has the run, or a setting cannot change in a run that goes on.
     """
     directory = find_run(name, root)
-    config = changed_config(directory.config, settings)
+    config = changed_config(directory, settings)
     algorithm = make_learner(config)
     data = load_data(config, algorithm)
     if fork:

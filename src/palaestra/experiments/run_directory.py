@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments.config import ExperimentConfig, file_name, load_config, save_config
 from palaestra.experiments.provenance import provenance
+from palaestra.training import CheckpointStore
 
 __all__ = ["RunDirectory", "find_run", "find_runs", "list_groups", "list_runs", "new_directory"]
 
@@ -69,6 +70,12 @@ class RunDirectory:
         except (ValueError, TypeError) as error:
             _log.warning("%s is damaged (%r) and is begun anew", file, error)
             return {}
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps of the newest checkpoint; 0 without any."""
+        steps = CheckpointStore(self.path / "checkpoints").steps()
+        return int(steps[-1].name.removeprefix("step_")) if steps else 0
 
     @property
     def status(self) -> str:
@@ -153,7 +160,7 @@ def new_directory(config: ExperimentConfig, suffix: str) -> Path:
         except FileExistsError:
             if config.run.name:
                 raise ConfigError(
-                    f"the run directory {path} exists already; choose another --run.name, or continue it with "
+                    f"the run directory {path} exists already; choose another name, or continue it with "
                     f"`palaestra resume {path}`"
                 ) from None
             number += 1
