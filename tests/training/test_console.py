@@ -24,9 +24,9 @@ ROW = {
 }
 
 
-def shown(terminal: bool, rows: list[dict[str, float]]) -> str:
+def shown(terminal: bool, rows: list[dict[str, float]], width: int = 100) -> str:
     stream = io.StringIO()
-    console = Console(file=stream, force_terminal=terminal, width=100, color_system=None)
+    console = Console(file=stream, force_terminal=terminal, width=width, color_system=None)
     logger = ConsoleLogger("ppo on CartPole-v1", 10_000, console)
     logger.start(START)
     for row in rows:
@@ -44,6 +44,16 @@ def test_a_terminal_shows_a_panel():
     assert "environment 25% · acting 20% · learning 50% · waiting 5%" in text
     assert "▁█" in text
     assert "╭" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_a_narrow_panel_shows_the_newest_returns(width):
+    """All of them are low but for the last; where there is no room, the oldest are left out."""
+    rows = [{**ROW, "return_mean": float(number == 99)} for number in range(100)]
+    (*_, line) = [line for line in shown(True, rows, width).splitlines() if line.startswith("│ return")]
+    bars = "".join(bar for bar in line if bar in "▁█")
+    assert bars == "▁" * (len(bars) - 1) + "█"
+    assert min(width - 60, 30) <= len(bars) <= 60
 
 
 def test_a_terminal_shows_a_panel_before_the_first_episode():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group
 from rich.live import Live
+from rich.measure import Measurement
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -79,12 +80,11 @@ class ConsoleLogger:
         table.add_row(
             "return",
             f"{row['return_mean']:.1f}" if "return_mean" in row else "no episode yet",
-            Text(_sparkline(self._returns), style="cyan"),
+            _Sparkline(self._returns),
             f"{int(row['episodes']):,} episodes",
         )
         evaluation = f"{row['eval/return_mean']:.1f}" if "eval/return_mean" in row else "–"
         table.add_row("evaluation", evaluation, "", f"policy version {int(row['policy_version']):,}")
-        table.add_row("time", _time_split(row), "", "")
         if "workers/there" in row:
             late, lag = f"{int(row['workers/late'])} late", f"lag at most {int(row['workers/lag_max'])}"
             table.add_row(
@@ -93,9 +93,10 @@ class ConsoleLogger:
                 lag,
                 f"{int(row['workers/restarts'])} restarts, {int(row['workers/dropped'])} fragments dropped",
             )
+        split = Text(f"{'time':<12}{_time_split(row)}")
         hint = Text(advice(row), style="dim")
         bar = ProgressBar(total=self._total, completed=min(done, self._total))
-        return Panel(Group(table, hint, bar), title=self._title, expand=False)
+        return Panel(Group(table, split, hint, bar), title=self._title, expand=False)
 
 
 def _line(row: Mapping[str, float], total: int) -> str:
@@ -115,7 +116,24 @@ def _time_split(row: Mapping[str, float]) -> str:
     )
 
 
-def _sparkline(values: Sequence[float]) -> str:
+class _Sparkline:
+    """The newest values as bars, as many as there is room for.
+
+    Args:
+        values: the oldest first.
+    """
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self._values = list(values)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(1, len(self._values)), len(self._values))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield Text(_bars(self._values[-options.max_width :]), style="cyan")
+
+
+def _bars(values: Sequence[float]) -> str:
     if not values:
         return ""
     low, high = min(values), max(values)
