@@ -1,6 +1,7 @@
 """Tests of `palaestra list`, `check-env` and `doctor`."""
 
 import json
+import sys
 from typing import Any
 
 import gymnasium
@@ -43,6 +44,23 @@ def test_the_list_names_algorithms_presets_and_runs(capsys):
     capsys.readouterr()
     assert exit_code("list") == 0
     assert "runs/first done " in output(capsys)
+
+
+def test_names_of_runs_are_whole_in_a_pipe_and_on_a_narrow_terminal(monkeypatch, capsys):
+    """Two runs whose names end differently can be told apart."""
+    monkeypatch.setenv("COLUMNS", "50")
+    name = "2026-11-22_05-52-30_ppo_palaestra.envs.tiny-Chain_s0"
+    train(name=name)
+    capsys.readouterr()
+    assert exit_code("list") == 0
+    text = output(capsys)
+    assert f"\n runs/{name} done " in text
+    assert "\n discrete_cql " in text
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert exit_code("list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(" discrete_cql ") for line in lines)
+    assert f"runs/{name}" in "".join(line.split(" ")[1] for line in lines if line.startswith(" "))
 
 
 def test_the_list_is_also_json(capsys):

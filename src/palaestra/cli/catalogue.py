@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from palaestra.cli.options import parse, positional
 from palaestra.core import ConfigError, did_you_mean
@@ -17,6 +17,7 @@ from palaestra.experiments import PRESETS, RunDirectory, algorithm_catalogue, al
 
 __all__ = ["list_all", "show_code"]
 
+_NO_LIMIT = 10_000  # in a pipe, a row is a line, however long
 _WHAT = ("algorithms", "envs", "presets", "runs")
 
 
@@ -44,7 +45,7 @@ def list_all(arguments: list[str]) -> int:
     if options.json:
         sys.stdout.write(json.dumps({name: _json(name, options.root) for name in chosen}) + "\n")
         return 0
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _NO_LIMIT)
     for name in chosen:
         _show(name, options.root, console)
     return 0
@@ -64,16 +65,16 @@ def _json(what: str, root: str) -> list[Any]:
 
 def _show(what: str, root: str, console: Console) -> None:
     if what == "algorithms":
-        table = Table("algorithm", "what it does", "data", "actions", "memory", box=None)
+        table = Table(Column("algorithm", no_wrap=True), "what it does", "data", "actions", "memory", box=None)
         for entry in algorithm_catalogue():
             memory = "yes" if entry.memory else ""
             table.add_row(entry.name, entry.summary, entry.data, ", ".join(entry.actions), memory)
     elif what == "envs":
-        table = Table("environment", "suite", "time limit", "native vector", box=None)
+        table = Table(Column("environment", no_wrap=True), "suite", "time limit", "native vector", box=None)
         for env in registered_environments():
             table.add_row(env.name, env.suite, str(env.max_episode_steps or ""), "yes" if env.native else "")
     elif what == "presets":
-        table = Table("algorithm", "tuned for", box=None)
+        table = Table(Column("algorithm", no_wrap=True), "tuned for", box=None)
         for algorithm in dict.fromkeys(key[0] for key in PRESETS):
             table.add_row(algorithm, ", ".join(env for name, env in PRESETS if name == algorithm))
     else:
@@ -87,7 +88,7 @@ def _show_runs(root: str, console: Console) -> None:
     if not runs:
         console.print("no runs yet; start one with `palaestra train ppo CartPole-v1`")
         return
-    table = Table("run", "status", "env steps", "best return", box=None)
+    table = Table(Column("run", overflow="fold"), "status", "env steps", "best return", box=None)
     for path in runs[-20:]:
         run = RunDirectory(path)
         best = run.info.get("best_return")
