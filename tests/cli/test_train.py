@@ -132,6 +132,17 @@ def test_evaluating_a_run_without_a_policy_ends_with_5(capsys):
     assert "there is no policy.json" in output(capsys)
 
 
+@pytest.mark.parametrize("verb", ["eval", "play"])
+def test_a_run_that_was_never_evaluated_has_a_last_policy(verb, capsys):
+    run = train()
+    for file in [*run.glob("evals/*"), *run.glob("policy/*")]:
+        file.unlink()
+    capsys.readouterr()
+    assert exit_code(verb, "run") == 5
+    assert "runs/run has not been evaluated yet, so it has no best policy; `--which last`" in output(capsys)
+    assert exit_code("eval", "run", "--which", "last") == 0
+
+
 class Failing(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A chain that raises in its 30th step, or pays NaN there."""
 

@@ -110,6 +110,12 @@ def test_a_policy_with_a_network_of_its_own_is_refused(tmp_path):
         save_policy(RandomPolicy(TensorSpec((4,)), DiscreteSpec(num=2)), tmp_path)
 
 
+def test_the_directory_above_is_told_which_one_was_meant(tmp_path):
+    save_policy(POLICIES["categorical"](), tmp_path / "policy")
+    with pytest.raises(CheckpointError, match=r"there is no policy.json in .*; did you mean .*/policy\? Give the dir"):
+        load_policy(tmp_path)
+
+
 def rewrite(directory, **changes):
     path = directory / "policy.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

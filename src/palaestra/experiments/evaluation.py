@@ -143,6 +143,8 @@ def policies_of_run(directory: RunDirectory, which: str | int = "best") -> tuple
     """
     agents = make_learner(on_cpu(directory.config))
     assert isinstance(agents, Agents)
+    if which == "best":
+        _require_evaluated(directory)
     state = None if which == "best" else _checkpoint(directory, which)
     return agents, agents_of_run(directory.path, agents, state)
 
@@ -163,6 +165,7 @@ def policy_of_run(directory: RunDirectory, which: str | int = "best") -> Policy:
     if many_agents(directory.config):
         raise ConfigError(f"{directory.path} has many agents, with policies of their own; use `policies_of_run`")
     if which == "best":
+        _require_evaluated(directory)
         return load_policy(directory.path / "policy")
     algorithm = make_algorithm(on_cpu(directory.config))
     algorithm.load_state_tensors(_checkpoint(directory, which)["algorithm"])
@@ -181,10 +184,20 @@ def robot_of_run(directory: RunDirectory, which: str | int = "best") -> tuple[Ro
     """
     robot = make_algorithm(on_cpu(directory.config))
     if which == "best":
+        _require_evaluated(directory)
         return robot, robot_policies(robot, directory.path / "policy")
     state = _checkpoint(directory, which)
     robot.load_state({name: state[part_name("algorithm", name)] for name in robot.tasks})
     return robot, {name: algorithm.policy for name, algorithm in robot.algorithms.items()}
+
+
+def _require_evaluated(directory: RunDirectory) -> None:
+    kept = [*directory.path.glob("evals/*.json"), *directory.path.glob("policy/**/policy.json")]
+    if not kept:
+        raise CheckpointError(
+            f"{directory.path} has not been evaluated yet, so it has no best policy; "
+            "`--which last` takes that of its newest checkpoint"
+        )
 
 
 def _checkpoint(directory: RunDirectory, which: str | int) -> dict[str, Any]:

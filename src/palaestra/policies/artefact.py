@@ -115,8 +115,10 @@ def _description(directory: Path) -> dict[str, Any]:
     path = directory / _JSON
     for needed in (path, directory / _WEIGHTS):
         if not needed.is_file():
+            inside = directory / "policy"
+            meant = f"did you mean {inside}? G" if (inside / needed.name).is_file() else "g"
             raise CheckpointError(
-                f"there is no {needed.name} in {directory}; give the directory that save_policy wrote, "
+                f"there is no {needed.name} in {directory}; {meant}ive the directory that save_policy wrote, "
                 "for example the `policy` directory of a run"
             )
     try:
