@@ -109,7 +109,15 @@ def test_an_environment_to_check_is_needed(capsys):
 def test_the_doctor_says_what_there_is(capsys):
     assert exit_code("doctor") == 0
     text = output(capsys)
-    for part in ("ok python", "ok torch", "device", "C++ compiler", "this folder can be written", "extra atari"):
+    for part in (
+        "ok python",
+        "ok torch",
+        "device",
+        "C++ compiler",
+        "this folder can be written",
+        "extra atari",
+        "extra plot",
+    ):
         assert part in text
     assert exit_code("doctor", "--json") == 0
     findings = json.loads(capsys.readouterr().out)

@@ -13,7 +13,7 @@ import palaestra.cli.train
 from palaestra.cli.main import _VERBS, main
 from palaestra.core import CheckpointError, ConfigError, EnvError, MissingExtraError, NonFiniteError, SpecError
 from tests.cli.parts import exit_code, output
-from tests.faults.parts import COMMAND, command
+from tests.faults.parts import COMMAND, TIMEOUT_S, command
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["help"]])
@@ -23,6 +23,36 @@ def test_help_lists_every_verb(arguments, capsys):
     assert all(f"\n {verb} " in text for verb in _VERBS)
     codes = "0 done, 2 configuration, 3 environment, 4 non-finite numbers, 5 checkpoint or storage"
     assert f"xit codes: {codes}, 130 Ctrl-C (saved), 143 SIGTERM (saved)" in " ".join(text.split())
+
+
+def test_the_version_is_printed(capsys):
+    assert exit_code("--version") == 0
+    assert output(capsys) == f"{palaestra.__version__}\n"
+
+
+def test_the_package_can_be_run_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "palaestra", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{palaestra.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [("show-code", "ppo"), ("list", "envs", "--json")])
+def test_a_reader_that_has_enough_is_no_error(arguments):
+    """As in `palaestra show-code ppo | head -1`."""
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(TIMEOUT_S) == 141
+
+
+@pytest.mark.parametrize("typed", [("--seed", "3", "ppo", "CartPole-v1"), ("ppo", "--seed", "3", "CartPole-v1")])
+def test_what_a_command_is_about_comes_before_its_options(typed, capsys):
+    """F27: it was given, so that it is missing is not all there is to say."""
+    assert exit_code("train", *typed) == 2
+    assert "is missing; it comes before the options: palaestra train" in output(capsys)
 
 
 def test_without_a_verb_the_help_is_an_error(capsys):

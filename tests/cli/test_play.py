@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cli.parts import exit_code, output, train
+from tests.faults.parts import COMMAND, command
 
 imageio = pytest.importorskip("imageio.v3")
 pytest.importorskip("pygame")
@@ -52,6 +53,13 @@ def test_a_film_has_a_picture_for_every_step(suffix, capsys):
     assert frames.shape[-1] == 3
     assert 10 < len(frames) <= 2 * 21
     assert frames.std() > 1  # something is drawn
+
+
+def test_without_a_screen_none_is_looked_for(tmp_path):
+    """SDL would complain of a folder for its windows that is not there."""
+    programme = f"import os; os.environ.pop('SDL_VIDEODRIVER', 0); os.environ.pop('XDG_RUNTIME_DIR', 0); {COMMAND}"
+    text = command("play", "run", "--output", str(tmp_path / "film.gif"), folder=Path(), program=programme)
+    assert "XDG_RUNTIME_DIR" not in text
 
 
 def test_without_a_file_name_the_film_lies_in_the_run(capsys):

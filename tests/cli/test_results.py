@@ -151,6 +151,17 @@ def test_a_dry_run_says_what_a_run_will_take_and_leaves_nothing(algorithm, capsy
     assert not list(tmp_path.iterdir())
 
 
+def test_a_dry_run_of_several_seeds_speaks_of_each(capsys):
+    assert exit_code("train", "ppo", *CHAIN, "--seeds", "3", "--dry-run") == 0
+    assert "seeds all of this for each of 3" in output(capsys)
+
+
+def test_json_without_a_dry_run_is_refused(capsys):
+    """F27: a run prints none, and a script would wait for it."""
+    assert exit_code("train", "ppo", *CHAIN, "--json") == 2
+    assert "--json prints what --dry-run finds out; give both, or neither" in output(capsys)
+
+
 def test_a_group_cannot_be_changed_as_a_whole(capsys):
     """F27."""
     assert exit_code("resume", "g", "--until", "500") == 2

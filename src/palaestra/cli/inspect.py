@@ -28,6 +28,7 @@ _EXTRAS = {
     "atari": "ale_py",
     "box2d": "Box2D",
     "mujoco": "mujoco",
+    "plot": "matplotlib",
     "video": "imageio",
     "envpool": "envpool",
     "multiagent": "pettingzoo",

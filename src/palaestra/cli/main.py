@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -27,7 +29,7 @@ usage: palaestra VERB ...
   check-env ENVIRONMENT         check an environment      palaestra check-env my_package:MyEnvironment
   doctor                        check this installation
 
-`palaestra VERB --help` has each verb's options.
+`palaestra VERB --help` has each verb's options; `palaestra --version` is this version.
 exit codes: 0 done, 2 configuration, 3 environment, 4 non-finite numbers, 5 checkpoint or storage, 130 Ctrl-C (saved),
 143 SIGTERM (saved)
 """
@@ -47,9 +49,17 @@ def _main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_USAGE, end="")
         return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(importlib.metadata.version("palaestra"))
+        return 0
     verb, *rest = arguments
     try:
-        return _call(verb, rest)
+        code = _call(verb, rest)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `| head` has what it wants; at the exit there is nothing to say about the rest
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt as stopped:
         saved = "; the last checkpoint, if there is one, is intact" if verb in ("train", "resume") else ""
         _print("stopped", f"at once{saved}")
@@ -69,6 +79,8 @@ def _call(verb: str, arguments: list[str]) -> int:
     except PalaestraError as error:
         _complain(error)
         return error.exit_code
+    except BrokenPipeError:
+        raise
     except OSError as error:  # a full disk, or no permission, outside the checkpoints
         _complain(error)
         return CheckpointError.exit_code

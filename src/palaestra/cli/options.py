@@ -41,7 +41,8 @@ def positional(arguments: list[str], names: Sequence[str], usage: str) -> tuple[
     count = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
     taken, rest = arguments[: min(count, len(names))], arguments[min(count, len(names)) :]
     if len(taken) < len(names) and not {"-h", "--help"} & set(rest):
-        raise ConfigError(f"{names[len(taken)]} is missing: {usage}")
+        where = "; it comes before the options" if rest else ""
+        raise ConfigError(f"{names[len(taken)]} is missing{where}: {usage}")
     return taken + [""] * (len(names) - len(taken)), rest
 
 

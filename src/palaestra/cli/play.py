@@ -76,6 +76,8 @@ def play(arguments: list[str]) -> int:
     many, robot = many_agents(directory.config), _is_robot(directory)
     screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform in ("darwin", "win32"))
     window = options.output is None and not options.grid and screen and not many and not robot
+    if not window:
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen even where it draws a picture
     if many:
         episodes, returns = _worlds(directory, options)
     elif robot:

@@ -66,6 +66,8 @@ class TrainCommand(ExperimentConfig):
         super().__post_init__()
         if self.seeds is not None and self.seeds < 1:
             raise ConfigError(f"--seeds is {self.seeds}; it must be at least 1")
+        if self.json and not self.dry_run:
+            raise ConfigError("--json prints what --dry-run finds out; give both, or neither")
         if self.time_limit is not None:
             seconds(self.time_limit)
 
@@ -127,7 +129,8 @@ def train(arguments: list[str]) -> int:
         return 0
     if command.dry_run:
         estimate = dry_run(config)
-        sys.stdout.write((estimate.to_json() if command.json else str(estimate)) + "\n")
+        each = "" if command.seeds is None else f"\nseeds       all of this for each of {command.seeds}"
+        sys.stdout.write((estimate.to_json() if command.json else f"{estimate}{each}") + "\n")
         return 0
 
     def announce(path: Path) -> None:
