@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import palaestra
+import palaestra.envs.tiny
 from palaestra import ExperimentConfig, RunSeeds, load_policy
 from palaestra.core import CheckpointError, ConfigError, NonFiniteError
 from palaestra.experiments import (
@@ -266,6 +267,13 @@ def test_a_full_disk_never_replaces_the_first_cause(tmp_path, monkeypatch, caplo
     with pytest.raises(NonFiniteError):
         trained(tmp_path, env__name="tests.rollout.test_collector:Poisoned", env__kwargs={"reward": float("nan")})
     assert "run ended could not be written: [Errno 28] No space left on device" in caplog.text
+
+
+@pytest.mark.parametrize("arguments", [("ppo", 3), (None, CHAIN), ("ppo", palaestra.envs.tiny.Chain())])
+def test_what_is_no_name_is_refused(arguments):
+    """F27: also from Python."""
+    with pytest.raises(ConfigError, match=r"train was given .* and .*; give the name of an algorithm"):
+        palaestra.train(*arguments)
 
 
 def test_a_mistake_makes_no_run_directory(tmp_path):

@@ -103,6 +103,11 @@ def train(
         'done'
     """
     name = f"{env.__module__}:{env.__qualname__}" if isinstance(env, type) else env
+    if not isinstance(algorithm, str) or not isinstance(name, str):
+        raise ConfigError(
+            f"train was given {algorithm!r} and {env!r}; give the name of an algorithm, and the name or class of an "
+            "environment, such as train('ppo', 'CartPole-v1')"
+        )
     base = settings.pop("config", None) or preset(algorithm, name)
     require_same_task(base, algorithm, name)
     config = config_from_mapping(ExperimentConfig, nested(settings), base=base)
