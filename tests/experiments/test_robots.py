@@ -163,7 +163,8 @@ def test_the_command_line_knows_the_settings_of_the_robot(tmp_path, monkeypatch,
     assert exit_code("train", ROBOT, WORLD, *options, "--run.no-tensorboard", "--trainer.eval-episodes", "2") == 0
     assert "report" in output(capsys)
     assert RunDirectory(tmp_path / "runs" / "w").config.algorithm.period == 2
-    assert exit_code("resume", "runs/w", "--until", "200") == 0
+    further = RunDirectory(tmp_path / "runs" / "w").env_steps + 100
+    assert exit_code("resume", "runs/w", "--until", str(further)) == 0
     assert exit_code("eval", "runs/w", "--episodes", "2") == 0
     assert "2 episodes, deterministic" in output(capsys)
     assert exit_code("train", ROBOT, WORLD, "--algorithm.perod", "2") == 2

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
-
-import palaestra
 
 __all__ = ["main"]
 
@@ -51,7 +50,7 @@ def _main(arguments: list[str]) -> int:
         print(_USAGE, end="")
         return 0 if arguments else 2
     if arguments[0] == "--version":
-        print(palaestra.__version__)
+        print(importlib.metadata.version("palaestra"))
         return 0
     verb, *rest = arguments
     try:
