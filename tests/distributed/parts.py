@@ -15,7 +15,7 @@ QUICK = RestartPolicy(max_restarts=8, backoff_s=0.01)
 
 
 class Mortal:
-    """Lets a worker of a runtime die of some calls of a method, just when it has got them."""
+    """Lets a worker of a runtime die of some calls of a method: sent, and never answered."""
 
     def __init__(self, runtime: Any, method: str, *, times: int = 1, skip: int = 0) -> None:
         self.left, self.skip, self.victims = times, skip, list[Call]()
@@ -23,17 +23,21 @@ class Mortal:
         runtime.submit = self.submit
 
     def submit(self, worker: Any, call: Call, request: Any) -> None:
-        self._submit(worker, call, request)
-        if call.method != self._method or not self.left:
-            return
-        if self.skip:
+        due = call.method == self._method and self.left > 0
+        if due and self.skip:
             self.skip -= 1
+            due = False
+        if not due:
+            self._submit(worker, call, request)
             return
         self.left -= 1
         self.victims.append(call)
         process = getattr(worker.handle, "process", None)
         if process is None:
+            self._submit(worker, call, request)
             raise WorkerDiedError(f"{worker.name} was killed by a test")
+        os.kill(process.pid, signal.SIGSTOP)  # a quick worker would answer before it is killed
+        self._submit(worker, call, request)
         os.kill(process.pid, signal.SIGKILL)
 
 
