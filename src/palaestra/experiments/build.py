@@ -166,7 +166,8 @@ def suitable_algorithms(observation_spec: SpecTree, action_spec: SpecTree) -> li
         observation_spec: of an environment.
         action_spec: of an environment.
     """
-    return [name for name in sorted(ALGORITHMS) if attempt(ALGORITHMS[name], observation_spec, action_spec)]
+    with torch.device("meta"):  # nobody uses the weights, and those for large pictures take seconds to initialise
+        return [name for name in sorted(ALGORITHMS) if attempt(ALGORITHMS[name], observation_spec, action_spec)]
 
 
 def attempt(kind: Any, observation_spec: SpecTree, action_spec: SpecTree, config: Any = None) -> Algorithm[Any] | None:

@@ -38,7 +38,7 @@ _ACTIONS: dict[str, SpecTree] = {
     "multi-binary": MultiBinarySpec((2,)),
     "nested": {"move": _BOX, "choice": DiscreteSpec(num=2)},
 }
-_IMAGE = BoundedSpec((64, 64, 3), torch.uint8, minimum=np.array(0), maximum=np.array(255))
+_IMAGE = BoundedSpec((36, 36, 3), torch.uint8, minimum=np.array(0), maximum=np.array(255))
 _OBSERVATIONS: dict[str, SpecTree] = {
     "vector": TensorSpec((4,)),
     "image": _IMAGE,
