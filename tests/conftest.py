@@ -1,5 +1,6 @@
 """What every test shares: one thread, checked array shapes, and waiting by polling."""
 
+import os
 import time
 from collections.abc import Callable
 
@@ -8,7 +9,9 @@ import jaxtyping
 import pytest
 import torch
 
-# Two test processes share two cores; and one thread adds floating-point numbers in one order.
+# Two test processes share two cores; and one thread adds floating-point numbers in one order. Programs that tests start
+# inherit the variable: threads that wait for a busy core make them many times slower.
+os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
 # Shapes and dtypes annotated in `ops/` are checked while tests run, and cost nothing otherwise.
@@ -22,7 +25,7 @@ WaitUntil = Callable[..., None]
 
 
 def _wait_until(
-    condition: Callable[[], object], timeout_s: float = 20.0, *, poll_s: float = 0.01, what: str = ""
+    condition: Callable[[], object], timeout_s: float = 60.0, *, poll_s: float = 0.01, what: str = ""
 ) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():

@@ -18,7 +18,7 @@ def test_the_file_of_the_page_is_short_and_trains_from_the_command_line(tmp_path
     assert command[:4] == ["palaestra", "train", "awr:AWR", "CartPole-v1"]
     small = ["--trainer.total-env-steps", "1024", "--trainer.eval-episodes", "2", "--run.directory", "runs"]
     done = subprocess.run(
-        [*COMMAND_LINE, *command[1:], *small], cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
+        [*COMMAND_LINE, *command[1:], *small], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (tmp_path / "runs").iterdir()

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted([*(ROOT / "examples").glob("*.py"), *(ROOT / "examples" / "robots").glob("*.py")])
-TIMEOUT_S = 60
+TIMEOUT_S = 300
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

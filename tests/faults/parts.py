@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMAND = "from palaestra.cli import main; main()"
 # A terminal of its own, as a shell gives it: Ctrl-C reaches every process of the group.
 ON_TERMINAL = f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); {COMMAND}"
-TIMEOUT_S = 90.0
+TIMEOUT_S = 300.0
 
 
 class Gate(gymnasium.Env[np.ndarray, np.int64]):

@@ -18,7 +18,7 @@ from palaestra.core import EnvError
 from palaestra.robots import Agent, AgentError, RobotConfig
 from tests.robots.parts import QUICK, OneTaskConfig, OneTaskRobot, collector_of, env_maker, robot_of
 
-STOP_S = 2.0
+STOP_S = 10.0
 WORLD = "tests.robots.test_stops:World"
 released = threading.Event()
 arrived = threading.Event()

@@ -176,7 +176,7 @@ def test_stopping_answers_what_waits_and_refuses_what_comes_later():
     answers = [ask(server, caller) for caller in range(3)]
     began = time.monotonic()
     server.stop()
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 10.0
     assert [answer.result(0).item() for answer in answers] == [0, 2, 4]
     with pytest.raises(RequestError, match="has stopped"):
         ask(server, 0)

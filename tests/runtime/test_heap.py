@@ -31,7 +31,7 @@ print(steps(10))
 def faults_of_a_step(heap: str) -> float:
     defaults = {"MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "131072"}  # where glibc starts from
     command = [sys.executable, "-c", FAULTS, heap]
-    return float(subprocess.check_output(command, env={**os.environ, **defaults}, text=True, timeout=120))
+    return float(subprocess.check_output(command, env={**os.environ, **defaults}, text=True, timeout=300))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")

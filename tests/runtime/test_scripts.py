@@ -21,7 +21,7 @@ def run(folder, *arguments, **options):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     command = [sys.executable, *arguments]
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False, **options
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False, **options
     )
 
 
