@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
         group.mkdir()
         (group / "group.json").write_text('{"format": 1, "seeds": [5, 6]}')
         for seed in ("5", "6"):
-            train("--run.directory", "runs/g", "--seed", seed, name=f"../g/seed_{seed}")
+            train("--run.directory", "runs/g", "--seed", seed, name=f"seed_{seed}")
     return folder
 
 

@@ -71,6 +71,78 @@ def test_a_file_may_hold_another_algorithm(tmp_path, capsys):
     assert printed["env"]["name"] == "Acrobot-v1"
 
 
+def test_a_file_that_names_algorithm_and_environment_stands_on_their_preset(tmp_path, capsys):
+    """USERS: `train --config FILE` and `train ppo CartPole-v1 --config FILE` are the same run."""
+    (tmp_path / "own.yaml").write_text("algorithm_name: ppo\nenv: {name: CartPole-v1}\nrun: {seed: 4}\n")
+    assert exit_code("train", "--config", "own.yaml", "--print-config") == 0
+    alone = yaml.safe_load(capsys.readouterr().out)
+    assert exit_code("train", "ppo", "CartPole-v1", "--config", "own.yaml", "--print-config") == 0
+    assert yaml.safe_load(capsys.readouterr().out) == alone
+    assert alone["env"]["num_envs"] == preset("ppo", "CartPole-v1").env.num_envs == 8
+    (tmp_path / "half.yaml").write_text("trainer: {total_env_steps: 100}\n")
+    assert exit_code("train", "--config", "half.yaml") == 2
+    assert "half.yaml does not say algorithm_name and env.name" in output(capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("ppo", ""), "the environment is an empty text"),
+        (("", "CartPole-v1"), "the algorithm is an empty text"),
+        (("CartPole-v1", "ppo"), "the algorithm comes first: palaestra train ppo CartPole-v1"),
+        (
+            ("ppo", "CartPole-v1", "--algorithm-name", "dqn"),
+            "is for dqn on CartPole-v1, but ppo on CartPole-v1 was named",
+        ),
+        (
+            ("ppo", "CartPole-v1", "--env.name", "Acrobot-v1"),
+            "is for ppo on Acrobot-v1, but ppo on CartPole-v1 was named",
+        ),
+        (("ppo", "CartPole-v1", "--algorithm.network.hidden-sizes"), "a value is needed"),
+        (("ppo", "CartPole-v1", "--run.name", "a/b"), "give a name that is no path"),
+        (("ppo", "CartPole-v1", "--run.name", "last"), "'last', which means the newest run"),
+        (
+            ("ppo", "Pendulum-v1", "--env.train-wrappers", "NormalizeAction"),
+            "env.train_wrappers or env.train_kwargs change the actions",
+        ),
+        (("ppo", "CartPole-v1", "--env.train-wrappers", "FrameStack(num_frames=2)"), "change the observations"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_before_anything_starts(arguments, message, capsys, tmp_path):
+    """F27."""
+    assert exit_code("train", *arguments) == 2
+    assert message in " ".join(output(capsys).split())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_option_that_is_given_again_adds_to_a_list_and_replaces_a_value(capsys):
+    wrappers = ("--env.wrappers", "FrameStack(num_frames=2)", "--env.wrappers", "ActionRepeat(repeat=2)")
+    kwargs = ("--env.kwargs", "size", "3", "--env.kwargs", "random", "true")
+    options = (*wrappers, *kwargs, "--seed", "1", "--seed", "2", "--print-config")
+    assert exit_code("train", "ppo", "palaestra.envs.tiny:Endless", *options) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["env"]["wrappers"] == ["FrameStack(num_frames=2)", "ActionRepeat(repeat=2)"]
+    assert config["env"]["kwargs"] == {"size": 3, "random": True}
+    assert config["run"]["seed"] == 2
+
+
+def test_a_run_without_budget_does_not_take_new_settings(capsys):
+    """Its record would say that it was trained with them."""
+    run = train()
+    before = (run / "config.yaml").read_text()
+    assert exit_code("resume", "run", "--override", "algorithm.gamma=0.5") == 2
+    assert "nothing would be done with algorithm.gamma; give --until as well" in " ".join(output(capsys).split())
+    assert (run / "config.yaml").read_text() == before
+
+
+def test_a_fork_is_named_from_the_start_on(capsys):
+    train()
+    assert exit_code("resume", "run", "--fork", "--until", "96", "--override", "algorithm.gamma=0.5") == 0
+    text = output(capsys)
+    assert text.index("forking runs/run into runs/run_fork") < text.index("changed algorithm.gamma: ")
+    assert "resuming" not in text
+
+
 def test_what_an_environment_is_made_with_can_be_typed(capsys):
     """ALF-34, ALF-35: its arguments and its wrappers."""
     arguments = ("train", "dqn", "palaestra.envs.tiny:Chain", "--env.kwargs", "num_states", "7")

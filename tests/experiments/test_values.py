@@ -65,7 +65,8 @@ def test_a_value_of_another_type_is_refused_in_plain_words(hint, value, reason):
         (int, ["1e5"], 1e5),
         (tuple[int, ...], ["64", "32"], [64, 32]),
         (tuple[int, ...], ["64,32"], [64, 32]),
-        (tuple[str, ...], [], []),
+        (tuple[str, ...], [""], []),
+        (dict[str, Any], [""], {}),
         (dict[str, Any], ["size", "3", "label", "x"], {"size": 3, "label": "x"}),
         (Any, ["[1, 2"], "[1, 2"),
     ],
@@ -79,6 +80,7 @@ def test_words_of_the_command_line_become_values(hint, words, value):
     [
         (int, [], "one value is needed, and none was given"),
         (float, ["1", "2"], "one value is needed, and 2 were given: 1 2"),
+        (tuple[int, ...], [], "a value is needed; an empty text ('') stands for none at all"),
         (dict[str, Any], ["size"], "'size' has no value; give names and values in turn"),
     ],
 )

@@ -138,3 +138,12 @@ def test_a_time_limit_ends_an_evaluation_with_what_has_ended_and_says_so():
     endless = SerialEnvironment([load(ENDLESS, env_id=0, max_episode_steps=10**9)], lane_seeds=[1])
     with pytest.raises(ConfigError, match=r"only 0 of 1 .* set a time limit on episodes"):
         evaluate(policy, endless, episodes=1, time_limit_s=0.05)
+
+
+def test_an_evaluation_in_which_nothing_ends_says_so_while_it_waits(caplog, monkeypatch):
+    monkeypatch.setattr("palaestra.rollout.evaluation._LONG_S", 0.0)
+    env = SerialEnvironment([load(ENDLESS, env_id=0, max_episode_steps=5)], lane_seeds=[1])
+    evaluate(make("ppo", env).policy, env, episodes=2)
+    (record,) = caplog.records
+    assert "no evaluation episode has ended after 0 s and 1 steps" in record.getMessage()
+    assert "--env.max-episode-steps N" in record.getMessage()

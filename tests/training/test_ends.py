@@ -6,13 +6,16 @@ import logging
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from palaestra import Trainer
 from palaestra.core import CheckpointError, ConfigError, NonFiniteError, load_tensors
+from palaestra.policies import Phase
 from palaestra.training import CheckpointStore, Evaluated, StoppedError, TrainerConfig
+from tests.algorithms.parts import environment
 from tests.training.parts import Hooks, Recorder, evaluation_in, trainer
 
 
@@ -314,6 +317,45 @@ def test_a_step_that_outlasts_the_grace_is_stopped_with_the_last_checkpoint_inta
     assert store.load_newest()[0] in range(100, 250)
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("total", [600, 250], ids=["on the way", "at the end"])
+def test_a_signal_in_an_evaluation_breaks_it_off_and_the_run_goes_on_with_it(tmp_path, total):
+    """F22, F25: nothing is lost, however long the evaluation would have taken."""
+    settings = {"total": total, "eval_every_steps": 240, "checkpoint_every_steps": 0, "evaluate": evaluation_in()}
+    rows: dict[str, Recorder] = {name: Recorder() for name in ("whole", "cut")}
+    seen: dict[str, list[Any]] = {name: [] for name in rows}
+
+    def hooks(name):
+        return [Hooks(evaluated=lambda t, result: seen[name].append((result.env_steps, result.evaluation.returns)))]
+
+    trainer("ppo", **settings, loggers=[rows["whole"]], callbacks=hooks("whole")).run()
+
+    def endless(policy):
+        with environment("discrete", 2, seed=77) as env, policy.in_phase(Phase.EVAL):
+            policy.generator = torch.Generator()
+            time_step = env.reset()
+            signal.raise_signal(signal.SIGTERM)
+            while True:
+                time_step = env.step(policy.act(time_step, phase=Phase.EVAL).action)
+
+    store = CheckpointStore(tmp_path)
+    made = trainer("ppo", **{**settings, "evaluate": endless}, checkpoints=store, loggers=[rows["cut"]])
+    generator = made.algorithm.policy.generator
+    result = made.run()
+    assert (result.status, result.exit_code) == ("interrupted", 143)
+    assert made.algorithm.policy.generator is generator
+    assert made.algorithm.policy.phase is Phase.COLLECT
+    again = trainer("ppo", **settings, loggers=[rows["cut"]], callbacks=hooks("cut"))
+    again.load_state(store.load_newest()[1])
+    assert again.run().status == "done"
+    assert seen["cut"] == seen["whole"]
+    assert timeless(rows["cut"]) == timeless(rows["whole"])
+
+
+def timeless(recorder):
+    """The rows without what depends on the clock."""
+    return [{k: v for k, v in row.items() if not k.startswith("time/") and "per_s" not in k} for row in recorder.rows]
 
 
 def test_sigterm_twice_stops_at_once_with_143(tmp_path):

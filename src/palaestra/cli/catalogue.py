@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from palaestra.cli.options import parse, positional
@@ -17,6 +18,7 @@ from palaestra.experiments import PRESETS, RunDirectory, algorithm_catalogue, al
 
 __all__ = ["list_all", "show_code"]
 
+_NEWEST = 20  # runs that are shown
 _NO_LIMIT = 10_000  # in a pipe, a row is a line, however long
 _WHAT = ("algorithms", "envs", "presets", "runs")
 
@@ -89,14 +91,19 @@ def _show_runs(root: str, console: Console) -> None:
         console.print("no runs yet; start one with `palaestra train ppo CartPole-v1`")
         return
     table = Table(Column("run", overflow="fold"), "status", "env steps", "best return", box=None)
-    for path in runs[-20:]:
+    for path in runs[-_NEWEST:]:
         run = RunDirectory(path)
         best = run.info.get("best_return")
-        table.add_row(str(path), run.status, str(run.info.get("env_steps", "")), "" if best is None else f"{best:.1f}")
+        table.add_row(
+            escape(str(path)), run.status, str(run.info.get("env_steps", "")), "" if best is None else f"{best:.1f}"
+        )
     console.print(table)
-    for path in list_groups(root)[-20:]:
+    if len(runs) > _NEWEST:
+        console.print(f"the newest {_NEWEST} of {len(runs)}; --json has all", highlight=False)
+    for path in list_groups(root)[-_NEWEST:]:
         states = [RunDirectory(child.parent).status for child in sorted(path.glob("*/run.json"))]
-        console.print(f"{path}  {states.count('done')} of {len(states)} seeds done", highlight=False, soft_wrap=True)
+        line = f"{path}  {states.count('done')} of {len(states)} seeds done"
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 @dataclass(frozen=True, kw_only=True)

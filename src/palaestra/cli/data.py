@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import dataclass, field, replace
 
@@ -92,7 +93,9 @@ def data(arguments: list[str]) -> int:
     summary, as_json = _WHAT[what](rest)
     sys.stdout.write((json.dumps(summary.to_json()) if as_json else f"data        {summary}") + "\n")
     if not as_json:
-        sys.stdout.write(f"next        palaestra train ALGORITHM ENVIRONMENT --offline.data {summary.path}\n")
+        sys.stdout.write(
+            f"next        palaestra train ALGORITHM ENVIRONMENT --offline.data {shlex.quote(str(summary.path))}\n"
+        )
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import io
 import logging
 import os
 import signal
@@ -45,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _main(arguments: list[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without these letters shows others in their place
+            stream.reconfigure(errors="replace")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s  %(message)s")
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_USAGE, end="")

@@ -36,13 +36,15 @@ def positional(arguments: list[str], names: Sequence[str], usage: str) -> tuple[
         As many values as names, and the rest. With `--help` in the rest, missing values are "".
 
     Raises:
-        ConfigError: one is missing.
+        ConfigError: one is missing, or empty.
     """
     count = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
     taken, rest = arguments[: min(count, len(names))], arguments[min(count, len(names)) :]
     if len(taken) < len(names) and not {"-h", "--help"} & set(rest):
         where = "; it comes before the options" if rest else ""
         raise ConfigError(f"{names[len(taken)]} is missing{where}: {usage}")
+    if "" in taken:
+        raise ConfigError(f"{names[taken.index('')]} is an empty text, as a shell makes of an unset variable: {usage}")
     return taken + [""] * (len(names) - len(taken)), rest
 
 
@@ -132,9 +134,15 @@ def _groups(arguments: Sequence[str], problems: list[str]) -> list[tuple[str, li
 
 
 def _put(settings: dict[str, Any], path: str, value: Any) -> None:
+    """Writes a value to its place. Of an option that is given again the last counts; lists and mappings add up."""
     *parents, last = path.split(".")
     for parent in parents:
         settings = settings.setdefault(parent, {})
+    before = settings.get(last)
+    if isinstance(value, list) and isinstance(before, list):
+        value = before + value
+    elif isinstance(value, dict) and isinstance(before, dict):
+        value = before | value
     settings[last] = value
 
 

@@ -15,6 +15,7 @@ import tyro
 import yaml
 from rich.console import Console
 
+from palaestra.algorithms import ALGORITHMS
 from palaestra.cli.options import parse, positional
 from palaestra.core import ConfigError
 from palaestra.experiments import (
@@ -52,7 +53,7 @@ class TrainCommand(ExperimentConfig):
     print_config: bool = False
     """Print all settings as YAML and start nothing."""
     dry_run: bool = False
-    """Build everything, make one update, say how much time and memory it will take; leave nothing behind."""
+    """Build everything, learn for about a second, say how much time and memory it will take; leave nothing behind."""
     seeds: int | None = None
     """Train so many seeds side by side, counted up from --seed."""
     time_limit: str | None = None
@@ -107,15 +108,15 @@ def train(arguments: list[str]) -> int:
         arguments: what was typed after the verb.
     """
     usage = "palaestra train ALGORITHM ENVIRONMENT [--config FILE] [--seeds K] [options]"
-    file = _config_file(arguments)
+    file, named = _config_file(arguments), None
     if file is not None and arguments[0].startswith("-"):
         base, rest = load_config(file), arguments
     else:
         (algorithm, env), rest = positional(arguments, ("the algorithm", "the environment"), usage)
-        base = preset(algorithm or "ppo", env or "CartPole-v1")
-        if file is not None:
-            base = load_config(file, base=base)
-            require_same_task(base, algorithm, env)
+        if env in ALGORITHMS and algorithm not in ALGORITHMS:
+            raise ConfigError(f"the algorithm comes first: palaestra train {env} {algorithm}")
+        named = algorithm or "ppo", env or "CartPole-v1"  # of the help, where they may be missing
+        base = preset(*named) if file is None else load_config(file, base=preset(*named))
     command = parse(
         TrainCommand,
         rest,
@@ -124,6 +125,8 @@ def train(arguments: list[str]) -> int:
         description=f"{usage}. Schedules: a number, or 'linear(start, end)'.",
     )
     config, console = command.experiment(), Console()
+    if named is not None:
+        require_same_task(config, *named)
     if command.print_config:
         sys.stdout.write(yaml.safe_dump(config_to_mapping(config), sort_keys=False))
         return 0
@@ -134,11 +137,16 @@ def train(arguments: list[str]) -> int:
         return 0
 
     def announce(path: Path) -> None:
-        console.print(f"run         {os.path.relpath(path)}", highlight=False, soft_wrap=True, markup=False)
+        _say(console, f"run         {os.path.relpath(path)}")
 
     if command.seeds is not None:
         return _report_group(train_seeds(config, command.seeds, progress=True, on_start=announce), console)
     return _report(run_experiment(config, loggers=[_console_logger(config, console)], on_start=announce), console)
+
+
+def _say(console: Console, line: str) -> None:
+    """Prints a line as it is: no colours in it, no markup, not cut."""
+    console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _console_logger(config: ExperimentConfig, console: Console) -> ConsoleLogger:
@@ -147,12 +155,13 @@ def _console_logger(config: ExperimentConfig, console: Console) -> ConsoleLogger
 
 def _config_file(arguments: list[str]) -> str | None:
     """The value of `--config`, which has to be known before anything else is read."""
+    found = None
     for i, argument in enumerate(arguments):
         if argument == "--config" and i + 1 < len(arguments):
-            return arguments[i + 1]
-        if argument.startswith("--config="):
-            return argument.split("=", 1)[1]
-    return None
+            found = arguments[i + 1]
+        elif argument.startswith("--config="):
+            found = argument.split("=", 1)[1]
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,22 +195,27 @@ def resume(arguments: list[str]) -> int:
     if (directories[0].path.parent / "group.json").is_file() and directories[0].path.name not in name:
         if typed or options.fork:
             raise ConfigError(f"{name} is a group; settings can change, and forks begin, in one of its runs at a time")
-        console.print(f"resuming {directories[0].path.parent}", highlight=False, soft_wrap=True)
+        _say(console, f"resuming {directories[0].path.parent}")
         return _report_group(resume_seeds(directories[0].path.parent, progress=True), console)
     (directory,) = directories
     before = directory.config
     config = parse(ExperimentConfig, typed, prog="palaestra resume RUN", default=before)
     changes = changes_between(before, config)
     changed_config(directory, {path: new for path, (_, new) in changes.items()})  # before it is said to be changed
-    console.print(f"resuming {directory.path}", highlight=False, soft_wrap=True)
-    if directory.status == "done" and not changes:
-        console.print("nothing left to do; `--until N` goes on", highlight=False, soft_wrap=True)
-    for path, (old, new) in changes.items():
-        console.print(f"changed     {path}: {old} -> {new}", highlight=False, soft_wrap=True, markup=False)
+    nothing_left = directory.status == "done" and not changes
+
+    def announce(path: Path) -> None:
+        _say(console, f"forking {directory.path} into {path}" if options.fork else f"resuming {path}")
+        if nothing_left:
+            _say(console, "nothing left to do; `--until N` goes on")
+        for changed, (old, new) in changes.items():
+            _say(console, f"changed     {changed}: {old} -> {new}")
+
     done = resume_run(
         directory.path,
         fork=(options.name or True) if options.fork else False,
         loggers=[_console_logger(config, console)],
+        on_start=announce,
         **{path: new for path, (_, new) in changes.items()},
     )
     return _report(done, console)
@@ -241,7 +255,7 @@ def _report(done: RunResult, console: Console) -> int:
     if (done.directory / "report.html").is_file():
         lines.append(f"report      {run}/report.html")
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        _say(console, line)
     return result.exit_code
 
 
@@ -255,5 +269,5 @@ def _report_group(done: GroupResult, console: Console) -> int:
         lines.append(f"            palaestra eval {group}")
         lines.append(f"            palaestra report {group}")
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        _say(console, line)
     return done.exit_code

@@ -11,7 +11,6 @@ from palaestra.experiments.config import (
     RunConfig,
     config_from_mapping,
     config_to_mapping,
-    load_config,
     save_config,
 )
 from palaestra.experiments.curves import Curve, curves_of, read_metrics
@@ -35,7 +34,7 @@ from palaestra.experiments.evaluation import (
 from palaestra.experiments.faults import FaultRecord, read_faults
 from palaestra.experiments.lineage import changes_between
 from palaestra.experiments.plots import save_plot, terminal_plot
-from palaestra.experiments.presets import PRESETS, preset
+from palaestra.experiments.presets import PRESETS, load_config, preset
 from palaestra.experiments.report import write_report
 from palaestra.experiments.run import RunResult, require_same_task, resume, run, train
 from palaestra.experiments.run_directory import RunDirectory, find_run, find_runs, list_groups, list_runs

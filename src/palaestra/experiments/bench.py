@@ -65,7 +65,10 @@ def bench_environment(config: EnvConfig, *, duration_s: float = 1.0, repetitions
         ConfigError: the duration or the number of repetitions is not positive.
     """
     if not duration_s > 0 or repetitions < 1:
-        raise ConfigError(f"a bench of {repetitions} repetitions of {duration_s} s measures nothing; give at least 1")
+        raise ConfigError(
+            f"a bench of {repetitions} repetitions of {duration_s} s measures nothing; give at least 1, and a time "
+            "above 0"
+        )
     play = _play_worlds if is_world(config.name) else _play
     with torch.inference_mode(), contextlib.closing(play(config)) as stepped:
         next(stepped)  # everything is made

@@ -125,6 +125,7 @@ def make_algorithm(config: ExperimentConfig) -> Any:
     """
     _require_loggers(config)
     observation_spec, action_spec, _ = probe_specs(config.env)
+    _require_same_task(config, observation_spec, action_spec)
     _set_up_torch(config, observation_spec)
     kind: Any = algorithm_class(config.algorithm_name)
     try:
@@ -143,6 +144,19 @@ def _require_loggers(config: ExperimentConfig) -> None:
     for name in config.run.loggers:
         if importlib.util.find_spec(name) is None:
             raise MissingExtraError(name, name, f"run.loggers={name}")
+
+
+def _require_same_task(config: ExperimentConfig, observation_spec: SpecTree, action_spec: SpecTree) -> None:
+    """Refuses what is for training alone where a policy could not be evaluated without it."""
+    if not (config.env.train_wrappers or config.env.train_kwargs):
+        return
+    observed, acted, _ = probe_specs(config.env.for_evaluation(1))
+    for what, training, evaluation in (("observations", observation_spec, observed), ("actions", action_spec, acted)):
+        if training != evaluation:
+            raise ConfigError(
+                f"env.train_wrappers or env.train_kwargs change the {what} from {evaluation} to {training}, and the "
+                "policy is evaluated without them; put what does that into env.wrappers or env.kwargs"
+            )
 
 
 def _set_up_torch(config: ExperimentConfig, observation_spec: SpecTree) -> None:
@@ -210,14 +224,14 @@ def evaluate_training(
         policy: to evaluate; by name where there are several.
         agents: everybody, in a run with many agents.
     """
+    episodes, seed, limit_s = config.trainer.eval_episodes, config.run.seed, config.trainer.eval_time_limit_s
     if agents is not None:
-        episodes, seed = config.trainer.eval_episodes, config.run.seed
-        return evaluate_team(config, named_policies(policy), agents, episodes=episodes, seed=seed)
+        acting = named_policies(policy)
+        return evaluate_team(config, acting, agents, episodes=episodes, seed=seed, time_limit_s=limit_s)
     assert isinstance(policy, Policy)
-    num_envs = min(config.run.eval_num_envs, config.trainer.eval_episodes)
-    env, lanes = evaluation_environment(config, config.run.seed, num_envs)
+    env, lanes = evaluation_environment(config, seed, min(config.run.eval_num_envs, episodes))
     with env:
-        return evaluate(policy, env, episodes=config.trainer.eval_episodes, seeds=lanes)
+        return evaluate(policy, env, episodes=episodes, seeds=lanes, time_limit_s=limit_s)
 
 
 class KeepEvaluations(Callback):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from palaestra.core import ConfigError
 from palaestra.experiments.curves import Axis, Curve, curves_of
 from palaestra.experiments.lineage import changes_between
-from palaestra.experiments.run_directory import find_runs
+from palaestra.experiments.run_directory import RunDirectory, find_runs
 
 __all__ = ["Comparison", "compare_runs"]
 
@@ -65,12 +67,10 @@ def compare_runs(
 
     Raises:
         CheckpointError: one of them does not exist, or has not logged anything.
+        ConfigError: the runs of a group differ in more than their seeds.
     """
     one, other = find_runs([first], root), find_runs([second], root)
-    curves = [
-        dataclasses.replace(curves_of(runs, metric=metric, x=x)[0], label=str(name))
-        for runs, name in ((one, first), (other, second))
-    ]
+    curves = [_curve(runs, name, metric, x) for runs, name in ((one, first), (other, second))]
     ignored = ("run.seed", "run.name", "run.directory")
     differences = {
         path: pair for path, pair in changes_between(one[0].config, other[0].config).items() if path not in ignored
@@ -78,3 +78,10 @@ def compare_runs(
     common = float(min(curve.x[-1] for curve in curves))
     at_common = tuple(float(np.interp(common, curve.x, curve.value)) for curve in curves)
     return Comparison(differences, curves, metric, common, (at_common[0], at_common[1]))
+
+
+def _curve(runs: Sequence[RunDirectory], name: str | Path, metric: str, x: Axis) -> Curve:
+    curves = curves_of(runs, metric=metric, x=x)
+    if len(curves) > 1:
+        raise ConfigError(f"the runs of {name} differ in their settings or env steps; compare single runs of it")
+    return dataclasses.replace(curves[0], label=str(name))

@@ -29,7 +29,7 @@ __all__ = [
     "RunConfig",
     "config_from_mapping",
     "config_to_mapping",
-    "load_config",
+    "read_config",
     "save_config",
 ]
 
@@ -64,6 +64,11 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"run.{name} is {value}; it must be at least {least}")
+        if self.name is not None and (self.name in ("", ".", "..", "last") or set("/\\") & set(self.name)):
+            raise ConfigError(
+                f"run.name is {self.name!r}; give a name that is no path and not 'last', which means the newest run "
+                "(run.directory says in which folder)"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,15 +309,14 @@ def algorithm_class(name: str) -> Any:
     return ALGORITHMS[name]
 
 
-def load_config(path: str | Path, *, base: ExperimentConfig | None = None) -> ExperimentConfig:
-    """Reads a configuration file.
+def read_config(path: str | Path) -> Mapping[str, Any]:
+    """The settings that a configuration file holds; nobody has looked at them yet.
 
     Args:
         path: a YAML file.
-        base: where settings that it leaves out come from.
 
     Raises:
-        ConfigError: it cannot be read, or holds mistakes.
+        ConfigError: it cannot be read, or holds no mapping.
     """
     try:
         data = read_yaml(Path(path).read_text())
@@ -322,7 +326,7 @@ def load_config(path: str | Path, *, base: ExperimentConfig | None = None) -> Ex
         raise ConfigError(f"the configuration {path} is empty; a mapping of settings is needed")
     if not isinstance(data, Mapping):
         raise ConfigError(f"the configuration {path} holds {type(data).__name__}; a mapping of settings is needed")
-    return config_from_mapping(ExperimentConfig, data, base=base)
+    return data
 
 
 def save_config(config: ExperimentConfig, path: str | Path) -> None:

@@ -72,8 +72,8 @@ def evaluate_run(
         CheckpointError: there is no such run, or it has no such policy.
         ConfigError: `episodes` is less than 1.
     """
-    if episodes < 1:
-        raise ConfigError(f"--episodes is {episodes}; it must be at least 1")
+    if not isinstance(episodes, int) or episodes < 1:
+        raise ConfigError(f"episodes is {episodes}; it must be a whole number of at least 1")
     directory = find_run(name, root)
     config = directory.config
     seed = config.run.seed if seed is None else seed

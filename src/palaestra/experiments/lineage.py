@@ -43,6 +43,11 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
     reached, budget = run.env_steps, changed.trainer.total_env_steps
     if "trainer.total_env_steps" in changes and budget <= reached:
         refused.append(f"the run has {reached:,} env steps already; --until must be above, {budget:,} was given")
+    elif changes and not refused and budget <= reached:
+        refused.append(
+            f"the run has used its budget of {budget:,} env steps, so nothing would be done with {', '.join(changes)}; "
+            "give --until as well, to go on"
+        )
     if refused:
         raise ConfigError("\n".join(refused))
     return changed

@@ -170,6 +170,7 @@ def resume(
     fork: bool | str = False,
     progress: bool = False,
     loggers: Sequence[Logger] = (),
+    on_start: Callable[[Path], None] | None = None,
     **settings: Any,
 ) -> RunResult:
     """Goes on with a run from its newest valid checkpoint; one that has never saved any begins, with a warning.
@@ -180,6 +181,7 @@ def resume(
         fork: whether to go on in a new run directory, of this name if it is a text, and leave the old one as it is.
         progress: whether to show how it goes, as the command does.
         loggers: besides the run's own files and TensorBoard.
+        on_start: called with the run directory before anything is done there.
         settings: by their path with `__` for dots, to go on with others than the run began with; `run.json` records
             them.
 
@@ -194,6 +196,8 @@ def resume(
     if fork:
         directory = fork_run(directory, config, fork if isinstance(fork, str) else None)
         config = directory.config
+    if on_start is not None:
+        on_start(directory.path)
     loggers = _with_console(config, loggers, progress)
     return start(directory, algorithm, config, data=data, loggers=loggers, resumed=True)
 

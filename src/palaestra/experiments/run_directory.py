@@ -7,13 +7,14 @@ import fcntl
 import json
 import logging
 import os
+import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments.config import ExperimentConfig, file_name, load_config, save_config
+from palaestra.experiments.config import ExperimentConfig, config_from_mapping, file_name, read_config, save_config
 from palaestra.experiments.provenance import provenance
 from palaestra.training import CheckpointStore
 
@@ -59,7 +60,7 @@ class RunDirectory:
         Raises:
             ConfigError: there is none, or it holds mistakes.
         """
-        return load_config(self.path / "config.yaml")
+        return config_from_mapping(ExperimentConfig, read_config(self.path / "config.yaml"))
 
     @property
     def info(self) -> dict[str, Any]:
@@ -161,7 +162,7 @@ def new_directory(config: ExperimentConfig, suffix: str) -> Path:
             if config.run.name:
                 raise ConfigError(
                     f"the run directory {path} exists already; choose another name, or continue it with "
-                    f"`palaestra resume {path}`"
+                    f"`palaestra resume {shlex.quote(str(path))}`"
                 ) from None
             number += 1
             path = root / f"{stem}_{number}"

@@ -183,7 +183,10 @@ def value_from_words(hint: Any, words: Sequence[str]) -> Any:
         ['ClipReward(minimum=0, maximum=1)', 'FrameStack']
     """
     kinds = [typing.get_origin(member) or member for member in _members(hint)]
+    if not words and {dict, list, tuple} & set(kinds):
+        raise ConfigError("a value is needed; an empty text ('') stands for none at all")
     if dict in kinds:
+        words = [] if list(words) == [""] else words
         if len(words) % 2:
             raise ConfigError(f"{words[-1]!r} has no value; give names and values in turn")
         return {name: _read(value) for name, value in zip(words[::2], words[1::2], strict=True)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import warnings
@@ -18,6 +19,14 @@ from palaestra.policies import Phase, Policy
 from palaestra.rollout.episodes import Episode, EpisodeTracker
 
 __all__ = ["Evaluation", "evaluate", "evaluation_of", "first_of_each"]
+
+_log = logging.getLogger(__name__)
+# After so many seconds without the end of any episode people are told.
+_LONG_S = 30.0
+_NO_END = (
+    "no evaluation episode has ended after %.0f s and %d steps; without a time limit some never do: set "
+    "env.max_episode_steps (--env.max-episode-steps N)"
+)
 
 
 @dataclass(frozen=True)
@@ -89,13 +98,18 @@ def evaluate(
         with policy.in_phase(Phase.EVAL), torch.inference_mode():
             time_step, state = env.reset(), policy.initial_state(env.batch_size)
             counted = np.zeros_like(quota)
+            told = False
             while (counted < quota).any():
                 step = policy.act(time_step, state, phase=Phase.EVAL, deterministic=deterministic)
                 time_step, state = env.step(policy.env_action(step.action)), step.state
                 tracker.add(time_step)
                 counted += (time_step.step_type == StepType.LAST).cpu().numpy()
-                if time_limit_s is not None and time.monotonic() - began >= time_limit_s:
+                passed_s = time.monotonic() - began
+                if time_limit_s is not None and passed_s >= time_limit_s:
                     break
+                if not told and passed_s >= _LONG_S and not counted.any():
+                    told = True
+                    _log.warning(_NO_END, passed_s, len(tracker))
             finished = first_of_each(tracker.finished(), quota)
     finally:
         policy.generator = training_generator
@@ -103,7 +117,10 @@ def evaluate(
     if len(finished) < episodes:
         text = f"only {len(finished)} of {episodes} evaluation episodes ended within {time_limit_s} s"
         if not finished:
-            raise ConfigError(f"{text}; give more time, or set a time limit on episodes (env.max_episode_steps)")
+            raise ConfigError(
+                f"{text}; give more time (trainer.eval_time_limit_s), or set a time limit on episodes "
+                "(env.max_episode_steps)"
+            )
         warnings.warn(f"{text}; long ones are missing, so the mean is biased towards short ones", stacklevel=2)
     return evaluation_of(finished, list(seeds), deterministic=deterministic)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import logging
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -17,11 +18,15 @@ from palaestra.rollout import Evaluation
 from palaestra.runtime import WorkerDiedError
 from palaestra.training.policy_manager import named_policies
 
-__all__ = ["Evaluator"]
+__all__ = ["BrokenOffError", "Evaluator"]
 
 Acting: TypeAlias = Policy | torch.nn.ModuleDict
 
 _log = logging.getLogger(__name__)
+
+
+class BrokenOffError(BaseException):
+    """A signal came while an evaluation was made; nothing that handles errors on the way may take it for one."""
 
 
 class Pending(Protocol):
@@ -51,6 +56,30 @@ class Evaluator:
         self._pool: ProcessPoolExecutor | None = None
         self._waiting: list[tuple[int, Acting, Future[Evaluation] | Pending]] = []
         self._made: list[tuple[int, Evaluation, Acting]] = []
+        self._breakable = False
+
+    @contextmanager
+    def breakable(self, policy: Acting) -> Iterator[None]:
+        """Lets `break_off` end an evaluation that is made inside, however long it would take.
+
+        Args:
+            policy: that is evaluated; afterwards it acts as before, wherever it was broken off.
+        """
+        with ExitStack() as stack:
+            for one in named_policies(policy).values():
+                stack.enter_context(one.in_phase(one.phase))
+                stack.callback(setattr, one, "generator", one.generator)
+            self._breakable = True
+            try:
+                yield
+            finally:
+                self._breakable = False
+
+    def break_off(self) -> None:
+        """Raises `BrokenOffError` inside `breakable`; for the handler of a signal."""
+        if self._breakable:
+            self._breakable = False
+            raise BrokenOffError
 
     def begin(self, env_steps: int, policy: Acting) -> None:
         """Starts an evaluation; in the main process it is over when this returns.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +19,7 @@ _AT_LEAST = {
     "max_skipped_updates": 0,
     "max_failed_saves": 0,
 }
-_POSITIVE = ("total_env_steps", "time_limit_s", "eval_every_s", "grace_s")
+_POSITIVE = ("total_env_steps", "time_limit_s", "eval_every_s", "eval_time_limit_s", "grace_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,8 @@ class TrainerConfig:
     """Seconds between evaluations, in the place of env steps."""
     eval_episodes: int = 20
     """Episodes of one evaluation."""
+    eval_time_limit_s: float | None = 600.0
+    """Seconds after which an evaluation goes without the episodes that have not ended, with a warning."""
     eval_beside: bool = False
     """Evaluate in a process of its own while training goes on."""
     checkpoint_every_steps: int | None = None
@@ -62,6 +65,8 @@ class TrainerConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 problems.append(f"trainer.{name} is {value}; it must be at least {least}")
+        if self.stop_at_return is not None and math.isnan(self.stop_at_return):
+            problems.append("trainer.stop_at_return is NaN, which no return reaches; give a number")
         if self.eval_every_s is not None and self.eval_every_steps is not None:
             problems.append(
                 f"trainer.eval_every_s is {self.eval_every_s} and trainer.eval_every_steps is "

@@ -16,7 +16,7 @@ from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.policies import Policy
 from palaestra.rollout import Episode, Evaluation, Metric, default_metrics
 from palaestra.runtime import keep_freed_memory
-from palaestra.training.beside import Evaluator
+from palaestra.training.beside import BrokenOffError, Evaluator
 from palaestra.training.callbacks import Callback, Evaluated
 from palaestra.training.checkpoints import CheckpointStore
 from palaestra.training.collect import Collect
@@ -92,6 +92,7 @@ class Trainer:
         self._next = {name: self.config.period(name) for name in ("eval", "checkpoint", "log")}
         self._evaluated_s = time.monotonic()
         self._evaluation: Evaluation | None = None
+        self._evaluation_broken_off = False
         self._best: float | None = None
         self._saved_step, self._failed_saves = -1, 0
         self._finished, self._stop_reason = False, ""
@@ -134,7 +135,9 @@ class Trainer:
         limit_s = self.config.time_limit_s
         self._stop_reason = ""
         try:
-            with StopSignals(self.collect.pause, grace_s=self.config.grace_s) as stop:
+            with StopSignals(self._asked_to_stop, grace_s=self.config.grace_s) as stop:
+                if self._evaluation_broken_off and stop.received is None:
+                    self._begin_evaluation()
                 while not self._used_up() and stop.received is None and not self._stop_reason:
                     self.train_iter()
                     if not self.collect.unfinished:
@@ -190,6 +193,12 @@ class Trainer:
         """
         self._stop_reason = self._stop_reason or reason
 
+    def _asked_to_stop(self) -> None:
+        """In the handler of the first signal."""
+        self.collect.pause()
+        if self._evaluator is not None:
+            self._evaluator.break_off()
+
     def _used_up(self) -> bool:
         return self.collect.env_steps >= self.config.total_env_steps
 
@@ -202,10 +211,8 @@ class Trainer:
         if self._is_due("log"):
             self._log()
         if self._evaluator is not None and self._evaluation_is_due():
-            self._evaluator.begin(self.collect.env_steps, acting_policy(self.algorithms))
-            for made in self._evaluator.made():
-                self._take_evaluation(*made)
-        if self._is_due("checkpoint"):
+            self._begin_evaluation()
+        if self._is_due("checkpoint") and not self._evaluation_broken_off:  # else the run ends, and saves
             self.save()
 
     def _is_due(self, name: Literal["eval", "checkpoint", "log"]) -> bool:
@@ -226,11 +233,27 @@ class Trainer:
     def _finish(self) -> None:
         self._take_episodes(self.collect.drain())
         if self._evaluator is not None:
-            self.evaluate()
-        self._log()
-        self._finished = self._used_up()
+            self._begin_evaluation(wait=True)
+        if not self._evaluation_broken_off:
+            self._log()
+            self._finished = self._used_up()
 
     # -- what happens besides
+
+    def _begin_evaluation(self, *, wait: bool = False) -> None:
+        """Evaluates, unless a signal comes meanwhile; then it is made when the run goes on."""
+        evaluator, policy = self._evaluator, acting_policy(self.algorithms)
+        assert evaluator is not None
+        try:
+            with evaluator.breakable(policy):
+                evaluator.begin(self.collect.env_steps, policy)
+                made = evaluator.made(wait=wait)
+            self._evaluation_broken_off = False
+        except BrokenOffError:
+            self._evaluation_broken_off = True
+            return
+        for one in made:
+            self._take_evaluation(*one)
 
     def evaluate(self) -> Evaluation:
         """Evaluates the policy as it is now and notes whether it is the best so far.
@@ -332,6 +355,7 @@ class Trainer:
             "next": self._next,
             "best": self._best,
             "evaluation": None if self._evaluation is None else self._evaluation.to_json(),
+            "evaluation_broken_off": self._evaluation_broken_off,
             "finished": self._finished,
             "seconds": self._time.seconds,
         }
@@ -374,6 +398,7 @@ class Trainer:
         self._next, self._best = dict(trainer["next"]), trainer["best"]
         if trainer["evaluation"] is not None:
             self._evaluation = Evaluation(**trainer["evaluation"])
+        self._evaluation_broken_off = trainer["evaluation_broken_off"]
         self._time.seconds |= trainer["seconds"]
         self._finished = trainer["finished"]
         self._saved_step = self.collect.env_steps

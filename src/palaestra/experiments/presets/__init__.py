@@ -5,10 +5,13 @@ A family's file has one dict `PRESETS` of `Preset`s, and is named in `_FAMILIES`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 
+from palaestra.core import ConfigError
 from palaestra.envs import EnvConfig
-from palaestra.experiments.config import ExperimentConfig, algorithm_class
+from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping, read_config
 from palaestra.experiments.presets import (
     atari,
     classic_control,
@@ -21,7 +24,7 @@ from palaestra.experiments.presets import (
 )
 from palaestra.experiments.presets.entry import Preset, Presets
 
-__all__ = ["PRESETS", "Preset", "preset"]
+__all__ = ["PRESETS", "Preset", "load_config", "preset"]
 
 _FAMILIES = (
     *(classic_control, classic_control_on_policy, classic_control_value_based),
@@ -65,3 +68,31 @@ def preset(algorithm: str, env_name: str) -> ExperimentConfig:
         algorithm=kind.config_class(),
         env=EnvConfig(name=env_name, num_envs=_NUM_ENVS.get(algorithm, 1)),
     )
+
+
+def load_config(path: str | Path, *, base: ExperimentConfig | None = None) -> ExperimentConfig:
+    """Reads a configuration file.
+
+    Args:
+        path: a YAML file.
+        base: where settings that it leaves out come from; by default the preset of the algorithm and the environment
+            that it names.
+
+    Raises:
+        ConfigError: it cannot be read, holds mistakes, or does not name both.
+    """
+    data = read_config(path)
+    if base is None:
+        env = data.get("env")
+        names = {
+            "algorithm_name": data.get("algorithm_name"),
+            "env.name": env.get("name") if isinstance(env, Mapping) else None,
+        }
+        missing = [name for name, value in names.items() if not value]
+        if missing:
+            raise ConfigError(
+                f"the configuration {path} does not say {' and '.join(missing)}; write it there, or name the algorithm "
+                f"and the environment beside it: palaestra train ppo CartPole-v1 --config {path}"
+            )
+        base = preset(*map(str, names.values()))
+    return config_from_mapping(ExperimentConfig, data, base=base)
