@@ -49,6 +49,26 @@ class Track(gymnasium.Env[np.ndarray, np.ndarray]):
         return self.np_random.uniform(-1, 1, 3).astype(np.float32)
 
 
+class Numbered(gymnasium.Env[np.ndarray, np.int32]):
+    """Three actions that are numbers from 2 to 4, and of a type that PyTorch does not count in."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = spaces.Discrete(3, start=2, dtype=np.int32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._observation(), {}
+
+    def step(self, action: np.int32) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if not self.action_space.contains(action):
+            raise ValueError(f"{action!r} is not in {self.action_space}")
+        return self._observation(), float(action), bool(self.np_random.random() < 0.2), False, {}
+
+    def _observation(self) -> np.ndarray:
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+
 class Masked(gymnasium.Env[dict[str, np.ndarray], np.int64]):
     """A dict of observations, and a mask that forbids one of three actions at random; a forbidden one raises."""
 

@@ -14,9 +14,10 @@ class Team(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
 
     Args:
         discrete: whether they choose among four actions, one of them forbidden, or take two numbers.
+        dtype: of discrete actions.
     """
 
-    def __init__(self, discrete: bool = True) -> None:
+    def __init__(self, discrete: bool = True, dtype: str = "int64") -> None:
         members = spaces.Dict(
             {"place": spaces.Box(-1, 1, (G, 2), np.float32), "kind": spaces.MultiDiscrete(np.full(G, 3))}
         )
@@ -25,7 +26,8 @@ class Team(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
             parts["action_mask"] = spaces.MultiBinary(G * A)
         parts["global_state"] = spaces.Box(-1, 1, (5,), np.float32)
         self.observation_space = spaces.Dict(parts)
-        self.action_space = spaces.MultiDiscrete(np.full(G, A)) if discrete else spaces.Box(-2, 2, (G, 2), np.float32)
+        choices = spaces.MultiDiscrete(np.full(G, A), dtype=np.dtype(dtype).type)
+        self.action_space = choices if discrete else spaces.Box(-2, 2, (G, 2), np.float32)
         self.reward_space = spaces.Box(-10, 10, (G,), np.float32)
         self._discrete = discrete
 
@@ -34,6 +36,8 @@ class Team(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
         return self._observation(), {}
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
+        if not self.action_space.contains(action):
+            raise ValueError(f"{action!r} is not in {self.action_space}")
         acts = self._seen["alive"] > 0
         if self._discrete and (action[acts] == self._forbidden[acts]).any():
             raise ValueError(f"{action} has forbidden actions")

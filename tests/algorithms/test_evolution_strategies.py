@@ -1,12 +1,15 @@
 """Tests of `palaestra.algorithms.evolution_strategies`."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 from palaestra.core import Batch, ConfigError
 from palaestra.ops import centered_ranks, episode_returns
-from tests.algorithms.parts import collected
+from tests.algorithms.parts import KINDS, collected, collector_for, environment, make
 
 
 class Source:
@@ -20,6 +23,14 @@ class Source:
         raise AssertionError("there are no priorities")
 
 
+def ascent(algorithm: Any, unroll: Batch) -> torch.Tensor:
+    """The step of an update that leaves the weights as they are."""
+    found = {}
+    algorithm.model.apply_gradients = lambda gradients: found.update(gradients[0]) or {"policy": torch.tensor(0.0)}
+    algorithm.update(Source(unroll))
+    return torch.cat([-gradient.flatten() for gradient in found.values()])
+
+
 @pytest.mark.parametrize("kind", ["discrete", "continuous", "masked"])
 def test_the_step_is_the_sum_of_perturbations_weighted_by_ranks(kind):
     """Salimans et al., algorithm 2: seeds in the rows are enough to make the step again, slowly, lane by lane."""
@@ -30,10 +41,7 @@ def test_the_step_is_the_sum_of_perturbations_weighted_by_ranks(kind):
     for lane, utility in enumerate(centered_ranks(score)):
         expected += utility * algorithm.policy.noise(unroll.policy_info.seed[0, lane : lane + 1])[0]
     expected /= len(score) * 0.2
-    found = {}
-    algorithm.model.apply_gradients = lambda gradients: found.update(gradients[0]) or {"policy": torch.tensor(0.0)}
-    algorithm.update(Source(unroll))
-    assert_close(torch.cat([-gradient.flatten() for gradient in found.values()]), expected)
+    assert_close(ascent(algorithm, unroll), expected)
 
 
 def test_all_rows_of_a_lane_name_the_perturbation_that_acted():
@@ -58,3 +66,61 @@ def test_one_lane_has_nothing_to_be_compared_with():
     with pytest.raises(ConfigError, match="at least 2 environments"):
         algorithm.update(Source(unroll.map(lambda leaf: leaf[:, :1])))
     assert not algorithm.policy.updating
+
+
+def test_lanes_of_unequal_length_are_scored_by_their_own_rows():
+    """Whole episodes from every lane: in front of a shorter one lie rows that nobody wrote, or older ones."""
+    algorithm, collector = collected("evolution_strategies", "continuous", noise_std=0.2)
+    algorithm.update(collector.buffer)
+    collector.collect(n_episode=[1, 2, 3])
+    unroll = collector.buffer.draw(algorithm.plan, torch.Generator())
+    starts = unroll.valid.argmax(0).tolist()
+    assert min(starts) == 0 < max(starts)
+    seed = unroll.policy_info.seed[-1].clone()  # all lanes end together
+    unroll.policy_info.seed[: max(starts), starts.index(max(starts))] = 0.0
+    alone = [episode_returns(unroll.reward[t:, [b]], unroll.step_type[t:, [b]]) for b, t in enumerate(starts)]
+    expected = centered_ranks(torch.cat(alone)) @ algorithm.policy.noise(seed) / (3 * 0.2)
+    assert_close(ascent(algorithm, unroll), expected)
+
+
+def test_a_lane_without_rows_is_left_out():
+    """The environments of a worker that is late."""
+    algorithm, collector = collected("evolution_strategies", "continuous")
+    unroll = collector.buffer.draw(algorithm.plan, torch.Generator())
+    others = unroll.map(lambda leaf: leaf[:, 1:].clone())
+    unroll.valid[:, 0], unroll.policy_info.seed[:, 0], unroll.reward[:, 0] = 0.0, 0.0, torch.nan
+    found = ascent(algorithm, unroll)
+    assert found.any()
+    assert_close(found, ascent(algorithm, others))
+
+
+def test_rows_of_an_older_perturbation_do_not_count_for_the_newest():
+    """A worker that was late and then in time brings two in one unroll."""
+    algorithm, collector = collected("evolution_strategies", "continuous")
+    unroll = collector.buffer.draw(algorithm.plan, torch.Generator())
+    unroll.reward[:6, 0] = 100.0
+    without = unroll.map(torch.clone)
+    without.valid[:5, 0] = 0.0
+    unroll.policy_info.seed[:5, 0] = 7.0
+    assert_close(ascent(algorithm, unroll), ascent(algorithm, without))
+
+
+def test_nothing_is_learned_from_a_single_lane_with_rows_and_a_warning_says_so(caplog):
+    algorithm, collector = collected("evolution_strategies", "continuous")
+    unroll = collector.buffer.draw(algorithm.plan, torch.Generator())
+    unroll.valid[:, 1:] = 0.0
+    before = [parameter.clone() for parameter in algorithm.policy.parameters()]
+    info = algorithm.update(Source(unroll))
+    assert (info.gradient_steps, info.rows_trained, info.metrics) == (0, 0, {})
+    assert (info.policy_version, algorithm.num_gradient_steps) == (1, 0)
+    assert all(torch.equal(old, new) for old, new in zip(before, algorithm.policy.parameters(), strict=True))
+    assert "only 1 of 3 environments have rows" in caplog.text
+    assert "distributed.min_finished_workers" in caplog.text
+
+
+def test_environments_that_act_one_after_another_are_refused():
+    config = dataclasses.replace(KINDS["continuous"], vectorization="process", num_workers=2, num_ready=1)
+    with environment(config, 2) as env:
+        collector = collector_for(env, make("evolution_strategies", env))
+        with pytest.raises(ConfigError, match=r"1 lane\(s\) were to act after 2.*leave out env.num_ready"):
+            collector.unroll(12)

@@ -100,6 +100,11 @@ def test_the_target_is_the_least_of_the_subset_and_the_actor_follows_the_mean_of
     assert losses.terms["actor"].item() == pytest.approx(-6.0, rel=1e-5)
 
 
+def test_one_critic_has_no_spread():
+    algorithm = made("redq", num_critics=1, subset_size=1)
+    assert algorithm.losses(prepared(algorithm, 0.0, 1.0)[:ROWS]).metrics["q_std"].item() == 0.0
+
+
 def test_a_subset_larger_than_the_ensemble_is_refused():
     with pytest.raises(ConfigError, match="subset_size is 3 of 2 critics"):
         made("redq", num_critics=2, subset_size=3)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from palaestra import EnvConfig
 from palaestra.algorithms import ALGORITHMS, GradientAlgorithm, Gradients
 from palaestra.core import (
     Batch,
@@ -18,8 +19,8 @@ from palaestra.core import (
     StepType,
     minibatches,
 )
-from palaestra.policies import Phase
-from tests.algorithms.parts import CASES, SETTINGS, any_kind, collected, make
+from palaestra.policies import Phase, raw_actions
+from tests.algorithms.parts import CASES, SETTINGS, any_kind, collected, collector_for, environment, make
 from tests.contracts.states import different, global_generators, parameters, whole_state
 
 every_case = pytest.mark.parametrize(("name", "kind"), CASES)
@@ -269,6 +270,29 @@ def test_an_update_with_ends_of_episodes_inside_is_finite(name, kind):
         assert all(np.isfinite(value) for value in info.metrics.values()), info.metrics
         collector.unroll(12)
     assert all(torch.isfinite(value).all() for value in parameters(algorithm).values())
+
+
+SMALL_INTEGERS = {
+    "discrete": EnvConfig(name="tests.algorithms.parts:Numbered"),
+    "recurrent": EnvConfig(name="tests.algorithms.parts:Numbered"),
+    "team": EnvConfig(name="tests.algorithms.teams:Team", kwargs={"dtype": "int32"}),
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), [case for case in CASES if case[1] in SMALL_INTEGERS])
+def test_discrete_actions_may_be_of_any_integer_type_and_begin_anywhere(name, kind):
+    """Policies count from 0 in int64; the environment, and data of it, have its own numbers and type."""
+    env = environment(SMALL_INTEGERS[kind])
+    algorithm = make(name, env, kind=kind)
+    collector = collector_for(env, algorithm)
+    collector.unroll(12)
+    action, policy = collector.buffer.recent("action", 12), algorithm.policy
+    executed = policy.env_action(action)
+    assert (action.dtype, executed.dtype) == (torch.int64, torch.int32)
+    assert_close(raw_actions(executed, env.action_spec, policy.raw_action_spec), action)
+    info = algorithm.update(collector.buffer)
+    assert all(np.isfinite(value) for value in info.metrics.values()), info.metrics
+    assert policy(env.reset().observation).dtype == np.int32
 
 
 @every_gradient_case

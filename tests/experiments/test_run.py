@@ -15,7 +15,7 @@ import torch
 import palaestra
 import palaestra.envs.tiny
 from palaestra import ExperimentConfig, RunSeeds, load_policy
-from palaestra.core import CheckpointError, ConfigError, NonFiniteError
+from palaestra.core import CheckpointError, ConfigError, NonFiniteError, TensorSpec
 from palaestra.experiments import (
     RunDirectory,
     evaluation_environment,
@@ -24,7 +24,7 @@ from palaestra.experiments import (
     make_algorithm,
     preset,
 )
-from palaestra.experiments.build import nested
+from palaestra.experiments.build import choose_threads, nested
 from palaestra.experiments.config import config_from_mapping
 from palaestra.training import CheckpointStore
 from tests.faults.parts import differences
@@ -293,6 +293,14 @@ def test_threads_are_few_for_small_networks_and_as_asked_for_otherwise(monkeypat
     make_algorithm(small)
     make_algorithm(dataclasses.replace(small, run=dataclasses.replace(small.run, num_threads=3)))
     assert chosen == [1, 3]
+
+
+def test_only_pictures_take_many_threads_not_every_observation_of_three_axes(monkeypatch):
+    """What a convolutional network encodes; a small box is flattened, whatever its axes."""
+    monkeypatch.setattr("palaestra.experiments.build.num_cores", lambda: 8)
+    config = preset("sac", "Pendulum-v1")
+    assert choose_threads(config, TensorSpec((2, 2, 2))) == 1
+    assert choose_threads(config, {"camera": TensorSpec((3, 64, 64), torch.uint8)}) == 8
 
 
 # -- finding runs

@@ -65,6 +65,15 @@ def test_the_action_mask_is_not_encoded():
         assert torch.equal(encoder(Batch(x=x, action_mask=mask)), x)
 
 
+@pytest.mark.parametrize("empty", [{}, (), {"deeper": {}}, TensorSpec((0,))], ids=["{}", "()", "nested", "0"])
+def test_a_child_with_nothing_to_encode_is_left_out(empty):
+    encoder = Encoder({"none": empty, "x": VECTOR, "nest": {"y": TensorSpec(()), "none": empty}})
+    x, y = torch.randn(2, 3), torch.randn(2)
+    none = torch.zeros(2, 0) if isinstance(empty, TensorSpec) else Batch.of({})
+    observation = Batch.of({"none": none, "x": x, "nest": Batch.of({"y": y, "none": none})})
+    assert_close(encoder(observation), torch.cat((x, y[:, None]), -1))
+
+
 def test_channels_may_come_first_or_last():
     image = torch.randint(256, (2, 3, 36, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     first, last = (Encoder(TensorSpec(shape, torch.uint8), image_size=8) for shape in ((3, 36, 40), (36, 40, 3)))

@@ -58,6 +58,18 @@ def test_a_forbidden_choice_is_never_sampled_and_has_no_gradient(nvec, seed):
     assert gradient.isfinite().all()
 
 
+def test_several_forbidden_choices_have_a_finite_log_probability():
+    """As one has: a ratio of two policies that forbid the same is 1, and not NaN."""
+    lowest = torch.finfo(torch.float32).min
+    mask = torch.tensor([True, False, True, False])
+    logits = torch.randn(4, generator=generator()).requires_grad_()
+    both = MultiCategorical(logits, (2, 2), mask).log_prob(torch.tensor([1, 1]))
+    assert both.item() == lowest
+    assert torch.autograd.grad(both, logits)[0].isfinite().all()
+    joint = Joint({name: Categorical(torch.zeros(2), mask[:2]) for name in "ab"})
+    assert joint.log_prob(Batch(a=torch.tensor(1), b=torch.tensor(1))).item() == lowest
+
+
 def test_switches_agree_with_torch():
     logits, other = torch.randn(2, 3, 4, generator=generator())
     ours, theirs = MultiBernoulli(logits), torch.distributions.Bernoulli(logits=logits)

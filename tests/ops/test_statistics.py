@@ -50,6 +50,29 @@ def test_standardize_of_a_constant_is_zero():
     assert standardize(torch.full((8,), 2.0), torch.ones(8)).tolist() == [0.0] * 8
 
 
+@pytest.mark.parametrize("count", [3, 2048, 100_000])
+@pytest.mark.parametrize("number", [10.1, -0.3, 1e-30, 3e7])
+def test_standardize_of_a_constant_is_zero_although_its_mean_is_rounded(number, count):
+    """The mean of 2,048 times 10.1 is no 10.1; and one digit more or less at the end is rounding, too."""
+    x, valid = torch.full((count,), number), torch.ones(count)
+    assert not standardize(x, valid).any()
+    x[1] = torch.nextafter(x[1], torch.tensor(torch.inf))
+    assert not standardize(x, valid).any()
+    x[-1], valid[-1] = 900.0, 0.0
+    assert not standardize(x, valid).any()
+
+
+def test_standardize_keeps_what_is_more_than_rounding():
+    x = 1000 + torch.tensor([0.0, 1.0, 2.0, 3.0]) * 2**-12  # single precision counts in steps of 2**-14 there
+    assert_close(standardize(x, torch.ones(4)), standardize(torch.arange(4.0), torch.ones(4)), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_standardize_does_not_hide_what_is_not_finite(number):
+    assert standardize(torch.tensor([1.0, number]), torch.ones(2)).isnan().all()
+    assert standardize(torch.full((2,), number), torch.ones(2)).isnan().all()
+
+
 def test_moments_are_those_of_the_rows():
     x = torch.randn(6, 5, 3, generator=torch.Generator().manual_seed(0))
     moments = moments_of(x, dims=(0, 1))

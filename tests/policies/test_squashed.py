@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, TensorSpec, TimeStep
+from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, ShapeError, TensorSpec, TimeStep
 from palaestra.nn import NetworkConfig
 from palaestra.policies import (
     DeterministicPolicy,
@@ -100,6 +100,19 @@ def test_a_population_is_kept_until_the_next_version():
     assert_close(policy.act(STEP, phase=Phase.COLLECT).action, first)
     policy.version += 1
     assert not torch.allclose(policy.act(STEP, phase=Phase.COLLECT).action, first)
+
+
+def test_a_population_describes_only_the_lanes_that_acted():
+    """One seed is not that of all."""
+    policy = population()
+    action = policy.act(TimeStep(observation=OBSERVATION[:1]), phase=Phase.COLLECT).action
+    with pytest.raises(ShapeError, match=r"shape \[4, 2\] .* of 1 lanes; .* \[\.\.\., 1\]"):
+        policy.behaviour(OBSERVATION[:4], action.expand(4, -1))
+
+
+def test_no_perturbation_has_the_seed_zero():
+    with pytest.raises(ConfigError, match="seed 0, which no perturbation has"):
+        population().noise(torch.tensor([5.0, 0.0]))
 
 
 def test_outside_of_collecting_all_lanes_act_alike():

@@ -2,22 +2,38 @@
 
 Paper: Salimans et al. 2017, https://arxiv.org/abs/1703.03864, algorithm 2 with the mirrored sampling and rank-based
 fitness shaping of section 2.1. Departures: every lane of the environment acts with a perturbation of its own during one
-unroll, and is scored by the episodes that lie inside it.
+unroll, and is scored by the episodes that lie inside it. A lane without rows, of a late worker, is left out.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import final
 
+import torch
+from torch import Tensor
+
 from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig
 from palaestra.algorithms.records import UpdateInfo
-from palaestra.core import ConfigError, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core import (
+    Batch,
+    ConfigError,
+    DataSource,
+    OnPolicy,
+    RunSeeds,
+    Schedule,
+    SpecTree,
+    StepType,
+    seeded_initialisation,
+)
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import centered_ranks, episode_returns
 from palaestra.policies import Phase, PopulationPolicy
 
 __all__ = ["EvolutionStrategies", "EvolutionStrategiesConfig"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +92,8 @@ class EvolutionStrategies(Algorithm[PopulationPolicy]):
     def update(self, source: DataSource) -> UpdateInfo:
         """One step: g = 1 / (B sigma) times the sum of u_b eps_b, with centred ranks u of the returns.
 
+        Where fewer than two lanes have rows, nothing is learned, and a warning logged.
+
         Args:
             source: an unroll of all lanes; its rows tell the perturbation that acted.
 
@@ -84,19 +102,45 @@ class EvolutionStrategies(Algorithm[PopulationPolicy]):
         """
         with self.policy.in_phase(Phase.UPDATE):
             unroll = self.draw(source)
-            score = episode_returns(unroll.reward, unroll.step_type)  # [B]
-            if len(score) < 2:
+            if unroll.valid.shape[1] < 2:
                 raise ConfigError("evolution strategies compare perturbations; give at least 2 environments (num_envs)")
-            noise = self.policy.noise(unroll.policy_info.seed[0])  # [B, P]
-            ascent = centered_ranks(score) @ noise / (len(score) * self.config.noise_std)
-            optimizer = self.model.optimizers["policy"]
-            parts = ascent.split([parameter.numel() for parameter in optimizer.parameters])
-            descent = {
-                name: -part.view_as(parameter)
-                for name, part, parameter in zip(optimizer.names, parts, optimizer.parameters, strict=True)
-            }
-            norm = self.model.apply_gradients([descent])["policy"]
-        self.num_gradient_steps += 1
+            seed, score = _tried(unroll)
+            records = [self._ascend(seed, score)] if len(seed) > 1 else []
+        if not records:
+            _log.warning(
+                "only %d of %d environments have rows to learn from, and nothing is compared; where it happens often, "
+                "raise distributed.min_finished_workers or grace_timeout_s",
+                len(seed),
+                unroll.valid.shape[1],
+            )
+        self.num_gradient_steps += len(records)
         self.finish_update(unroll)
-        metrics = {"score_mean": score.mean(), "score_max": score.max(), "gradient_norm/policy": norm}
-        return UpdateInfo(self.policy_version, 1, int(unroll.valid.sum()), [metrics])
+        return UpdateInfo(self.policy_version, len(records), len(records) * int(unroll.valid.sum()), records)
+
+    def _ascend(self, seed: Tensor, score: Tensor) -> dict[str, Tensor]:
+        """The step, from the seeds [B] of perturbations and their scores [B]; returns its metrics."""
+        noise = self.policy.noise(seed)  # [B, P]
+        ascent = centered_ranks(score) @ noise / (len(score) * self.config.noise_std)
+        optimizer = self.model.optimizers["policy"]
+        parts = ascent.split([parameter.numel() for parameter in optimizer.parameters])
+        descent = {
+            name: -part.view_as(parameter)
+            for name, part, parameter in zip(optimizer.names, parts, optimizer.parameters, strict=True)
+        }
+        norm = self.model.apply_gradients([descent])["policy"]
+        return {"score_mean": score.mean(), "score_max": score.max(), "gradient_norm/policy": norm}
+
+
+def _tried(unroll: Batch) -> tuple[Tensor, Tensor]:
+    """Seeds [B] of the newest perturbation of every lane that has rows, and their scores [B]."""
+    valid, seeds = unroll["valid"].bool(), unroll["policy_info"]["seed"]  # [T, B]
+    age = torch.arange(1, len(valid) + 1, device=valid.device)[:, None]
+    seed = seeds.gather(0, (valid * age).argmax(0, keepdim=True))  # [1, B]
+    acted = valid & (seeds == seed)  # a late worker's rows of an older perturbation may lie before
+    nothing = torch.zeros_like(acted[:1])
+    after = torch.cat((nothing, acted))  # [T+1, B] rows that an action led to
+    inside = after | torch.cat((acted, nothing))
+    reward = torch.where(after, unroll["reward"], 0.0)
+    step_type = torch.where(inside, unroll["step_type"], int(StepType.MID))
+    lanes = valid.any(0)
+    return seed[0, lanes], episode_returns(reward[:, lanes], step_type[:, lanes])

@@ -93,7 +93,7 @@ class REDQ(SoftActorCritic):
             target = td_target(soft_value, batch.reward, batch.discount)
         q = self.critic(observation, batch.action).squeeze(-1)  # [K, N]
         terms = {"critic": 0.5 * squared_errors(q, target)}
-        metrics = {"q_mean": q.mean(), "q_std": q.std(0).mean(), "alpha": temperature}
+        metrics = {"q_mean": q.mean(), "q_std": q.std(0, correction=0).mean(), "alpha": temperature}
         if self.is_due("actor"):
             action, log_prob = self.policy.distribution(batch.observation).at(batch.noise)
             mean_q = self.critic(observation, action).mean(0).squeeze(-1)

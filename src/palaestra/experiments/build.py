@@ -26,7 +26,6 @@ from palaestra.core import (
     RunSeeds,
     SpecTree,
     require_device,
-    spec_leaves,
 )
 from palaestra.distributed import EvaluationWorker, PolicyServer, RolloutManager, WorkersView
 from palaestra.envs import Environment, create_environment, probe_specs
@@ -36,7 +35,7 @@ from palaestra.experiments.provenance import num_cores
 from palaestra.experiments.robots import TasksView, robot_evaluation
 from palaestra.experiments.updating import make_update, require_update
 from palaestra.multiagent import Role
-from palaestra.nn import NetworkConfig
+from palaestra.nn import NetworkConfig, has_pictures
 from palaestra.policies import Policy, RandomPolicy, save_policy
 from palaestra.robots import Robot, RobotCollector
 from palaestra.rollout import Evaluation, evaluate
@@ -316,7 +315,7 @@ def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side
     rows = getattr(config.algorithm, "mini_batch_size", 0) or 0
     small = isinstance(network, NetworkConfig) and max(network.hidden_sizes, default=0) * rows <= 256 * 256
     small |= issubclass(algorithm_class(config.algorithm_name), Robot)  # whose threads would wait for torch's
-    small = small and all(len(spec.shape) < 3 for spec in spec_leaves(observation_spec).values())
+    small = small and not has_pictures(observation_spec)
     return config.run.num_threads or (1 if small else max(1, num_cores() // side_by_side))
 
 

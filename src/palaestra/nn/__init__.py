@@ -3,7 +3,7 @@
 from palaestra.nn.cnn import NatureCNN
 from palaestra.nn.core_model import CoreModel, combine_gradients, create_algorithm_func
 from palaestra.nn.distributional import ImplicitQuantileNetwork, ReturnDistribution, ReturnNetwork
-from palaestra.nn.encoder import ACTION_MASK, Encoder
+from palaestra.nn.encoder import ACTION_MASK, Encoder, has_pictures
 from palaestra.nn.ensemble import EnsembleNetwork
 from palaestra.nn.mlp import MLP, Activation, Initialisation
 from palaestra.nn.network import CompositeNetwork, GaussianNetwork, Network, NetworkConfig, QNetwork, Recurrent
@@ -39,6 +39,7 @@ __all__ = [
     "ReturnNetwork",
     "combine_gradients",
     "create_algorithm_func",
+    "has_pictures",
     "with_memory",
     "with_shared_features",
 ]

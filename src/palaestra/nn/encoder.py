@@ -85,6 +85,10 @@ def has_pictures(observation_spec: SpecTree) -> bool:
 
     Args:
         observation_spec: the spec tree.
+
+    Examples:
+        >>> has_pictures(TensorSpec((3, 64, 64), torch.uint8)), has_pictures(TensorSpec((2, 2, 2)))
+        (True, False)
     """
     return any(
         type(leaf) in (TensorSpec, BoundedSpec) and _channels_first(leaf) is not None
@@ -93,11 +97,9 @@ def has_pictures(observation_spec: SpecTree) -> bool:
 
 
 def _encoder_of(spec: SpecTree, image_size: int) -> nn.Module:
-    if isinstance(spec, dict):
-        return _Children(list(spec), [_encoder_of(child, image_size) for child in spec.values()])
-    if isinstance(spec, tuple):
-        children = [_encoder_of(child, image_size) for child in spec]
-        return _Children([str(index) for index in range(len(spec))], children)
+    if isinstance(spec, dict | tuple):
+        items = spec.items() if isinstance(spec, dict) else enumerate(spec)
+        return _Children({str(name): _encoder_of(child, image_size) for name, child in items})
     if isinstance(spec, DiscreteSpec):
         return _OneHot((spec.num,), spec.start, ndim=0)
     if isinstance(spec, MultiDiscreteSpec):
@@ -159,10 +161,11 @@ class _Image(nn.Module):
 
 
 class _Children(nn.Module):
-    def __init__(self, names: list[str], children: list[nn.Module]) -> None:
+    def __init__(self, children: dict[str, Any]) -> None:
         super().__init__()
-        self.names, self.encoders = names, nn.ModuleList(children)
-        self.out_size = sum(child.out_size for child in children)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        coded = {name: child for name, child in children.items() if child.out_size}  # not those of an empty dict
+        self.names, self.encoders = list(coded), nn.ModuleList(coded.values())
+        self.out_size = sum(child.out_size for child in coded.values())
 
     def forward(self, value: Any) -> Tensor:
         codes = [encoder(value[name]) for name, encoder in zip(self.names, self.encoders, strict=True)]

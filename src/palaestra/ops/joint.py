@@ -67,12 +67,12 @@ class MultiCategorical:
             action: [N, K], element k in 0 … nₖ − 1.
 
         Returns:
-            [N] nats, differentiable in the logits.
+            [N] nats, differentiable in the logits; finite, however many choices are forbidden ones.
 
         Raises:
             ShapeError: action is not [N, K]; the message names both arrays.
         """
-        return self.choices.log_prob(action).sum(-1)
+        return _finite(self.choices.log_prob(action).sum(-1))
 
     def entropy(self) -> Float[Tensor, "*N"]:
         """Sums of the choices' entropies.
@@ -223,9 +223,9 @@ class Joint:
             action: a `Batch` with one entry for each part.
 
         Returns:
-            [N] nats; densities where a part is continuous.
+            [N] nats; densities where a part is continuous. Finite, however many parts are forbidden.
         """
-        return _total([part.log_prob(action[name]) for name, part in self.parts.items()])
+        return _finite(_total([part.log_prob(action[name]) for name, part in self.parts.items()]))
 
     def entropy(self) -> Float[Tensor, "*N"]:
         """Sums of the parts' entropies.
@@ -272,3 +272,9 @@ def _total(parts: list[Tensor]) -> Tensor:
     for part in parts[1:]:
         total = total + part
     return total
+
+
+@no_type_check
+def _finite(log_prob: Tensor) -> Tensor:
+    """Sums of the lowest finite number would be infinite, and their differences NaN."""
+    return log_prob.clamp(min=torch.finfo(log_prob.dtype).min)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from palaestra.core import ShapeError
 from palaestra.ops._shapes import require_same_shape
-from palaestra.ops._typing import Float, Shaped
+from palaestra.ops._typing import Bool, Float, Shaped
 
 __all__ = [
     "approximate_kl",
@@ -218,11 +218,34 @@ def explained_variance(
     require_same_shape("[N]", value=value, target=target, valid=valid)
     total = _variance(target, valid)
     unexplained = _variance(target - value, valid)
-    return torch.where(total > 0, 1 - unexplained / total, 0.0)
+    return torch.where((total > 0) & ~is_constant(target, valid), 1 - unexplained / total, 0.0)
 
 
 def _variance(x: Tensor, valid: Tensor) -> Tensor:
     return masked_mean((x - masked_mean(x, valid)).square(), valid)
+
+
+@torch.no_grad()
+def is_constant(x: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"]) -> Bool[Tensor, ""]:
+    """Whether the valid rows are one number, to rounding: then how far they are from their mean is rounding, too.
+
+        max xᵢ − min xᵢ < ε |x₁|,   over valid rows, x₁ the first of them, ε of the dtype
+
+    Args:
+        x: [N] any quantity per row.
+        valid: [N] bool or 0/1, which rows count.
+
+    Returns:
+        0-dim bool; False where a valid row is NaN or infinite.
+
+    Examples:
+        >>> is_constant(torch.tensor([10.1, 10.1, 7.0]), torch.tensor([True, True, False]))
+        tensor(True)
+    """
+    keep = valid.bool()
+    first = x.take(keep.byte().argmax())
+    low, high = torch.where(keep, x, first).aminmax()
+    return high - low < torch.finfo(x.dtype).eps * first.abs()
 
 
 @torch.no_grad()

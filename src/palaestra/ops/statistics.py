@@ -8,7 +8,7 @@ from torch import Tensor
 
 from palaestra.ops._shapes import require_same_shape
 from palaestra.ops._typing import Float, Num, Shaped
-from palaestra.ops.losses import masked_mean
+from palaestra.ops.losses import is_constant, masked_mean
 
 __all__ = ["Moments", "merge", "moments_of", "standardize", "variance"]
 
@@ -23,10 +23,10 @@ def standardize(x: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"], *, epsilon:
     Args:
         x: [N] any quantity per row.
         valid: [N] bool or 0/1, which rows count.
-        epsilon: ε > 0, keeps a constant x at 0; units of x.
+        epsilon: ε > 0, keeps the quotient finite where the rows hardly differ; units of x.
 
     Returns:
-        [N] standardised rows, exactly 0 where not valid.
+        [N] standardised rows, exactly 0 where not valid; all 0 where the valid rows are one number to rounding.
 
     Raises:
         ShapeError: the arrays differ in shape; the message names both.
@@ -35,7 +35,8 @@ def standardize(x: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"], *, epsilon:
         >>> standardize(torch.tensor([1.0, 3.0, 50.0]), torch.tensor([True, True, False]))
         tensor([-1.,  1.,  0.])
     """
-    centred = torch.where(valid.bool(), x - masked_mean(x, valid), 0.0)
+    centred = x - masked_mean(x, valid)
+    centred = torch.where(valid.bool() & ~is_constant(x, valid), centred, 0.0)
     return centred / (masked_mean(centred.square(), valid).sqrt() + epsilon)
 
 

@@ -58,7 +58,7 @@ class CategoricalPolicy(StochasticPolicy):
 
     @property
     def raw_action_spec(self) -> DiscreteSpec:
-        return DiscreteSpec(num=self.action_spec.num, dtype=self.action_spec.dtype)
+        return DiscreteSpec(num=self.action_spec.num)
 
     def env_action(self, action: Tensor) -> Tensor:
-        return action + self._start if self._start else action
+        return (action + self._start if self._start else action).to(self.action_spec.dtype)

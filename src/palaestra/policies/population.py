@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import Batch, DiscreteSpec, SpecTree, TensorSpec
+from palaestra.core import Batch, ConfigError, DiscreteSpec, ShapeError, SpecTree, TensorSpec, spec_leaves
 from palaestra.nn import Network, NetworkConfig
 from palaestra.policies.action_range import ActionRange
 from palaestra.policies.network_policy import NetworkPolicy, require_discrete
@@ -59,6 +59,7 @@ class PopulationPolicy(NetworkPolicy):
         super().__init__(network, observation_spec, action_spec, normalizer=normalizer)
         self.noise_std = 0.0
         """σ, units of the parameters."""
+        self._first_leaf = next(iter(spec_leaves(observation_spec)))
         self._discrete = isinstance(action_spec, DiscreteSpec)
         if not self._discrete:
             self._range = ActionRange(require_box("PopulationPolicy", action_spec))
@@ -82,7 +83,12 @@ class PopulationPolicy(NetworkPolicy):
 
         Returns:
             [B, P] signed ε, in the order of the network's parameters.
+
+        Raises:
+            ConfigError: a seed is 0, which none is: nobody acted on that row.
         """
+        if not seed.all():
+            raise ConfigError(f"{seed.tolist()} has a seed 0, which no perturbation has; give those of rows acted on")
         size = sum(parameter.numel() for parameter in self.network.parameters())
         rows = []
         for number in seed.tolist():
@@ -98,13 +104,22 @@ class PopulationPolicy(NetworkPolicy):
         if not (explore and self.noise_std):
             return PolicyStep(self._action(self._outputs(observation), observation), state)
         normalized = self.normalize(observation)
-        leaf = normalized
-        while isinstance(leaf, Batch):
-            leaf = leaf.values()[0]
-        if self._seeds_version != self.version or len(self._seeds) != len(leaf):
-            self._disturb(len(leaf))
+        lanes = self._lanes(normalized)
+        if self._seeds_version != self.version:
+            self._disturb(lanes)
+        elif len(self._seeds) != lanes:
+            raise ConfigError(
+                f"{lanes} lane(s) were to act after {len(self._seeds)}, but each lane of a population has parameters "
+                "of its own, so all act together until the next update; leave out env.num_ready"
+            )
         outputs = torch.func.vmap(self._of_one)(self._population, normalized)
         return PolicyStep(self._action(outputs, observation), state)
+
+    def _lanes(self, observation: Any) -> int:
+        """B of leaves [B, ...]."""
+        for key in self._first_leaf.split(".") if self._first_leaf else ():
+            observation = observation[key]
+        return len(observation)
 
     def _of_one(self, parameters: dict[str, Tensor], observation: Any) -> Tensor:
         return torch.func.functional_call(self.network, parameters, (observation,))
@@ -135,15 +150,20 @@ class PopulationPolicy(NetworkPolicy):
 
     def describe(self, observation: Any, action: Any, state: Any, first: Tensor | None) -> Batch:
         lanes = action.shape[: action.ndim - len(self.raw_action_spec.shape)]
+        if lanes[-1:] != self._seeds.shape:
+            raise ShapeError(
+                f"actions of shape {list(action.shape)} are to be described, and the newest ones were of "
+                f"{len(self._seeds)} lanes; give the rows of all of them, [..., {len(self._seeds)}]"
+            )
         return Batch.of({"seed": self._seeds.expand(lanes)})
 
     @property
     def raw_action_spec(self) -> TensorSpec:
         spec = self.action_spec
-        return DiscreteSpec(num=spec.num, dtype=spec.dtype) if isinstance(spec, DiscreteSpec) else raw_box(spec)
+        return DiscreteSpec(num=spec.num) if isinstance(spec, DiscreteSpec) else raw_box(spec)
 
     def env_action(self, action: Tensor) -> Tensor:
         spec = self.action_spec
         if not isinstance(spec, DiscreteSpec):
             return self._range.forward(action)
-        return action + spec.start if spec.start else action
+        return (action + spec.start if spec.start else action).to(spec.dtype)

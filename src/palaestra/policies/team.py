@@ -165,6 +165,13 @@ class TeamCategoricalPolicy(StochasticPolicy):
     def behaviour_spec(self) -> dict[str, TensorSpec]:
         return {"log_prob": TensorSpec((self.num_agents,))}
 
+    @property
+    def raw_action_spec(self) -> MultiDiscreteSpec:
+        return MultiDiscreteSpec(nvec=self.action_spec.nvec)
+
+    def env_action(self, action: Tensor) -> Tensor:
+        return action.to(self.action_spec.dtype)
+
     def distribution_of(self, outputs: Tensor, mask: Tensor | None = None) -> Categorical:
         """Of every member: log-probabilities and entropies are [..., G]."""
         shape = (self.num_agents, self.num_actions)
@@ -201,6 +208,13 @@ class TeamGreedyPolicy(NetworkPolicy):
     def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
         count, actions = _choices(cls.__name__, observation_spec, action_spec)
         return TeamNetwork(observation_spec, count, actions, config)
+
+    @property
+    def raw_action_spec(self) -> MultiDiscreteSpec:
+        return MultiDiscreteSpec(nvec=self.action_spec.nvec)
+
+    def env_action(self, action: Tensor) -> Tensor:
+        return action.to(self.action_spec.dtype)
 
     def q_values(self, observation: Any) -> Tensor:
         """Action values, with gradients; masks are not applied.
