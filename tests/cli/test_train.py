@@ -99,6 +99,10 @@ def test_a_file_that_names_algorithm_and_environment_stands_on_their_preset(tmp_
             "is for ppo on Acrobot-v1, but ppo on CartPole-v1 was named",
         ),
         (("ppo", "CartPole-v1", "--algorithm.network.hidden-sizes"), "a value is needed"),
+        (
+            ("evolution_strategies", "CartPole-v1", "--env.vectorization", "process", "--env.num-ready", "16"),
+            "tries one perturbation in each environment, all together; leave out env.num_ready",
+        ),
         (("ppo", "CartPole-v1", "--run.name", "a/b"), "give a name that is no path"),
         (("ppo", "CartPole-v1", "--run.name", "last"), "'last', which means the newest run"),
         (

@@ -110,6 +110,21 @@ def test_a_number_of_episodes_for_each_environment_is_met_exactly(same_step):
     assert all(after == FIRST for lane in kinds for before, after in itertools.pairwise(lane) if before == LAST)
 
 
+def test_observation_statistics_are_of_what_was_collected_alone():
+    """Lanes of unequal length are filled up in front; what stands there was never seen."""
+    env = Numbered(LENGTHS)
+    algorithm = make("ppo", env, normalize_observation=True)
+    collector = Collector.of(env, algorithm)
+    collector.collect(n_episode=[1, 4, 1, 2])
+    drawn = collector.buffer.draw(algorithm.plan, torch.Generator())
+    collected = drawn.valid.cummax(0).values > 0
+    assert not collected.all()
+    algorithm.update(collector.buffer)
+    assert algorithm.policy.normalizer is not None
+    (count,) = {float(one) for name, one in algorithm.policy.normalizer.named_buffers() if name.endswith("count")}
+    assert count == collected.sum()
+
+
 @pytest.mark.parametrize("request_", [[1, 2], [1, 1, 1, -1]])
 def test_a_list_needs_a_number_for_each_environment(request_):
     env = Numbered(LENGTHS)

@@ -144,6 +144,9 @@ class Algorithm(ABC, Generic[PolicyT]):
             seen = drawn["observation"]
             if isinstance(self.plan, OnPolicy):
                 seen = seen[:-1]  # the last row begins the next unroll
+                collected = drawn["valid"].cummax(0).values > 0
+                if not collected.all():  # shorter lanes are filled up in front
+                    seen = seen[collected]
             self.policy.normalizer.merge(self.policy.normalizer.increment(seen))
 
     @final

@@ -16,6 +16,7 @@ from palaestra.distributed import (
 )
 from palaestra.experiments.agents import Agents, Learner
 from palaestra.experiments.config import ExperimentConfig
+from palaestra.policies import PopulationPolicy
 from palaestra.robots import Robot
 from palaestra.training import Collect, PolicyManager, SimplePolicyManager
 
@@ -55,6 +56,12 @@ def require_update(config: ExperimentConfig, learner: Learner) -> None:
         raise ConfigError(
             f"distributed.mode=async is for one policy, and {config.env.name} has many agents; leave it out: with "
             "distributed.min_finished_workers, mode=sync does not wait for slow workers either"
+        )
+    if config.env.num_ready is not None and any(
+        isinstance(algorithm.policy, PopulationPolicy) for algorithm in algorithms.values()
+    ):
+        raise ConfigError(
+            f"{config.algorithm_name} tries one perturbation in each environment, all together; leave out env.num_ready"
         )
     workers = [name for name in ("num_gradient_workers", "num_policy_hosts") if getattr(distributed, name)]
     if workers and config.run.device != "cpu":
