@@ -14,7 +14,7 @@ from palaestra.core import (
     MultiDiscreteSpec,
     TensorSpec,
 )
-from palaestra.nn import Encoder
+from palaestra.nn import Encoder, has_pictures
 
 VECTOR = TensorSpec((3,))
 
@@ -80,6 +80,19 @@ def test_channels_may_come_first_or_last():
     last.load_state_dict(first.state_dict())
     assert first(image).shape == (2, 8)
     assert_close(first(image), last(image.permute(0, 2, 3, 1)))
+
+
+@pytest.mark.parametrize("shape", [(4, 36, 40, 3), (4, 3, 36, 40)], ids=["channels last", "channels first"])
+def test_colour_images_in_a_row_are_one_image_of_many_channels(shape):
+    """A stack of colour frames goes through convolutions, as one of gray frames does."""
+    images = torch.randint(256, (2, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    spec = TensorSpec(shape, torch.uint8)
+    row, flat = Encoder(spec, image_size=8), Encoder(TensorSpec((12, 36, 40), torch.uint8), image_size=8)
+    flat.load_state_dict(row.state_dict())
+    first = images.movedim(-1, -3) if shape[-1] == 3 else images
+    assert_close(row(images), flat(first.reshape(2, 12, 36, 40)))
+    assert row(images[:, None].expand(2, 5, *shape)).shape == (2, 5, 8)
+    assert has_pictures(spec)
 
 
 def test_images_too_small_for_convolutions_are_flattened():

@@ -13,6 +13,7 @@ from palaestra.core import (
     BoundedSpec,
     DiscreteSpec,
     MultiBinarySpec,
+    NonFiniteError,
     ShapeError,
     SpecError,
     StepType,
@@ -296,3 +297,15 @@ def test_read_only_observations_are_taken():
 def test_observations_and_actions_are_cast_to_their_specs():
     assert POLICIES["categorical"]()(np.zeros((3, 4), np.float64)).dtype == np.int64
     assert POLICIES["gaussian"]()(np.zeros((3, 4), np.float64)).dtype == np.float32
+
+
+@pytest.mark.parametrize("given", ["abc", None, [None, 1.0], np.array(["a", "b"])], ids=str)
+def test_what_is_no_observation_is_named(given):
+    with pytest.raises(ShapeError, match=r"the observation is .*; numbers of shape \(2,\) are needed"):
+        RandomPolicy(TensorSpec((2,)), DiscreteSpec(num=2))(given)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_observation_that_is_not_finite_is_refused(value):
+    with pytest.raises(NonFiniteError, match="a policy needs finite numbers"):
+        RandomPolicy(TensorSpec((2,)), DiscreteSpec(num=2))([0.0, value])

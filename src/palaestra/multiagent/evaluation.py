@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.core import ConfigError
 from palaestra.multiagent.actor import Actor
 from palaestra.multiagent.collector import require_policies
 from palaestra.multiagent.episodes import WorldEpisodes
@@ -21,7 +19,7 @@ from palaestra.multiagent.roles import Role
 from palaestra.multiagent.worlds import Worlds
 from palaestra.policies import Phase, Policy
 from palaestra.rollout import Episode, Evaluation
-from palaestra.rollout.evaluation import evaluation_of, first_of_each
+from palaestra.rollout.evaluation import check_number, evaluation_of, first_of_each
 
 __all__ = ["evaluate_agents", "play_worlds"]
 
@@ -74,11 +72,7 @@ def evaluate_agents(
         if (left <= 0).all() or (time_limit_s is not None and time.monotonic() - began >= time_limit_s):
             break
     finished = first_of_each(finished, quota)
-    if len(finished) < episodes:
-        text = f"only {len(finished)} of {episodes} evaluation episodes ended within {time_limit_s} s"
-        if not finished:
-            raise ConfigError(f"{text}; give more time, or let the worlds' episodes be shorter")
-        warnings.warn(f"{text}; long ones are missing, so the mean is biased towards short ones", stacklevel=2)
+    check_number(finished, episodes, time_limit_s)
     return dataclasses.replace(
         evaluation_of(finished, list(seeds), deterministic=deterministic), parts=_means(finished)
     )

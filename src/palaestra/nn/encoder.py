@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,11 +110,15 @@ def _encoder_of(spec: SpecTree, image_size: int) -> nn.Module:
 
 
 def _channels_first(spec: TensorSpec) -> tuple[int, ...] | None:
-    """[C, H, W] where the spec is an image, else `None`. Channels are last where only the last axis is that short."""
-    if spec.dtype != torch.uint8 or len(spec.shape) != 3:
+    """[C, H, W] where the spec is an image, else `None`. Channels are last where only the last axis is that short.
+
+    Of images in a row, which have one axis more in front, the channels are one after another.
+    """
+    if spec.dtype != torch.uint8 or len(spec.shape) not in (3, 4):
         return None
-    first, middle, last = spec.shape
-    shape = (last, first, middle) if last <= 4 < first else spec.shape
+    *frames, first, middle, last = spec.shape
+    channels, height, width = (last, first, middle) if last <= 4 < first else (first, middle, last)
+    shape = (math.prod(frames) * channels, height, width)
     return shape if NatureCNN.fits(shape) else None
 
 
@@ -152,12 +157,14 @@ class _OneHot(nn.Module):
 class _Image(nn.Module):
     def __init__(self, spec: TensorSpec, channels_first: tuple[int, ...], image_size: int) -> None:
         super().__init__()
-        self.permute = channels_first != spec.shape
+        self.permute = channels_first[-2:] != spec.shape[-2:]
+        self.in_a_row = len(spec.shape) == 4
         self.network = NatureCNN(channels_first, image_size)
         self.out_size = image_size
 
     def forward(self, value: Tensor) -> Tensor:
-        return self.network(value.movedim(-1, -3) if self.permute else value)
+        value = value.movedim(-1, -3) if self.permute else value
+        return self.network(value.flatten(-4, -3) if self.in_a_row else value)
 
 
 class _Children(nn.Module):

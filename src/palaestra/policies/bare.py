@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import Batch, ShapeError, SpecTree, TensorSpec, numpy_dtype, spec_leaves
+from palaestra.core import Batch, NonFiniteError, ShapeError, SpecTree, TensorSpec, numpy_dtype, spec_leaves
 
 __all__ = ["as_rows", "leading_shape", "to_numpy"]
 
@@ -49,7 +49,8 @@ def as_rows(value: Any, spec: SpecTree, device: torch.device, leading: tuple[int
         path: of the nest, for messages.
 
     Raises:
-        ShapeError: it does not fit the spec.
+        ShapeError: it does not fit the spec, or holds no numbers.
+        NonFiniteError: an element is NaN or infinite.
     """
     if not isinstance(spec, TensorSpec):
         items = spec.items() if isinstance(spec, dict) else ((str(i), child) for i, child in enumerate(spec))
@@ -60,12 +61,19 @@ def as_rows(value: Any, spec: SpecTree, device: torch.device, leading: tuple[int
                 for key, (child, inner) in paths.items()
             }
         )
-    array = value if isinstance(value, Tensor) else torch.as_tensor(np.array(value))
+    name = f"the observation{f' {path!r}' if path else ''}"
+    array = value if isinstance(value, Tensor) else np.array(value)
+    if isinstance(array, np.ndarray):
+        if array.dtype.kind not in "biuf":
+            raise ShapeError(f"{name} is {value!r}; numbers of shape {spec.shape} are needed")
+        array = torch.as_tensor(array)
     if tuple(array.shape) != (*leading, *spec.shape):
         raise ShapeError(
-            f"the observation{f' {path!r}' if path else ''} has shape {tuple(array.shape)}; its spec needs "
+            f"{name} has shape {tuple(array.shape)}; its spec needs "
             f"{(*leading, *spec.shape)}, with or without leading dimensions, the same for every entry"
         )
+    if array.dtype.is_floating_point and not array.isfinite().all():
+        raise NonFiniteError(f"{name} is {array.tolist()}; a policy needs finite numbers")
     return array.to(device, spec.dtype).reshape((-1, *spec.shape))
 
 

@@ -18,7 +18,7 @@ from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy
 from palaestra.rollout.episodes import Episode, EpisodeTracker
 
-__all__ = ["Evaluation", "evaluate", "evaluation_of", "first_of_each"]
+__all__ = ["Evaluation", "check_number", "evaluate", "evaluation_of", "first_of_each"]
 
 _log = logging.getLogger(__name__)
 # After so many seconds without the end of any episode people are told.
@@ -114,6 +114,21 @@ def evaluate(
     finally:
         policy.generator = training_generator
         env.interrupted = True
+    check_number(finished, episodes, time_limit_s)
+    return evaluation_of(finished, list(seeds), deterministic=deterministic)
+
+
+def check_number(finished: Sequence[Episode], episodes: int, time_limit_s: float | None) -> None:
+    """Warns where a time limit has left episodes out.
+
+    Args:
+        finished: those that ended.
+        episodes: how many there should be.
+        time_limit_s: of the evaluation.
+
+    Raises:
+        ConfigError: none ended.
+    """
     if len(finished) < episodes:
         text = f"only {len(finished)} of {episodes} evaluation episodes ended within {time_limit_s} s"
         if not finished:
@@ -121,8 +136,7 @@ def evaluate(
                 f"{text}; give more time (trainer.eval_time_limit_s), or set a time limit on episodes "
                 "(env.max_episode_steps)"
             )
-        warnings.warn(f"{text}; long ones are missing, so the mean is biased towards short ones", stacklevel=2)
-    return evaluation_of(finished, list(seeds), deterministic=deterministic)
+        warnings.warn(f"{text}; long ones are missing, so the mean is biased towards short ones", stacklevel=3)
 
 
 def first_of_each(episodes: Sequence[Episode], quota: np.ndarray) -> list[Episode]:

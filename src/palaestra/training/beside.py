@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import logging
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -18,14 +18,15 @@ from palaestra.rollout import Evaluation
 from palaestra.runtime import WorkerDiedError
 from palaestra.training.policy_manager import named_policies
 
-__all__ = ["BrokenOffError", "Evaluator"]
+__all__ = ["Evaluator"]
 
 Acting: TypeAlias = Policy | torch.nn.ModuleDict
+Made: TypeAlias = tuple[int, Evaluation, Acting]
 
 _log = logging.getLogger(__name__)
 
 
-class BrokenOffError(BaseException):
+class _BrokenOffError(BaseException):
     """A signal came while an evaluation was made; nothing that handles errors on the way may take it for one."""
 
 
@@ -55,31 +56,35 @@ class Evaluator:
         self._evaluate, self._beside = evaluate, beside
         self._pool: ProcessPoolExecutor | None = None
         self._waiting: list[tuple[int, Acting, Future[Evaluation] | Pending]] = []
-        self._made: list[tuple[int, Evaluation, Acting]] = []
+        self._made: list[Made] = []
         self._breakable = False
 
-    @contextmanager
-    def breakable(self, policy: Acting) -> Iterator[None]:
-        """Lets `break_off` end an evaluation that is made inside, however long it would take.
+    def make(self, env_steps: int, policy: Acting, *, wait: bool = False) -> list[Made] | None:
+        """Begins an evaluation, and hands out those that are over; `None` if a signal broke them off.
 
         Args:
-            policy: that is evaluated; afterwards it acts as before, wherever it was broken off.
+            env_steps: as for `begin`.
+            policy: as for `begin`; afterwards it acts as before, wherever an evaluation was broken off.
+            wait: as for `made`.
         """
         with ExitStack() as stack:
             for one in named_policies(policy).values():
                 stack.enter_context(one.in_phase(one.phase))
                 stack.callback(setattr, one, "generator", one.generator)
-            self._breakable = True
             try:
-                yield
+                self._breakable = True
+                self.begin(env_steps, policy)
+                return self.made(wait=wait)
+            except _BrokenOffError:
+                return None
             finally:
                 self._breakable = False
 
     def break_off(self) -> None:
-        """Raises `BrokenOffError` inside `breakable`; for the handler of a signal."""
+        """Ends `make` at once, however long it would take; for the handler of a signal."""
         if self._breakable:
             self._breakable = False
-            raise BrokenOffError
+            raise _BrokenOffError
 
     def begin(self, env_steps: int, policy: Acting) -> None:
         """Starts an evaluation; in the main process it is over when this returns.
@@ -101,7 +106,7 @@ class Evaluator:
             )
         self._waiting.append((env_steps, snapshot, self._pool.submit(self._evaluate, snapshot)))
 
-    def made(self, *, wait: bool = False) -> list[tuple[int, Evaluation, Acting]]:
+    def made(self, *, wait: bool = False) -> list[Made]:
         """Evaluations that are over since the last call: env steps, result, and the policy that was evaluated.
 
         Args:

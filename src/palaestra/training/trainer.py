@@ -16,7 +16,7 @@ from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.policies import Policy
 from palaestra.rollout import Episode, Evaluation, Metric, default_metrics
 from palaestra.runtime import keep_freed_memory
-from palaestra.training.beside import BrokenOffError, Evaluator
+from palaestra.training.beside import Evaluator
 from palaestra.training.callbacks import Callback, Evaluated
 from palaestra.training.checkpoints import CheckpointStore
 from palaestra.training.collect import Collect
@@ -194,9 +194,8 @@ class Trainer:
         self._stop_reason = self._stop_reason or reason
 
     def _asked_to_stop(self) -> None:
-        """In the handler of the first signal."""
         self.collect.pause()
-        if self._evaluator is not None:
+        if self._evaluator:
             self._evaluator.break_off()
 
     def _used_up(self) -> bool:
@@ -212,7 +211,7 @@ class Trainer:
             self._log()
         if self._evaluator is not None and self._evaluation_is_due():
             self._begin_evaluation()
-        if self._is_due("checkpoint") and not self._evaluation_broken_off:  # else the run ends, and saves
+        if self._is_due("checkpoint"):
             self.save()
 
     def _is_due(self, name: Literal["eval", "checkpoint", "log"]) -> bool:
@@ -242,17 +241,10 @@ class Trainer:
 
     def _begin_evaluation(self, *, wait: bool = False) -> None:
         """Evaluates, unless a signal comes meanwhile; then it is made when the run goes on."""
-        evaluator, policy = self._evaluator, acting_policy(self.algorithms)
-        assert evaluator is not None
-        try:
-            with evaluator.breakable(policy):
-                evaluator.begin(self.collect.env_steps, policy)
-                made = evaluator.made(wait=wait)
-            self._evaluation_broken_off = False
-        except BrokenOffError:
-            self._evaluation_broken_off = True
-            return
-        for one in made:
+        assert self._evaluator is not None
+        made = self._evaluator.make(self.collect.env_steps, acting_policy(self.algorithms), wait=wait)
+        self._evaluation_broken_off = made is None
+        for one in made or ():
             self._take_evaluation(*one)
 
     def evaluate(self) -> Evaluation:
@@ -263,9 +255,7 @@ class Trainer:
         """
         if self._evaluator is None:
             raise ConfigError("this trainer was made without `evaluate`, so there is nothing to evaluate in")
-        self._evaluator.begin(self.collect.env_steps, acting_policy(self.algorithms))
-        for made in self._evaluator.made(wait=True):
-            self._take_evaluation(*made)
+        self._begin_evaluation(wait=True)
         assert self._evaluation is not None
         return self._evaluation
 
@@ -398,9 +388,8 @@ class Trainer:
         self._next, self._best = dict(trainer["next"]), trainer["best"]
         if trainer["evaluation"] is not None:
             self._evaluation = Evaluation(**trainer["evaluation"])
-        self._evaluation_broken_off = trainer["evaluation_broken_off"]
         self._time.seconds |= trainer["seconds"]
-        self._finished = trainer["finished"]
+        self._finished, self._evaluation_broken_off = trainer["finished"], trainer["evaluation_broken_off"]
         self._saved_step = self.collect.env_steps
 
     def _position(self) -> dict[str, int]:
