@@ -103,6 +103,8 @@ class ChaosEnv(EnvironmentWrapper):
         palaestra.core.errors.NonFiniteError: environment 0 emitted observation[0] = nan in episode 0 ...
     """
 
+    keeps_frames = True
+
     def __init__(self, env: SingleEnvironment, rules: str | tuple[ChaosRule, ...]) -> None:
         super().__init__(env)
         given = chaos_rules(rules) if isinstance(rules, str) else rules

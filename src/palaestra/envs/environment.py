@@ -195,6 +195,11 @@ class SingleEnvironment(ABC):
         """A time step of specs."""
         return _time_step_spec(self)
 
+    @property
+    def cut_off(self) -> bool:
+        """After a step in which the task ended: whether the episode would have been cut off there as well."""
+        return False
+
     @abstractmethod
     def begin_episode(self, seed: int) -> TimeStep:
         """Starts an episode.

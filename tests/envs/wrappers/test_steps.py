@@ -18,6 +18,7 @@ from palaestra.envs.wrappers import (
     TimeAwareDiscount,
 )
 from palaestra.rollout import EpisodeTracker
+from tests.envs.worlds import counter
 from tests.envs.wrappers.worlds import Game, Motor, Script, episode, gym_of, script
 
 
@@ -94,6 +95,24 @@ def test_a_termination_is_hidden_and_a_truncation_is_not():
     assert kinds(going_on, 3) == [(0, 1.0), (1, 1.0), (1, 1.0), (1, 1.0)]
     limited = NonEpisodic(load("palaestra.envs.tiny:Endless", max_episode_steps=2))
     assert kinds(limited, 3) == [(0, 1.0), (1, 1.0), (2, 1.0), (0, 1.0)]
+
+
+@pytest.mark.parametrize("wrappers", [("NonEpisodic",), ("ActionRepeat(repeat=2)", "NonEpisodic")])
+def test_a_time_limit_cuts_a_task_that_terminates_at_every_step(wrappers):
+    """ALF-39."""
+    env = load("palaestra.envs.tiny:Bandit", max_episode_steps=20, wrappers=wrappers)
+    env.reset()
+    steps = [env.step(0) for _ in range(100)]
+    lengths = np.diff([-1, *(number for number, step in enumerate(steps) if step.last)])
+    assert lengths.tolist() == [20, 21, 21, 21]  # with the FIRST steps between
+    assert {step.discount for step in steps} == {1.0}
+
+
+@pytest.mark.parametrize("end", ["truncated", "both"])
+def test_a_truncation_of_the_environment_itself_cuts_together_with_a_termination(end):
+    """ALF-39."""
+    env = NonEpisodic(counter({2: "terminated", 4: end}))
+    assert [kind for kind, _ in kinds(env, 6)] == [0, 1, 1, 1, 2, 0, 1]
 
 
 # -- NormalizeAction

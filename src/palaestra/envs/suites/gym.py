@@ -123,6 +123,10 @@ def wrap(
         gym_wrappers: each takes and returns a Gymnasium environment.
         wrappers: each takes and returns a `SingleEnvironment`.
     """
+    if duration > 0:  # for wrappers that look the limit up; it is not Gymnasium that applies it
+        bare = gym_env.unwrapped
+        bare.spec = copy.copy(bare.spec) if bare.spec else EnvSpec(type(bare).__name__)
+        bare.spec.max_episode_steps = duration
     for gym_wrapper in gym_wrappers:
         gym_env = gym_wrapper(gym_env)
     env: SingleEnvironment = GymEnvironment(gym_env, env_id)

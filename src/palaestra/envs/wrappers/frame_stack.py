@@ -18,7 +18,8 @@ __all__ = ["FrameStack"]
 class FrameStack(ObservationMap):
     """Observes the newest K frames [K, ...], the newest last; zeros stand for frames before the episode.
 
-    The spec says `stacked=K`, so a buffer stores every frame once and not K times.
+    The spec says `stacked=K`, so a buffer stores every frame once and not K times. Layers outside that skip steps or
+    change frames take that back, so put `ActionRepeat`, `RandomNoop`, `FireReset` and `EpisodicLife` inside.
 
     Args:
         env: the layer inside.

@@ -34,6 +34,8 @@ class NormalizeAction(EnvironmentWrapper):
         (array([-1.], dtype=float32), array([1.], dtype=float32))
     """
 
+    keeps_frames = True
+
     def __init__(self, env: SingleEnvironment) -> None:
         super().__init__(env)
         self._inner = env.action_spec

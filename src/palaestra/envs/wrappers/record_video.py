@@ -41,6 +41,8 @@ class RecordVideo(Remembering):
         >>> env.close()
     """
 
+    keeps_frames = True
+
     def __init__(
         self, env: SingleEnvironment, directory: str = "videos", every: int = 1, fps: int = 30, suffix: str = "mp4"
     ) -> None:
