@@ -112,6 +112,8 @@ class ProcessEnvironment(LaneEnvironment):
         for answer in pool.ask(messages).values():
             if isinstance(answer, Incident):
                 return answer
+            if fatal:
+                self._tell_lost(answer)
         return {lane: [array[lane].copy() for array in pool.view.rows.observation] for lane in seeds}
 
     def _drop(self, lanes: list[int], *, fatal: bool) -> None:

@@ -200,7 +200,7 @@ class _Worker:
                     self._reported[column] = True
         return new, surplus
 
-    def _restart(self, seeds: dict[int, int], again: bool) -> Failure | None:
+    def _restart(self, seeds: dict[int, int], again: bool) -> Failure | list[str]:
         for lane, seed in seeds.items():
             self._lanes.mark(lane)
             leaves = self._lanes.restart(lane, seed, again=again)
@@ -208,7 +208,7 @@ class _Worker:
                 return leaves
             for array, leaf in zip(self._view.rows.observation, leaves, strict=True):
                 array[lane] = leaf
-        return None
+        return list(self._lanes.envs[0].memory())
 
     def _drop(self, lanes: list[int]) -> None:
         for lane in lanes:
