@@ -144,12 +144,20 @@ def test_a_buffer_gives_back_the_stacks_that_a_layer_around_them_showed(name, tm
             buffer.append(action, seen[-1])
         given = buffer[buffer.in_time_order(0)].observation
         for number, time_step in enumerate(seen[:-1]):
-            pairs = zip(flatten(given, env.observation_spec), flatten(time_step.observation, env.observation_spec), strict=True)
+            pairs = zip(
+                flatten(given, env.observation_spec), flatten(time_step.observation, env.observation_spec), strict=True
+            )
             assert all(ours[number].tolist() == theirs[0].tolist() for ours, theirs in pairs), number
 
 
 def test_layers_that_keep_frames_leave_them_stored_once():
-    wrappers = (Wrap("FrameStack", num_frames=3), "ClipReward", "ClipObservation", "NormalizeReward", "TimeLimit(duration=5)")
+    wrappers = (
+        Wrap("FrameStack", num_frames=3),
+        "ClipReward",
+        "ClipObservation",
+        "NormalizeReward",
+        "TimeLimit(duration=5)",
+    )
     assert CARTPOLE(wrappers=wrappers).observation_spec.stacked == 3
     assert CARTPOLE(wrappers=(*wrappers, "ActionRepeat")).observation_spec.stacked == 1
     assert CARTPOLE(wrappers=(wrappers[0], "ClipObservation(minimum=1, maximum=2)")).observation_spec.stacked == 1

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from palaestra.core import Batch, EnvError, ShapeError, SpecError
 from palaestra.envs import FaultPolicy, GymEnvironment, SerialEnvironment, load
@@ -317,6 +318,30 @@ def test_a_scalar_reward_may_come_as_an_array_of_one():
     env = SerialEnvironment([GymEnvironment(Wrapped()), GymEnvironment(Wrapped())])
     env.reset()
     assert env.step(ZEROS).reward.tolist() == [10, 10]
+
+
+class Keys(Counter):
+    """Several actions at once, of a small dtype."""
+
+    def __init__(self, space):
+        super().__init__()
+        self.action_space = space
+
+
+@pytest.mark.parametrize(
+    ("space", "action", "words"),
+    [
+        (spaces.MultiBinary(3), [256, 0, 1], r"value 256, expected an integer in \[0, 1\]"),
+        (spaces.MultiDiscrete([3, 4], dtype=np.uint8), [0, 256], r"value 256, expected an integer in \[0, 3\]"),
+        (spaces.MultiDiscrete([3, 4], dtype=np.uint8), [-256.0, 0], r"value -256.0, expected an integer in \[0, 2\]"),
+    ],
+)
+def test_an_action_that_casting_would_change_is_refused(space, action, words):
+    """F8: 256 would be executed as 0."""
+    env = SerialEnvironment([GymEnvironment(Keys(space))])
+    env.reset()
+    with pytest.raises(SpecError, match=words):
+        env.step(torch.tensor([action]))
 
 
 @pytest.mark.parametrize("value", [0.5, -0.25, float("nan"), float("inf")])

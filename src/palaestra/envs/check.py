@@ -21,9 +21,11 @@ from palaestra.envs.check_ends import (
     equal,
     ignored_action,
     limits_reported,
+    masks,
     sample,
 )
-from palaestra.envs.create import load
+from palaestra.envs.create import load, load_lane
+from palaestra.envs.env_config import EnvConfig
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.gym_environment import GymEnvironment
 from palaestra.envs.nest import flatten, leaf_dtypes
@@ -57,14 +59,15 @@ class CheckReport:
 Stream = list[TimeStep]
 
 
-def check(env: str | Callable[[], Any], *, steps: int = 1000, seed: int = 0) -> CheckReport:
+def check(env: str | EnvConfig | Callable[[], Any], *, steps: int = 1000, seed: int = 0) -> CheckReport:
     """Plays with random actions and compares what is emitted with the contract.
 
     What it checks hardest is the end of an episode: a time limit reported as `terminated` teaches a learner that the
     future is worth nothing there.
 
     Args:
-        env: a name as `load` takes it, or a class or function that makes a `gymnasium.Env` or `SingleEnvironment`.
+        env: a name as `load` takes it, a configuration, of which one environment is checked with its wrappers, or a
+            class or function that makes a `gymnasium.Env` or `SingleEnvironment`.
         steps: env steps of each of the runs that are compared.
         seed: of environment and actions.
 
@@ -75,8 +78,7 @@ def check(env: str | Callable[[], Any], *, steps: int = 1000, seed: int = 0) -> 
         >>> check("CartPole-v1", steps=100).ok
         True
     """
-    name = env if isinstance(env, str) else getattr(env, "__name__", repr(env))
-    make = functools.partial(load, env) if isinstance(env, str) else functools.partial(_layered, env)
+    name, make = _maker(env)
     findings: list[Finding] = []
     try:
         with_gym = make()
@@ -99,6 +101,14 @@ def check(env: str | Callable[[], Any], *, steps: int = 1000, seed: int = 0) -> 
     finally:
         findings.append(_closes(with_gym))
     return CheckReport(name, findings)
+
+
+def _maker(env: str | EnvConfig | Callable[[], Any]) -> tuple[str, Callable[[], SingleEnvironment]]:
+    if isinstance(env, str):
+        return env, functools.partial(load, env)
+    if isinstance(env, EnvConfig):
+        return env.name, functools.partial(load_lane, env, 0)
+    return getattr(env, "__name__", repr(env)), functools.partial(_layered, env)
 
 
 def _closes(env: SingleEnvironment) -> Finding:
@@ -209,8 +219,9 @@ def _stream_rules(
         _reproducible(stream, again, env),
         _seeded(stream, different, env),
         *ends([*stream, *different], env, limits_reported(stream)),
-        ignored_action(make, seed, steps),
-        cut_off(make, seed),
+        *masks([*stream, *different]),
+        ignored_action(env, make, seed, steps),
+        cut_off(env, seed),
     ]
 
 

@@ -33,8 +33,8 @@ class EnvironmentWrapper(SingleEnvironment):
     """
 
     keeps_frames: ClassVar[bool] = False
-    """Whether every step of this layer is one step of the inner layer, from its FIRST on, with the same observation. The
-    frames of a stack are then those of the steps before, and a buffer may store each frame once."""
+    """Whether every step of this layer is one step of the inner layer, from its FIRST on, with the same observation.
+    The frames of a stack are then those of the steps before, and a buffer may store each frame once."""
 
     def __init__(self, env: SingleEnvironment) -> None:
         if not isinstance(env, SingleEnvironment):

@@ -38,7 +38,9 @@ def test_the_recipe_of_time_aware_ends_works(name):
 
 
 def test_a_gymnasium_wrapper_that_refuses_the_environment_is_named():
-    message = r"the wrapper gymnasium.wrappers:TimeAwareObservation cannot be put around the environment: ValueError: .*"
+    message = (
+        r"the wrapper gymnasium.wrappers:TimeAwareObservation cannot be put around the environment: ValueError: .*"
+    )
     with pytest.raises(ConfigError, match=message):
         load("CartPole-v1", max_episode_steps=0, gym_wrappers=("TimeAwareObservation",))
 

@@ -37,7 +37,7 @@ class TimeLimit(EnvironmentWrapper):
 
     def __init__(self, env: SingleEnvironment, duration: int) -> None:
         super().__init__(env)
-        if not isinstance(duration, int) or duration < 1:
+        if type(duration) is not int or duration < 1:
             raise ConfigError(f"TimeLimit(duration={duration}); an episode needs a whole number of steps, at least 1")
         self.duration = duration
         self._steps = 0
