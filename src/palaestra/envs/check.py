@@ -88,6 +88,7 @@ def check(env: str | EnvConfig | Callable[[], Any], *, steps: int = 1000, seed: 
         finding = Finding("The environment can be made", False, made, f"{type(error).__name__}: {error}", fix)
         return CheckReport(name, [finding])
     findings.append(Finding("The environment can be made", True))
+    rules: list[Finding] = []
     try:
         gym_env = _innermost(with_gym)
         if gym_env is not None:
@@ -97,9 +98,11 @@ def check(env: str | EnvConfig | Callable[[], Any], *, steps: int = 1000, seed: 
                 rule, trace = "Stepping with random actions raises nothing", traceback.format_exc()
                 findings.append(Finding(rule, False, "an observation", trace, "see the traceback"))
         if all(finding.ok or finding.level == "warning" for finding in findings):
-            findings += _stream_rules(with_gym, make, steps, seed)
+            rules = _stream_rules(with_gym, make, steps, seed)
     finally:
-        findings.append(_closes(with_gym))
+        findings += [*rules, _closes(with_gym)]
+    if len(rules) > 1:  # it could be played; two more are made only now, since some allow no third at a time
+        findings.append(ignored_action(make, seed, steps))
     return CheckReport(name, findings)
 
 
@@ -220,7 +223,6 @@ def _stream_rules(
         _seeded(stream, different, env),
         *ends([*stream, *different], env, limits_reported(stream)),
         *masks([*stream, *different]),
-        ignored_action(env, make, seed, steps),
         cut_off(env, seed),
     ]
 

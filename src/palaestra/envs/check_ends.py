@@ -147,20 +147,24 @@ def masks(stream: Sequence[TimeStep]) -> Iterator[Finding]:
     )
 
 
-def ignored_action(one: SingleEnvironment, make: Callable[[], SingleEnvironment], seed: int, steps: int) -> Finding:
+def ignored_action(make: Callable[[], SingleEnvironment], seed: int, steps: int) -> Finding:
     """Whether the action that follows LAST has no influence on the FIRST step of the next episode, or on its reward.
 
     Args:
-        one: the environment.
-        make: makes a second one.
+        make: makes the environment with its layers.
         seed: of environment and actions.
         steps: to look for an end in.
     """
     rule = "The action after LAST is ignored"
+    made: list[SingleEnvironment] = []
     try:
-        two = make()
+        made += [make()]
+        made += [make()]
     except (Exception, SystemExit) as error:
-        return Finding(rule, False, "a second environment to compare with", f"{type(error).__name__}: {error}", _AGAIN)
+        for env in made:
+            close_quietly(env)
+        return Finding(rule, False, "two environments to compare", f"{type(error).__name__}: {error}", _AGAIN)
+    one, two = made
     try:
         spaces = space_from_spec(one.action_spec), space_from_spec(two.action_spec)
         for env, space in zip((one, two), spaces, strict=True):
@@ -180,6 +184,7 @@ def ignored_action(one: SingleEnvironment, make: Callable[[], SingleEnvironment]
     except PalaestraError as error:
         return Finding(rule, False, "time steps", str(error), "the message says in which step, with which action")
     finally:
+        close_quietly(one)
         close_quietly(two)
     return Finding(rule, True)
 
