@@ -101,6 +101,28 @@ def test_a_wrong_environment_is_told_what_to_change(capsys):
     assert json.loads(capsys.readouterr().out)["ok"] is False
 
 
+def test_an_environment_is_checked_with_the_settings_of_a_run(capsys):
+    chain = (
+        "check-env",
+        "palaestra.envs.tiny:Chain",
+        "--env.kwargs",
+        "num_states",
+        "3",
+        "--env.max-episode-steps",
+        "9",
+    )
+    assert exit_code(*chain) == 0
+    broken = "tests.envs.worlds:Doubled"
+    assert exit_code(*chain, "--env.wrappers", broken, "ClipReward(minimum=0, maximum=0.1)", "--json") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["name"] == "palaestra.envs.tiny:Chain"
+    assert exit_code("check-env", "CartPole-v1", "--env.chaos", "raise@3") == 3
+    assert "chaos: the environment raised" in output(capsys)
+    assert exit_code("check-env", "CartPole-v1", "--env.wrappers", "NoSuch") == 2
+    assert "unknown wrapper 'NoSuch'" in output(capsys)
+    assert exit_code("check-env", "") == 2
+    assert "env.name is ''" in output(capsys)
+
+
 def test_an_environment_to_check_is_needed(capsys):
     assert exit_code("check-env") == 2
     assert "the environment is missing: palaestra check-env my_package:MyEnvironment" in output(capsys)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import palaestra.envs.wrappers
+from palaestra.buffers import ReplayBuffer
 from palaestra.core import check_time_step, load_tensors, save_tensors, spec_leaves
 from palaestra.envs import EnvConfig, ProcessEnvironment, SerialEnvironment, Wrap, check, load, space_from_spec
 from palaestra.envs.nest import flatten
@@ -125,6 +126,41 @@ def test_a_run_is_resumed_exactly(name, tmp_path, monkeypatch):
             assert_same(one.step(action), two.step(action), one.observation_spec)
         two.close()
     one.close()
+
+
+@every_wrapper
+def test_a_buffer_gives_back_the_stacks_that_a_layer_around_them_showed(name, tmp_path, monkeypatch):
+    """TS-09: a layer that skips steps or changes frames does not say `stacked`, and whole stacks are stored."""
+    monkeypatch.chdir(tmp_path)
+    wrap, inner = ROWS[name]
+    frames = Wrap("FrameStack", num_frames=3, **({"keys": ("speed",)} if name == "GrayscaleResize" else {}))
+    with SerialEnvironment([inner(wrappers=(frames, wrap))], lane_seeds=[3]) as env:
+        buffer = ReplayBuffer(100, 1, observation_spec=env.observation_spec, action_spec=env.action_spec)
+        actions, seen = actions_for(env), [env.reset()]
+        buffer.open(seen[0])
+        for _ in range(60):
+            action = next(actions)
+            seen.append(env.step(action))
+            buffer.append(action, seen[-1])
+        given = buffer[buffer.in_time_order(0)].observation
+        for number, time_step in enumerate(seen[:-1]):
+            pairs = zip(
+                flatten(given, env.observation_spec), flatten(time_step.observation, env.observation_spec), strict=True
+            )
+            assert all(ours[number].tolist() == theirs[0].tolist() for ours, theirs in pairs), number
+
+
+def test_layers_that_keep_frames_leave_them_stored_once():
+    wrappers = (
+        Wrap("FrameStack", num_frames=3),
+        "ClipReward",
+        "ClipObservation",
+        "NormalizeReward",
+        "TimeLimit(duration=5)",
+    )
+    assert CARTPOLE(wrappers=wrappers).observation_spec.stacked == 3
+    assert CARTPOLE(wrappers=(*wrappers, "ActionRepeat")).observation_spec.stacked == 1
+    assert CARTPOLE(wrappers=(wrappers[0], "ClipObservation(minimum=1, maximum=2)")).observation_spec.stacked == 1
 
 
 @pytest.mark.parametrize("name", ["NormalizeObservation", "NormalizeReward", "EpisodicLife", "FrameStack"])

@@ -69,6 +69,57 @@ def test_an_old_done_whose_info_says_time_limit_is_an_error():
     assert "truncated=True" in finding.fix
 
 
+class Licensed(Counter):
+    """Allows so many instances at a time, and so many in all."""
+
+    open, made, at_once, in_all = 0, 0, 2, 99
+
+    def __init__(self):
+        if Licensed.open == Licensed.at_once or Licensed.made == Licensed.in_all:
+            raise RuntimeError("no licence left")
+        Licensed.open, Licensed.made = Licensed.open + 1, Licensed.made + 1
+        super().__init__({9: "truncated"}, noisy=True)
+
+    def close(self):
+        Licensed.open -= 1
+
+
+@pytest.mark.parametrize(("at_once", "in_all"), [(2, 99), (1, 99), (99, 2)])
+def test_an_environment_of_which_few_can_be_made_gets_a_report(at_once, in_all):
+    Licensed.open, Licensed.made, Licensed.at_once, Licensed.in_all = 0, 0, at_once, in_all
+    found = broken(check(Licensed, steps=40))
+    if (at_once, in_all) == (2, 99):
+        assert not found
+    else:
+        (finding,) = found.values()
+        assert "no licence left" in finding.got
+    assert Licensed.open == 0
+
+
+class Deadlocked(Nested):
+    """Allows no action in its third step, or only after the last."""
+
+    def __init__(self, last=False):
+        super().__init__()
+        self.observation_space["action_mask"] = spaces.MultiBinary(3)
+        self.action_space, self._last = spaces.Discrete(3), last
+
+    def _seen(self):
+        over = self.steps == 3
+        return {**super()._seen(), "action_mask": np.full(3, not over, np.int8)}
+
+    def step(self, action):
+        self.steps += 1
+        return self._seen(), 0.0, self.steps == (3 if self._last else 6), False, {}
+
+
+def test_a_mask_that_allows_nothing_is_found_unless_the_episode_is_over():
+    finding = broken(check(Deadlocked, steps=40))["An action_mask allows some action, unless the step is LAST"]
+    assert "the first of them number 3" in finding.got
+    assert not any("mask" in rule for rule in broken(check(functools.partial(Deadlocked, last=True), steps=40)))
+    assert not any("mask" in finding.rule for finding in check("CartPole-v1", steps=40).findings)
+
+
 class Terminal(EnvironmentWrapper):
     """Takes every end of the inner layers for the end of the task."""
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import os
+import re
 
 import gymnasium
 import numpy as np
@@ -248,6 +250,36 @@ def test_what_is_for_training_alone_is_not_there_in_evaluation():
 def test_settings_that_nothing_would_follow_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         EnvConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"timeout_s": float("inf")}, "timeout_s is inf; it must be above 0 and at most 1000000 seconds"),
+        ({"reset_timeout_s": float("nan")}, "reset_timeout_s is nan; it must be above 0 and at most"),
+        ({"num_envs": True}, "env.num_envs is True; it must be an integer of at least 1"),
+        ({"chaos": "kill:."}, "chaos 'kill:.' has the probability '.', which is no number"),
+        ({"chaos": "nan:1e"}, "chaos 'nan:1e' has the probability '1e', which is no number"),
+        (
+            {"chaos": "nan#2", "num_envs": 2},
+            "env.chaos is 'nan#2' and names environment 2; there are 2, counted from 0",
+        ),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        EnvConfig(**settings)
+
+
+def test_workers_of_num_ready_are_as_many_as_this_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    with create_environment(EnvConfig(num_envs=4, vectorization="process", num_ready=2)) as env:
+        assert len(env.worker_pids) == 2
+
+
+def test_specs_are_probed_without_the_faults_of_the_other_environments():
+    assert probe_specs(EnvConfig(num_envs=2, chaos="reset#1"))[0].shape == (4,)
 
 
 @pytest.mark.parametrize("settings", [{"chaos": "nan"}, {"on_fault": "drop"}])

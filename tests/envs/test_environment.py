@@ -5,7 +5,7 @@ import pytest
 
 from palaestra.core import BoundedSpec, EnvError, RunSeeds, SpecError, episode_seed
 from palaestra.envs import EnvironmentWrapper, GymEnvironment, SerialEnvironment, load, space_from_spec
-from tests.envs.worlds import Counter, Doubled, Global, Nested, counter
+from tests.envs.worlds import Counter, Doubled, Global, Nested, Reusing, counter
 
 
 def test_the_step_after_the_last_ignores_its_action_and_starts_the_next_episode():
@@ -124,3 +124,13 @@ def test_specs_of_a_wrapper_are_those_of_what_it_emits():
             return BoundedSpec((2,), minimum=np.zeros(2), maximum=np.ones(2))
 
     assert Scaled(counter()).time_step_spec.observation.bounded
+
+
+def test_changing_an_action_that_was_given_changes_no_time_step_and_the_environment_changes_none_of_ours():
+    env = GymEnvironment(Reusing())  # sets the action that it is given to 0
+    env.reset()
+    action = np.ones(1, np.float32)
+    time_step = env.step(action)
+    assert action.tolist() == [1.0]
+    action[:] = 7
+    assert time_step.prev_action.tolist() == [1.0]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from palaestra.core import ConfigError, EnvError, SpecError
-from palaestra.envs import EnvConfig, SerialEnvironment, create_environment
+from palaestra.envs import EnvConfig, EnvironmentWrapper, SerialEnvironment, create_environment
 from tests.envs.worlds import counter
 
 LANES = [5, 6, 7, 8]
@@ -24,6 +24,22 @@ def make(num_ready=2, workers=2, chaos=""):
         chaos=chaos,
     )
     return create_environment(config, lane_seeds=LANES)
+
+
+class Fussy(EnvironmentWrapper):
+    """Cannot be put around environment 3."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        if env.env_id == 3:
+            raise KeyError("the third wheel")
+
+
+def test_an_environment_that_cannot_be_made_is_named_by_its_number():
+    wrappers = ("tests.envs.test_first_ready:Fussy",)
+    config = EnvConfig(num_envs=4, vectorization="process", num_workers=2, num_ready=2, wrappers=wrappers)
+    with pytest.raises(EnvError, match=r"^environment 3 could not be made: KeyError: 'the third wheel'"):
+        create_environment(config)
 
 
 def actions(lanes: torch.Tensor, steps: dict[int, int]) -> torch.Tensor:

@@ -1,15 +1,20 @@
 """Tests of `palaestra.envs.serial`."""
 
+import functools
 import multiprocessing
 import os
 
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from palaestra.core import Batch, EnvError, ShapeError, SpecError
-from palaestra.envs import GymEnvironment, SerialEnvironment, load
-from tests.envs.worlds import Counter, Drawing, Faulty, Nested, Pid, Reusing, Shifty, counter, layered
+from palaestra.envs import FaultPolicy, GymEnvironment, SerialEnvironment, load
+from palaestra.envs.driving import remade
+from palaestra.envs.wrappers import EpisodicLife
+from tests.envs.worlds import Counter, Doubled, Drawing, Faulty, Nested, Pid, Reusing, Shifty, counter, layered
+from tests.envs.wrappers.worlds import Game
 
 ZEROS = torch.zeros(2, dtype=torch.int64)
 
@@ -213,6 +218,97 @@ def test_rendering_and_closing():
         assert env.render().tolist() == np.ones((2, 3, 3)).tolist()
 
 
+class Closing(Counter):
+    """Notes that it was closed, and raises an error."""
+
+    def __init__(self, closed):
+        super().__init__()
+        self._closed = closed
+
+    def close(self):
+        self._closed.append(self)
+        raise OSError(f"close number {len(self._closed)} failed")
+
+
+def test_all_environments_are_closed_although_closing_one_fails():
+    closed = []
+    env = SerialEnvironment([GymEnvironment(Closing(closed)) for _ in range(3)])
+    with pytest.raises(OSError, match="close number 1"):
+        env.close()
+    assert len(closed) == 3
+
+
+class Spoiled(Reusing):
+    """Emits NaN in step 3 and ever after."""
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        if observation[0] >= 3:
+            observation[0] = np.nan
+        return observation, *rest
+
+
+@pytest.mark.parametrize("layer", [GymEnvironment, lambda env: Doubled(GymEnvironment(env))])
+def test_a_dropped_environment_shows_its_last_good_row_although_it_reuses_its_array(layer):
+    faults = FaultPolicy(on_fault="drop", strict=True)
+    env = SerialEnvironment([layer(Reusing()), layer(Spoiled())], faults=faults)
+    env.reset()
+    actions = torch.zeros(2, 1)
+    seen = [env.step(actions) for _ in range(5)]
+    assert [step.observation[:, 0].tolist() for step in seen] == [[1, 1], [2, 2], [3, 2], [4, 2], [5, 2]]
+    assert [step.step_type.tolist() for step in seen] == [[1, 1], [1, 1], [1, 0], [1, 0], [1, 0]]
+    assert len(env.faults) == 1
+
+
+def test_the_row_shown_for_a_failure_right_after_a_restored_state_is_the_restored_one():
+    one, two = (SerialEnvironment([GymEnvironment(Reusing()), GymEnvironment(Spoiled())], lane_seeds=[1, 2],
+                                  faults=FaultPolicy(on_fault="drop")) for _ in range(2))  # fmt: skip
+    one.reset()
+    for _ in range(2):
+        one.step(torch.zeros(2, 1))
+    two.load_state_dict(one.state_dict())
+    assert two.step(torch.zeros(2, 1)).observation[:, 0].tolist() == [3, 2]
+
+
+class LaterFault(Counter):
+    """Raises in its 8th step over all instances; noise for the statistics to count."""
+
+    taken = 0
+
+    def step(self, action):
+        LaterFault.taken += 1
+        if LaterFault.taken == 8:
+            raise KeyError("once")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("wrapper", ["NormalizeObservation", "NormalizeReward"])
+def test_running_statistics_outlive_a_restart(wrapper):
+    """They go on from where the broken episode began."""
+    LaterFault.taken = 0
+    factory = functools.partial(load, "tests.envs.test_serial:LaterFault", max_episode_steps=5, wrappers=(wrapper,))
+    env = SerialEnvironment([factory], faults=FaultPolicy(on_fault="restart"))
+    env.reset()
+    for _ in range(5):
+        env.step([0])
+    before = env._lanes.envs[0].snapshot()
+    for _ in range(4):
+        step = env.step([0])
+    assert len(env.faults) == 1
+    assert step.step_type.tolist() == [0]
+    assert env._lanes.envs[0].memory() == {f"0:{wrapper}": before}
+
+
+def test_what_cannot_be_carried_over_a_restart_is_named_in_the_log(caplog):
+    games = [EpisodicLife(GymEnvironment(Game())) for _ in range(3)]
+    games[0].begin_episode(1)
+    games[0].advance(2)
+    games[0].begin_episode(2)
+    made = iter([EpisodicLife(counter()), games[1]])
+    assert remade(games[0], lambda: next(made)) is games[1]
+    assert "what the wrappers of environment 0 carried from earlier episodes (0:EpisodicLife) is lost" in caplog.text
+
+
 def test_a_scalar_reward_may_come_as_an_array_of_one():
     class Wrapped(Pid):
         def step(self, action):
@@ -222,6 +318,30 @@ def test_a_scalar_reward_may_come_as_an_array_of_one():
     env = SerialEnvironment([GymEnvironment(Wrapped()), GymEnvironment(Wrapped())])
     env.reset()
     assert env.step(ZEROS).reward.tolist() == [10, 10]
+
+
+class Keys(Counter):
+    """Several actions at once, of a small dtype."""
+
+    def __init__(self, space):
+        super().__init__()
+        self.action_space = space
+
+
+@pytest.mark.parametrize(
+    ("space", "action", "words"),
+    [
+        (spaces.MultiBinary(3), [256, 0, 1], r"value 256, expected an integer in \[0, 1\]"),
+        (spaces.MultiDiscrete([3, 4], dtype=np.uint8), [0, 256], r"value 256, expected an integer in \[0, 3\]"),
+        (spaces.MultiDiscrete([3, 4], dtype=np.uint8), [-256.0, 0], r"value -256.0, expected an integer in \[0, 2\]"),
+    ],
+)
+def test_an_action_that_casting_would_change_is_refused(space, action, words):
+    """F8: 256 would be executed as 0."""
+    env = SerialEnvironment([GymEnvironment(Keys(space))])
+    env.reset()
+    with pytest.raises(SpecError, match=words):
+        env.step(torch.tensor([action]))
 
 
 @pytest.mark.parametrize("value", [0.5, -0.25, float("nan"), float("inf")])

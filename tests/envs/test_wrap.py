@@ -2,6 +2,7 @@
 
 import multiprocessing
 import pickle
+import re
 
 import gymnasium
 import pytest
@@ -95,6 +96,14 @@ def test_a_callable_without_a_name_works_here_and_is_refused_as_a_value():
     assert load("CartPole-v1", wrappers=(lambda env: ClipReward(env),)).reward_spec.maximum == 1
     with pytest.raises(ConfigError, match="no importable name"):
         Wrap(lambda env: env)
+
+
+@pytest.mark.parametrize(
+    "text", ["ClipReward(minimum='a')", "ScaleReward(scale='a')", "NormalizeReward(gamma='a')", "FrameStack(keys=3)"]
+)
+def test_arguments_of_another_type_are_refused_with_the_name_of_the_wrapper(text):
+    with pytest.raises(ConfigError, match=f"the wrapper {re.escape(text)} cannot be put around .*TypeError"):
+        load("CartPole-v1", wrappers=(text,))
 
 
 def test_arguments_that_no_file_can_hold_are_refused_when_it_is_written():

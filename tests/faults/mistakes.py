@@ -33,6 +33,24 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
         2,
         "ConfigError unexpected 'fast'; options begin with --",
     ),
+    "a module that is not there": (
+        "train ppo nosuchmod:Foo-v0",
+        2,
+        "ConfigError 'nosuchmod:Foo-v0' names the module 'nosuchmod', which cannot be imported: No module named "
+        "'nosuchmod'. It must be installed or on the Python path (...)",
+    ),
+    "a file instead of a module": (
+        "train ppo ../d/lift.py:Lift",
+        2,
+        "ConfigError '../d/lift.py:Lift' names a file, and code is named by its module, as in an import statement. Run "
+        "from the folder '../d', or put it on PYTHONPATH, and write lift:Lift",
+    ),
+    "half a name": (
+        "train ppo a:",
+        2,
+        "ConfigError the environment's name is 'a:'; give an id of Gymnasium's registry, such as CartPole-v1, or "
+        "my_package:MyEnvironment for one of your own",
+    ),
     "unknown algorithm": (
         "train pqo CartPole-v1",
         2,

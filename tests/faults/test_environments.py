@@ -27,6 +27,7 @@ from palaestra.envs import (
     ThreadEnvironment,
     load,
 )
+from palaestra.envs.wrappers import NormalizeReward
 from tests.envs.worlds import Nested, counter
 
 pytestmark = pytest.mark.fault
@@ -111,7 +112,7 @@ def test_a_fault_stops_the_run_and_is_named(kind, fault):
         with pytest.raises(expected, match=rf"(?s)environment {lane} {SOFT[fault].replace('.*', '.*?')}") as caught:
             play(env, 6)
         assert "in episode 0 (seed " in str(caught.value)
-        assert "at step 4 with action np.int64(1)" in str(caught.value)
+        assert "at step 4 with action 1" in str(caught.value)
         (fault_record,) = env.faults
         assert (fault_record.env_id, fault_record.step, fault_record.handled) == (lane, 4, "raise")
         assert fault_record.to_json()["what"] == fault_record.what
@@ -182,6 +183,24 @@ def test_a_run_without_any_environment_left_stops_with_the_first_cause(kind):
         env = (SerialEnvironment if kind == "serial" else ProcessEnvironment)(factories, faults=faults)
     with env, pytest.raises(EnvError, match=r"(?s)last environment was dropped.*environment 0 raised"):
         play(env, 5)
+
+
+def counted(rules: str):
+    return NormalizeReward(chaotic(rules))
+
+
+@pytest.mark.parametrize(("kind", "fault"), [("process", "kill"), ("thread", "hang")])
+def test_statistics_that_are_gone_with_a_worker_are_named_once(kind, fault, caplog):
+    factory, faults = functools.partial(counted, f"{fault}@2"), FaultPolicy(**QUICK, on_fault="restart")
+    made = {
+        "process": lambda: ProcessEnvironment([factory], faults=faults),
+        "thread": lambda: ThreadEnvironment(factory, faults=faults),
+    }
+    with made[kind]() as env:
+        play(env, 4)
+        assert len(env.faults) == 2
+    said = [record for record in caplog.records if "what NormalizeReward carried from earlier" in record.message]
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize("kind", ["serial", "process"])

@@ -53,3 +53,7 @@ def test_the_command_line_checks_worlds_by_name(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["check-env", "tests.multiagent.test_worlds:Told"])
     assert ended.value.code == 3
+    with pytest.raises(SystemExit) as ended:
+        main(["check-env", "palaestra.multiagent:Meeting", "--env.max-episode-steps", "3"])
+    assert ended.value.code == 2
+    assert "only env.kwargs means something" in capsys.readouterr().err

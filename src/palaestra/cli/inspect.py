@@ -10,17 +10,18 @@ import platform
 import shutil
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 
 import torch
 from rich.console import Console
 
-from palaestra.cli.options import parse, positional, several
+from palaestra.cli.options import parse, several
 from palaestra.core import ConfigError, available_devices
-from palaestra.envs import EnvConfig
+from palaestra.envs import CheckReport, EnvConfig
 from palaestra.envs.check import check
 from palaestra.experiments import ExperimentConfig, bench_environment, dry_run, preset
-from palaestra.multiagent import check_world, is_world
+from palaestra.multiagent import check_world, is_world, load_world
 
 __all__ = ["bench", "check_env", "doctor"]
 
@@ -78,6 +79,8 @@ def bench(arguments: list[str]) -> int:
 class CheckOptions:
     """Options of `palaestra check-env`."""
 
+    env: EnvConfig = field(default_factory=EnvConfig)
+    """Environment; one of it is checked, with all its wrappers."""
     json: bool = False
     """Print JSON."""
 
@@ -88,11 +91,21 @@ def check_env(arguments: list[str]) -> int:
     Args:
         arguments: what was typed after the verb.
     """
-    (name,), rest = positional(arguments, ("the environment",), "palaestra check-env my_package:MyEnvironment")
-    options = parse(CheckOptions, rest, prog="palaestra check-env ENVIRONMENT")
-    report = check_world(name) if is_world(name) else check(name)
+    usage = "palaestra check-env my_package:MyEnvironment"
+    names, rest = several(arguments, "the environment", usage)
+    if len(names) > 1:
+        raise ConfigError(f"unexpected {names[1]!r}: {usage}")
+    default = CheckOptions(env=EnvConfig(name=names[0] if names else "CartPole-v1"))
+    options = parse(CheckOptions, rest, prog="palaestra check-env ENVIRONMENT", default=default)
+    report = _world_report(options.env) if is_world(options.env.name) else check(options.env)
     print(json.dumps(asdict(report) | {"ok": report.ok}) if options.json else str(report))
     return 0 if report.ok else 3
+
+
+def _world_report(env: EnvConfig) -> CheckReport:
+    if env != EnvConfig(name=env.name, kwargs=env.kwargs):
+        raise ConfigError(f"{env.name} has many agents; of env, only env.kwargs means something for its check")
+    return replace(check_world(partial(load_world, env.name, env.kwargs)), name=env.name)
 
 
 def _device(name: str) -> str:

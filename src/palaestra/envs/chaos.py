@@ -77,7 +77,12 @@ def chaos_rules(text: str) -> tuple[ChaosRule, ...]:
         fault, probability, step, env_id = found.group("fault", "probability", "step", "env_id")
         if fault not in get_args(ChaosFault):
             raise ConfigError(f"there is no chaos {fault!r}{did_you_mean(fault, get_args(ChaosFault))}")
-        share = float(probability) if probability else 1.0
+        try:
+            share = float(probability) if probability else 1.0
+        except ValueError:
+            raise ConfigError(
+                f"chaos {part!r} has the probability {probability!r}, which is no number; give one in [0, 1]"
+            ) from None
         if not 0 <= share <= 1:
             raise ConfigError(f"chaos {part!r} has the probability {share}; it must be in [0, 1]")
         rules.append(ChaosRule(fault, share, int(step) if step else None, int(env_id) if env_id else None))
@@ -102,6 +107,8 @@ class ChaosEnv(EnvironmentWrapper):
             ...
         palaestra.core.errors.NonFiniteError: environment 0 emitted observation[0] = nan in episode 0 ...
     """
+
+    keeps_frames = True
 
     def __init__(self, env: SingleEnvironment, rules: str | tuple[ChaosRule, ...]) -> None:
         super().__init__(env)

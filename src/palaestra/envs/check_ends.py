@@ -17,10 +17,22 @@ from palaestra.envs.nest import flatten
 from palaestra.envs.spaces import space_from_spec
 from palaestra.envs.wrappers.time_limit import TimeLimit
 
-__all__ = ["Finding", "close_quietly", "cut_off", "ends", "equal", "ignored_action", "limits_reported", "sample"]
+__all__ = [
+    "Finding",
+    "close_quietly",
+    "cut_off",
+    "ends",
+    "equal",
+    "ignored_action",
+    "limits_reported",
+    "masks",
+    "sample",
+]
 
 _SHORT = 3
 _REPORTED = "TimeLimit.truncated"
+_MASK = "action_mask"
+_AGAIN = "an environment that was closed must let another one be made: free the port, the licence or the file in close"
 
 
 @dataclass(frozen=True)
@@ -115,6 +127,26 @@ def limits_reported(stream: Sequence[TimeStep]) -> int:
     return sum(bool(isinstance(step.env_info, dict) and step.env_info.get(_REPORTED)) for step in lasts)
 
 
+def masks(stream: Sequence[TimeStep]) -> Iterator[Finding]:
+    """Whether an `action_mask` in the observation always leaves something to do.
+
+    Args:
+        stream: of one or several runs.
+    """
+    seen = [step.observation.get(_MASK) for step in stream if isinstance(step.observation, dict)]
+    if not seen or seen[0] is None:
+        return
+    bad = [number for number, (mask, step) in enumerate(zip(seen, stream, strict=True))
+           if step.step_type != 2 and not np.any(mask)]  # fmt: skip
+    yield Finding(
+        "An action_mask allows some action, unless the step is LAST",
+        not bad,
+        "at least one 1 in the mask",
+        f"none in {len(bad)} of {len(stream)} time steps, the first of them number {bad[0]}" if bad else "",
+        "where nothing can be done, end the episode, or allow an action that does nothing",
+    )
+
+
 def ignored_action(make: Callable[[], SingleEnvironment], seed: int, steps: int) -> Finding:
     """Whether the action that follows LAST has no influence on the FIRST step of the next episode, or on its reward.
 
@@ -124,7 +156,15 @@ def ignored_action(make: Callable[[], SingleEnvironment], seed: int, steps: int)
         steps: to look for an end in.
     """
     rule = "The action after LAST is ignored"
-    one, two = make(), make()
+    made: list[SingleEnvironment] = []
+    try:
+        made += [make()]
+        made += [make()]
+    except (Exception, SystemExit) as error:
+        for env in made:
+            close_quietly(env)
+        return Finding(rule, False, "two environments to compare", f"{type(error).__name__}: {error}", _AGAIN)
+    one, two = made
     try:
         spaces = space_from_spec(one.action_spec), space_from_spec(two.action_spec)
         for env, space in zip((one, two), spaces, strict=True):
@@ -141,21 +181,22 @@ def ignored_action(make: Callable[[], SingleEnvironment], seed: int, steps: int)
                 got = "two different ones, after different actions"
                 fix = "let begin_episode depend on its seed alone; keep nothing of the last action"
                 return Finding(rule, equal(ours, theirs, one), "equal first time steps", got, fix)
+    except PalaestraError as error:
+        return Finding(rule, False, "time steps", str(error), "the message says in which step, with which action")
     finally:
         close_quietly(one)
         close_quietly(two)
     return Finding(rule, True)
 
 
-def cut_off(make: Callable[[], SingleEnvironment], seed: int) -> Finding:
+def cut_off(inner: SingleEnvironment, seed: int) -> Finding:
     """Whether a time limit around the environment gives LAST with discount 1.
 
     Args:
-        make: makes the environment with its layers.
+        inner: the environment with its layers.
         seed: of environment and actions.
     """
     rule = "An episode that is cut off is LAST with discount 1"
-    inner = make()
     fix = "a layer changes discount or step_type where it must not; see the table of episode ends"
     try:
         env = TimeLimit(inner, _SHORT)
@@ -177,8 +218,6 @@ def cut_off(make: Callable[[], SingleEnvironment], seed: int) -> Finding:
                 break
     except PalaestraError as error:
         return Finding(rule, False, f"(LAST, 1) at step {_SHORT}", str(error), fix)
-    finally:
-        close_quietly(inner)
     return Finding(rule, True)
 
 
@@ -189,7 +228,7 @@ def sample(space: gymnasium.Space[Any], observation: Any) -> Any:
         space: of actions.
         observation: that the action follows.
     """
-    mask = observation.get("action_mask") if isinstance(observation, dict) else None
+    mask = observation.get(_MASK) if isinstance(observation, dict) else None
     return space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
 
 

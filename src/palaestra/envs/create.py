@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import inspect
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,8 +17,9 @@ from palaestra.envs.env_config import EnvConfig
 from palaestra.envs.environment import Environment, SingleEnvironment
 from palaestra.envs.faults import describe
 from palaestra.envs.first_ready import FirstReadyEnvironment
-from palaestra.envs.importing import import_object
+from palaestra.envs.importing import import_module, import_object
 from palaestra.envs.native_vector import NativeVectorEnvironment
+from palaestra.envs.pool import cores
 from palaestra.envs.process import ProcessEnvironment
 from palaestra.envs.serial import SerialEnvironment
 from palaestra.envs.suites import atari, envpool, gym
@@ -199,18 +198,24 @@ def probe_specs(config: EnvConfig) -> tuple[SpecTree, SpecTree, TensorSpec]:
         ConfigError: as for `create_environment`.
     """
     vectorization = "native" if config.vectorization == "native" else "auto"
-    one = dataclasses.replace(config, num_envs=1, vectorization=vectorization, num_workers=None, num_ready=None)
+    alone: dict[str, Any] = {"num_envs": 1, "num_workers": None, "num_ready": None, "chaos": ""}
+    one = dataclasses.replace(config, vectorization=vectorization, **alone)
     with create_environment(one, lane_seeds=[0]) as env:
         return env.observation_spec, env.action_spec, env.reward_spec
 
 
 def _maker(name: str) -> Callable[..., Any] | None:
     """The class or function that a name with a colon means; `None` for an id of the registry."""
-    module, _, rest = name.partition(":")
-    if not rest:
+    module, colon, rest = name.partition(":")
+    if not name or (colon and not (module and rest)):
+        raise ConfigError(
+            f"the environment's name is {name!r}; give an id of Gymnasium's registry, such as CartPole-v1, or "
+            "my_package:MyEnvironment for one of your own"
+        )
+    if not colon:
         return None
     if rest in gymnasium.registry or not rest.isidentifier():
-        importlib.import_module(module)
+        import_module(module, name)
         return None
     maker = import_object(name)
     if not callable(maker):
@@ -268,7 +273,7 @@ def _native(config: EnvConfig, lane_seeds: Sequence[int]) -> Environment:
 
 
 def _first_ready(config: EnvConfig, factories: Sequence[Callable[[], Any]], lane_seeds: Sequence[int]) -> Environment:
-    workers = min(config.num_workers or os.cpu_count() or 1, config.num_envs)
+    workers = min(config.num_workers or cores(), config.num_envs)
     if config.num_envs % workers:
         raise ConfigError(
             f"num_envs is {config.num_envs} and num_workers {workers}; with num_ready every worker needs as many "
@@ -279,8 +284,10 @@ def _first_ready(config: EnvConfig, factories: Sequence[Callable[[], Any]], lane
     try:
         for first in range(0, config.num_envs, size):
             mine = slice(first, first + size)
-            one = ProcessEnvironment(factories[mine], lane_seeds=lane_seeds[mine], num_workers=1, faults=config.faults)
-            groups.append(one)
+            group = ProcessEnvironment(
+                factories[mine], lane_seeds=lane_seeds[mine], num_workers=1, faults=config.faults, first_id=first
+            )
+            groups.append(group)
         return FirstReadyEnvironment(groups, num_ready=config.num_ready or config.num_envs)
     except BaseException:
         for group in groups:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from palaestra.core import EnvError, TimeStep
@@ -11,7 +14,9 @@ from palaestra.envs.episode_log import Episode, digest
 if TYPE_CHECKING:
     from palaestra.envs.environment import SingleEnvironment
 
-__all__ = ["mark", "replay"]
+__all__ = ["mark", "remade", "replay"]
+
+_log = logging.getLogger(__name__)
 
 
 def mark(env: SingleEnvironment, observation: Any) -> str:
@@ -26,6 +31,33 @@ def mark(env: SingleEnvironment, observation: Any) -> str:
     """
     found, memory = digest(observation, env.observation_spec), env.memory()
     return f"{found}:{json.dumps(memory, separators=(',', ':'))}".replace(" ", "\\u0020") if memory else found
+
+
+def remade(env: SingleEnvironment, make: Callable[[], SingleEnvironment]) -> SingleEnvironment:
+    """Makes an environment that failed again, with what its layers carried into the episode in which it failed.
+
+    Args:
+        env: the outermost layer; it is closed.
+        make: makes the same layers.
+    """
+    memory: dict[str, Any] = {}
+    with contextlib.suppress(Exception):
+        memory = env.memory()
+    with contextlib.suppress(Exception):
+        env.close()
+    again = make()
+    if memory:
+        try:
+            again.recall(memory)
+        except Exception as error:
+            _log.warning(
+                "what the wrappers of environment %d carried from earlier episodes (%s) is lost: %s: %s",
+                again.env_id, ", ".join(memory), type(error).__name__, error,
+            )  # fmt: skip
+            with contextlib.suppress(Exception):
+                again.close()
+            return make()
+    return again
 
 
 def replay(env: SingleEnvironment, episode: Episode) -> TimeStep | None:

@@ -58,12 +58,14 @@ class EnvConfig:
     """Faults to inject, for tests: such as `kill:0.001,nan:0.01`. See `chaos_rules`."""
 
     def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("env.name is ''; give an environment, such as CartPole-v1 or my_package:MyEnvironment")
         if self.vectorization not in VECTORIZATIONS:
             hint = did_you_mean(str(self.vectorization), VECTORIZATIONS)
             raise ConfigError(f"unknown env.vectorization {self.vectorization!r}{hint}")
         for name, least in (("num_envs", 1), ("num_workers", 1), ("num_ready", 1), ("max_episode_steps", 0)):
             number = getattr(self, name)
-            if number is not None and not (isinstance(number, int) and number >= least):
+            if number is not None and not (type(number) is int and number >= least):
                 zero = " (0: no time limit)" if name == "max_episode_steps" else ""
                 raise ConfigError(f"env.{name} is {number}; it must be an integer of at least {least}{zero}")
         if self.num_workers is not None and self.vectorization != "process":
@@ -80,7 +82,13 @@ class EnvConfig:
             raise ConfigError(f"env.num_ready is {self.num_ready}; only vectorization=process returns some time steps")
         if self.vectorization == "native":
             self.require_raising()
-        _ = self.faults, chaos_rules(self.chaos)
+        _ = self.faults
+        for rule in chaos_rules(self.chaos):
+            if rule.env_id is not None and rule.env_id >= self.num_envs:
+                raise ConfigError(
+                    f"env.chaos is {self.chaos!r} and names environment {rule.env_id}; there are {self.num_envs}, "
+                    "counted from 0"
+                )
 
     @property
     def faults(self) -> FaultPolicy:

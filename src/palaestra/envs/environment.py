@@ -195,6 +195,11 @@ class SingleEnvironment(ABC):
         """A time step of specs."""
         return _time_step_spec(self)
 
+    @property
+    def cut_off(self) -> bool:
+        """After a step in which the task ended: whether the episode would have been cut off there as well."""
+        return False
+
     @abstractmethod
     def begin_episode(self, seed: int) -> TimeStep:
         """Starts an episode.
@@ -304,7 +309,8 @@ class SingleEnvironment(ABC):
     def _drive(self, log: EpisodeLog, action: Any) -> TimeStep:
         spec = self.action_spec
         leaves = zip(flatten(action, spec), leaf_dtypes(spec), strict=True)
-        rows = [np.asarray(leaf, dtype)[None] for leaf, dtype in leaves]
+        rows = [np.array(leaf, dtype)[None] for leaf, dtype in leaves]  # the environment may change them
+        action = copied(action)  # and the caller what was given
         seeds = log.send(rows)
         try:
             if seeds:

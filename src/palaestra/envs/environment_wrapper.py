@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from palaestra.core import SpecError, SpecTree, TensorSpec, TimeStep
 from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.nest import unstacked
 
 __all__ = ["EnvironmentWrapper"]
 
@@ -15,7 +16,8 @@ __all__ = ["EnvironmentWrapper"]
 class EnvironmentWrapper(SingleEnvironment):
     """A layer around a bare environment that passes everything through.
 
-    Override `advance` and `begin_episode` to change time steps or actions, and the specs of whatever is changed.
+    Override `advance` and `begin_episode` to change time steps or actions, and the specs of whatever is changed. A
+    layer that neither skips steps nor changes observations says `keeps_frames = True`.
 
     Args:
         env: the layer inside.
@@ -30,6 +32,10 @@ class EnvironmentWrapper(SingleEnvironment):
         ...         return time_step._replace(reward=float(time_step.reward > 0))
     """
 
+    keeps_frames: ClassVar[bool] = False
+    """Whether every step of this layer is one step of the inner layer, from its FIRST on, with the same observation.
+    The frames of a stack are then those of the steps before, and a buffer may store each frame once."""
+
     def __init__(self, env: SingleEnvironment) -> None:
         if not isinstance(env, SingleEnvironment):
             kind, outer = type(env).__name__, type(self).__name__
@@ -39,8 +45,9 @@ class EnvironmentWrapper(SingleEnvironment):
 
     @property
     def observation_spec(self) -> SpecTree:
-        """Of the observation; the inner layer's unless overridden."""
-        return self.env.observation_spec
+        """Of the observation; the inner layer's unless overridden, without `stacked` unless frames are kept."""
+        spec = self.env.observation_spec
+        return spec if self.keeps_frames else unstacked(spec)
 
     @property
     def action_spec(self) -> SpecTree:
@@ -56,6 +63,11 @@ class EnvironmentWrapper(SingleEnvironment):
     def env_info_spec(self) -> SpecTree:
         """Of the declared info entries; the inner layer's unless overridden."""
         return self.env.env_info_spec
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the inner layer's episode would have been cut off where its task ended."""
+        return self.env.cut_off
 
     def begin_episode(self, seed: int) -> TimeStep:
         """Starts an episode in the inner layer.

@@ -21,6 +21,7 @@ FaultKind = Literal["raised", "died", "timeout", "non-finite", "malformed"]
 
 _HOUR_S = 3600.0
 _LONGEST_WAIT_S = 30.0
+_LONGEST_TIMEOUT_S = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +45,11 @@ class FaultPolicy:
         if self.on_fault not in ("raise", "restart", "drop"):
             raise ConfigError(f"on_fault is {self.on_fault!r}; it must be 'raise', 'restart' or 'drop'")
         for name in ("timeout_s", "reset_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0 seconds")
+            if not 0 < getattr(self, name) <= _LONGEST_TIMEOUT_S:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}; it must be above 0 and at most {_LONGEST_TIMEOUT_S:.0f} seconds "
+                    "(11 days), which is as good as none"
+                )
         for name in ("max_restarts", "backoff_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")

@@ -53,6 +53,7 @@ class GymEnvironment(SingleEnvironment):
         self._scalar = self._reward_spec.shape == ()
         self._step = gym_env.step
         self._no_action = zeros(self._action_spec)
+        self._cut_off = False
 
     @property
     def observation_spec(self) -> SpecTree:
@@ -74,6 +75,11 @@ class GymEnvironment(SingleEnvironment):
         """Whether rewards are scalars and the discount is 1, so that a loop over many can do this layer's work."""
         return self._scalar and self._discount == 1.0
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether `terminated` came with `truncated`."""
+        return self._cut_off
+
     def begin_episode(self, seed: int) -> TimeStep:
         """Resets the Gymnasium environment.
 
@@ -93,6 +99,7 @@ class GymEnvironment(SingleEnvironment):
         observation, reward, terminated, truncated, info = self._step(action)
         reward = self._number(reward) if self._scalar else self._vector(reward)
         if terminated:
+            self._cut_off = bool(truncated)
             return TimeStep(2, reward, 0.0, observation, action, self.env_id, (), info)
         kind = 2 if truncated else 1
         return _new(TimeStep, (kind, reward, self._discount, observation, action, self.env_id, (), info))

@@ -4,11 +4,46 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import PurePosixPath
 from typing import Any
 
-from palaestra.core import ConfigError, did_you_mean
+from palaestra.core import ConfigError, PalaestraError, did_you_mean
+from palaestra.envs.faults import describe
 
-__all__ = ["import_object", "importable_name"]
+__all__ = ["import_module", "import_object", "importable_name"]
+
+
+def import_module(module_name: str, name: str) -> Any:
+    """A module on the Python path.
+
+    Args:
+        module_name: such as `my_package.module`.
+        name: that it is a part of, for messages.
+
+    Raises:
+        ConfigError: there is no such module, the name is that of a file, or importing it raised an error.
+    """
+    if module_name.startswith(".") or module_name.endswith(".py") or {"/", "\\"} & set(module_name):
+        file = PurePosixPath(module_name.replace("\\", "/"))
+        stem = file.name.removesuffix(".py").strip(".") or "my_module"
+        folder = "that folder" if str(file.parent) == "." else f"the folder {str(file.parent)!r}"
+        raise ConfigError(
+            f"{name!r} names a file, and code is named by its module, as in an import statement. Run from {folder}, or "
+            f"put it on PYTHONPATH, and write {stem}:{name.rpartition(':')[2]}"
+        )
+    try:
+        return importlib.import_module(module_name)
+    except PalaestraError:
+        raise
+    except ImportError as error:
+        raise ConfigError(
+            f"{name!r} names the module {module_name!r}, which cannot be imported: {error}. "
+            f"It must be installed or on the Python path ({', '.join(sys.path[:3])}, ...)"
+        ) from error
+    except (Exception, SystemExit) as error:
+        kind, detail = describe(error)
+        detail = str(error) if isinstance(error, SyntaxError) else detail
+        raise ConfigError(f"{name!r} names the module {module_name!r}; importing it raised {kind}: {detail}") from error
 
 
 def import_object(name: str) -> Any:
@@ -23,13 +58,7 @@ def import_object(name: str) -> Any:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"{name!r} is not of the form my_package.module:attribute")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(
-            f"{name!r} names the module {module_name!r}, which cannot be imported: {error}. "
-            f"It must be installed or on the Python path ({', '.join(sys.path[:3])}, ...)"
-        ) from error
+    found = import_module(module_name, name)
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise ConfigError(f"module {module_name!r} has no {attribute!r}{did_you_mean(part, _public(found))}")

@@ -64,6 +64,7 @@ class LaneEnvironment(LockstepEnvironment):
         self._scalar_actions = isinstance(specs.action, TensorSpec) and not specs.action.shape
         self._ended_by = ""
         self._recorded: list[Fault] = []
+        self._told = False
 
     @property
     @final
@@ -218,7 +219,9 @@ class LaneEnvironment(LockstepEnvironment):
         return begun
 
     def _go_on(self, incident: Incident, rows: Rows) -> list[int]:
-        lanes = [incident.failure.lane, *incident.also]
+        lanes = [lane for lane in (incident.failure.lane, *incident.also) if lane not in self._log.dropped]
+        if not lanes:
+            return []
         if self._policy.on_fault == "drop":
             fault = self._record(incident, "drop")
             for lane in lanes:
@@ -253,6 +256,17 @@ class LaneEnvironment(LockstepEnvironment):
                 array[lane] = leaf
         self._log.due = [lane for lane in self._log.due if lane not in lanes]
         return lanes
+
+    @final
+    def _tell_lost(self, layers: Iterable[str]) -> None:
+        """Says once what a worker took along that nobody can ask any more."""
+        names = [layer.partition(":")[2] for layer in layers]
+        if names and not self._told:
+            self._told = True
+            _log.warning(
+                "what %s carried from earlier episodes (running statistics, counts) is lost with the worker of the "
+                "environments that were restarted; they begin from nothing. Said once", ", ".join(names),
+            )  # fmt: skip
 
     def _record(self, incident: Incident, handled: Any) -> Fault:
         also = tuple(self.first_id + lane for lane in incident.also)

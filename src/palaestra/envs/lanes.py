@@ -10,29 +10,26 @@ import contextlib
 import functools
 import logging
 import operator
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from palaestra.core import SpecError, TensorSpec, TimeStep, spec_leaves
 from palaestra.envs.boundary import Boundary
-from palaestra.envs.driving import mark, replay
+from palaestra.envs.direct import NEVER, direct_calls
+from palaestra.envs.driving import mark, remade, replay
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.episode_log import Episode
 from palaestra.envs.faults import Failure, failure_of
-from palaestra.envs.gym_environment import GymEnvironment
-from palaestra.envs.nest import fits, flatten, leaf_dtypes, neutral, problem, zeros
+from palaestra.envs.nest import fits, flatten, leaf_dtypes, neutral, problem, unflatten, zeros
 from palaestra.envs.rows import Infos, Rows, common_specs, numeric_infos
-from palaestra.envs.wrappers.time_limit import TimeLimit
 
 __all__ = ["Lanes"]
 
 _call: Callable[[Callable[[Any], Any], Any], Any] = operator.call  # pyright: ignore[reportAssignmentType]
 # a NamedTuple's own constructor takes twice as long
 _new = tuple.__new__
-_NEVER = sys.maxsize >> 1
 _log = logging.getLogger(__name__)
 
 
@@ -73,10 +70,11 @@ class Lanes:
         self._bounds_period = self._boundary.period
         self._mid, self._one = np.ones(size, np.int32), np.ones(size, np.float32)
         self._latest: Sequence[Any] = [None] * size
+        self._shown = self._nothing()
         self._clock = -1
-        self._next_limit = _NEVER
-        self._limits = [_NEVER] * size
-        self._dropped, self._cast = set[int](), set[tuple[int, np.dtype]]()
+        self._next_limit = NEVER
+        self._limits = [NEVER] * size
+        self._dropped, self._cast = dict[int, Any](), set[tuple[int, np.dtype]]()
         self._find_steps()
 
     def step(self, actions: Iterable[Any], seeds: dict[int, int]) -> tuple[Rows, Infos | None, list[Failure]]:
@@ -108,7 +106,7 @@ class Lanes:
                 raise RuntimeError("the environment raised StopIteration")
             except (Exception, SystemExit) as error:
                 failures.append(failure_of(len(results), error))
-                results.append(self._shown(len(results)))
+                results.append(self._stand_in(len(results)))
                 if self._cursor is not None:
                     calls = self._watched(steps, actions, results)
         try:
@@ -121,8 +119,9 @@ class Lanes:
         if not self._boundary.finite(rows.observation, rows.reward):
             failures += self._boundary.not_finite(rows.observation, rows.reward)
         if failures or self._dropped:
-            seen = self._blank(rows, seen, {failure.lane for failure in failures} | self._dropped)
-        self._latest = seen
+            failures = [failure for failure in failures if failure.lane not in self._dropped]
+            seen = self._blank(rows, seen, {failure.lane for failure in failures} | self._dropped.keys())
+        self._latest, self._shown = seen, rows.observation
         return rows, numeric_infos(infos) if any(infos) else None, failures
 
     def restart(self, lane: int, seed: int, *, again: bool = True) -> list[np.ndarray] | Failure:
@@ -138,9 +137,7 @@ class Lanes:
         """
         try:
             if again:
-                with contextlib.suppress(Exception):
-                    self.envs[lane].close()
-                env = self._factories[lane]()
+                env = remade(self.envs[lane], self._factories[lane])
                 common_specs([*self.envs[:1], env] if lane else [env, *self.envs[1:2]])
                 self.envs[lane] = env
                 self._find_steps()
@@ -156,6 +153,8 @@ class Lanes:
         for array in arrays:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 return Failure(lane, "non-finite", "emitted NaN or infinity", "look at the environment's reset")
+        for shown, array in zip(self._shown, arrays, strict=True):
+            shown[lane] = array
         self._latest = [observation if number == lane else latest for number, latest in enumerate(self._latest)]
         return arrays
 
@@ -176,11 +175,11 @@ class Lanes:
         """
         with contextlib.suppress(Exception):
             self.envs[lane].close()
-        self._dropped.add(lane)
+        self._dropped[lane] = self._stand_in(lane)
         self._find_steps()
 
     def _find_steps(self) -> None:
-        self._direct = [_direct(env) for env in self.envs]
+        self._direct = [direct_calls(env) for env in self.envs]
         self._all_direct = all(direct is not None for direct in self._direct)
         self._read: Any = self._read_direct if self._all_direct else self._read_layers
         self._steps: list[Callable[[Any], Any]] = [
@@ -188,8 +187,8 @@ class Lanes:
             for direct, env in zip(self._direct, self.envs, strict=True)
         ]
         for lane in self._dropped:
-            self._steps[lane] = functools.partial(_ignore, self._shown, lane)
-            self._limits[lane] = _NEVER
+            self._steps[lane] = functools.partial(_ignore, self._stand_in, lane)
+            self._limits[lane] = NEVER
 
     def _watched(self, steps: list[Any], actions: Iterable[Any], results: list[Any]) -> Iterator[Any]:
         cursor, done = self._cursor, len(results)
@@ -215,7 +214,7 @@ class Lanes:
         over: list[int] = []
         if self._clock >= self._next_limit:
             over = [lane for lane, limit in enumerate(self._limits) if self._clock == limit]
-            self._next_limit = min((limit for limit in self._limits if limit > self._clock), default=_NEVER)
+            self._next_limit = min((limit for limit in self._limits if limit > self._clock), default=NEVER)
         if any(terminated) or any(truncated):
             ends = enumerate(zip(terminated, truncated))  # noqa: B905 - as above
             over = sorted({*over, *(lane for lane, (ended, cut) in ends if ended or cut)})
@@ -246,13 +245,22 @@ class Lanes:
 
     def _set_limit(self, lane: int, steps: int) -> None:
         direct = self._direct[lane]
-        self._limits[lane] = limit = self._clock + (direct.duration if direct else _NEVER) - steps
+        self._limits[lane] = limit = self._clock + (direct.duration if direct else NEVER) - steps
         self._next_limit = min(self._next_limit, limit)
 
-    def _shown(self, lane: int) -> Any:
-        """What stands for the step of a lane that gave none: what it showed before, and nothing else."""
-        latest = self._latest[lane]
-        observation = neutral(self.specs.observation) if latest is None else latest
+    def _nothing(self) -> list[np.ndarray]:
+        """The leaves of observations that nobody made."""
+        leaves = flatten(neutral(self.specs.observation), self.specs.observation)
+        return [np.tile(leaf, (len(self.envs), *[1] * np.ndim(leaf))) for leaf in leaves]
+
+    def _stand_in(self, lane: int) -> Any:
+        """What stands for the step of a lane that gave none: what it showed before, and nothing else.
+
+        It is taken from the rows, because an environment may write every observation into the same array.
+        """
+        if lane in self._dropped:
+            return self._dropped[lane]
+        observation = unflatten((array[lane].copy() for array in self._shown), self.specs.observation)
         if self._all_direct:
             return observation, 0.0, False, False, {}
         reward = zeros(self.specs.reward) if self.specs.reward.shape else 0.0
@@ -263,7 +271,7 @@ class Lanes:
         seen = list(seen)
         for lane in lanes:
             rows.step_type[lane], rows.reward[lane], rows.discount[lane] = 0, 0.0, 1.0
-            shown = self._shown(lane)
+            shown = self._stand_in(lane)
             observation = seen[lane] = shown[0] if self._all_direct else shown.observation
             for array, leaf in zip(rows.observation, flatten(observation, self.specs.observation), strict=True):
                 array[lane] = leaf
@@ -281,7 +289,7 @@ class Lanes:
             if wrong:
                 what = "returned what cannot be read" if "observation" not in wrong else "emitted another observation"
                 found.append(Failure(lane, "malformed", what, wrong))
-                results[lane] = self._shown(lane)
+                results[lane] = self._stand_in(lane)
         return found
 
     def _wrong(self, result: Any) -> str:
@@ -347,9 +355,9 @@ class Lanes:
         Returns:
             What went wrong, if anything; the lanes then have no episodes.
         """
-        self.over, self._dropped = [], set()
+        self.over, self._dropped = [], {}
         self._find_steps()
-        self._latest = [None] * len(self.envs)
+        self._latest, self._shown = [None] * len(self.envs), self._nothing()
         latest: list[Any] = []
         for lane, episode in enumerate(episodes):
             self.mark(lane)
@@ -362,31 +370,23 @@ class Lanes:
             else:
                 self._set_limit(lane, len(episode.actions))
             latest.append(None if time_step is None else time_step.observation)
+            if time_step is not None:
+                for shown, leaf in zip(self._shown, flatten(latest[lane], self.specs.observation), strict=True):
+                    shown[lane] = leaf
         self._latest = latest
         return None
 
     def close(self) -> None:
-        """Closes every environment."""
+        """Closes every environment, also where closing one raises an error; the first is raised in the end."""
+        errors: list[Exception] = []
         for lane, env in enumerate(self.envs):
             if lane not in self._dropped:
-                env.close()
-
-
-class _Direct(NamedTuple):
-    """The Gymnasium environment of a stack that adds nothing but a time limit."""
-
-    step: Callable[[Any], Any]
-    reset: Callable[..., Any]
-    duration: int
-
-
-def _direct(env: SingleEnvironment) -> _Direct | None:
-    duration = _NEVER
-    if type(env) is TimeLimit:
-        duration, env = env.duration, env.env
-    if type(env) is not GymEnvironment or not env.plain:
-        return None
-    return _Direct(env.gym_env.step, env.gym_env.reset, duration)
+                try:
+                    env.close()
+                except Exception as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
 
 
 def _ignore(shown: Callable[[int], Any], lane: int, action: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "problem",
     "to_batched",
     "unflatten",
+    "unstacked",
     "zeros",
 ]
 
@@ -97,6 +99,18 @@ def unflatten(leaves: Iterator[Any], spec: SpecTree) -> Any:
     if isinstance(spec, dict):
         return {key: unflatten(leaves, child) for key, child in spec.items()}
     return tuple(unflatten(leaves, child) for child in spec)
+
+
+def unstacked(spec: SpecTree) -> SpecTree:
+    """The spec of the same data where the frames of a stack are not those of the steps before.
+
+    Args:
+        spec: the tree.
+    """
+    leaves = spec_leaves(spec).values()
+    if all(leaf.stacked == 1 for leaf in leaves):
+        return spec
+    return unflatten((dataclasses.replace(leaf, stacked=1) for leaf in leaves), spec)
 
 
 def to_batched(arrays: Sequence[np.ndarray], spec: SpecTree) -> Any:

@@ -23,7 +23,7 @@ from palaestra.envs.rows import Specs
 from palaestra.envs.worker import BUSY, DONE, MESSAGE, NEWS, STEP, View, layout, serve
 from palaestra.runtime import SharedArrays, SupervisedProcess, WorkerDiedError, WorkerTimeoutError, stop_all
 
-__all__ = ["WorkerPool"]
+__all__ = ["WorkerPool", "cores"]
 
 _PRELOAD = ("palaestra.envs.worker",)
 _CLOSE_S = 5.0
@@ -54,6 +54,7 @@ class WorkerPool:
         num_workers: W; as many as there are cores, and at most one for every environment, if `None`.
         context: how workers start.
         faults: its timeouts, whether workers may be replaced, and whether bounds are strict.
+        first_id: number of the first environment, for messages.
 
     Raises:
         ConfigError: the factories cannot be sent to another process.
@@ -72,7 +73,9 @@ class WorkerPool:
         num_workers: int | None,
         context: Any,
         faults: FaultPolicy,
+        first_id: int = 0,
     ) -> None:
+        self._first_id = first_id
         bounds = _bounds(len(factories), num_workers)
         self._factories, self._context, self._faults = list(factories), context, faults
         self.processes: list[SupervisedProcess] = []
@@ -93,8 +96,9 @@ class WorkerPool:
     def _seat(self, number: int, lanes: slice) -> _Seat:
         ctx = get_context(self._context)
         go, done = ctx.Semaphore(0), ctx.Semaphore(0)
-        args = (self._factories[lanes], (number, lanes.start, self._faults.strict), go, done)
-        name = f"the worker of environments {lanes.start} to {lanes.stop - 1}"
+        place = (number, lanes.start, self._first_id, self._faults.strict)
+        args = (self._factories[lanes], place, go, done)
+        name = f"the worker of environments {self._first_id + lanes.start} to {self._first_id + lanes.stop - 1}"
         process = SupervisedProcess(serve, args, context=self._context, name=name, preload=_PRELOAD)
         self.processes.append(process)
         return _Seat(number, lanes, process, go, done)
@@ -115,7 +119,7 @@ class WorkerPool:
             if isinstance(met, Incident):
                 lane, _, what, detail = met.failure
                 if "could not be made" in what:
-                    raise EnvError(f"environment {lane} {what}: {detail}")
+                    raise EnvError(f"environment {self._first_id + lane} {what}: {detail}")
                 raise EnvError(
                     f"{seat.process.name} {what} while it was making its environments: {detail} If its own output "
                     'shows that it ran your script again, put the script\'s code under `if __name__ == "__main__":`'
@@ -123,7 +127,8 @@ class WorkerPool:
             found.append(met)
             if met[:3] != found[0][:3]:
                 raise SpecError(
-                    f"environment {seat.lanes.start} has the specs {met[:3]} and environment 0 {found[0][:3]}; "
+                    f"environment {self._first_id + seat.lanes.start} has the specs {met[:3]} and environment "
+                    f"{self._first_id} {found[0][:3]}; "
                     "environments of one batch need equal ones"
                 )
         return found[0]
@@ -334,12 +339,13 @@ def _bounds(batch_size: int, num_workers: int | None) -> list[slice]:
         raise ConfigError(f"num_workers is {num_workers}; it must be at least 1")
     if not batch_size:
         raise SpecError("no environments were given; at least one is needed")
-    count = min(num_workers or _cores(), batch_size)
+    count = min(num_workers or cores(), batch_size)
     edges = [batch_size * number // count for number in range(count + 1)]
     return [slice(start, stop) for start, stop in itertools.pairwise(edges)]
 
 
-def _cores() -> int:
+def cores() -> int:
+    """The CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

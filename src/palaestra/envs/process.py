@@ -38,6 +38,7 @@ class ProcessEnvironment(LaneEnvironment):
         num_workers: W; as many as there are cores, and at most one for every environment, if left out.
         context: how workers start: `forkserver` imports this library once, `spawn` in every worker.
         faults: what to do when an environment fails, and how long to wait for one.
+        first_id: number of the first environment in messages, where this is a part of a larger batch.
 
     Raises:
         ConfigError: the factories cannot be sent to another process.
@@ -53,8 +54,10 @@ class ProcessEnvironment(LaneEnvironment):
         num_workers: int | None = None,
         context: Context = _CONTEXT,
         faults: FaultPolicy = FaultPolicy(),  # noqa: B008 - frozen
+        first_id: int = 0,
     ) -> None:
-        self._pool = WorkerPool(factories, num_workers, context, faults)
+        self.first_id = first_id
+        self._pool = WorkerPool(factories, num_workers, context, faults, first_id)
         try:
             super().__init__(self._pool.specs, lane_seeds, len(factories), faults)
         except BaseException:
@@ -112,6 +115,8 @@ class ProcessEnvironment(LaneEnvironment):
         for answer in pool.ask(messages).values():
             if isinstance(answer, Incident):
                 return answer
+            if fatal:
+                self._tell_lost(answer)
         return {lane: [array[lane].copy() for array in pool.view.rows.observation] for lane in seeds}
 
     def _drop(self, lanes: list[int], *, fatal: bool) -> None:

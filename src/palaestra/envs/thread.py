@@ -118,10 +118,15 @@ class ThreadEnvironment(LaneEnvironment):
             except Exception as error:
                 kind, detail = describe(error)
                 return Incident(Failure(0, "raised", f"could not be made again: {kind}", detail), fatal=True)
-        found = self._ask(lambda lanes: lanes.restart(0, seeds[0], again=not fatal))
+        found = self._ask(lambda lanes: (lanes.restart(0, seeds[0], again=not fatal), lanes.envs[0].memory()))
         if isinstance(found, Incident):
             return found
-        return Incident(found) if isinstance(found, Failure) else {0: found}
+        restarted, layers = found
+        if isinstance(restarted, Failure):
+            return Incident(restarted)
+        if fatal:
+            self._tell_lost(layers)
+        return {0: restarted}
 
     def _drop(self, lanes: list[int], *, fatal: bool) -> None:
         """The only environment: the caller stops the run."""

@@ -61,7 +61,8 @@ class ActionReader:
 
         Raises:
             ShapeError: a shape differs from the spec.
-            SpecError: the action does not have the spec's structure, or a discrete one is NaN or a fraction.
+            SpecError: the action does not have the spec's structure, or an integer is needed and one is NaN, a
+                fraction, or more than the spec's dtype can hold.
         """
         if self._plain:
             path, shape, dtype = self._expected[0]
@@ -72,9 +73,9 @@ class ActionReader:
                         return [array.copy()]
                 except (RuntimeError, TypeError):  # on another device, with a gradient, or of no dtype of numpy's
                     pass
-            return [_array(action, path, shape, dtype)]
-        leaves = flatten(action, self._spec)
-        return [_array(leaf, *expected) for leaf, expected in zip(leaves, self._expected, strict=True)]
+            return [_array(action, path, shape, dtype, self._bounds[0])]
+        leaves = zip(flatten(action, self._spec), self._expected, self._bounds, strict=True)
+        return [_array(leaf, *expected, bounds) for leaf, expected, bounds in leaves]
 
     def zeros(self) -> list[np.ndarray]:
         """Leaf arrays [B, ...] of zeros."""
@@ -152,7 +153,7 @@ def tolerant(bounds: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndar
     return low - slack, high + slack
 
 
-def _array(leaf: Any, path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def _array(leaf: Any, path: str, shape: tuple[int, ...], dtype: np.dtype, bounds: Any) -> np.ndarray:
     array = leaf
     if not isinstance(leaf, np.ndarray):
         array = np.asarray(leaf.numpy(force=True) if isinstance(leaf, torch.Tensor) else leaf)
@@ -161,12 +162,24 @@ def _array(leaf: Any, path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.
         raise ShapeError(f"the action{where} has shape {array.shape}, expected {shape}")
     if array.dtype == dtype:
         return array.copy()
-    if array.dtype.kind == "f" and dtype.kind in "iu":
-        cut = ~(np.isfinite(array) & (array == np.trunc(array)))
-        if cut.any():
-            lane, where = int(np.argwhere(cut)[0][0]), f" at {path!r}" if path else ""
-            raise SpecError(f"the action for environment {lane} has value {array[cut][0]}{where}, expected an integer")
-    return array.astype(dtype)
+    if dtype.kind not in "iub" or array.dtype.kind not in "iuf":
+        return array.astype(dtype)
+    with np.errstate(invalid="ignore"):
+        cast = array.astype(dtype)
+    changed = cast != array
+    if changed.any():
+        lane, *index = np.argwhere(changed)[0].tolist()
+        where = f" at {path!r}" if path else ""
+        low, high = (np.broadcast_to(bound, shape[1:])[tuple(index)] for bound in bounds or _limits(dtype))
+        raise SpecError(
+            f"the action for environment {lane} has value {array[changed][0]}{where}, expected an integer in "
+            f"[{low}, {high}]"
+        )
+    return cast
+
+
+def _limits(dtype: np.dtype) -> tuple[int, int]:
+    return (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
 
 
 def batched_time_step(

@@ -97,7 +97,7 @@ class View:
 def serve(
     connection: Connection,
     factories: Sequence[Callable[[], SingleEnvironment]],
-    place: tuple[int, int, bool],
+    place: tuple[int, int, int, bool],
     go: Semaphore,
     done: Semaphore,
 ) -> None:
@@ -106,7 +106,8 @@ def serve(
     Args:
         connection: to the parent.
         factories: of this worker's environments.
-        place: number of the worker, and of its first lane; and whether observations out of bounds are failures.
+        place: number of the worker, and of its first lane; number of the batch's first environment, for messages; and
+            whether observations out of bounds are failures.
         go: released by the parent for every command.
         done: released when it was carried out.
     """
@@ -121,8 +122,8 @@ def serve(
         return
     connection.send(specs)
     shared = SharedArrays.receive(connection)
-    number, first, strict = place
-    lanes = Lanes(envs, factories, shared["cursor"][number : number + 1], strict=strict, first=first)
+    number, first, first_id, strict = place
+    lanes = Lanes(envs, factories, shared["cursor"][number : number + 1], strict=strict, first=first_id + first)
     _Worker(connection, lanes, shared, number, first).run(go, done)
 
 
@@ -200,7 +201,7 @@ class _Worker:
                     self._reported[column] = True
         return new, surplus
 
-    def _restart(self, seeds: dict[int, int], again: bool) -> Failure | None:
+    def _restart(self, seeds: dict[int, int], again: bool) -> Failure | list[str]:
         for lane, seed in seeds.items():
             self._lanes.mark(lane)
             leaves = self._lanes.restart(lane, seed, again=again)
@@ -208,7 +209,7 @@ class _Worker:
                 return leaves
             for array, leaf in zip(self._view.rows.observation, leaves, strict=True):
                 array[lane] = leaf
-        return None
+        return list(self._lanes.envs[0].memory())
 
     def _drop(self, lanes: list[int]) -> None:
         for lane in lanes:

@@ -8,7 +8,10 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from palaestra.core import ConfigError, did_you_mean
+import gymnasium
+
+from palaestra.core import ConfigError, PalaestraError, did_you_mean
+from palaestra.envs.faults import describe
 from palaestra.envs.importing import import_object, importable_name
 
 __all__ = ["GYM_WRAPPERS", "STEP_WRAPPERS", "Wrap", "as_values"]
@@ -85,8 +88,23 @@ class Wrap:
 
         Args:
             env: the inner layer.
+
+        Raises:
+            ConfigError: it refuses the environment or an argument.
         """
-        return self._resolve()(env, **self.kwargs)
+        wrapper = self._resolve()
+        try:
+            return wrapper(env, **self.kwargs)
+        except PalaestraError:
+            raise
+        except (TypeError, ValueError, AssertionError, gymnasium.error.Error) as error:
+            kind, detail = describe(error)
+            if self.name.partition(":")[0] in (STEP_WRAPPERS, GYM_WRAPPERS):
+                detail = str(error)
+            raise ConfigError(
+                f"the wrapper {self} cannot be put around the environment: {kind}: {detail}; look at its arguments, "
+                "and at what it needs of the layer inside"
+            ) from error
 
     def __str__(self) -> str:
         name = self.name.removeprefix(f"{STEP_WRAPPERS}:")

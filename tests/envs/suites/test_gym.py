@@ -4,10 +4,11 @@ import importlib.util
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from palaestra.core import ConfigError, MissingExtraError
-from palaestra.envs import check
+from palaestra.envs import check, load
 from palaestra.envs.suites import gym
 from palaestra.envs.wrappers import TimeLimit
 from tests.envs.worlds import Doubled
@@ -22,6 +23,26 @@ def test_load_adds_the_registered_limit_and_the_wrappers():
     assert isinstance(env.env, TimeLimit)
     assert env.env.duration == 200
     assert env.reset().env_id == 2
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "tests.envs.worlds:Counter"])
+def test_the_recipe_of_time_aware_ends_works(name):
+    """ALF-29: Gymnasium's wrapper finds the limit that the library applies."""
+    wrappers = {"gym_wrappers": ("TimeAwareObservation",), "wrappers": ("TimeAwareDiscount",)}
+    env = load(name, max_episode_steps=4, **wrappers)
+    env.seed(1)
+    steps = [env.reset(), *(env.step(np.int64(step % 2)) for step in range(4))]
+    assert [step.observation[-1] for step in steps] == [0, 1, 2, 3, 4]
+    assert [step.discount for step in steps] == [1.0, 1.0, 1.0, 1.0, 0.0]
+    assert load("CartPole-v1", **wrappers).env.env.gym_env.max_timesteps == 500
+
+
+def test_a_gymnasium_wrapper_that_refuses_the_environment_is_named():
+    message = (
+        r"the wrapper gymnasium.wrappers:TimeAwareObservation cannot be put around the environment: ValueError: .*"
+    )
+    with pytest.raises(ConfigError, match=message):
+        load("CartPole-v1", max_episode_steps=0, gym_wrappers=("TimeAwareObservation",))
 
 
 def test_an_unknown_id_is_refused_with_a_suggestion():

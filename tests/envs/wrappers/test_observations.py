@@ -243,10 +243,12 @@ def test_a_reward_that_is_not_finite_is_named():
         (lambda: ClipObservation(numbers(), minimum=1.0, maximum=1.0), "minimum must be below"),
         (lambda: ClipObservation(nested(), keys=("bdy",)), "no leaf 'bdy' — did you mean 'body'"),
         (lambda: ClipObservation(nested(), keys=("mode",)), "cannot change the observation's leaf 'mode'"),
-        (lambda: FrameStack(numbers(), num_frames=0), "at least 1 frame"),
+        (lambda: FrameStack(numbers(), num_frames=0), "integer of at least 1"),
+        (lambda: FrameStack(numbers(), num_frames=2.0), r"num_frames=2\.0"),
         (lambda: NormalizeObservation(numbers(), clip=0.0), "above 0"),
         (lambda: GrayscaleResize(numbers()), "nothing to change in the observation"),
         (lambda: GrayscaleResize(GymEnvironment(Camera()), height=0), "at least 1"),
+        (lambda: GrayscaleResize(GymEnvironment(Camera()), width=2.5), "integers of at least 1"),
         (lambda: ActionMask(ActionMask(GymEnvironment(Masked()), key="allowed")), "already"),
     ],
 )

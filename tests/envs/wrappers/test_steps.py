@@ -4,9 +4,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from palaestra.core import ConfigError, EnvError
+from palaestra.core import ConfigError, EnvError, SpecError
 from palaestra.envs import GymEnvironment, SerialEnvironment, TimeLimit, load
 from palaestra.envs.wrappers import (
+    ActionMask,
     ActionRepeat,
     EpisodeStatistics,
     EpisodicLife,
@@ -18,7 +19,8 @@ from palaestra.envs.wrappers import (
     TimeAwareDiscount,
 )
 from palaestra.rollout import EpisodeTracker
-from tests.envs.wrappers.worlds import Game, Motor, Script, episode, gym_of, script
+from tests.envs.worlds import counter
+from tests.envs.wrappers.worlds import Game, Masked, Motor, Script, episode, gym_of, script
 
 
 def kinds(env, count):
@@ -47,6 +49,18 @@ def test_an_end_cuts_the_repeat_short(end, discount):
     assert (last.reward, last.observation.item(), last.env_info["frames"]) == (6 + 7, 7, 2)
     assert (last.step_type, last.discount) == (2, discount)
     assert len(gym_of(env).actions) == 7
+
+
+def test_a_mask_that_forbids_the_action_cuts_the_repeat_short():
+    """Here the action taken last is always forbidden next."""
+    env = ActionRepeat(ActionMask(GymEnvironment(Masked()), key="allowed"), repeat=3)
+    first, second, third = env.reset(), env.step(np.int64(2)), env.step(np.int64(3))
+    assert [step.observation["action_mask"].tolist() for step in (first, second, third)] == [
+        [1, 1, 1],
+        [1, 0, 1],
+        [1, 1, 0],
+    ]
+    assert [step.env_info["frames"] for step in (second, third)] == [1, 1]
 
 
 def test_frames_and_env_steps_are_both_counted():
@@ -96,6 +110,24 @@ def test_a_termination_is_hidden_and_a_truncation_is_not():
     assert kinds(limited, 3) == [(0, 1.0), (1, 1.0), (2, 1.0), (0, 1.0)]
 
 
+@pytest.mark.parametrize("wrappers", [("NonEpisodic",), ("ActionRepeat(repeat=2)", "NonEpisodic")])
+def test_a_time_limit_cuts_a_task_that_terminates_at_every_step(wrappers):
+    """ALF-39."""
+    env = load("palaestra.envs.tiny:Bandit", max_episode_steps=20, wrappers=wrappers)
+    env.reset()
+    steps = [env.step(0) for _ in range(100)]
+    lengths = np.diff([-1, *(number for number, step in enumerate(steps) if step.last)])
+    assert lengths.tolist() == [20, 21, 21, 21]  # with the FIRST steps between
+    assert {step.discount for step in steps} == {1.0}
+
+
+@pytest.mark.parametrize("end", ["truncated", "both"])
+def test_a_truncation_of_the_environment_itself_cuts_together_with_a_termination(end):
+    """ALF-39."""
+    env = NonEpisodic(counter({2: "terminated", 4: end}))
+    assert [kind for kind, _ in kinds(env, 6)] == [0, 1, 1, 1, 2, 0, 1]
+
+
 # -- NormalizeAction
 
 
@@ -116,6 +148,20 @@ def test_the_interval_is_mapped_onto_the_bounds_of_each_component():
 
 
 # -- EpisodeStatistics
+
+
+def test_an_action_outside_of_the_interval_is_clipped_alone_and_refused_in_a_batch():
+    env = NormalizeAction(load("Pendulum-v1"))
+    env.seed(1)
+    env.reset()
+    raw, clipped = load("Pendulum-v1"), env.step(np.array([1.5], np.float32))
+    raw.seed(1)
+    raw.reset()
+    assert raw.step(np.array([2.0], np.float32)).observation.tolist() == clipped.observation.tolist()
+    with SerialEnvironment([env]) as batch:
+        batch.reset()
+        with pytest.raises(SpecError, match=r"value 1.5 at index \[0\], expected a number in \[-1"):
+            batch.step([[1.5]])
 
 
 def test_statistics_are_those_of_the_layer_below_and_come_with_the_last_step():
@@ -173,6 +219,25 @@ def test_a_lost_life_is_an_end_and_the_game_goes_on():
     assert pairs == [(0, 1, 3), (1, 1, 3), (2, 0, 2), (0, 1, 2), (2, 0, 1), (0, 1, 1), (2, 0, 0), (0, 1, 3)]
     assert game.begun == 2  # one real reset for three lives
     assert all(step.reward == 0 for step in stream if step.step_type == 0)
+
+
+class FromFive(Game):
+    """A game whose actions begin with 5; it keeps them."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space, self.actions = gymnasium.spaces.Discrete(3, start=5), []
+
+    def step(self, action):
+        self.actions.append(int(action))
+        return super().step(action - 5)
+
+
+def test_the_next_life_begins_with_an_action_that_exists():
+    env = EpisodicLife(GymEnvironment(FromFive()))
+    for action in (5, 7, 5, 6):
+        env.step(np.int64(action))
+    assert gym_of(env).actions == [7, 5, 6]
 
 
 def test_losing_a_life_is_no_end_without_the_wrapper():

@@ -6,7 +6,7 @@ import torch
 
 from palaestra.core import ConfigError
 from palaestra.envs import SerialEnvironment, TimeLimit, load
-from palaestra.envs.wrappers import ActionRepeat, ScaleReward
+from palaestra.envs.wrappers import ActionRepeat, RandomNoop, ScaleReward
 from tests.envs.worlds import Doubled, counter
 
 
@@ -74,3 +74,7 @@ def test_fractions_of_steps_are_refused():
         TimeLimit(counter(), 2.5)
     with pytest.raises(ConfigError, match=r"ActionRepeat\(repeat=2.5, pool=1\); integers"):
         ActionRepeat(counter(), repeat=2.5)
+    with pytest.raises(ConfigError, match="TimeLimit"):
+        TimeLimit(counter(), True)
+    with pytest.raises(ConfigError, match=r"RandomNoop\(maximum=2.5\); it must be an integer"):
+        RandomNoop(counter(), maximum=2.5)

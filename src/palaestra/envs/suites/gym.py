@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import importlib.util
 import logging
 import re
@@ -19,6 +18,7 @@ from palaestra.core import ConfigError, EnvError, MissingExtraError, did_you_mea
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.faults import describe
 from palaestra.envs.gym_environment import GymEnvironment
+from palaestra.envs.importing import import_module
 from palaestra.envs.wrappers.time_limit import TimeLimit
 
 __all__ = ["find_spec", "load", "pool", "wrap"]
@@ -123,6 +123,10 @@ def wrap(
         gym_wrappers: each takes and returns a Gymnasium environment.
         wrappers: each takes and returns a `SingleEnvironment`.
     """
+    if duration > 0:  # for wrappers that look the limit up; it is not Gymnasium that applies it
+        bare = gym_env.unwrapped
+        bare.spec = copy.copy(bare.spec) if bare.spec else EnvSpec(type(bare).__name__)
+        bare.spec.max_episode_steps = duration
     for gym_wrapper in gym_wrappers:
         gym_env = gym_wrapper(gym_env)
     env: SingleEnvironment = GymEnvironment(gym_env, env_id)
@@ -145,7 +149,7 @@ def find_spec(name: str) -> EnvSpec:
     """
     module, colon, rest = name.partition(":")
     if colon:
-        _import_quietly(module)
+        _import_quietly(module, name)
         name = rest
     for prefix, (package, extra) in _REGISTERED_BY.items():
         if name.startswith(prefix):
@@ -180,11 +184,11 @@ def _made(spec: EnvSpec, kwargs: dict[str, Any] | None, make: Callable[[], Any])
         raise EnvError(f"{spec.id!r} raised {': '.join(describe(error))}") from error
 
 
-def _import_quietly(package: str) -> None:
+def _import_quietly(package: str, name: str = "") -> None:
     """Imports what an environment is made of. Its warnings are not ours, and Box2D crashes where they are errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = importlib.import_module(package)
+        module = import_module(package, name or package)
     if package == "mujoco" and module.get_mju_user_warning() is None:
         module.set_mju_user_warning(_mujoco_warned)
 

@@ -7,16 +7,20 @@ from typing import Any, final
 
 import numpy as np
 
-from palaestra.core import ConfigError, SpecError, TensorSpec, TimeStep
+from palaestra.core import ConfigError, DiscreteSpec, SpecError, TensorSpec, TimeStep
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.environment_wrapper import EnvironmentWrapper
 
 __all__ = ["ActionRepeat"]
 
+_MASK = "action_mask"
+
 
 @final
 class ActionRepeat(EnvironmentWrapper):
     """Executes every action K times: rewards are summed, the last observation is kept, an end cuts the repeat short.
+
+    So does an `action_mask` that forbids the action for the next frame.
 
     One env step is then up to K frames; `info` counts them as `frames`, so metrics show both. A time limit inside
     (that of `max_episode_steps`) counts frames; put `TimeLimit` outside to count env steps.
@@ -42,11 +46,14 @@ class ActionRepeat(EnvironmentWrapper):
 
     def __init__(self, env: SingleEnvironment, repeat: int = 4, pool: int = 1) -> None:
         super().__init__(env)
-        if not (isinstance(repeat, int) and isinstance(pool, int) and 1 <= pool <= repeat):
+        if not (type(repeat) is type(pool) is int and 1 <= pool <= repeat):
             raise ConfigError(f"ActionRepeat(repeat={repeat}, pool={pool}); integers 1 <= pool <= repeat are needed")
         if pool > 1 and not isinstance(env.observation_spec, TensorSpec):
             raise SpecError(f"ActionRepeat(pool={pool}) needs one array as the observation: {env.observation_spec}")
         self._repeat, self._pool = repeat, pool
+        spec, actions = env.observation_spec, env.action_spec
+        masked = isinstance(spec, dict) and _MASK in spec and isinstance(actions, DiscreteSpec)
+        self._first_action = actions.start if masked else None
 
     def advance(self, action: Any) -> TimeStep:
         """Executes the action until it was repeated K times or the episode ended.
@@ -67,9 +74,13 @@ class ActionRepeat(EnvironmentWrapper):
                 raw_total = raw_total + raw.reward
             if self._pool > 1:
                 newest.append(np.array(time_step.observation))
-            if frames == self._repeat or time_step.step_type == 2:
+            if frames == self._repeat or time_step.step_type == 2 or self._forbidden(time_step, action):
                 break
         observation = np.max(newest, axis=0) if self._pool > 1 else time_step.observation
         info = {**(time_step.env_info or {}), "frames": frames}
         raw = raw._replace(reward=raw_total) if isinstance(raw, TimeStep) else raw
         return time_step._replace(observation=observation, reward=total, env_info=info, untransformed=raw)
+
+    def _forbidden(self, time_step: TimeStep, action: Any) -> bool:
+        first = self._first_action
+        return first is not None and not time_step.observation[_MASK][int(action) - first]

@@ -125,6 +125,8 @@ class ObservationMap(TimeStepMap):
 class RewardMap(TimeStepMap):
     """A layer that changes the reward of every env step; that of a FIRST step stays 0."""
 
+    keeps_frames = True
+
     @abstractmethod
     def map(self, reward: Any) -> Any:
         """The changed reward.

@@ -32,6 +32,8 @@ class CheckFinite(EnvironmentWrapper):
         (4,)
     """
 
+    keeps_frames = True
+
     def __init__(self, env: SingleEnvironment) -> None:
         super().__init__(env)
         self._inner = env.observation_spec

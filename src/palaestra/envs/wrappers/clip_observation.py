@@ -56,7 +56,9 @@ class ClipObservation(ObservationMap):
         """
         low, high = (spec.minimum, spec.maximum) if isinstance(spec, BoundedSpec) else (-np.inf, np.inf)
         low, high = (np.clip(bound, self._minimum, self._maximum) for bound in (low, high))
-        return BoundedSpec(spec.shape, spec.dtype, minimum=low, maximum=high, stacked=spec.stacked)
+        # the zeros of a stack that stand for frames before the episode have to stay zeros
+        stacked = spec.stacked if self._minimum <= 0 <= self._maximum else 1
+        return BoundedSpec(spec.shape, spec.dtype, minimum=low, maximum=high, stacked=stacked)
 
     def leaf(self, value: np.ndarray, path: str, first: bool) -> np.ndarray:
         """The clipped leaf.

@@ -29,6 +29,8 @@ class EpisodeStatistics(EnvironmentWrapper):
         {'episode': {'return': 3.0, 'length': 3}}
     """
 
+    keeps_frames = True
+
     def __init__(self, env: SingleEnvironment) -> None:
         super().__init__(env)
         self._return: Any = 0.0

@@ -8,7 +8,7 @@ import numpy as np
 
 from palaestra.core import ConfigError, EnvError, TensorSpec, TimeStep
 from palaestra.envs.environment import SingleEnvironment
-from palaestra.envs.nest import zeros
+from palaestra.envs.nest import neutral, zeros
 from palaestra.envs.wrappers.base import Remembering, as_first
 
 __all__ = ["EpisodicLife"]
@@ -60,7 +60,7 @@ class EpisodicLife(Remembering):
             seed: of the game, if one starts.
         """
         self._begun = self.snapshot()
-        noop = zeros(self.env.action_spec)
+        noop = neutral(self.env.action_spec)
         if self._seed is None:
             return self._begin_game(seed)
         time_step = self._play(noop)

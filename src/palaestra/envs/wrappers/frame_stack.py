@@ -18,7 +18,8 @@ __all__ = ["FrameStack"]
 class FrameStack(ObservationMap):
     """Observes the newest K frames [K, ...], the newest last; zeros stand for frames before the episode.
 
-    The spec says `stacked=K`, so a buffer stores every frame once and not K times.
+    The spec says `stacked=K`, so a buffer stores every frame once and not K times. Layers outside that skip steps or
+    change frames take that back, so put `ActionRepeat`, `RandomNoop`, `FireReset` and `EpisodicLife` inside.
 
     Args:
         env: the layer inside.
@@ -26,7 +27,7 @@ class FrameStack(ObservationMap):
         keys: leaves to stack; by default all that hold numbers, pixels included.
 
     Raises:
-        ConfigError: fewer than 1 frame, or there is nothing to stack.
+        ConfigError: not an integer of at least 1, or there is nothing to stack.
 
     Examples:
         >>> from palaestra.envs import load
@@ -36,8 +37,8 @@ class FrameStack(ObservationMap):
     """
 
     def __init__(self, env: SingleEnvironment, num_frames: int = 4, keys: Sequence[str] | None = None) -> None:
-        if num_frames < 1:
-            raise ConfigError(f"FrameStack(num_frames={num_frames}); at least 1 frame is observed")
+        if type(num_frames) is not int or num_frames < 1:
+            raise ConfigError(f"FrameStack(num_frames={num_frames!r}); it must be an integer of at least 1")
         self._num_frames = num_frames
         self._stacks: dict[str, np.ndarray] = {}
         super().__init__(env, keys)

@@ -48,8 +48,8 @@ class GrayscaleResize(ObservationMap):
     def __init__(
         self, env: SingleEnvironment, height: int = 84, width: int = 84, keys: Sequence[str] | None = None
     ) -> None:
-        if min(height, width) < 1:
-            raise ConfigError(f"GrayscaleResize(height={height}, width={width}); both must be at least 1")
+        if not (type(height) is type(width) is int and min(height, width) >= 1):
+            raise ConfigError(f"GrayscaleResize(height={height}, width={width}); both must be integers of at least 1")
         self._size = (height, width)
         self._areas: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
         super().__init__(env, keys)

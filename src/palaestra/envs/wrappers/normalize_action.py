@@ -16,10 +16,11 @@ __all__ = ["NormalizeAction"]
 
 @final
 class NormalizeAction(EnvironmentWrapper):
-    """Maps [-1, 1] linearly onto the bounds of each continuous action; what lies outside is clipped to a bound.
+    """Maps [-1, 1] linearly onto the bounds of each continuous action.
 
-    For environments whose components have different units, where one exploration noise would fit none of them.
-    Discrete components of nested actions stay as they are.
+    What lies outside of [-1, 1] is refused by a batched environment, and clipped to a bound by a single one. For
+    environments whose components have different units, where one exploration noise would fit none of them. Discrete
+    components of nested actions stay as they are.
 
     Args:
         env: the layer inside.
@@ -33,6 +34,8 @@ class NormalizeAction(EnvironmentWrapper):
         >>> env.action_spec.minimum, env.action_spec.maximum
         (array([-1.], dtype=float32), array([1.], dtype=float32))
     """
+
+    keeps_frames = True
 
     def __init__(self, env: SingleEnvironment) -> None:
         super().__init__(env)

@@ -28,7 +28,7 @@ class RandomNoop(EnvironmentWrapper):
         maximum: of such actions, at least 1; the number is uniform in 1 ... maximum.
 
     Raises:
-        ConfigError: the maximum is below 1.
+        ConfigError: the maximum is no integer, or below 1.
 
     Examples:
         >>> from palaestra.envs import load
@@ -39,8 +39,8 @@ class RandomNoop(EnvironmentWrapper):
 
     def __init__(self, env: SingleEnvironment, maximum: int = 30) -> None:
         super().__init__(env)
-        if maximum < 1:
-            raise ConfigError(f"RandomNoop(maximum={maximum}); it must be at least 1")
+        if type(maximum) is not int or maximum < 1:
+            raise ConfigError(f"RandomNoop(maximum={maximum!r}); it must be an integer of at least 1")
         self._maximum = maximum
         self._noop = neutral(env.action_spec)
 

@@ -41,14 +41,16 @@ class RecordVideo(Remembering):
         >>> env.close()
     """
 
+    keeps_frames = True
+
     def __init__(
         self, env: SingleEnvironment, directory: str = "videos", every: int = 1, fps: int = 30, suffix: str = "mp4"
     ) -> None:
         super().__init__(env)
-        if every < 1 or fps < 1 or suffix not in ("mp4", "gif"):
+        if not type(every) is type(fps) is int or every < 1 or fps < 1 or suffix not in ("mp4", "gif"):
             raise ConfigError(
-                f"RecordVideo(every={every}, fps={fps}, suffix={suffix!r}); both numbers must be at least 1, and the "
-                "suffix mp4 or gif"
+                f"RecordVideo(every={every}, fps={fps}, suffix={suffix!r}); both must be integers of at least "
+                "1, and the suffix mp4 or gif"
             )
         try:
             self._imageio: Any = importlib.import_module("imageio.v2")

@@ -16,7 +16,8 @@ class TimeAwareDiscount(EnvironmentWrapper):
 
     Right where the time left is part of the observation (`gymnasium.wrappers:TimeAwareObservation`) and what counts is
     the return until the limit: the policy sees the end coming, so nothing lies beyond it. Elsewhere a time limit must
-    keep its discount, or the same state would be worth two different things.
+    keep its discount, or the same state would be worth two different things. On the command line:
+    `--env.gym-wrappers TimeAwareObservation --env.wrappers TimeAwareDiscount`.
 
     Args:
         env: the layer inside.
@@ -27,6 +28,8 @@ class TimeAwareDiscount(EnvironmentWrapper):
         >>> env.reset().discount, env.step(0).discount
         (1.0, 0.0)
     """
+
+    keeps_frames = True
 
     def advance(self, action: Any) -> TimeStep:
         """Changes the discount of an end.

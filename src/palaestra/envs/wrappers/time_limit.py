@@ -33,13 +33,20 @@ class TimeLimit(EnvironmentWrapper):
         [(0, 1.0), (1, 1.0), (2, 1.0)]
     """
 
+    keeps_frames = True
+
     def __init__(self, env: SingleEnvironment, duration: int) -> None:
         super().__init__(env)
-        if not isinstance(duration, int) or duration < 1:
+        if type(duration) is not int or duration < 1:
             raise ConfigError(f"TimeLimit(duration={duration}); an episode needs a whole number of steps, at least 1")
         self.duration = duration
         self._steps = 0
         self._advance = env.advance
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the limit was reached, or the inner layer cuts off."""
+        return self._steps >= self.duration or self.env.cut_off
 
     def begin_episode(self, seed: int) -> TimeStep:
         """Starts counting from 0.
