@@ -120,7 +120,7 @@ def test_an_environment_is_checked_with_the_settings_of_a_run(capsys):
     assert exit_code("check-env", "CartPole-v1", "--env.wrappers", "NoSuch") == 2
     assert "unknown wrapper 'NoSuch'" in output(capsys)
     assert exit_code("check-env", "") == 2
-    assert "env.name is ''" in output(capsys)
+    assert "the environment is an empty text" in output(capsys)
 
 
 def test_an_environment_to_check_is_needed(capsys):

@@ -238,7 +238,7 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "no episodes": (
         "eval last --episodes 0",
         2,
-        "ConfigError episodes is 0; it must be a whole number of at least 1",
+        "ConfigError --episodes is 0; it must be at least 1",
     ),
     "no film": (
         "play last --output film.avi",

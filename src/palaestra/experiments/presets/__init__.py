@@ -88,6 +88,8 @@ def load_config(path: str | Path, *, base: ExperimentConfig | None = None) -> Ex
             "algorithm_name": data.get("algorithm_name"),
             "env.name": env.get("name") if isinstance(env, Mapping) else None,
         }
+        if names["algorithm_name"]:
+            algorithm_class(str(names["algorithm_name"]))  # whatever else is missing, this says what was misspelt
         missing = [name for name, value in names.items() if not value]
         if missing:
             raise ConfigError(
