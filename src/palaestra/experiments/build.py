@@ -124,7 +124,7 @@ def make_algorithm(config: ExperimentConfig) -> Any:
     """
     _require_loggers(config)
     observation_spec, action_spec, _ = probe_specs(config.env)
-    _require_same_task(config, observation_spec, action_spec)
+    _require_same_specs(config, observation_spec, action_spec)
     _set_up_torch(config, observation_spec)
     kind: Any = algorithm_class(config.algorithm_name)
     try:
@@ -145,7 +145,7 @@ def _require_loggers(config: ExperimentConfig) -> None:
             raise MissingExtraError(name, name, f"run.loggers={name}")
 
 
-def _require_same_task(config: ExperimentConfig, observation_spec: SpecTree, action_spec: SpecTree) -> None:
+def _require_same_specs(config: ExperimentConfig, observation_spec: SpecTree, action_spec: SpecTree) -> None:
     """Refuses what is for training alone where a policy could not be evaluated without it."""
     if not (config.env.train_wrappers or config.env.train_kwargs):
         return

@@ -39,7 +39,8 @@ class TrainerConfig:
     eval_episodes: int = 20
     """Episodes of one evaluation."""
     eval_time_limit_s: float | None = 600.0
-    """Seconds after which an evaluation goes without the episodes that have not ended, with a warning."""
+    """Seconds after which an evaluation goes without the episodes that have not ended, with a warning. A robot's agents
+    are not cut off: their own control flow says when an episode is over."""
     eval_beside: bool = False
     """Evaluate in a process of its own while training goes on."""
     checkpoint_every_steps: int | None = None
