@@ -1,6 +1,7 @@
 """Tests of `palaestra eval`, `plot`, `report`, `compare`, `list`, `show-code`, `bench` and `train --dry-run`."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,11 @@ def test_every_algorithm_says_what_it_supports(capsys):
     assert by_name["dqn"]["actions"] == ["discrete"]
     assert {"discrete", "box"} <= set(by_name["ppo"]["actions"])
     assert (by_name["ppo"]["data"], by_name["dqn"]["data"]) == ("on-policy", "replay")
+    assert by_name["r2d2"]["features"] == ["memory", "n-step", "priorities", "bonus", "gradient workers"]
+    assert by_name["evolution_strategies"]["features"] == []
+    assert [name for name, entry in by_name.items() if "team" in entry["features"]] == ["maddpg", "mappo", "qmix"]
+    assert exit_code("list", "algorithms") == 0
+    assert re.search(r"ppo .* nested +memory, bonus, gradient workers", capsys.readouterr().out)
     assert [json.loads(json.dumps(entry.to_json())) for entry in algorithm_catalogue()] == listing
 
 

@@ -21,7 +21,15 @@ R2D2 = {
     "target_period": 50,
     "epsilon": Linear(1.0, 0.1, 0.5),
 }
-CASES = {"ppo": ("gru", PPO, 6_000), "reinforce": ("lstm", ON_POLICY, 10_000), "r2d2": ("lstm", R2D2, 6_000)}
+A2C = {"learning_rate": Linear(3e-3, 0.0), "unroll_length": 32, "gae_lambda": 0.9}
+IMPALA = {"learning_rate": Linear(3e-3, 0.0), "unroll_length": 32, "num_updates": 2}
+CASES = {
+    "ppo": ("gru", PPO, 6_000),
+    "reinforce": ("lstm", ON_POLICY, 10_000),
+    "r2d2": ("lstm", R2D2, 6_000),
+    "a2c": ("gru", A2C, 15_000),
+    "impala": ("lstm", IMPALA, 15_000),
+}
 
 
 @pytest.mark.slow

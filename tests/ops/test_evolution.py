@@ -30,8 +30,8 @@ def column(*rows: tuple[int, float]) -> tuple[torch.Tensor, torch.Tensor]:
         ([(FIRST, 0.0), (MID, 1.0), (LAST, 2.0), (FIRST, 0.0), (LAST, 5.0)], 4.0),  # the mean of 3 and 5
         ([(MID, 9.0), (LAST, 9.0), (FIRST, 0.0), (MID, 1.0), (LAST, 1.0)], 2.0),  # the first began before
         ([(FIRST, 0.0), (LAST, 3.0), (FIRST, 0.0), (MID, 100.0), (MID, 100.0)], 3.0),  # the second goes on
-        ([(MID, 1.0), (LAST, 1.0), (FIRST, 0.0), (MID, 2.0), (MID, 4.0)], 6.0),  # none is whole: the newest so far
-        ([(MID, 1.0), (MID, 1.0), (MID, 1.0)], 3.0),
+        ([(MID, 1.0), (LAST, 1.0), (FIRST, 0.0), (MID, 2.0), (MID, 4.0)], 7.0),  # none is whole: all its rows
+        ([(MID, 1.0), (MID, 1.0), (MID, 1.0)], 2.0),
     ],
 )
 def test_only_episodes_that_lie_inside_the_unroll_count(rows, expected):

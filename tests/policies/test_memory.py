@@ -85,7 +85,7 @@ def test_calling_the_policy_begins_an_episode(make_policy):
         assert np.array_equal(given, expected.numpy())
 
 
-@pytest.mark.parametrize("name", ["ppo", "reinforce"])
+@pytest.mark.parametrize("name", ["a2c", "impala", "ppo", "reinforce"])
 def test_stored_log_probabilities_are_those_of_a_sequence_from_the_stored_state(name):
     """The memory that is kept beside a row is the one before it: a sequence from it gives what acting gave."""
     with environment("recurrent") as env:

@@ -3,7 +3,8 @@
 Paper: Mnih et al. 2016, https://arxiv.org/abs/1602.01783, algorithm S3, with environments in lockstep in the place of
 asynchronous threads.
 Departures: advantages are generalised (with `gae_lambda` 1 they are the paper's); policy and value have networks of
-their own, trained together by RMSProp without shared statistics; gradients are clipped by norm.
+their own, trained together by RMSProp without shared statistics; gradients are clipped by norm. With a recurrent
+network, the value looks at the policy's memory, and gradients go back to the beginning of the unroll.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from palaestra.algorithms.actor_critic import AdvantageBatch, JointActorCritic, JointConfig
 from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.memory import memory_of
 from palaestra.algorithms.records import Losses
 from palaestra.core import DataSource, Schedule
 from palaestra.ops import explained_variance, masked_mean, policy_gradient
@@ -58,6 +60,7 @@ class A2C(JointActorCritic):
     """
 
     config_class = A2CConfig
+    recurrent = True
     component = "a2c"
     optimizer = "rmsprop"
 
@@ -67,7 +70,7 @@ class A2C(JointActorCritic):
 
     def losses(self, batch: A2CBatch) -> Losses:
         """Algorithm S3, beta being `entropy_cost`: policy gradient, value error and entropy, means over valid rows."""
-        features, _ = self.policy.features(batch.observation)
+        features, _ = self.policy.features(batch.observation, *memory_of(batch))
         policy = self.policy.distribution_of(self.policy.head(features), self.policy.action_mask(batch.observation))
         gain = masked_mean(policy_gradient(policy.log_prob(batch.action), batch.advantage), batch.valid)
         value = self.value_network(features).squeeze(-1)

@@ -59,7 +59,9 @@ class Algorithm(ABC, Generic[PolicyT]):
     ) -> None:
         if policy.state_spec and not self.recurrent:
             name = type(self).__name__
-            raise ConfigError(f"{name} learns no policy with a memory; leave it out, or use PPO, REINFORCE or R2D2")
+            raise ConfigError(
+                f"{name} learns no policy with a memory; leave it out, or use A2C, IMPALA, PPO, REINFORCE or R2D2"
+            )
         seeds = seeds or RunSeeds(0)
         self.config: Any = config
         self.policy: PolicyT = policy

@@ -3,7 +3,8 @@
 Paper: Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, equation (1), remarks 1 and 2, section 4.2.
 Departures: policy and value have networks of their own, trained together by RMSProp with means, not sums, over rows;
 gradients are clipped by norm. Targets are computed with the weights of each gradient step, so an unroll may be learned
-from several times.
+from several times. A recurrent network begins each unroll with the memory that the acting policy had there, and the
+value looks at the policy's memory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from palaestra.algorithms.actor_critic import JointActorCritic, JointConfig
 from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.memory import memory_of
 from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, ConfigError, DataSource, OnPolicy, Schedule
 from palaestra.ops import VTraceClip, approximate_kl, masked_mean, policy_gradient, vtrace
@@ -99,6 +101,7 @@ class IMPALA(JointActorCritic):
     """
 
     config_class = IMPALAConfig
+    recurrent = True
     stored_fields = ("log_prob",)
     component = "impala"
     optimizer = "rmsprop"
@@ -114,12 +117,13 @@ class IMPALA(JointActorCritic):
                 "discount": self.value_of("gamma") * batch.discount,
                 "step_type": batch.step_type,
                 "valid": batch.valid,
+                **({"state": batch["state"]} if "state" in batch else {}),
             }
         )
 
     def losses(self, batch: IMPALABatch) -> Losses:
         """Section 4.2: policy gradient with V-trace advantages, value error and entropy, means over valid rows."""
-        features, _ = self.policy.features(batch.observation)
+        features, _ = self.policy.features(batch.observation, *memory_of(batch))
         mask = self.policy.action_mask(batch.observation[:-1])
         policy = self.policy.distribution_of(self.policy.head(features[:-1]), mask)
         log_prob = policy.log_prob(batch.action)

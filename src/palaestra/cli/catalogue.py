@@ -67,10 +67,10 @@ def _json(what: str, root: str) -> list[Any]:
 
 def _show(what: str, root: str, console: Console) -> None:
     if what == "algorithms":
-        table = Table(Column("algorithm", no_wrap=True), "what it does", "data", "actions", "memory", box=None)
+        table = Table(Column("algorithm", no_wrap=True), "what it does", "data", "actions", "features", box=None)
         for entry in algorithm_catalogue():
-            memory = "yes" if entry.memory else ""
-            table.add_row(entry.name, entry.summary, entry.data, ", ".join(entry.actions), memory)
+            actions, features = ", ".join(entry.actions), ", ".join(entry.features)
+            table.add_row(entry.name, entry.summary, entry.data, actions, features)
     elif what == "envs":
         table = Table(Column("environment", no_wrap=True), "suite", "time limit", "native vector", box=None)
         for env in registered_environments():

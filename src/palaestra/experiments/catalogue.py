@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.algorithms import ALGORITHMS
+from palaestra.algorithms import ALGORITHMS, GradientAlgorithm
 from palaestra.core import (
     BoundedSpec,
     ConfigError,
@@ -60,10 +60,10 @@ class AlgorithmEntry:
     """Action spaces: `discrete`, `box`, `multi-discrete`, `multi-binary`, `nested`."""
     observations: tuple[str, ...]
     """Observation spaces: `vector`, `image`, `nested`."""
-    memory: bool
-    """Whether its network can have a memory."""
-    team: bool
-    """Whether it learns for a team of agents; actions and observations are those of a member."""
+    features: tuple[str, ...]
+    """What it can do besides: `memory`, its network can have one; `n-step`, it can sum rewards before bootstrapping;
+    `priorities`, it can replay rows by their error; `bonus`, it takes an exploration bonus; `gradient workers`, these
+    can share a minibatch; `team`, it learns for a team of agents, and the spaces are those of a member."""
     tuned_for: tuple[str, ...]
     """Environments with settings of their own."""
 
@@ -95,31 +95,33 @@ def _entry(name: str) -> AlgorithmEntry:
         data="offline" if isinstance(plan, Offline) else "on-policy" if isinstance(plan, OnPolicy) else "replay",
         actions=actions,
         observations=tuple(key for key, shape in _OBSERVATIONS.items() if _attempt(kind, shape, spec) is not None),
-        memory=_has_memory(kind, vector, spec),
-        team=kind.joint,
+        features=_features(kind),
         tuned_for=tuple(env for algorithm, env in PRESETS if algorithm == name),
     )
 
 
-def _attempt(kind: Any, observation_spec: SpecTree, action_spec: SpecTree, config: Any = None) -> Any:
+def _attempt(kind: Any, observation_spec: SpecTree, action_spec: SpecTree) -> Any:
     """An algorithm for these spaces, or for a team of two with them; `None` if it refuses."""
     if not kind.joint:
-        return attempt(kind, observation_spec, action_spec, config)
+        return attempt(kind, observation_spec, action_spec)
     try:
         team = team_specs(AgentSpec(observation_spec, action_spec), 2)
     except ConfigError:
         return None
-    return attempt(kind, *team, config)
+    return attempt(kind, *team)
 
 
-def _has_memory(kind: Any, observation_spec: SpecTree, action_spec: SpecTree) -> bool:
-    config = kind.config_class()
-    network: Any = getattr(config, "network", None)
-    if not hasattr(network, "recurrent"):
-        return False
-    config = dataclasses.replace(config, network=dataclasses.replace(network, recurrent="lstm"))
-    algorithm = _attempt(kind, observation_spec, action_spec, config)
-    return algorithm is not None and bool(algorithm.policy.initial_state(1))
+def _features(kind: Any) -> tuple[str, ...]:
+    settings = {field.name for field in dataclasses.fields(kind.config_class)}
+    has = {
+        "memory": kind.recurrent,
+        "n-step": "n_step" in settings,
+        "priorities": "prioritized" in settings,
+        "bonus": "bonus" in settings,
+        "gradient workers": issubclass(kind, GradientAlgorithm),
+        "team": kind.joint,
+    }
+    return tuple(feature for feature, there in has.items() if there)
 
 
 def algorithm_source(name: str) -> Path:

@@ -41,7 +41,8 @@ def episode_returns(reward: Float[Tensor, "T1 B"], step_type: Integer[Tensor, "T
 
         Rₑ = Σ rₜ over the rows of episode e,   e from its FIRST to its LAST row
 
-    A lane without such an episode counts what its newest one has got so far.
+    A lane without such an episode counts what it got in the whole unroll: the tail of one episode and the head of the
+    next, in as many time steps for every such lane, wherever its episodes begin.
 
     Args:
         reward: [T+1, B] reward of the action taken at the row before.
@@ -61,10 +62,9 @@ def episode_returns(reward: Float[Tensor, "T1 B"], step_type: Integer[Tensor, "T
     require_time_steps(reward=reward, step_type=step_type)
     require_same_shape("[T+1, B]", reward=reward, step_type=step_type)
     episode = (step_type == _FIRST).long().cumsum(0)  # [T+1, B] 0 for what began before the unroll
-    rows, zeros = reward.shape[0], torch.zeros(reward.shape[0] + 1, reward.shape[1], device=reward.device)
+    zeros = torch.zeros(reward.shape[0] + 1, reward.shape[1], device=reward.device)
     total = zeros.scatter_add(0, episode, reward)  # [E, B] by episode
     whole = zeros.scatter_add(0, episode, (step_type == _LAST).to(reward.dtype))
     whole[0] = 0.0
-    newest = total.gather(0, episode[rows - 1 : rows]).squeeze(0)
     count = whole.sum(0)
-    return torch.where(count > 0, (total * whole).sum(0) / count.clamp(min=1), newest)
+    return torch.where(count > 0, (total * whole).sum(0) / count.clamp(min=1), reward[1:].sum(0))
