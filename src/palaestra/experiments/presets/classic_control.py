@@ -92,7 +92,7 @@ PRESETS: Presets = {
         trainer=TrainerConfig(total_env_steps=120_000),
     ),
     ("evolution_strategies", "CartPole-v1"): Preset(
-        algorithm=EvolutionStrategiesConfig(learning_rate=0.2, noise_std=0.2, normalize_observation=True),
+        algorithm=EvolutionStrategiesConfig(learning_rate=Linear(0.2, 0.0), noise_std=0.4, normalize_observation=True),
         env=EnvConfig(num_envs=32),
         trainer=TrainerConfig(total_env_steps=500_000),
     ),

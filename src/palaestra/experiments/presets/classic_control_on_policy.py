@@ -89,17 +89,24 @@ PRESETS: Presets = {
         trainer=TrainerConfig(total_env_steps=500_000),
     ),
     ("impala", "Acrobot-v1"): Preset(
-        algorithm=IMPALAConfig(learning_rate=Linear(2e-3, 0.0), normalize_observation=True),
+        algorithm=IMPALAConfig(
+            learning_rate=Linear(2e-3, 0.0),
+            unroll_length=5,
+            entropy_cost=0.0,
+            max_grad_norm=0.5,
+            normalize_observation=True,
+        ),
         env=EnvConfig(num_envs=16),
         trainer=TrainerConfig(total_env_steps=500_000),
     ),
     ("impala", "Pendulum-v1"): Preset(
         algorithm=IMPALAConfig(
-            learning_rate=Linear(4e-3, 0.0),
+            learning_rate=Linear(2e-3, 0.0),
             unroll_length=8,
             gamma=0.9,
             gae_lambda=0.9,
             entropy_cost=0.0,
+            max_grad_norm=0.5,
             normalize_observation=True,
         ),
         env=_PENDULUMS,

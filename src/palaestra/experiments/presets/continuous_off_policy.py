@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from palaestra.algorithms import DDPGConfig, QuantileSACConfig, REDQConfig, SACConfig, TD3Config
 from palaestra.experiments.presets.entry import Preset, Presets
+from palaestra.nn import NetworkConfig
 from palaestra.training import TrainerConfig
 
 __all__ = ["PRESETS"]
@@ -20,6 +21,10 @@ PRESETS: Presets = {
     ("sac", "Pendulum-v1"): Preset(algorithm=SACConfig(learning_rate=1e-3), trainer=_PENDULUM),
     ("quantile_sac", "Pendulum-v1"): Preset(
         algorithm=QuantileSACConfig(learning_rate=1e-3, num_critics=2), trainer=_PENDULUM
+    ),
+    ("redq", "Pendulum-v1"): Preset(
+        algorithm=REDQConfig(network=NetworkConfig(hidden_sizes=(64, 64), activation="relu")),
+        trainer=_PENDULUM,
     ),
     ("td3", "Pendulum-v1"): Preset(algorithm=TD3Config(learning_rate=1e-3, gamma=0.98), trainer=_PENDULUM),
     ("ddpg", "Pendulum-v1"): Preset(algorithm=DDPGConfig(learning_rate=1e-3, gamma=0.98), trainer=_PENDULUM),
