@@ -42,7 +42,12 @@ PRESETS: Presets = {
     ),
     ("ppo", "Acrobot-v1"): Preset(
         algorithm=PPOConfig(
-            learning_rate=Linear(3e-4, 0.0), unroll_length=256, gae_lambda=0.94, normalize_observation=True
+            learning_rate=Linear(5e-4, 0.0),
+            unroll_length=256,
+            num_updates=10,
+            gae_lambda=0.94,
+            entropy_cost=0.003,
+            normalize_observation=True,
         ),
         env=EnvConfig(num_envs=16),
         trainer=TrainerConfig(total_env_steps=1_000_000),
