@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from palaestra.core import Batch, ConfigError
+from palaestra.algorithms.evolution_strategies import _tried
+from palaestra.buffers import ReplayBuffer
+from palaestra.core import Batch, ConfigError, DiscreteSpec, OnPolicy, TensorSpec, TimeStep
 from palaestra.ops import centered_ranks, episode_returns
 from tests.algorithms.parts import KINDS, collected, collector_for, environment, make
+from tests.buffers.model import FIRST, LAST, MID
 
 
 class Source:
@@ -124,3 +127,21 @@ def test_environments_that_act_one_after_another_are_refused():
         collector = collector_for(env, make("evolution_strategies", env))
         with pytest.raises(ConfigError, match=r"1 lane\(s\) were to act after 2.*leave out env.num_ready"):
             collector.unroll(12)
+
+
+def test_an_episode_that_broke_off_is_not_joined_to_the_one_after_the_gap():
+    """What a restarted environment or a dropped fragment leaves behind: rows that are not valid, and then a FIRST."""
+    spec = {"observation_spec": TensorSpec(()), "action_spec": DiscreteSpec(num=2)}
+    buffer = ReplayBuffer(None, 2, **spec, info_spec={"seed": TensorSpec((), torch.float64)})
+
+    def arrived(kind: int, reward: float) -> TimeStep:
+        ones = torch.ones(2)
+        return TimeStep(torch.full((2,), kind, dtype=torch.int32), reward * ones, ones, ones)
+
+    buffer.open(arrived(FIRST, 0.0))
+    steps = [(MID, 1.0), (MID, 2.0), (FIRST, 0.0), (FIRST, 0.0), (MID, 10.0), (LAST, 20.0), (FIRST, 0.0), (MID, 100.0)]
+    for kind, reward in steps:
+        buffer.append(torch.zeros(2, dtype=torch.int64), arrived(kind, reward))
+    unroll = buffer.draw(OnPolicy(unroll_length=8), torch.Generator())
+    assert unroll.valid[:, 0].tolist() == [1, 1, 0, 0, 1, 1, 0, 1]
+    assert _tried(unroll)[1].tolist() == [30.0, 30.0]

@@ -10,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palaestra.buffers import PrioritizedSampler, ReplayBuffer
-from palaestra.core import BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec
+from palaestra.buffers import MappedFiles, PrioritizedSampler, ReplayBuffer, memory
+from palaestra.buffers import replay as replay_module
+from palaestra.core import Batch, BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec
 from tests.buffers.checks import check_contents
-from tests.buffers.model import FIRST, NESTED, filled, generator, nested, replay, step
+from tests.buffers.model import FIRST, MID, NESTED, filled, generator, make_buffer, nested, replay, step
 from tests.core.nests import assert_same
 
 
@@ -49,6 +50,63 @@ def test_specs_come_back_with_nests_bounds_memory_and_stacks(tmp_path):
     assert (loaded.rows_per_lane, loaded.num_lanes, loaded.state_period) == (15, 2, 3)
     assert loaded.size_bytes == buffer.size_bytes
     assert_same(loaded[np.arange(6, 8)], buffer[np.arange(6, 8)])
+
+
+@pytest.mark.parametrize("shape", [(40, 2, 33), (40, 2, 12), (None, 2, 300), (12, 1, 31), (30, 3, 1)], ids=str)
+@pytest.mark.parametrize("piece", [5, 1000])
+def test_a_saved_buffer_is_loaded_into_mapped_files_and_from_them(tmp_path, monkeypatch, shape, piece):
+    """A buffer for the same folder goes on with them, and what it saves can be loaded."""
+    monkeypatch.setattr(replay_module, "_PIECE", piece)
+    buffer, world = filled(*shape, breaks=True)
+    buffer.save(tmp_path / "data")
+    loaded = ReplayBuffer.load(tmp_path / "data", storage=MappedFiles(tmp_path / "rows"))
+    check_contents(loaded, world)
+    with pytest.raises(ConfigError, match=rf"mapped files that hold {len(loaded)} rows were given .* a new folder"):
+        ReplayBuffer.load(tmp_path / "data", storage=MappedFiles(tmp_path / "rows"))
+    capacity = loaded.rows_per_lane * loaded.num_lanes
+    assert capacity == (shape[0] or 600)
+    for lane in world.lanes:  # what grew does so no more
+        lane.capacity = min(lane.capacity, loaded.rows_per_lane)
+    world.append(loaded)
+    check_contents(make_buffer(capacity, shape[1], storage=MappedFiles(tmp_path / "rows")), world)
+    loaded.save(tmp_path / "again")
+    check_contents(ReplayBuffer.load(tmp_path / "again"), world)
+    check_contents(ReplayBuffer.load(tmp_path / "again", storage=MappedFiles(tmp_path / "other")), world)
+
+
+def test_what_does_not_fit_into_memory_is_loaded_as_the_error_says(tmp_path, monkeypatch):
+    """F21: the way out is one for a loaded buffer too."""
+    buffer, world = filled(None, 2, 300)
+    buffer.save(tmp_path / "data")
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    with pytest.raises(ConfigError, match=r"main memory has 1e-06 GB .*storage=MappedFiles\(directory\)"):
+        ReplayBuffer.load(tmp_path / "data")
+    check_contents(ReplayBuffer.load(tmp_path / "data", storage=MappedFiles(tmp_path / "rows")), world)
+
+
+@pytest.mark.parametrize("capacity", [30, None])
+def test_stacks_memories_and_infos_come_back_in_mapped_files(tmp_path, capacity):
+    stack = BoundedSpec((3, 2), torch.uint8, np.zeros((3, 2)), np.full((3, 2), 255), stacked=3)
+    infos = {"info_spec": {"log_prob": TensorSpec(())}, "state_spec": {"h": TensorSpec((2,))}}
+    buffer = ReplayBuffer(capacity, 2, observation_spec=stack, action_spec=DiscreteSpec(num=3), **infos)
+    frames = torch.zeros(2, 3, 2, dtype=torch.uint8)
+    buffer.open(step([FIRST, FIRST], frames))
+    for t in range(25):
+        frames = torch.cat([frames[:, 1:], torch.full((2, 1, 2), t + 1, dtype=torch.uint8)], 1)
+        buffer.append(torch.tensor([t % 3, 0]), step([MID, MID], frames), state=Batch(h=torch.full((2, 2), float(t))))
+        buffer.write_info(Batch(log_prob=torch.full((1, 2), float(t))), 1)
+    buffer.save(tmp_path / "data")
+    loaded = ReplayBuffer.load(tmp_path / "data", storage=MappedFiles(tmp_path / "rows"))
+    assert len(loaded) == len(buffer)
+    assert_same(loaded.newest(len(buffer) // 2), buffer.newest(len(buffer) // 2))
+
+
+def test_memories_that_only_some_rows_have_stay_where_they_are(tmp_path):
+    some = {"state_spec": {"h": TensorSpec((2,))}, "state_period": 3}
+    buffer = ReplayBuffer(30, 2, observation_spec=TensorSpec(()), action_spec=DiscreteSpec(num=3), **some)
+    buffer.save(tmp_path / "data")
+    with pytest.raises(ConfigError, match="with one row in 3, and these cannot move to or from mapped files"):
+        ReplayBuffer.load(tmp_path / "data", storage=MappedFiles(tmp_path / "rows"))
 
 
 def test_a_folder_is_never_overwritten(tmp_path):

@@ -70,6 +70,31 @@ def test_several_forbidden_choices_have_a_finite_log_probability():
     assert joint.log_prob(Batch(a=torch.tensor(1), b=torch.tensor(1))).item() == lowest
 
 
+def test_divergences_from_what_forbids_more_are_huge_and_finite_of_all_kinds_alike():
+    """What only self forbids adds 0; what only other forbids ought to be infinite, and 0 times infinity is nowhere."""
+    logits = torch.randn(4, generator=generator()).requires_grad_()
+    every, some = torch.ones(4), torch.tensor([1, 0, 1, 0])
+
+    def kinds(mask):
+        one = Categorical(logits[:2], mask[:2])
+        return one, MultiCategorical(logits, (2, 2), mask), Joint({"a": one, "b": Categorical(logits[2:], mask[2:])})
+
+    for narrow, wide in zip(kinds(some), kinds(every), strict=True):
+        assert_close(narrow.kl(wide), -wide.log_prob(narrow.mode()))
+        huge = wide.kl(narrow)
+        assert 1e37 < huge.item() <= torch.finfo(torch.float32).max
+        assert torch.autograd.grad(narrow.kl(wide) + huge, logits, retain_graph=True)[0].isfinite().all()
+
+
+def test_a_divergence_is_finite_where_probabilities_add_up_to_more_than_one():
+    logits = torch.randn(1000, 8, generator=generator())
+    assert (Categorical(logits).probs.sum(-1) > 1).any()
+    nothing_alike = torch.full((8,), torch.finfo(torch.float32).min)
+    other = torch.cat([nothing_alike, torch.zeros(1)]).expand(1000, 9)
+    only = torch.nn.functional.pad(logits, (0, 1), value=torch.finfo(torch.float32).min)
+    assert Categorical(only).kl(Categorical(other)).isfinite().all()
+
+
 def test_switches_agree_with_torch():
     logits, other = torch.randn(2, 3, 4, generator=generator())
     ours, theirs = MultiBernoulli(logits), torch.distributions.Bernoulli(logits=logits)

@@ -52,6 +52,24 @@ class WriteHeads:
         self.has_changes = False
         """Whether any row is not `kept`."""
 
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> WriteHeads:
+        """Those that a saved buffer had.
+
+        Args:
+            state: with what `state` gave, and `rows_per_lane`.
+
+        Raises:
+            CheckpointError: something is missing.
+        """
+        try:
+            rows = int(state["rows_per_lane"])
+            heads = cls(len(state["head"]), rows, int(state["places"]) - rows - 1)
+        except KeyError as error:
+            raise CheckpointError(f"the saved buffer has no {error}") from None
+        heads.load_state(state)
+        return heads
+
     @property
     def places(self) -> int:
         """Rows of a ring."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -92,30 +93,31 @@ class StreamJoining(StreamAccess):
             self.extend(rows, lanes)
 
 
-def stream_pieces(buffer: StreamAccess) -> list[tuple[list[int], Batch]]:
+def stream_pieces(buffer: StreamAccess, at_most: int | None = None) -> Iterator[tuple[list[int], Batch]]:
     """What a buffer holds as `StreamJoining.extend` takes it: in one piece where lanes go together, else lane by lane.
 
     Args:
         buffer: to read. One that keeps a memory with some rows only cannot be taken to pieces.
+        at_most: complete rows of a piece, where it shall not be larger; lanes are read one by one then.
 
-    Returns:
+    Yields:
         Lanes, and their rows in time order.
 
     Raises:
         ShapeError: memories are missing.
     """
-    if buffer.lockstep and buffer.heads.all_open and len(buffer):
-        rows = buffer.newest(buffer.heads.longest)
-        return [(list(range(buffer.num_lanes)), rows)]
-    found: list[tuple[list[int], Batch]] = []
+    if at_most is None and buffer.lockstep and buffer.heads.all_open and len(buffer):
+        yield list(range(buffer.num_lanes)), buffer.newest(buffer.heads.longest)
+        return
+    if buffer._states is not None and buffer.state_period > 1:
+        raise ShapeError("a buffer that keeps a memory with some rows only cannot be appended to another")
     for lane in np.flatnonzero(buffer.heads.opened).tolist():
-        rows = buffer.in_time_order(lane)
-        fields = {name: buffer.take(name, rows[:, None]) for name in buffer.step_fields}
-        acted = ("action", "policy_info", "policy_version")
-        fields |= {name: buffer.take(name, rows[:-1, None]) for name in acted}
-        if buffer._states is not None:
-            if buffer.state_period > 1:
-                raise ShapeError("a buffer that keeps a memory with some rows only cannot be appended to another")
-            fields["state"] = buffer._states.take("state", rows[:-1, None])
-        found.append(([lane], Batch.of(fields)))
-    return found
+        stream = buffer.in_time_order(lane)
+        size = at_most or len(stream)
+        for begin in range(0, max(len(stream) - 1, 1), size):
+            rows = stream[begin : begin + size + 1, None]
+            fields = {name: buffer.take(name, rows) for name in buffer.step_fields}
+            fields |= {name: buffer.take(name, rows[:-1]) for name in ("action", "policy_info", "policy_version")}
+            if buffer._states is not None:
+                fields["state"] = buffer._states.take("state", rows[:-1])
+            yield [lane], Batch.of(fields)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from palaestra.core import CheckpointError, ConfigError, numpy_dtype, require_device
 
-__all__ = ["BOOKKEEPING", "DeviceMemory", "MainMemory", "MappedFiles", "Memory", "available_bytes"]
+__all__ = ["BOOKKEEPING", "DeviceMemory", "LoadedTensors", "MainMemory", "MappedFiles", "Memory", "available_bytes"]
 
 BOOKKEEPING = ("step_type", "policy_version")
 """Fields that are in main memory whatever the memory is: samplers read them at every draw."""
@@ -180,6 +180,26 @@ class MappedFiles(Memory):
 
     def _file(self, name: str, path: str) -> Path:
         return self.directory / f"{name}.{path.replace('/', '_')}.bin"
+
+
+@final
+class LoadedTensors(Memory):
+    """Tensors that somebody has loaded, for reading; nothing is copied.
+
+    Args:
+        tensors: by name, with as many rows as were written.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
+        for path, (shape, dtype) in shapes.items():
+            saved = self.tensors.get(f"field.{path}")
+            given = None if saved is None else (tuple(saved.shape[1:]), saved.dtype)
+            if given != (shape[1:], dtype):
+                raise CheckpointError(f"the saved buffer field {path!r} has rows of {given}, not {(shape[1:], dtype)}")
+        return {path: self.tensors[f"field.{path}"] for path in shapes}
 
 
 def available_bytes() -> int | None:

@@ -11,14 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.joining import StreamJoining
+from palaestra.buffers.heads import WriteHeads
+from palaestra.buffers.joining import StreamJoining, stream_pieces
 from palaestra.buffers.layouts import Unroll, Windows
+from palaestra.buffers.memory import LoadedTensors, Memory
 from palaestra.buffers.samplers import Sampler, UniformSampler
 from palaestra.buffers.saving import read_buffer, write_buffer
 from palaestra.buffers.streams import FIRST, LAST, RowOptions
 from palaestra.core import Batch, ConfigError, OnPolicy, Plan, ShapeError, to_device
 
 __all__ = ["ReplayBuffer"]
+
+_PIECE = 1000  # rows that are copied at once
 
 
 @final
@@ -65,20 +69,42 @@ class ReplayBuffer(StreamJoining):
         write_buffer(Path(directory), shape, self.options, tensors)
 
     @classmethod
-    def load(cls, directory: str | Path, *, sampler: Sampler | None = None) -> Self:
-        """A buffer in main memory with what `save` wrote, after comparing every hash. No pickle is ever read.
+    def load(cls, directory: str | Path, *, sampler: Sampler | None = None, storage: Memory | None = None) -> Self:
+        """A buffer with what `save` wrote, after comparing every hash. No pickle is ever read.
 
         Args:
             directory: its folder.
             sampler: who chooses the rows of a draw; `UniformSampler()` by default.
+            storage: where rows lie, as in `RowOptions`; main memory by default. `MappedFiles` must be new ones; they
+                are written piece by piece, and a buffer that grew has the rows it holds as its capacity there.
 
         Raises:
             CheckpointError: a file is missing, damaged, of another kind or of a newer format; the message names it.
-            ConfigError: it does not fit into memory.
+            ConfigError: there is no room for it, or mapped files hold rows already or cannot hold these.
         """
         shape, options, tensors = read_buffer(Path(directory))
-        buffer = cls(shape["capacity"], shape["num_lanes"], sampler=sampler, **options)
-        StreamJoining.load_state_tensors(buffer, tensors)
+        capacity, lanes = shape["capacity"], shape["num_lanes"]
+        if capacity is None and storage is not None and storage.mapped:
+            capacity = max(1, int(tensors["count"].max())) * lanes
+        buffer = cls(capacity, lanes, sampler=sampler, **{**options, "storage": storage})
+        if buffer.heads.opened.any():
+            raise ConfigError(
+                f"mapped files that hold {len(buffer)} rows were given to load {directory} into; give a new folder, or "
+                "make a ReplayBuffer with this one to go on with its rows"
+            )
+        alike = capacity is None or tensors.get("places") == buffer.heads.places
+        if capacity == shape["capacity"] and alike:
+            StreamJoining.load_state_tensors(buffer, tensors)
+            return buffer
+        if buffer.state_period > 1:
+            raise ConfigError(
+                f"the buffer in {directory} keeps a policy's memory with one row in {buffer.state_period}, and these "
+                "cannot move to or from mapped files; load it where it was, in main memory or in mapped files"
+            )
+        saved = cls(shape["capacity"], lanes, **{**options, "storage": LoadedTensors(tensors)})
+        saved._heads = WriteHeads.of(tensors)
+        for which, rows in stream_pieces(saved, at_most=_PIECE):
+            buffer.extend(rows, which)
         return buffer
 
     def draw(self, plan: Plan, generator: torch.Generator) -> Batch:

@@ -27,7 +27,7 @@ from palaestra.envs.check_ends import (
 from palaestra.envs.create import load, load_lane
 from palaestra.envs.env_config import EnvConfig
 from palaestra.envs.environment import SingleEnvironment
-from palaestra.envs.gym_environment import GymEnvironment
+from palaestra.envs.gym_environment import gym_env_of
 from palaestra.envs.nest import flatten, leaf_dtypes
 from palaestra.envs.spaces import space_from_spec, spec_from_space
 from palaestra.envs.suites.gym import wrap
@@ -90,7 +90,7 @@ def check(env: str | EnvConfig | Callable[[], Any], *, steps: int = 1000, seed: 
     findings.append(Finding("The environment can be made", True))
     rules: list[Finding] = []
     try:
-        gym_env = _innermost(with_gym)
+        gym_env = gym_env_of(with_gym)
         if gym_env is not None:
             try:
                 findings += _gym_rules(gym_env, seed)
@@ -130,14 +130,6 @@ def _layered(make: Callable[[], Any]) -> SingleEnvironment:
     if not isinstance(env, gymnasium.Env):
         raise SpecError(f"{type(env).__name__} is neither a gymnasium.Env nor a SingleEnvironment")
     return wrap(env)
-
-
-def _innermost(env: Any) -> gymnasium.Env[Any, Any] | None:
-    while not isinstance(env, GymEnvironment):
-        if not hasattr(env, "env"):
-            return None
-        env = env.env
-    return env.gym_env
 
 
 # -- what only a Gymnasium environment promises

@@ -12,7 +12,7 @@ from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.nest import zeros
 from palaestra.envs.spaces import spec_from_space
 
-__all__ = ["GymEnvironment"]
+__all__ = ["GymEnvironment", "gym_env_of"]
 
 # A NamedTuple's own constructor is a Python function that takes twice as long.
 _new = tuple.__new__
@@ -143,6 +143,24 @@ class GymEnvironment(SingleEnvironment):
                 f"its reward_space says {self._reward_spec.shape}"
             )
         return vector
+
+
+def gym_env_of(env: SingleEnvironment) -> gymnasium.Env[Any, Any] | None:
+    """The Gymnasium environment below all layers; `None` where there is none.
+
+    Args:
+        env: the outermost layer.
+
+    Examples:
+        >>> gym_env_of(GymEnvironment(gymnasium.make("CartPole-v1"))).spec.id
+        'CartPole-v1'
+    """
+    layer: Any = env
+    while not isinstance(layer, GymEnvironment):
+        if not hasattr(layer, "env"):
+            return None
+        layer = layer.env
+    return layer.gym_env
 
 
 def _reward_spec(gym_env: gymnasium.Env[Any, Any]) -> TensorSpec:

@@ -8,6 +8,7 @@ from palaestra.experiments.compare import Comparison, compare_runs
 from palaestra.experiments.config import (
     DataConfig,
     ExperimentConfig,
+    HindsightConfig,
     RunConfig,
     config_from_mapping,
     config_to_mapping,
@@ -53,6 +54,7 @@ __all__ = [
     "ExperimentConfig",
     "FaultRecord",
     "GroupResult",
+    "HindsightConfig",
     "RunConfig",
     "RunDirectory",
     "RunResult",

@@ -31,6 +31,7 @@ from palaestra.distributed import EvaluationWorker, PolicyServer, RolloutManager
 from palaestra.envs import Environment, create_environment, probe_specs
 from palaestra.experiments.agents import Agents, Learner, evaluate_team, make_agents, many_agents
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings, on_cpu
+from palaestra.experiments.hindsight import hindsight_sampler
 from palaestra.experiments.provenance import num_cores
 from palaestra.experiments.robots import TasksView, robot_evaluation
 from palaestra.experiments.updating import make_update, require_update
@@ -76,11 +77,12 @@ def make_learner(config: ExperimentConfig) -> Learner:
 
     Raises:
         ConfigError: the device is not there, an algorithm does not fit the environment, the agents' mapping does not
-            fit the agents, or the policies cannot learn where they are to.
+            fit the agents, or the policies cannot learn where they are to, or as they are to.
     """
     require_device(config.run.device, "run.device")
     learner = _make_agents(config) if many_agents(config) else make_algorithm(config)
     require_update(config, learner)
+    hindsight_sampler(config, learner)  # what does not fit is said here
     return learner
 
 

@@ -18,6 +18,7 @@ from palaestra.experiments.agents import Agents, Learner
 from palaestra.experiments.build import acting_parts
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.faults import Reporter
+from palaestra.experiments.hindsight import hindsight_sampler
 from palaestra.experiments.offline import make_collect, mixed, training_environment
 from palaestra.experiments.robots import robot_collecting
 from palaestra.multiagent import create_worlds
@@ -43,6 +44,19 @@ def collecting(
     Raises:
         ConfigError: the settings do not fit together.
     """
+    sampler = hindsight_sampler(config, algorithm)
+    with _collecting(config, algorithm, data) as (collect, reporter):
+        if sampler is not None:
+            for buffer in (*collect.buffers.values(), *data.values()):
+                assert isinstance(buffer, ReplayBuffer)
+                buffer.sampler = sampler(base=buffer.sampler)
+        yield collect, reporter
+
+
+@contextmanager
+def _collecting(
+    config: ExperimentConfig, algorithm: Learner, data: Mapping[str, ReplayBuffer]
+) -> Iterator[tuple[Collect, Reporter | None]]:
     if isinstance(algorithm, Robot):
         remote = config.distributed.runtime not in (None, "local")
         with (

@@ -26,6 +26,7 @@ from palaestra.training import TrainerConfig
 __all__ = [
     "DataConfig",
     "ExperimentConfig",
+    "HindsightConfig",
     "RunConfig",
     "config_from_mapping",
     "config_to_mapping",
@@ -88,6 +89,27 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HindsightConfig:
+    """Goals that episodes reached, in the place of those that they were given (hindsight experience replay)."""
+
+    share: float = 0.0
+    """Probability that a replayed row gets a goal which its own episode reached; 0 is none, the paper's k=4 is 0.8."""
+    strategy: Literal["future", "final", "episode"] = "future"
+    """Which step's place becomes the goal: a later one of the episode, its last one so far, or any of them."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ConfigError(f"hindsight.share is {self.share}; it must be a probability, from 0 to 1")
+        if self.strategy not in ("future", "final", "episode"):
+            raise ConfigError(f"hindsight.strategy is {self.strategy!r}; it must be 'future', 'final' or 'episode'")
+        if self.strategy != "future" and not self.share:
+            raise ConfigError(
+                f"hindsight.strategy is {self.strategy!r}, but hindsight.share is 0, so that no row gets another goal; "
+                "give a share, such as 0.8"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
     """Everything a run depends on."""
 
@@ -103,6 +125,8 @@ class ExperimentConfig:
     """Budget and periods."""
     offline: DataConfig = field(default_factory=DataConfig)
     """Data to learn from that was there before."""
+    hindsight: HindsightConfig = field(default_factory=HindsightConfig)
+    """Replay with goals that were reached."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     """Workers that collect."""
     asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)

@@ -135,7 +135,8 @@ class Categorical:
             other: over the same actions.
 
         Returns:
-            [N] nats, at least 0 to rounding, differentiable in both distributions' logits.
+            [N] nats, at least 0 to rounding, differentiable in both distributions' logits. Where other forbids what
+            self allows the divergence is infinite; it is then a number of the order of the largest finite one.
 
         Raises:
             ShapeError: the logits differ in shape; the message names both.
@@ -145,7 +146,7 @@ class Categorical:
             tensor(0.1201)
         """
         require_same_shape("[N, A]", logits=self.logits, other_logits=other.logits)
-        return (self.probs * (self.log_probs - other.log_probs)).sum(-1)
+        return finite((self.probs * (self.log_probs - other.log_probs)).sum(-1))
 
 
 @no_type_check
@@ -280,6 +281,17 @@ def check_action_mask(mask: Shaped[Tensor, "*N A"]) -> None:
             f"action_mask allows none of the {mask.shape[-1]} actions in row {row} of {empty.numel()} "
             f"({int(empty.sum())} such rows); each row must allow at least one: end the episode where no action is left"
         )
+
+
+@no_type_check
+def finite(nats: Tensor) -> Tensor:
+    """Numbers beyond the largest finite ones as those: their sums would be infinite, and the differences of these NaN.
+
+    Args:
+        nats: log-probabilities or divergences.
+    """
+    limits = torch.finfo(nats.dtype)
+    return nats.clamp(limits.min, limits.max)
 
 
 def _require_rows(logits: Tensor, action: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch.nn.functional import pad, softplus
 from palaestra.core import Batch, ShapeError
 from palaestra.ops._shapes import require_same_shape
 from palaestra.ops._typing import Float, Integer, Shaped
-from palaestra.ops.distributions import Categorical
+from palaestra.ops.distributions import Categorical, finite
 
 __all__ = ["Joint", "MultiBernoulli", "MultiCategorical"]
 
@@ -72,7 +72,7 @@ class MultiCategorical:
         Raises:
             ShapeError: action is not [N, K]; the message names both arrays.
         """
-        return _finite(self.choices.log_prob(action).sum(-1))
+        return finite(self.choices.log_prob(action).sum(-1))
 
     def entropy(self) -> Float[Tensor, "*N"]:
         """Sums of the choices' entropies.
@@ -108,12 +108,12 @@ class MultiCategorical:
             other: over the same choices.
 
         Returns:
-            [N] nats, at least 0 to rounding.
+            [N] nats, at least 0 to rounding; finite, however many choices other forbids, as those of `Categorical`.
 
         Raises:
             ShapeError: the choices differ.
         """
-        return self.choices.kl(other.choices).sum(-1)
+        return finite(self.choices.kl(other.choices).sum(-1))
 
 
 @no_type_check
@@ -225,7 +225,7 @@ class Joint:
         Returns:
             [N] nats; densities where a part is continuous. Finite, however many parts are forbidden.
         """
-        return _finite(_total([part.log_prob(action[name]) for name, part in self.parts.items()]))
+        return finite(_total([part.log_prob(action[name]) for name, part in self.parts.items()]))
 
     def entropy(self) -> Float[Tensor, "*N"]:
         """Sums of the parts' entropies.
@@ -261,9 +261,9 @@ class Joint:
             other: with the same parts.
 
         Returns:
-            [N] nats, at least 0 to rounding.
+            [N] nats, at least 0 to rounding; finite, however many parts other forbids, as those of `Categorical`.
         """
-        return _total([part.kl(other.parts[name]) for name, part in self.parts.items()])
+        return finite(_total([part.kl(other.parts[name]) for name, part in self.parts.items()]))
 
 
 @no_type_check
@@ -272,9 +272,3 @@ def _total(parts: list[Tensor]) -> Tensor:
     for part in parts[1:]:
         total = total + part
     return total
-
-
-@no_type_check
-def _finite(log_prob: Tensor) -> Tensor:
-    """Sums of the lowest finite number would be infinite, and their differences NaN."""
-    return log_prob.clamp(min=torch.finfo(log_prob.dtype).min)
