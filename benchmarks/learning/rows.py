@@ -124,6 +124,10 @@ _ROWS = (
     _continuous_car("a2c", 100_000, 91.166, 0.255),
     _continuous_car("td3", 300_000, 93.483, 0.075),
     _continuous_car("ddpg", 300_000, 93.512, 0.048),
+    Row("quantile_sac", "MountainCarContinuous-v0", 50_000 // CAR_REPEAT),
+    Row("ppg", "MountainCarContinuous-v0", 20_000 // CAR_REPEAT),
+    Row("impala", "MountainCarContinuous-v0", 100_000 // CAR_REPEAT),
+    Row("evolution_strategies", "MountainCarContinuous-v0", 100_000 // CAR_REPEAT),
     # hours each
     _long("ppo", "HalfCheetah-v5", 1_000_000, 5819.099, 663.530, "HalfCheetah-v3"),
     _long("ppo", "Hopper-v5", 1_000_000, 2410.435, 10.026, "Hopper-v3"),

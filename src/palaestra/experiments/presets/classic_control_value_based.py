@@ -57,7 +57,7 @@ _NOISY = NetworkConfig(hidden_sizes=(128, 128), activation="relu", dueling=True,
 
 PRESETS: Presets = {
     ("qr_dqn", "CartPole-v1"): Preset(
-        algorithm=QRDQNConfig(**_CARTPOLE, num_quantiles=10), trainer=TrainerConfig(total_env_steps=50_000)
+        algorithm=QRDQNConfig(**_CARTPOLE, num_quantiles=50), trainer=TrainerConfig(total_env_steps=50_000)
     ),
     ("qr_dqn", "Acrobot-v1"): Preset(
         algorithm=QRDQNConfig(**_ACROBOT, num_quantiles=25), trainer=TrainerConfig(total_env_steps=100_000)

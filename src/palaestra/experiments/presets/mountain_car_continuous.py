@@ -9,7 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from palaestra.algorithms import A2CConfig, DDPGConfig, PPOConfig, SACConfig, TD3Config, TRPOConfig
+from palaestra.algorithms import (
+    A2CConfig,
+    DDPGConfig,
+    EvolutionStrategiesConfig,
+    IMPALAConfig,
+    PPGConfig,
+    PPOConfig,
+    QuantileSACConfig,
+    SACConfig,
+    TD3Config,
+    TRPOConfig,
+)
 from palaestra.core import Linear
 from palaestra.envs import EnvConfig, Wrap
 from palaestra.experiments.presets.entry import Preset, Presets
@@ -25,6 +36,13 @@ _OFF_POLICY: dict[str, Any] = {
     "gamma": 0.995,
     "network": NetworkConfig(hidden_sizes=(64, 64), activation="relu"),
 }
+_SAMPLED: dict[str, Any] = {
+    "learning_rate": Linear(1e-3, 0.0),
+    "unroll_length": 128,
+    "num_updates": 10,
+    "mini_batch_size": 64,
+    "normalize_observation": True,
+}
 _DETERMINISTIC: dict[str, Any] = {**_OFF_POLICY, "unroll_length": 4, "num_updates": 2, "exploration_std": 0.5}
 
 
@@ -34,19 +52,32 @@ def _env(num_envs: int, **settings: Any) -> EnvConfig:
 
 PRESETS: Presets = {
     ("ppo", _NAME): Preset(
-        algorithm=PPOConfig(
-            learning_rate=Linear(1e-3, 0.0),
-            unroll_length=128,
-            num_updates=10,
-            mini_batch_size=64,
-            normalize_observation=True,
-        ),
+        algorithm=PPOConfig(**_SAMPLED),
+        env=_env(2, train_wrappers=("NormalizeReward",)),
+        trainer=TrainerConfig(total_env_steps=2_500),
+    ),
+    ("ppg", _NAME): Preset(
+        algorithm=PPGConfig(**_SAMPLED, num_policy_phases=4, entropy_cost=0.0),
         env=_env(2, train_wrappers=("NormalizeReward",)),
         trainer=TrainerConfig(total_env_steps=2_500),
     ),
     ("a2c", _NAME): Preset(
         algorithm=A2CConfig(unroll_length=100, entropy_cost=0.0, normalize_observation=True),
         env=_env(4),
+        trainer=TrainerConfig(total_env_steps=12_500),
+    ),
+    ("impala", _NAME): Preset(
+        algorithm=IMPALAConfig(
+            learning_rate=Linear(7e-4, 0.0), unroll_length=100, entropy_cost=0.0, normalize_observation=True
+        ),
+        env=_env(4),
+        trainer=TrainerConfig(total_env_steps=12_500),
+    ),
+    ("evolution_strategies", _NAME): Preset(
+        algorithm=EvolutionStrategiesConfig(
+            learning_rate=Linear(0.2, 0.0), unroll_length=125, noise_std=0.4, normalize_observation=True
+        ),
+        env=_env(16),
         trainer=TrainerConfig(total_env_steps=12_500),
     ),
     ("trpo", _NAME): Preset(
@@ -56,6 +87,11 @@ PRESETS: Presets = {
     ),
     ("sac", _NAME): Preset(
         algorithm=SACConfig(**_OFF_POLICY), env=_env(1), trainer=TrainerConfig(total_env_steps=6_250)
+    ),
+    ("quantile_sac", _NAME): Preset(
+        algorithm=QuantileSACConfig(**_OFF_POLICY, num_critics=2),
+        env=_env(1),
+        trainer=TrainerConfig(total_env_steps=6_250),
     ),
     ("td3", _NAME): Preset(
         algorithm=TD3Config(**_DETERMINISTIC), env=_env(1), trainer=TrainerConfig(total_env_steps=37_500)
