@@ -104,6 +104,7 @@ _ROWS = (
     _acrobot("trpo", 100_000, -83.114, 18.648),
     _acrobot("a2c", 500_000, -83.353, 17.213),
     _acrobot("ppo", 1_000_000, -73.506, 18.201),
+    Row("ppg", "Acrobot-v1", 1_000_000),
     Row("impala", "Acrobot-v1", 500_000),
     Row("sarsa", "Acrobot-v1", 200_000),
     _mountain_car("dqn", 120_000, -100.849, 9.925, seeds=5),

@@ -70,6 +70,17 @@ PRESETS: Presets = {
         env=EnvConfig(num_envs=8),
         trainer=TrainerConfig(total_env_steps=100_000),
     ),
+    ("ppg", "Acrobot-v1"): Preset(
+        algorithm=PPGConfig(
+            learning_rate=Linear(5e-4, 0.0),
+            num_updates=10,
+            gae_lambda=0.94,
+            entropy_cost=0.0,
+            normalize_observation=True,
+        ),
+        env=EnvConfig(num_envs=16),
+        trainer=TrainerConfig(total_env_steps=1_000_000),
+    ),
     ("ppg", "Pendulum-v1"): Preset(
         algorithm=PPGConfig(
             learning_rate=Linear(1e-3, 0.0),
