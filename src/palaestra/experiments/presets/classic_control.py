@@ -101,6 +101,11 @@ PRESETS: Presets = {
         env=EnvConfig(num_envs=32),
         trainer=TrainerConfig(total_env_steps=500_000),
     ),
+    ("evolution_strategies", "Acrobot-v1"): Preset(
+        algorithm=EvolutionStrategiesConfig(learning_rate=Linear(0.2, 0.0), noise_std=0.4, normalize_observation=True),
+        env=EnvConfig(num_envs=32),
+        trainer=TrainerConfig(total_env_steps=500_000),
+    ),
     ("reinforce", "CartPole-v1"): Preset(
         algorithm=ReinforceConfig(learning_rate=Linear(1e-2, 0.0)),
         env=EnvConfig(num_envs=8),

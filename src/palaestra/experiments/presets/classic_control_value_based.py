@@ -98,14 +98,14 @@ PRESETS: Presets = {
     ),
     ("sarsa", "CartPole-v1"): Preset(
         algorithm=SarsaConfig(
-            learning_rate=Linear(2e-3, 0.0),
-            gamma=0.98,
+            learning_rate=Linear(1e-3, 0.0),
+            unroll_length=8,
             trace_decay=0.98,
             epsilon=Linear(1.0, 0.05, 0.5),
             huber_delta=10.0,
         ),
-        env=EnvConfig(num_envs=8),
-        trainer=TrainerConfig(total_env_steps=200_000),
+        env=EnvConfig(num_envs=16),
+        trainer=TrainerConfig(total_env_steps=500_000),
     ),
     ("sarsa", "Acrobot-v1"): Preset(
         algorithm=SarsaConfig(
