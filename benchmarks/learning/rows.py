@@ -127,6 +127,7 @@ _ROWS = (
     _continuous_car("td3", 300_000, 93.483, 0.075),
     _continuous_car("ddpg", 300_000, 93.512, 0.048),
     Row("quantile_sac", "MountainCarContinuous-v0", 50_000 // CAR_REPEAT),
+    Row("redq", "MountainCarContinuous-v0", 50_000 // CAR_REPEAT),
     Row("ppg", "MountainCarContinuous-v0", 20_000 // CAR_REPEAT),
     Row("impala", "MountainCarContinuous-v0", 100_000 // CAR_REPEAT),
     Row("evolution_strategies", "MountainCarContinuous-v0", 100_000 // CAR_REPEAT),

@@ -17,6 +17,7 @@ from palaestra.algorithms import (
     PPGConfig,
     PPOConfig,
     QuantileSACConfig,
+    REDQConfig,
     SACConfig,
     TD3Config,
     TRPOConfig,
@@ -92,6 +93,9 @@ PRESETS: Presets = {
         algorithm=QuantileSACConfig(**_OFF_POLICY, num_critics=2),
         env=_env(1),
         trainer=TrainerConfig(total_env_steps=6_250),
+    ),
+    ("redq", _NAME): Preset(
+        algorithm=REDQConfig(**_OFF_POLICY), env=_env(1), trainer=TrainerConfig(total_env_steps=6_250)
     ),
     ("td3", _NAME): Preset(
         algorithm=TD3Config(**_DETERMINISTIC), env=_env(1), trainer=TrainerConfig(total_env_steps=37_500)
