@@ -94,7 +94,7 @@ _ROWS = (
     _cartpole("a2c", 500_000),
     _cartpole("impala", 500_000, zoo=False),
     _cartpole("sarsa", 500_000, zoo=False),
-    _cartpole("reinforce", 200_000, zoo=False),
+    _cartpole("reinforce", 500_000, zoo=False),
     _cartpole("evolution_strategies", 500_000, zoo=False),
     _acrobot("dqn", 100_000, -76.639, 11.752, seeds=5),
     _acrobot("qr_dqn", 100_000, -69.135, 9.967),

@@ -107,9 +107,9 @@ PRESETS: Presets = {
         trainer=TrainerConfig(total_env_steps=500_000),
     ),
     ("reinforce", "CartPole-v1"): Preset(
-        algorithm=ReinforceConfig(learning_rate=Linear(1e-2, 0.0)),
-        env=EnvConfig(num_envs=8),
-        trainer=TrainerConfig(total_env_steps=200_000),
+        algorithm=ReinforceConfig(learning_rate=Linear(1e-2, 0.0), unroll_length=500),
+        env=EnvConfig(num_envs=32),
+        trainer=TrainerConfig(total_env_steps=500_000),
     ),
 }
 """Settings by (algorithm, environment)."""
