@@ -90,7 +90,7 @@ def test_the_table_has_every_row_and_says_how_much_of_it_is_done():
     }
     text = markdown(records)
     assert "| dqn | MountainCar-v0 | 120,000 | done (5) | -98.0 ± 2.0 | -98.0 ± 2.0 | 20 s | -100.849 ± 9.925 |" in text
-    assert "| sarsa | CartPole-v1 | 200,000 | partial (1 of 3) | 120.0 | 120.0 | 20 s |" in text
+    assert "| sarsa | CartPole-v1 | 500,000 | partial (1 of 3) | 120.0 | 120.0 | 20 s |" in text
     assert (
         "| ppo | HalfCheetah-v5 | 1,000,000 | not run (0 of 3) |  |  |  | 5819.1 ± 663.53 (HalfCheetah-v3) |  |" in text
     )
