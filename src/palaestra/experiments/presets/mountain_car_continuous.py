@@ -87,9 +87,7 @@ PRESETS: Presets = {
         trainer=TrainerConfig(total_env_steps=6_250),
     ),
     ("sac", _NAME): Preset(
-        algorithm=SACConfig(**_OFF_POLICY, initial_temperature=0.05, temperature_learning_rate=0.0),
-        env=_env(1),
-        trainer=TrainerConfig(total_env_steps=6_250),
+        algorithm=SACConfig(**_OFF_POLICY), env=_env(1), trainer=TrainerConfig(total_env_steps=6_250)
     ),
     ("quantile_sac", _NAME): Preset(
         algorithm=QuantileSACConfig(**_OFF_POLICY, num_critics=2),
