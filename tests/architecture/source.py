@@ -47,6 +47,26 @@ class Source:
         """`core` for src/palaestra/core/batch.py, `palaestra` for src/palaestra/__init__.py."""
         return _package(self.path.removeprefix("src/").split("/"))
 
+    @cached_property
+    def code(self) -> frozenset[int]:
+        """Numbers of the lines that are no docstring (a field's included), no comment and not blank."""
+        owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        strings = [node for owner in ast.walk(self.tree) if isinstance(owner, owners) for node in owner.body]
+        docstrings = {
+            number
+            for node in strings
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+            for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        }
+        lines = enumerate(map(str.strip, self.text.splitlines()), start=1)
+        return frozenset(
+            number for number, line in lines if line and not line.startswith("#") and number not in docstrings
+        )
+
+    def code_of(self, node: ast.stmt) -> frozenset[int]:
+        """Those of a function, a class or another statement."""
+        return self.code & frozenset(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+
     def at(self, node: ast.AST) -> str:
         """`file:line` of a node."""
         return f"{self.path}:{getattr(node, 'lineno', 1)}"

@@ -21,8 +21,18 @@ SECTION = re.compile(r"^(?P<indent> *)Args:\n(?P<body>(?:(?P=indent) +\S.*\n?|\n
 
 def public_names(package: str) -> Iterator[tuple[str, Any]]:
     module = importlib.import_module(package)
-    for name in getattr(module, "__all__", ()):
+    for name in exported(package):
         yield name, getattr(module, name)
+
+
+def exported(package: str) -> list[str]:
+    """The package's own list, or those of the modules that it re-exports with `import *`."""
+    module = importlib.import_module(package)
+    if hasattr(module, "__all__"):
+        return list(module.__all__)
+    stars = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.ImportFrom)]
+    modules = [importlib.import_module(node.module or "") for node in stars if node.names[0].name == "*"]
+    return [name for part in modules for name in part.__all__]
 
 
 def where(value: Any, package: str) -> str:
@@ -131,7 +141,7 @@ def test_documented_arguments_are_the_parameters(package):
 def test_every_package_says_what_is_public(package):
     module = importlib.import_module(package)
     assert module.__doc__, f"{package}/__init__.py has no docstring"
-    assert hasattr(module, "__all__"), f"{package}/__init__.py has no __all__"
+    assert len(exported(package)) == len(set(exported(package))), f"{package}/__init__.py exports a name twice"
 
 
 def test_every_folder_of_the_package_is_a_package():
