@@ -42,6 +42,41 @@ def test_impossible_plans_are_refused(make, message):
         make()
 
 
+@pytest.mark.parametrize(
+    ("plan", "window"),
+    [
+        (OnPolicy(unroll_length=8), 1),
+        (Replay(unroll_length=1, n_step=3), 3),
+        (Replay(unroll_length=1, n_step=3, mini_batch_length=20), 20),
+        (Replay(unroll_length=1, mini_batch_length=20, burn_in=20), 40),
+        (Offline(n_step=2), 2),
+        (Offline(mini_batch_length=5, burn_in=2), 7),
+    ],
+)
+def test_a_plan_knows_how_many_rows_of_a_lane_one_draw_needs(plan, window):
+    assert plan.window == window
+
+
+def test_learning_begins_when_one_lane_has_the_rows_of_a_draw_and_the_initial_steps_are_taken():
+    plan = Replay(unroll_length=1, mini_batch_length=20, burn_in=20, initial_collect_steps=100)
+    assert not plan.may_learn(env_steps=1600, new_rows=40, num_lanes=40)
+    assert plan.may_learn(env_steps=1601, new_rows=1, num_lanes=40)
+    assert (plan.learns_after(1), plan.learns_after(40)) == (100, 1600)
+    on_policy = OnPolicy(unroll_length=8)
+    assert on_policy.may_learn(env_steps=0, new_rows=1, num_lanes=4)
+    assert not on_policy.may_learn(env_steps=9, new_rows=0, num_lanes=4)
+    assert Offline().may_learn(env_steps=0, new_rows=0, num_lanes=1)
+
+
+def test_a_buffer_has_room_for_one_draw_in_every_lane():
+    plan = Replay(unroll_length=1, mini_batch_length=20, burn_in=20, capacity=1000)
+    assert (plan.capacity_for(1), plan.capacity_for(40)) == (1000, 2400)
+    assert OnPolicy(unroll_length=8).capacity_for(4) is None
+    assert OnPolicy(unroll_length=8, clear=False, capacity=64).capacity_for(4) == 64
+    with pytest.raises(ConfigError, match="collects nothing"):
+        Offline().capacity_for(1)
+
+
 def test_plans_are_values():
     """ALF-04: the length of an unroll may be a fraction."""
     assert OnPolicy(unroll_length=0.5) == OnPolicy(unroll_length=0.5)

@@ -128,10 +128,9 @@ class ReplayBuffer(StreamJoining):
         count, sampler = plan.num_updates * plan.mini_batch_size, self.sampler
         if plan.mini_batch_length == 1:
             self._require_windows(plan.n_step)
-            drawn = self.windows(sampler.starts(self, count, plan.n_step, generator), plan.n_step)
+            drawn = self.windows(sampler.starts(self, count, plan.window, generator), plan.n_step)
         else:
-            length = plan.burn_in + plan.mini_batch_length
-            drawn = self._sequences(sampler.starts(self, count, length, generator), length, plan.burn_in)
+            drawn = self._sequences(sampler.starts(self, count, plan.window, generator), plan.window, plan.burn_in)
         drawn = sampler.finish(self, drawn, generator)
         return drawn if self._storage.device is None else to_device(drawn, self._storage.device)
 

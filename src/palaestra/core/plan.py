@@ -34,6 +34,10 @@ def _require_burn_in(plan: Replay | Offline) -> None:
         )
 
 
+def _window(plan: Replay | Offline) -> int:
+    return plan.n_step if plan.mini_batch_length == 1 else plan.burn_in + plan.mini_batch_length
+
+
 @dataclass(frozen=True, kw_only=True)
 class OnPolicy:
     """Learn from each unroll, then discard it; or, with `clear=False`, from the newest rows again and again.
@@ -63,6 +67,37 @@ class OnPolicy:
                 f"OnPolicy(clear={self.clear}, capacity={self.capacity}): clear=False needs a capacity, and clear=True "
                 "has none"
             )
+
+    @property
+    def window(self) -> int:
+        """Rows of a lane that one draw needs, besides the open one."""
+        return 1
+
+    def capacity_for(self, num_lanes: int) -> int | None:
+        """Rows that a buffer keeps, over all lanes; `None` where it grows with the unroll.
+
+        Args:
+            num_lanes: environments (or agents) that write to it.
+        """
+        return self.capacity
+
+    def learns_after(self, num_lanes: int) -> int:
+        """Env steps after which learning begins.
+
+        Args:
+            num_lanes: environments (or agents) that collect.
+        """
+        return 0
+
+    def may_learn(self, *, env_steps: int, new_rows: int, num_lanes: int) -> bool:
+        """Whether there is data for an update.
+
+        Args:
+            env_steps: taken so far.
+            new_rows: collected since the last update.
+            num_lanes: environments (or agents) that collect.
+        """
+        return new_rows > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +147,37 @@ class Replay:
         if self.initial_collect_steps < 0:
             raise ConfigError(f"Replay(initial_collect_steps={self.initial_collect_steps}): give at least 0 env steps")
 
+    @property
+    def window(self) -> int:
+        """Rows of a lane that one draw needs, besides the open one: n steps, or a sequence with its burn-in."""
+        return _window(self)
+
+    def capacity_for(self, num_lanes: int) -> int:
+        """Rows that a buffer keeps, over all lanes: `capacity`, and at least those of one draw in every lane.
+
+        Args:
+            num_lanes: environments (or agents) that write to it.
+        """
+        return max(self.capacity, num_lanes * (self.window + self.mini_batch_length))
+
+    def learns_after(self, num_lanes: int) -> int:
+        """Env steps after which learning begins: then at least one lane has the rows of a draw.
+
+        Args:
+            num_lanes: environments (or agents) that collect.
+        """
+        return max(self.initial_collect_steps, num_lanes * self.window)
+
+    def may_learn(self, *, env_steps: int, new_rows: int, num_lanes: int) -> bool:
+        """Whether there is data for an update.
+
+        Args:
+            env_steps: taken so far.
+            new_rows: collected since the last update.
+            num_lanes: environments (or agents) that collect.
+        """
+        return env_steps > self.learns_after(num_lanes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Offline:
@@ -131,6 +197,40 @@ class Offline:
     def __post_init__(self) -> None:
         _require_positive(self, "num_updates", "mini_batch_size", "mini_batch_length", "n_step")
         _require_burn_in(self)
+
+    @property
+    def window(self) -> int:
+        """Rows of a lane that one draw needs, besides the open one: n steps, or a sequence with its burn-in."""
+        return _window(self)
+
+    def capacity_for(self, num_lanes: int) -> int:
+        """Refused: a fixed data set is a loaded buffer.
+
+        Args:
+            num_lanes: not used.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("an offline plan learns from a loaded buffer and collects nothing")
+
+    def learns_after(self, num_lanes: int) -> int:
+        """Env steps after which learning begins: at once.
+
+        Args:
+            num_lanes: not used.
+        """
+        return 0
+
+    def may_learn(self, *, env_steps: int, new_rows: int, num_lanes: int) -> bool:
+        """Whether there is data for an update: always.
+
+        Args:
+            env_steps: not used.
+            new_rows: not used.
+            num_lanes: not used.
+        """
+        return True
 
 
 Plan: TypeAlias = OnPolicy | Replay | Offline

@@ -8,7 +8,7 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import DeviceMemory, ReplayBuffer, sampler_of
-from palaestra.core import ConfigError, OnPolicy, Replay, SpecTree, TensorSpec, schedule_value
+from palaestra.core import OnPolicy, Replay, SpecTree, TensorSpec, schedule_value
 
 __all__ = ["buffer_for", "episode_discount"]
 
@@ -39,12 +39,7 @@ def buffer_for(
         ConfigError: the plan collects nothing.
     """
     plan, policy = algorithm.plan, algorithm.policy
-    if isinstance(plan, OnPolicy):
-        capacity = plan.capacity
-    elif isinstance(plan, Replay):
-        capacity = max(plan.capacity, num_lanes * (plan.n_step + 1))
-    else:
-        raise ConfigError("an offline plan learns from a loaded buffer and collects nothing")
+    capacity = plan.capacity_for(num_lanes)
     return ReplayBuffer(
         None if fragments else capacity,
         num_lanes,
