@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from palaestra.core import ConfigError, DiscreteSpec, MissingExtraError, PalaestraError, RunSeeds
+from palaestra.core import ConfigError, DiscreteSpec, MissingExtraError, PalaestraError, RunSeeds, import_object
 from palaestra.envs import (
     EnvConfig,
     GymEnvironment,
@@ -19,7 +19,6 @@ from palaestra.envs import (
     SerialEnvironment,
     TimeLimit,
     create_environment,
-    import_object,
     load,
     probe_specs,
 )

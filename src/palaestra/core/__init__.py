@@ -14,6 +14,7 @@ from palaestra.core.errors import (
     did_you_mean,
 )
 from palaestra.core.experience import ExperienceSet
+from palaestra.core.importing import import_module, import_object, importable_name
 from palaestra.core.minibatch import minibatches, sequences, shards
 from palaestra.core.plan import POLICY, DataSource, Offline, OnPolicy, Plan, Prioritized, Replay
 from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_range, schedule_value
@@ -92,6 +93,9 @@ __all__ = [
     "experiences_from_rows",
     "fingerprint",
     "game_over_of",
+    "import_module",
+    "import_object",
+    "importable_name",
     "join_segments",
     "join_state",
     "load_tensors",

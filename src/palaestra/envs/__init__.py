@@ -19,7 +19,6 @@ from palaestra.envs.environment_wrapper import EnvironmentWrapper
 from palaestra.envs.faults import Fault, FaultPolicy
 from palaestra.envs.first_ready import FirstReadyEnvironment
 from palaestra.envs.gym_environment import GymEnvironment
-from palaestra.envs.importing import import_object
 from palaestra.envs.native_vector import NativeVectorEnvironment
 from palaestra.envs.process import ProcessEnvironment
 from palaestra.envs.serial import SerialEnvironment
@@ -53,7 +52,6 @@ __all__ = [
     "check",
     "create_environment",
     "create_evaluation_environment",
-    "import_object",
     "load",
     "load_lane",
     "probe_specs",

@@ -11,13 +11,21 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from palaestra.core import ConfigError, EnvError, PalaestraError, RunSeeds, SpecTree, TensorSpec
+from palaestra.core import (
+    ConfigError,
+    EnvError,
+    PalaestraError,
+    RunSeeds,
+    SpecTree,
+    TensorSpec,
+    import_module,
+    import_object,
+)
 from palaestra.envs.chaos import ChaosEnv
 from palaestra.envs.env_config import EnvConfig
 from palaestra.envs.environment import Environment, SingleEnvironment
 from palaestra.envs.faults import describe
 from palaestra.envs.first_ready import FirstReadyEnvironment
-from palaestra.envs.importing import import_module, import_object
 from palaestra.envs.native_vector import NativeVectorEnvironment
 from palaestra.envs.pool import cores
 from palaestra.envs.process import ProcessEnvironment

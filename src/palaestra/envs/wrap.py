@@ -10,9 +10,8 @@ from typing import Any, final
 
 import gymnasium
 
-from palaestra.core import ConfigError, PalaestraError, did_you_mean
+from palaestra.core import ConfigError, PalaestraError, did_you_mean, import_object, importable_name
 from palaestra.envs.faults import describe
-from palaestra.envs.importing import import_object, importable_name
 
 __all__ = ["GYM_WRAPPERS", "STEP_WRAPPERS", "Wrap", "as_values"]
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from palaestra.algorithms import ALGORITHMS, Algorithm
-from palaestra.core import POLICY, CheckpointError, ConfigError, Offline, PalaestraError, RunSeeds
-from palaestra.envs import import_object
+from palaestra.core import POLICY, CheckpointError, ConfigError, Offline, PalaestraError, RunSeeds, import_object
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping
 from palaestra.multiagent import MultiAgentCollector, Role, Worlds, create_worlds, evaluate_agents, is_world
 from palaestra.policies import Policy, RandomPolicy, RulePolicy, load_policy

@@ -15,9 +15,9 @@ import tyro
 import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
-from palaestra.core import ConfigError, Linear, Piecewise, did_you_mean
+from palaestra.core import ConfigError, Linear, Piecewise, did_you_mean, import_object
 from palaestra.distributed import AsynchronousConfig, DistributedConfig, require_shares
-from palaestra.envs import EnvConfig, Wrap, import_object
+from palaestra.envs import EnvConfig, Wrap
 from palaestra.experiments.values import dataclass_of, read_yaml, type_name, value_of
 from palaestra.multiagent import AgentsConfig
 from palaestra.robots import Robot, RobotConfig

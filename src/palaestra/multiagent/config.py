@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from palaestra.core import ConfigError, RunSeeds, SpecTree
-from palaestra.envs import EnvConfig, import_object
+from palaestra.core import ConfigError, RunSeeds, SpecTree, import_object
+from palaestra.envs import EnvConfig
 from palaestra.multiagent.pettingzoo import PREFIX, load_pettingzoo, world_from_pettingzoo
 from palaestra.multiagent.roles import Role, assign_roles
 from palaestra.multiagent.world import AgentSpec, World

@@ -14,11 +14,10 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from palaestra.core import ConfigError, EnvError, MissingExtraError, did_you_mean
+from palaestra.core import ConfigError, EnvError, MissingExtraError, did_you_mean, import_module
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.faults import describe
 from palaestra.envs.gym_environment import GymEnvironment
-from palaestra.envs.importing import import_module
 from palaestra.envs.wrappers.time_limit import TimeLimit
 
 __all__ = ["find_spec", "load", "pool", "wrap"]

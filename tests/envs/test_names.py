@@ -1,11 +1,11 @@
-"""Tests of `palaestra.envs.importing`, and of the names of environments."""
+"""Tests of names: of code, and of environments."""
 
 import itertools
 
 import pytest
 
-from palaestra.core import ConfigError
-from palaestra.envs import EnvConfig, Wrap, import_object, load
+from palaestra.core import ConfigError, import_object
+from palaestra.envs import EnvConfig, Wrap, load
 
 NUMBERS = itertools.count()
 

@@ -1,14 +1,12 @@
 """Objects by name: `my_package.module:attribute` on the Python path, never a registry."""
 
-from __future__ import annotations
-
 import importlib
 import sys
+import traceback
 from pathlib import PurePosixPath
 from typing import Any
 
-from palaestra.core import ConfigError, PalaestraError, did_you_mean
-from palaestra.envs.faults import describe
+from palaestra.core.errors import ConfigError, PalaestraError, did_you_mean
 
 __all__ = ["import_module", "import_object", "importable_name"]
 
@@ -41,9 +39,10 @@ def import_module(module_name: str, name: str) -> Any:
             f"It must be installed or on the Python path ({', '.join(sys.path[:3])}, ...)"
         ) from error
     except (Exception, SystemExit) as error:
-        kind, detail = describe(error)
-        detail = str(error) if isinstance(error, SyntaxError) else detail
-        raise ConfigError(f"{name!r} names the module {module_name!r}; importing it raised {kind}: {detail}") from error
+        trace = "" if isinstance(error, SyntaxError) else f"\n\n{''.join(traceback.format_exception(error))}"
+        raise ConfigError(
+            f"{name!r} names the module {module_name!r}; importing it raised {type(error).__name__}: {error}{trace}"
+        ) from error
 
 
 def import_object(name: str) -> Any:
