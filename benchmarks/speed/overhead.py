@@ -46,7 +46,7 @@ class Turns(Callback):
         """Env steps per second and per second of processor time."""
 
     def iteration_began(self, trainer: Trainer) -> None:
-        now, cpu_s, steps = time.perf_counter(), time.process_time(), trainer.collect.env_steps
+        now, cpu_s, steps = time.perf_counter(), time.process_time(), trainer.collector.env_steps
         if self._began is None:
             if steps >= WARMUP_STEPS:
                 self._began = (now, cpu_s, steps)

@@ -41,7 +41,7 @@ def test_s3_one_gradient_step_on_each_unroll_and_every_row_is_used_once():
         made.train_iter()
         assert algorithm.optimizer_steps == made.algorithm.num_gradient_steps == iteration
         assert algorithm.visits == dict.fromkeys(stored(6 * iteration), 1)
-        assert made._learning._rows_trained["policy"] == made.collect.env_steps == sum(map(len, env.actions))
+        assert made._learning._rows_trained["policy"] == made.collector.env_steps == sum(map(len, env.actions))
 
 
 @pytest.mark.parametrize(
@@ -114,14 +114,14 @@ def test_s3_a_sample_is_drawn_once_an_iteration_and_divided(length):
         steps = algorithm.optimizer_steps
         made.train_iter()
         if algorithm.optimizer_steps == steps:
-            before.append(made.collect.env_steps)
+            before.append(made.collector.env_steps)
         else:
             assert algorithm.optimizer_steps == steps + 5
     assert before[-1] == 40  # ALF-10: nothing is trained before
     assert (
         sum(algorithm.visits.values()) == 5 * 8 * length * (60 - len(before)) == made._learning._rows_trained["policy"]
     )
-    assert made._learning._rows_trained["policy"] > 5 * made.collect.env_steps
+    assert made._learning._rows_trained["policy"] > 5 * made.collector.env_steps
     assert all(seen.shape[:2] == ((8, 1) if length == 1 else (length, 8)) for seen in algorithm.seen)
     if length > 1:
         assert in_order(algorithm)

@@ -27,7 +27,7 @@ def rows(run):
 @pytest.mark.parametrize("runtime", ["local", "process"])
 def test_workers_collect_where_the_command_says(runtime):
     """MARO-01: the same command with another runtime."""
-    run = train("--runtime", runtime, "--num-workers", "2", "--trainer.eval-beside")
+    run = train("--runtime", runtime, "--num-workers", "2", "--trainer.eval-async")
     row = rows(run)[-1]
     assert row["env_steps"] >= 48
     assert (row["workers/there"], row["workers/dropped"], row["workers/lag_max"]) == (2, 0, 0)

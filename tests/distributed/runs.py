@@ -64,7 +64,7 @@ def iterate(trainer: Trainer, iterations: int) -> dict[str, Any]:
         stack.callback(torch.set_flush_denormal, False)
         for _ in range(iterations):
             trainer.train_iter()
-    return {**trainer.algorithm.state_tensors(), "env_steps": trainer.collect.env_steps}
+    return {**trainer.algorithm.state_tensors(), "env_steps": trainer.collector.env_steps}
 
 
 def assert_same(first: dict[str, Any], second: dict[str, Any]) -> None:

@@ -62,7 +62,7 @@ def test_environments_have_the_seeds_that_they_have_in_one_process():
         collector = Collector.of(env, algorithm)
         collector.unroll(1)
     with LocalRuntime() as runtime:
-        manager = make_trainer(runtime, "ppo").collect
+        manager = make_trainer(runtime, "ppo").collector
         manager.unroll(1)
     first = [buffer.newest(1).observation[0] for buffer in (collector.buffer, manager.buffers["policy"])]
     assert torch.equal(*first)

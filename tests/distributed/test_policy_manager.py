@@ -136,7 +136,7 @@ def test_collection_begins_when_every_host_has_reported_its_newest_weights():
         algorithm = make("ppo", env)
         manager = DistributedPolicyManager({POLICY: algorithm}, runtime)
         learner = Trainer(Collector.of(env, algorithm), manager, TrainerConfig(total_env_steps=10_000))
-        collect, acted = learner.collect, []
+        collect, acted = learner.collector, []
         unroll = collect.unroll
 
         def seen(length: float, **options: Any) -> Any:

@@ -26,7 +26,7 @@ LEARNERS = [("impala", CATCH), ("ppo", CATCH), ("dqn", CATCH), ("sac", TRACK)]
 def watched(trainer: Trainer) -> list[int]:
     """The lag of every row that is learned from, as the learning algorithm sees it."""
     seen: list[int] = []
-    source, algorithm = trainer.collect.sources[POLICY], trainer.algorithm
+    source, algorithm = trainer.collector.sources[POLICY], trainer.algorithm
     draw = source.draw
 
     def drawn(plan: Any, generator: Any) -> Any:
@@ -46,7 +46,7 @@ def test_exactly_the_data_that_max_lag_allows_is_used(name, max_lag):
     """Scenario 7, MARO-12, MARO-13, F19: one slow actor of four; what is older is dropped, counted, named."""
     with Overtaken("actor-1", every=40) as runtime:
         trainer = asynchronous(runtime, name, max_lag=max_lag)
-        used, collect = watched(trainer), trainer.collect
+        used, collect = watched(trainer), trainer.collector
         arrived = Counter[int]()
         lag_of = collect._lag
 
@@ -74,7 +74,7 @@ def test_an_actor_whose_data_was_dropped_gets_the_newest_weights():
     """MARO-11, MARO-13: every answer carries the newest version there is."""
     with Overtaken("actor-1", every=12) as runtime:
         trainer = asynchronous(runtime, "impala", max_lag=0)
-        collect, sent = trainer.collect, []
+        collect, sent = trainer.collector, []
         give = collect._crew.give
 
         def given(member: Any, method: str, *args: Any, **kwargs: Any) -> None:
@@ -98,7 +98,7 @@ def test_actors_begin_with_the_first_weights_and_end_with_the_runtime():
         trainer.train_iter()
         assert seen
         assert set(seen) == {0}
-        assert trainer.collect.env_steps > 0
+        assert trainer.collector.env_steps > 0
         assert {status.state for status in runtime.status().values()} <= {"idle", "busy"}
     assert {status.state for status in runtime.status().values()} == {"dead"}
 
@@ -109,7 +109,7 @@ def test_every_fragment_is_learned_from_once_and_counted_once(name, env):
     with local() as runtime:
         trainer = asynchronous(runtime, name, env)
         result = trainer.run()
-        collect = trainer.collect
+        collect = trainer.collector
         calls = sum(status.calls for status in runtime.status().values())
     assert result.status == "done"
     assert result.env_steps == collect.env_steps >= 400
@@ -128,7 +128,7 @@ def test_the_queue_is_bounded_and_actors_wait_while_it_is_full():
     """F20: a learner that needs four fragments at a time, and room for two of them."""
     with local() as runtime:
         trainer = asynchronous(runtime, "ppo", queue_size=2)
-        collect = trainer.collect
+        collect = trainer.collector
         for _ in range(20):
             trainer.train_iter()
             assert collect.queue_length <= 2 + 3  # those that were under way when it was full
@@ -141,7 +141,7 @@ def test_an_update_may_wait_for_several_fragments():
         seen = watched(trainer)
         for _ in range(6):
             trainer.train_iter()
-        assert sum(trainer.collect.lags.values()) == 18
+        assert sum(trainer.collector.lags.values()) == 18
         assert trainer.algorithm.policy_version == 6
         assert len(seen) > 6 * 2 * 12 * 0.5
 
@@ -151,7 +151,7 @@ def test_rows_drawn_follow_rows_written_at_the_pace_that_was_asked_for(ratio):
     """F20: whoever is ahead waits, however quick the actors are."""
     with local() as runtime:
         trainer = asynchronous(runtime, "dqn", samples_per_insert=ratio, fragment_steps=4, total=4000)
-        collect = trainer.collect
+        collect = trainer.collector
         for _ in range(60):
             trainer.train_iter()
         drawn = trainer.algorithm.num_gradient_steps * trainer.algorithm.plan.mini_batch_size
@@ -170,11 +170,11 @@ def test_no_transition_leads_over_a_fragment_that_was_dropped(joined, monkeypatc
     with local() as runtime:
         trainer = asynchronous(runtime, "dqn", fragment_steps=5, capacity=4000, total=4000)
         turns = itertools.cycle([True, False, True])
-        monkeypatch.setattr(trainer.collect._pace, "fresh", lambda lag: next(turns))
+        monkeypatch.setattr(trainer.collector._pace, "fresh", lambda lag: next(turns))
         for _ in range(30):
             trainer.train_iter()
-        assert len(trainer.collect.dropped) > 10
-        buffer = trainer.collect.buffers[POLICY]
+        assert len(trainer.collector.dropped) > 10
+        buffer = trainer.collector.buffers[POLICY]
         windows = buffer.windows(buffer.starts(1), 1)
     before, after = _height(windows.observation), _height(windows.next_observation)
     assert len(before) > 100
@@ -193,7 +193,7 @@ def test_a_killed_actor_is_replaced_and_its_fragment_is_dropped_and_named(name, 
         trainer = asynchronous(runtime, name, env, total=800)
         killer = Mortal(runtime, "collect", times=3, skip=5)
         result = trainer.run()
-        collect = trainer.collect
+        collect = trainer.collector
     assert result.status == "done"
     assert len(killer.victims) == 3
     assert runtime.restarted == 3
@@ -220,21 +220,21 @@ def test_a_run_is_resumed_from_its_checkpoint(name, env, tmp_path):
     with local() as runtime:
         trainer = asynchronous(runtime, name, env, total=300, checkpoints=CheckpointStore(tmp_path / "checkpoints"))
         trainer.run()
-        version, steps, lags = trainer.algorithm.policy_version, trainer.collect.env_steps, trainer.collect.lags
-        positions = trainer.collect.state()["positions"]
+        version, steps, lags = trainer.algorithm.policy_version, trainer.collector.env_steps, trainer.collector.lags
+        positions = trainer.collector.state()["positions"]
     with local() as runtime:
         store = CheckpointStore(tmp_path / "checkpoints")
         again = asynchronous(runtime, name, env, total=600, checkpoints=store)
         again.load_state(store.load_newest()[1])
         assert again.algorithm.policy_version == version
-        assert again.collect.env_steps == steps
-        assert again.collect.lags == lags
+        assert again.collector.env_steps == steps
+        assert again.collector.lags == lags
         if name == "dqn":
-            assert len(again.collect.buffers[POLICY]) == len(trainer.collect.buffers[POLICY])
+            assert len(again.collector.buffers[POLICY]) == len(trainer.collector.buffers[POLICY])
         result = again.run()
         assert result.env_steps >= 600
         assert again.algorithm.policy_version > version
-        later = again.collect.state()["positions"]
+        later = again.collector.state()["positions"]
     for before, after in zip(positions, later, strict=True):
         assert (np.asarray(after["lanes"]["episode"]) > np.asarray(before["lanes"]["episode"])).all()
 
@@ -242,7 +242,7 @@ def test_a_run_is_resumed_from_its_checkpoint(name, env, tmp_path):
 def test_a_paused_unroll_keeps_what_it_has_and_counts_nothing_twice():
     with local() as runtime:
         trainer = asynchronous(runtime, "impala", fragments_per_update=8)
-        collect = trainer.collect
+        collect = trainer.collector
         trainer.train_iter()
         steps = collect.env_steps
         serve, left = collect._serve, [1]
@@ -270,7 +270,7 @@ def test_the_lag_histogram_is_among_the_metrics():
         trainer = asynchronous(runtime, "impala")
         for _ in range(60):
             trainer.train_iter()
-        row = trainer.collect.metrics()
+        row = trainer.collector.metrics()
     bins = {name: count for name, count in row.items() if name.startswith("workers/lag_") and "m" not in name[12:]}
     assert list(bins) == [f"workers/lag_{name}" for name in ("0", "1", "2", "3-4", "5-8", "9-16", "17+")]
     assert sum(bins.values()) == 60
@@ -290,7 +290,7 @@ def test_actors_elsewhere_go_on_while_one_of_them_is_killed(place):
         result = trainer.run()
         assert result.status == "done"
         assert len(killer.victims) == 1
-        (dropped,), victim = trainer.collect.dropped, killer.victims[0]
+        (dropped,), victim = trainer.collector.dropped, killer.victims[0]
         assert dropped[:2] == victim[:2]
         assert dropped[2] >= victim[2], "it may finish one more before the kill arrives"
 
@@ -301,7 +301,7 @@ def test_what_cannot_work_is_refused():
         replayed.plan = OnPolicy(unroll_length=4, clear=False, capacity=16)
         with pytest.raises(ConfigError, match="keeps its own data"):
             server(runtime, replayed, CATCH)
-        collect = asynchronous(runtime, "ppo").collect
+        collect = asynchronous(runtime, "ppo").collector
         with pytest.raises(ConfigError, match="lanes, which 3 actors cannot share"):
             Pace(collect._algorithms, collect.buffers, 3, AsynchronousConfig())
         for setting in ("max_lag", "fragment_steps", "queue_size", "samples_per_insert"):

@@ -60,7 +60,7 @@ def lanes_with_rows(manager):
 
 def test_all_workers_are_waited_for_and_share_the_lanes(runtime):
     """MARO-03, MARO-08."""
-    manager = make_trainer(runtime, "ppo", **FOUR).collect
+    manager = make_trainer(runtime, "ppo", **FOUR).collector
     info = manager.unroll(10)
     assert info.rows == 10
     assert lanes_with_rows(manager) == [0, 1, 2, 3]
@@ -71,14 +71,14 @@ def test_all_workers_are_waited_for_and_share_the_lanes(runtime):
 
 
 def test_fractions_of_a_row_are_met_on_average(runtime):
-    manager = make_trainer(runtime, "dqn", num_workers=2).collect
+    manager = make_trainer(runtime, "dqn", num_workers=2).collector
     assert [manager.unroll(0.5).rows for _ in range(4)] == [0, 1, 0, 1]
 
 
 def test_enough_finished_workers_end_an_unroll(runtime):
     """MARO-04: three of four, the fourth does not answer."""
     hold = HoldBack(runtime)
-    manager = make_trainer(runtime, "ppo", **FOUR, min_finished_workers=3).collect
+    manager = make_trainer(runtime, "ppo", **FOUR, min_finished_workers=3).collector
     manager.unroll(10)
     hold.held.add(worker_of(manager, 3))
     info = manager.unroll(10)
@@ -91,7 +91,7 @@ def test_enough_finished_workers_end_an_unroll(runtime):
 def test_workers_that_finish_within_the_grace_count(runtime):
     """MARO-05: the window lets a fourth worker in, and its length bounds the wait."""
     hold = HoldBack(runtime)
-    manager = make_trainer(runtime, "ppo", **FOUR, min_finished_workers=1, grace_timeout_s=0.5).collect
+    manager = make_trainer(runtime, "ppo", **FOUR, min_finished_workers=1, grace_timeout_s=0.5).collector
     manager.unroll(10)
     assert lanes_with_rows(manager) == [0, 1, 2, 3]
     hold.held.add(worker_of(manager, 0))
@@ -105,7 +105,7 @@ def test_late_data_is_used_if_it_is_not_too_old_and_named_if_it_is(runtime, max_
     """F19, MARO-12: data of version 1 arrives when the policy has version 2."""
     hold = HoldBack(runtime)
     trainer = make_trainer(runtime, "ppo", **FOUR, min_finished_workers=3, max_lag=max_lag)
-    manager = trainer.collect
+    manager = trainer.collector
     trainer.train_iter()
     late = worker_of(manager, 3)
     hold.held.add(late)
@@ -129,7 +129,7 @@ def test_a_dropped_fragment_leaves_a_gap_that_nothing_is_learned_across(runtime)
     """The rows on both sides of it are of one episode, and do not belong together."""
     hold = HoldBack(runtime)
     trainer = make_trainer(runtime, "dqn", **FOUR, min_finished_workers=3)
-    manager = trainer.collect
+    manager = trainer.collector
     manager.unroll(2)
     manager.unroll(1)
     hold.held.add(worker_of(manager, 3))
@@ -150,7 +150,7 @@ def test_a_dropped_fragment_leaves_a_gap_that_nothing_is_learned_across(runtime)
 @pytest.mark.fault
 def test_a_dead_worker_is_replaced_and_its_fragment_dropped(runtime, caplog, wait_until):
     """F14: training goes on, the newest weights are sent again, and broken fragments are never bootstrapped from."""
-    manager = make_trainer(runtime, "dqn", **FOUR).collect
+    manager = make_trainer(runtime, "dqn", **FOUR).collector
     manager.unroll(3)
     victim = worker_of(manager, 2)
     before = dict(manager._crew.members[2].position["lanes"])
@@ -190,7 +190,7 @@ def test_a_dead_worker_is_replaced_and_its_fragment_dropped(runtime, caplog, wai
 def test_a_worker_that_takes_too_long_is_ended_and_restarted(runtime):
     """F4, F18."""
     hold = HoldBack(runtime)
-    manager = make_trainer(runtime, "ppo", **FOUR, timeout_s=0.3).collect
+    manager = make_trainer(runtime, "ppo", **FOUR, timeout_s=0.3).collector
     manager.unroll(10)
     hung = worker_of(manager, 1)
     hold.held.add(hung)
@@ -210,7 +210,7 @@ def test_a_worker_that_takes_too_long_is_ended_and_restarted(runtime):
 def test_below_the_minimum_of_workers_a_run_stops_with_the_first_cause():
     """F15."""
     with LocalRuntime(RestartPolicy(max_restarts=0)) as runtime:
-        manager = make_trainer(runtime, "ppo", **FOUR, min_workers=3).collect
+        manager = make_trainer(runtime, "ppo", **FOUR, min_workers=3).collector
         manager.unroll(5)
         kill(runtime, worker_of(manager, 2))
         manager.unroll(5)
@@ -224,7 +224,7 @@ def test_below_the_minimum_of_workers_a_run_stops_with_the_first_cause():
 def test_lost_workers_have_so_much_time_to_come_back():
     """F15."""
     with LocalRuntime(RestartPolicy(backoff_s=3600.0, max_backoff_s=3600.0)) as runtime:
-        manager = make_trainer(runtime, "ppo", num_workers=1, recover_timeout_s=0.3).collect
+        manager = make_trainer(runtime, "ppo", num_workers=1, recover_timeout_s=0.3).collector
         manager.unroll(5)
         kill(runtime, worker_of(manager, 0))
         manager.unroll(5)  # the first restart is immediate
@@ -263,7 +263,7 @@ def _broken(number):
 
 def test_whole_episodes_can_be_asked_for(runtime):
     """MARO-08: segments to the episode's end."""
-    manager = make_trainer(runtime, "reinforce", num_workers=2, episodes=2).collect
+    manager = make_trainer(runtime, "reinforce", num_workers=2, episodes=2).collector
     info = manager.unroll(12)
     assert sorted(episode.env_id for episode in info.episodes) == [0, 0, 1, 1, 2, 2, 3, 3]
     buffer = manager.buffers["policy"]
@@ -287,7 +287,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_by_bit(name, runtime):
     with LocalRuntime() as second:
         trainer = make_trainer(second, name, kind)
         trainer.load_state(saved)
-        assert trainer.collect.resume == "exact"
+        assert trainer.collector.resume == "exact"
         assert_same(iterate(trainer, 3), whole)
 
 
@@ -295,16 +295,16 @@ def test_who_is_still_at_work_begins_new_episodes_in_a_resumed_run(runtime):
     hold = HoldBack(runtime)
     trainer = make_trainer(runtime, "ppo", **FOUR, min_finished_workers=3)
     trainer.train_iter()
-    hold.held.add(worker_of(trainer.collect, 0))
+    hold.held.add(worker_of(trainer.collector, 0))
     trainer.train_iter()
     state = trainer.state()
     assert not state["collect"]["exact"]
     with LocalRuntime() as second:
         resumed = make_trainer(second, "ppo", **FOUR)
         resumed.load_state(state)
-        assert resumed.collect.resume == "statistical"
+        assert resumed.collector.resume == "statistical"
         iterate(resumed, 2)
-        begun = resumed.collect._crew.members[0].position["lanes"]["episode"]
+        begun = resumed.collector._crew.members[0].position["lanes"]["episode"]
     assert begun[0] > state["collect"]["workers"]["0"]["lanes"]["episode"][0]
 
 
@@ -320,7 +320,7 @@ def test_a_signal_ends_an_unroll_and_the_next_one_begins_it_again(runtime, monke
     """F22."""
     monkeypatch.setattr("palaestra.distributed.rollout_manager._PATIENCE_S", 0.2)
     hold = HoldBack(runtime)
-    manager = make_trainer(runtime, "ppo", **FOUR).collect
+    manager = make_trainer(runtime, "ppo", **FOUR).collector
     manager.unroll(10)
     assert not manager.unfinished
     hold.held.add(worker_of(manager, 2))
@@ -343,7 +343,7 @@ def test_a_signal_ends_an_unroll_and_the_next_one_begins_it_again(runtime, monke
 
 
 def test_weights_that_did_not_change_are_not_sent_again(runtime):
-    manager = make_trainer(runtime, "dqn", num_workers=2).collect
+    manager = make_trainer(runtime, "dqn", num_workers=2).collector
     manager.unroll(2)
     first = manager._shared
     manager.unroll(2)

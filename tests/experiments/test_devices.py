@@ -121,7 +121,7 @@ def test_a_run_from_a_device_is_looked_at_where_there_is_none(tmp_path):
 
 def test_evaluations_beside_training_are_made_on_the_cpu(tmp_path):
     with pretend_device() as device:
-        done = run("ppo", tmp_path, device, trainer__eval_beside=True)
+        done = run("ppo", tmp_path, device, trainer__eval_async=True)
     assert len(list((done.directory / "evals").glob("*.json"))) >= 2
 
 

@@ -187,3 +187,13 @@ def test_the_manifest_says_where_a_run_comes_from(tmp_path):
     assert needed | {"started", "ended", "process", "threads"} <= info.keys()
     assert {"cores", "memory_bytes", "processor", "gpus"} <= info["hardware"].keys()
     assert info["lineage"] is None
+
+
+def test_settings_that_an_older_version_wrote_are_read_under_their_new_names(tmp_path):
+    """F27: a run directory from before a setting was renamed loads; typed by hand, the old name is refused by name."""
+    run = RunDirectory(trained(tmp_path).directory)
+    now, path = run.config, run.path / "config.yaml"
+    path.write_text(path.read_text().replace("eval_async", "eval_beside"))
+    assert run.config == now
+    with pytest.raises(ConfigError, match=r"unknown key trainer.eval_beside; it is called trainer.eval_async now"):
+        palaestra.train("ppo", "CartPole-v1", trainer__eval_beside=True)

@@ -19,9 +19,9 @@ def cut_at(env_steps: int, how: str) -> None:
     train_iter = Trainer.train_iter
 
     def cutting(trainer: Trainer) -> None:
-        before = trainer.collect.env_steps
+        before = trainer.collector.env_steps
         train_iter(trainer)
-        if before < env_steps <= trainer.collect.env_steps:
+        if before < env_steps <= trainer.collector.env_steps:
             signal.raise_signal(getattr(signal, how))
 
     Trainer.train_iter = cutting

@@ -59,7 +59,7 @@ def test_fifty_random_kills_end_no_run_and_lose_nothing_unnamed():
 
         def enough(trainer: Trainer, _: Any) -> None:
             kill()
-            if len(kill.victims) == KILLS and trainer.collect.env_steps > 60_000:
+            if len(kill.victims) == KILLS and trainer.collector.env_steps > 60_000:
                 trainer.stop("everything was killed often enough")
 
         trainer.callbacks.append(Hooks(iteration_ended=enough))

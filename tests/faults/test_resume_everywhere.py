@@ -59,23 +59,23 @@ def cut(made: Trainer, env_steps: int, in_the_middle: bool) -> None:
             done = True
             signal.raise_signal(signal.SIGTERM)
 
-    if in_the_middle and isinstance(made.collect, Collector):
-        step, before, taken = made.collect.env.step, made.collect.env_steps, 0
+    if in_the_middle and isinstance(made.collector, Collector):
+        step, before, taken = made.collector.env.step, made.collector.env_steps, 0
 
         def stepping(action: Any) -> Any:
             nonlocal taken
-            taken += made.collect.num_lanes
+            taken += made.collector.num_lanes
             if before + taken >= env_steps:
                 stop()
             return step(action)
 
-        made.collect.env.step = stepping
+        made.collector.env.step = stepping
     else:
         train_iter = made.train_iter
 
         def iterating() -> None:
             train_iter()
-            if made.collect.env_steps >= env_steps:
+            if made.collector.env_steps >= env_steps:
                 stop()
 
         made.train_iter = iterating
@@ -103,7 +103,7 @@ def check(name: str, config: EnvConfig | str, folder: Path, vectorization: str =
             rows += recorder.rows
             if number == len(points):
                 assert differences(expected, contents(made, rows)) == []
-    assert made.collect.env_steps >= TOTAL
+    assert made.collector.env_steps >= TOTAL
 
 
 @pytest.mark.parametrize(

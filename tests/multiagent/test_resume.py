@@ -38,11 +38,11 @@ def test_a_resumed_run_equals_the_uninterrupted_one(make, mapping, algorithm, tm
     """F25, MARO-15: worlds, waiting rows, memories and episodes go on where they were."""
     whole, first, second = (trainer_of(make, tmp_path / part, mapping, algorithm, 330) for part in "abc")
     whole.run()
-    while first.collect.env_steps < 120:
+    while first.collector.env_steps < 120:
         first.train_iter()
     first.save()
     second.load_state(CheckpointStore(tmp_path / "b").load_newest()[1])
-    assert second.collect.env_steps >= 120
+    assert second.collector.env_steps >= 120
     second.run()
     ours, theirs = end_state(whole), end_state(second)
     # seconds, and the names that files of a checkpoint are shared by
@@ -67,20 +67,20 @@ def test_an_unroll_that_was_interrupted_goes_on_bit_for_bit(tmp_path):
 
     whole, first, second = trainer("whole"), trainer("first"), trainer("second")
     moments = iter(range(100))
-    step = first.collect.worlds.step
+    step = first.collector.worlds.step
 
     def stepped(actions):
         if next(moments) == 4:
-            first.collect.pause()
+            first.collector.pause()
         return step(actions)
 
-    first.collect.worlds.step = stepped
+    first.collector.worlds.step = stepped
     first.train_iter()
-    assert first.collect.unfinished
+    assert first.collector.unfinished
     store = CheckpointStore(tmp_path / "interrupted")
     store.save(1, first.state())
     second.load_state(store.load_newest()[1])
-    assert second.collect.unfinished
+    assert second.collector.unfinished
     results = []
     for one in (whole, second):
         for _ in range(3):
@@ -127,7 +127,7 @@ def test_a_policy_with_a_memory_keeps_one_for_each_agent(tmp_path):
         state = trainers[-1].algorithms["both"].state_tensors()
         results.append({key: value for key, value in state.items() if isinstance(value, torch.Tensor)})
     # the memory after one row is the memory before the next one of the same agent
-    collect, policy = trainers[-1].collect, trainers[-1].algorithms["both"].policy
+    collect, policy = trainers[-1].collector, trainers[-1].algorithms["both"].policy
     collect.unroll(15)
     (buffer,) = collect.buffers.values()
     rows = buffer[buffer.in_time_order(0)]

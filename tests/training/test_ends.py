@@ -109,7 +109,7 @@ def test_a_callback_that_raises_ends_the_run():
         trainer("ppo", callbacks=[Hooks(iteration_began=broken)]).run()
 
 
-def test_an_evaluation_beside_training_is_of_the_policy_as_it_was(wait_until):
+def test_an_asynchronous_evaluation_is_of_the_policy_as_it_was(wait_until):
     """Evaluation in a process of its own: training goes on, results come in order, with the copy that was evaluated."""
     seen: list[Evaluated] = []
     made = trainer(
@@ -117,7 +117,7 @@ def test_an_evaluation_beside_training_is_of_the_policy_as_it_was(wait_until):
         "continuous",
         total=400,
         eval_every_steps=150,
-        eval_beside=True,
+        eval_async=True,
         normalize_observation=True,
         evaluate=evaluation_in("continuous"),
         callbacks=[Hooks(evaluated=lambda t, result: seen.append(result))],
@@ -281,19 +281,19 @@ def test_a_signal_in_the_middle_of_a_long_unroll_saves_there_and_the_run_goes_on
     whole = trainer("ppo", total=600, unroll_length=50)
     whole.run()
     made = trainer("ppo", total=600, unroll_length=50, checkpoints=CheckpointStore(tmp_path))
-    step, count = made.collect.env.step, itertools.count(1)
-    made.collect.env.step = lambda action: (
+    step, count = made.collector.env.step, itertools.count(1)
+    made.collector.env.step = lambda action: (
         signal.raise_signal(number) if next(count) == 70 else None,
         step(action),
     )[1]
     result = made.run()
     assert (result.status, result.exit_code) == ("interrupted", code)
-    assert made.collect.unfinished
+    assert made.collector.unfinished
     assert 200 * 0.8 < result.env_steps < 220
     again = trainer("ppo", total=600, unroll_length=50)
     again.load_state(CheckpointStore(tmp_path).load_newest()[1])
     again.run()
-    assert again.collect.env_steps == whole.collect.env_steps
+    assert again.collector.env_steps == whole.collector.env_steps
     for name, value in whole.algorithm.model.state_dict().items():
         assert torch.equal(value, again.algorithm.model.state_dict()[name])
 
@@ -302,7 +302,7 @@ def test_a_step_that_outlasts_the_grace_is_stopped_with_the_last_checkpoint_inta
     """F22: SIGTERM within grace_s, also where a step hangs."""
     store = CheckpointStore(tmp_path)
     made = trainer("ppo", total=10_000, grace_s=0.05, checkpoint_every_steps=100, checkpoints=store)
-    step, gate, count = made.collect.env.step, threading.Event(), itertools.count(1)
+    step, gate, count = made.collector.env.step, threading.Event(), itertools.count(1)
 
     def hanging(action):
         if next(count) == 80:
@@ -310,7 +310,7 @@ def test_a_step_that_outlasts_the_grace_is_stopped_with_the_last_checkpoint_inta
             gate.wait(30)
         return step(action)
 
-    made.collect.env.step = hanging
+    made.collector.env.step = hanging
     with pytest.raises(StoppedError, match=r"not finished 0.05 s after the signal") as caught:
         made.run()
     assert caught.value.exit_code == 143

@@ -64,7 +64,7 @@ def test_a_pass_over_offline_data_goes_on_where_it_was(tmp_path):
     whole = made(40)
     whole.run()
     cut, store = made(40), CheckpointStore(tmp_path)
-    while cut.collect.env_steps < 17:
+    while cut.collector.env_steps < 17:
         cut.train_iter()
     store.save(17, cut.state())
     again = made(40)
@@ -82,7 +82,7 @@ def test_priorities_of_loaded_data_go_on_where_they_were(tmp_path):
     store = CheckpointStore(tmp_path)
     with environment("discrete", 2, seed=9) as env:
         cut = hybrid(env, buffer_of())
-        while cut.collect.env_steps < 50:
+        while cut.collector.env_steps < 50:
             cut.train_iter()
         assert cut.state()["loaded"][0]["sampler"]["tree"] is not None
         store.save(50, cut.state())

@@ -16,7 +16,7 @@ from tests.training.parts import Recorder, trainer
 
 
 class SideBySide:
-    """Collectors of several policies, each in environments of its own: the simplest `Collect` of several."""
+    """Collectors of several policies, each in environments of its own: the simplest `DataCollector` of several."""
 
     def __init__(self, collectors: dict[str, Collector]) -> None:
         self.collectors = collectors
@@ -72,7 +72,7 @@ def test_policies_of_different_algorithms_learn_in_one_loop():
     last = recorder.rows[-1]
     assert {"learning/left/entropy", "learning/right/q_mean"} <= last.keys()
     assert last["gradient_steps"] == sum(a.num_gradient_steps for a in made.algorithms.values())
-    assert made.collect.randoms[0] == {"right"} and made.collect.randoms[-1] == set()  # type: ignore[attr-defined]
+    assert made.collector.randoms[0] == {"right"} and made.collector.randoms[-1] == set()  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"several policies \(left, right\); use `algorithms`"):
         _ = made.algorithm
 
@@ -80,7 +80,7 @@ def test_policies_of_different_algorithms_learn_in_one_loop():
 def test_several_policies_resume_bit_for_bit():
     whole, cut = two(400), two(400)
     whole.run()
-    while cut.collect.env_steps < 150:
+    while cut.collector.env_steps < 150:
         cut.train_iter()
     state = cut.state()
     assert {"algorithm.left", "algorithm.right", "buffer.left", "buffer.right"} < state.keys()
@@ -100,9 +100,9 @@ def test_a_policy_that_fails_does_not_stop_the_others():
 
     made.algorithms["left"].update = fails  # type: ignore[method-assign]
     made.algorithms["right"].update = fine.append  # type: ignore[method-assign]
-    results = made.update.update(dict(made.collect.sources))
+    results = made.learner.update(dict(made.collector.sources))
     assert isinstance(results["left"], NonFiniteError)
-    assert fine == [made.collect.sources["right"]]
+    assert fine == [made.collector.sources["right"]]
 
 
 def test_unrolls_of_different_lengths_cannot_be_followed_in_one_run():

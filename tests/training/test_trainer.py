@@ -28,7 +28,7 @@ def test_unrolls_and_updates_alternate(monkeypatch):
     """ALF-02, ALF-03: parameters move in the updates and nowhere else."""
     made = trainer("ppo")
     calls: list[tuple[str, bool]] = []
-    for owner, method in ((made.collect, "unroll"), (made.algorithm, "update")):
+    for owner, method in ((made.collector, "unroll"), (made.algorithm, "update")):
         original = getattr(owner, method)
 
         def spy(argument: Any, original: Any = original, method: str = method, **named: Any) -> Any:
@@ -51,7 +51,7 @@ def test_on_policy_experience_is_used_once_and_env_steps_are_what_is_trained_on(
         made.train_iter()
         assert made.algorithm.num_gradient_steps == iteration
         if name == "ppo":  # REINFORCE leaves out what has not ended
-            assert made._learning._rows_trained["policy"] == made.collect.env_steps
+            assert made._learning._rows_trained["policy"] == made.collector.env_steps
 
 
 def test_replayed_experience_is_used_many_times():
@@ -61,16 +61,16 @@ def test_replayed_experience_is_used_many_times():
         made.train_iter()
     assert made.algorithm.num_gradient_steps == 40
     assert made._learning._rows_trained["policy"] == 40 * 32
-    assert made.collect.env_steps < made._learning._rows_trained["policy"] / 10
+    assert made.collector.env_steps < made._learning._rows_trained["policy"] / 10
 
 
 def test_nothing_is_trained_before_the_initial_steps():
     """ALF-10: with 3 environments and 1 step each, the 21st env step is the first that is followed by an update."""
     made = trainer("dqn", "discrete", initial_collect_steps=20, unroll_length=1, num_updates=1)
     trained = []
-    while made.collect.env_steps < 30:
+    while made.collector.env_steps < 30:
         made.train_iter()
-        trained.append((made.collect.env_steps, made.algorithm.num_gradient_steps))
+        trained.append((made.collector.env_steps, made.algorithm.num_gradient_steps))
     assert all(steps == 0 for env_steps, steps in trained if env_steps <= 20)
     assert next(env_steps for env_steps, steps in trained if steps) in (21, 22, 23)
 
@@ -89,7 +89,7 @@ def test_a_fractional_unroll_length_trains_every_iteration():
     made = trainer("dqn", unroll_length=0.5, num_updates=1)
     for _ in range(40):
         made.train_iter()
-    assert len(made.collect.buffer) == 20 * made.collect.num_lanes
+    assert len(made.collector.buffer) == 20 * made.collector.num_lanes
     assert made.algorithm.num_gradient_steps > 30
 
 
@@ -98,7 +98,7 @@ def test_schedules_follow_env_steps():
     made = trainer("dqn", total=200, epsilon=Linear(1.0, 0.0), learning_rate=Linear(1e-2, 0.0), loggers=[])
     for _ in range(4):
         made.train_iter()
-        left = 1 - made.collect.env_steps / 200
+        left = 1 - made.collector.env_steps / 200
         assert made.algorithm.policy.exploration.strength == pytest.approx(left)
         assert float(made.algorithm.model.optimizers["q"].learning_rate) == pytest.approx(1e-2 * left)
 
@@ -136,9 +136,9 @@ def test_every_episode_is_told_once_with_its_env_steps():
     recorder = Recorder()
     made = trainer("ppo", "continuous", total=300, loggers=[recorder])
     made.run()
-    running = sum(1 for kind in made.collect.buffer.recent("step_type", 1)[0].tolist() if kind != StepType.LAST)
+    running = sum(1 for kind in made.collector.buffer.recent("step_type", 1)[0].tolist() if kind != StepType.LAST)
     lengths = sum(episode.length for episode in recorder.ended)
-    assert lengths <= made.collect.env_steps <= lengths + 5 * (running + 3)
+    assert lengths <= made.collector.env_steps <= lengths + 5 * (running + 3)
     assert {"info/error", "info/error@mean", "info/error@max"} <= recorder.rows[-1].keys()
 
 
@@ -237,7 +237,7 @@ def test_checkpoints_come_once_a_period_and_at_the_end(tmp_path):
     made.run()
     steps = [int(path.name.removeprefix("step_")) for path in store.steps()]
     assert [step // 60 for step in steps] == [1, 2, 3, 3]
-    assert steps[-1] == made.collect.env_steps
+    assert steps[-1] == made.collector.env_steps
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

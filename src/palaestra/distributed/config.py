@@ -16,7 +16,7 @@ __all__ = ["DistributedConfig"]
 class DistributedConfig:
     """Where a run collects its data, and how it waits for it.
 
-    With `trainer.eval_beside` one more worker evaluates, which training does not wait for.
+    With `trainer.eval_async` one more worker evaluates, which training does not wait for.
     """
 
     runtime: Annotated[Literal["local", "process", "ray"] | None, tyro.conf.arg(aliases=("--runtime",))] = None

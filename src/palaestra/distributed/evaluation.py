@@ -15,7 +15,7 @@ _LONGEST_S = 3600.0
 
 
 class EvaluationWorker:
-    """For `Trainer(evaluate=...)` with `eval_beside`: what evaluates, and a worker that does it elsewhere.
+    """For `Trainer(evaluate=...)` with `eval_async`: what evaluates, and a worker that does it elsewhere.
 
     Evaluations are made one after another. A worker that ends is replaced and begins its evaluation again, which gives
     the same result.

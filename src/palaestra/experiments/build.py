@@ -43,7 +43,7 @@ from palaestra.rollout import Evaluation, evaluate
 from palaestra.training import (
     Callback,
     CheckpointStore,
-    Collect,
+    DataCollector,
     Evaluated,
     FileLogger,
     Health,
@@ -268,7 +268,7 @@ class KeepEvaluations(Callback):
 def make_trainer(
     config: ExperimentConfig,
     learner: Learner,
-    collect: Collect,
+    collect: DataCollector,
     path: Path,
     loggers: Sequence[Logger] = (),
 ) -> Trainer:

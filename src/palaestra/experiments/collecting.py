@@ -25,7 +25,7 @@ from palaestra.multiagent import create_worlds
 from palaestra.robots import Robot
 from palaestra.rollout import OfflineData, buffer_for
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, RestartPolicy, Runtime
-from palaestra.training import Collect
+from palaestra.training import DataCollector
 
 __all__ = ["collecting", "make_runtime"]
 
@@ -33,7 +33,7 @@ __all__ = ["collecting", "make_runtime"]
 @contextmanager
 def collecting(
     config: ExperimentConfig, algorithm: Learner, data: Mapping[str, ReplayBuffer]
-) -> Iterator[tuple[Collect, Reporter | None]]:
+) -> Iterator[tuple[DataCollector, Reporter | None]]:
     """What a run collects with, and what knows its faults and how exactly it resumes; both end with the context.
 
     Args:
@@ -56,7 +56,7 @@ def collecting(
 @contextmanager
 def _collecting(
     config: ExperimentConfig, algorithm: Learner, data: Mapping[str, ReplayBuffer]
-) -> Iterator[tuple[Collect, Reporter | None]]:
+) -> Iterator[tuple[DataCollector, Reporter | None]]:
     if isinstance(algorithm, Robot):
         remote = config.distributed.runtime not in (None, "local")
         with (

@@ -290,6 +290,8 @@ def _suggestion(kind: type[Any], values: Mapping[str, Any], name: str, path: str
     defaults = {f.name: f.default_factory() for f in dataclasses.fields(kind) if callable(f.default_factory)}
     groups = {key: value for key, value in {**defaults, **values}.items() if dataclasses.is_dataclass(value)}
     known = [f.name for f in dataclasses.fields(kind)]
+    if renamed := [new for new in _RENAMED.get(name.replace("-", "_"), ()) if new in known]:
+        return f"; it is called {path + '.' if path else ''}{renamed[0]} now"
     close = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
     if not close:
         if issubclass(kind, AlgorithmConfig) and (others := algorithms_with(name)):
@@ -351,6 +353,35 @@ def read_config(path: str | Path) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
         raise ConfigError(f"the configuration {path} holds {type(data).__name__}; a mapping of settings is needed")
     return data
+
+
+_RENAMED = {
+    "eval_beside": ("eval_async",),
+    "num_updates": ("num_epochs", "gradient_steps"),
+    "initial_collect_steps": ("learning_starts",),
+}
+"""Settings that older versions wrote under another name, with the names that they may have now."""
+
+
+def with_new_names(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an older version's file under their names of today.
+
+    Args:
+        kind: the dataclass that they are for.
+        data: nested settings; unknown ones stay as they are.
+
+    Examples:
+        >>> with_new_names(TrainerConfig, {"eval_beside": True})
+        {'eval_async': True}
+    """
+    hints, renamed = typing.get_type_hints(kind), {}
+    if issubclass(kind, ExperimentConfig):
+        hints["algorithm"] = algorithm_class(str(data.get("algorithm_name", "ppo"))).config_class
+    for key, value in data.items():
+        name = key if key in hints else next((new for new in _RENAMED.get(key, ()) if new in hints), key)
+        nested = dataclass_of(hints[name]) if name in hints else None
+        renamed[name] = with_new_names(nested, value) if nested is not None and isinstance(value, Mapping) else value
+    return renamed
 
 
 def save_config(config: ExperimentConfig, path: str | Path) -> None:

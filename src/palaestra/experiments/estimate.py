@@ -91,12 +91,12 @@ def dry_run(config: ExperimentConfig) -> Estimate:
             one.plan = dataclasses.replace(one.plan, initial_collect_steps=0)
     with collecting(config, learner, data) as (collect, _):
         trainer = Trainer(collect, make_update(config, learner, collect), config.trainer)
-        with contextlib.closing(trainer.update):
+        with contextlib.closing(trainer.learner):
             speed, updates = _measure(trainer)
         model = sum(_bytes_of(one.state_tensors()) for one in algorithms.values())
         size = sum(
             getattr(buffer, "size_bytes", 0) or _bytes_of(buffer.state_tensors())
-            for buffer in [*trainer.collect.buffers.values(), *data.values()]
+            for buffer in [*trainer.collector.buffers.values(), *data.values()]
         )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     parameters = {id(p): p.numel() for one in algorithms.values() for p in one.model.parameters()}
@@ -126,11 +126,11 @@ def _measure(trainer: Trainer) -> tuple[float, int]:
             break
     else:
         raise ConfigError(f"nothing was learned in {_MOST_ITERATIONS:,} iterations; look at the algorithm's plan")
-    begin_s, begin = time.perf_counter(), trainer.collect.env_steps
-    while (elapsed_s := time.perf_counter() - begin_s) < _MEASURE_S or trainer.collect.env_steps == begin:
+    begin_s, begin = time.perf_counter(), trainer.collector.env_steps
+    while (elapsed_s := time.perf_counter() - begin_s) < _MEASURE_S or trainer.collector.env_steps == begin:
         trainer.train_iter()
     updates = sum(algorithm.policy_version for algorithm in trainer.algorithms.values())
-    return (trainer.collect.env_steps - begin) / elapsed_s, updates
+    return (trainer.collector.env_steps - begin) / elapsed_s, updates
 
 
 def _bytes_of(value: Any) -> int:

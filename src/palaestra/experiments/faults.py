@@ -114,11 +114,11 @@ class KeepFaults(Callback):
 
     def logged(self, trainer: Trainer, row: dict[str, float]) -> None:
         """See `Callback.logged`."""
-        self.write(trainer.collect.env_steps)
+        self.write(trainer.collector.env_steps)
 
     def ended(self, trainer: Trainer) -> None:
         """See `Callback.ended`."""
-        self.write(trainer.collect.env_steps)
+        self.write(trainer.collector.env_steps)
 
     def write(self, env_steps: int, error: BaseException | None = None) -> Path | None:
         """Writes what is new, and the error that ends the run unless it is one of these.

@@ -30,7 +30,7 @@ from palaestra.experiments.config import ExperimentConfig
 from palaestra.policies import Policy, raw_actions
 from palaestra.robots import Robot
 from palaestra.rollout import Collector, OfflineData
-from palaestra.training import Collect
+from palaestra.training import DataCollector
 
 __all__ = ["load_data", "make_collect", "mixed", "training_environment"]
 
@@ -130,7 +130,7 @@ def make_collect(
     algorithm: Algorithm[Any],
     env: Environment | None,
     data: Mapping[str, ReplayBuffer],
-) -> Collect:
+) -> DataCollector:
     """What the trainer gets its data from.
 
     Args:

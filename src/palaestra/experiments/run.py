@@ -245,10 +245,10 @@ def start(
             result = trainer.run()
         except BaseException as error:
             status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-            reached = {"env_steps": trainer.collect.env_steps, "best_return": trainer.best_return}
+            reached = {"env_steps": trainer.collector.env_steps, "best_return": trainer.best_return}
             try:
                 if status == "failed":
-                    _advise(error, directory, config, faults.write(trainer.collect.env_steps, error))
+                    _advise(error, directory, config, faults.write(trainer.collector.env_steps, error))
                 _end(directory, {"status": status, "error": f"{type(error).__name__}: {error}", **reached})
             except OSError as full:  # the first cause is what the user needs
                 _log.warning("how %s ended could not be written: %s", directory.path, full)
@@ -273,7 +273,7 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
         if step < config.trainer.total_env_steps:
             state["trainer"]["finished"] = False  # the budget is larger than it was
         trainer.load_state(state)
-    facts: dict[str, Any] = {"resumed_at": trainer.collect.env_steps}
+    facts: dict[str, Any] = {"resumed_at": trainer.collector.env_steps}
     if changes := changes_between(directory.config, config):
         save_config(config, directory.path / "config.yaml")
         entry = {"env_steps": step, "time": now(), "changes": changes}

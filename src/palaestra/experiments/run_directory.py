@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments.config import ExperimentConfig, config_from_mapping, file_name, read_config, save_config
+from palaestra.experiments.config import (
+    ExperimentConfig,
+    config_from_mapping,
+    file_name,
+    read_config,
+    save_config,
+    with_new_names,
+)
 from palaestra.experiments.provenance import provenance
 from palaestra.training import CheckpointStore
 
@@ -55,12 +62,13 @@ class RunDirectory:
 
     @property
     def config(self) -> ExperimentConfig:
-        """What `config.yaml` says.
+        """What `config.yaml` says, whichever version wrote it.
 
         Raises:
             ConfigError: there is none, or it holds mistakes.
         """
-        return config_from_mapping(ExperimentConfig, read_config(self.path / "config.yaml"))
+        data = read_config(self.path / "config.yaml")
+        return config_from_mapping(ExperimentConfig, with_new_names(ExperimentConfig, data))
 
     @property
     def info(self) -> dict[str, Any]:

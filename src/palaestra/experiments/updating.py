@@ -18,7 +18,7 @@ from palaestra.experiments.agents import Agents, Learner
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.policies import PopulationPolicy
 from palaestra.robots import Robot
-from palaestra.training import Collect, PolicyManager, SimplePolicyManager
+from palaestra.training import DataCollector, PolicyManager, SimplePolicyManager
 
 __all__ = ["algorithms_of", "make_update", "require_update"]
 
@@ -78,7 +78,7 @@ def require_update(config: ExperimentConfig, learner: Learner) -> None:
         )
 
 
-def make_update(config: ExperimentConfig, learner: Learner, collect: Collect) -> Algorithm[Any] | PolicyManager:
+def make_update(config: ExperimentConfig, learner: Learner, collect: DataCollector) -> Algorithm[Any] | PolicyManager:
     """What the trainer of a run learns with.
 
     Args:

@@ -3,7 +3,7 @@
 from palaestra.training.averages import Averages
 from palaestra.training.callbacks import Callback, Evaluated
 from palaestra.training.checkpoints import FORMAT_VERSION, CheckpointStore
-from palaestra.training.collect import Collect
+from palaestra.training.collect import DataCollector
 from palaestra.training.config import TrainerConfig
 from palaestra.training.console import ConsoleLogger
 from palaestra.training.health import Health
@@ -35,8 +35,8 @@ __all__ = [
     "Averages",
     "Callback",
     "CheckpointStore",
-    "Collect",
     "ConsoleLogger",
+    "DataCollector",
     "Evaluated",
     "FileLogger",
     "GradientSteps",

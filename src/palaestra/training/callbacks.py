@@ -29,7 +29,7 @@ class Evaluated:
     best: bool
     """Whether it is the best so far; ties go to the newer one."""
     policy: Policy | torch.nn.ModuleDict
-    """That was evaluated: the learning policy itself, or its copy where evaluation runs beside training;
+    """That was evaluated: the learning policy itself, or its copy where evaluation is asynchronous;
     all policies by name where there are several."""
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from palaestra.core import DataSource
 from palaestra.rollout import CollectInfo, Episode
 
-__all__ = ["Collect", "Source"]
+__all__ = ["DataCollector", "Source"]
 
 
 class Source(DataSource, Protocol):
@@ -23,7 +23,7 @@ class Source(DataSource, Protocol):
         ...
 
 
-class Collect(Protocol):
+class DataCollector(Protocol):
     """What a trainer collects with: a `Collector`, `OfflineData`, or a roll-out manager of a distributed run."""
 
     env_steps: int

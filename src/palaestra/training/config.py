@@ -41,8 +41,8 @@ class TrainerConfig:
     eval_time_limit_s: float | None = 600.0
     """Seconds after which an evaluation goes without the episodes that have not ended, with a warning. A robot's agents
     are not cut off: their own control flow says when an episode is over."""
-    eval_beside: bool = False
-    """Evaluate in a process of its own while training goes on."""
+    eval_async: bool = False
+    """Evaluate asynchronously: in another process, while training continues."""
     checkpoint_every_steps: int | None = None
     """Env steps between checkpoints; the default is a tenth of the run, 0 is only at the end."""
     keep_checkpoints: int = 3

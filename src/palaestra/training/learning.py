@@ -10,7 +10,7 @@ from palaestra.algorithms import Algorithm, UpdateInfo
 from palaestra.core import POLICY, ConfigError, NonFiniteError, Offline, OnPolicy, Replay
 from palaestra.rollout import CollectInfo
 from palaestra.training.averages import Averages
-from palaestra.training.collect import Collect
+from palaestra.training.collect import DataCollector
 from palaestra.training.faults import SkippedUpdates
 from palaestra.training.policy_manager import PolicyManager, SelfPaced, part_name
 
@@ -57,7 +57,7 @@ class Learning:
         """
         return frozenset(name for name, end in self._warm_ups.items() if env_steps < end)
 
-    def learn(self, collect: Collect, info: CollectInfo, progress: float) -> dict[str, UpdateInfo]:
+    def learn(self, collect: DataCollector, info: CollectInfo, progress: float) -> dict[str, UpdateInfo]:
         """One update of every policy that has the data for it; then schedules move on.
 
         Args:
@@ -143,7 +143,7 @@ class Learning:
         self.set_progress(state["progress"])
 
 
-def _may_learn(algorithm: Algorithm[Any], collect: Collect, new_rows: int) -> bool:
+def _may_learn(algorithm: Algorithm[Any], collect: DataCollector, new_rows: int) -> bool:
     """On-policy, where there are new rows; off-policy, after the initial steps and one window in every lane."""
     plan = algorithm.plan
     if isinstance(plan, OnPolicy):

@@ -8,7 +8,7 @@ from typing import Any
 
 from palaestra.buffers import MixtureSource, ReplayBuffer
 from palaestra.core import Batch, ConfigError
-from palaestra.training.collect import Collect
+from palaestra.training.collect import DataCollector
 
 __all__ = ["LoadedData"]
 
@@ -20,7 +20,7 @@ class LoadedData:
         collect: of the trainer: `OfflineData`, or a collector whose source may be a mixture.
     """
 
-    def __init__(self, collect: Collect) -> None:
+    def __init__(self, collect: DataCollector) -> None:
         self._collect = collect
         self._known: dict[int, tuple[ReplayBuffer, dict[str, Any]]] = {}
 

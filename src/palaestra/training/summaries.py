@@ -175,7 +175,7 @@ class Histograms(Callback):
         for policy, algorithm in trainer.algorithms.items():
             if isinstance(algorithm, GradientAlgorithm) and algorithm.policy_version:
                 prefix = part_name("histogram", policy, "/")
-                row |= self._of_policy(prefix, algorithm, trainer.collect.sources[policy])
+                row |= self._of_policy(prefix, algorithm, trainer.collector.sources[policy])
 
     def _of_policy(self, prefix: str, algorithm: GradientAlgorithm[Any], source: DataSource) -> dict[str, Histogram]:
         drawn = algorithm.on_device(source.draw(algorithm.plan, self._generator))

@@ -88,7 +88,7 @@ def advice(row: Mapping[str, float]) -> str:
     most = max(share, key=lambda part: share[part])
     percent = f"{share[most]:.0%}"
     if share["waiting"] > 0.25:
-        return f"evaluation and saving take {share['waiting']:.0%}: do so less often, or evaluate beside (eval_beside)"
+        return f"evaluation and saving take {share['waiting']:.0%}: do so less often, or use trainer.eval_async"
     if share[most] < 0.5:
         return "time is spread evenly: nothing stands out"
     return {

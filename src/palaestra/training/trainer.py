@@ -16,10 +16,10 @@ from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.policies import Policy
 from palaestra.rollout import Episode, Evaluation, Metric, default_metrics
 from palaestra.runtime import keep_freed_memory
-from palaestra.training.beside import Evaluator
+from palaestra.training.async_evaluation import Evaluator
 from palaestra.training.callbacks import Callback, Evaluated
 from palaestra.training.checkpoints import CheckpointStore
-from palaestra.training.collect import Collect
+from palaestra.training.collect import DataCollector
 from palaestra.training.config import TrainerConfig
 from palaestra.training.learning import Learning
 from palaestra.training.loaded import LoadedData
@@ -57,8 +57,8 @@ class Trainer:
     """Alternates unrolls and learning until the budget is used; evaluates, logs and saves on the way.
 
     Args:
-        collect: acts and fills a buffer; or `OfflineData`.
-        update: the algorithm that learns from it; or a policy manager, which has several, by name.
+        collector: acts and fills a buffer; or `OfflineData`.
+        learner: the algorithm that learns from it; or a policy manager, which has several, by name.
         config: budget and periods.
         evaluate: evaluates the policy that it is given (a `ModuleDict` of several); `None` never evaluates.
         checkpoints: where to save; `None` never saves. What a fault leaves goes into `faults/` beside them.
@@ -68,8 +68,8 @@ class Trainer:
 
     def __init__(
         self,
-        collect: Collect,
-        update: Algorithm[Any] | PolicyManager,
+        collector: DataCollector,
+        learner: Algorithm[Any] | PolicyManager,
         config: TrainerConfig | None = None,
         *,
         evaluate: Callable[[Any], Evaluation] | None = None,
@@ -77,17 +77,17 @@ class Trainer:
         loggers: Sequence[Logger] = (),
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        self.collect, self.config = collect, config or TrainerConfig()
-        self.update = SimplePolicyManager({POLICY: update}) if isinstance(update, Algorithm) else update
+        self.collector, self.config = collector, config or TrainerConfig()
+        self.learner = SimplePolicyManager({POLICY: learner}) if isinstance(learner, Algorithm) else learner
         """Where the policies learn."""
         self.callbacks: list[Callback] = list(callbacks)
         self.metrics: list[Metric] = default_metrics()
         """What rows of metrics say about episodes; append your own."""
         self._checkpoints, self._loggers = checkpoints, list(loggers)
-        self._evaluator = None if evaluate is None else Evaluator(evaluate, beside=self.config.eval_beside)
+        self._evaluator = None if evaluate is None else Evaluator(evaluate, asynchronous=self.config.eval_async)
         faults = None if checkpoints is None else checkpoints.directory.parent / "faults"
-        self._learning = Learning(self.update, self.config.max_skipped_updates, faults)
-        self._time, self._loaded = TimeSplit(), LoadedData(collect)
+        self._learning = Learning(self.learner, self.config.max_skipped_updates, faults)
+        self._time, self._loaded = TimeSplit(), LoadedData(collector)
         self._rows_logged = self._episodes_ended = self._iterations = 0
         self._next = {name: self.config.period(name) for name in ("eval", "checkpoint", "log")}
         self._evaluated_s = time.monotonic()
@@ -100,7 +100,7 @@ class Trainer:
     @property
     def algorithms(self) -> Mapping[str, Algorithm[Any]]:
         """What learns, by policy name."""
-        return self.update.algorithms
+        return self.learner.algorithms
 
     @property
     def algorithm(self) -> Algorithm[Any]:
@@ -140,7 +140,7 @@ class Trainer:
                     self._begin_evaluation()
                 while not self._used_up() and stop.received is None and not self._stop_reason:
                     self.train_iter()
-                    if not self.collect.unfinished:
+                    if not self.collector.unfinished:
                         self._do_what_is_due()
                     if limit_s is not None and time.monotonic() - began >= limit_s:
                         self.stop(f"time limit of {limit_s:g} s")
@@ -152,29 +152,29 @@ class Trainer:
         finally:
             torch.set_flush_denormal(False)
             self._tell("close")
-            self.update.close()
+            self.learner.close()
             if self._evaluator is not None:
                 self._evaluator.close()
         status = "interrupted" if stop.received is not None else "done" if self._used_up() else "stopped"
         train_s, reason = self._time.train_s, self._stop_reason if status == "stopped" else ""
         return TrainResult(
-            status, stop.exit_code, self.collect.env_steps, train_s, self._evaluation, self._best, reason
+            status, stop.exit_code, self.collector.env_steps, train_s, self._evaluation, self._best, reason
         )
 
     def train_iter(self) -> None:
         """One training iteration: an unroll, then learning by the plans of the algorithms."""
-        if not self.collect.unfinished:
+        if not self.collector.unfinished:
             for callback in self.callbacks:
                 callback.iteration_began(self)
         self._time.spent("waiting")
-        random = self._learning.acts_randomly(self.collect.env_steps)
-        info = self.collect.unroll(self._learning.unroll_length, random=random)
+        random = self._learning.acts_randomly(self.collector.env_steps)
+        info = self.collector.unroll(self._learning.unroll_length, random=random)
         self._time.collected(info)
         if info.episodes:
             self._take_episodes(info.episodes)
-        if self.collect.unfinished:  # a signal came; a resumed run goes on in the middle of the unroll
+        if self.collector.unfinished:  # a signal came; a resumed run goes on in the middle of the unroll
             return
-        updates = self._learning.learn(self.collect, info, self.progress)
+        updates = self._learning.learn(self.collector, info, self.progress)
         self._iterations += 1
         self._time.spent("learning")
         for callback in self.callbacks:
@@ -183,7 +183,7 @@ class Trainer:
     @property
     def progress(self) -> float:
         """How much of the budget is used, in [0, 1]: where schedules are."""
-        return min(1.0, self.collect.env_steps / self.config.total_env_steps)
+        return min(1.0, self.collector.env_steps / self.config.total_env_steps)
 
     def stop(self, reason: str) -> None:
         """Ends the run after this iteration, evaluated and saved.
@@ -194,12 +194,12 @@ class Trainer:
         self._stop_reason = self._stop_reason or reason
 
     def _asked_to_stop(self) -> None:
-        self.collect.pause()
+        self.collector.pause()
         if self._evaluator:
             self._evaluator.break_off()
 
     def _used_up(self) -> bool:
-        return self.collect.env_steps >= self.config.total_env_steps
+        return self.collector.env_steps >= self.config.total_env_steps
 
     def _do_what_is_due(self) -> None:
         if self._evaluator is not None:
@@ -215,9 +215,9 @@ class Trainer:
             self.save()
 
     def _is_due(self, name: Literal["eval", "checkpoint", "log"]) -> bool:
-        if self.collect.env_steps < self._next[name] or not (period := self.config.period(name)):
+        if self.collector.env_steps < self._next[name] or not (period := self.config.period(name)):
             return False
-        self._next[name] = (self.collect.env_steps // period + 1) * period
+        self._next[name] = (self.collector.env_steps // period + 1) * period
         return True
 
     def _evaluation_is_due(self) -> bool:
@@ -230,7 +230,7 @@ class Trainer:
         return True
 
     def _finish(self) -> None:
-        self._take_episodes(self.collect.drain())
+        self._take_episodes(self.collector.drain())
         if self._evaluator is not None:
             self._begin_evaluation(wait=True)
         if not self._evaluation_broken_off:
@@ -242,7 +242,7 @@ class Trainer:
     def _begin_evaluation(self, *, wait: bool = False) -> None:
         """Evaluates, unless a signal comes meanwhile; then it is made when the run goes on."""
         assert self._evaluator is not None
-        made = self._evaluator.make(self.collect.env_steps, acting_policy(self.algorithms), wait=wait)
+        made = self._evaluator.make(self.collector.env_steps, acting_policy(self.algorithms), wait=wait)
         self._evaluation_broken_off = made is None
         for one in made or ():
             self._take_evaluation(*one)
@@ -277,11 +277,11 @@ class Trainer:
     def _take_episodes(self, episodes: Sequence[Episode]) -> None:
         self._episodes_ended += len(episodes)
         for metric in self.metrics:
-            metric.add(self.collect.env_steps, episodes)
-        self._tell("episodes", self.collect.env_steps, episodes)
+            metric.add(self.collector.env_steps, episodes)
+        self._tell("episodes", self.collector.env_steps, episodes)
 
     def _log(self) -> None:
-        self._take_episodes(self.collect.drain())
+        self._take_episodes(self.collector.drain())
         row: dict[str, float] = {}
         for metric in self.metrics:
             row |= metric.result()
@@ -292,7 +292,7 @@ class Trainer:
         if self._evaluation is not None:
             row["eval/return_mean"] = self._evaluation.return_mean
         self._time.spent("waiting")
-        row |= self._time.metrics(self.collect.env_steps)
+        row |= self._time.metrics(self.collector.env_steps)
         for callback in self.callbacks:
             callback.logged(self, row)
         self._rows_logged += 1
@@ -317,14 +317,14 @@ class Trainer:
         Raises:
             CheckpointError: it cannot be written, for more than `max_failed_saves` times in a row.
         """
-        if self._checkpoints is None or self._saved_step == self.collect.env_steps:
+        if self._checkpoints is None or self._saved_step == self.collector.env_steps:
             return
         try:
-            self._checkpoints.save(self.collect.env_steps, self.state())
+            self._checkpoints.save(self.collector.env_steps, self.state())
         except CheckpointError as error:
             self._save_failed(error, final=final)
             return
-        self._saved_step, self._failed_saves = self.collect.env_steps, 0
+        self._saved_step, self._failed_saves = self.collector.env_steps, 0
 
     def _save_failed(self, error: CheckpointError, *, final: bool = False) -> None:
         self._failed_saves += 1
@@ -349,10 +349,10 @@ class Trainer:
             "finished": self._finished,
             "seconds": self._time.seconds,
         }
-        state = {"trainer": trainer, "collect": self.collect.state()}
-        for name, algorithm in self.update.state().items():
+        state = {"trainer": trainer, "collect": self.collector.state()}
+        for name, algorithm in self.learner.state().items():
             state[part_name("algorithm", name)] = algorithm
-        for name, buffer in self.collect.buffers.items():
+        for name, buffer in self.collector.buffers.items():
             state[part_name("buffer", name)] = buffer.state_tensors()
         if loaded := self._loaded.state():
             state["loaded"] = loaded
@@ -369,10 +369,10 @@ class Trainer:
             ConfigError: it is of a trainer that learned from other loaded data.
         """
         self._loaded.load_state(state.get("loaded", []))
-        self.update.load_state({name: state[part_name("algorithm", name)] for name in self.algorithms})
-        for name, buffer in self.collect.buffers.items():
+        self.learner.load_state({name: state[part_name("algorithm", name)] for name in self.algorithms})
+        for name, buffer in self.collector.buffers.items():
             buffer.load_state_tensors(state[part_name("buffer", name)])
-        self.collect.load_state(state["collect"])
+        self.collector.load_state(state["collect"])
         trainer = state["trainer"]
         self._rows_logged = trainer["position"]["metrics"]
         self._episodes_ended = trainer["position"]["episodes"]
@@ -390,11 +390,11 @@ class Trainer:
             self._evaluation = Evaluation(**trainer["evaluation"])
         self._time.seconds |= trainer["seconds"]
         self._finished, self._evaluation_broken_off = trainer["finished"], trainer["evaluation_broken_off"]
-        self._saved_step = self.collect.env_steps
+        self._saved_step = self.collector.env_steps
 
     def _position(self) -> dict[str, int]:
         return {
-            "env_steps": self.collect.env_steps,
+            "env_steps": self.collector.env_steps,
             "metrics": self._rows_logged,
             "episodes": self._episodes_ended,
         }

@@ -1,4 +1,4 @@
-"""Evaluation in the main process, or in one beside it while training goes on."""
+"""Evaluation in the main process, or asynchronously in another while training continues."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Evaluator:
     """Makes evaluations one after another and hands them out in order.
 
     Args:
-        evaluate: evaluates the policy it is given; beside, a function of a module or a `functools.partial` of one. It
-            may have a method `submit` that does the same elsewhere, and returns a future of the evaluation.
-        beside: whether it is done elsewhere: where `submit` says, or in a process of its own. A copy of the policy goes
-            there, so training goes on meanwhile.
+        evaluate: evaluates the policy it is given. For asynchronous evaluation it is a function of a module or a
+            `functools.partial` of one, or has a method `submit` that returns a future of the evaluation.
+        asynchronous: evaluate a copy of the policy where `submit` does so, or in another process, while training
+            continues.
     """
 
-    def __init__(self, evaluate: Callable[[Any], Evaluation], *, beside: bool = False) -> None:
-        self._evaluate, self._beside = evaluate, beside
+    def __init__(self, evaluate: Callable[[Any], Evaluation], *, asynchronous: bool = False) -> None:
+        self._evaluate, self._asynchronous = evaluate, asynchronous
         self._pool: ProcessPoolExecutor | None = None
         self._waiting: list[tuple[int, Acting, Future[Evaluation] | Pending]] = []
         self._made: list[Made] = []
@@ -93,7 +93,7 @@ class Evaluator:
             env_steps: of the run, for the record.
             policy: as it is now; all of them by name where there are several.
         """
-        if not self._beside:
+        if not self._asynchronous:
             self._made.append((env_steps, self._evaluate(policy), policy))
             return
         snapshot = _copied(policy)
@@ -118,7 +118,7 @@ class Evaluator:
                 self._made.append((env_steps, future.result(), policy))
             except (BrokenProcessPool, WorkerDiedError) as error:
                 _log.warning("the process that evaluates died (%s); the main process does it from now on", error)
-                self._beside, waiting = False, [(env_steps, policy, future), *self._waiting]
+                self._asynchronous, waiting = False, [(env_steps, policy, future), *self._waiting]
                 self._waiting = []
                 self._made += [(steps, self._evaluate(copied), copied) for steps, copied, _ in waiting]
         made, self._made = self._made, []
