@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # imported when first used: `palaestra --help` and `palaestra list` wait for nothing
@@ -92,16 +93,17 @@ __all__ = [
 ]
 
 _PACKAGES = ("experiments", "training", "rollout", "buffers", "algorithms", "envs", "policies", "nn", "core")
-"""Where the names above are looked for; each says in its own `__all__` what it has."""
+"""Where the names above are looked for, in this order."""
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
         for package in _PACKAGES:
             module = importlib.import_module(f"{__name__}.{package}")
-            if name in module.__all__:
-                globals()[name] = getattr(module, name)
-                return globals()[name]
+            found = vars(module).get(name)
+            if found is not None and not isinstance(found, ModuleType):
+                globals()[name] = found
+                return found
     if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
