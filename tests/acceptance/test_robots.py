@@ -91,7 +91,7 @@ def test_no_gradient_passes_between_the_tasks(trained):
 def test_the_robot_stopped_in_time_and_left_no_thread(trained):
     """Scenario 9, PARL-22, PARL-26: within two seconds, with every place freed."""
     _, collector, _, _, _, stopped_s = trained
-    assert stopped_s < 2.0 and not collector.callers.connected
+    assert stopped_s < 2.0 and not collector.clients.connected
     assert not [t.name for t in threading.enumerate() if t.name.startswith(("agent ", "prediction of", "learning of"))]
 
 

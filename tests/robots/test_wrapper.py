@@ -57,7 +57,7 @@ def test_a_wrapper_runs_two_loops_until_it_is_told_to_stop():
 def test_a_communicator_registers_its_agent():
     """PARL-26: without one, nobody is listened to."""
     with wrapper_of() as wrapper:
-        with pytest.raises(RequestError, match="caller 3 is not connected"):
+        with pytest.raises(RequestError, match="client 3 is not connected"):
             wrapper.submit("predict", 3, row(0))
         assert wrapper.create_communicator(3).predict(row(0))["action"].shape == (1,)
 

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.rollout.inference` and `requests`: batches of many callers."""
+"""Tests of `palaestra.rollout.inference`: batches of many clients."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palaestra.core import Batch, ConfigError, ShapeError, TensorSpec
-from palaestra.rollout import Callers, InferenceServer, RequestError, RequestServer, pack, unpack
+from palaestra.rollout import Clients, InferenceServer, RequestError, pack, unpack
 
 NESTED = {"image": TensorSpec((2, 2), torch.uint8), "parts": (TensorSpec((3,)), TensorSpec((), torch.int64))}
 LONG_S = 20.0
@@ -25,13 +25,13 @@ def inputs(rows, start=0):
 
 def server_of(function=lambda x: x * 2, **settings):
     server = InferenceServer(function, TensorSpec((1,)), **{"max_wait_s": LONG_S, **settings})
-    for caller in range(8):
-        server.callers.connect(caller)
+    for client in range(8):
+        server.clients.connect(client)
     return server
 
 
-def ask(server, caller, value=None, rows=1):
-    return server.predict(caller, torch.full((rows, 1), float(caller if value is None else value)))
+def ask(server, client, value=None, rows=1):
+    return server.submit(client, torch.full((rows, 1), float(client if value is None else value)))
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
@@ -64,32 +64,32 @@ def test_unpacking_keeps_nests():
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(1, 4)), min_size=1, max_size=24), st.integers(1, 9))
-def test_each_caller_gets_its_own_rows(requests, max_batch_size):
+def test_each_client_gets_its_own_rows(requests, max_batch_size):
     """PARL-23, PARL-24: whatever the order, sizes and batches; one answer for each request."""
     with server_of(max_batch_size=max_batch_size, max_wait_s=0.0) as server:
-        answers = [ask(server, caller, value=i, rows=rows) for i, (caller, rows) in enumerate(requests)]
+        answers = [ask(server, client, value=i, rows=rows) for i, (client, rows) in enumerate(requests)]
         for i, (answer, (_, rows)) in enumerate(zip(answers, requests, strict=True)):
             assert answer.result(LONG_S).tolist() == [[2.0 * i]] * rows
     assert server.statistics.requests == len(requests)
     assert server.statistics.rows == sum(rows for _, rows in requests)
 
 
-def test_eight_blocked_callers_are_computed_in_fewer_calls():
+def test_eight_blocked_clients_are_computed_in_fewer_calls():
     """PARL-17, PARL-23: eight threads that wait make one batch, long before the waiting time is over."""
     sizes = []
     with server_of(lambda x: sizes.append(len(x)) or x, max_batch_size=8) as server, ThreadPoolExecutor(8) as pool:
-        got = list(pool.map(lambda caller: ask(server, caller).result(LONG_S).item(), range(8)))
+        got = list(pool.map(lambda client: ask(server, client).result(LONG_S).item(), range(8)))
     assert got == list(range(8)) and sizes == [8]
 
 
 def test_a_batch_closes_when_it_is_full():
     with server_of(max_batch_size=3) as server:
-        answers = [ask(server, caller) for caller in range(3)]
+        answers = [ask(server, client) for client in range(3)]
         assert [answer.result(LONG_S).item() for answer in answers] == [0, 2, 4]
 
 
 def test_a_batch_closes_when_its_oldest_request_has_waited_long_enough():
-    """One of eight callers asks: nobody waits for the other seven."""
+    """One of eight clients asks: nobody waits for the other seven."""
     with server_of(max_wait_s=0.05) as server:
         began = time.monotonic()
         assert ask(server, 5).result(LONG_S).item() == 10
@@ -100,80 +100,80 @@ def test_a_batch_closes_when_its_oldest_request_has_waited_long_enough():
 def test_a_minimum_closes_a_batch_before_it_is_full():
     """PARL-24: at least so many requests, at most so many, and a deadline."""
     sizes = []
-    server = RequestServer(
+    server = InferenceServer(
         lambda values: sizes.append(len(values)) or values,
         name="training",
         min_batch_size=2,
         max_batch_size=4,
         max_wait_s=0.05,
     )
-    for caller in range(7):
-        server.callers.connect(caller)
-    answers = [server.submit(caller, caller) for caller in range(7)]
+    for client in range(7):
+        server.clients.connect(client)
+    answers = [server.submit(client, client) for client in range(7)]
     with server:
         assert [answer.result(LONG_S) for answer in answers] == list(range(7))
     assert sizes == [4, 3]
 
 
 def test_a_batch_closes_at_once_when_all_others_wait_elsewhere():
-    """Two servers share their callers: the one that waits at the other server cannot ask here."""
-    callers = Callers()
+    """Two servers share their clients: the one that waits at the other server cannot ask here."""
+    clients = Clients()
     slow, fast = (
-        RequestServer(list, name=name, max_wait_s=LONG_S, callers=callers, max_batch_size=8) for name in ("a", "b")
+        InferenceServer(list, name=name, max_wait_s=LONG_S, clients=clients, max_batch_size=8) for name in ("a", "b")
     )
-    callers.connect(0)
-    callers.connect(1)
+    clients.connect(0)
+    clients.connect(1)
     with slow, fast:
         answers = slow.submit(0, "x"), fast.submit(1, "y")
         assert [answer.result(2.0) for answer in answers] == ["x", "y"]
 
 
-def test_a_caller_that_leaves_frees_its_place():
+def test_a_client_that_leaves_frees_its_place():
     """A dead agent: the others' batch closes without it, and its own request is dropped."""
     with server_of(max_batch_size=8) as server:
         dropped = ask(server, 7)
-        answers = [ask(server, caller) for caller in range(6)]
-        server.callers.disconnect(7)
+        answers = [ask(server, client) for client in range(6)]
+        server.clients.disconnect(7)
         assert not answers[0].done()
-        server.callers.disconnect(6)
+        server.clients.disconnect(6)
         assert [answer.result(2.0).item() for answer in answers] == [0, 2, 4, 6, 8, 10]
-        with pytest.raises(RequestError, match="caller 7 was disconnected"):
+        with pytest.raises(RequestError, match="client 7 was disconnected"):
             dropped.result(2.0)
-        with pytest.raises(RequestError, match="caller 7 is not connected"):
+        with pytest.raises(RequestError, match="client 7 is not connected"):
             ask(server, 7)
     assert server.statistics.dropped == 1
 
 
-def test_an_error_reaches_every_waiting_caller_with_its_cause_and_the_server_goes_on():
+def test_an_error_reaches_every_waiting_client_with_its_cause_and_the_server_goes_on():
     def function(x):
         if len(x) == 3:
             raise ValueError("no threes")
         return x
 
     with server_of(function, max_batch_size=3, name="prediction of 'goal'") as server:
-        answers = [ask(server, caller) for caller in range(3)]
+        answers = [ask(server, client) for client in range(3)]
         for answer in answers:
             with pytest.raises(
-                RequestError, match=r"'goal' failed for the callers \[0, 1, 2\]: ValueError: no three"
+                RequestError, match=r"'goal' failed for the clients \[0, 1, 2\]: ValueError: no three"
             ) as e:
                 answer.result(LONG_S)
             assert isinstance(e.value.__cause__, ValueError)
-        for caller in range(2, 8):
-            server.callers.disconnect(caller)
-        again = [ask(server, caller) for caller in range(2)]
+        for client in range(2, 8):
+            server.clients.disconnect(client)
+        again = [ask(server, client) for client in range(2)]
         assert [answer.result(LONG_S).item() for answer in again] == [0, 1]
     assert server.statistics.failed_batches == 1
 
 
 def test_inputs_that_do_not_fit_are_refused_before_they_join_a_batch():
     with server_of() as server, pytest.raises(ShapeError, match="needs"):
-        server.predict(0, torch.zeros(1, 2))
+        server.submit(0, torch.zeros(1, 2))
 
 
 def test_stopping_answers_what_waits_and_refuses_what_comes_later():
     server = server_of()
     server.start()
-    answers = [ask(server, caller) for caller in range(3)]
+    answers = [ask(server, client) for client in range(3)]
     began = time.monotonic()
     server.stop()
     assert time.monotonic() - began < 10.0
@@ -195,18 +195,18 @@ def test_stopping_gives_up_on_a_computation_that_does_not_end():
     release.set()
 
 
-def test_requests_of_a_batch_are_in_the_order_of_their_callers():
-    """So that which caller gets which random number does not depend on who was faster."""
+def test_requests_of_a_batch_are_in_the_order_of_their_clients():
+    """So that which client gets which random number does not depend on who was faster."""
     seen = []
     with server_of(lambda x: seen.append(x.flatten().tolist()) or x, max_batch_size=4) as server:
-        answers = [ask(server, caller) for caller in (3, 0, 2, 1)]
+        answers = [ask(server, client) for client in (3, 0, 2, 1)]
         [answer.result(LONG_S) for answer in answers]
     assert seen == [[0, 1, 2, 3]]
 
 
 def test_statistics_count_requests_batches_and_waits():
     with server_of(max_batch_size=2, max_wait_s=0.01) as server:
-        for answer in [ask(server, caller, rows=1) for caller in range(4)] + [ask(server, 4, rows=5)]:
+        for answer in [ask(server, client, rows=1) for client in range(4)] + [ask(server, 4, rows=5)]:
             answer.result(LONG_S)
     metrics = server.statistics.metrics()
     assert metrics["requests"] == 5 and server.statistics.largest_batch == 5
@@ -216,5 +216,5 @@ def test_statistics_count_requests_batches_and_waits():
 def test_sizes_and_numbers_that_make_no_sense_are_refused():
     with pytest.raises(ConfigError, match="max_batch_size=0"):
         server_of(max_batch_size=0)
-    with pytest.raises(ConfigError, match="caller 0 is connected already"):
-        server_of().callers.connect(0)
+    with pytest.raises(ConfigError, match="client 0 is connected already"):
+        server_of().clients.connect(0)

@@ -19,7 +19,7 @@ from palaestra.distributed.crew import Crew, Dropped, Member
 from palaestra.distributed.weights import acting_weights
 from palaestra.distributed.worker import ActingParts, Fragment, RolloutWorker, broken_off
 from palaestra.policies import Policy
-from palaestra.rollout import CollectInfo, Episode
+from palaestra.rollout import CollectInfo, Episode, Quota
 from palaestra.runtime import Call, Runtime, Shared
 
 __all__ = ["RolloutManager"]
@@ -81,7 +81,7 @@ class RolloutManager:
             runtime, functools.partial(RolloutWorker, make), config, name="rollout", joined=self._has_joined
         )
         self._positions: list[Any] | None = None
-        self._carry, self._rows_left = 0.0, 0
+        self._quota = Quota()
         self._fragments, self._lags = 0, list[int]()
         self._shared: Shared | None = None
         self._mark: Any = None
@@ -106,14 +106,10 @@ class RolloutManager:
         self._crew.limit_s = math.inf
         if not self._crew.members:
             self._crew.start(self._positions)
-        if not self._rows_left:
-            self._carry += length
-            self._rows_left = int(self._carry + 1e-9)
-            self._carry -= self._rows_left
-        if self._rows_left:
-            taken, whole = self._collect(self._rows_left, sorted(random))
+        if rows := self._quota.begin(length):
+            taken, whole = self._collect(rows, sorted(random))
             if whole:
-                self._rows_left = 0
+                self._quota.left = 0
             self._store(taken, info)
         info.total_s = time.perf_counter() - began
         return info
@@ -204,7 +200,7 @@ class RolloutManager:
     @property
     def unfinished(self) -> bool:
         """Whether an unroll was ended by `pause`."""
-        return self._rows_left > 0
+        return self._quota.left > 0
 
     def drain(self) -> list[Episode]:
         """Nothing: every fragment brings the episodes that have ended in it."""
@@ -259,8 +255,7 @@ class RolloutManager:
         positions |= {str(member.number): state for member, _, state in told}
         return {
             "env_steps": self.env_steps,
-            "carry": self._carry,
-            "rows_left": self._rows_left,
+            **self._quota.state(),
             "fragments": self._fragments,
             "gaps": sorted(self._gaps),
             "workers": positions,
@@ -282,7 +277,8 @@ class RolloutManager:
                 f"the checkpoint is of {len(positions)} workers and this run has {self._config.num_workers}; resume "
                 f"with distributed.num_workers={len(positions)}"
             )
-        self.env_steps, self._carry, self._rows_left = state["env_steps"], state["carry"], state["rows_left"]
+        self.env_steps = state["env_steps"]
+        self._quota.load_state(state)
         self._fragments, self._exact, self._gaps = state["fragments"], state["exact"], set(state["gaps"])
         self._positions = [positions[str(number)] for number in range(len(positions))] or None
 

@@ -15,7 +15,7 @@ from palaestra.multiagent.roles import Role, team_leaves
 from palaestra.multiagent.rows import Choice, Row, pack_choices, unpack_choices
 from palaestra.multiagent.world import Moment
 from palaestra.policies import Phase, Policy, RandomPolicy
-from palaestra.rollout.lanes import put_rows, take_rows
+from palaestra.rollout.rows import put_rows, take_rows
 
 __all__ = ["Actor"]
 

@@ -18,8 +18,7 @@ from palaestra.multiagent.stream import Stream
 from palaestra.multiagent.world import Moment
 from palaestra.multiagent.worlds import Worlds
 from palaestra.policies import Phase, Policy
-from palaestra.rollout import CollectInfo, Episode
-from palaestra.rollout.buffer_for import buffer_for
+from palaestra.rollout import CollectInfo, Episode, Quota, buffer_for
 
 __all__ = ["MultiAgentCollector", "recording_buffer", "require_policies"]
 
@@ -87,7 +86,7 @@ class MultiAgentCollector:
         self._sees_all = any(role.state_spec is not None for role in roles.values())
         self._began, self._pausing = False, False
         self._over = [True] * worlds.batch_size
-        self._carry, self._rows_left = 0.0, 0
+        self._quota = Quota()
 
     # -- as the trainer sees it
 
@@ -104,7 +103,7 @@ class MultiAgentCollector:
     @property
     def unfinished(self) -> bool:
         """Whether an unroll was ended by `pause` before it had all its moments."""
-        return self._rows_left > 0
+        return self._quota.left > 0
 
     def pause(self) -> None:
         """Ends a running unroll after its moment; the next `unroll` goes on with it."""
@@ -124,18 +123,16 @@ class MultiAgentCollector:
         if bad := [name for name in random if name in self._streams and self._streams[name].buffer.info_fields]:
             raise ConfigError(f"random actions have nothing that {', '.join(bad)} would say about them")
         began = time.perf_counter()
-        if not self._rows_left:
-            self._carry += length
-            self._rows_left = int(self._carry + 1e-9)
-            self._carry -= self._rows_left
+        quota = self._quota
+        quota.begin(length)
         self._pausing = False
         info = CollectInfo(0)
         with torch.inference_mode():
-            while self._rows_left and not self._pausing:
+            while quota.left and not self._pausing:
                 self._step(info, random)
-                self._rows_left -= 1
+                quota.left -= 1
                 info.rows += 1
-            if not self._rows_left:
+            if not quota.left:
                 info.rows_of = {name: stream.complete() for name, stream in self._streams.items()}
         if len(self._episodes) >= _FLUSH_EPISODES:
             info.episodes = self._episodes.finished()
@@ -207,8 +204,7 @@ class MultiAgentCollector:
         """Where collection is: worlds, policies' memories, rows on their way, running episodes."""
         state: dict[str, Any] = {
             "env_steps": self.env_steps,
-            "carry": self._carry,
-            "rows_left": self._rows_left,
+            **self._quota.state(),
             "began": self._began,
             "over": self._over,
             "episodes": self._episodes.state(),
@@ -226,7 +222,8 @@ class MultiAgentCollector:
         Args:
             state: of a collector with the same worlds and roles.
         """
-        self.env_steps, self._carry, self._rows_left = state["env_steps"], state["carry"], state["rows_left"]
+        self.env_steps = state["env_steps"]
+        self._quota.load_state(state)
         self._began, self._over = state["began"], list(state["over"])
         self._episodes.load_state(state["episodes"])
         for name, generator in state["rules"].items():

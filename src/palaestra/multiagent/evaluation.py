@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from palaestra.multiagent.actor import Actor
@@ -18,8 +15,7 @@ from palaestra.multiagent.episodes import WorldEpisodes
 from palaestra.multiagent.roles import Role
 from palaestra.multiagent.worlds import Worlds
 from palaestra.policies import Phase, Policy
-from palaestra.rollout import Episode, Evaluation
-from palaestra.rollout.evaluation import check_number, evaluation_of, first_of_each
+from palaestra.rollout import Episode, Evaluation, evaluation_noise, evaluation_of, first_episodes
 
 __all__ = ["evaluate_agents", "play_worlds"]
 
@@ -61,18 +57,8 @@ def evaluate_agents(
         >>> abs(result.return_mean - 3 * result.parts["walkers/return"]) < 1e-6
         True
     """
-    quota = np.full(worlds.batch_size, episodes // worlds.batch_size)
-    quota[: episodes % worlds.batch_size] += 1
-    began, left = time.monotonic(), quota.copy()
-    finished: list[Episode] = []
-    for ended in play_worlds(policies, worlds, roles, deterministic=deterministic):
-        finished += ended
-        for episode in ended:
-            left[episode.env_id] -= 1
-        if (left <= 0).all() or (time_limit_s is not None and time.monotonic() - began >= time_limit_s):
-            break
-    finished = first_of_each(finished, quota)
-    check_number(finished, episodes, time_limit_s)
+    play = play_worlds(policies, worlds, roles, deterministic=deterministic)
+    finished = first_episodes(play, worlds.batch_size, episodes, time_limit_s=time_limit_s)
     return dataclasses.replace(
         evaluation_of(finished, list(seeds), deterministic=deterministic), parts=_means(finished)
     )
@@ -80,7 +66,7 @@ def evaluate_agents(
 
 def play_worlds(
     policies: Mapping[str, Policy], worlds: Worlds, roles: Mapping[str, Role], *, deterministic: bool = True
-) -> Iterator[list[Episode]]:
+) -> Generator[list[Episode]]:
     """Steps worlds for ever with policies that do not learn; what they go through in between is theirs to look at.
 
     Args:
@@ -98,7 +84,7 @@ def play_worlds(
     require_policies(roles, policies)
     record = WorldEpisodes(worlds.batch_size, roles)
     actors = [Actor(policies[name], role, worlds.batch_size, delayed=False) for name, role in roles.items()]
-    with _own_noise(policies.values()), torch.inference_mode():
+    with evaluation_noise({policy: number for number, policy in enumerate(policies.values())}), torch.inference_mode():
         try:
             moments = worlds.reset()
             while True:
@@ -120,21 +106,6 @@ def play_worlds(
                         actor.forget(world)
         finally:
             worlds.interrupted = True
-
-
-@contextmanager
-def _own_noise(policies: Iterable[Policy]) -> Iterator[None]:
-    """Training goes on afterwards as if nothing had happened."""
-    before = [(policy, policy.generator) for policy in policies]
-    with ExitStack() as stack:
-        try:
-            for number, (policy, generator) in enumerate(before):
-                stack.enter_context(policy.in_phase(Phase.EVAL))
-                policy.generator = torch.Generator(device=generator.device).manual_seed(number)
-            yield
-        finally:
-            for policy, generator in before:
-                policy.generator = generator
 
 
 def _means(episodes: Sequence[Episode]) -> dict[str, float]:

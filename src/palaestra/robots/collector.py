@@ -18,7 +18,7 @@ from palaestra.robots.crew import Crew, Gate
 from palaestra.robots.hosting import HostedCrew
 from palaestra.robots.robot import Robot
 from palaestra.robots.wrapper import ComputationWrapper
-from palaestra.rollout import Callers, CollectInfo, Episode
+from palaestra.rollout import Clients, CollectInfo, Episode
 from palaestra.runtime import Runtime
 
 __all__ = ["RobotCollector"]
@@ -68,9 +68,9 @@ class RobotCollector:
         robot.unroll_length = self.config.steps_per_iteration
         self.env_steps = 0
         """Actions executed so far."""
-        self.callers = Callers()
+        self.clients = Clients()
         self.wrappers = {
-            name: ComputationWrapper(name, task, self.config, callers=self.callers)
+            name: ComputationWrapper(name, task, self.config, clients=self.clients)
             for name, task in robot.tasks.items()
         }
         """Of the tasks, by name."""
@@ -178,9 +178,9 @@ class RobotCollector:
             for wrapper in self.wrappers.values():
                 wrapper.run()
             if self._runtime is None:
-                gate = Gate(self.callers.absent)
+                gate = Gate(self.clients.absent)
                 make = functools.partial(self._make_agent, gate)
-                self._crew = Crew(make, self._lives, gate, self.callers.disconnect)
+                self._crew = Crew(make, self._lives, gate, self.clients.disconnect)
             else:
                 self._crew = HostedCrew(self._factory, self._lives, self.wrappers, self._runtime, self._num_workers)
         return self._crew

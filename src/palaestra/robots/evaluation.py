@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, final
 
-import torch
-
 from palaestra.core import ConfigError, TimeStep
 from palaestra.policies import Phase, Policy
 from palaestra.robots.agent import AgentError
@@ -15,7 +13,7 @@ from palaestra.robots.building import AgentFactory
 from palaestra.robots.communicator import Communicator, Kind
 from palaestra.robots.helpers import AgentHelper
 from palaestra.robots.task import act
-from palaestra.rollout import Evaluation, evaluation_of, pack
+from palaestra.rollout import Evaluation, evaluation_noise, evaluation_of, pack
 
 __all__ = ["evaluate_robot"]
 
@@ -56,11 +54,8 @@ def evaluate_robot(
     """
     if missing := sorted(set(factory.specs) - set(policies)):
         raise ConfigError(f"the tasks {missing} have no policy to evaluate; given are {sorted(policies)}")
-    generators = {name: policy.generator for name, policy in policies.items()}
-    for name, policy in policies.items():
-        policy.generator = torch.Generator(generators[name].device).manual_seed(generator_seed)
     finished = []
-    try:
+    with evaluation_noise(dict.fromkeys(policies.values(), generator_seed)):
         for number in range(min(factory.num_agents, episodes)):
             agent = factory.make(number, lambda name: _line(name, policies[name], factory), helper=_Spectator)
             quota = episodes // factory.num_agents + (number < episodes % factory.num_agents)
@@ -71,9 +66,6 @@ def evaluate_robot(
                 raise AgentError(f"run_one_episode returned {_PATIENCE * quota} times, most before its episode's end")
             finished += agent.env.finished[:quota]
             agent.env.env.close()
-    finally:
-        for name, policy in policies.items():
-            policy.generator = generators[name]
     seeds = [factory.lane_seed(number, 0) for number in range(factory.num_agents)]
     return evaluation_of(finished, seeds, deterministic=True)
 

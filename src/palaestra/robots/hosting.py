@@ -14,7 +14,7 @@ from palaestra.robots.agent import AgentError
 from palaestra.robots.building import AgentFactory
 from palaestra.robots.host import AgentHost, HostAnswer, HostReport, HostRequest
 from palaestra.robots.wrapper import ComputationWrapper
-from palaestra.rollout import Callers, Episode
+from palaestra.rollout import Clients, Episode
 from palaestra.runtime import Call, Result, Runtime
 
 __all__ = ["HostedCrew"]
@@ -66,7 +66,7 @@ class HostedCrew:
     ) -> None:
         self._factory, self._wrappers, self._runtime = factory, dict(wrappers), runtime
         self._timeout_s = next(iter(self._wrappers.values())).config.timeout_s
-        self._callers: Callers = next(iter(self._wrappers.values())).callers
+        self._callers: Clients = next(iter(self._wrappers.values())).clients
         self.errors: dict[int, AgentError] = {}
         """What agents died of."""
         self._changed = threading.Condition()

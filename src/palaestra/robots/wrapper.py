@@ -9,7 +9,7 @@ from typing import Any, Self
 from palaestra.core import ConfigError
 from palaestra.robots.communicator import Communicator, Kind
 from palaestra.robots.task import ComputationTask
-from palaestra.rollout import Callers, InferenceServer, RequestServer
+from palaestra.rollout import Clients, InferenceServer
 
 __all__ = ["ComputationWrapper", "ServingConfig"]
 
@@ -41,7 +41,7 @@ class ComputationWrapper:
         name: of the task.
         task: what is served.
         config: when batches close.
-        callers: the agents, shared by the wrappers of one robot.
+        clients: the agents, shared by the wrappers of one robot.
 
     Examples:
         >>> from palaestra.algorithms import DQN
@@ -55,11 +55,11 @@ class ComputationWrapper:
     """
 
     def __init__(
-        self, name: str, task: ComputationTask, config: ServingConfig | None = None, *, callers: Callers | None = None
+        self, name: str, task: ComputationTask, config: ServingConfig | None = None, *, clients: Clients | None = None
     ) -> None:
         config = config or ServingConfig()
         self.name, self.task, self.config = name, task, config
-        self.callers = callers or Callers()
+        self.clients = clients or Clients()
         self._spec = task.spec(name)
         self._later: dict[int, Future[Any]] = {}  # the newest `learn_later` of each agent
         self.prediction = InferenceServer(
@@ -68,16 +68,16 @@ class ComputationWrapper:
             max_batch_size=config.max_batch_size,
             max_wait_s=config.max_wait_s,
             name=f"prediction of the task {name!r}",
-            callers=self.callers,
+            clients=self.clients,
         )
         """Answers `predict`."""
-        self.training = RequestServer(
+        self.training = InferenceServer(
             self._learn,
             max_batch_size=config.max_batch_size,
             min_batch_size=config.learn_min_batch_size,
             max_wait_s=config.learn_max_wait_s,
             name=f"learning of the task {name!r}",
-            callers=self.callers,
+            clients=self.clients,
         )
         """Answers `learn`."""
 
@@ -87,8 +87,8 @@ class ComputationWrapper:
         Args:
             agent_id: its number.
         """
-        if agent_id not in self.callers.connected:
-            self.callers.connect(agent_id)
+        if agent_id not in self.clients.connected:
+            self.clients.connect(agent_id)
         return Communicator(agent_id, self.name, self.submit, timeout_s=self.config.timeout_s)
 
     def submit(self, kind: Kind, agent_id: int, payload: Any) -> Future[Any]:
@@ -100,14 +100,14 @@ class ComputationWrapper:
             payload: inputs, an unroll or a row.
         """
         if kind == "predict":
-            return self.prediction.predict(agent_id, payload)
+            return self.prediction.submit(agent_id, payload)
         if kind == "store":
             self.task.store(agent_id, *payload)
             return _done()
         if kind == "await":
             later = self._later[agent_id]
-            self.callers.absent(+1)  # the agent asks nothing until then
-            later.add_done_callback(lambda _: self.callers.absent(-1))
+            self.clients.absent(+1)  # the agent asks nothing until then
+            later.add_done_callback(lambda _: self.clients.absent(-1))
             return _done()
         answer = self.training.submit(agent_id, payload, blocks=kind == "learn")
         if kind == "learn_later":

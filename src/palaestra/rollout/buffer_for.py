@@ -1,6 +1,4 @@
-"""What an algorithm asks of whatever collects for it."""
-
-from __future__ import annotations
+"""What an algorithm asks of the collector that serves it."""
 
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`Collector`: lets a policy act in an environment and stores what happens."""
 
-from __future__ import annotations
-
 import math
 import time
 import warnings
@@ -13,21 +11,13 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import (
-    POLICY,
-    ConfigError,
-    DataSource,
-    StepType,
-    TimeStep,
-)
+from palaestra.core import POLICY, ConfigError, DataSource, StepType, TimeStep
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy, PolicyStep, RandomPolicy
 from palaestra.rollout.buffer_for import buffer_for, episode_discount
-from palaestra.rollout.collect_info import CollectInfo
+from palaestra.rollout.collection import CollectInfo, Quota
 from palaestra.rollout.episodes import Episode, EpisodeTracker
-from palaestra.rollout.finite import require_finite
-from palaestra.rollout.lanes import put_rows, take_rows
-from palaestra.rollout.row_writer import RowWriter
+from palaestra.rollout.rows import RowWriter, put_rows, require_finite, take_rows
 
 __all__ = ["Collector"]
 
@@ -85,11 +75,11 @@ class Collector:
             )
         self._random = RandomPolicy(policy.observation_spec, policy.raw_action_spec)
         self._tracker = EpisodeTracker(env.batch_size, gamma)
-        self._write = RowWriter(buffer, policy, self._tracker)
+        self._writer = RowWriter(buffer, policy, self._tracker)
         self._time_step: TimeStep | None = None
         self._state: Any = ()
-        self._carry = 0.0
-        self._rows_left = self._fresh_rows = 0
+        self._quota = Quota()
+        self._fresh_rows = 0
         self._pausing = False
 
     @classmethod
@@ -147,7 +137,7 @@ class Collector:
         while n_step is not None and info.env_steps < n_step and not self._pausing:
             self._run(math.ceil((n_step - info.env_steps) / num_envs), info, random)
         if isinstance(n_episode, Sequence):
-            self._run_exactly(n_episode, info, random)
+            self._run_episodes(n_episode, info, random)
         info.episodes += self._tracker.finished()
         warn_at = _PATIENCE_STEPS
         while isinstance(n_episode, int) and len(info.episodes) < n_episode and not self._pausing:
@@ -185,15 +175,11 @@ class Collector:
             NonFiniteError: an observation or reward is NaN or infinite.
         """
         began = time.perf_counter()
-        if not self._rows_left:
-            self._carry += length
-            self._rows_left = int(self._carry + 1e-9)  # ten times 0.1 is a row
-            self._carry -= self._rows_left
         self._pausing = False
-        info, rows = CollectInfo(0), self._rows_left
-        if rows:
-            self._rows_left -= self._run(rows, info, bool(random))
-        if not self._rows_left:
+        info = CollectInfo(0)
+        if rows := self._quota.begin(length):
+            self._quota.left -= self._run(rows, info, bool(random))
+        if not self._quota.left:
             self._complete()
         if len(self._tracker) >= _FLUSH_ROWS:
             info.episodes = self._tracker.finished()
@@ -207,7 +193,7 @@ class Collector:
     @property
     def unfinished(self) -> bool:
         """Whether an unroll was ended by `pause` before it had all its rows."""
-        return self._rows_left > 0
+        return self._quota.left > 0
 
     # -- stepping
 
@@ -235,30 +221,27 @@ class Collector:
 
     def _run(self, rows: int, info: CollectInfo, random: bool) -> int:
         """Collects rows from every environment; returns how many, which are fewer after `pause`."""
-        if random and self.buffer.info_fields:
-            raise ConfigError(
-                f"random actions have no {', '.join(self.buffer.info_fields)} of the policy, which the buffer keeps"
-            )
+        self._refuse_random(random)
         with torch.inference_mode():
-            if self._num_ready < self.env.batch_size:
-                rows = self._run_as_ready(rows, info, random)
-            else:
-                rows = self._run_together(rows, info, random)
-            assert self._time_step is not None
-            require_finite(self.env, self.buffer, self._time_step, rows, changed=self.preprocess is not None)
-        self._fresh_rows += rows
-        info.rows += rows
+            run = self._run_overlapped if self._num_ready < self.num_lanes else self._run_in_lockstep
+            rows = run(rows, info, random)
+            self._check(rows, info)
         return rows
 
-    def _run_together(self, rows: int, info: CollectInfo, random: bool) -> int:
-        """The hot loop: all environments in lockstep."""
-        env, policy, tracker, append = self.env, self.policy, self._tracker, self.buffer.append
-        version, clock, preprocess = policy.version, time.perf_counter, self.preprocess
+    def _run_in_lockstep(self, rows: int, info: CollectInfo, random: bool, lanes: np.ndarray | None = None) -> int:
+        """The hot loop: steps all environments together; of all, or only of `lanes`, rows are stored and counted."""
+        env, policy, write, clock, preprocess = (
+            self.env,
+            self.policy,
+            self._writer.write,
+            time.perf_counter,
+            self.preprocess,
+        )
         env_s, inference_s, resets, done = 0.0, 0.0, 0, 0
         time_step, state = self._current(), self._state
-        remembers = not (isinstance(state, tuple) and not state)
         while done < rows and not self._pausing:
-            resets += time_step.step_type.tolist().count(_LAST)  # the action on a LAST row is not executed
+            kinds = time_step.step_type if lanes is None else time_step.step_type[lanes]
+            resets += kinds.tolist().count(_LAST)  # the action on a LAST row is not executed
             begin = clock()
             step = self._act(time_step, state, True) if random else policy.act(time_step, state, phase=Phase.COLLECT)
             action = policy.env_action(step.action)
@@ -266,30 +249,27 @@ class Collector:
             time_step = env.step(action)
             env_s += clock() - acted
             inference_s += acted - begin
+            ended = env.ended
             if preprocess is not None:
-                time_step = preprocess(time_step)
-            if env.ended is not None:
-                self._store(step.action, time_step, np.arange(env.batch_size), state)
-            elif remembers:
-                append(step.action, time_step, policy_version=version, state=state)
-                tracker.add(time_step)
+                time_step, ended = preprocess(time_step), None if ended is None else preprocess(ended)
+            if lanes is None:
+                write(step.action, time_step, state, None, ended)
             else:
-                append(step.action, time_step, policy_version=version)
-                tracker.add(time_step)
+                write(*take_rows((step.action, time_step, state), lanes), lanes, ended)
             state = step.state
             done += 1
         self._time_step, self._state = time_step, state
-        self._count(info, done * env.batch_size - resets, env_s, inference_s)
+        self._count(info, done * (self.num_lanes if lanes is None else len(lanes)) - resets, env_s, inference_s)
         return done
 
-    def _run_as_ready(self, rows: int, info: CollectInfo, random: bool) -> int:
-        """Acts for whichever environments are ready while the others simulate; ends when all have answered.
+    def _run_overlapped(self, rows: int, info: CollectInfo, random: bool) -> int:
+        """Acts for environments that are ready while the others simulate; ends when all have answered.
 
         So with half of the environments at a time, one half simulates while the other's actions are computed, and no
         action is on its way when weights change.
         """
-        env, policy, clock, num_envs = self.env, self.policy, time.perf_counter, self.env.batch_size
-        latest = self._current()._replace(env_info=(), untransformed=())
+        env, policy, clock, num_envs = self.env, self.policy, time.perf_counter, self.num_lanes
+        latest = _without_info(self._current())
         state = self._state
         before, actions = state, None
         ready, sent, on_the_way, env_s, inference_s, env_steps = latest, 0, 0, 0.0, 0.0, 0
@@ -300,7 +280,7 @@ class Collector:
                 step = self._act(ready, take_rows(state, lanes), random)
                 inference_s += clock() - begin
                 env_steps += int((np.asarray(ready.step_type) != _LAST).sum())
-                actions = take_rows(step.action, ...) if actions is None else put_rows(actions, lanes, step.action)
+                actions = step.action if actions is None else put_rows(actions, lanes, step.action)
                 before = put_rows(before, lanes, take_rows(state, lanes))
                 state = put_rows(state, lanes, step.state)
                 begin = clock()
@@ -314,50 +294,52 @@ class Collector:
             env_s += clock() - begin
             lanes = np.asarray(ready.env_id)
             on_the_way -= len(lanes)
-            self._store(take_rows(actions, lanes), ready, lanes, take_rows(before, lanes))
-            latest = put_rows(latest, lanes, ready)
+            ended = None if env.ended is None else self._seen(env.ended)
+            self._writer.write(take_rows(actions, lanes), ready, take_rows(before, lanes), lanes, ended)
+            latest = put_rows(latest, lanes, _without_info(ready))
         self._time_step, self._state = latest, state
         self._count(info, env_steps, env_s, inference_s)
         return rows if sent >= rows * num_envs else sent // num_envs
 
-    def _run_exactly(self, n_episode: Sequence[int], info: CollectInfo, random: bool) -> None:
-        """So many new episodes of each environment."""
+    def _run_episodes(self, n_episode: Sequence[int], info: CollectInfo, random: bool) -> None:
+        """Collects so many new episodes of each environment."""
         left = np.array(n_episode, np.int64)
-        if left.shape != (self.env.batch_size,) or (left < 0).any():
+        if left.shape != (self.num_lanes,) or (left < 0).any():
             raise ConfigError(
                 f"collect(n_episode={list(n_episode)}): give a number of at least 0 for each of the "
-                f"{self.env.batch_size} environments, or one number for all of them together"
+                f"{self.num_lanes} environments, or one number for all of them together"
             )
-        env, rows = self.env, 0
+        self._refuse_random(random)
+        rows = 0
         with torch.inference_mode():
-            time_step, state = self._start(), self._state
+            time_step = self._time_step = self._start()
             while left.any() and not self._pausing:
                 lanes = np.flatnonzero(left)
-                env_steps = int((np.asarray(time_step.step_type)[lanes] != _LAST).sum())
-                step = self._act(time_step, state, random)
-                begin = time.perf_counter()
-                time_step = self._seen(env.step(self.policy.env_action(step.action)))
-                self._count(info, env_steps, time.perf_counter() - begin, 0.0)
+                rows += self._run_in_lockstep(1, info, random, lanes)
+                time_step = self._time_step
                 ended = np.asarray(time_step.step_type) == _LAST
-                if env.ended is not None:
-                    ended[np.asarray(env.ended.env_id)] = True
-                going = take_rows((step.action, time_step, state), lanes)
-                self._store(going[0], going[1], lanes, going[2])
+                if self.env.ended is not None:
+                    ended[np.asarray(self.env.ended.env_id)] = True
                 left[lanes] -= ended[lanes]
-                state = step.state
-                rows += 1
-            require_finite(env, self.buffer, time_step, rows, changed=self.preprocess is not None)
+            self._check(rows, info)
+        self._time_step = None  # lanes stopped at different steps: the next collection begins new episodes
+
+    def _refuse_random(self, random: bool) -> None:
+        if random and self.buffer.info_fields:
+            raise ConfigError(
+                f"random actions have no {', '.join(self.buffer.info_fields)} of the policy, which the buffer keeps"
+            )
+
+    def _check(self, rows: int, info: CollectInfo) -> None:
+        """Refuses new rows that are not finite, and counts the others."""
+        assert self._time_step is not None
+        require_finite(self.env, self.buffer, self._time_step, rows, changed=self.preprocess is not None)
         self._fresh_rows += rows
         info.rows += rows
-        self._time_step = None  # lanes stopped at different moments: the next collection begins new episodes
 
     def _complete(self) -> None:
         rows, self._fresh_rows = self._fresh_rows, 0
-        self._write.behaviour(rows)
-
-    def _store(self, action: Any, time_step: TimeStep, lanes: np.ndarray, state: Any) -> None:
-        ended = self.env.ended
-        self._write.rows(action, time_step, lanes, state, None if ended is None else self._seen(ended))
+        self._writer.write_log_probs(rows)
 
     def _count(self, info: CollectInfo, env_steps: int, env_s: float, inference_s: float) -> None:
         self.env_steps += env_steps
@@ -369,8 +351,8 @@ class Collector:
 
     def state(self) -> dict[str, Any]:
         """Where collection is, by name: tensors and JSON values, for a checkpoint."""
-        state: dict[str, Any] = {"env_steps": self.env_steps, "carry": self._carry, "tracker": self._tracker.state()}
-        state |= {"rows_left": self._rows_left, "fresh_rows": self._fresh_rows}
+        state: dict[str, Any] = {"env_steps": self.env_steps, "tracker": self._tracker.state()}
+        state |= {**self._quota.state(), "fresh_rows": self._fresh_rows}
         if self._time_step is not None:
             state["env"] = self.env.state_dict()
             state["time_step"] = self._time_step._asdict() | {"env_info": (), "untransformed": ()}
@@ -383,8 +365,8 @@ class Collector:
         Args:
             state: of a collector with the same environments.
         """
-        self.env_steps, self._carry = state["env_steps"], state["carry"]
-        self._rows_left, self._fresh_rows = state["rows_left"], state["fresh_rows"]
+        self.env_steps, self._fresh_rows = state["env_steps"], state["fresh_rows"]
+        self._quota.load_state(state)
         self._tracker.load_state(state["tracker"])
         if "env" in state:
             self.env.load_state_dict(state["env"])
@@ -396,3 +378,7 @@ class Collector:
     def drain(self) -> list[Episode]:
         """Episodes that have ended and were not reported yet."""
         return self._tracker.finished()
+
+
+def _without_info(time_step: TimeStep) -> TimeStep:
+    return time_step._replace(env_info=(), untransformed=())

@@ -1,12 +1,11 @@
 """Evaluation: episodes of a policy that does not learn, and what can be said about their mean."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,11 +17,10 @@ from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy
 from palaestra.rollout.episodes import Episode, EpisodeTracker
 
-__all__ = ["Evaluation", "check_number", "evaluate", "evaluation_of", "first_of_each"]
+__all__ = ["Evaluation", "evaluate", "evaluation_noise", "evaluation_of", "first_episodes"]
 
 _log = logging.getLogger(__name__)
-# After so many seconds without the end of any episode people are told.
-_LONG_S = 30.0
+_LONG_S = 30.0  # without the end of any episode, until a warning
 _NO_END = (
     "no evaluation episode has ended after %.0f s and %d steps; without a time limit some never do: set "
     "env.max_episode_steps (--env.max-episode-steps N)"
@@ -89,69 +87,82 @@ def evaluate(
     Raises:
         ConfigError: no episode ended within the time limit.
     """
-    quota = np.full(env.batch_size, episodes // env.batch_size)
-    quota[: episodes % env.batch_size] += 1
-    tracker, finished = EpisodeTracker(env.batch_size), []
-    training_generator, began = policy.generator, time.monotonic()
-    policy.generator = torch.Generator(device=training_generator.device).manual_seed(generator_seed)
     try:
-        with policy.in_phase(Phase.EVAL), torch.inference_mode():
-            time_step, state = env.reset(), policy.initial_state(env.batch_size)
-            counted = np.zeros_like(quota)
-            told = False
-            while (counted < quota).any():
-                step = policy.act(time_step, state, phase=Phase.EVAL, deterministic=deterministic)
-                time_step, state = env.step(policy.env_action(step.action)), step.state
-                tracker.add(time_step)
-                counted += (time_step.step_type == StepType.LAST).cpu().numpy()
-                passed_s = time.monotonic() - began
-                if time_limit_s is not None and passed_s >= time_limit_s:
-                    break
-                if not told and passed_s >= _LONG_S and not counted.any():
-                    told = True
-                    _log.warning(_NO_END, passed_s, len(tracker))
-            finished = first_of_each(tracker.finished(), quota)
+        with evaluation_noise({policy: generator_seed}), torch.inference_mode():
+            play = _play(policy, env, deterministic)
+            finished = first_episodes(play, env.batch_size, episodes, time_limit_s=time_limit_s)
     finally:
-        policy.generator = training_generator
         env.interrupted = True
-    check_number(finished, episodes, time_limit_s)
     return evaluation_of(finished, list(seeds), deterministic=deterministic)
 
 
-def check_number(finished: Sequence[Episode], episodes: int, time_limit_s: float | None) -> None:
-    """Warns where a time limit has left episodes out.
+def _play(policy: Policy, env: Environment, deterministic: bool) -> Generator[list[Episode]]:
+    """Steps without end; yields the episodes that each step ended."""
+    tracker = EpisodeTracker(env.batch_size)
+    time_step, state = env.reset(), policy.initial_state(env.batch_size)
+    while True:
+        step = policy.act(time_step, state, phase=Phase.EVAL, deterministic=deterministic)
+        time_step, state = env.step(policy.env_action(step.action)), step.state
+        tracker.add(time_step)
+        yield tracker.finished() if (time_step.step_type == StepType.LAST).any() else []
+
+
+@contextmanager
+def evaluation_noise(seeds: Mapping[Policy, int]) -> Iterator[None]:
+    """Lets policies act in `Phase.EVAL` with generators of their own, so that training is not disturbed.
 
     Args:
-        finished: those that ended.
-        episodes: how many there should be.
-        time_limit_s: of the evaluation.
+        seeds: of the generators, by policy.
+    """
+    generators = {policy: policy.generator for policy in seeds}
+    with ExitStack() as stack:
+        try:
+            for policy, seed in seeds.items():
+                stack.enter_context(policy.in_phase(Phase.EVAL))
+                policy.generator = torch.Generator(device=policy.generator.device).manual_seed(seed)
+            yield
+        finally:
+            for policy, generator in generators.items():
+                policy.generator = generator
+
+
+def first_episodes(
+    play: Generator[list[Episode]], num_envs: int, episodes: int, *, time_limit_s: float | None = None
+) -> list[Episode]:
+    """The first episodes of each environment, shared out evenly over them, so that short ones are not preferred.
+
+    Args:
+        play: steps the environments and yields the episodes that each step ended; closed at the end.
+        num_envs: how many environments.
+        episodes: how many episodes, over all environments.
+        time_limit_s: stop after so many seconds with the episodes that have ended, and a warning.
 
     Raises:
-        ConfigError: none ended.
+        ConfigError: no episode ended within the time limit.
     """
-    if len(finished) < episodes:
-        text = f"only {len(finished)} of {episodes} evaluation episodes ended within {time_limit_s} s"
-        if not finished:
+    left = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
+    kept: list[Episode] = []
+    began, warned = time.monotonic(), False
+    with closing(play):
+        for steps, ended in enumerate(play, start=1):
+            for episode in ended:
+                if left[episode.env_id]:
+                    left[episode.env_id] -= 1
+                    kept.append(episode)
+            passed_s = time.monotonic() - began
+            if not any(left) or (time_limit_s is not None and passed_s >= time_limit_s):
+                break
+            if not warned and passed_s >= _LONG_S and not kept:
+                warned = True
+                _log.warning(_NO_END, passed_s, steps)
+    if len(kept) < episodes:
+        text = f"only {len(kept)} of {episodes} evaluation episodes ended within {time_limit_s} s"
+        if not kept:
             raise ConfigError(
                 f"{text}; give more time (trainer.eval_time_limit_s), or set a time limit on episodes "
                 "(env.max_episode_steps)"
             )
         warnings.warn(f"{text}; long ones are missing, so the mean is biased towards short ones", stacklevel=3)
-
-
-def first_of_each(episodes: Sequence[Episode], quota: np.ndarray) -> list[Episode]:
-    """The first episodes of each environment.
-
-    Args:
-        episodes: in the order in which they ended.
-        quota: [B] how many of each.
-    """
-    left = quota.copy()
-    kept = []
-    for episode in episodes:
-        if left[episode.env_id] > 0:
-            left[episode.env_id] -= 1
-            kept.append(episode)
     return kept
 
 

@@ -1,19 +1,19 @@
-"""`InferenceServer`: one forward pass for the observations of many callers."""
+"""`InferenceServer`: answers requests of many clients in batches, one forward pass each, from a thread of its own."""
 
-from __future__ import annotations
-
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
+import optree
 import torch
-from torch import Tensor
 
-from palaestra.core import Batch, ShapeError, SpecTree, TensorSpec, numpy_dtype
-from palaestra.rollout.requests import Callers, RequestServer
+from palaestra.core import Batch, ConfigError, PalaestraError, ShapeError, SpecTree, TensorSpec, numpy_dtype
 
-__all__ = ["InferenceServer", "pack", "unpack"]
+__all__ = ["Clients", "InferenceServer", "RequestError", "ServerStatistics", "pack", "unpack"]
 
 
 def pack(inputs: Sequence[Any], spec: SpecTree) -> Any:
@@ -62,11 +62,11 @@ def _child(node: Any, key: str, number: int, path: str) -> Any:
 
 
 def unpack(outputs: Any, rows: Sequence[int]) -> list[Any]:
-    """The inverse of `pack`: each caller's rows; tensors are views.
+    """The inverse of `pack`: each client's rows; tensors are views.
 
     Args:
         outputs: a tensor [N, ...], or a `Batch`, dict or tuple of them.
-        rows: of each caller, in order; they add up to N.
+        rows: of each client, in order; they add up to N.
 
     Raises:
         ShapeError: they do not.
@@ -75,71 +75,338 @@ def unpack(outputs: Any, rows: Sequence[int]) -> list[Any]:
         >>> [part.tolist() for part in unpack(torch.arange(3), [2, 1])]
         [[0, 1], [2]]
     """
-    if isinstance(outputs, Tensor):
-        if len(outputs) != sum(rows):
-            raise ShapeError(f"{len(outputs)} rows of output were computed for {sum(rows)} rows of input")
-        return list(outputs.split(list(rows)))
-    if isinstance(outputs, Batch | dict):
-        parts = {key: unpack(value, rows) for key, value in outputs.items()}
-        made = [{key: part[i] for key, part in parts.items()} for i in range(len(rows))]
-        return [Batch.of(each) for each in made] if isinstance(outputs, Batch) else made
-    return [tuple(each) for each in zip(*(unpack(part, rows) for part in outputs), strict=True)] or [()] * len(rows)
+    leaves, structure = optree.tree_flatten(outputs)
+    for leaf in leaves:
+        if len(leaf) != sum(rows):
+            raise ShapeError(f"{len(leaf)} rows of output were computed for {sum(rows)} rows of input")
+    parts = [leaf.split(list(rows)) for leaf in leaves]
+    return [structure.unflatten([part[client] for part in parts]) for client in range(len(rows))]
 
 
-class InferenceServer(RequestServer):
-    """Computes what many callers ask for in batches, and gives each its own rows.
+class RequestError(PalaestraError, RuntimeError):
+    """A request was not answered: its batch failed (the cause is what went wrong), or its server has stopped."""
+
+
+@dataclass(slots=True)
+class ServerStatistics:
+    """What a server has done so far."""
+
+    requests: int = 0
+    """Answered, or failed."""
+    rows: int = 0
+    """In all of these."""
+    batches: int = 0
+    """Calls of the function."""
+    largest_batch: int = 0
+    """Rows of the largest."""
+    failed_batches: int = 0
+    """Those that raised."""
+    dropped: int = 0
+    """Requests of clients that left before they were answered."""
+    wait_s: float = 0.0
+    """Sum over requests of the time until their batch was closed."""
+    longest_wait_s: float = 0.0
+    """The longest of these times."""
+    busy_s: float = 0.0
+    """Seconds in the function."""
+
+    def metrics(self) -> dict[str, float]:
+        """Means, for reports: batch size, waiting time and time in the function."""
+        return {
+            "requests": self.requests,
+            "batches": self.batches,
+            "batch_size": self.rows / max(self.batches, 1),
+            "wait_ms": 1000 * self.wait_s / max(self.requests, 1),
+            "batch_ms": 1000 * self.busy_s / max(self.batches, 1),
+        }
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    client: int
+    payload: Any
+    rows: int
+    blocks: bool
+    since_s: float
+    answer: Future[Any]
+
+
+class Clients:
+    """Who may ask, and how many of them wait: a batch need not wait for others once nobody is left who could ask.
+
+    Servers that the same clients ask share one of these.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        """Notified when anything here, or in the queue of a server, changes; its lock guards both."""
+        self.connected: set[int] = set()
+        """Numbers of the clients."""
+        self.waiting = 0
+        """Clients that can ask nothing at present: they wait for an answer, or are absent."""
+        self.all_waited_s = float("-inf")
+        """When last everybody waited, by the monotonic clock: older requests wait for nobody any more."""
+
+    def connect(self, client: int) -> None:
+        """Adds a client.
+
+        Args:
+            client: its number.
+
+        Raises:
+            ConfigError: the number is taken.
+        """
+        with self.changed:
+            if client in self.connected:
+                raise ConfigError(f"client {client} is connected already; give every client a number of its own")
+            self.connected.add(client)
+
+    def disconnect(self, client: int) -> None:
+        """Frees a client's place; its requests that wait are dropped.
+
+        Args:
+            client: its number; one that is not connected is ignored.
+        """
+        with self.changed:
+            self.connected.discard(client)
+            self.note()
+
+    def absent(self, change: int) -> None:
+        """Says that clients will ask nothing for a while, or are back.
+
+        Args:
+            change: how many left, or came back as a negative number.
+        """
+        with self.changed:
+            self.waiting += change
+            self.note()
+
+    def note(self) -> None:
+        """Wakes whoever waits for a change; called with the lock held."""
+        if self.waiting >= len(self.connected):
+            self.all_waited_s = time.monotonic()
+        self.changed.notify_all()
+
+
+class InferenceServer:
+    """Collects requests into batches and answers every batch by one call.
+
+    A batch closes when it is full, when no client is left that could ask, or when its oldest request has waited
+    `max_wait_s`, whichever comes first; it never waits for a certain number of clients. Requests in a batch are in the
+    order of their clients' numbers, so that what is drawn for them does not depend on which was faster.
 
     Args:
-        function: a packed batch [N, ...] in, a nest of tensors [N, ...] out; called in the server's thread.
-        input_spec: of one row.
-        max_batch_size: rows in a batch.
-        max_wait_s: seconds that a batch may wait for more requests.
+        function: with `input_spec`, a packed batch [N, ...] in and a nest of tensors [N, ...] out; without, the list of
+            payloads in and one answer for each out. Called in the server's thread.
+        input_spec: of one row of a payload.
         name: for messages.
-        callers: shared with other servers; its own if left out.
+        max_batch_size: rows in a batch; a larger single request is a batch of its own.
+        max_wait_s: seconds that a batch may wait for more requests; 0 takes what is there.
+        min_batch_size: rows that close a batch before that; `max_batch_size` if left out.
+        clients: shared with other servers; its own if left out.
 
     Raises:
-        ConfigError: the size is below 1, or the time negative.
+        ConfigError: a size is below 1, or the time negative.
 
     Examples:
         >>> with InferenceServer(lambda x: x.sum(-1), TensorSpec((2,))) as server:
-        ...     server.callers.connect(0)
-        ...     server.predict(0, torch.ones(3, 2)).result()
+        ...     server.clients.connect(0)
+        ...     server.submit(0, torch.ones(3, 2)).result()
         tensor([2., 2., 2.])
     """
 
     def __init__(
         self,
         function: Callable[[Any], Any],
-        input_spec: SpecTree,
+        input_spec: SpecTree | None = None,
         *,
+        name: str = "inference",
         max_batch_size: int = 64,
         max_wait_s: float = 0.002,
-        name: str = "inference",
-        callers: Callers | None = None,
+        min_batch_size: int | None = None,
+        clients: Clients | None = None,
     ) -> None:
-        super().__init__(self._infer, name=name, max_batch_size=max_batch_size, max_wait_s=max_wait_s, callers=callers)
+        least = max_batch_size if min_batch_size is None else min_batch_size
+        if not 1 <= least <= max_batch_size or max_wait_s < 0:
+            raise ConfigError(
+                f"{name}: min_batch_size={least}, max_batch_size={max_batch_size}, max_wait_s={max_wait_s}; "
+                "1 <= min_batch_size <= max_batch_size and a time of at least 0 are needed"
+            )
+        self.name, self.clients = name, clients or Clients()
+        self.statistics = ServerStatistics()
         self._function, self._input_spec = function, input_spec
+        self._least, self._most, self._max_wait_s = least, max_batch_size, max_wait_s
+        self._queue: list[_Request] = []
+        self._current: list[_Request] = []  # the batch that is being computed
+        self._stopping = self._ended = False
+        self._thread: threading.Thread | None = None
 
-    def predict(self, caller: int, inputs: Any) -> Future[Any]:
-        """Asks for the outputs of some rows.
+    # -- for clients
+
+    def submit(self, client: int, payload: Any, *, blocks: bool = True) -> Future[Any]:
+        """Asks without waiting.
 
         Args:
-            caller: number of one that is connected.
-            inputs: a nest shaped like the input spec, [n, ...].
+            client: number of one that is connected.
+            payload: what the function gets: rows [n, ...] as the input spec says, or anything where there is none.
+            blocks: whether the client asks nothing else until it is answered.
 
         Returns:
-            The outputs to come, [n, ...].
+            Its answer to come. It fails with `RequestError` if the batch fails, or the client is disconnected.
 
         Raises:
-            RequestError: the server is stopping, or the caller is not connected.
-            ShapeError: the inputs do not fit the spec; nobody else's batch suffers from it.
+            RequestError: the server is stopping, or the client is not connected.
+            ShapeError: the payload does not fit the input spec; no other client's batch suffers from it.
         """
-        packed = pack([inputs], self._input_spec)
-        return self.submit(caller, packed, rows=_rows(packed))
+        rows = 1
+        if self._input_spec is not None:
+            payload = pack([payload], self._input_spec)
+            rows = len(optree.tree_leaves(payload)[0])
+        request = _Request(client, payload, rows, blocks, time.monotonic(), Future())
+        with self.clients.changed:
+            if self._stopping:
+                raise RequestError(f"{self.name} has stopped and takes no more requests")
+            if client not in self.clients.connected:
+                raise RequestError(f"{self.name}: client {client} is not connected, so it cannot ask")
+            self._queue.append(request)
+            self.clients.waiting += blocks
+            self.clients.note()
+        return request.answer
 
-    def _infer(self, batches: list[Any]) -> list[Any]:
-        return unpack(self._function(pack(batches, self._input_spec)), [_rows(batch) for batch in batches])
+    # -- the thread
 
+    def start(self) -> None:
+        """Starts answering; requests may have been made before."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
+            self._thread.start()
 
-def _rows(nest: Any) -> int:
-    return len(nest) if isinstance(nest, Tensor) else _rows(next(iter(nest.values())))
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Answers what waits, then ends the thread. Stopping twice is fine.
+
+        Args:
+            timeout_s: how long it may take.
+
+        Raises:
+            RequestError: the function still runs after that; whoever waits gets the same error.
+        """
+        with self.clients.changed:
+            self._stopping = True
+            self.clients.changed.notify_all()
+        if self._thread is None:
+            self._fail(self._take_all(), RequestError(f"{self.name} was stopped before it was started"))
+            return
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            error = RequestError(f"{self.name}: a batch was still being computed {timeout_s:g} s after the stop")
+            self._fail([*self._current, *self._take_all()], error)
+            raise error
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def _serve(self) -> None:
+        try:
+            while not self._ended:
+                self._current, left = self._next_batch()
+                for request in left:
+                    request.answer.set_exception(RequestError(f"{self.name}: client {request.client} was disconnected"))
+                if self._current:
+                    self._compute(self._current)
+                self._current = []
+        except BaseException as error:  # nobody may wait for a thread that is gone
+            with self.clients.changed:
+                self._stopping = True
+            self._fail([*self._current, *self._take_all()], error)
+            raise
+
+    def _next_batch(self) -> tuple[list[_Request], list[_Request]]:
+        """Waits until a batch is closed; returns it, or requests whose clients have left, or notes the end."""
+        changed = self.clients.changed
+        with changed:
+            while True:
+                if left := self._without_clients():
+                    return [], left
+                if not self._queue:
+                    if self._stopping:
+                        self._ended = True
+                        return [], []
+                    changed.wait()
+                    continue
+                since_s = self._queue[0].since_s
+                left_s = since_s + self._max_wait_s - time.monotonic()
+                alone = since_s <= self.clients.all_waited_s
+                if left_s <= 0 or alone or self._stopping or self._rows() >= self._least:
+                    return self._taken(), []
+                changed.wait(left_s)
+
+    def _rows(self) -> int:
+        return sum(request.rows for request in self._queue)
+
+    def _taken(self) -> list[_Request]:
+        count, rows = 1, self._queue[0].rows
+        while count < len(self._queue) and rows + self._queue[count].rows <= self._most:
+            rows += self._queue[count].rows
+            count += 1
+        batch, self._queue = self._queue[:count], self._queue[count:]
+        return sorted(batch, key=lambda request: request.client)
+
+    def _take_all(self) -> list[_Request]:
+        with self.clients.changed:
+            batch, self._queue = self._queue, []
+        return batch
+
+    def _without_clients(self) -> list[_Request]:
+        """Takes requests out of the queue whose clients have left."""
+        connected = self.clients.connected
+        left = [request for request in self._queue if request.client not in connected]
+        if left:
+            self._queue = [request for request in self._queue if request.client in connected]
+            self.statistics.dropped += len(left)
+            self._settle(left)
+        return left
+
+    def _compute(self, batch: list[_Request]) -> None:
+        began, stats = time.monotonic(), self.statistics
+        rows, waits = [request.rows for request in batch], [time.monotonic() - request.since_s for request in batch]
+        try:
+            answers = self._answers([request.payload for request in batch], rows)
+        except Exception as error:
+            stats.failed_batches += 1
+            answers = error
+        stats.busy_s += time.monotonic() - began
+        stats.requests, stats.batches = stats.requests + len(batch), stats.batches + 1
+        stats.rows, stats.largest_batch = stats.rows + sum(rows), max(stats.largest_batch, sum(rows))
+        stats.wait_s, stats.longest_wait_s = stats.wait_s + sum(waits), max(stats.longest_wait_s, *waits)
+        if isinstance(answers, Exception):
+            self._fail(batch, answers)
+            return
+        self._settle(batch)
+        for request, given in zip(batch, answers, strict=True):
+            if not request.answer.done():  # else `stop` has given up on it
+                request.answer.set_result(given)
+
+    def _answers(self, payloads: list[Any], rows: list[int]) -> Sequence[Any]:
+        if self._input_spec is not None:
+            return unpack(self._function(pack(payloads, self._input_spec)), rows)
+        answers = self._function(payloads)
+        if len(answers) != len(payloads):
+            raise RequestError(f"{len(answers)} answers were given to {len(payloads)} requests; one each is needed")
+        return answers
+
+    def _settle(self, batch: Sequence[_Request]) -> None:
+        with self.clients.changed:
+            self.clients.waiting -= sum(request.blocks for request in batch)
+
+    def _fail(self, batch: Sequence[_Request], cause: BaseException) -> None:
+        self._settle(batch)
+        clients = [request.client for request in batch]
+        for request in batch:
+            error = RequestError(f"{self.name} failed for the clients {clients}: {type(cause).__name__}: {cause}")
+            error.__cause__ = cause
+            if not request.answer.done():
+                request.answer.set_exception(error)

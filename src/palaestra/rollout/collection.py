@@ -1,0 +1,166 @@
+"""What a collection gives, how many rows an unroll still needs, and loaded data in the place of a collector."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from palaestra.buffers import ReplayBuffer
+from palaestra.core import POLICY, ShapeError
+from palaestra.rollout.episodes import Episode
+
+__all__ = ["CollectInfo", "OfflineData", "Quota"]
+
+
+@dataclass(slots=True)
+class CollectInfo:
+    """What one collection did."""
+
+    env_steps: int
+    """Actions executed over all environments, resets not counted."""
+    rows: int = 0
+    """Time steps collected from every environment, resets included."""
+    rows_of: dict[str, int] = field(default_factory=dict)
+    """Time steps collected for each policy, where there are several; a policy without any does not learn from them."""
+    episodes: list[Episode] = field(default_factory=list)
+    """Episodes that ended and had not been reported yet."""
+    env_s: float = 0.0
+    """Seconds spent in the environments."""
+    inference_s: float = 0.0
+    """Seconds spent choosing actions."""
+    total_s: float = 0.0
+    """Seconds of the whole collection."""
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """Episodes `n/ep`, env steps `n/st`, both per second `v/ep` and `v/st`, mean return `rew` and length `len`.
+
+        Without an episode, `rew` and `len` are NaN.
+        """
+        episodes, seconds = self.episodes, max(self.total_s, 1e-9)
+        return {
+            "n/ep": len(episodes),
+            "n/st": self.env_steps,
+            "v/ep": len(episodes) / seconds,
+            "v/st": self.env_steps / seconds,
+            "rew": float(np.mean([e.episode_return for e in episodes])) if episodes else float("nan"),
+            "len": float(np.mean([e.length for e in episodes])) if episodes else float("nan"),
+        }
+
+
+class Quota:
+    """How many rows the current unroll still needs. A fractional unroll length is met on average over unrolls.
+
+    Examples:
+        >>> quota = Quota()
+        >>> taken = []
+        >>> for _ in range(4):
+        ...     taken.append(quota.begin(1.5))
+        ...     quota.left = 0
+        >>> taken
+        [1, 2, 1, 2]
+    """
+
+    def __init__(self) -> None:
+        self.left = 0
+        """Rows that are still to be collected; subtract what you have collected."""
+        self._carry = 0.0
+
+    def begin(self, length: float) -> int:
+        """Begins an unroll, or continues one that was paused.
+
+        Args:
+            length: rows of an unroll; ignored where one was paused.
+
+        Returns:
+            Rows to collect.
+        """
+        if not self.left:
+            self._carry += length
+            self.left = int(self._carry + 1e-9)  # ten times 0.1 is a row
+            self._carry -= self.left
+        return self.left
+
+    def state(self) -> dict[str, Any]:
+        """`rows_left` and `carry`, for a checkpoint."""
+        return {"rows_left": self.left, "carry": self._carry}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state` returned.
+
+        Args:
+            state: with its two entries, and possibly others.
+        """
+        self.left, self._carry = state["rows_left"], state["carry"]
+
+
+class OfflineData:
+    """A fixed data set to learn from: `Trainer(OfflineData(buffer), algorithm)`.
+
+    There are no env steps offline, so an update takes the place of an env step, everywhere: in the budget
+    `total_env_steps`, in every period, in schedules and on the x axis of metrics.
+
+    Args:
+        data: the buffer that holds the data, or those of several policies by name; they are never written to.
+
+    Raises:
+        ShapeError: there is none, or one is empty.
+    """
+
+    def __init__(self, data: ReplayBuffer | Mapping[str, ReplayBuffer]) -> None:
+        sources = {POLICY: data} if isinstance(data, ReplayBuffer) else dict(data)
+        if not sources or not all(len(buffer) for buffer in sources.values()):
+            raise ShapeError("the buffer of an offline run is empty; load or collect data into it first")
+        self._sources = sources
+        self.env_steps = 0
+        """Updates so far."""
+
+    @property
+    def num_lanes(self) -> int:
+        """Streams of the data."""
+        return sum(buffer.num_lanes for buffer in self._sources.values())
+
+    @property
+    def buffers(self) -> dict[str, ReplayBuffer]:
+        """None: loaded data does not change, so it is no part of checkpoints."""
+        return {}
+
+    @property
+    def sources(self) -> dict[str, ReplayBuffer]:
+        """What each policy learns from: its buffer."""
+        return self._sources
+
+    @property
+    def unfinished(self) -> bool:
+        """Never: nothing is collected."""
+        return False
+
+    def unroll(self, length: float, *, random: Collection[str] = ()) -> CollectInfo:
+        """Counts one update; nothing is collected.
+
+        Args:
+            length: ignored.
+            random: ignored.
+        """
+        self.env_steps += 1
+        return CollectInfo(0)
+
+    def pause(self) -> None:
+        """Nothing runs that could be paused."""
+
+    def drain(self) -> list[Episode]:
+        """No episodes end."""
+        return []
+
+    def state(self) -> dict[str, Any]:
+        """The count; the data is not part of a checkpoint."""
+        return {"env_steps": self.env_steps}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state` returned.
+
+        Args:
+            state: of a run on the same data.
+        """
+        self.env_steps = state["env_steps"]

@@ -1,0 +1,168 @@
+"""Rows on their way into a buffer: of some lanes or of all, checked for finite values, with their log-probabilities."""
+
+import math
+from typing import Any
+
+import numpy as np
+import optree
+import torch
+
+from palaestra.buffers import ReplayBuffer
+from palaestra.core import Batch, NonFiniteError, StepType, TimeStep, episode_seed
+from palaestra.envs import Environment
+from palaestra.policies import Policy
+from palaestra.rollout.episodes import EpisodeTracker
+
+__all__ = ["RowWriter", "put_rows", "require_finite", "take_rows"]
+
+
+def take_rows(nest: Any, lanes: np.ndarray) -> Any:
+    """A copy of the rows of some lanes.
+
+    Args:
+        nest: tensors [B, ...] in batches, dicts and tuples.
+        lanes: [n] which.
+
+    Returns:
+        The same structure, leaves [n, ...].
+    """
+    index = torch.from_numpy(lanes)
+    return optree.tree_map(lambda leaf: leaf[index], nest)
+
+
+def put_rows(nest: Any, lanes: np.ndarray, rows: Any) -> Any:
+    """A copy of the nest with the rows of some lanes replaced.
+
+    Args:
+        nest: tensors [B, ...] in batches, dicts and tuples.
+        lanes: [n] which.
+        rows: the same structure, leaves [n, ...].
+    """
+    index = torch.from_numpy(lanes)
+    return optree.tree_map(lambda leaf, new: leaf.index_copy(0, index, new), nest, rows)
+
+
+class RowWriter:
+    """Appends rows to a buffer, and what the policy computes about them; lanes need not move together.
+
+    Args:
+        buffer: to append to.
+        policy: that acted.
+        tracker: counts episodes.
+    """
+
+    def __init__(self, buffer: ReplayBuffer, policy: Policy, tracker: EpisodeTracker) -> None:
+        self._buffer, self._policy, self._tracker = buffer, policy, tracker
+
+    def write(
+        self,
+        action: Any,
+        time_step: TimeStep,
+        state: Any,
+        lanes: np.ndarray | None = None,
+        ended: TimeStep | None = None,
+    ) -> None:
+        """Appends one row of some lanes, and before new FIRST rows the LAST rows that the same step brought.
+
+        Args:
+            action: [n, ...] taken on the open rows.
+            time_step: [n] what the environments answered.
+            state: [n, ...] the policy's hidden state before it acted; `()` without.
+            lanes: [n] which they are; `None` is all.
+            ended: LAST rows of lanes that began a new episode within the step; others than `lanes` are left out.
+        """
+        hidden = None if type(state) is tuple else state
+        append, version = self._buffer.append, self._policy.version
+        if ended is not None:
+            place = np.full(self._buffer.num_lanes, -1)
+            place[... if lanes is None else lanes] = np.arange(len(time_step.step_type))
+            mine: TimeStep = take_rows(ended, np.flatnonzero(place[np.asarray(ended.env_id)] >= 0))
+            numbers = np.asarray(mine.env_id)
+            its_action, its_state = take_rows((action, hidden), place[numbers])
+            append(its_action, mine, policy_version=version, state=its_state, env_id=numbers)
+            self._tracker.add(mine, numbers)
+        append(action, time_step, policy_version=version, state=hidden, env_id=lanes)
+        self._tracker.add(time_step, lanes)
+
+    def write_log_probs(self, rows: int) -> None:
+        """Adds log-probabilities of the newest actions, and whatever else losses need of the policy that acted.
+
+        Acting only chooses. This is one batched pass over the rows just stored, with the same weights.
+
+        Args:
+            rows: that the lane with most of them has new.
+        """
+        buffer, policy = self._buffer, self._policy
+        if not rows or not buffer.info_fields:
+            return
+        with torch.inference_mode():
+            hidden: tuple[Any, ...] = ()
+            if buffer.keeps_states:
+                hidden = (buffer.recent("state", rows), buffer.recent("step_type", rows) == StepType.FIRST)
+            observation, action = buffer.recent("observation", rows), buffer.recent("action", rows)
+            info = policy.behaviour(observation, action, *hidden)
+            if not buffer.lockstep:  # a lane with fewer new rows shows older ones, of other weights
+                new = buffer.recent("policy_version", rows) == policy.version
+                old = buffer.recent("policy_info", rows)
+                info = Batch.of({name: torch.where(new, info[name], old[name]) for name in buffer.info_fields})
+            buffer.write_info(info, rows)
+
+
+def require_finite(
+    env: Environment, buffer: ReplayBuffer, newest: TimeStep, rows: int, *, changed: bool = False
+) -> None:
+    """Looks at the rows that were just completed and at the newest time step.
+
+    Args:
+        env: where they come from.
+        buffer: that has them.
+        newest: the time step of every lane.
+        rows: completed in every lane.
+        changed: whether what the environment emitted was changed since.
+
+    Raises:
+        NonFiniteError: an observation or reward is NaN or infinite; the message names environment, field, episode, its
+            seed and step.
+    """
+    if env.checks_finite and not changed:
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name, value in (("observation", newest.observation), ("reward", newest.reward)):
+            _check(name, value, env, buffer, newest, 0)
+            if rows > 1:
+                _check(name, buffer.recent(name, rows), env, buffer, newest, rows)
+
+
+def _check(name: str, value: Any, env: Environment, buffer: ReplayBuffer, newest: TimeStep, rows: int) -> None:
+    """Looks at values [B, ...] of the newest time step, or at [rows, B, ...] of the rows before it."""
+    if isinstance(value, Batch):
+        for key, part in value.items():
+            _check(f"{name}.{key}", part, env, buffer, newest, rows)
+        return
+    if not value.is_floating_point():
+        return
+    if math.isfinite(np.add.reduce(value.numpy(), axis=None) if value.is_cpu else value.sum()):
+        return
+    for place in (~torch.isfinite(value)).nonzero().tolist():  # none where only the sum overflows
+        row, lane, element = (place[0], place[1], place[2:]) if rows else (0, place[0], place[1:])
+        kinds = [*buffer.recent("step_type", rows)[:, lane].tolist()] if rows else []
+        when = _when(env, lane, [*kinds, int(newest.step_type[lane])], row)
+        raise NonFiniteError(
+            f"environment {lane} emitted {name}{element or ''} = {value[tuple(place)].item()}{when}; "
+            "look at the environment, or clip what it emits"
+        )
+
+
+def _when(env: Environment, lane: int, kinds: list[int], row: int) -> str:
+    """Episode, seed and step of one of a lane's newest rows, where the environment counts them."""
+    state = env.state_dict()
+    if not {"lane_seed", "episode", "steps"} <= state.keys():
+        return ""
+    later = kinds[row + 1 :].count(StepType.FIRST)
+    number = int(state["episode"][lane]) - later
+    seed = episode_seed(int(state["lane_seed"][lane]), number)
+    firsts = [index for index in range(row + 1) if kinds[index] == StepType.FIRST]
+    if not firsts and later:
+        return f" in episode {number} (seed {seed})"
+    step = row - firsts[-1] if firsts else int(state["steps"][lane]) - (len(kinds) - 1 - row)
+    return f" in episode {number} (seed {seed}), step {step}"
