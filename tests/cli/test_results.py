@@ -138,6 +138,14 @@ def test_the_code_of_an_algorithm_is_its_file(capsys):
     assert "did you mean 'ppo'?" in output(capsys)
 
 
+def test_the_code_of_an_algorithm_is_also_one_script(capsys):
+    assert exit_code("show-code", "ppo", "--flat") == 0
+    assert "import palaestra" not in (code := capsys.readouterr().out)
+    assert "def train(" in code
+    assert exit_code("show-code", "iqn", "--flat") == 2
+    assert "iqn has no single-file script; those that have one are dqn, ppo, sac" in output(capsys)
+
+
 def test_an_environment_and_a_configuration_are_timed(capsys):
     speed = answer(capsys, "bench", "CartPole-v1", "--env.num-envs", "2", "--duration-s", "0.05")
     assert (speed["num_envs"], speed["vectorization"], speed["repetitions"]) == (2, "serial", 3)

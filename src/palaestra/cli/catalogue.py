@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -110,6 +111,8 @@ def _show_runs(root: str, console: Console) -> None:
 class ShowOptions:
     """Options of `palaestra show-code`."""
 
+    flat: bool = False
+    """Print the algorithm as one script on torch, numpy and Gymnasium alone, which learns the same (ppo, dqn, sac)."""
     json: bool = False
     """Print JSON: the path and the text."""
 
@@ -122,7 +125,7 @@ def show_code(arguments: list[str]) -> int:
     """
     (name,), rest = positional(arguments, ("the algorithm",), "palaestra show-code ppo")
     options = parse(ShowOptions, rest, prog="palaestra show-code ALGORITHM")
-    path = algorithm_source(name)
+    path = _single_file(name) if options.flat else algorithm_source(name)
     text = path.read_text(encoding="utf-8")
     if options.json:
         sys.stdout.write(json.dumps({"path": str(path), "code": text}) + "\n")
@@ -133,3 +136,14 @@ def show_code(arguments: list[str]) -> int:
     else:
         sys.stdout.write(text)
     return 0
+
+
+def _single_file(name: str) -> Path:
+    """Where the single-file script of an algorithm is: in an installed package, or in a checkout's examples."""
+    algorithm_source(name)
+    package = Path(__file__).resolve().parents[1]
+    folders = (package / "single_file", package.parents[1] / "examples" / "single_file")
+    scripts = {path.stem: path for folder in folders for path in sorted(folder.glob("*.py"))}
+    if name not in scripts:
+        raise ConfigError(f"{name} has no single-file script; those that have one are {', '.join(scripts) or 'none'}")
+    return scripts[name]
