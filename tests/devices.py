@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
-import palaestra.core.device
+import palaestra.core.tree
 
 NAME = "lazy"  # torch knows a device of this name that needs no driver and has no kernels here
 _CPU_GENERATOR = torch.Generator
@@ -158,7 +158,7 @@ def pretend_device() -> Iterator[str]:
     swap = torch.__future__.get_swap_module_params_on_conversion()
     with pytest.MonkeyPatch.context() as patch, _Everywhere(), _Generated():
         patch.setattr(torch, "Generator", _Generators)
-        patch.setattr(palaestra.core.device, "available_devices", lambda: ["cpu", NAME])
+        patch.setattr(palaestra.core.tree, "available_devices", lambda: ["cpu", NAME])
         torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the same objects, as with CUDA
         torch._C._set_only_lift_cpu_tensors(True)  # so that `torch.tensor(..., device=)` is seen
         try:

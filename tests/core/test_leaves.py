@@ -1,4 +1,4 @@
-"""Tests of `palaestra.core.leaves`: what a list may become, and what is said about rows that do not exist."""
+"""Tests of `palaestra.core`: what a list may become, and what is said about rows that do not exist."""
 
 import numpy as np
 import pytest

@@ -13,8 +13,7 @@ from palaestra.buffers.layouts import Unroll
 from palaestra.buffers.segments import SegmentKeys
 from palaestra.buffers.storage import LaneStorage
 from palaestra.buffers.streams import FIRST, LAST, LaneStreams
-from palaestra.core import Batch, CheckpointError, ShapeError, describe_segments, did_you_mean
-from palaestra.core.leaves import as_array
+from palaestra.core import Batch, CheckpointError, ShapeError, as_array, describe_segments, did_you_mean
 from palaestra.ops import valid_starts
 
 __all__ = ["StreamAccess"]

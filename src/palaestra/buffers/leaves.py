@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import numpy_dtype
-from palaestra.core.leaves import as_array, as_tensor
+from palaestra.core import as_array, as_tensor, numpy_dtype
 
 __all__ = ["DeviceLeaf", "HostLeaf", "Leaf"]
 

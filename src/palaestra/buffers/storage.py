@@ -12,8 +12,7 @@ from torch import Tensor
 
 from palaestra.buffers.leaves import DeviceLeaf, HostLeaf, Leaf
 from palaestra.buffers.memory import BOOKKEEPING, MainMemory, Memory
-from palaestra.core import Batch, ShapeError, SpecTree, StepType, TensorSpec, spec_leaves
-from palaestra.core.leaves import as_array
+from palaestra.core import Batch, ShapeError, SpecTree, StepType, TensorSpec, as_array, spec_leaves
 
 __all__ = ["LaneStorage"]
 

@@ -12,8 +12,7 @@ from palaestra.buffers.heads import WriteHeads
 from palaestra.buffers.memory import Memory
 from palaestra.buffers.segments import SegmentKeys
 from palaestra.buffers.storage import LaneStorage
-from palaestra.core import ConfigError, ShapeError, SpecTree, StepType, TensorSpec, TimeStep, spec_leaves
-from palaestra.core.leaves import as_array
+from palaestra.core import ConfigError, ShapeError, SpecTree, StepType, TensorSpec, TimeStep, as_array, spec_leaves
 
 __all__ = ["LaneStreams", "RowOptions"]
 

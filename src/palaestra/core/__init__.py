@@ -1,130 +1,18 @@
-"""Words as code: batches, time steps, specs, seeds, schedules, plans, errors."""
+"""Words as code: batches, trees, time steps, specs, seeds, schedules, plans, errors."""
 
-from palaestra.core.batch import Batch
-from palaestra.core.device import available_devices, device_of, require_device, to_device
-from palaestra.core.errors import (
-    CheckpointError,
-    ConfigError,
-    EnvError,
-    MissingExtraError,
-    NonFiniteError,
-    PalaestraError,
-    ShapeError,
-    SpecError,
-    did_you_mean,
-)
-from palaestra.core.experience import ExperienceSet
-from palaestra.core.importing import import_module, import_object, importable_name
-from palaestra.core.minibatch import minibatches, sequences, shards
-from palaestra.core.plan import POLICY, DataSource, Offline, OnPolicy, Plan, Prioritized, Replay
-from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_range, schedule_value
-from palaestra.core.sealed import check_files, check_seal, fingerprint, read_manifest, seal, write_manifest
-from palaestra.core.seeding import RunSeeds, SeedName, episode_seed, seeded_initialisation
-from palaestra.core.segments import describe_segments, join_segments, unsaved_bytes, write_segments
-from palaestra.core.spec import (
-    BoundedSpec,
-    DiscreteSpec,
-    MultiBinarySpec,
-    MultiDiscreteSpec,
-    SpecTree,
-    TensorSpec,
-    numpy_dtype,
-    spec_from_json,
-    spec_leaves,
-    spec_to_json,
-    torch_dtype,
-)
-from palaestra.core.state import join_state, split_state
-from palaestra.core.storage import load_tensors, save_tensors
-from palaestra.core.time_step import StepType, TimeStep, check_time_step, restart, termination, transition, truncation
-from palaestra.core.views import (
-    Experiences,
-    Transitions,
-    done_of,
-    experiences_from_rows,
-    game_over_of,
-    rows_from_experiences,
-    rows_from_transitions,
-    transitions_from_rows,
-)
-
-__all__ = [
-    "POLICY",
-    "Batch",
-    "BoundedSpec",
-    "CheckpointError",
-    "ConfigError",
-    "DataSource",
-    "DiscreteSpec",
-    "EnvError",
-    "ExperienceSet",
-    "Experiences",
-    "Linear",
-    "MissingExtraError",
-    "MultiBinarySpec",
-    "MultiDiscreteSpec",
-    "NonFiniteError",
-    "Offline",
-    "OnPolicy",
-    "PalaestraError",
-    "Piecewise",
-    "Plan",
-    "Prioritized",
-    "Replay",
-    "RunSeeds",
-    "Schedule",
-    "SeedName",
-    "ShapeError",
-    "SpecError",
-    "SpecTree",
-    "StepType",
-    "TensorSpec",
-    "TimeStep",
-    "Transitions",
-    "available_devices",
-    "check_files",
-    "check_seal",
-    "check_time_step",
-    "describe_segments",
-    "device_of",
-    "did_you_mean",
-    "done_of",
-    "episode_seed",
-    "experiences_from_rows",
-    "fingerprint",
-    "game_over_of",
-    "import_module",
-    "import_object",
-    "importable_name",
-    "join_segments",
-    "join_state",
-    "load_tensors",
-    "minibatches",
-    "numpy_dtype",
-    "parse_schedule",
-    "read_manifest",
-    "require_device",
-    "restart",
-    "rows_from_experiences",
-    "rows_from_transitions",
-    "save_tensors",
-    "schedule_range",
-    "schedule_value",
-    "seal",
-    "seeded_initialisation",
-    "sequences",
-    "shards",
-    "spec_from_json",
-    "spec_leaves",
-    "spec_to_json",
-    "split_state",
-    "termination",
-    "to_device",
-    "torch_dtype",
-    "transition",
-    "transitions_from_rows",
-    "truncation",
-    "unsaved_bytes",
-    "write_manifest",
-    "write_segments",
-]
+from palaestra.core.batch import *
+from palaestra.core.errors import *
+from palaestra.core.experience import *
+from palaestra.core.importing import *
+from palaestra.core.minibatch import *
+from palaestra.core.plan import *
+from palaestra.core.schedule import *
+from palaestra.core.sealed import *
+from palaestra.core.seeding import *
+from palaestra.core.segments import *
+from palaestra.core.spec import *
+from palaestra.core.state import *
+from palaestra.core.storage import *
+from palaestra.core.time_step import *
+from palaestra.core.tree import *
+from palaestra.core.views import *

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from palaestra.core.errors import CheckpointError, ShapeError, did_you_mean
-from palaestra.core.leaves import array_of, as_array, as_tensor
 from palaestra.core.nest import join, split
 from palaestra.core.node import (
     Node,
@@ -27,8 +26,8 @@ from palaestra.core.node import (
     refuse_text,
     require_same_fields,
 )
-from palaestra.core.pytree import register
 from palaestra.core.storage import load_tensors, save_tensors
+from palaestra.core.tree import array_of, as_array, as_tensor, register_batch
 
 __all__ = ["Batch"]
 
@@ -83,7 +82,7 @@ class Batch(Node):
             raise TypeError(f"{cls.__name__} declares the fields {clash}, which are methods or have defaults; rename")
         cls._layout = tuple(dict.fromkeys((*cls._layout, *added)))
         protect_methods(cls)
-        register(cls)
+        register_batch(cls)
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Self:
@@ -357,7 +356,7 @@ class Batch(Node):
 
 
 protect_methods(Batch)
-register(Batch)
+register_batch(Batch)
 
 
 def _named(cls: type[Batch], fields: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from palaestra.core.batch import Batch
-from palaestra.core.device import device_of
 from palaestra.core.errors import ShapeError
 from palaestra.core.node import flat
 from palaestra.core.plan import OnPolicy, Plan
+from palaestra.core.tree import device_of
 
 __all__ = ["minibatches", "sequences", "shards"]
 

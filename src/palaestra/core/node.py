@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from palaestra.core.errors import ShapeError
-from palaestra.core.leaves import array_of
+from palaestra.core.tree import array_of
 
 __all__ = [
     "Node",

@@ -1,11 +1,68 @@
-"""Tests of `palaestra.core.device`, and of the pretend device that other tests compute on."""
+"""Tests of `palaestra.core.tree`: trees, devices, and the pretend device that other tests compute on."""
 
 import numpy as np
 import pytest
 import torch
 
-from palaestra.core import Batch, ConfigError, TimeStep, available_devices, device_of, require_device, to_device
+from palaestra.core import (
+    Batch,
+    ConfigError,
+    ShapeError,
+    TimeStep,
+    available_devices,
+    device_of,
+    require_device,
+    to_device,
+    tree_cat,
+    tree_leaves,
+    tree_map,
+    tree_paths,
+    tree_select,
+    tree_split,
+    tree_stack,
+)
 from tests.devices import FarTensor, pretend_device
+
+TREE = {
+    "b": (torch.arange(3), [np.zeros((3, 2))]),
+    "a": TimeStep(reward=torch.ones(3), observation=Batch(z=np.ones(3))),
+}
+
+
+def test_trees_keep_their_kinds_and_the_order_of_their_fields():
+    """Of batches as of dicts; what is empty stays empty."""
+    doubled = tree_map(lambda x, y: x + y, TREE, TREE)
+    assert list(doubled) == ["b", "a"]
+    assert (type(doubled["a"]), doubled["a"].prev_action, doubled["a"].reward.tolist()) == (TimeStep, (), [2, 2, 2])
+    assert list(tree_map(abs, Batch(b=-1, a=-2, none=None)).items()) == [("b", 1), ("a", 2), ("none", None)]
+    assert tree_map(lambda x, y: (x, y), Batch(a=1, b=2), Batch(b=3, a=4)).a == (1, 4)
+
+
+def test_leaves_are_named_by_their_path():
+    assert list(tree_paths(TREE)) == ["a.1", "a.3.z", "b.0", "b.1.0"]
+    assert [id(leaf) for leaf in tree_leaves(TREE)] == [id(leaf) for leaf in tree_paths(TREE).values()]
+    assert tree_paths(3) == {"": 3}
+
+
+def test_rows_are_selected_split_and_joined():
+    parts = tree_split(TREE, [1, 0, 2])
+    assert [len(part["b"][0]) for part in parts] == [1, 0, 2]
+    for whole in (tree_cat(parts), tree_map(lambda leaf: leaf[0], tree_stack([TREE, TREE]))):
+        for left, right in zip(tree_leaves(whole), tree_leaves(TREE), strict=True):
+            assert type(left) is type(right)
+            np.testing.assert_array_equal(left, right)
+    assert tree_select(TREE, [2, 0])["b"][0].tolist() == [2, 0]
+
+
+def test_trees_that_do_not_fit_are_refused():
+    with pytest.raises(ShapeError, match=r"leaf 'a' has 3 rows, but parts of \[1, 1\] rows were asked for"):
+        tree_split({"a": torch.zeros(3)}, [1, 1])
+    with pytest.raises(ShapeError, match="2 trees cannot be joined"):
+        tree_stack([{"a": torch.zeros(3)}, {"b": torch.zeros(3)}])
+    with pytest.raises(ShapeError, match="2 trees cannot be joined"):
+        tree_stack([{"a": torch.zeros(3)}, {"a": torch.zeros(2)}])
+    with pytest.raises(ShapeError, match="at least one is needed"):
+        tree_cat([])
 
 
 def test_a_nest_moves_as_a_whole_and_keeps_its_kinds():
