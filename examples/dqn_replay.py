@@ -14,7 +14,7 @@ def main() -> None:
     eval_env = create_environment(EnvConfig(name="CartPole-v1", num_envs=4), seed=1)
     config = DQNConfig(
         learning_rate=2e-3,
-        num_updates=128,
+        gradient_steps=128,
         mini_batch_size=64,
         n_step=3,
         target_period=128,

@@ -15,7 +15,7 @@ def main() -> None:
     eval_env = create_environment(EnvConfig(name="CartPole-v1", num_envs=4), seed=1)
 
     config = PPOConfig(
-        learning_rate=Linear(1e-3, 0.0), clip=Linear(0.2, 0.0), num_updates=20, gamma=0.98, gae_lambda=0.8
+        learning_rate=Linear(1e-3, 0.0), clip=Linear(0.2, 0.0), num_epochs=20, gamma=0.98, gae_lambda=0.8
     )
     algorithm = PPO(env.observation_spec, env.action_spec, config, RunSeeds(0))
     collector = Collector.of(env, algorithm)  # with the buffer that PPO's plan asks for

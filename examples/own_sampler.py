@@ -19,7 +19,7 @@ class RecentSampler(Sampler):
 def main() -> None:
     torch.set_num_threads(1)
     env = create_environment(EnvConfig(name="CartPole-v1"), seed=0)
-    config = DQNConfig(num_updates=16, mini_batch_size=64, network=NetworkConfig(hidden_sizes=(64, 64)))
+    config = DQNConfig(gradient_steps=16, mini_batch_size=64, network=NetworkConfig(hidden_sizes=(64, 64)))
     algorithm = DQN(env.observation_spec, env.action_spec, config, RunSeeds(0))
     collector = Collector.of(env, algorithm)
     collector.buffer.sampler = RecentSampler()

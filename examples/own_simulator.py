@@ -8,7 +8,7 @@ from palaestra.multiagent import AgentSpec, EnvWrapper, MultiAgentCollector, Wor
 from palaestra.training import SimplePolicyManager, Trainer, TrainerConfig
 
 SPEC = AgentSpec(BoundedSpec((4,), minimum=np.array(0), maximum=np.array(50)), DiscreteSpec(num=4))
-CONFIG = PPOConfig(unroll_length=40, learning_rate=2e-3, mini_batch_size=64, num_updates=8, entropy_cost=0.01)
+CONFIG = PPOConfig(unroll_length=40, learning_rate=2e-3, mini_batch_size=64, num_epochs=8, entropy_cost=0.01)
 LIFTS = {"slow": SPEC, "fast": SPEC}
 
 

@@ -45,7 +45,7 @@ class FlatRobot(Robot):
             network=NetworkConfig(hidden_sizes=(64, 64), activation="relu"),
             mini_batch_size=128,
             unroll_length=4,
-            num_updates=2,
+            gradient_steps=2,
         )
         sac = SAC(self.observation_spec, self.action_spec, config, seeds)
         return {"control": ComputationTask(sac, sampler=HindsightSampler(near, terminated=near))}

@@ -66,7 +66,7 @@ class Learner:
 
 FOUR_ROOMS, BACKDROP = "palaestra.envs.tiny:FourRooms", "palaestra.envs.tiny:Backdrop"
 SMALL = {"network__hidden_sizes": (64, 64)}
-REPLAY = {**SMALL, "mini_batch_size": 128, "unroll_length": 1, "num_updates": 2, "gamma": 0.99}
+REPLAY = {**SMALL, "mini_batch_size": 128, "unroll_length": 1, "gradient_steps": 2, "gamma": 0.99}
 SAC = [
     {**REPLAY, "learning_rate": 1e-3, "initial_temperature": 0.1},
     {**REPLAY, "learning_rate": 3e-4, "initial_temperature": 1.0},

@@ -49,7 +49,7 @@ NETWORKS = {
 
 def task_of(network: str) -> ComputationTask:
     spec, layers = NETWORKS[network]
-    config = DQNConfig(network=layers, initial_collect_steps=0, epsilon=0.0)
+    config = DQNConfig(network=layers, learning_starts=0, epsilon=0.0)
     return ComputationTask(DQN(spec, DiscreteSpec(num=6), config))
 
 
@@ -110,7 +110,7 @@ class AskingRobot(Robot):
     config_class, agent_class = AskingConfig, Asking
 
     def build(self, seeds: RunSeeds) -> dict[str, ComputationTask]:
-        config = DQNConfig(network=NETWORKS["2 x 64"][1], initial_collect_steps=0, epsilon=0.0)
+        config = DQNConfig(network=NETWORKS["2 x 64"][1], learning_starts=0, epsilon=0.0)
         return {"act": ComputationTask(DQN(self.observation_spec, self.action_spec, config, seeds))}
 
 

@@ -64,7 +64,7 @@ class InverseDynamics(GradientAlgorithm[Features]):
             self.head = nn.Linear(NUM_FEATURES, actions.num)
         parts = nn.ModuleDict({"perception": policy.network, "head": self.head})
         model = CoreModel({"inverse": parts}, {"inverse": OptimizerOption("adam", {"lr": 3e-3})})
-        plan = Replay(unroll_length=8, num_updates=8, mini_batch_size=64, capacity=20_000)
+        plan = Replay(unroll_length=8, gradient_steps=8, mini_batch_size=64, capacity=20_000)
         super().__init__(AlgorithmConfig(), policy=policy, model=model, plan=plan, seeds=seeds)
 
     def losses(self, batch: Any) -> Losses:

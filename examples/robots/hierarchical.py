@@ -81,9 +81,9 @@ class FourRoomsRobot(Robot):
             "network": NetworkConfig(hidden_sizes=(64, 64), activation="relu"),
             "mini_batch_size": 128,
         }
-        chance = {"initial_collect_steps": 100, "epsilon": Linear(config.epsilon, 0.05)}
-        choice = DQNConfig(**shared, **chance, unroll_length=1, num_updates=4)
-        moving = SACConfig(**shared, unroll_length=4, num_updates=2, initial_temperature=0.1)
+        chance = {"learning_starts": 100, "epsilon": Linear(config.epsilon, 0.05)}
+        choice = DQNConfig(**shared, **chance, unroll_length=1, gradient_steps=4)
+        moving = SACConfig(**shared, unroll_length=4, gradient_steps=2, initial_temperature=0.1)
         goal = DQN(self.observation_spec, DiscreteSpec(num=len(DIRECTIONS)), choice, task_seeds(seeds, 0))
         control = SAC(self.observation_spec, self.action_spec, moving, task_seeds(seeds, 1))
         far, close = HindsightSampler(near, terminated=near), HindsightSampler(cost, terminated=near)

@@ -51,7 +51,7 @@ class DocumentRobot(Robot):
         goal = DQN(
             self.observation_spec,
             DiscreteSpec(num=4),
-            DQNConfig(unroll_length=1, initial_collect_steps=20),
+            DQNConfig(unroll_length=1, learning_starts=20),
             task_seeds(seeds, 0),
         )
         rl = A2C(

@@ -20,7 +20,7 @@ def env():
 
 @pytest.fixture
 def algorithm(env):
-    config = DQNConfig(mini_batch_size=64, num_updates=1, initial_collect_steps=100)
+    config = DQNConfig(mini_batch_size=64, gradient_steps=1, learning_starts=100)
     return DQN(env.observation_spec, env.action_spec, config, RunSeeds(0))
 
 

@@ -182,10 +182,10 @@ def on_policy(**named):
     ("plan", "minibatches", "rows_each"),
     [
         (on_policy(), 1, 8 * 6),  # ALF-07: A2C
-        (on_policy(num_updates=3, mini_batch_size=16, mini_batch_length=1), 9, 16),
-        (on_policy(num_updates=2, mini_batch_size=3, mini_batch_length=4), 8, 12),
-        (on_policy(num_updates=2, mini_batch_size=7, mini_batch_length=1), 12, 8),  # ALF-10: no tiny last one
-        (on_policy(num_updates=2, mini_batch_length=2), 8, 12),  # ALF-10: as many sequences as environments
+        (on_policy(num_epochs=3, mini_batch_size=16, mini_batch_length=1), 9, 16),
+        (on_policy(num_epochs=2, mini_batch_size=3, mini_batch_length=4), 8, 12),
+        (on_policy(num_epochs=2, mini_batch_size=7, mini_batch_length=1), 12, 8),  # ALF-10: no tiny last one
+        (on_policy(num_epochs=2, mini_batch_length=2), 8, 12),  # ALF-10: as many sequences as environments
     ],
     ids=["one step", "flat rows", "sequences", "uneven", "default size"],
 )
@@ -197,18 +197,18 @@ def test_s3_the_whole_buffer_is_gone_through_so_many_times(plan, minibatches, ro
     assert source.draws == 1
     assert algorithm.optimizer_steps == info.gradient_steps == len(algorithm.seen) == minibatches
     rows = {row.serial for lane in world.lanes for row in lane.rows}
-    assert algorithm.visits == dict.fromkeys(rows, plan.num_updates)
+    assert algorithm.visits == dict.fromkeys(rows, plan.num_epochs)
     assert {seen.numel() for seen in algorithm.seen} == {rows_each}
-    assert info.rows_trained == plan.num_updates * sum(row.kind != LAST for lane in world.lanes for row in lane.rows)
+    assert info.rows_trained == plan.num_epochs * sum(row.kind != LAST for lane in world.lanes for row in lane.rows)
     for seen in algorithm.seen:  # time order inside a sequence
         if seen.ndim == 2:
             for column in seen.T.tolist():
                 lane, start = world.find(column[0])
                 assert column == [row.serial for row in lane.stream[start : start + len(column)]]
-    per_repeat = minibatches // plan.num_updates
+    per_repeat = minibatches // plan.num_epochs
     orders = [
         torch.cat([x.flatten() for x in algorithm.seen[i * per_repeat :][:per_repeat]]).tolist()
-        for i in range(plan.num_updates)
+        for i in range(plan.num_epochs)
     ]
     assert all(left != right for left, right in itertools.pairwise(orders))
     # one-time use: what was learned from is gone with the next row
@@ -218,9 +218,9 @@ def test_s3_the_whole_buffer_is_gone_through_so_many_times(plan, minibatches, ro
 
 @pytest.mark.parametrize("length", [1, 4])
 def test_s3_one_sample_is_divided_into_the_gradient_steps(length):
-    """Scenario 3: ALF-06, ALF-09, ALF-11: one draw, exactly `num_updates` steps, and rows serve many iterations."""
+    """Scenario 3: ALF-06, ALF-09, ALF-11: one draw, exactly `gradient_steps` steps, and rows serve many iterations."""
     buffer, world = filled(400, 4, 80)
-    plan = Replay(unroll_length=1, num_updates=5, mini_batch_size=8, mini_batch_length=length)
+    plan = Replay(unroll_length=1, gradient_steps=5, mini_batch_size=8, mini_batch_length=length)
     algorithm, source = CountingAlgorithm(plan), CountingSource(buffer)
     trained, env_steps = 0, 0
     for iteration in range(1, 41):

@@ -58,7 +58,7 @@ def test_s3_one_gradient_step_on_each_unroll_and_every_row_is_used_once():
 )
 def test_s3_the_whole_unroll_is_gone_through_so_many_times(unroll, lanes, size, length, steps):
     """Scenario 3: ALF-08, ALF-10: U times ceil(N / mbs) steps, every row U times, in time order, shuffled anew."""
-    plan = OnPolicy(unroll_length=unroll, num_updates=3, mini_batch_size=size, mini_batch_length=length)
+    plan = OnPolicy(unroll_length=unroll, num_epochs=3, mini_batch_size=size, mini_batch_length=length)
     made, algorithm, _ = trained(plan, 2, [100] * lanes)
     used = unroll // (length or unroll) * (length or unroll)
     expected = {1000 * lane + start + row for lane in range(lanes) for start in (0, unroll) for row in range(used)}
@@ -87,9 +87,7 @@ def test_s3_a_fractional_unroll_length_uses_every_row_once(length):
 
 def test_s3_what_is_not_cleared_is_gone_through_again_until_it_falls_out():
     """Scenario 3: ALF-08: `clear=False` keeps the newest rows, and each iteration uses every one of them U times."""
-    plan = OnPolicy(
-        unroll_length=5, num_updates=2, mini_batch_size=4, mini_batch_length=1, clear=False, capacity=4 * 15
-    )
+    plan = OnPolicy(unroll_length=5, num_epochs=2, mini_batch_size=4, mini_batch_length=1, clear=False, capacity=4 * 15)
     made, algorithm, _ = trained(plan, 0)
     for iteration in range(1, 7):
         algorithm.seen.clear()
@@ -107,7 +105,7 @@ def test_s3_keeping_and_capacity_belong_together(settings):
 @pytest.mark.parametrize("length", [1, 4])
 def test_s3_a_sample_is_drawn_once_an_iteration_and_divided(length):
     """Scenario 3: ALF-06, ALF-09, ALF-11: exactly U steps of so many rows; env steps ≪ rows trained on."""
-    plan = Replay(unroll_length=1, num_updates=5, mini_batch_size=8, mini_batch_length=length, initial_collect_steps=40)
+    plan = Replay(unroll_length=1, gradient_steps=5, mini_batch_size=8, mini_batch_length=length, learning_starts=40)
     made, algorithm, _ = trained(plan, 0, [100] * 4)
     before = []
     for _ in range(60):
@@ -133,7 +131,7 @@ def test_s3_an_offline_run_learns_from_what_is_there_and_counts_updates():
     collector = Collector.of(Numbered(LENGTHS), CountingAlgorithm(Replay(unroll_length=1, capacity=200)))
     collector.collect(n_step=120)
     rows = len(collector.buffer)
-    algorithm = CountingAlgorithm(Offline(num_updates=3, mini_batch_size=16))
+    algorithm = CountingAlgorithm(Offline(gradient_steps=3, mini_batch_size=16))
     made = Trainer(OfflineData(collector.buffer), algorithm, TrainerConfig(total_env_steps=50))
     result = made.run()
     assert (result.status, result.env_steps) == ("done", 50)

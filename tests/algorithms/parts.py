@@ -17,10 +17,11 @@ from palaestra.envs import Environment
 TINY: dict[str, Any] = {
     "network": NetworkConfig(hidden_sizes=(8,)),
     "unroll_length": 12,
-    "num_updates": 2,
+    "num_epochs": 2,
+    "gradient_steps": 2,
     "mini_batch_size": 10,
     "capacity": 120,
-    "initial_collect_steps": 0,
+    "learning_starts": 0,
     "target_period": 3,
     "burn_in": 2,
     "policy_period": 2,
@@ -168,7 +169,7 @@ def make(name: str, env: Environment, seed: int = 3, *, kind: str = "", **change
 
 def accepted(name: str, kind: str) -> bool:
     """Whether an algorithm takes such actions; it says no by a `ConfigError`. Rewards by member are for teams alone."""
-    if kind.startswith("team") and not ALGORITHMS[name].joint:
+    if kind.startswith("team") and not ALGORITHMS[name].team:
         return False
     with environment(kind, 1) as env:
         try:

@@ -18,7 +18,7 @@ ROWS = 3
 def made(name: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
     """An algorithm for two numbers of observation and one of action."""
     kind: Any = ALGORITHMS[name]
-    config = kind.config_class(**{"network": LINEAR, "mini_batch_size": ROWS, "num_updates": 1, **settings})
+    config = kind.config_class(**{"network": LINEAR, "mini_batch_size": ROWS, "gradient_steps": 1, **settings})
     return kind(TensorSpec((2,), dtype), BOX, config, RunSeeds(0))
 
 

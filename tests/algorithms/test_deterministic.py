@@ -60,7 +60,7 @@ def test_observations_in_double_precision_are_converted_once_unless_they_are_nor
 @pytest.mark.parametrize("name", ["td3", "td3_bc"])
 def test_the_actor_and_all_targets_move_at_every_second_step_only(name):
     """TD3, algorithm 1: the delay d."""
-    algorithm, collector = collected(name, "continuous", policy_period=2, num_updates=1, normalize_observation=False)
+    algorithm, collector = collected(name, "continuous", policy_period=2, gradient_steps=1, normalize_observation=False)
     components = algorithm.model.component
 
     def state(component: str) -> list[torch.Tensor]:

@@ -94,7 +94,7 @@ def test_n_step_targets_respect_the_end_of_an_episode():
 
 def test_the_target_network_follows_every_target_period_gradient_steps():
     """PARL-14, PARL-29, TS-12: it is equal right after a copy, and stays as it is in between."""
-    algorithm, collector = collected("dqn", "discrete", target_period=3, num_updates=1)
+    algorithm, collector = collected("dqn", "discrete", target_period=3, gradient_steps=1)
     online, target = (algorithm.model.component[name] for name in ("q", "target_q"))
 
     def equal() -> bool:

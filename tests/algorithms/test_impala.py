@@ -65,7 +65,7 @@ def test_the_row_after_the_unroll_is_bootstrapped_from_and_gets_no_gradient():
 
 def test_sequences_stay_whole_and_minibatches_take_lanes():
     """ALF-08: with a minibatch size the unroll is divided by environments, in new order every time."""
-    algorithm, collector, batch = prepared(mini_batch_size=1, num_updates=2)
+    algorithm, collector, batch = prepared(mini_batch_size=1, num_epochs=2)
     parts = list(minibatches(batch, algorithm.plan, generator=torch.Generator().manual_seed(0)))
     assert len(parts) == 6
     assert {tuple(part.observation.shape[:2]) for part in parts} == {(13, 1)}
@@ -76,7 +76,7 @@ def test_sequences_stay_whole_and_minibatches_take_lanes():
 @pytest.mark.parametrize("updates", [1, 3])
 def test_the_second_pass_knows_that_the_policy_has_moved(updates):
     """The divergence from the acting policy grows with each pass; targets follow the weights."""
-    algorithm, collector, _ = prepared(num_updates=updates, learning_rate=0.03)
+    algorithm, collector, _ = prepared(num_epochs=updates, learning_rate=0.03)
     records = algorithm.update(collector.buffer).records
     kl = [float(record["kl"]) for record in records if "kl" in record]
     assert len(kl) == updates

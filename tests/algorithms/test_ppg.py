@@ -92,8 +92,8 @@ def test_rows_kept_for_the_auxiliary_phase_survive_a_checkpoint(kind, tmp_path):
 
 
 def test_rows_that_are_not_valid_are_not_kept():
-    algorithm, collector = collected("ppg", "discrete", num_policy_phases=2, num_updates=1)
+    algorithm, collector = collected("ppg", "discrete", num_policy_phases=2, num_epochs=1)
     valid = collector.buffer.draw(algorithm.plan, torch.Generator()).valid
-    algorithm, collector = collected("ppg", "discrete", num_policy_phases=2, num_updates=1)
+    algorithm, collector = collected("ppg", "discrete", num_policy_phases=2, num_epochs=1)
     updated(algorithm, collector, 1)
     assert len(algorithm._kept.value_target) == int(valid.sum()) < valid.numel()

@@ -76,7 +76,7 @@ def test_advantages_are_standardised_over_the_valid_rows_of_the_whole_unroll():
 @pytest.mark.parametrize("kind", ["discrete", "continuous", "masked"])
 def test_the_stored_log_probabilities_are_those_of_the_acting_weights(kind):
     """DESIGN.md section 5: computed by whoever acted, so the first ratio is 1 and the first divergence 0."""
-    algorithm, collector = ppo(kind, mini_batch_size=10**6, num_updates=1, normalize_observation=kind == "continuous")
+    algorithm, collector = ppo(kind, mini_batch_size=10**6, num_epochs=1, normalize_observation=kind == "continuous")
     for _ in range(2):
         metrics = algorithm.update(collector.buffer).records[0]
         assert abs(float(metrics["kl"])) < 1e-6
@@ -97,7 +97,7 @@ def test_the_surrogate_stops_at_the_clip_range():
 
 
 def test_an_update_ends_when_the_policy_has_moved_as_far_as_target_kl_allows():
-    steps = [ppo(target_kl=limit, learning_rate=0.05, num_updates=4) for limit in (None, 1e-4, 1e9)]
+    steps = [ppo(target_kl=limit, learning_rate=0.05, num_epochs=4) for limit in (None, 1e-4, 1e9)]
     counts = [algorithm.update(collector.buffer).gradient_steps for algorithm, collector in steps]
     assert counts[0] == counts[2]
     assert 1 < counts[1] < counts[0]  # the first minibatch is learned from with the weights that acted
@@ -128,7 +128,7 @@ def test_schedules_of_learning_rate_and_clip_range_are_followed():
 
 def test_each_row_is_used_once_in_every_pass_and_in_another_order():
     """ALF-08, scenario 3: U · N / size steps, each stored step seen exactly U times, shuffled between the passes."""
-    algorithm, collector = ppo(num_updates=3, mini_batch_size=9)
+    algorithm, collector = ppo(num_epochs=3, mini_batch_size=9)
     rows = torch.arange(ROWS, dtype=torch.float32)
     original, seen = algorithm.preprocess, []
     algorithm.preprocess = lambda batch, source: original(batch, source).replace(value_target=rows.view(12, 3))

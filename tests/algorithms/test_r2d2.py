@@ -20,7 +20,7 @@ def prepared(algorithm, collector):
 
 def test_the_loss_is_the_one_of_a_loop_over_rows():
     """Equations of section 2.3 by hand: stored memory, double Q-learning, n steps, no burn-in counted."""
-    algorithm, collector = collected("r2d2", "recurrent", n_step=2, gamma=0.9, num_updates=1, mini_batch_length=7)
+    algorithm, collector = collected("r2d2", "recurrent", n_step=2, gamma=0.9, gradient_steps=1, mini_batch_length=7)
     for parameter in algorithm.model.component["target_q"].parameters():
         parameter.data.mul_(1.3)
     batch = prepared(algorithm, collector)
@@ -80,7 +80,7 @@ def test_the_priority_of_a_sequence_mixes_its_largest_and_its_mean_error():
     nothing = batch.replace(valid=torch.zeros_like(batch.valid))
     assert not algorithm.losses(nothing).priority.any()
     info = algorithm.update(collector.buffer)
-    assert info.gradient_steps == algorithm.config.num_updates
+    assert info.gradient_steps == algorithm.config.gradient_steps
 
 
 def test_a_network_without_memory_is_refused_by_name():

@@ -79,7 +79,7 @@ def test_a_temperature_with_learning_rate_zero_stays():
 
 def test_every_gradient_step_asks_its_own_random_subset_of_critics():
     """Chen et al., algorithm 1, line 8: M distinct critics, drawn before the batch is split."""
-    algorithm = made("redq", num_critics=10, subset_size=2, num_updates=40)
+    algorithm = made("redq", num_critics=10, subset_size=2, gradient_steps=40)
     rows = prepared(algorithm, 0.0, 1.0).subset
     assert rows.shape == (40 * ROWS, 2)
     assert (rows[:, 0] != rows[:, 1]).all()

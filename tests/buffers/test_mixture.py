@@ -29,7 +29,7 @@ def pair():
 def test_every_minibatch_has_the_shares(length):
     own, other, _ = pair()
     mixture = MixtureSource([(own, 3), (other, 1)])
-    plan = replay(mini_batch_size=16, mini_batch_length=length, num_updates=5)
+    plan = replay(mini_batch_size=16, mini_batch_length=length, gradient_steps=5)
     drawn = mixture.draw(plan, generator())
     assert isinstance(mixture, DataSource)
     assert len(mixture) == len(own) + len(other)

@@ -143,7 +143,7 @@ def test_burn_in_lies_in_front_of_what_is_learned_from():
 
 def test_sampled_sequences_are_divided_with_their_memory_index_and_weight():
     """ALF-09: what has one value for each sequence goes with it."""
-    plan = replay(mini_batch_size=4, mini_batch_length=3, num_updates=3, prioritized=Prioritized())
+    plan = replay(mini_batch_size=4, mini_batch_length=3, gradient_steps=3, prioritized=Prioritized())
     buffer, _ = filled(200, 2, 50, sampler=sampler_of(plan))
     drawn = buffer.draw(plan, generator())
     assert drawn.index.shape == drawn.weight.shape == (12,)

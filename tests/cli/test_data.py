@@ -37,7 +37,7 @@ def test_chance_collects_and_an_offline_algorithm_learns(capsys):
 
 def test_a_hybrid_run_and_its_buffer(capsys):
     assert chance() == 0
-    options = ("--offline.data", "demo", "--offline.fraction", "0.25", "--algorithm.initial-collect-steps", "10")
+    options = ("--offline.data", "demo", "--offline.fraction", "0.25", "--algorithm.learning-starts", "10")
     assert exit_code("train", "sac", "Pendulum-v1", *options, *SIZES, *SHORT, "--run.name", "run") == 0
     capsys.readouterr()
     assert exit_code("data", "export", "run", "own", "--json") == 0

@@ -76,7 +76,7 @@ def test_what_chance_did_is_learned_from_offline_and_in_part(capsys):
     assert exit_code("resume", "half", "--until", "12") == 0
     assert learned(whole) == learned(Path("runs/half"))
     assert len({name.split("/")[1] for name in learned(whole)}) == 3
-    hybrid = train("dqn", *options, "--algorithm.initial-collect-steps", "20")
+    hybrid = train("dqn", *options, "--algorithm.learning-starts", "20")
     assert learned(hybrid)
     assert exit_code("train", "discrete_cql", MEETING, *SMALL, *options[2:]) == 2
     assert "learns from data and collects none" in output(capsys)
@@ -90,7 +90,7 @@ def test_what_policies_of_a_run_did_is_a_data_set_for_each(capsys):
         "4",
         "--algorithm.mini-batch-size",
         "8",
-        "--algorithm.initial-collect-steps",
+        "--algorithm.learning-starts",
         "8",
     )
     train("qmix", *team)

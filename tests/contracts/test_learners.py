@@ -98,7 +98,7 @@ def test_the_plan_agrees_with_the_configuration(name):
         algorithm = make(name, env, kind=any_kind(name), unroll_length=7.5)
     config, plan = algorithm.config, algorithm.plan
     assert isinstance(plan, Offline) or plan.unroll_length == 7.5
-    for field in ("num_updates", "mini_batch_size", "n_step", "initial_collect_steps", "capacity"):
+    for field in ("num_epochs", "gradient_steps", "mini_batch_size", "n_step", "learning_starts", "capacity"):
         if hasattr(config, field):
             assert getattr(plan, field) == getattr(config, field)
     assert not isinstance(plan, Replay) or plan.capacity == 120

@@ -37,23 +37,23 @@ def visits(minibatches_, num_steps, num_lanes):
 @given(
     num_steps=st.integers(1, 12),
     num_lanes=st.integers(1, 5),
-    num_updates=st.integers(1, 3),
+    num_epochs=st.integers(1, 3),
     size=st.one_of(st.none(), st.integers(1, 20)),
     length=st.one_of(st.none(), st.integers(1, 12)),
     seed=st.integers(0, 99),
 )
-def test_every_row_is_learned_from_once_in_each_repeat(num_steps, num_lanes, num_updates, size, length, seed):
+def test_every_row_is_learned_from_once_in_each_repeat(num_steps, num_lanes, num_epochs, size, length, seed):
     """ALF-08, ALF-10: a visit counter; rows beyond a multiple of the length are left out and no others."""
     length = None if length is None else min(length, num_steps)
-    plan = OnPolicy(unroll_length=num_steps, num_updates=num_updates, mini_batch_size=size, mini_batch_length=length)
+    plan = OnPolicy(unroll_length=num_steps, num_epochs=num_epochs, mini_batch_size=size, mini_batch_length=length)
     drawn = parts(numbered(num_steps, num_lanes), plan, seed)
     kept = num_steps // (length or num_steps) * (length or num_steps)
     count = visits(drawn, num_steps, num_lanes)
-    assert (count[:kept] == num_updates).all()
+    assert (count[:kept] == num_epochs).all()
     assert (count[kept:] == 0).all()
-    total, per_update = kept // (length or num_steps) * num_lanes, len(drawn) // num_updates
+    total, per_update = kept // (length or num_steps) * num_lanes, len(drawn) // num_epochs
     wanted = size or num_lanes
-    assert len(drawn) == num_updates * per_update
+    assert len(drawn) == num_epochs * per_update
     assert per_update in (max(1, total // wanted), math.ceil(total / wanted))
     for part in drawn:
         if part.step.ndim == 2:  # sequences: time order inside, one lane each
@@ -63,7 +63,7 @@ def test_every_row_is_learned_from_once_in_each_repeat(num_steps, num_lanes, num
 
 def test_a_sequence_keeps_its_time_order():
     """ALF-08: 8 steps of 2 lanes in sequences of 4; each begins at a multiple of 4."""
-    plan = OnPolicy(unroll_length=8, num_updates=2, mini_batch_size=1, mini_batch_length=4)
+    plan = OnPolicy(unroll_length=8, num_epochs=2, mini_batch_size=1, mini_batch_length=4)
     drawn = parts(numbered(8, 2), plan)
     assert len(drawn) == 8
     assert all(part.step.shape == (4, 1) for part in drawn)
@@ -72,7 +72,7 @@ def test_a_sequence_keeps_its_time_order():
 
 def test_every_repeat_has_another_order():
     """ALF-08."""
-    plan = OnPolicy(unroll_length=32, num_updates=4, mini_batch_size=8, mini_batch_length=1)
+    plan = OnPolicy(unroll_length=32, num_epochs=4, mini_batch_size=8, mini_batch_length=1)
     drawn = parts(numbered(32, 1), plan)
     orders = [tuple(torch.cat([part.step for part in drawn[i : i + 4]]).tolist()) for i in range(0, 16, 4)]
     assert len(set(orders)) == 4
@@ -111,12 +111,12 @@ def test_without_sizes_the_whole_unroll_is_one_gradient_step():
 
 @pytest.mark.parametrize("plan_class", [Replay, Offline])
 def test_one_sample_is_divided_into_the_updates(plan_class):
-    """ALF-09: exactly `num_updates` minibatches; flat rows are cut along N, sequences along their second dimension."""
+    """ALF-09: exactly `gradient_steps` minibatches; rows are cut along N, sequences along their second dimension."""
     unroll = {"unroll_length": 1} if plan_class is Replay else {}
-    plan = plan_class(num_updates=3, mini_batch_size=4, **unroll)
+    plan = plan_class(gradient_steps=3, mini_batch_size=4, **unroll)
     drawn = parts(Batch(row=torch.arange(12), nested={"row": torch.arange(12)}), plan)
     assert [part.row.tolist() for part in drawn] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    plan = plan_class(num_updates=2, mini_batch_size=3, mini_batch_length=5, **unroll)
+    plan = plan_class(gradient_steps=2, mini_batch_size=3, mini_batch_length=5, **unroll)
     assert [part.step.shape for part in parts(numbered(5, 6), plan)] == [(5, 3), (5, 3)]
     whole = Batch(row=torch.arange(4))
     (part,) = parts(whole, plan_class(mini_batch_size=4, **unroll))

@@ -28,12 +28,12 @@ from palaestra.core import (
     [
         (lambda: OnPolicy(unroll_length=0), r"OnPolicy\(unroll_length=0\): unroll_length must be greater than 0"),
         (lambda: OnPolicy(unroll_length=math.nan), "unroll_length=nan"),
-        (lambda: OnPolicy(unroll_length=8, num_updates=0), "num_updates"),
+        (lambda: OnPolicy(unroll_length=8, num_epochs=0), "num_epochs"),
         (lambda: OnPolicy(unroll_length=8, mini_batch_size=-1), "mini_batch_size=-1"),
         (lambda: OnPolicy(unroll_length=8, mini_batch_length=0), "mini_batch_length"),
         (lambda: Replay(unroll_length=1, capacity=0), "capacity"),
         (lambda: Replay(unroll_length=1, n_step=0), "n_step"),
-        (lambda: Replay(unroll_length=1, initial_collect_steps=-1), "initial_collect_steps=-1"),
+        (lambda: Replay(unroll_length=1, learning_starts=-1), "learning_starts=-1"),
         (lambda: Offline(mini_batch_size=0), r"Offline\(mini_batch_size=0\)"),
     ],
 )
@@ -58,7 +58,7 @@ def test_a_plan_knows_how_many_rows_of_a_lane_one_draw_needs(plan, window):
 
 
 def test_learning_begins_when_one_lane_has_the_rows_of_a_draw_and_the_initial_steps_are_taken():
-    plan = Replay(unroll_length=1, mini_batch_length=20, burn_in=20, initial_collect_steps=100)
+    plan = Replay(unroll_length=1, mini_batch_length=20, burn_in=20, learning_starts=100)
     assert not plan.may_learn(env_steps=1600, new_rows=40, num_lanes=40)
     assert plan.may_learn(env_steps=1601, new_rows=1, num_lanes=40)
     assert (plan.learns_after(1), plan.learns_after(40)) == (100, 1600)
@@ -81,7 +81,7 @@ def test_plans_are_values():
     """ALF-04: the length of an unroll may be a fraction."""
     assert OnPolicy(unroll_length=0.5) == OnPolicy(unroll_length=0.5)
     with pytest.raises(AttributeError):
-        OnPolicy(unroll_length=8).num_updates = 2  # pyright: ignore[reportAttributeAccessIssue]
+        OnPolicy(unroll_length=8).num_epochs = 2  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_anything_that_draws_is_a_data_source():

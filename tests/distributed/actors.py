@@ -37,7 +37,8 @@ def server(runtime: Runtime, algorithm: Algorithm, env: EnvConfig, actors: int =
 
 
 def asynchronous(runtime: Runtime, name: str, env: EnvConfig = CATCH, *, total: int = 400, **settings: Any) -> Trainer:
-    plan = {key: settings.pop(key) for key in ("num_updates", "mini_batch_size", "capacity") if key in settings}
+    names = ("num_epochs", "gradient_steps", "mini_batch_size", "capacity")
+    plan = {key: settings.pop(key) for key in names if key in settings}
     checkpoints = settings.pop("checkpoints", None)
     algorithm = make_algorithm(name, env, **plan)
     config = TrainerConfig(total_env_steps=total)

@@ -22,7 +22,7 @@ def actors(env, mapping, rule=""):
     """Roles, an algorithm for each policy, and perhaps one that acts at random."""
     with create_worlds(env) as worlds:
         roles = AgentsConfig(mapping=mapping).roles(worlds.agents, joint=(), state_spec=None)
-    config = DQNConfig(network=NetworkConfig(hidden_sizes=(8,)), capacity=4_000, initial_collect_steps=0)
+    config = DQNConfig(network=NetworkConfig(hidden_sizes=(8,)), capacity=4_000, learning_starts=0)
     made = {
         name: RandomPolicy(role.observation_spec, role.action_spec)
         if name == rule

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from palaestra import Collector, Trainer, TrainerConfig
-from palaestra.core import POLICY, ConfigError, NonFiniteError
+from palaestra.core import POLICY, ConfigError, NonFiniteError, OnPolicy
 from palaestra.distributed import DistributedPolicyManager, GradientWorkers, TrainerAllocator
 from palaestra.runtime import LocalRuntime, ProcessRuntime, WorkerDiedError
 from palaestra.training import PolicyManager, SimplePolicyManager
@@ -83,7 +83,8 @@ def test_policies_learn_at_the_same_time_in_processes_and_equal_those_that_learn
 
 
 def _much(plan: Any) -> Any:
-    return dataclasses.replace(plan, num_updates=60)
+    name = "num_epochs" if isinstance(plan, OnPolicy) else "gradient_steps"
+    return dataclasses.replace(plan, **{name: 60})
 
 
 def test_only_named_policies_learn():

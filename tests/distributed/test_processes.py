@@ -70,7 +70,7 @@ def test_fifty_kills_lose_nothing_but_what_they_hit():
     """F14: kills at random moments; every fragment is used once or dropped by name, and the run learns meanwhile."""
     generator, kills, killed = random.Random(0), 50, 0
     env = EnvConfig(name=PAYS.name, num_envs=6, kwargs={"step_s": 0.002})
-    make = functools.partial(ppo_for, env, unroll_length=10, learning_rate=0.01, mini_batch_size=4, num_updates=4)
+    make = functools.partial(ppo_for, env, unroll_length=10, learning_rate=0.01, mini_batch_size=4, num_epochs=4)
     with ProcessRuntime(RestartPolicy(max_restarts=100, backoff_s=0.01, max_backoff_s=0.1)) as runtime:
         algorithm = make()
         manager = make_manager(runtime, algorithm, env, make, num_workers=3, timeout_s=30.0)

@@ -41,7 +41,7 @@ def test_a_cluster_grows_and_shrinks_while_a_run_goes_on(cluster):
     """F15, MARO-26: three nodes, one more, one killed; every sample is counted once and learning goes on."""
     first, _ = cluster.add_node(num_cpus=1), cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
-    make = functools.partial(ppo_for, PAYS, unroll_length=10, learning_rate=0.01, mini_batch_size=3, num_updates=4)
+    make = functools.partial(ppo_for, PAYS, unroll_length=10, learning_rate=0.01, mini_batch_size=3, num_epochs=4)
     algorithm = make()
     with RayRuntime(RestartPolicy(max_restarts=20, backoff_s=0.1), address=cluster.address) as runtime:
         manager = make_manager(runtime, algorithm, PAYS, make, num_workers=3, timeout_s=SOON)

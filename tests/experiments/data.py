@@ -16,7 +16,7 @@ SMALL: dict[str, Any] = {
     "trainer__eval_episodes": 2,
     "run__tensorboard": False,
 }
-HYBRID = {"algorithm__initial_collect_steps": 20, "algorithm__capacity": 100, "algorithm__num_updates": 1}
+HYBRID = {"algorithm__learning_starts": 20, "algorithm__capacity": 100, "algorithm__gradient_steps": 1}
 
 
 def saved(folder: Path, env: EnvConfig = PENDULUM, *, steps: int = 60, seed: int = 1) -> str:

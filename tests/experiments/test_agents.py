@@ -50,7 +50,7 @@ def test_policies_of_different_algorithms_and_rules_act_together(tmp_path):
         env__kwargs={"num_agents": 4},
         agents__mapping={"agent_0": "first", "agent_1": "second", "agent_2": "rule", "*": "chance"},
         agents__policies={
-            "second": {"algorithm": "dqn", "initial_collect_steps": 50},
+            "second": {"algorithm": "dqn", "learning_starts": 50},
             "rule": "tests.experiments.test_agents:rule",
             "chance": "random",
         },

@@ -17,7 +17,7 @@ from tests.experiments.parts import CHAIN, trained
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and torch with CUDA")
 DQN = {
     "algorithm__mini_batch_size": 8,
-    "algorithm__initial_collect_steps": 20,
+    "algorithm__learning_starts": 20,
     "algorithm__capacity": 60,
     "algorithm__network__hidden_sizes": (8,),
     "algorithm__prioritized": True,

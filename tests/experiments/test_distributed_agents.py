@@ -15,7 +15,7 @@ WORLD = "palaestra.multiagent:Meeting"
 
 def config_of(algorithm, **distributed):
     base = preset(algorithm, WORLD)
-    small = {"unroll_length": 6} | ({"capacity": 200, "initial_collect_steps": 0} if algorithm == "dqn" else {})
+    small = {"unroll_length": 6} | ({"capacity": 200, "learning_starts": 0} if algorithm == "dqn" else {})
     settings = {"env": {"num_envs": 4}, "algorithm": small, "distributed": distributed}
     return config_from_mapping(type(base), settings, base=base)
 

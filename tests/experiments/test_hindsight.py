@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
     "algorithm__network__hidden_sizes": (8,),
     "algorithm__mini_batch_size": 16,
     "algorithm__capacity": 1000,
-    "algorithm__initial_collect_steps": 40,
+    "algorithm__learning_starts": 40,
     "hindsight__share": 0.8,
     "trainer__total_env_steps": 160,
     "trainer__checkpoint_every_steps": 30,
@@ -275,7 +275,7 @@ def test_what_cannot_be_is_named_before_anything_starts(algorithm, env, settings
 
 def test_the_command_line_takes_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    sizes = ("--env.max-episode-steps", "10", "--algorithm.initial-collect-steps", "30", "--run.no-tensorboard")
+    sizes = ("--env.max-episode-steps", "10", "--algorithm.learning-starts", "30", "--run.no-tensorboard")
     budget = ("--trainer.total-env-steps", "60", "--trainer.eval-episodes", "2", "--run.name", "a")
     assert exit_code("train", "sac", REACH.name, *sizes, *budget, "--hindsight.share", "0.8") == 0
     assert RunDirectory(tmp_path / "runs/a").config.hindsight == HindsightConfig(share=0.8)

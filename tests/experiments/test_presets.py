@@ -44,7 +44,7 @@ def test_a_preset_trains_and_evaluates_out_of_the_box(name, package, tmp_path, m
             name,
             env__max_episode_steps=12,
             algorithm__unroll_length=8,
-            algorithm__num_updates=1,
+            algorithm__gradient_steps=1,
             trainer__total_env_steps=128,
             trainer__eval_episodes=2,
             trainer__eval_every_steps=0,

@@ -86,7 +86,7 @@ class Walker(Robot):
 
     def build(self, seeds: RunSeeds) -> dict[str, ComputationTask]:
         network = NetworkConfig(hidden_sizes=(8,))
-        slow = DQNConfig(unroll_length=1, initial_collect_steps=4, mini_batch_size=4, capacity=200, network=network)
+        slow = DQNConfig(unroll_length=1, learning_starts=4, mini_batch_size=4, capacity=200, network=network)
         fast = A2CConfig(unroll_length=5, network=network)
         first = DQN(self.observation_spec, DiscreteSpec(num=3), slow, task_seeds(seeds, 0))
         second = A2C(self.observation_spec, self.action_spec, fast, task_seeds(seeds, 1))

@@ -78,7 +78,7 @@ def test_all_mistakes_of_a_file_are_named_at_once(tmp_path, capsys):
     (tmp_path / "run.yaml").write_text(
         """
         algorithm_name: dqn
-        algorithm: {gama: 0.9, num_updates: many, epsilon: linear(1)}
+        algorithm: {gama: 0.9, gradient_steps: many, epsilon: linear(1)}
         env: {name: CartPole-v1, num_env: 3}
         trainer: {total_env_steps: 0}
         run: 3
@@ -89,7 +89,7 @@ def test_all_mistakes_of_a_file_are_named_at_once(tmp_path, capsys):
     text = said(capsys)
     for problem in (
         "unknown key algorithm.gama — did you mean 'algorithm.gamma'?",
-        "algorithm.num_updates is 'many': a whole number is needed",
+        "algorithm.gradient_steps is 'many': a whole number is needed",
         "algorithm.epsilon is 'linear(1)': give a number, linear(start, end)",
         "unknown key env.num_env — did you mean 'env.num_envs'? (int, 1)",
         "trainer.total_env_steps is 0; it must be greater than 0",
@@ -98,6 +98,25 @@ def test_all_mistakes_of_a_file_are_named_at_once(tmp_path, capsys):
     ):
         assert problem in text
     assert text.count("ConfigError") == 7
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "old", "new"),
+    [
+        ("ppo", "num_updates", "num_epochs"),
+        ("dqn", "num_updates", "gradient_steps"),
+        ("dqn", "initial_collect_steps", "learning_starts"),
+    ],
+)
+def test_a_setting_of_an_earlier_version_is_refused_with_its_new_name(tmp_path, capsys, algorithm, old, new):
+    """F27: in a file and on the command line."""
+    (tmp_path / "run.yaml").write_text(
+        f"algorithm_name: {algorithm}\nenv: {{name: CartPole-v1}}\nalgorithm: {{{old}: 3}}\n"
+    )
+    assert exit_code("train", "--config", "run.yaml") == 2
+    assert f"unknown key algorithm.{old}; it is called algorithm.{new} now" in said(capsys)
+    assert exit_code("train", algorithm, "CartPole-v1", f"--algorithm.{old.replace('_', '-')}", "3") == 2
+    assert f"did you mean --algorithm.{new.replace('_', '-')}?" in said(capsys)
 
 
 @pytest.mark.parametrize(

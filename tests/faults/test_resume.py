@@ -22,13 +22,13 @@ SMALL = {
     "trainer__eval_episodes": 3,
     "run__seed": 7,
 }
-PPO = {"algorithm__unroll_length": 7, "algorithm__mini_batch_size": 8, "algorithm__num_updates": 2, "env__num_envs": 3}
+PPO = {"algorithm__unroll_length": 7, "algorithm__mini_batch_size": 8, "algorithm__num_epochs": 2, "env__num_envs": 3}
 DQN = {
     "algorithm__unroll_length": 3,
-    "algorithm__num_updates": 2,
+    "algorithm__gradient_steps": 2,
     "algorithm__mini_batch_size": 16,
     "algorithm__capacity": 200,
-    "algorithm__initial_collect_steps": 40,
+    "algorithm__learning_starts": 40,
     "algorithm__target_period": 15,
     "algorithm__n_step": 2,
     "env__num_envs": 2,

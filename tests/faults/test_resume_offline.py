@@ -11,11 +11,11 @@ from tests.faults.child import train
 from tests.faults.parts import differences, run_contents
 from tests.faults.test_resume import CUTS, DQN, SMALL, child
 
-OFFLINE = {"algorithm__mini_batch_size": 16, "algorithm__num_updates": 1, "algorithm__normalize_observation": True}
+OFFLINE = {"algorithm__mini_batch_size": 16, "algorithm__gradient_steps": 1, "algorithm__normalize_observation": True}
 ENDS: dict[str, Any] = {"offline__fraction": 0.25}
 RUNS = {
     "offline-td3_bc": ("td3_bc", "Pendulum-v1", OFFLINE),
-    "offline-discrete_cql": ("discrete_cql", "CartPole-v1", OFFLINE | {"algorithm__num_updates": 2}),
+    "offline-discrete_cql": ("discrete_cql", "CartPole-v1", OFFLINE | {"algorithm__gradient_steps": 2}),
     "hybrid-dqn": ("dqn", "CartPole-v1", DQN | ENDS),
     "hybrid-dqn-prioritized": ("dqn", "CartPole-v1", DQN | ENDS | {"algorithm__prioritized": True}),
 }

@@ -9,13 +9,13 @@ from tests.algorithms.parts import environment
 from tests.distributed.actors import Overtaken, make_algorithm, server
 
 CATCH = EnvConfig(name="palaestra.envs.tiny:Catch", kwargs={"num_rows": 6, "num_columns": 5}, num_envs=16)
-ON_POLICY = {"learning_rate": 3e-3, "unroll_length": 20, "num_updates": 1, "mini_batch_size": None}
+ON_POLICY = {"learning_rate": 3e-3, "unroll_length": 20, "num_epochs": 1, "mini_batch_size": None}
 SETTINGS = {
     "impala": (ON_POLICY, {}, 45_000),
-    "ppo": ({**ON_POLICY, "num_updates": 2, "mini_batch_size": 80}, {"max_lag": 4}, 45_000),
+    "ppo": ({**ON_POLICY, "num_epochs": 2, "mini_batch_size": 80}, {"max_lag": 4}, 45_000),
     "dqn": (
-        {"learning_rate": 1e-3, "mini_batch_size": 64, "capacity": 20_000, "target_period": 100, "num_updates": 16,
-         "unroll_length": 4, "initial_collect_steps": 500},
+        {"learning_rate": 1e-3, "mini_batch_size": 64, "capacity": 20_000, "target_period": 100, "gradient_steps": 16,
+         "unroll_length": 4, "learning_starts": 500},
         {},
         25_000,
     ),

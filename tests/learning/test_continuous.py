@@ -12,9 +12,9 @@ OFF_POLICY = {
     "learning_rate": 3e-3,
     "mini_batch_size": 64,
     "unroll_length": 2,
-    "num_updates": 4,
+    "gradient_steps": 4,
     "capacity": 10_000,
-    "initial_collect_steps": 200,
+    "learning_starts": 200,
     "tau": 0.02,
 }
 SETTINGS = {

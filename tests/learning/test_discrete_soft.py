@@ -10,7 +10,7 @@ from tests.learning.test_tiny import CATCH, CHAIN
 # A high temperature would make a long life worth more than the reward at the end.
 SOFT = {
     **OFF_POLICY,
-    "num_updates": 2,
+    "gradient_steps": 2,
     "learning_rate": 5e-3,
     "initial_temperature": 0.05,
     "temperature_learning_rate": 3e-3,

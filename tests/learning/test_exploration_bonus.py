@@ -14,7 +14,7 @@ CHAIN = EnvConfig(name="palaestra.envs.tiny:Chain", kwargs={"num_states": 20}, m
 SETTINGS = {
     "learning_rate": 1e-2,
     "unroll_length": 64,
-    "num_updates": 4,
+    "num_epochs": 4,
     "mini_batch_size": 64,
     "gamma": 0.98,
     "entropy_cost": 0.03,
@@ -61,7 +61,7 @@ def explored(kind: str | None, seed: int) -> tuple[float, int]:
     Walked.entered, Walked.ends = np.zeros(20, np.int64), 0
     walked = EnvConfig(name=f"{__name__}:Walked", vectorization="serial", max_episode_steps=25)
     bonus = BonusConfig(kind=kind, learning_rate=3e-3)
-    learned("ppo", walked, 10_000, seed=seed, bonus=bonus, **{**SETTINGS, "num_updates": 8})
+    learned("ppo", walked, 10_000, seed=seed, bonus=bonus, **{**SETTINGS, "num_epochs": 8})
     return Walked.entered[10:].sum() / Walked.entered.sum(), Walked.ends
 
 

@@ -20,10 +20,10 @@ NOISY_BANDIT = EnvConfig(name="palaestra.envs.tiny:Bandit", kwargs={"num_arms": 
 REPLAY: dict[str, Any] = {
     "learning_rate": 5e-3,
     "unroll_length": 4,
-    "num_updates": 2,
+    "gradient_steps": 2,
     "mini_batch_size": 64,
     "capacity": 4000,
-    "initial_collect_steps": 100,
+    "learning_starts": 100,
     "target_period": 50,
     "epsilon": Linear(1.0, 0.1, 0.5),
 }
@@ -38,14 +38,14 @@ FAMILIES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "ppg": (
         "ppg",
         ON_POLICY_STEPS,
-        {"learning_rate": 5e-3, "unroll_length": 32, "num_updates": 2, "mini_batch_size": 64, "num_policy_phases": 8},
+        {"learning_rate": 5e-3, "unroll_length": 32, "num_epochs": 2, "mini_batch_size": 64, "num_policy_phases": 8},
     ),
     "trpo": (
         "trpo",
         ON_POLICY_STEPS,
         {
             "unroll_length": 64,
-            "num_updates": 5,
+            "num_epochs": 5,
             "mini_batch_size": 64,
             "value_learning_rate": 1e-2,
             "target_kl": 0.05,

@@ -22,7 +22,7 @@ from palaestra.multiagent import (
 from palaestra.training import SimplePolicyManager, Trainer, TrainerConfig
 
 ON_POLICY = {"learning_rate": 7e-4, "gamma": 0.95, "entropy_cost": Linear(0.2, 0.0), "unroll_length": 32}
-PASSES = {"num_updates": 8, "mini_batch_size": 128}
+PASSES = {"num_epochs": 8, "mini_batch_size": 128}
 CASES = {
     "ppo": (PPO, PPOConfig(**ON_POLICY, **PASSES), 14_000),
     "mappo": (MAPPO, MAPPOConfig(**ON_POLICY, **PASSES), 20_000),
@@ -37,7 +37,7 @@ def worlds_of(make, seed, num_worlds=8, name="environments"):
 def trained(make, kind, config, env_steps, seed, sharing="shared"):
     """Policies by name after training, and their roles."""
     worlds = worlds_of(make, seed)
-    joint = None if kind.joint else ()
+    joint = None if kind.team else ()
     roles = AgentsConfig(sharing=sharing).roles(worlds.agents, joint=joint, state_spec=worlds.state_spec)
     algorithms = {
         name: kind(role.observation_spec, role.action_spec, config, RunSeeds(100 * seed + number))
@@ -112,7 +112,7 @@ class Balance(World):
 def test_maddpg_finds_the_balance_in_closed_form():
     """Each ascends its own reward while the other pushes: the balance has -(2a - 0.6) - a = 0, so a = 0.2."""
     torch.set_num_threads(1)
-    config = MADDPGConfig(learning_rate=1e-3, initial_collect_steps=200, mini_batch_size=64, tau=0.02)
+    config = MADDPGConfig(learning_rate=1e-3, learning_starts=200, mini_batch_size=64, tau=0.02)
     policies, roles = trained(Balance, MADDPG, config, 6_000, 0)
     ((name, policy),) = policies.items()
     assert roles[name].joint

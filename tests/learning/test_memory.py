@@ -7,22 +7,22 @@ from tests.learning.parts import evaluated, learned
 
 RECALL = EnvConfig(name="palaestra.envs.tiny:Recall", kwargs={"num_cues": 2, "delay": 4})
 ON_POLICY = {"learning_rate": 1e-2, "unroll_length": 32}
-PPO = {**ON_POLICY, "num_updates": 4, "mini_batch_size": 64, "mini_batch_length": 8, "gae_lambda": 0.9}
+PPO = {**ON_POLICY, "num_epochs": 4, "mini_batch_size": 64, "mini_batch_length": 8, "gae_lambda": 0.9}
 R2D2 = {
     "learning_rate": 5e-3,
     "unroll_length": 8,
-    "num_updates": 2,
+    "gradient_steps": 2,
     "mini_batch_size": 16,
     "mini_batch_length": 8,
     "burn_in": 4,
     "n_step": 3,
     "capacity": 4000,
-    "initial_collect_steps": 200,
+    "learning_starts": 200,
     "target_period": 50,
     "epsilon": Linear(1.0, 0.1, 0.5),
 }
 A2C = {"learning_rate": Linear(3e-3, 0.0), "unroll_length": 32, "gae_lambda": 0.9}
-IMPALA = {"learning_rate": Linear(3e-3, 0.0), "unroll_length": 32, "num_updates": 2}
+IMPALA = {"learning_rate": Linear(3e-3, 0.0), "unroll_length": 32, "num_epochs": 2}
 CASES = {
     "ppo": ("gru", PPO, 6_000),
     "reinforce": ("lstm", ON_POLICY, 10_000),

@@ -11,7 +11,7 @@ SMALL = {
     "network": NetworkConfig(hidden_sizes=(32, 32), activation="relu"),
     "learning_rate": 3e-3,
     "mini_batch_size": 64,
-    "num_updates": 10,
+    "gradient_steps": 10,
     "tau": 0.02,
 }
 SETTINGS = {

@@ -8,7 +8,7 @@ from tests.robots.parts import OneTaskConfig, OneTaskRobot, collector_of, env_ma
 
 CHAIN = "palaestra.envs.tiny:Chain"
 SETTINGS = {
-    "dqn": {"initial_collect_steps": 100, "mini_batch_size": 32, "unroll_length": 1, "gamma": 0.9, "target_period": 50},
+    "dqn": {"learning_starts": 100, "mini_batch_size": 32, "unroll_length": 1, "gamma": 0.9, "target_period": 50},
     "ppo": {"unroll_length": 32, "mini_batch_size": 32, "gamma": 0.9, "learning_rate": 3e-3},
 }
 

@@ -15,14 +15,14 @@ CATCH = EnvConfig(name="palaestra.envs.tiny:Catch", kwargs={"num_rows": 6, "num_
 
 SETTINGS = {
     "reinforce": {"learning_rate": 2e-2, "unroll_length": 32},
-    "ppo": {"learning_rate": 1e-2, "unroll_length": 32, "num_updates": 4, "mini_batch_size": 64, "gae_lambda": 0.9},
+    "ppo": {"learning_rate": 1e-2, "unroll_length": 32, "num_epochs": 4, "mini_batch_size": 64, "gae_lambda": 0.9},
     "dqn": {
         "learning_rate": 5e-3,
         "unroll_length": 4,
-        "num_updates": 2,
+        "gradient_steps": 2,
         "mini_batch_size": 64,
         "capacity": 4000,
-        "initial_collect_steps": 100,
+        "learning_starts": 100,
         "target_period": 50,
         "epsilon": Linear(1.0, 0.1, 0.5),
     },

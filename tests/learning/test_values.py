@@ -21,13 +21,13 @@ MUTANT = EnvConfig(
 )
 
 SETTINGS = {
-    "ppo": {"unroll_length": 32, "num_updates": 4, "mini_batch_size": 64, "value_cost": 1.0, "max_grad_norm": 10.0},
+    "ppo": {"unroll_length": 32, "num_epochs": 4, "mini_batch_size": 64, "value_cost": 1.0, "max_grad_norm": 10.0},
     "dqn": {
         "unroll_length": 4,
-        "num_updates": 2,
+        "gradient_steps": 2,
         "mini_batch_size": 64,
         "capacity": 4000,
-        "initial_collect_steps": 100,
+        "learning_starts": 100,
         "target_period": 25,
         "huber_delta": 100.0,  # a mean of targets, not a median, so that a fifth of wrong ones counts
     },

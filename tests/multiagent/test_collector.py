@@ -23,7 +23,7 @@ def collector_of(make, num_worlds=3, mapping=None, algorithm="ppo", seed=0, lane
             continue
         kind, config = {
             "ppo": (PPO, PPOConfig(network=SMALL, unroll_length=10)),
-            "dqn": (DQN, DQNConfig(network=SMALL, capacity=600, initial_collect_steps=0)),
+            "dqn": (DQN, DQNConfig(network=SMALL, capacity=600, learning_starts=0)),
         }[algorithm]
         actors[name] = kind(role.observation_spec, role.action_spec, config, RunSeeds(seed + number))
     return MultiAgentCollector(worlds, roles, actors), actors

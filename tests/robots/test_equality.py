@@ -11,11 +11,11 @@ from palaestra.core import RunSeeds
 from tests.robots.parts import QUICK, OneTaskConfig, OneTaskRobot, collector_of, env_maker, robot_of
 
 ENDLESS = "palaestra.envs.tiny:Endless"
-SMALL = {"mini_batch_size": 8, "initial_collect_steps": 16, "capacity": 500}
+SMALL = {"mini_batch_size": 8, "learning_starts": 16, "capacity": 500}
 SETTINGS = {
     "dqn": {**SMALL, "unroll_length": 2},
     "a2c": {"unroll_length": 5},
-    "ppo": {"unroll_length": 10, "mini_batch_size": 20, "num_updates": 2},
+    "ppo": {"unroll_length": 10, "mini_batch_size": 20, "num_epochs": 2},
 }
 
 

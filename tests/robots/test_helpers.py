@@ -30,7 +30,7 @@ def on_policy(unroll_length=4, **settings):
 
 
 def off_policy(unroll_length=1, **settings):
-    config = DQNConfig(unroll_length=unroll_length, mini_batch_size=4, initial_collect_steps=0, capacity=100)
+    config = DQNConfig(unroll_length=unroll_length, mini_batch_size=4, learning_starts=0, capacity=100)
     task = ComputationTask(DQN(OBSERVATION, CHOICE, config), **settings)
     task.make_buffer(1)
     return task

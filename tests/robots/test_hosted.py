@@ -44,7 +44,7 @@ class Reports(gymnasium.Env[np.ndarray, np.int64]):
 @contextmanager
 def at_work(kind=ProcessRuntime, num_agents=2, env=ENDLESS, num_workers=2, on_fault="raise", **kwargs):
     make = env_maker(env, **kwargs)
-    settings = (("initial_collect_steps", 0), ("mini_batch_size", 4))
+    settings = (("learning_starts", 0), ("mini_batch_size", 4))
     robot = robot_of(OneTaskRobot, make, OneTaskConfig(name="dqn", settings=settings))
     config = RobotConfig(timeout_s=60.0, steps_per_iteration=10)
     with kind() as runtime:

@@ -30,7 +30,7 @@ class Plain(Robot):
 
 def chain_robot(name="dqn", **settings):
     make = env_maker(CHAIN, limit=6, num_states=4)
-    given = tuple({"initial_collect_steps": 0, "mini_batch_size": 4, **settings}.items()) if name == "dqn" else ()
+    given = tuple({"learning_starts": 0, "mini_batch_size": 4, **settings}.items()) if name == "dqn" else ()
     return robot_of(OneTaskRobot, make, OneTaskConfig(name=name, settings=given)), make
 
 
@@ -154,7 +154,7 @@ def test_background_learning_is_over_when_an_unroll_is(wait_until):
         task_settings = {"learning": "background"}  # noqa: RUF012
 
     make = env_maker(CHAIN, limit=6)
-    settings = (("initial_collect_steps", 0), ("mini_batch_size", 4), ("unroll_length", 1))
+    settings = (("learning_starts", 0), ("mini_batch_size", 4), ("unroll_length", 1))
     robot = robot_of(Background, make, OneTaskConfig(name="dqn", settings=settings))
     with collector_of(robot, make, 2) as collector:
         for _ in range(3):

@@ -57,7 +57,7 @@ def setup(world=None, num_agents=4, config=QUICK, worlds=None, **settings):
     make = env_maker(WORLD, **(world or {}))
     if worlds is not None:
         make = lambda number: env_maker(WORLD, **worlds.get(number, {}))(number)  # noqa: E731
-    algorithm = OneTaskConfig(name="dqn", settings=(("initial_collect_steps", 0), ("mini_batch_size", 4)))
+    algorithm = OneTaskConfig(name="dqn", settings=(("learning_starts", 0), ("mini_batch_size", 4)))
     robot = robot_of(OneTaskRobot, make, algorithm)
     return robot, collector_of(robot, make, num_agents, config=config, **settings)
 

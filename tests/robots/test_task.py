@@ -25,7 +25,7 @@ def inputs(rows=2, size=3):
 
 
 def dqn_task(**settings):
-    config = DQNConfig(unroll_length=1, mini_batch_size=4, initial_collect_steps=0, capacity=100)
+    config = DQNConfig(unroll_length=1, mini_batch_size=4, learning_starts=0, capacity=100)
     return ComputationTask(DQN(OBSERVATION, CHOICE, config), **settings)
 
 
@@ -57,8 +57,8 @@ def test_what_a_task_predicts_carries_no_gradient():
 
 def test_the_loss_of_one_task_leaves_the_other_without_gradient():
     """PARL-10: the second task sees what the first one chose; learning changes the second alone."""
-    first = ComputationTask(SAC(OBSERVATION, BOX, SACConfig(initial_collect_steps=0)))
-    config = DQNConfig(unroll_length=1, mini_batch_size=4, initial_collect_steps=0, capacity=100)
+    first = ComputationTask(SAC(OBSERVATION, BOX, SACConfig(learning_starts=0)))
+    config = DQNConfig(unroll_length=1, mini_batch_size=4, learning_starts=0, capacity=100)
     second = ComputationTask(DQN(TensorSpec((2,)), CHOICE, config))
     second.make_buffer(1)
     before, own = parameters(first), parameters(second)
@@ -119,7 +119,7 @@ def test_a_reference_copy_shares_no_storage_and_no_generator_and_is_part_of_the_
 
 
 def test_chance_acts_before_anything_can_have_been_learned_and_nothing_learns_then():
-    task = ComputationTask(DQN(OBSERVATION, CHOICE, DQNConfig(initial_collect_steps=13, capacity=100)))
+    task = ComputationTask(DQN(OBSERVATION, CHOICE, DQNConfig(learning_starts=13, capacity=100)))
     fill(task)
     assert task.acts_randomly and task.learn([None]) is None
     actions = task.predict(inputs(rows=200))["action"]

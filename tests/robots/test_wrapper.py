@@ -22,7 +22,7 @@ SLOW = ServingConfig(max_wait_s=20.0, learn_max_wait_s=20.0, timeout_s=20.0)
 
 def wrapper_of(config=SLOW, task=None):
     return ComputationWrapper(
-        "act", task or ComputationTask(DQN(OBSERVATION, CHOICE, DQNConfig(initial_collect_steps=0))), config
+        "act", task or ComputationTask(DQN(OBSERVATION, CHOICE, DQNConfig(learning_starts=0))), config
     )
 
 
@@ -32,7 +32,7 @@ def row(value):
 
 def test_eight_blocked_agents_are_answered_by_fewer_predictions_each_with_its_own_row():
     """PARL-17, PARL-18, PARL-23: what comes back is what a forward pass of that agent's row alone gives."""
-    task = ComputationTask(DQN(OBSERVATION, CHOICE, DQNConfig(initial_collect_steps=0, epsilon=0.0)))
+    task = ComputationTask(DQN(OBSERVATION, CHOICE, DQNConfig(learning_starts=0, epsilon=0.0)))
     with wrapper_of(task=task) as wrapper, ThreadPoolExecutor(8) as pool:
         lines = [wrapper.create_communicator(i) for i in range(8)]
         answers = list(pool.map(lambda i: lines[i].predict(row(i - 4.0)), range(8)))

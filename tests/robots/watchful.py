@@ -25,7 +25,7 @@ from palaestra.envs.tiny import Catch
 from palaestra.policies import RandomPolicy
 from palaestra.robots import Agent, ComputationTask, Robot, task_seeds
 
-WARM_UP = {"capacity": 20_000, "mini_batch_size": 64, "initial_collect_steps": 200, "unroll_length": 1}
+WARM_UP = {"capacity": 20_000, "mini_batch_size": 64, "learning_starts": 200, "unroll_length": 1}
 
 
 class NoisyCatch(gymnasium.ObservationWrapper[Any, Any, Any]):

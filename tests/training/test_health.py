@@ -52,7 +52,7 @@ def test_an_agent_whose_returns_are_all_perfect_is_not_warned_of():
 @pytest.mark.parametrize(
     ("bad", "symptom", "cause"),
     [
-        ({"learning/kl": 0.9}, "the mean KL of an update is 0.9", "lower algorithm.learning_rate or num_updates"),
+        ({"learning/kl": 0.9}, "the mean KL of an update is 0.9", "lower algorithm.learning_rate or num_epochs"),
         (
             {"learning/entropy": 0.001, "return_mean": 10.0},
             "the entropy fell from 0.6 to 0.001",
@@ -88,7 +88,7 @@ def test_episodes_that_never_end_are_warned_of():
 def test_updates_that_go_much_too_far_are_noticed_in_a_real_run(caplog):
     """F24: a learning rate of 0.1 moves the policy out of every trust region."""
     health, recorder = Health(), Recorder()
-    made = trainer("ppo", total=1500, log_every_steps=50, learning_rate=0.1, num_updates=8)
+    made = trainer("ppo", total=1500, log_every_steps=50, learning_rate=0.1, num_epochs=8)
     made.callbacks.append(health)
     made._loggers.append(recorder)
     with caplog.at_level(logging.WARNING):
@@ -110,7 +110,7 @@ def test_action_values_that_diverge_are_noticed_in_a_real_run_and_may_end_it():
         double=False,
         target_period=1,
         gamma=0.999,
-        num_updates=20,
+        gradient_steps=20,
         callbacks=[health],
     )
     result = made.run()

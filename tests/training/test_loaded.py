@@ -21,7 +21,7 @@ def buffer_of(seed=1, steps=60):
 def offline(data, total=40):
     with environment("discrete", 2) as env:
         algorithm = make("dqn", env, 5)
-    algorithm.plan = Offline(num_updates=1, mini_batch_size=8)
+    algorithm.plan = Offline(gradient_steps=1, mini_batch_size=8)
     return Trainer(OfflineData(data), algorithm, TrainerConfig(total_env_steps=total))
 
 

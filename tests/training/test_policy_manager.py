@@ -58,7 +58,7 @@ def two(total: int = 200, loggers: Any = (), **settings: Any) -> Trainer:
     algorithms, collectors = {}, {}
     for seed, (name, kind) in enumerate({"left": "ppo", "right": "dqn"}.items()):
         env = environment("discrete", 3, seed)
-        algorithms[name] = make(kind, env, seed, **(settings if kind == "ppo" else {"initial_collect_steps": 30}))
+        algorithms[name] = make(kind, env, seed, **(settings if kind == "ppo" else {"learning_starts": 30}))
         collectors[name] = Collector.of(env, algorithms[name])
     config = TrainerConfig(total_env_steps=total, log_every_steps=50)
     return Trainer(SideBySide(collectors), SimplePolicyManager(algorithms), config, loggers=loggers)  # type: ignore[arg-type]

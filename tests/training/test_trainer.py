@@ -46,7 +46,7 @@ def test_unrolls_and_updates_alternate(monkeypatch):
 @pytest.mark.parametrize("name", ["reinforce", "ppo"])
 def test_on_policy_experience_is_used_once_and_env_steps_are_what_is_trained_on(name):
     """ALF-05, ALF-07, ALF-11, scenario 3: counters at the ends of iterations."""
-    made = trainer(name, "continuous", num_updates=1, mini_batch_size=10**6)
+    made = trainer(name, "continuous", num_epochs=1, mini_batch_size=10**6)
     for iteration in range(1, 4):
         made.train_iter()
         assert made.algorithm.num_gradient_steps == iteration
@@ -56,7 +56,7 @@ def test_on_policy_experience_is_used_once_and_env_steps_are_what_is_trained_on(
 
 def test_replayed_experience_is_used_many_times():
     """ALF-06, ALF-09, ALF-11, scenario 3: one draw of U minibatches an iteration; env steps ≪ rows trained on."""
-    made = trainer("dqn", num_updates=4, mini_batch_size=32, unroll_length=3)
+    made = trainer("dqn", gradient_steps=4, mini_batch_size=32, unroll_length=3)
     for _ in range(10):
         made.train_iter()
     assert made.algorithm.num_gradient_steps == 40
@@ -66,7 +66,7 @@ def test_replayed_experience_is_used_many_times():
 
 def test_nothing_is_trained_before_the_initial_steps():
     """ALF-10: with 3 environments and 1 step each, the 21st env step is the first that is followed by an update."""
-    made = trainer("dqn", "discrete", initial_collect_steps=20, unroll_length=1, num_updates=1)
+    made = trainer("dqn", "discrete", learning_starts=20, unroll_length=1, gradient_steps=1)
     trained = []
     while made.collector.env_steps < 30:
         made.train_iter()
@@ -78,7 +78,7 @@ def test_nothing_is_trained_before_the_initial_steps():
 @pytest.mark.parametrize("n_step", [1, 3, 5])
 def test_learning_waits_until_every_lane_holds_a_window(n_step):
     """ALF-10, TS-22: without initial steps, several environments and n-step targets."""
-    made = trainer("dqn", "discrete", initial_collect_steps=0, unroll_length=1, n_step=n_step, num_envs=4)
+    made = trainer("dqn", "discrete", learning_starts=0, unroll_length=1, n_step=n_step, num_envs=4)
     for _ in range(12):
         made.train_iter()
     assert made.algorithm.num_gradient_steps > 0
@@ -86,7 +86,7 @@ def test_learning_waits_until_every_lane_holds_a_window(n_step):
 
 def test_a_fractional_unroll_length_trains_every_iteration():
     """ALF-04: half a time step is one every second iteration; replay learns in between."""
-    made = trainer("dqn", unroll_length=0.5, num_updates=1)
+    made = trainer("dqn", unroll_length=0.5, gradient_steps=1)
     for _ in range(40):
         made.train_iter()
     assert len(made.collector.buffer) == 20 * made.collector.num_lanes

@@ -66,7 +66,7 @@ class JointConfig(ActorCriticConfig):
 class MinibatchConfig(ActorCriticConfig):
     """Hyperparameters of every actor-critic that goes through an unroll's rows in minibatches."""
 
-    num_updates: int = 1
+    num_epochs: int = 1
     """How often each unroll is gone through."""
     mini_batch_size: int = 256
     """Rows in a minibatch."""
@@ -78,7 +78,7 @@ class MinibatchConfig(ActorCriticConfig):
         """The data these settings ask for."""
         return OnPolicy(
             unroll_length=self.unroll_length,
-            num_updates=self.num_updates,
+            num_epochs=self.num_epochs,
             mini_batch_size=self.mini_batch_size,
             mini_batch_length=1,
         )

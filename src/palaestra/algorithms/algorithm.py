@@ -48,7 +48,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     ) -> None:
         super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
         self.bonus = exploration_bonus(config, policy, model, plan, seeds or RunSeeds(0))
-        if self.bonus is not None and self.joint:
+        if self.bonus is not None and self.team:
             raise ConfigError(
                 f"bonus.kind is {config.bonus.kind!r}, but {type(self).__name__} learns for a team, and novelty is "
                 "measured for one agent; leave the bonus out"

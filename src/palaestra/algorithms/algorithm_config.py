@@ -11,7 +11,7 @@ __all__ = ["AlgorithmConfig"]
 _FRACTIONS = ("gamma", "gae_lambda", "tau", "trace_decay", "target_entropy_share")
 _OPEN_FRACTIONS = ("expectile",)
 _POSITIVE = (
-    *("unroll_length", "num_updates", "mini_batch_size", "mini_batch_length", "capacity", "n_step"),
+    *("unroll_length", "num_epochs", "gradient_steps", "mini_batch_size", "mini_batch_length", "capacity", "n_step"),
     *("target_period", "huber_delta", "max_grad_norm", "policy_period", "num_critics"),
     *("initial_temperature", "noise_std", "target_kl", "rho_clip", "trace_clip", "max_weight"),
     *("num_fractions", "num_target_fractions", "num_acting_fractions", "num_actions"),

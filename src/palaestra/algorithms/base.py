@@ -51,7 +51,7 @@ class Algorithm(ABC, Generic[PolicyT]):
     """Which of the policy's `behaviour` fields the buffer has to keep."""
     recurrent: ClassVar[bool] = False
     """Whether it learns policies with a memory."""
-    joint: ClassVar[bool] = False
+    team: ClassVar[bool] = False
     """Whether it learns for a team of agents together."""
 
     def __init__(

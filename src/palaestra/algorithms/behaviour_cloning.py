@@ -63,7 +63,7 @@ class BehaviourCloning(GradientAlgorithm[StochasticPolicy]):
                 observation_spec, action_spec, config.network, normalize=config.normalize_observation
             )
         model = CoreModel({"policy": policy.network}, {"policy": OptimizerOption("adam", {"lr": config.learning_rate})})
-        plan = Offline(num_updates=config.num_updates, mini_batch_size=config.mini_batch_size)
+        plan = Offline(gradient_steps=config.gradient_steps, mini_batch_size=config.mini_batch_size)
         super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> BehaviourCloningBatch:

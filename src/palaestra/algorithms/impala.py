@@ -36,7 +36,7 @@ class IMPALAConfig(JointConfig):
     """Step size of RMSProp; a number or a schedule."""
     unroll_length: float = 20
     """Time steps collected from every environment before each update."""
-    num_updates: int = 1
+    num_epochs: int = 1
     """How often each unroll is gone through."""
     mini_batch_size: int | None = None
     """Sequences in a minibatch; `None` is one from every environment, that is, the whole unroll."""
@@ -63,7 +63,7 @@ class IMPALAConfig(JointConfig):
     def plan(self) -> OnPolicy:
         """The data these settings ask for: whole sequences."""
         return OnPolicy(
-            unroll_length=self.unroll_length, num_updates=self.num_updates, mini_batch_size=self.mini_batch_size
+            unroll_length=self.unroll_length, num_epochs=self.num_epochs, mini_batch_size=self.mini_batch_size
         )
 
 

@@ -53,7 +53,7 @@ class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
     """
 
     config_class = MADDPGConfig
-    joint = True
+    team = True
 
     def __init__(
         self,

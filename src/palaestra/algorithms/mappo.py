@@ -29,7 +29,7 @@ __all__ = ["MAPPO", "MAPPOBatch", "MAPPOConfig"]
 class MAPPOConfig(JointConfig, MinibatchConfig):
     """Hyperparameters of `MAPPO`."""
 
-    num_updates: int = 4
+    num_epochs: int = 4
     """How often each unroll is gone through."""
     clip: Schedule = 0.2
     """Epsilon: each member's probability ratio is clipped to [1 - epsilon, 1 + epsilon]."""
@@ -65,7 +65,7 @@ class MAPPO(GradientAlgorithm[TeamCategoricalPolicy]):
     """
 
     config_class = MAPPOConfig
-    joint = True
+    team = True
     stored_fields = ("log_prob",)
 
     def __init__(

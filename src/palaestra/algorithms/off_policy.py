@@ -31,7 +31,7 @@ class TransitionConfig(AlgorithmConfig):
 
     learning_rate: Schedule = 3e-4
     """Step size of Adam, of all components; a number or a schedule."""
-    num_updates: int = 1
+    gradient_steps: int = 1
     """Gradient steps in one update."""
     mini_batch_size: int = 256
     """Transitions in a minibatch."""
@@ -67,7 +67,7 @@ class ReplayConfig(NStepConfig, TransitionConfig):
     """Time steps collected from every environment before each update."""
     capacity: int = 1_000_000
     """Rows the replay buffer keeps."""
-    initial_collect_steps: int = 1_000
+    learning_starts: int = 1_000
     """Env steps before the first gradient step."""
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
@@ -78,9 +78,9 @@ class ReplayConfig(NStepConfig, TransitionConfig):
         return Replay(
             unroll_length=self.unroll_length,
             capacity=self.capacity,
-            num_updates=self.num_updates,
+            gradient_steps=self.gradient_steps,
             mini_batch_size=self.mini_batch_size,
-            initial_collect_steps=self.initial_collect_steps,
+            learning_starts=self.learning_starts,
             n_step=self.n_step,
         )
 
@@ -97,7 +97,7 @@ class OfflineConfig(BootstrapConfig, TransitionConfig):
     @property
     def plan(self) -> Offline:
         """The data these settings ask for."""
-        return Offline(num_updates=self.num_updates, mini_batch_size=self.mini_batch_size, n_step=self.n_step)
+        return Offline(gradient_steps=self.gradient_steps, mini_batch_size=self.mini_batch_size, n_step=self.n_step)
 
 
 class Transitions(Batch):

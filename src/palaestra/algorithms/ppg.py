@@ -33,7 +33,7 @@ class PPGConfig(MinibatchConfig):
     """Step size of Adam; a number or a schedule."""
     unroll_length: float = 256
     """Time steps collected from every environment before each update."""
-    num_updates: int = 1
+    num_epochs: int = 1
     """E_pi: how often each unroll is gone through in the policy phase."""
     mini_batch_size: int = 256
     """Rows in a minibatch, in both phases."""

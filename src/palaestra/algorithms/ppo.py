@@ -30,7 +30,7 @@ __all__ = ["PPO", "PPOBatch", "PPOConfig"]
 class PPOConfig(JointConfig, MinibatchConfig):
     """Hyperparameters of `PPO`."""
 
-    num_updates: int = 4
+    num_epochs: int = 4
     """How often each unroll is gone through."""
     mini_batch_length: int = 16
     """Time steps in a sequence, for a recurrent network; without one, rows are learned from one by one."""

@@ -110,7 +110,7 @@ class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
     """
 
     config_class = QMIXConfig
-    joint = True
+    team = True
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ __all__ = ["REDQ", "REDQBatch", "REDQConfig"]
 class REDQConfig(SoftConfig, OffPolicyConfig):
     """Hyperparameters of `REDQ`."""
 
-    num_updates: int = 20
+    gradient_steps: int = 20
     """Gradient steps in one update: the paper's update-to-data ratio G."""
     num_critics: int = 10
     """K, critics of the ensemble; the paper's N."""
@@ -77,7 +77,7 @@ class REDQ(SoftActorCritic):
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The random part of the actions at both observations, and a subset of critics for each minibatch."""
         config = self.config
-        order = torch.rand(config.num_updates, config.num_critics, generator=generator)
+        order = torch.rand(config.gradient_steps, config.num_critics, generator=generator)
         subset = order.argsort(-1)[:, : config.subset_size]  # [U, M]
         fields: dict[str, Any] = dict(self.with_action_noise(batch, generator).items())
         return REDQBatch.of({**fields, "subset": subset.repeat_interleave(config.mini_batch_size, 0)})

@@ -42,7 +42,7 @@ class TRPOConfig(MinibatchConfig):
     """Step lengths tried, each 0.8 times the one before."""
     value_learning_rate: Schedule = 1e-3
     """Step size of Adam for the value network; a number or a schedule."""
-    num_updates: int = 10
+    num_epochs: int = 10
     """How often the value network goes through each unroll."""
     mini_batch_size: int = 128
     """Rows in a minibatch of the value network."""

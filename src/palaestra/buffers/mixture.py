@@ -124,9 +124,11 @@ class MixtureSource:
             dim = int(name in _OVER_TIME or plan.mini_batch_length > 1)
             others = [part[name] for part in drawn]
             if isinstance(value, Batch):
-                fields[name] = value.map(lambda *p, dim=dim: _interleaved(p, sizes, plan.num_updates, dim), *others[1:])
+                fields[name] = value.map(
+                    lambda *p, dim=dim: _interleaved(p, sizes, plan.gradient_steps, dim), *others[1:]
+                )
             else:
-                fields[name] = _interleaved(others, sizes, plan.num_updates, dim)
+                fields[name] = _interleaved(others, sizes, plan.gradient_steps, dim)
         return type(drawn[0]).of(fields)
 
     def _part(

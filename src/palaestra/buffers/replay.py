@@ -125,7 +125,7 @@ class ReplayBuffer(StreamJoining):
             unroll = self._whole()
             self._used = plan.clear
             return unroll
-        count, sampler = plan.num_updates * plan.mini_batch_size, self.sampler
+        count, sampler = plan.gradient_steps * plan.mini_batch_size, self.sampler
         if plan.mini_batch_length == 1:
             self._require_windows(plan.n_step)
             drawn = self.windows(sampler.starts(self, count, plan.window, generator), plan.n_step)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from palaestra.core import ConfigError, Schedule, parse_schedule
 from palaestra.envs import Wrap
 from palaestra.experiments import config_from_mapping
 from palaestra.experiments.config import algorithms_with
-from palaestra.experiments.values import dataclass_of, type_name, value_from_words
+from palaestra.experiments.values import closest, dataclass_of, type_name, value_from_words
 
 __all__ = ["parse", "positional", "several"]
 
@@ -174,10 +173,10 @@ def _meant(base: Any, name: str, known: Mapping[str, str]) -> str:
     *parents, last = name.split(".")
     beside = [option for option in known if option.split(".")[:-1] == parents]
     ends = {option.split(".")[-1]: option for option in reversed(beside or [*known])}
-    close = difflib.get_close_matches(last, ends, n=1) or [n for n in ends if not parents and n == last]
+    close = closest(last, ends) or [n for n in ends if not parents and n == last]
     if not close and not parents:
         ends = {option.split(".")[-1]: option for option in reversed([*known])}
-        close = difflib.get_close_matches(last, ends, n=1)
+        close = closest(last, ends)
     if close:
         hint, value = dict(_hints(base))[known[ends[close[0]]]], base
         for part in known[ends[close[0]]].split("."):

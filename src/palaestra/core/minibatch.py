@@ -20,9 +20,9 @@ __all__ = ["minibatches", "sequences", "shards"]
 def minibatches(batch: Batch, plan: Plan, *, generator: torch.Generator) -> Iterator[Batch]:
     """The minibatches of one update, in the order in which they are learned from.
 
-    On-policy data `[T, B, ...]` is cut into sequences, shuffled over all of them and divided, `plan.num_updates` times
+    On-policy data `[T, B, ...]` is cut into sequences, shuffled over all of them and divided, `plan.num_epochs` times
     with a new order each time; time order inside a sequence stays. A sample of a replay buffer is already in random
-    order and is divided into `plan.num_updates` parts.
+    order and is divided into `plan.gradient_steps` parts.
 
     Args:
         batch: every leaf `[T, B, ...]` for an on-policy plan; `[N, ...]` or `[L, N, ...]` for a sample, where a leaf
@@ -38,17 +38,17 @@ def minibatches(batch: Batch, plan: Plan, *, generator: torch.Generator) -> Iter
     """
     dim = 0 if plan.mini_batch_length == 1 else 1
     if not isinstance(plan, OnPolicy):
-        if plan.num_updates == 1:
+        if plan.gradient_steps == 1:
             yield batch
             return
-        for i in range(plan.num_updates):
+        for i in range(plan.gradient_steps):
             yield _rows(batch, slice(i * plan.mini_batch_size, (i + 1) * plan.mini_batch_size), dim)
         return
     num_lanes = _leading(batch)[1]
     rows = sequences(batch, plan.mini_batch_length)
     total = _leading(rows)[dim]
     size = _even_size(total, plan.mini_batch_size or num_lanes)
-    for _ in range(plan.num_updates):
+    for _ in range(plan.num_epochs):
         shuffled = rows
         if size < total:
             order = torch.randperm(total, generator=generator).to(device_of(rows))

@@ -43,13 +43,13 @@ class OnPolicy:
     """Learn from each unroll, then discard it; or, with `clear=False`, from the newest rows again and again.
 
     With the defaults one gradient step is made on the whole unroll (A2C). With a minibatch size the unroll is cut into
-    sequences, shuffled keeping time order inside each, and every minibatch gets one gradient step, `num_updates` times
+    sequences, shuffled keeping time order inside each, and every minibatch gets one gradient step, `num_epochs` times
     (PPO; ALF's `whole_replay_buffer_training=True`).
     """
 
     unroll_length: float
     """Time steps from every environment in one unroll. A fraction is met on average."""
-    num_updates: int = 1
+    num_epochs: int = 1
     """How often the whole unroll is gone through."""
     mini_batch_size: int | None = None
     """Sequences in a minibatch; `None` is one sequence from every environment."""
@@ -61,7 +61,7 @@ class OnPolicy:
     """With `clear=False`: rows to keep, over all environments."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "unroll_length", "num_updates", "mini_batch_size", "mini_batch_length", "capacity")
+        _require_positive(self, "unroll_length", "num_epochs", "mini_batch_size", "mini_batch_length", "capacity")
         if self.clear != (self.capacity is None):
             raise ConfigError(
                 f"OnPolicy(clear={self.clear}, capacity={self.capacity}): clear=False needs a capacity, and clear=True "
@@ -119,19 +119,19 @@ class Prioritized:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """Learn from samples of a replay buffer: one draw of `num_updates * mini_batch_size` sequences an iteration."""
+    """Learn from samples of a replay buffer: one draw of `gradient_steps * mini_batch_size` sequences an iteration."""
 
     unroll_length: float
     """Time steps from every environment between two learning phases."""
     capacity: int = 100_000
     """Rows the buffer keeps, over all environments."""
-    num_updates: int = 1
+    gradient_steps: int = 1
     """Gradient steps in one iteration."""
     mini_batch_size: int = 32
     """Sequences in a minibatch."""
     mini_batch_length: int = 1
     """Time steps in a sequence; 1 gives flat transitions."""
-    initial_collect_steps: int = 0
+    learning_starts: int = 0
     """Env steps before the first gradient step."""
     n_step: int = 1
     """Rewards summed before bootstrapping; windows end with their episode."""
@@ -141,11 +141,11 @@ class Replay:
     """How rows are drawn by priority; `None` draws all equally often."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "unroll_length", "capacity", "num_updates", "mini_batch_size", "mini_batch_length")
+        _require_positive(self, "unroll_length", "capacity", "gradient_steps", "mini_batch_size", "mini_batch_length")
         _require_positive(self, "n_step")
         _require_burn_in(self)
-        if self.initial_collect_steps < 0:
-            raise ConfigError(f"Replay(initial_collect_steps={self.initial_collect_steps}): give at least 0 env steps")
+        if self.learning_starts < 0:
+            raise ConfigError(f"Replay(learning_starts={self.learning_starts}): give at least 0 env steps")
 
     @property
     def window(self) -> int:
@@ -166,7 +166,7 @@ class Replay:
         Args:
             num_lanes: environments (or agents) that collect.
         """
-        return max(self.initial_collect_steps, num_lanes * self.window)
+        return max(self.learning_starts, num_lanes * self.window)
 
     def may_learn(self, *, env_steps: int, new_rows: int, num_lanes: int) -> bool:
         """Whether there is data for an update.
@@ -183,7 +183,7 @@ class Replay:
 class Offline:
     """Learn from a fixed data set; nothing is collected."""
 
-    num_updates: int = 1
+    gradient_steps: int = 1
     """Gradient steps in one iteration."""
     mini_batch_size: int = 256
     """Sequences in a minibatch."""
@@ -195,7 +195,7 @@ class Offline:
     """Time steps in front of each sequence that only bring a recurrent memory up to date; `valid` is 0 there."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "num_updates", "mini_batch_size", "mini_batch_length", "n_step")
+        _require_positive(self, "gradient_steps", "mini_batch_size", "mini_batch_length", "n_step")
         _require_burn_in(self)
 
     @property

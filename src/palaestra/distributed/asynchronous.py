@@ -83,7 +83,7 @@ class Pace:
         """Whether a policy learns on-policy; those that replay then follow it."""
         replayed = [plan for plan in plans.values() if isinstance(plan, Replay)]
         lanes = next(iter(buffers.values())).num_lanes
-        self._drawn = sum(plan.num_updates * plan.mini_batch_size for plan in replayed)  # in one training iteration
+        self._drawn = sum(plan.gradient_steps * plan.mini_batch_size for plan in replayed)  # in one training iteration
         self._first = min((_first_steps(plan, lanes) for plan in replayed), default=0)
         self._limiter: SamplesPerInsert | None = None
         if not self.on_policy:
@@ -165,4 +165,4 @@ class Pace:
 
 def _first_steps(plan: Replay, num_lanes: int) -> int:
     """Env steps that a trainer waits for before it learns by a replay plan."""
-    return max(plan.initial_collect_steps, max(plan.n_step, plan.mini_batch_length) * num_lanes)
+    return max(plan.learning_starts, max(plan.n_step, plan.mini_batch_length) * num_lanes)

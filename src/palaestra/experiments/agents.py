@@ -99,7 +99,7 @@ def make_agents(config: ExperimentConfig, make: Make) -> Agents:
     if unknown := sorted(set(config.agents.policies) - set(names)):
         raise ConfigError(f"agents.policies names {', '.join(unknown)}, but the policies are {', '.join(names)}")
     chosen = {name: _chosen(config, name) for name in names}
-    joint = [name for name, (kind, _) in chosen.items() if isinstance(kind, str) and algorithm_class(kind).joint]
+    joint = [name for name, (kind, _) in chosen.items() if isinstance(kind, str) and algorithm_class(kind).team]
     roles = config.agents.roles(agents, joint=joint, state_spec=state_spec)
     actors: dict[str, Algorithm[Any] | Policy] = {}
     seeds = RunSeeds(config.run.seed)
@@ -133,7 +133,7 @@ def _suitable(role: Role) -> list[str]:
     for name, kind in sorted(ALGORITHMS.items()):
         made: Any = kind
         try:
-            if kind.joint == role.joint:
+            if kind.team == role.joint:
                 made(role.observation_spec, role.action_spec, kind.config_class(), RunSeeds(0))
                 found.append(name)
         except PalaestraError:

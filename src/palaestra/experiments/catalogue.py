@@ -102,7 +102,7 @@ def _entry(name: str) -> AlgorithmEntry:
 
 def _attempt(kind: Any, observation_spec: SpecTree, action_spec: SpecTree) -> Any:
     """An algorithm for these spaces, or for a team of two with them; `None` if it refuses."""
-    if not kind.joint:
+    if not kind.team:
         return attempt(kind, observation_spec, action_spec)
     try:
         team = team_specs(AgentSpec(observation_spec, action_spec), 2)
@@ -117,9 +117,9 @@ def _features(kind: Any) -> tuple[str, ...]:
         "memory": kind.recurrent,
         "n-step": "n_step" in settings,
         "priorities": "prioritized" in settings,
-        "bonus": "bonus" in settings and not kind.joint,
+        "bonus": "bonus" in settings and not kind.team,
         "gradient workers": issubclass(kind, GradientAlgorithm),
-        "team": kind.joint,
+        "team": kind.team,
     }
     return tuple(feature for feature, there in has.items() if there)
 

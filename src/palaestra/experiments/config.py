@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import typing
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from palaestra.core import ConfigError, Linear, Piecewise, did_you_mean, import_object
 from palaestra.distributed import AsynchronousConfig, DistributedConfig, require_shares
 from palaestra.envs import EnvConfig, Wrap
-from palaestra.experiments.values import dataclass_of, read_yaml, type_name, value_of
+from palaestra.experiments.values import RENAMED, closest, dataclass_of, read_yaml, type_name, value_of
 from palaestra.multiagent import AgentsConfig
 from palaestra.robots import Robot, RobotConfig
 from palaestra.training import TrainerConfig
@@ -290,14 +289,14 @@ def _suggestion(kind: type[Any], values: Mapping[str, Any], name: str, path: str
     defaults = {f.name: f.default_factory() for f in dataclasses.fields(kind) if callable(f.default_factory)}
     groups = {key: value for key, value in {**defaults, **values}.items() if dataclasses.is_dataclass(value)}
     known = [f.name for f in dataclasses.fields(kind)]
-    if renamed := [new for new in _RENAMED.get(name.replace("-", "_"), ()) if new in known]:
+    if renamed := [new for new in RENAMED.get(name.replace("-", "_"), ()) if new in known]:
         return f"; it is called {path + '.' if path else ''}{renamed[0]} now"
-    close = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+    close = closest(name, known)
     if not close:
         if issubclass(kind, AlgorithmConfig) and (others := algorithms_with(name)):
             return f"; it is a setting of {', '.join(others)}"
         for group, value in groups.items():
-            below = difflib.get_close_matches(name.replace("-", "_"), [f.name for f in dataclasses.fields(value)], n=1)
+            below = closest(name, [f.name for f in dataclasses.fields(value)])
             if below:
                 return f" — did you mean '{path + '.' if path else ''}{group}.{below[0]}'?"
         return f"; known{' in ' + path if path else ''}: {', '.join(known)}"
@@ -355,14 +354,6 @@ def read_config(path: str | Path) -> Mapping[str, Any]:
     return data
 
 
-_RENAMED = {
-    "eval_beside": ("eval_async",),
-    "num_updates": ("num_epochs", "gradient_steps"),
-    "initial_collect_steps": ("learning_starts",),
-}
-"""Settings that older versions wrote under another name, with the names that they may have now."""
-
-
 def with_new_names(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of an older version's file under their names of today.
 
@@ -378,7 +369,7 @@ def with_new_names(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
     if issubclass(kind, ExperimentConfig):
         hints["algorithm"] = algorithm_class(str(data.get("algorithm_name", "ppo"))).config_class
     for key, value in data.items():
-        name = key if key in hints else next((new for new in _RENAMED.get(key, ()) if new in hints), key)
+        name = key if key in hints else next((new for new in RENAMED.get(key, ()) if new in hints), key)
         nested = dataclass_of(hints[name]) if name in hints else None
         renamed[name] = with_new_names(nested, value) if nested is not None and isinstance(value, Mapping) else value
     return renamed

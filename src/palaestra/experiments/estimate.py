@@ -88,7 +88,7 @@ def dry_run(config: ExperimentConfig) -> Estimate:
     data, offline = load_data(config, learner), all(isinstance(one.plan, Offline) for one in algorithms.values())
     for one in [*algorithms.values(), *(learner.tasks.values() if isinstance(learner, Robot) else ())]:
         if isinstance(one.plan, Replay):  # to learn at once; the rest of the plan is as it is
-            one.plan = dataclasses.replace(one.plan, initial_collect_steps=0)
+            one.plan = dataclasses.replace(one.plan, learning_starts=0)
     with collecting(config, learner, data) as (collect, _):
         trainer = Trainer(collect, make_update(config, learner, collect), config.trainer)
         with contextlib.closing(trainer.learner):

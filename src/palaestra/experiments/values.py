@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import re
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pydantic
@@ -15,7 +16,7 @@ import yaml
 
 from palaestra.core import ConfigError, Linear, parse_schedule
 
-__all__ = ["dataclass_of", "read_yaml", "type_name", "value_from_words", "value_of"]
+__all__ = ["RENAMED", "closest", "dataclass_of", "read_yaml", "type_name", "value_from_words", "value_of"]
 
 _NEEDED = {
     "int": "a whole number is needed",
@@ -27,6 +28,30 @@ _NEEDED = {
     "dict": "a mapping of names to values is needed",
     "none": "null",
 }
+
+RENAMED = {
+    "eval_beside": ("eval_async",),
+    "num_updates": ("num_epochs", "gradient_steps"),
+    "initial_collect_steps": ("learning_starts",),
+}
+"""Settings that older versions wrote under another name, with the names that they may have now."""
+
+
+def closest(name: str, known: Iterable[str]) -> list[str]:
+    """The setting that an unknown name probably means; empty where none is close.
+
+    Args:
+        name: what was given, with `-` or `_`.
+        known: the names that exist.
+
+    Examples:
+        >>> closest("lerning-rate", ["learning_rate"]), closest("num_updates", ["num_epochs", "num_steps"])
+        (['learning_rate'], ['num_epochs'])
+    """
+    names = {option.replace("-", "_"): option for option in known}
+    name = name.replace("-", "_")
+    renamed = [new for new in RENAMED.get(name, ()) if new in names]
+    return [names[found] for found in renamed or difflib.get_close_matches(name, names, n=1)]
 
 
 class _Loader(yaml.SafeLoader):

@@ -222,7 +222,7 @@ class ComputationTask:
     def acts_randomly(self) -> bool:
         """Whether nothing can have been learned yet, so that chance explores best."""
         plan = self.plan
-        return isinstance(plan, Replay) and self.rows_stored < plan.initial_collect_steps
+        return isinstance(plan, Replay) and self.rows_stored < plan.learning_starts
 
     def predict(self, inputs: Batch) -> dict[str, Any]:
         """One forward pass for everybody who asked.
@@ -313,7 +313,7 @@ class ComputationTask:
         plan, buffer = self.plan, self.buffer
         assert isinstance(plan, Replay) and buffer is not None
         window = max(plan.n_step, plan.mini_batch_length) * buffer.num_lanes
-        return self.rows_stored > max(plan.initial_collect_steps, window)
+        return self.rows_stored > max(plan.learning_starts, window)
 
     # -- checkpoints
 

@@ -20,7 +20,7 @@ _PERSISTENT = 3  # rows in a row; one bad row is noise
 _MANY_STEPS = 100_000
 
 _CAUSES = {
-    "kl": "each update moves the policy too far: lower algorithm.learning_rate or num_updates, or set a target KL",
+    "kl": "each update moves the policy too far: lower algorithm.learning_rate or num_epochs, or set a target KL",
     "entropy": "the policy stopped exploring while returns do not rise: raise entropy_cost, lower the learning rate, "
     "or look at the scale of rewards",
     "explained_variance": "values explain returns worse than a constant would: look at the scale of rewards, raise "

@@ -43,7 +43,7 @@ class Learning:
         self._averages = {name: Averages() for name in manager.algorithms}
         self._rows_trained = dict.fromkeys(manager.algorithms, 0)
         self._warm_ups = {
-            name: algorithm.plan.initial_collect_steps
+            name: algorithm.plan.learning_starts
             for name, algorithm in manager.algorithms.items()
             if isinstance(algorithm.plan, Replay) and not algorithm.stored_fields
         }
@@ -151,7 +151,7 @@ def _may_learn(algorithm: Algorithm[Any], collect: DataCollector, new_rows: int)
     if isinstance(plan, Offline):
         return True
     window = max(plan.n_step, plan.mini_batch_length) * collect.num_lanes
-    return collect.env_steps > max(plan.initial_collect_steps, window)
+    return collect.env_steps > max(plan.learning_starts, window)
 
 
 def _unroll_length(algorithms: Mapping[str, Algorithm[Any]]) -> float:

@@ -42,17 +42,17 @@ PRESETS: Presets = {
         trainer=TrainerConfig(total_env_steps=1_000_000),
     ),
     ("trpo", "CartPole-v1"): Preset(
-        algorithm=TRPOConfig(unroll_length=512, gae_lambda=0.98, num_updates=20),
+        algorithm=TRPOConfig(unroll_length=512, gae_lambda=0.98, num_epochs=20),
         env=EnvConfig(num_envs=2),
         trainer=TrainerConfig(total_env_steps=100_000),
     ),
     ("trpo", "Acrobot-v1"): Preset(
-        algorithm=TRPOConfig(unroll_length=1024, num_updates=20, normalize_observation=True),
+        algorithm=TRPOConfig(unroll_length=1024, num_epochs=20, normalize_observation=True),
         env=EnvConfig(num_envs=2),
         trainer=TrainerConfig(total_env_steps=100_000),
     ),
     ("trpo", "Pendulum-v1"): Preset(
-        algorithm=TRPOConfig(unroll_length=1024, gamma=0.9, num_updates=15),
+        algorithm=TRPOConfig(unroll_length=1024, gamma=0.9, num_epochs=15),
         env=EnvConfig(num_envs=2),
         trainer=TrainerConfig(total_env_steps=100_000),
     ),
@@ -61,7 +61,7 @@ PRESETS: Presets = {
             learning_rate=Linear(1e-3, 0.0),
             clip=Linear(0.2, 0.0),
             unroll_length=32,
-            num_updates=20,
+            num_epochs=20,
             num_policy_phases=16,
             gamma=0.98,
             gae_lambda=0.8,
@@ -73,7 +73,7 @@ PRESETS: Presets = {
     ("ppg", "Acrobot-v1"): Preset(
         algorithm=PPGConfig(
             learning_rate=Linear(5e-4, 0.0),
-            num_updates=10,
+            num_epochs=10,
             gae_lambda=0.94,
             entropy_cost=0.0,
             normalize_observation=True,
@@ -85,7 +85,7 @@ PRESETS: Presets = {
         algorithm=PPGConfig(
             learning_rate=Linear(1e-3, 0.0),
             unroll_length=256,
-            num_updates=10,
+            num_epochs=10,
             mini_batch_size=64,
             num_policy_phases=8,
             gamma=0.9,

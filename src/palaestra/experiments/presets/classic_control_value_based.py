@@ -20,7 +20,7 @@ __all__ = ["PRESETS"]
 _CARTPOLE: dict[str, Any] = {
     "learning_rate": Linear(1e-3, 0.0),
     "unroll_length": 64,
-    "num_updates": 64,
+    "gradient_steps": 64,
     "gamma": 0.98,
     "n_step": 3,
     "target_period": 128,
@@ -32,7 +32,7 @@ _CARTPOLE: dict[str, Any] = {
 _ACROBOT: dict[str, Any] = {
     "learning_rate": Linear(1e-3, 0.0),
     "unroll_length": 4,
-    "num_updates": 4,
+    "gradient_steps": 4,
     "gamma": 0.995,
     "n_step": 5,
     "target_period": 500,
@@ -43,7 +43,7 @@ _ACROBOT: dict[str, Any] = {
 _MOUNTAIN_CAR: dict[str, Any] = {
     "learning_rate": Linear(2e-3, 0.0),
     "unroll_length": 16,
-    "num_updates": 8,
+    "gradient_steps": 8,
     "capacity": 10_000,
     "gamma": 0.98,
     "n_step": 5,
@@ -87,7 +87,7 @@ PRESETS: Presets = {
         algorithm=DiscreteSACConfig(
             learning_rate=Linear(1e-3, 0.0),
             unroll_length=64,
-            num_updates=32,
+            gradient_steps=32,
             mini_batch_size=64,
             capacity=50_000,
             n_step=3,

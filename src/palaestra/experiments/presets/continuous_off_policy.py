@@ -28,25 +28,16 @@ PRESETS: Presets = {
     ),
     ("td3", "Pendulum-v1"): Preset(algorithm=TD3Config(learning_rate=1e-3, gamma=0.98), trainer=_PENDULUM),
     ("ddpg", "Pendulum-v1"): Preset(algorithm=DDPGConfig(learning_rate=1e-3, gamma=0.98), trainer=_PENDULUM),
+    **{("sac", name): Preset(algorithm=SACConfig(learning_starts=10_000), trainer=_MUJOCO) for name in _MUJOCO_NAMES},
+    **{("td3", name): Preset(algorithm=TD3Config(learning_starts=10_000), trainer=_MUJOCO) for name in _MUJOCO_NAMES},
+    **{("ddpg", name): Preset(algorithm=DDPGConfig(learning_starts=10_000), trainer=_MUJOCO) for name in _MUJOCO_NAMES},
     **{
-        ("sac", name): Preset(algorithm=SACConfig(initial_collect_steps=10_000), trainer=_MUJOCO)
-        for name in _MUJOCO_NAMES
-    },
-    **{
-        ("td3", name): Preset(algorithm=TD3Config(initial_collect_steps=10_000), trainer=_MUJOCO)
-        for name in _MUJOCO_NAMES
-    },
-    **{
-        ("ddpg", name): Preset(algorithm=DDPGConfig(initial_collect_steps=10_000), trainer=_MUJOCO)
-        for name in _MUJOCO_NAMES
-    },
-    **{
-        ("quantile_sac", name): Preset(algorithm=QuantileSACConfig(initial_collect_steps=10_000), trainer=_MUJOCO)
+        ("quantile_sac", name): Preset(algorithm=QuantileSACConfig(learning_starts=10_000), trainer=_MUJOCO)
         for name in _MUJOCO_NAMES
     },
     **{
         ("redq", name): Preset(
-            algorithm=REDQConfig(initial_collect_steps=5_000), trainer=TrainerConfig(total_env_steps=125_000)
+            algorithm=REDQConfig(learning_starts=5_000), trainer=TrainerConfig(total_env_steps=125_000)
         )
         for name in _MUJOCO_NAMES
     },

@@ -40,11 +40,11 @@ _OFF_POLICY: dict[str, Any] = {
 _SAMPLED: dict[str, Any] = {
     "learning_rate": Linear(1e-3, 0.0),
     "unroll_length": 128,
-    "num_updates": 10,
+    "num_epochs": 10,
     "mini_batch_size": 64,
     "normalize_observation": True,
 }
-_DETERMINISTIC: dict[str, Any] = {**_OFF_POLICY, "unroll_length": 4, "num_updates": 2, "exploration_std": 0.5}
+_DETERMINISTIC: dict[str, Any] = {**_OFF_POLICY, "unroll_length": 4, "gradient_steps": 2, "exploration_std": 0.5}
 
 
 def _env(num_envs: int, **settings: Any) -> EnvConfig:
@@ -82,7 +82,7 @@ PRESETS: Presets = {
         trainer=TrainerConfig(total_env_steps=12_500),
     ),
     ("trpo", _NAME): Preset(
-        algorithm=TRPOConfig(unroll_length=256, num_updates=20, normalize_observation=True),
+        algorithm=TRPOConfig(unroll_length=256, num_epochs=20, normalize_observation=True),
         env=_env(2),
         trainer=TrainerConfig(total_env_steps=6_250),
     ),

@@ -18,7 +18,7 @@ _SMALL: dict[str, Any] = {
     "network": NetworkConfig(hidden_sizes=(64, 64), activation="relu"),
     "learning_rate": 1e-3,
     "mini_batch_size": 128,
-    "num_updates": 10,
+    "gradient_steps": 10,
 }
 _TRAINER = TrainerConfig(total_env_steps=1_000)
 
