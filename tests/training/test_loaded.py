@@ -1,4 +1,4 @@
-"""Tests of `palaestra.training.loaded`: what checkpoints keep of loaded data."""
+"""Tests of `palaestra.training.checkpoints`: what checkpoints keep of loaded data."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.training.loggers` and `palaestra.training.averages`."""
+"""Tests of `palaestra.training.loggers` and `palaestra.training.learning`."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.training.loggers.network` and of the services: training never waits for one, nor ends with it."""
+"""Tests of `palaestra.training.services` and of the services: training never waits for one, nor ends with it."""
 
 import inspect
 import logging

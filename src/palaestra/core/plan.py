@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from palaestra.core.batch import Batch
 
 __all__ = ["POLICY", "DataSource", "Offline", "OnPolicy", "Plan", "Prioritized", "Replay"]
+
+Data: TypeAlias = Literal["on-policy", "replay", "offline"]
+"""What learning draws from: the newest unroll, a replay buffer, or a fixed data set."""
 
 POLICY = "policy"
 """Name of the policy of a run that has only one."""
@@ -47,6 +50,8 @@ class OnPolicy:
     (PPO; ALF's `whole_replay_buffer_training=True`).
     """
 
+    data: ClassVar[Data] = "on-policy"
+    """What it learns from."""
     unroll_length: float
     """Time steps from every environment in one unroll. A fraction is met on average."""
     num_epochs: int = 1
@@ -121,6 +126,8 @@ class Prioritized:
 class Replay:
     """Learn from samples of a replay buffer: one draw of `gradient_steps * mini_batch_size` sequences an iteration."""
 
+    data: ClassVar[Data] = "replay"
+    """What it learns from."""
     unroll_length: float
     """Time steps from every environment between two learning phases."""
     capacity: int = 100_000
@@ -183,6 +190,8 @@ class Replay:
 class Offline:
     """Learn from a fixed data set; nothing is collected."""
 
+    data: ClassVar[Data] = "offline"
+    """What it learns from."""
     gradient_steps: int = 1
     """Gradient steps in one iteration."""
     mini_batch_size: int = 256

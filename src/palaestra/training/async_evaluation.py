@@ -16,7 +16,7 @@ import torch
 from palaestra.policies import Policy
 from palaestra.rollout import Evaluation
 from palaestra.runtime import WorkerDiedError
-from palaestra.training.policy_manager import named_policies
+from palaestra.training.parts import named_policies
 
 __all__ = ["Evaluator"]
 

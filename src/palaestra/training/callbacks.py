@@ -1,10 +1,14 @@
-"""`Callback`: what you add to the training loop."""
+"""`Callback`: what you add to the training loop; and `Health`, which warns of learning that goes wrong."""
 
 from __future__ import annotations
 
+import logging
+import math
+import statistics
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 import torch
 
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
     from palaestra.algorithms import UpdateInfo
     from palaestra.training.trainer import Trainer
 
-__all__ = ["Callback", "Evaluated"]
+__all__ = ["Callback", "Evaluated", "Health"]
 
 
 @dataclass(frozen=True)
@@ -82,3 +86,128 @@ class Callback:
         Args:
             trainer: of the run.
         """
+
+
+_log = logging.getLogger(__name__)
+_PERSISTENT = 3  # rows in a row; one bad row is noise
+_MANY_STEPS = 100_000
+
+_CAUSES = {
+    "kl": "each update moves the policy too far: lower algorithm.learning_rate or num_epochs, or set a target KL",
+    "entropy": "the policy stopped exploring while returns do not rise: raise entropy_cost, lower the learning rate, "
+    "or look at the scale of rewards",
+    "explained_variance": "values explain returns worse than a constant would: look at the scale of rewards, raise "
+    "value_cost, or lower gamma",
+    "gradient_norm": "the loss explodes: lower algorithm.learning_rate or max_grad_norm, normalise observations or "
+    "scale rewards down",
+    "q_mean": "action values diverge: lower algorithm.learning_rate, copy the target network less often "
+    "(target_period, tau), lower n_step, or scale rewards down",
+    "episodes": "episodes never end, so no return is known: set env.max_episode_steps",
+}
+
+
+@final
+class Health(Callback):
+    """Looks at every row of metrics and warns, once for each symptom, when it persists.
+
+    | symptom | warned of when |
+    |---|---|
+    | KL | the mean KL of an update's policies exceeds 0.2 |
+    | entropy | within 2% of 0, measured by what it was at first, unless learning works |
+    | explained variance | below -0.5, unless learning works: equal returns have no variance to explain |
+    | gradient norm | above 100 times its median so far |
+    | action values | beyond 20 times the largest discounted return so far, and 100 |
+    | episodes | none has ended in 100,000 env steps |
+
+    Learning works where returns are at their best so far, and better than at first. Densities over continuous actions
+    may have entropies below 0, and those say nothing.
+
+    Args:
+        stop: whether a symptom ends the run.
+    """
+
+    def __init__(self, *, stop: bool = False) -> None:
+        self._stop = stop
+        self.warnings: list[str] = []
+        """Given so far."""
+        self._rows: Counter[str] = Counter()
+        self._first_entropy = self._first_return = math.nan
+        self._best_return = -math.inf
+        self._largest_return = 0.0
+        self._norms: dict[str, deque[float]] = {}
+
+    def logged(self, trainer: Trainer, row: dict[str, float]) -> None:
+        """See `Callback.logged`; adds `health/warnings`, how many symptoms were warned of."""
+        found = self._symptoms(row)
+        for name in list(self._rows):
+            if name not in found and self._rows[name] < _PERSISTENT:
+                del self._rows[name]
+        for name, what in found.items():
+            self._rows[name] += 1
+            if self._rows[name] == (1 if name == "episodes" else _PERSISTENT):
+                self._warn(trainer, f"after {int(row['env_steps']):,} env steps {what}. Likely: {_CAUSES[name]}")
+        row["health/warnings"] = len(self.warnings)
+
+    def _warn(self, trainer: Trainer, text: str) -> None:
+        self.warnings.append(text)
+        _log.warning("%s", text)
+        if self._stop:
+            trainer.stop(text)
+
+    def _symptoms(self, row: dict[str, float]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        works = self._works(row)
+        kl, variance = row.get("learning/kl", 0.0), row.get("learning/explained_variance", 0.0)
+        if kl > 0.2:
+            found["kl"] = f"the mean KL of an update is {kl:.2g}"
+        if variance < -0.5 and not works:
+            found["explained_variance"] = f"the explained variance is {variance:.2g}"
+        if row["env_steps"] >= _MANY_STEPS and not row.get("episodes"):
+            found["episodes"] = "no episode has ended"
+        for symptom in (self._entropy(row, works), self._gradient_norm(row), self._action_values(row)):
+            found |= symptom
+        return found
+
+    def _works(self, row: dict[str, float]) -> bool:
+        mean = row.get("return_mean")
+        if mean is None:
+            return False
+        if math.isnan(self._first_return):
+            self._first_return = mean
+        self._best_return = max(mean, self._best_return)
+        return mean == self._best_return > self._first_return
+
+    def _entropy(self, row: dict[str, float], works: bool) -> dict[str, str]:
+        entropy = row.get("learning/entropy")
+        if entropy is None:
+            return {}
+        if math.isnan(self._first_entropy):
+            self._first_entropy = entropy
+        if 0 <= entropy < 0.02 * self._first_entropy and not works and "return_mean" in row:
+            return {"entropy": f"the entropy fell from {self._first_entropy:.2g} to {entropy:.2g}"}
+        return {}
+
+    def _gradient_norm(self, row: dict[str, float]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for name, norm in row.items():
+            if not name.startswith("learning/gradient_norm/"):
+                continue
+            before = self._norms.setdefault(name, deque(maxlen=100))
+            if len(before) >= 5 and norm > 100 * max(statistics.median(before), 1e-6):
+                part = name.removeprefix("learning/gradient_norm/")
+                found["gradient_norm"] = (
+                    f"the gradient of {part!r} is {norm:.2g} long, usually {statistics.median(before):.2g}"
+                )
+            else:
+                before.append(norm)
+        return found
+
+    def _action_values(self, row: dict[str, float]) -> dict[str, str]:
+        seen = abs(row.get("discounted_return_mean", 0.0))
+        self._largest_return = max(self._largest_return, seen)
+        value = row.get("learning/q_mean", 0.0)
+        if self._largest_return and abs(value) > max(100.0, 20 * self._largest_return):
+            return {
+                "q_mean": f"the mean action value is {value:.2g}, discounted returns are {self._largest_return:.2g}"
+            }
+        return {}

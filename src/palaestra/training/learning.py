@@ -1,24 +1,155 @@
-"""`Learning`: the learning half of a training iteration, over all policies of a run."""
+"""What a trainer keeps count of while it learns: whose turn it is, averages of metrics, skipped updates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import logging
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from palaestra.algorithms import Algorithm, UpdateInfo
-from palaestra.core import POLICY, ConfigError, NonFiniteError, Offline, OnPolicy, Replay
+from palaestra.core import POLICY, ConfigError, DataSource, NonFiniteError, save_tensors, split_state
 from palaestra.rollout import CollectInfo
-from palaestra.training.averages import Averages
-from palaestra.training.collect import DataCollector
-from palaestra.training.faults import SkippedUpdates
-from palaestra.training.policy_manager import PolicyManager, SelfPaced, part_name
+from palaestra.training.parts import DataCollector, PolicyManager, SelfPaced, part_name
 
-__all__ = ["Learning"]
+__all__ = ["Averages"]
+
+# Records that wait at most. Every metric is a small tensor of its own: thousands of them, kept alive between the large
+# ones of the gradient steps that made them, split the heap until each step needs fresh pages for its activations.
+_MOST_WAITING = 32
 
 
-class Learning:
-    """Decides by each policy's plan when it learns, has the manager do it, and keeps count.
+class Averages:
+    """Running sums in float64, added up in order, so that stopping in between changes no digit.
+
+    Examples:
+        >>> averages = Averages()
+        >>> averages.add([{"loss": torch.tensor(1.0)}, {"loss": torch.tensor(2.0)}])
+        >>> averages.take()
+        {'loss': 1.5}
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+        self._pending: list[Mapping[str, Tensor]] = []
+
+    def add(self, records: Iterable[Mapping[str, Tensor]]) -> None:
+        """Takes records; they are added up when there are some dozens.
+
+        Args:
+            records: 0-dim tensors by name.
+        """
+        self._pending += records
+        if len(self._pending) >= _MOST_WAITING:
+            self._settle()
+
+    def take(self) -> dict[str, float]:
+        """The mean of everything since the last call."""
+        self._settle()
+        means = {name: total / self._counts[name] for name, total in self._sums.items()}
+        self._sums, self._counts = {}, {}
+        return means
+
+    def _settle(self) -> None:
+        columns: dict[str, list[Tensor]] = {}
+        for record in self._pending:
+            for name, value in record.items():
+                columns.setdefault(name, []).append(value)
+        for name, values in columns.items():
+            total = self._sums.get(name, 0.0)
+            for value in torch.stack(values).tolist():
+                total += value
+            self._sums[name] = total
+            self._counts[name] = self._counts.get(name, 0) + len(values)
+        self._pending = []
+
+    def state(self) -> dict[str, Any]:
+        """Sums and counts, as JSON values."""
+        self._settle()
+        return {"sums": self._sums, "counts": self._counts}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `state` gave.
+
+        Args:
+            state: from `state`.
+        """
+        self._sums, self._counts, self._pending = dict(state["sums"]), dict(state["counts"]), []
+
+
+_log = logging.getLogger(__name__)
+_MAX_DUMPS = 3
+
+
+class SkippedUpdates:
+    """Counts updates in a row that were not applied, and writes what they were made of.
+
+    Args:
+        most: how many in a row are survived.
+        directory: where to write `non_finite_<gradient steps>/`; `None` writes nothing.
+    """
+
+    def __init__(self, most: int, directory: Path | None) -> None:
+        self._most, self._directory = most, directory
+        self.in_a_row = 0
+        """Since the last update that was applied."""
+        self.total = 0
+        """Of the run."""
+
+    def skip(self, error: NonFiniteError, algorithm: Algorithm[Any], env_steps: int) -> None:
+        """An update was not applied.
+
+        Args:
+            error: that says why; its `batch` is kept.
+            algorithm: with the parameters as they were before.
+            env_steps: when.
+
+        Raises:
+            NonFiniteError: there were too many in a row.
+        """
+        self.in_a_row += 1
+        self.total += 1
+        kept = self._dump(error, algorithm, env_steps) if self.total <= _MAX_DUMPS else None
+        where = f"; the batch and the parameters are in {kept}" if kept else ""
+        if self.in_a_row > self._most:
+            raise NonFiniteError(
+                f"{error}{where}. {self.in_a_row} update(s) in a row were not finite and "
+                f"trainer.max_skipped_updates is {self._most}"
+            ) from error
+        _log.warning("an update was skipped (%d in a row of at most %d): %s%s", self.in_a_row, self._most, error, where)
+
+    def _dump(self, error: NonFiniteError, algorithm: Algorithm[Any], env_steps: int) -> Path | None:
+        if self._directory is None:
+            return None
+        path = self._directory / f"non_finite_{algorithm.num_gradient_steps:010d}"
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            values: dict[str, Any] = {}
+            parts = {"algorithm": algorithm.state_tensors(), "batch": error.batch}
+            for name, part in parts.items():
+                values[name], tensors = split_state(part)
+                save_tensors(path / f"{name}.safetensors", tensors)
+            fault = {
+                "error": str(error),
+                "env_steps": env_steps,
+                "gradient_steps": algorithm.num_gradient_steps,
+                "policy_version": algorithm.policy_version,
+                "state": values,
+            }
+            (path / "fault.json").write_text(json.dumps(fault, indent=2) + "\n")
+        except OSError as failure:  # the fault itself matters more than its copy
+            _log.warning("the batch of a non-finite update cannot be kept in %s: %s", path, failure)
+            return None
+        return path
+
+
+class LearningRecord:
+    """Says which policies learn in a training iteration, and keeps count of what they learned.
 
     Args:
         manager: of the policies.
@@ -30,40 +161,58 @@ class Learning:
     """
 
     def __init__(self, manager: PolicyManager, max_skipped: int, faults: Path | None) -> None:
-        self.manager = manager
-        self._self_paced = isinstance(manager, SelfPaced)
-        self.unroll_length = (
-            manager.unroll_length if isinstance(manager, SelfPaced) else _unroll_length(manager.algorithms)
-        )
+        algorithms = self._algorithms = manager.algorithms
+        self.self_paced = isinstance(manager, SelfPaced)
+        self.unroll_length = manager.unroll_length if isinstance(manager, SelfPaced) else _unroll_length(algorithms)
         """Time steps from every environment in a training iteration."""
         self._skipped = {
             name: SkippedUpdates(max_skipped, None if faults is None else faults / ("" if name == POLICY else name))
-            for name in manager.algorithms
+            for name in algorithms
         }
-        self._averages = {name: Averages() for name in manager.algorithms}
-        self._rows_trained = dict.fromkeys(manager.algorithms, 0)
+        self._averages = {name: Averages() for name in algorithms}
+        self._rows_trained = dict.fromkeys(algorithms, 0)
         self._warm_ups = {
-            name: algorithm.plan.learning_starts
-            for name, algorithm in manager.algorithms.items()
-            if isinstance(algorithm.plan, Replay) and not algorithm.stored_fields
+            name: getattr(algorithm.plan, "learning_starts", 0)
+            for name, algorithm in algorithms.items()
+            if not algorithm.stored_fields
         }
-        self._progress = 0.0
 
     def acts_randomly(self, env_steps: int) -> frozenset[str]:
-        """Policies whose initial steps are not over: they have learned nothing yet, and chance explores best.
+        """Policies that act at random: they have learned nothing yet, and chance explores best.
 
         Args:
             env_steps: taken so far.
         """
         return frozenset(name for name, end in self._warm_ups.items() if env_steps < end)
 
-    def learn(self, collect: DataCollector, info: CollectInfo, progress: float) -> dict[str, UpdateInfo]:
-        """One update of every policy that has the data for it; then schedules move on.
+    def sources(self, collector: DataCollector, info: CollectInfo, progress: float) -> dict[str, DataSource]:
+        """What each policy learns from that has the data for an update.
 
         Args:
-            collect: has the data.
+            collector: has the data.
             info: of the unroll before.
             progress: of the run, in [0, 1].
+        """
+        if self.self_paced:
+            return {}
+        found: dict[str, DataSource] = {}
+        for name, algorithm in self._algorithms.items():
+            new_rows = info.rows_of.get(name, info.rows)
+            if (name in info.rows_of and not new_rows) or not algorithm.plan.may_learn(
+                env_steps=collector.env_steps, new_rows=new_rows, num_lanes=collector.num_lanes
+            ):
+                continue
+            found[name] = source = collector.sources[name]
+            if (follow := getattr(source, "set_progress", None)) is not None:  # a sampler may follow schedules
+                follow(progress)
+        return found
+
+    def add(self, results: Mapping[str, UpdateInfo | NonFiniteError], env_steps: int) -> dict[str, UpdateInfo]:
+        """Counts what updates did.
+
+        Args:
+            results: by policy: what was learned, or why an update was not applied.
+            env_steps: of the run.
 
         Returns:
             What was learned, by policy.
@@ -71,43 +220,23 @@ class Learning:
         Raises:
             NonFiniteError: too many updates of a policy in a row were not finite.
         """
-        sources = {
-            name: collect.sources[name]
-            for name, algorithm in self.manager.algorithms.items()
-            if not self._self_paced
-            and info.rows_of.get(name, 1)
-            and _may_learn(algorithm, collect, info.rows_of.get(name, info.rows))
-        }
-        for source in sources.values():
-            if (follow := getattr(source, "set_progress", None)) is not None:  # a sampler may follow schedules
-                follow(progress)
         learned: dict[str, UpdateInfo] = {}
-        for name, result in (self.manager.update(sources) if sources or self._self_paced else {}).items():
+        for name, result in results.items():
             if isinstance(result, NonFiniteError):
-                self._skipped[name].skip(result, self.manager.algorithms[name], collect.env_steps)
+                self._skipped[name].skip(result, self._algorithms[name], env_steps)
                 continue
-            self._skipped[name].applied()
+            self._skipped[name].in_a_row = 0
             self._averages[name].add(result.records)
             self._rows_trained[name] += result.rows_trained
             learned[name] = result
-        self.set_progress(progress)
         return learned
-
-    def set_progress(self, progress: float) -> None:
-        """Moves everything that follows a schedule.
-
-        Args:
-            progress: of the run, in [0, 1].
-        """
-        self._progress = progress
-        self.manager.set_progress(progress)
 
     def metrics(self) -> dict[str, float]:
         """For a row of metrics: `learning/...` since the last call, or `learning/<policy>/...` of several policies."""
-        algorithms = self.manager.algorithms
+        algorithms = self._algorithms.values()
         row: dict[str, float] = {
-            "policy_version": max(algorithm.policy_version for algorithm in algorithms.values()),
-            "gradient_steps": sum(algorithm.num_gradient_steps for algorithm in algorithms.values()),
+            "policy_version": max(algorithm.policy_version for algorithm in algorithms),
+            "gradient_steps": sum(algorithm.num_gradient_steps for algorithm in algorithms),
             "rows_trained": sum(self._rows_trained.values()),
             "updates_skipped": sum(skipped.total for skipped in self._skipped.values()),
         }
@@ -117,17 +246,14 @@ class Learning:
         return row
 
     def state(self) -> dict[str, Any]:
-        """Where learning is, by policy, besides what the manager keeps."""
+        """Counts and averages by policy, as JSON values."""
         return {
-            "progress": self._progress,
-            "policies": {
-                name: {
-                    "averages": self._averages[name].state(),
-                    "rows_trained": self._rows_trained[name],
-                    "skipped": [self._skipped[name].in_a_row, self._skipped[name].total],
-                }
-                for name in self._averages
-            },
+            name: {
+                "averages": self._averages[name].state(),
+                "rows_trained": self._rows_trained[name],
+                "skipped": [self._skipped[name].in_a_row, self._skipped[name].total],
+            }
+            for name in self._averages
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -136,35 +262,21 @@ class Learning:
         Args:
             state: of a run with the same policies.
         """
-        for name, saved in state["policies"].items():
+        for name, saved in state.items():
             self._averages[name].load_state(saved["averages"])
             self._rows_trained[name] = saved["rows_trained"]
             self._skipped[name].in_a_row, self._skipped[name].total = saved["skipped"]
-        self.set_progress(state["progress"])
-
-
-def _may_learn(algorithm: Algorithm[Any], collect: DataCollector, new_rows: int) -> bool:
-    """On-policy, where there are new rows; off-policy, after the initial steps and one window in every lane."""
-    plan = algorithm.plan
-    if isinstance(plan, OnPolicy):
-        return new_rows > 0
-    if isinstance(plan, Offline):
-        return True
-    window = max(plan.n_step, plan.mini_batch_length) * collect.num_lanes
-    return collect.env_steps > max(plan.learning_starts, window)
 
 
 def _unroll_length(algorithms: Mapping[str, Algorithm[Any]]) -> float:
     """That of the on-policy plans, which must agree; else that of the others; none is collected offline."""
-    plans = {name: algorithm.plan for name, algorithm in algorithms.items()}
-    offline = [name for name, plan in plans.items() if isinstance(plan, Offline)]
-    if offline:
-        if len(offline) < len(plans):
-            raise ConfigError(f"{', '.join(offline)} learns offline, where nothing is collected for the other policies")
-        return 0.0
-    on_policy = {name: plan.unroll_length for name, plan in plans.items() if isinstance(plan, OnPolicy)}
-    lengths = on_policy or {name: plan.unroll_length for name, plan in plans.items() if isinstance(plan, Replay)}
-    if len(set(lengths.values())) > 1:
-        given = ", ".join(f"{name}: {length:g}" for name, length in lengths.items())
+    lengths: dict[str, dict[str, float]] = {}
+    for name, algorithm in algorithms.items():
+        lengths.setdefault(algorithm.plan.data, {})[name] = getattr(algorithm.plan, "unroll_length", 0.0)
+    if (offline := lengths.get("offline")) and len(lengths) > 1:
+        raise ConfigError(f"{', '.join(offline)} learns offline, where nothing is collected for the other policies")
+    chosen = lengths.get("on-policy") or next(iter(lengths.values()))
+    if len(set(chosen.values())) > 1:
+        given = ", ".join(f"{name}: {length:g}" for name, length in chosen.items())
         raise ConfigError(f"all policies of a run learn from the same unrolls, but their unroll_length is {given}")
-    return float(next(iter(lengths.values())))
+    return float(next(iter(chosen.values())))

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import GradientAlgorithm
-from palaestra.core import Batch, DataSource, OnPolicy, minibatches
+from palaestra.core import Batch, DataSource, minibatches
 from palaestra.policies import Phase
 from palaestra.training.callbacks import Callback
-from palaestra.training.policy_manager import part_name
+from palaestra.training.parts import part_name
 
 if TYPE_CHECKING:
     from palaestra.training.trainer import Trainer
@@ -179,10 +179,10 @@ class Histograms(Callback):
 
     def _of_policy(self, prefix: str, algorithm: GradientAlgorithm[Any], source: DataSource) -> dict[str, Histogram]:
         drawn = algorithm.on_device(source.draw(algorithm.plan, self._generator))
-        if isinstance(algorithm.plan, OnPolicy):  # the row after the last action
-            row = _histograms(f"{prefix}/observation", drawn["observation"][:-1])
-        else:
-            row = _histograms(f"{prefix}/observation", drawn["observation"])
+        observation = drawn["observation"]
+        if algorithm.plan.data == "on-policy":  # the row after the last action
+            observation = observation[:-1]
+        row = _histograms(f"{prefix}/observation", observation)
         row |= _histograms(f"{prefix}/action", drawn["action"])
         with algorithm.policy.in_phase(Phase.UPDATE):
             batch = algorithm.on_device(algorithm.noise(algorithm.preprocess(drawn, source), self._generator))

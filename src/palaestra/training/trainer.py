@@ -18,15 +18,13 @@ from palaestra.rollout import Episode, Evaluation, Metric, default_metrics
 from palaestra.runtime import keep_freed_memory
 from palaestra.training.async_evaluation import Evaluator
 from palaestra.training.callbacks import Callback, Evaluated
-from palaestra.training.checkpoints import CheckpointStore
-from palaestra.training.collect import DataCollector
+from palaestra.training.checkpoints import CheckpointStore, LoadedData
 from palaestra.training.config import TrainerConfig
-from palaestra.training.learning import Learning
-from palaestra.training.loaded import LoadedData
+from palaestra.training.console import TimeSplit
+from palaestra.training.learning import LearningRecord
 from palaestra.training.loggers import Logger
-from palaestra.training.policy_manager import PolicyManager, SimplePolicyManager, acting_policy, part_name
+from palaestra.training.parts import DataCollector, PolicyManager, SimplePolicyManager, acting_policy, part_name
 from palaestra.training.signals import StopSignals
-from palaestra.training.time_split import TimeSplit
 
 __all__ = ["TrainResult", "Trainer"]
 
@@ -86,10 +84,11 @@ class Trainer:
         self._checkpoints, self._loggers = checkpoints, list(loggers)
         self._evaluator = None if evaluate is None else Evaluator(evaluate, asynchronous=self.config.eval_async)
         faults = None if checkpoints is None else checkpoints.directory.parent / "faults"
-        self._learning = Learning(self.learner, self.config.max_skipped_updates, faults)
+        self._learning = LearningRecord(self.learner, self.config.max_skipped_updates, faults)
         self._time, self._loaded = TimeSplit(), LoadedData(collector)
         self._rows_logged = self._episodes_ended = self._iterations = 0
         self._next = {name: self.config.period(name) for name in ("eval", "checkpoint", "log")}
+        self._schedules_at = 0.0  # progress; a checkpoint in the middle of an unroll is beyond it
         self._evaluated_s = time.monotonic()
         self._evaluation: Evaluation | None = None
         self._evaluation_broken_off = False
@@ -174,7 +173,10 @@ class Trainer:
             self._take_episodes(info.episodes)
         if self.collector.unfinished:  # a signal came; a resumed run goes on in the middle of the unroll
             return
-        updates = self._learning.learn(self.collector, info, self.progress)
+        sources = self._learning.sources(self.collector, info, self.progress)
+        results = self.learner.update(sources) if sources or self._learning.self_paced else {}
+        updates = self._learning.add(results, self.collector.env_steps)
+        self._set_progress(self.progress)
         self._iterations += 1
         self._time.spent("learning")
         for callback in self.callbacks:
@@ -184,6 +186,11 @@ class Trainer:
     def progress(self) -> float:
         """How much of the budget is used, in [0, 1]: where schedules are."""
         return min(1.0, self.collector.env_steps / self.config.total_env_steps)
+
+    def _set_progress(self, progress: float) -> None:
+        """Moves everything that follows a schedule."""
+        self._schedules_at = progress
+        self.learner.set_progress(progress)
 
     def stop(self, reason: str) -> None:
         """Ends the run after this iteration, evaluated and saved.
@@ -341,7 +348,7 @@ class Trainer:
             "position": self._position(),
             "metrics": [metric.state() for metric in self.metrics],
             "iterations": self._iterations,
-            "learning": self._learning.state(),
+            "learning": {"progress": self._schedules_at, "policies": self._learning.state()},
             "next": self._next,
             "best": self._best,
             "evaluation": None if self._evaluation is None else self._evaluation.to_json(),
@@ -384,7 +391,8 @@ class Trainer:
         for metric, saved in zip(self.metrics, trainer["metrics"], strict=True):
             metric.load_state(saved)
         self._iterations = trainer["iterations"]
-        self._learning.load_state(trainer["learning"])
+        self._learning.load_state(trainer["learning"]["policies"])
+        self._set_progress(trainer["learning"]["progress"])
         self._next, self._best = dict(trainer["next"]), trainer["best"]
         if trainer["evaluation"] is not None:
             self._evaluation = Evaluation(**trainer["evaluation"])

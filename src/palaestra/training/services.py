@@ -1,0 +1,294 @@
+"""Metrics to a service that may be slow, down or gone: Weights & Biases, MLflow, Trackio."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import logging
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from palaestra.core import MissingExtraError
+from palaestra.rollout import Episode
+from palaestra.training.summaries import Histogram
+
+__all__ = ["MLflowLogger", "NetworkLogger", "TrackioLogger", "WandbLogger"]
+
+_log = logging.getLogger(__name__)
+_CAPACITY = 10_000
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
+
+
+class NetworkLogger(ABC):
+    """Sends rows of metrics to a service; training never waits for it.
+
+    Rows go into a bounded queue, and a thread sends them in order. A call that fails is tried again, at first after a
+    second, then after longer and longer, so a service that comes back gets what it missed. What still waits at the end
+    of the run, or does not fit into the queue, is left out with a warning: `metrics.jsonl` has all of it.
+
+    A service is a subclass with `open`, `send` and `end`; all three are called on the thread.
+
+    Args:
+        package: that has to be installed.
+        extra: of this project that brings it.
+        close_s: how long `close` waits for rows to be sent.
+
+    Raises:
+        MissingExtraError: the package is not installed.
+    """
+
+    def __init__(self, package: str, extra: str, *, close_s: float = 10.0) -> None:
+        try:
+            self.package: Any = importlib.import_module(package)
+        except ImportError as error:
+            raise MissingExtraError(package, extra, f"logging with {type(self).__name__}") from error
+        self._close_s = close_s
+        self._queue: queue.Queue[Callable[[], None]] = queue.Queue(_CAPACITY)
+        self._thread: threading.Thread | None = None
+        self._left_out, self._closing = 0, threading.Event()
+
+    @abstractmethod
+    def open(self, position: Mapping[str, int]) -> None:
+        """Begins, or goes on with, a run at the service.
+
+        Args:
+            position: see `Logger.start`.
+        """
+
+    @abstractmethod
+    def send(self, row: Mapping[str, Any], env_steps: int) -> None:
+        """Sends one row of metrics.
+
+        Args:
+            row: numbers, and histograms where they were asked for.
+            env_steps: the x axis.
+        """
+
+    @abstractmethod
+    def end(self) -> None:
+        """Ends the run at the service."""
+
+    # -- what a trainer calls
+
+    def start(self, position: Mapping[str, int]) -> None:
+        """See `Logger.start`."""
+        self._closing.clear()
+        self._put(lambda: self.open(position))
+        self._thread = threading.Thread(target=self._work, name=type(self).__name__, daemon=True)
+        self._thread.start()
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        """See `Logger.metrics`."""
+        copied = dict(row)
+        self._put(lambda: self.send(copied, int(copied["env_steps"])))
+
+    def episodes(self, env_steps: int, episodes: Sequence[Episode]) -> None:  # noqa: B027 - nothing to send
+        """Episodes are in the metrics as averages."""
+
+    def close(self) -> None:
+        """See `Logger.close`; returns after `close_s` at the latest."""
+        if self._thread is None:
+            return
+        self._put(self.end)
+        self._closing.set()
+        self._thread.join(self._close_s)
+        waiting = self._queue.qsize() + self._thread.is_alive()
+        if waiting:
+            _log.warning(
+                "%s: %d call(s) could not be made in %g s; metrics.jsonl has all of the run's metrics",
+                *(type(self).__name__, waiting, self._close_s),
+            )
+        self._thread = None
+
+    def _put(self, call: Callable[[], None]) -> None:
+        try:
+            self._queue.put_nowait(call)
+        except queue.Full:
+            self._left_out += 1
+            if self._left_out == 1:
+                _log.warning("%s: the service does not keep up, rows are left out from now on", type(self).__name__)
+
+    def _work(self) -> None:
+        deadline_s = None
+        while True:
+            if self._closing.is_set():
+                deadline_s = deadline_s or time.monotonic() + self._close_s
+                if self._queue.empty() or time.monotonic() > deadline_s:
+                    return
+            try:
+                call = self._queue.get(timeout=0.1)
+            except queue.Empty:
+                continue
+            self._try_until_it_works(call)
+
+    def _try_until_it_works(self, call: Callable[[], None]) -> None:
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                return call()
+            except Exception as error:  # of any make: a service must not end a run
+                if self._closing.is_set():
+                    self._left_out += 1
+                    _log.warning("%s failed: %r", type(self).__name__, error)
+                    return None
+                if wait_s == _FIRST_WAIT_S:
+                    _log.warning("%s failed and will be tried again: %r", type(self).__name__, error)
+                self._closing.wait(wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+class WandbLogger(NetworkLogger):
+    """Sends metrics to Weights & Biases; a run that is resumed goes on there as well.
+
+    Args:
+        project: at the service.
+        directory: of the run; its name is the run's name.
+        config: settings to show beside the run.
+        mode: `"offline"` writes files that `wandb sync` sends later.
+
+    Raises:
+        MissingExtraError: wandb is not installed.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        directory: str | Path,
+        *,
+        config: Mapping[str, Any] | None = None,
+        mode: Literal["online", "offline"] = "online",
+    ) -> None:
+        super().__init__("wandb", "wandb")
+        self._project, self._directory, self._config = project, Path(directory).absolute(), dict(config or {})
+        self._mode = mode
+        self._run: Any = None
+
+    def open(self, position: Mapping[str, int]) -> None:
+        """See `NetworkLogger.open`."""
+        self._run = self.package.init(
+            project=self._project,
+            name=self._directory.name,
+            id=hashlib.sha256(str(self._directory).encode()).hexdigest()[:16],
+            resume="allow",
+            dir=str(self._directory),
+            config=self._config,
+            mode=self._mode,
+        )
+
+    def send(self, row: Mapping[str, Any], env_steps: int) -> None:
+        """See `NetworkLogger.send`."""
+        values = {
+            name: self.package.Histogram(np_histogram=(value.counts, value.edges))
+            if isinstance(value, Histogram)
+            else value
+            for name, value in row.items()
+        }
+        self._run.log(values, step=env_steps)
+
+    def end(self) -> None:
+        """See `NetworkLogger.end`."""
+        if self._run is not None:
+            self._run.finish()
+
+
+class MLflowLogger(NetworkLogger):
+    """Sends metrics to an MLflow server, or into a local database; a resumed run goes on there as well.
+
+    MLflow allows no `@` in names: `info/x@max` becomes `info/x.max`.
+
+    Args:
+        experiment: at the server.
+        directory: of the run; its name is the run's name.
+        config: settings to show beside the run.
+        tracking_uri: of the server; by default what MLflow itself takes from its environment.
+
+    Raises:
+        MissingExtraError: mlflow is not installed.
+    """
+
+    def __init__(
+        self,
+        experiment: str,
+        directory: str | Path,
+        *,
+        config: Mapping[str, Any] | None = None,
+        tracking_uri: str | None = None,
+    ) -> None:
+        super().__init__("mlflow", "mlflow")
+        self._experiment, self._name, self._config = experiment, Path(directory).absolute().name, dict(config or {})
+        self._tracking_uri = tracking_uri
+        self._client: Any = None
+        self._run_id = ""
+
+    def open(self, position: Mapping[str, int]) -> None:
+        """See `NetworkLogger.open`."""
+        self._client = client = self.package.MlflowClient(tracking_uri=self._tracking_uri)
+        found = client.get_experiment_by_name(self._experiment)
+        experiment = client.create_experiment(self._experiment) if found is None else found.experiment_id
+        same = f"attributes.run_name = '{self._name}'"
+        runs = client.search_runs([experiment], filter_string=same) if position["env_steps"] else []
+        if runs:
+            self._run_id = runs[0].info.run_id
+            return
+        self._run_id = client.create_run(experiment, run_name=self._name).info.run_id
+        for name, value in self._config.items():
+            client.log_param(self._run_id, name, value)
+
+    def send(self, row: Mapping[str, Any], env_steps: int) -> None:
+        """See `NetworkLogger.send`."""
+        for name, value in row.items():
+            if not isinstance(value, Histogram):
+                self._client.log_metric(self._run_id, name.replace("@", "."), float(value), step=env_steps)
+
+    def end(self) -> None:
+        """See `NetworkLogger.end`."""
+        if self._run_id:
+            self._client.set_terminated(self._run_id)
+
+
+class TrackioLogger(NetworkLogger):
+    """Sends metrics to Trackio, which keeps them on this machine or in a Space.
+
+    Args:
+        project: of the run.
+        directory: of the run; its name is the run's name.
+        config: settings to show beside the run.
+        space_id: where to show it, `"user/space"`; `None` is on this machine.
+
+    Raises:
+        MissingExtraError: trackio is not installed.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        directory: str | Path,
+        *,
+        config: Mapping[str, Any] | None = None,
+        space_id: str | None = None,
+    ) -> None:
+        super().__init__("trackio", "trackio")
+        self._project, self._name, self._config = project, Path(directory).absolute().name, dict(config or {})
+        self._space_id = space_id
+        self._run: Any = None
+
+    def open(self, position: Mapping[str, int]) -> None:
+        """See `NetworkLogger.open`."""
+        self._run = self.package.init(
+            project=self._project, name=self._name, config=self._config, space_id=self._space_id, resume="allow"
+        )
+
+    def send(self, row: Mapping[str, Any], env_steps: int) -> None:
+        """See `NetworkLogger.send`."""
+        values = {name: value for name, value in row.items() if not isinstance(value, Histogram)}
+        self._run.log(values, step=env_steps)
+
+    def end(self) -> None:
+        """See `NetworkLogger.end`."""
+        if self._run is not None:
+            self._run.finish()
