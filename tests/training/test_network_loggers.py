@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from palaestra.core import MissingExtraError
-from palaestra.training import Histogram, MLflowLogger, NetworkLogger, TrackioLogger, WandbLogger
-from palaestra.training.loggers import network
+from palaestra.training import Histogram, MLflowLogger, NetworkLogger, TrackioLogger, WandbLogger, services
 from tests.training.parts import Recorder, trainer
 
 START = {"env_steps": 0, "metrics": 0, "episodes": 0}
@@ -43,8 +42,8 @@ class Service(NetworkLogger):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries again after a hundredth of a second, not after a second."""
-    monkeypatch.setattr(network, "_FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(network, "_LONGEST_WAIT_S", 0.02)
+    monkeypatch.setattr(services, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(services, "_LONGEST_WAIT_S", 0.02)
 
 
 def test_rows_are_sent_in_order_and_all_of_them_before_the_end():
@@ -113,7 +112,7 @@ def test_a_service_that_comes_back_gets_what_it_missed(caplog, wait_until):
 
 def test_a_queue_that_is_full_leaves_rows_out_with_one_warning(monkeypatch, caplog):
     """F28: memory is bounded."""
-    monkeypatch.setattr(network, "_CAPACITY", 3)
+    monkeypatch.setattr(services, "_CAPACITY", 3)
     gate = threading.Event()
     service = Service(lambda step: gate.wait(20) and None)
     with caplog.at_level(logging.WARNING):
