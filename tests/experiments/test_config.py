@@ -92,7 +92,7 @@ def test_wrappers_are_written_as_text_and_read_back_equal(tmp_path):
 def test_code_without_a_name_cannot_be_written():
     """F27: the message says what to do instead."""
     config = ExperimentConfig(env=EnvConfig(wrappers=(lambda env: env,)))
-    with pytest.raises(ConfigError, match=r"wrappers holds .*no importable name; name it as 'my_package:MyWrapper'"):
+    with pytest.raises(ConfigError, match=r"wrappers holds .*no importable name; name it as 'my_package:MyName'"):
         config_to_mapping(config)
 
 

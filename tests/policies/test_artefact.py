@@ -183,3 +183,68 @@ def test_no_weight_file_can_run_code(saved):
     # safetensors holds numbers only: an object is refused when it is written
     with pytest.raises(TypeError, match="dtype object"):
         save_tensors(saved / "weights.safetensors", {"x": np.array([print], dtype=object)})
+
+
+class Own(nn.Module):
+    """An encoder that an artefact names."""
+
+    def __init__(self, observation_spec) -> None:
+        super().__init__()
+        self.layer = nn.Linear(observation_spec.size, 3)
+
+    def forward(self, observation):
+        return self.layer(observation)
+
+
+def make_own(observation_spec) -> Own:
+    return Own(observation_spec)
+
+
+def make_something(observation_spec):
+    return Own(observation_spec)
+
+
+ROW = TensorSpec((4,))
+
+
+def saved_with(encoder, directory):
+    policy = CategoricalPolicy.build(ROW, DiscreteSpec(num=2), NetworkConfig(encoder=encoder))
+    save_policy(policy, directory)
+    return policy
+
+
+@pytest.mark.parametrize("encoder", [Own, make_own, f"{__name__}:Own", f"{__name__}:make_own"])
+def test_an_encoder_with_a_name_is_made_again(encoder, tmp_path):
+    policy = saved_with(encoder, tmp_path)
+    x = np.random.default_rng(0).normal(size=(50, 4))
+    loaded = load_policy(tmp_path)
+    assert (loaded(x) == policy.eval()(x)).all()
+    assert loaded.network_config.encoder in (Own, make_own)
+
+
+@pytest.mark.parametrize("encoder", [lambda spec: Own(spec), Own(ROW)])
+def test_an_encoder_without_a_name_has_to_be_given(encoder, tmp_path):
+    policy = saved_with(encoder, tmp_path)
+    with pytest.raises(ConfigError, match=r"without a name .*(Own|lambda).* load_policy\(directory, network=\.\.\.\)"):
+        load_policy(tmp_path)
+    x = np.random.default_rng(0).normal(size=(50, 4))
+    assert (load_policy(tmp_path, network=Own)(x) == policy.eval()(x)).all()
+
+
+def test_a_file_makes_nothing_be_called_that_makes_no_module(tmp_path):
+    saved_with(make_something, tmp_path)
+    with pytest.raises(ConfigError, match=r"no nn\.Module class, and no function that is annotated to return a module"):
+        load_policy(tmp_path)
+    assert load_policy(tmp_path, network=make_something)([0.0] * 4) in (0, 1)
+
+
+def test_an_encoder_that_is_gone_or_was_never_there_is_said(tmp_path):
+    saved_with(Own, tmp_path / "own")
+    description = tmp_path / "own" / "policy.json"
+    description.write_text(description.read_text().replace(":Own", ":Owm"))
+    with pytest.raises(ConfigError, match=r"names the encoder '.*:Owm': .*did you mean 'Own'.*network=\.\.\."):
+        load_policy(tmp_path / "own")
+    saved_with(None, tmp_path / "ours")
+    assert "encoder" not in json.loads((tmp_path / "ours" / "policy.json").read_text())["network"]
+    with pytest.raises(ConfigError, match="has no encoder of your own; leave out network="):
+        load_policy(tmp_path / "ours", network=Own)

@@ -127,8 +127,10 @@ class ActorCritic(Algorithm[StochasticPolicy]):
             policy = stochastic_policy(
                 observation_spec, action_spec, config.network, normalize=config.normalize_observation
             )
-            seen = policy.feature_spec if self.shares_features else observation_spec
-            self.value_network = Network(seen, 1, dataclasses.replace(config.network, recurrent=None))
+            seen, layers = observation_spec, dataclasses.replace(config.network, recurrent=None)
+            if self.shares_features and policy.splits:
+                seen, layers = policy.feature_spec, config.network.on_features()
+            self.value_network = Network(seen, 1, layers)
             model = self.build_model(policy, config)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 

@@ -17,6 +17,7 @@ from palaestra.envs import Wrap
 from palaestra.experiments import config_from_mapping
 from palaestra.experiments.config import algorithms_with
 from palaestra.experiments.values import closest, dataclass_of, type_name, value_from_words
+from palaestra.nn import EncoderOption
 
 __all__ = ["parse", "positional", "several"]
 
@@ -99,7 +100,7 @@ def _settings(base: Any, arguments: Sequence[str], problems: list[str]) -> dict[
     """Options as nested mappings, as a configuration file has them; what cannot be read is added to the problems."""
     hints = dict(_hints(base))
     names = {path.replace("_", "-"): path for path in hints}
-    short = {alias: path for path, hint in hints.items() for alias in _aliases(hint)}
+    short = {alias: path for path, hint in hints.items() for alias in _aliases(hint)} | _shorthands(base)
     settings: dict[str, Any] = {}
     for option, words in _groups(arguments, problems):
         name = option.replace("_", "-")
@@ -164,6 +165,18 @@ def _aliases(hint: Any) -> list[str]:
     return [alias.removeprefix("--") for aliases in found for alias in aliases]
 
 
+def _shorthands(config: Any, prefix: str = "") -> dict[str, str]:
+    """Groups whose own name sets one of their settings, such as --algorithm.network."""
+    found: dict[str, str] = {}
+    for f in dataclasses.fields(config):
+        child, name = getattr(config, f.name), f"{prefix}{f.name}"
+        if dataclasses.is_dataclass(child) and not isinstance(child, type):
+            found |= _shorthands(child, f"{name}.")
+            if hasattr(child, "shorthand"):
+                found[name.replace("_", "-")] = f"{name}.{child.shorthand}"
+    return found
+
+
 def _is_switch(hint: Any) -> bool:
     return bool in (typing.get_args(hint) or ()) or hint is bool
 
@@ -198,6 +211,18 @@ def _registry() -> Iterator[None]:
             nargs=1,
             metavar="NUMBER|SCHEDULE",
             instance_from_str=lambda args: parse_schedule(args[0]),
+            is_instance=lambda value: True,
+            str_from_instance=lambda value: [str(value)],
+        )
+
+    @registry.primitive_rule
+    def encoder(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        if info.type != EncoderOption:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs="*",
+            metavar="MODULE:NAME|[PART MODULE:NAME ...]",
+            instance_from_str=lambda words: value_from_words(EncoderOption, words),
             is_instance=lambda value: True,
             str_from_instance=lambda value: [str(value)],
         )

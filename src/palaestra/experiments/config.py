@@ -208,9 +208,7 @@ def _to_yaml(value: Any, path: str) -> Any:
     if callable(value):
         name = getattr(value, "__qualname__", "")
         if not name or "<" in name:
-            raise ConfigError(
-                f"{path} holds {value!r}, which has no importable name; name it as 'my_package:MyWrapper'"
-            )
+            raise ConfigError(f"{path} holds {value!r}, which has no importable name; name it as 'my_package:MyName'")
         return f"{value.__module__}:{name}"
     return value
 
@@ -259,6 +257,8 @@ def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, probl
             problems.append(f"unknown key {where}{_suggestion(kind, values, str(key), path)}")
             continue
         nested = dataclass_of(hints[key])
+        if isinstance(value, str) and hasattr(nested, "shorthand"):
+            value = {nested.shorthand: value}
         if nested is None or isinstance(value, nested):
             try:
                 values[key] = value if nested else value_of(hints[key], value)

@@ -210,7 +210,7 @@ def value_from_words(hint: Any, words: Sequence[str]) -> Any:
     kinds = [typing.get_origin(member) or member for member in _members(hint)]
     if not words and {dict, list, tuple} & set(kinds):
         raise ConfigError("a value is needed; an empty text ('') stands for none at all")
-    if dict in kinds:
+    if dict in kinds and not (str in kinds and len(words) == 1):
         words = [] if list(words) == [""] else words
         if len(words) % 2:
             raise ConfigError(f"{words[-1]!r} has no value; give names and values in turn")

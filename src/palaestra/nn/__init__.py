@@ -1,12 +1,13 @@
 """Networks: layers, encoders of nested observations, recurrent cells, and models with embedded optimizers."""
 
 from palaestra.nn.cnn import NatureCNN
+from palaestra.nn.config import EncoderOption, NetworkConfig, Recurrent, encoder_name
 from palaestra.nn.core_model import CoreModel, combine_gradients, create_algorithm_func
 from palaestra.nn.distributional import ImplicitQuantileNetwork, ReturnDistribution, ReturnNetwork
-from palaestra.nn.encoder import ACTION_MASK, Encoder, has_pictures
+from palaestra.nn.encoder import ACTION_MASK, Encoder, OwnEncoder, has_pictures
 from palaestra.nn.ensemble import EnsembleNetwork
 from palaestra.nn.mlp import MLP, Activation, Initialisation
-from palaestra.nn.network import CompositeNetwork, GaussianNetwork, Network, NetworkConfig, QNetwork, Recurrent
+from palaestra.nn.network import CompositeNetwork, GaussianNetwork, Network, QNetwork
 from palaestra.nn.noisy import NoisyMLP
 from palaestra.nn.optimizer import OptimizerOption
 from palaestra.nn.recurrent import GRU, LSTM, LSTMState
@@ -22,6 +23,7 @@ __all__ = [
     "CoreModel",
     "EncodedNetwork",
     "Encoder",
+    "EncoderOption",
     "EnsembleNetwork",
     "GaussianNetwork",
     "ImplicitQuantileNetwork",
@@ -32,6 +34,7 @@ __all__ = [
     "NetworkConfig",
     "NoisyMLP",
     "OptimizerOption",
+    "OwnEncoder",
     "QNetwork",
     "Recurrent",
     "RecurrentNetwork",
@@ -39,6 +42,7 @@ __all__ = [
     "ReturnNetwork",
     "combine_gradients",
     "create_algorithm_func",
+    "encoder_name",
     "has_pictures",
     "with_memory",
     "with_shared_features",

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from palaestra.core import ConfigError, SpecTree
-from palaestra.nn.encoder import Encoder
+from palaestra.nn.config import NetworkConfig
+from palaestra.nn.encoder import encoder_of
 from palaestra.nn.mlp import MLP
-from palaestra.nn.network import NetworkConfig, QNetwork
+from palaestra.nn.network import QNetwork
 
 __all__ = ["ImplicitQuantileNetwork", "ReturnDistribution", "ReturnNetwork"]
 
@@ -154,7 +155,7 @@ class ImplicitQuantileNetwork(nn.Module):
             raise ConfigError("an implicit quantile network is neither dueling nor noisy; C51 and QR-DQN can be")
         shared, last = config.hidden_sizes[:-1], config.hidden_sizes[-1:]
         layers = {"activation": config.activation, "init": config.init}
-        self.encoder = Encoder(observation_spec, image_size=config.image_size)
+        self.encoder = encoder_of(observation_spec, config)
         self.torso = MLP(self.encoder.out_size, shared, None, **layers)  # pyright: ignore[reportArgumentType]
         self.embedding = nn.Linear(self.NUM_COSINES, self.torso.out_size)
         self.head = MLP(self.torso.out_size, last, num_actions, **layers)  # pyright: ignore[reportArgumentType]

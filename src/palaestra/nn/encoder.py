@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import (
+    Batch,
     BoundedSpec,
     ConfigError,
     DiscreteSpec,
@@ -19,8 +20,9 @@ from palaestra.core import (
     spec_leaves,
 )
 from palaestra.nn.cnn import NatureCNN
+from palaestra.nn.config import NetworkConfig, own_module
 
-__all__ = ["ACTION_MASK", "Encoder", "has_pictures"]
+__all__ = ["ACTION_MASK", "Encoder", "OwnEncoder", "encoder_of", "has_pictures"]
 
 ACTION_MASK = "action_mask"
 """The key of a dict observation that says which actions are allowed; no network sees it."""
@@ -56,8 +58,7 @@ class Encoder(nn.Module):
 
     def __init__(self, observation_spec: SpecTree, *, image_size: int = 512) -> None:
         super().__init__()
-        if isinstance(observation_spec, dict):
-            observation_spec = {key: child for key, child in observation_spec.items() if key != ACTION_MASK}
+        observation_spec = _without_mask(observation_spec)
         self.root = _encoder_of(observation_spec, image_size)
         self.out_size: int = self.root.out_size  # pyright: ignore[reportAttributeAccessIssue]
         self.is_identity = isinstance(self.root, _Numbers) and self.root.is_identity
@@ -79,6 +80,111 @@ class Encoder(nn.Module):
             return observation
         modules: dict[str, Any] = vars(self)["_modules"]  # `self.root` would cost a search
         return modules["root"].forward(observation)
+
+
+class OwnEncoder(nn.Module):
+    """The user's module in the place of `Encoder`.
+
+    The module is made from the observation's spec and called with one batch of observations: a tensor [N, ...], or a
+    `Batch` with the fields of the spec (those of a tuple are "0", "1", ...), floating-point numbers in single
+    precision, everything else as the spec says, without the key `action_mask`. It gives [N, features], of any number
+    of features, which a call with zeros finds out.
+
+    Args:
+        observation_spec: the spec tree.
+        option: see `EncoderOption`; not a mapping.
+
+    Raises:
+        ConfigError: the module cannot be made or called, or gives something else.
+
+    Examples:
+        >>> encoder = OwnEncoder(TensorSpec((2, 3)), lambda spec: nn.Flatten())
+        >>> encoder(torch.zeros(5, 8, 2, 3)).shape  # [T, B, 2, 3]
+        torch.Size([5, 8, 6])
+    """
+
+    is_identity = False
+
+    def __init__(self, observation_spec: SpecTree, option: Any) -> None:
+        super().__init__()
+        spec = _without_mask(observation_spec)
+        path, leaf = next(iter(spec_leaves(spec).items()))
+        self._first_leaf, self._ndim = path.split(".") if path else [], len(leaf.shape)
+        self._keys = list(spec) if isinstance(spec, dict) and spec != observation_spec else None
+        self.module = own_module(option, spec)
+        self.out_size = self._num_features(spec)
+
+    def forward(self, observation: Any) -> Tensor:
+        """The features of every row.
+
+        Args:
+            observation: a tensor, or a `Batch` with the fields of the spec, with any leading dimensions.
+
+        Returns:
+            [..., out_size] float32.
+        """
+        if self._keys is not None:
+            observation = Batch.of({key: observation[key] for key in self._keys})
+        leaf = observation
+        for key in self._first_leaf:
+            leaf = leaf[key]
+        leading = leaf.shape[: leaf.ndim - self._ndim]
+
+        def rows(leaf: Tensor) -> Tensor:
+            leaf = leaf.float() if leaf.dtype == torch.float64 else leaf
+            return leaf if len(leading) == 1 else leaf.reshape(-1, *leaf.shape[len(leading) :])
+
+        features = self.module(rows(observation) if isinstance(observation, Tensor) else observation.map(rows))
+        return features if len(leading) == 1 else features.reshape(*leading, self.out_size)
+
+    @torch.no_grad()
+    def _num_features(self, spec: SpecTree) -> int:
+        """A call with zeros; two rows, and as for acting, so that nothing is normalised by a single one."""
+        modes = {module: module.training for module in self.module.modules()}
+        name = type(self.module).__name__
+        try:
+            features = self.module.eval()(_zeros(spec))
+        except Exception as error:
+            raise ConfigError(
+                f"the encoder {name} was called with two observations of zeros, leaves [2, ...] of {spec}, and raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        for module, mode in modes.items():
+            module.training = mode
+        if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2 or not features.shape[1]:
+            shown = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise ConfigError(
+                f"the encoder {name} gave {shown} for two observations; it must give one row of features for each: "
+                "a tensor [N, features]"
+            )
+        return features.shape[1]
+
+
+def encoder_of(observation_spec: SpecTree, config: NetworkConfig) -> Encoder | OwnEncoder:
+    """The encoder that a configuration asks for: every network makes its own here.
+
+    Args:
+        observation_spec: the spec tree.
+        config: of the network.
+
+    Raises:
+        ConfigError: there is nothing to encode, or the user's encoder cannot be made.
+    """
+    if config.encoder is None:
+        return Encoder(observation_spec, image_size=config.image_size)
+    return OwnEncoder(observation_spec, config.encoder)
+
+
+def _without_mask(spec: SpecTree) -> SpecTree:
+    return {key: child for key, child in spec.items() if key != ACTION_MASK} if isinstance(spec, dict) else spec
+
+
+def _zeros(spec: SpecTree) -> Any:
+    if isinstance(spec, TensorSpec):
+        zeros = spec.zeros(2)
+        return zeros + spec.start if isinstance(spec, DiscreteSpec) else zeros
+    items = spec.items() if isinstance(spec, dict) else enumerate(spec)
+    return Batch.of({str(name): _zeros(child) for name, child in items})
 
 
 def has_pictures(observation_spec: SpecTree) -> bool:

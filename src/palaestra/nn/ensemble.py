@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import ConfigError, SpecTree
-from palaestra.nn.encoder import Encoder
+from palaestra.nn.config import NetworkConfig
+from palaestra.nn.encoder import encoder_of
 from palaestra.nn.mlp import ACTIVATIONS
-from palaestra.nn.network import NetworkConfig, mlp_of
+from palaestra.nn.network import mlp_of
 
 __all__ = ["EnsembleNetwork"]
 
@@ -58,7 +59,7 @@ class EnsembleNetwork(nn.Module):
         if num_members < 1:
             raise ConfigError(f"an ensemble was given num_members={num_members}; it needs at least 1")
         self.num_members, self.out_size = num_members, out_size
-        self.encoder = Encoder(observation_spec, image_size=config.image_size)
+        self.encoder = encoder_of(observation_spec, config)
         self._encodes = not self.encoder.is_identity
         in_size = self.encoder.out_size + action_size
         members = [mlp_of(in_size, config.hidden_sizes, out_size, config) for _ in range(num_members)]

@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from palaestra.core import ConfigError, SpecTree
-from palaestra.nn.encoder import Encoder
-from palaestra.nn.mlp import MLP, Activation, Initialisation
+from palaestra.nn.config import NetworkConfig
+from palaestra.nn.encoder import encoder_of
+from palaestra.nn.mlp import MLP
 from palaestra.nn.noisy import NoisyMLP
 
-__all__ = ["CompositeNetwork", "GaussianNetwork", "Network", "NetworkConfig", "QNetwork", "Recurrent"]
-
-Recurrent: TypeAlias = Literal["lstm", "gru"]
-"""Kinds of memory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkConfig:
-    """How a network is built on top of the encoded observation."""
-
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    """Units of each hidden layer."""
-    activation: Activation = "tanh"
-    """Function after each hidden layer."""
-    init: Initialisation = "auto"
-    """How weights start: orthogonal, PyTorch's default, or auto (orthogonal for tanh)."""
-    dueling: bool = False
-    """Whether action values are split into a state value and advantages."""
-    noisy: bool = False
-    """Whether the layers of action values have learned noise, which explores instead of random actions."""
-    initial_log_std: float = 0.0
-    """log σ at the start, in raw units, of normal policies that learn it apart from the mean; 0 is a σ of 1."""
-    image_size: int = 512
-    """Features of each encoded image."""
-    recurrent: Recurrent | None = None
-    """Memory between the encoded observation and the hidden layers; none by default."""
-    recurrent_size: int = 128
-    """Units of the memory."""
+__all__ = ["CompositeNetwork", "GaussianNetwork", "Network", "QNetwork"]
 
 
 class Network(nn.Module):
@@ -77,7 +50,7 @@ class Network(nn.Module):
         if config.noisy:
             raise ConfigError("noisy=True is for action values, but this network has none; use it with QNetwork only")
         self.out_size = out_size
-        self.encoder = Encoder(observation_spec, image_size=config.image_size)
+        self.encoder = encoder_of(observation_spec, config)
         self.mlp = mlp_of(self.encoder.out_size, config.hidden_sizes, out_size, config, out_gain=out_gain)
         self._encodes = not self.encoder.is_identity
 
@@ -146,7 +119,7 @@ class QNetwork(nn.Module):
         super().__init__()
         config = config or NetworkConfig()
         self.num_actions, self._num_outputs = num_actions, num_outputs
-        self.encoder = Encoder(observation_spec, image_size=config.image_size)
+        self.encoder = encoder_of(observation_spec, config)
         self._encodes = not self.encoder.is_identity
         self._dueling, size = config.dueling, num_outputs or 1
         make = _noisy_mlp if config.noisy else mlp_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -10,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, TensorSpec, did_you_mean
-from palaestra.nn.encoder import Encoder, has_pictures
-from palaestra.nn.network import NetworkConfig, Recurrent
+from palaestra.nn.config import NetworkConfig, Recurrent
+from palaestra.nn.encoder import encoder_of, has_pictures
 from palaestra.nn.recurrent import GRU, LSTM, LSTMState
 
 __all__ = ["EncodedNetwork", "RecurrentNetwork", "with_memory", "with_shared_features"]
@@ -52,10 +51,10 @@ class RecurrentNetwork(nn.Module):
             raise ConfigError(f"recurrent_size is {config.recurrent_size}; it must be at least 1")
         if config.noisy:
             raise ConfigError("noisy=True and a memory do not go together; leave out one of them")
-        self.encoder = Encoder(observation_spec, image_size=config.image_size)
+        self.encoder = encoder_of(observation_spec, config)
         self.memory = _CELLS[config.recurrent](self.encoder.out_size, config.recurrent_size)
         self.feature_spec = TensorSpec((config.recurrent_size,))
-        self.head = make(self.feature_spec, dataclasses.replace(config, recurrent=None))
+        self.head = make(self.feature_spec, config.on_features())
 
     @property
     def state_spec(self) -> dict[str, TensorSpec]:
@@ -135,9 +134,9 @@ class EncodedNetwork(nn.Module):
         self, observation_spec: SpecTree, config: NetworkConfig, make: Callable[[SpecTree, NetworkConfig], nn.Module]
     ) -> None:
         super().__init__()
-        self.encoder = Encoder(observation_spec, image_size=config.image_size)
+        self.encoder = encoder_of(observation_spec, config)
         self.feature_spec = TensorSpec((self.encoder.out_size,))
-        self.head = make(self.feature_spec, config)
+        self.head = make(self.feature_spec, config.on_features())
 
     def forward(self, observation: Any) -> Any:
         """The outputs of the network on top.
@@ -161,7 +160,7 @@ def with_shared_features(
     Raises:
         ConfigError: the config is impossible.
     """
-    if config.recurrent is None and has_pictures(observation_spec):
+    if config.recurrent is None and (config.encoder is not None or has_pictures(observation_spec)):
         return EncodedNetwork(observation_spec, config, make)
     return with_memory(observation_spec, config, make)
 

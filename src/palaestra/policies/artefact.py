@@ -5,20 +5,24 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from palaestra.core import (
     CheckpointError,
     ConfigError,
     did_you_mean,
+    import_object,
     load_tensors,
     save_tensors,
     spec_from_json,
     spec_to_json,
 )
-from palaestra.nn import NetworkConfig
+from palaestra.nn import EncoderOption, NetworkConfig, encoder_name
 from palaestra.policies.categorical import CategoricalPolicy
 from palaestra.policies.composite import CompositePolicy
 from palaestra.policies.deterministic import DeterministicPolicy
@@ -67,7 +71,7 @@ def save_policy(policy: Policy, directory: str | Path) -> None:
         "policy": type(policy).__name__,
         "observation_spec": spec_to_json(policy.observation_spec),
         "action_spec": spec_to_json(policy.action_spec),
-        "network": dataclasses.asdict(policy.network_config),
+        "network": _described(policy.network_config),
         "options": policy.build_options,
         "normalizer": None if normalizer is None else {"clip": normalizer.clip},
         "weights_sha256": _sha256(weights),
@@ -78,16 +82,20 @@ def save_policy(policy: Policy, directory: str | Path) -> None:
     text.replace(directory / _JSON)
 
 
-def load_policy(directory: str | Path, *, classes: Sequence[type[NetworkPolicy]] = ()) -> NetworkPolicy:
+def load_policy(
+    directory: str | Path, *, classes: Sequence[type[NetworkPolicy]] = (), network: EncoderOption = None
+) -> NetworkPolicy:
     """The policy that `save_policy` wrote, in `Phase.EVAL`.
 
     Args:
         directory: for example a run's `policy/`.
         classes: policy classes of your own that the artefact may name.
+        network: the encoder of your own that the policy has. It is needed where the artefact has no name for it that
+            this process could import: a class of the script that saved it, a lambda, or a module.
 
     Raises:
         CheckpointError: a file is missing, damaged, or of a format that this version cannot read.
-        ConfigError: the artefact names a policy class that is not known.
+        ConfigError: the artefact names a policy class that is not known, or an encoder that cannot be found.
     """
     directory = Path(directory)
     data = _description(directory)
@@ -98,7 +106,8 @@ def load_policy(directory: str | Path, *, classes: Sequence[type[NetworkPolicy]]
             f"{directory / _JSON} holds a policy of class {name!r}{did_you_mean(str(name), known)}. "
             "Pass a class of your own as load_policy(directory, classes=[...])"
         )
-    policy = _built(known[name], data, directory / _JSON)
+    config = _network_config(data, directory / _JSON, network)
+    policy = _built(known[name], data, config, directory / _JSON)
     tensors = load_tensors(directory / _WEIGHTS)
     if _sha256(directory / _WEIGHTS) != data.get("weights_sha256"):
         raise CheckpointError(
@@ -134,12 +143,58 @@ def _description(directory: Path) -> dict[str, Any]:
     return data
 
 
-def _built(cls: type[NetworkPolicy], data: dict[str, Any], path: Path) -> NetworkPolicy:
+def _described(config: NetworkConfig) -> dict[str, Any]:
+    """The network's layers as JSON values; an encoder by its name, or shown where it has none."""
+    described = dataclasses.asdict(dataclasses.replace(config, encoder=None))
+    del described["encoder"]
+    if config.encoder is not None:
+        described["encoder"] = encoder_name(config.encoder) or {"shown": " ".join(repr(config.encoder).split())}
+    return described
+
+
+def _network_config(data: dict[str, Any], path: Path, own: EncoderOption) -> NetworkConfig:
     try:
-        network = dict(data["network"])
-        network["hidden_sizes"] = tuple(network["hidden_sizes"])
-        observation_spec = spec_from_json(data["observation_spec"])
-        config, options = NetworkConfig(**network), data.get("options", {})
+        fields = dict(data["network"])
+        saved = fields.pop("encoder", None)
+        config = NetworkConfig(**{**fields, "hidden_sizes": tuple(fields["hidden_sizes"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} does not describe a {data['policy']} ({type(error).__name__}: {error}); save the policy again"
+        ) from error
+    if saved is None and own is not None:
+        raise ConfigError(f"the policy in {path.parent} has no encoder of your own; leave out network={own!r}")
+    if own is None and isinstance(saved, str):
+        own = _importable(saved, path)
+    if own is None and saved is not None:
+        raise ConfigError(
+            f"the policy in {path.parent} has an encoder of your own without a name that could be imported: "
+            f"{saved.get('shown')}. Pass it as load_policy(directory, network=...)"
+        )
+    return dataclasses.replace(config, encoder=own)
+
+
+def _importable(name: str, path: Path) -> Any:
+    """What a file names; code that makes no modules is not called because a file says so."""
+    try:
+        found = import_object(name)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{path} names the encoder {name!r}: {error}. Or pass it as load_policy(directory, network=...)"
+        ) from error
+    makes = (
+        found if isinstance(found, type) else typing.get_type_hints(found).get("return") if callable(found) else None
+    )
+    if isinstance(found, nn.Module) or (isinstance(makes, type) and issubclass(makes, nn.Module)):
+        return found
+    raise ConfigError(
+        f"{path} names the encoder {name!r}, which is {found!r}: no nn.Module class, and no function that is annotated "
+        "to return a module. Pass it as load_policy(directory, network=...)"
+    )
+
+
+def _built(cls: type[NetworkPolicy], data: dict[str, Any], config: NetworkConfig, path: Path) -> NetworkPolicy:
+    try:
+        observation_spec, options = spec_from_json(data["observation_spec"]), data.get("options", {})
         policy = cls.build(observation_spec, spec_from_json(data["action_spec"]), config, **options)
         if data["normalizer"] is not None:
             policy.normalizer = ObservationNormalizer(observation_spec, float(data["normalizer"]["clip"]))

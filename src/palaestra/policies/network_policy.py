@@ -51,7 +51,8 @@ class NetworkPolicy(Policy):
         self.network = network
         self.network_config: NetworkConfig | None = None  # known where `build` made the network
         self._remembers = isinstance(network, RecurrentNetwork)
-        self._splits = isinstance(network, RecurrentNetwork | EncodedNetwork)
+        self.splits = isinstance(network, RecurrentNetwork | EncodedNetwork)
+        """Whether `features` are more than the observation: a code of it, or the output of recurrent cells."""
         self.build_options: dict[str, Any] = {}  # what else `build` was given that shapes the network, as JSON values
 
     @classmethod
@@ -136,7 +137,7 @@ class NetworkPolicy(Policy):
     def feature_spec(self) -> SpecTree:
         """What `features` returns: the observation's spec, or that of its code or the memory's output."""
         network: Any = self.network
-        return network.feature_spec if self._splits else self.observation_spec
+        return network.feature_spec if self.splits else self.observation_spec
 
     def features(self, observation: Any, state: Any = (), first: Tensor | None = None) -> tuple[Any, Any]:
         """The normalised observation; where it holds pictures its code, or what the memory makes of it.
@@ -153,7 +154,7 @@ class NetworkPolicy(Policy):
             ShapeError: the policy has a memory and was given none.
         """
         observation = self.normalize(observation)
-        if not self._splits:
+        if not self.splits:
             return observation, state
         network: Any = self.network
         return network.remember(observation, state, first) if self._remembers else (network.encoder(observation), state)
@@ -166,7 +167,7 @@ class NetworkPolicy(Policy):
             noise: of networks that take some.
         """
         network: Any = self._modules["network"]  # `self.network` would cost a search
-        return network.head(features, *noise) if self._splits else network(features, *noise)
+        return network.head(features, *noise) if self.splits else network(features, *noise)
 
     def _outputs(self, observation: Any, state: Any = (), first: Tensor | None = None) -> Any:
         """What the network says about raw observations."""

@@ -6,6 +6,7 @@ A team's observation is a dict: `observation` (leaves [..., G, ...]), `alive` ([
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, final
 
 import torch
@@ -21,7 +22,7 @@ from palaestra.core import (
     SpecTree,
     TensorSpec,
 )
-from palaestra.nn import ACTION_MASK, Network, NetworkConfig
+from palaestra.nn import ACTION_MASK, Network, NetworkConfig, OwnEncoder
 from palaestra.ops import Categorical, greedy_action
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.network_policy import NetworkPolicy, StochasticPolicy
@@ -114,6 +115,10 @@ class TeamNetwork(nn.Module):
         super().__init__()
         self.num_agents = num_agents
         spec = {"seen": _member(observation_spec["observation"]), "who": TensorSpec((num_agents,))}
+        config = config or NetworkConfig()
+        if config.encoder is not None:
+            own = config.encoder
+            config = dataclasses.replace(config, encoder=lambda spec: _MemberEncoder(spec["seen"], own))
         self.member = Network(spec, out_size, config, out_gain=out_gain)
         self.register_buffer("codes", torch.eye(num_agents), persistent=False)
 
@@ -129,6 +134,17 @@ class TeamNetwork(nn.Module):
         leading = observation["alive"].shape[:-1]
         who = self.codes.expand(*leading, -1, -1)
         return self.member(Batch.of({"seen": observation["observation"], "who": who})).flatten(-2)
+
+
+class _MemberEncoder(nn.Module):
+    """The user's encoder of what a member sees, and the code of who it is in."""
+
+    def __init__(self, spec: SpecTree, own: Any) -> None:
+        super().__init__()
+        self.encoder = OwnEncoder(spec, own)
+
+    def forward(self, observation: Any) -> Tensor:
+        return torch.cat((self.encoder(observation["seen"]), observation["who"]), -1)
 
 
 @final

@@ -1,0 +1,150 @@
+"""`NetworkConfig`: how the networks of an algorithm are built, with the user's own encoders."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self, TypeAlias
+
+from torch import nn
+
+from palaestra.core import ConfigError, PalaestraError, SpecTree, did_you_mean, import_object, importable_name
+from palaestra.nn.mlp import Activation, Initialisation
+
+__all__ = ["EncoderOption", "NetworkConfig", "Recurrent", "encoder_name"]
+
+Recurrent: TypeAlias = Literal["lstm", "gru"]
+"""Kinds of recurrent cells."""
+
+EncoderOption: TypeAlias = str | dict[str, Any] | Callable[..., Any] | None
+"""A network of your own: its name as `my_package:MyNet`, an `nn.Module` class, a function that makes one of an
+observation spec, or a module, of which every network gets a copy; or one of these for each part of the algorithm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """How a network is built on top of the encoded observation.
+
+    Raises:
+        ConfigError: the encoder is nothing that could be one.
+    """
+
+    shorthand: ClassVar[str] = "encoder"
+    """The field that a text in the place of the whole configuration sets."""
+
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Units of each hidden layer."""
+    activation: Activation = "tanh"
+    """Function after each hidden layer."""
+    init: Initialisation = "auto"
+    """How weights start: orthogonal, PyTorch's default, or auto (orthogonal for tanh)."""
+    dueling: bool = False
+    """Whether action values are split into a state value and advantages."""
+    noisy: bool = False
+    """Whether the layers of action values have learned noise, which explores instead of random actions."""
+    initial_log_std: float = 0.0
+    """log σ at the start, in raw units, of normal policies that learn it apart from the mean; 0 is a σ of 1."""
+    image_size: int = 512
+    """Features of each encoded image."""
+    recurrent: Recurrent | None = None
+    """Recurrent cells between the encoded observation and the hidden layers; none by default."""
+    recurrent_size: int = 128
+    """Units of the recurrent cells."""
+    encoder: EncoderOption = None
+    """Your own network from observations to features, as my_package:MyNet; or one for each part of the algorithm."""
+
+    def __post_init__(self) -> None:
+        for option in self.encoder.values() if isinstance(self.encoder, Mapping) else [self.encoder]:
+            if isinstance(option, str) and option.count(":") != 1:
+                raise ConfigError(f"the encoder {option!r} is not a name of the form my_package:MyNet")
+            if not (option is None or isinstance(option, str) or callable(option)) or _is_wrong_class(option):
+                raise ConfigError(
+                    f"the encoder is {option!r}; give an nn.Module class, a function that makes a module of an "
+                    "observation spec, a module, or the name of one of them as my_package:MyNet"
+                )
+
+    def parts(self, *names: str, team: str | None = None) -> tuple[Self, ...]:
+        """This configuration for each part of an algorithm, with the part's own encoder.
+
+        Where `encoder` is a mapping, each part gets the entry of its name, or the library's own encoder where there is
+        none. Otherwise all parts get the same option, of which each builds a network of its own.
+
+        Args:
+            names: of the parts, for example "policy" and "value".
+            team: of one more part that sees a whole team, in other shapes than the others see it; only a mapping gives
+                it an encoder.
+
+        Raises:
+            ConfigError: the mapping names other parts.
+
+        Examples:
+            >>> policy, value = NetworkConfig(encoder={"value": "my_package:Central"}).parts("policy", "value")
+            >>> policy.encoder, value.encoder
+            (None, 'my_package:Central')
+        """
+        known = names if team is None else (*names, team)
+        if not isinstance(self.encoder, Mapping):
+            return tuple(dataclasses.replace(self, encoder=None) if name == team else self for name in known)
+        if unknown := [name for name in self.encoder if name not in known]:
+            raise ConfigError(
+                f"there is an encoder for {unknown[0]!r}{did_you_mean(str(unknown[0]), known)}, but the algorithm's "
+                f"networks are {', '.join(known)}"
+            )
+        return tuple(dataclasses.replace(self, encoder=self.encoder.get(name)) for name in known)
+
+    @property
+    def has_separate_encoders(self) -> bool:
+        """Whether parts that can share an encoder must not, because `encoder` names one for each."""
+        return isinstance(self.encoder, Mapping)
+
+    def on_features(self) -> Self:
+        """This configuration for a network that sees features: observations that were encoded already."""
+        return dataclasses.replace(self, encoder=None, recurrent=None)
+
+
+def own_module(option: Any, observation_spec: SpecTree) -> nn.Module:
+    """The user's module for one network.
+
+    Args:
+        option: see `EncoderOption`; not a mapping.
+        observation_spec: what it is made from.
+
+    Raises:
+        ConfigError: there is no such thing, it cannot be made, or it is no module.
+    """
+    if isinstance(option, Mapping):
+        raise ConfigError(
+            f"encoders are given for the parts {', '.join(option)}, but this network is a single part: "
+            "give its entry alone, see NetworkConfig.parts"
+        )
+    made = import_object(option) if isinstance(option, str) else option
+    name = repr(option) if isinstance(option, str) else getattr(made, "__qualname__", type(made).__name__)
+    if isinstance(made, nn.Module):
+        return copy.deepcopy(made).cpu()
+    if not callable(made) or _is_wrong_class(made):
+        raise ConfigError(f"the encoder {name} is {made!r}; an nn.Module, or a function that makes one, is needed")
+    try:
+        module = made(observation_spec)
+    except PalaestraError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"the encoder {name} is made from the observation spec alone, here {observation_spec}; making it raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"the encoder {name} made a {type(module).__name__}; an nn.Module is needed")
+    return module
+
+
+def encoder_name(option: EncoderOption) -> str | None:
+    """The name by which another process finds an encoder; `None` for a module, a lambda, or what a script defines.
+
+    Args:
+        option: of a network; not a mapping.
+    """
+    return option if isinstance(option, str) else None if isinstance(option, nn.Module) else importable_name(option)
+
+
+def _is_wrong_class(option: Any) -> bool:
+    return isinstance(option, type) and not issubclass(option, nn.Module)

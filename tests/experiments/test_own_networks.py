@@ -1,0 +1,121 @@
+"""Tests of runs whose networks are the user's own: from the command line, files and Python; saved, resumed, loaded."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import nn
+
+import palaestra
+from palaestra.core import ConfigError, spec_leaves
+from palaestra.experiments import RunDirectory, config_from_mapping, config_to_mapping, preset
+from palaestra.policies import load_policy
+from tests.cli.parts import exit_code, output
+
+CHAIN = ("palaestra.envs.tiny:Chain", "--env.max-episode-steps", "6", "--env.num-envs", "2")
+PENDULUM = ("Pendulum-v1", "--env.num-envs", "2")
+SHORT = (
+    "--trainer.total-env-steps",
+    "96",
+    "--trainer.eval-episodes",
+    "2",
+    "--run.no-tensorboard",
+    "--trainer.checkpoint-every-steps",
+    "40",
+)
+SMALL = ("--algorithm.learning-starts", "32", "--algorithm.mini-batch-size", "16")
+RUNS = {
+    "ppo": (*CHAIN, "--algorithm.unroll-length", "8"),
+    "dqn": (*CHAIN, *SMALL),
+    "sac": (*PENDULUM, *SMALL),
+    "td3": (*PENDULUM, *SMALL),
+}
+
+
+class Net(nn.Module):
+    """Takes any nest of numbers."""
+
+    def __init__(self, observation_spec) -> None:
+        super().__init__()
+        self.leaves = spec_leaves(observation_spec)
+        size = sum(spec.size for spec in self.leaves.values())
+        self.layer = nn.Linear(size, 6)
+
+    def forward(self, observation):
+        parts = [observation]
+        if not isinstance(observation, torch.Tensor):
+            parts = [observation[path] for path in self.leaves]
+        return self.layer(torch.cat([part.flatten(1).float() for part in parts], -1)).tanh()
+
+
+NAMED = f"{__name__}:Net"
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def trained(name: str, *options: str) -> Path:
+    arguments = ("train", name, *RUNS[name], *SHORT, "--algorithm.network", NAMED, *options)
+    assert exit_code(*arguments) == 0
+    return Path("runs") / options[options.index("--run.name") + 1]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_own_network_is_trained_saved_loaded_and_resumed_from_the_command_line(name, capsys):
+    whole = trained(name, "--run.name", "whole")
+    assert RunDirectory(whole).config.algorithm.network.encoder == NAMED
+    policy = load_policy(whole / "policy")
+    assert any(type(module) is sys.modules[__name__].Net for module in policy.modules())
+    observation = np.zeros(policy.observation_spec.shape)
+    assert np.isfinite(policy(observation)).all()
+    assert exit_code("eval", str(whole), "--episodes", "1") == 0, output(capsys)
+    again = trained(name, "--run.name", "again")
+    kept = sorted((again / "checkpoints").glob("step_*"))
+    assert len(kept) > 1
+    for newer in kept[1:]:
+        shutil.rmtree(newer)
+    assert exit_code("resume", str(again)) == 0, output(capsys)
+    for ours, theirs in zip(policy.parameters(), load_policy(again / "policy").parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_file_and_python_name_it_in_the_place_of_the_whole_network():
+    data = {"algorithm_name": "ppo", "algorithm": {"network": NAMED}}
+    config = config_from_mapping(type(preset("ppo", "x")), data)
+    assert config.algorithm.network.encoder == NAMED
+    assert config_to_mapping(config)["algorithm"]["network"]["encoder"] == NAMED
+    again = config_from_mapping(type(config), yaml.safe_load(yaml.safe_dump(config_to_mapping(config))))
+    assert again == config
+
+
+def test_options_and_the_shorthand_go_together(capsys):
+    options = ("--algorithm.network", NAMED, "--algorithm.network.hidden-sizes", "8", "--print-config")
+    assert exit_code("train", "ppo", *CHAIN, *options) == 0
+    network = yaml.safe_load(capsys.readouterr().out)["algorithm"]["network"]
+    assert (network["encoder"], network["hidden_sizes"]) == (NAMED, [8])
+    parts = ("--algorithm.network.encoder", "policy", NAMED, "value", NAMED, "--print-config")
+    assert exit_code("train", "ppo", *CHAIN, *parts) == 0
+    network = yaml.safe_load(capsys.readouterr().out)["algorithm"]["network"]
+    assert network["encoder"] == {"policy": NAMED, "value": NAMED}
+
+
+def test_a_wrong_name_is_refused_before_anything_is_trained(capsys):
+    assert exit_code("train", "ppo", *CHAIN, *SHORT, "--algorithm.network", "collections:OrderedDict") != 0
+    assert "an nn.Module, or a function that makes one, is needed" in output(capsys)
+
+
+def test_a_class_given_in_python_is_written_by_its_name():
+    run = palaestra.train("ppo", CHAIN[0], algorithm__network=config_network(Net), trainer__total_env_steps=48)
+    assert RunDirectory(run.directory).config.algorithm.network.encoder == NAMED
+    with pytest.raises(ConfigError, match="which has no importable name"):
+        config_to_mapping(config_network(lambda spec: Net(spec)))
+
+
+def config_network(encoder):
+    return palaestra.nn.NetworkConfig(encoder=encoder)
