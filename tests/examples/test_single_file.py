@@ -27,7 +27,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     "ppo": {"num_envs": 3, "seed": 5, "unroll_length": 256, "mini_batch_size": 96},
     "sac": {"num_envs": 3, "seed": 5, "capacity": 900, "tau": 0.1},
 }
-FORMER = {"num_epochs": "num_updates", "learning_starts": "initial_collect_steps"}  # until the library has these names
 CASES = [(name, {}) for name in NAMES] + list(OTHERS.items())
 
 
@@ -95,17 +94,13 @@ def test_a_script_and_the_library_learn_the_same_bit_for_bit(name, changes):
         )
 
 
-def value_of(config: Any, name: str) -> Any:
-    return getattr(config, name if hasattr(config, name) else FORMER[name])
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_settings_of_a_script_are_the_defaults_of_the_library(name):
     config, theirs = script(name).Config(), ALGORITHMS[name].config_class()
     own = {"env", "seed", "num_envs", "total_env_steps", "hidden_sizes", "adam_epsilon"}
     own |= {"epsilon_start", "epsilon_end", "epsilon_fraction"}
     names = vars(config).keys() - own
-    assert {key: getattr(config, key) for key in names} == {key: value_of(theirs, key) for key in names}
+    assert {key: getattr(config, key) for key in names} == {key: getattr(theirs, key) for key in names}
     assert config.hidden_sizes == theirs.network.hidden_sizes
     if name == "dqn":
         assert theirs.epsilon == Linear(config.epsilon_start, config.epsilon_end, config.epsilon_fraction)
