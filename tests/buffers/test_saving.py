@@ -183,7 +183,7 @@ def test_a_pickle_in_any_slot_is_refused_and_never_run(saved, tmp_path, slot, re
 
 def test_a_path_out_of_the_folder_and_a_newer_format_are_refused(saved, tmp_path):
     """F12, F13."""
-    from palaestra.core import sealed
+    from palaestra.core import files
 
     for change, message in (
         ({"files": {"../x": {}}}, "missing or damaged"),
@@ -193,7 +193,7 @@ def test_a_path_out_of_the_folder_and_a_newer_format_are_refused(saved, tmp_path
         shutil.copytree(saved, tmp_path / "data")
         manifest = json.loads((saved / "manifest.json").read_text()) | change
         del manifest["sha256"]
-        (tmp_path / "data" / "manifest.json").write_text(json.dumps(manifest | {"sha256": sealed._digest(manifest)}))
+        (tmp_path / "data" / "manifest.json").write_text(json.dumps(manifest | {"sha256": files._digest(manifest)}))
         with pytest.raises(CheckpointError, match=message):
             ReplayBuffer.load(tmp_path / "data")
     assert ReplayBuffer.load(saved).draw(replay(), generator()).index.shape == (32,)

@@ -47,7 +47,7 @@ def test_whatever_an_index_gives_can_be_learned_from_and_put_back():
 
 def test_unequal_lengths_are_refused():
     """MARO-40: the message says every length."""
-    with pytest.raises(ShapeError, match=r"'states': 3, 'actions': 2, 'rewards': 3"):
+    with pytest.raises(ShapeError, match=r"'actions': 2, .*'rewards': 3, 'states': 3"):
         ExperienceSet(np.zeros((3, 2)), [1, 2], [1.0, 1.0, 1.0], np.zeros((3, 2)))
     with pytest.raises(ShapeError, match=r"'info.loss': 2"):
         ExperienceSet(np.zeros((3, 2)), [1, 2, 3], [1.0, 1.0, 1.0], np.zeros((3, 2)), {"loss": [1, 2]})

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-import palaestra.core.storage
+import palaestra.core.files
 from palaestra.core import CheckpointError
 from palaestra.training import CheckpointStore
 
@@ -73,7 +73,7 @@ def die_at(point: int, folder: Path, report: int) -> None:
         if event == "os.remove" or (event in EVENTS and str(arguments[0]).startswith(str(folder))):
             reached(f"{event} {os.path.basename(str(arguments[0]))}")
 
-    fsync, save_file = os.fsync, palaestra.core.storage.save_file
+    fsync, save_file = os.fsync, palaestra.core.files.save_file
 
     def flushing(descriptor: int) -> None:
         reached("before fsync")
@@ -87,7 +87,7 @@ def die_at(point: int, folder: Path, report: int) -> None:
         reached("half a tensor file")
         Path(path).write_bytes(content)
 
-    os.fsync, palaestra.core.storage.save_file = flushing, half_written
+    os.fsync, palaestra.core.files.save_file = flushing, half_written
     sys.addaudithook(audit)
 
 

@@ -15,7 +15,7 @@ import pytest
 from safetensors import SafetensorError
 
 import palaestra
-import palaestra.core.storage
+import palaestra.core.files
 import palaestra.training.checkpoints as checkpoints
 from palaestra.core import CheckpointError, ConfigError, PalaestraError, fingerprint, write_manifest
 from palaestra.training import CheckpointStore
@@ -68,7 +68,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
     [
         *((os, "fsync", FULL, at) for at in range(1, 6)),
         *(
-            (palaestra.core.storage, "save_file", SafetensorError("I/O error: No space left on device"), at)
+            (palaestra.core.files, "save_file", SafetensorError("I/O error: No space left on device"), at)
             for at in (1, 2)
         ),
         *((checkpoints, name, FULL, 1) for name in ("_write_json", "write_manifest")),

@@ -8,33 +8,33 @@ import json
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
 
 from palaestra.core.errors import CheckpointError, ShapeError, did_you_mean
-from palaestra.core.nest import join, split
-from palaestra.core.node import (
-    Node,
-    compute_inplace,
-    computed,
-    flat,
-    joined,
-    protect_methods,
-    raise_with_culprit,
-    refuse_text,
-    require_same_fields,
-)
-from palaestra.core.storage import load_tensors, save_tensors
-from palaestra.core.tree import array_of, as_array, as_tensor, register_batch
+from palaestra.core.tree import array_of, as_array, as_tensor, register_batch, tree_paths
 
 __all__ = ["Batch"]
 
-_LEAVES = (torch.Tensor, np.ndarray, Node, str, int, float, np.generic, type(None))
+
+class _Method:
+    """A method that a field of the same name does not hide: data descriptors come before what an instance holds."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self.function.__get__(instance, owner)
+
+    def __set__(self, instance: Any, value: Any) -> NoReturn:
+        raise AttributeError("a method cannot be set")
 
 
-class Batch(Node):
+class Batch:
     """Named fields that are indexed, sliced, masked and computed with together.
 
     Fields live in the instance's `__dict__`, so reading one costs nothing. Lists and tuples become numpy arrays,
@@ -81,7 +81,7 @@ class Batch(Node):
         if clash := [key for key in added if hasattr(cls, key)]:
             raise TypeError(f"{cls.__name__} declares the fields {clash}, which are methods or have defaults; rename")
         cls._layout = tuple(dict.fromkeys((*cls._layout, *added)))
-        protect_methods(cls)
+        _protect_methods(cls)
         register_batch(cls)
 
     @classmethod
@@ -158,12 +158,13 @@ class Batch(Node):
     # -- rows
 
     def __len__(self) -> int:
-        lengths = {".".join(path): len(leaf) for path, leaf in flat(self) if np.ndim(leaf)}
+        lengths = _lengths(self)
+        if len(lengths) == 1:
+            return lengths.pop()
         if not lengths:
             raise TypeError("this Batch has no rows: its fields are scalars")
-        if len(set(lengths.values())) > 1:
-            raise ShapeError(f"the fields have lengths {lengths}; every field needs the same leading dimension")
-        return next(iter(lengths.values()))
+        by_name = {path: len(leaf) for path, leaf in tree_paths(self).items() if np.ndim(leaf)}
+        raise ShapeError(f"the fields have lengths {by_name}; every field needs the same leading dimension")
 
     def __iter__(self) -> Iterator[Self]:
         return (self[i] for i in range(len(self)))
@@ -178,10 +179,10 @@ class Batch(Node):
         try:
             if type(index) is np.ndarray and index.dtype.kind == "i" and index.ndim == 1:
                 return self._taken(index)
-            rows = {k: v[index] if type(v) is not str else refuse_text(v) for k, v in self.__dict__.items()}
+            rows = {k: v[index] if type(v) is not str else _refuse_text(v) for k, v in self.__dict__.items()}
             return type(self).of(rows)
         except (IndexError, TypeError, ValueError) as error:
-            raise_with_culprit(self, index, error)
+            _raise_with_culprit(self, index, error)
 
     def _taken(self, index: np.ndarray) -> Self:
         """Rows by number; numpy's `take` gives what indexing gives, in half the time."""
@@ -191,7 +192,7 @@ class Batch(Node):
             if type(value) is np.ndarray:
                 rows[key] = value.take(index, 0)
             else:
-                rows[key] = value[index] if type(value) is not str else refuse_text(value)
+                rows[key] = value[index] if type(value) is not str else _refuse_text(value)
         return batch
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -238,7 +239,7 @@ class Batch(Node):
         Raises:
             ShapeError: their fields differ.
         """
-        return joined(batches, torch.cat, np.concatenate)
+        return _joined(batches, torch.cat, np.concatenate)
 
     @classmethod
     def stack(cls, batches: Sequence[Self], dim: int = 0) -> Self:
@@ -251,7 +252,7 @@ class Batch(Node):
         Raises:
             ShapeError: their fields differ.
         """
-        return joined(batches, functools.partial(torch.stack, dim=dim), functools.partial(np.stack, axis=dim))
+        return _joined(batches, functools.partial(torch.stack, dim=dim), functools.partial(np.stack, axis=dim))
 
     # -- leaves
 
@@ -265,7 +266,7 @@ class Batch(Node):
         Raises:
             ShapeError: the batches have different fields.
         """
-        require_same_fields(self, others)
+        _require_same_fields(self, others)
         return type(self).of(
             {
                 key: value.map(function, *(other.__dict__[key] for other in others))
@@ -300,7 +301,9 @@ class Batch(Node):
         Raises:
             TypeError: a leaf holds objects.
         """
-        values, arrays = split(self)
+        from palaestra.core.files import save_tensors, split_state  # files know batches
+
+        values, arrays = split_state(self)
         save_tensors(path, {"": json.dumps(values), **arrays})
 
     @classmethod
@@ -313,37 +316,39 @@ class Batch(Node):
         Raises:
             CheckpointError: the file is missing, damaged, or holds no batch.
         """
+        from palaestra.core.files import join_state, load_tensors
+
         arrays = load_tensors(path)
         try:
-            return cls(**join(json.loads(arrays.pop("")), arrays, Batch.of).__dict__)
+            return cls(**join_state(json.loads(arrays.pop("")), arrays).__dict__)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path} holds no {cls.__name__}: {error}") from error
 
     # -- arithmetic over leaves
 
     def __add__(self, other: Any) -> Self:
-        return computed(self, other, operator.add)
+        return _computed(self, other, operator.add)
 
     def __sub__(self, other: Any) -> Self:
-        return computed(self, other, operator.sub)
+        return _computed(self, other, operator.sub)
 
     def __mul__(self, other: Any) -> Self:
-        return computed(self, other, operator.mul)
+        return _computed(self, other, operator.mul)
 
     def __truediv__(self, other: Any) -> Self:
-        return computed(self, other, operator.truediv)
+        return _computed(self, other, operator.truediv)
 
     def __iadd__(self, other: Any) -> Self:
-        return compute_inplace(self, other, operator.iadd)
+        return _compute_inplace(self, other, operator.iadd)
 
     def __isub__(self, other: Any) -> Self:
-        return compute_inplace(self, other, operator.isub)
+        return _compute_inplace(self, other, operator.isub)
 
     def __imul__(self, other: Any) -> Self:
-        return compute_inplace(self, other, operator.imul)
+        return _compute_inplace(self, other, operator.imul)
 
     def __itruediv__(self, other: Any) -> Self:
-        return compute_inplace(self, other, operator.itruediv)
+        return _compute_inplace(self, other, operator.itruediv)
 
     def __repr__(self) -> str:
         if not self.__dict__:
@@ -355,8 +360,14 @@ class Batch(Node):
         return "\n".join([*lines, ")"])
 
 
-protect_methods(Batch)
-register_batch(Batch)
+_LEAVES = (torch.Tensor, np.ndarray, Batch, str, int, float, np.generic, type(None))
+
+
+def _protect_methods(cls: type[Batch]) -> None:
+    """Makes the public methods of a class come before an instance's fields."""
+    for name, member in list(vars(cls).items()):
+        if inspect.isfunction(member) and not name.startswith("_"):
+            setattr(cls, name, _Method(member))
 
 
 def _named(cls: type[Batch], fields: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
@@ -396,3 +407,83 @@ def _stacked(key: str, parts: Sequence[Any], stack: Callable[..., Any]) -> Any:
         return stack(parts)
     except (RuntimeError, ValueError) as error:
         raise ShapeError(f"field {key!r} is ragged: {error}") from None
+
+
+def _lengths(batch: Batch) -> set[int]:
+    lengths: set[int] = set()
+    for value in batch.__dict__.values():
+        if isinstance(value, Batch):
+            lengths |= _lengths(value)
+        elif np.ndim(value):
+            lengths.add(len(value))
+    return lengths
+
+
+def _require_same_fields(batch: Batch, others: Sequence[Any]) -> None:
+    """Refuses batches whose fields are not those of the first."""
+    for other in others:
+        if not isinstance(other, Batch) or other.__dict__.keys() != batch.__dict__.keys():
+            given = list(other.__dict__) if isinstance(other, Batch) else type(other).__name__
+            raise ShapeError(f"batches have different fields: {list(batch.__dict__)} and {given}; they must be equal")
+
+
+def _raise_with_culprit(batch: Batch, index: Any, error: Exception) -> NoReturn:
+    """Raises an error of indexing again, with the leaf that refused."""
+    where = ""
+    for path, leaf in tree_paths(batch).items():
+        try:
+            _refuse_text(leaf) if isinstance(leaf, str) else leaf[index]
+        except (IndexError, TypeError, ValueError) as refusal:
+            shapes = (getattr(value, "shape", None) for value in (leaf, index))
+            what, by = (
+                repr(value) if shape is None else f"of shape {tuple(shape)}"
+                for value, shape in zip((leaf, index), shapes, strict=True)
+            )
+            error, where = refusal, f" (field {path!r} {what}, index {by})"
+            break
+    kind = next(kind for kind in (IndexError, TypeError, ValueError) if isinstance(error, kind))
+    raise kind(f"{error}{where}") from None
+
+
+def _refuse_text(text: str) -> NoReturn:
+    """Says that text is one value, where Python would index its letters."""
+    raise TypeError("text has no rows")
+
+
+def _joined(batches: Sequence[Any], torch_join: Callable[..., Any], numpy_join: Callable[..., Any]) -> Any:
+    """One batch of the first one's class, each leaf made of the leaves at the same place."""
+    if not batches:
+        raise ShapeError("no batches were given; at least one is needed")
+    first = batches[0]
+    _require_same_fields(first, batches[1:])
+    fields: dict[str, Any] = {}
+    for key, value in first.__dict__.items():
+        leaves = [batch.__dict__[key] for batch in batches]
+        if isinstance(value, Batch):
+            fields[key] = _joined(leaves, torch_join, numpy_join)
+            continue
+        try:
+            fields[key] = torch_join(leaves) if isinstance(value, torch.Tensor) else array_of(key, numpy_join(leaves))
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ShapeError(f"field {key!r} cannot be joined: {error}") from None
+    return type(first).of(fields)
+
+
+def _computed(batch: Batch, other: Any, function: Callable[[Any, Any], Any]) -> Any:
+    return batch.map(function, other) if isinstance(other, Batch) else batch.map(lambda leaf: function(leaf, other))
+
+
+def _compute_inplace(batch: Any, other: Any, function: Callable[[Any, Any], Any]) -> Any:
+    """Runs an in-place operator on every leaf."""
+    if isinstance(other, Batch):
+        _require_same_fields(batch, [other])
+    fields = batch.__dict__
+    for key, value in fields.items():
+        operand = other.__dict__[key] if isinstance(other, Batch) else other
+        nested = isinstance(value, Batch)
+        fields[key] = _compute_inplace(value, operand, function) if nested else function(value, operand)
+    return batch
+
+
+_protect_methods(Batch)
+register_batch(Batch)

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from palaestra.core.batch import Batch
 from palaestra.core.errors import ShapeError
-from palaestra.core.node import flat
 from palaestra.core.plan import OnPolicy, Plan
-from palaestra.core.tree import device_of
+from palaestra.core.tree import device_of, tree_leaves, tree_paths
 
 __all__ = ["minibatches", "sequences", "shards"]
 
@@ -75,7 +74,7 @@ def sequences(batch: Batch, length: int | None) -> Batch:
         return batch
     if length > steps:
         raise ShapeError(f"mini_batch_length is {length} but the unroll has {steps} steps; unroll at least as many")
-    shapes = {".".join(path): tuple(leaf.shape[:2]) for path, leaf in flat(batch)}
+    shapes = {path: tuple(leaf.shape[:2]) for path, leaf in tree_paths(batch).items()}
     if len(set(shapes.values())) > 1:
         raise ShapeError(f"the fields have the leading shapes {shapes}; to be cut into minibatches they must be equal")
     count = steps // length
@@ -103,7 +102,7 @@ def shards(minibatch: Batch, plan: Plan, count: int) -> list[Batch]:
         [2, 2, 3]
     """
     dim = 0 if plan.mini_batch_length == 1 else 1
-    total = next(leaf.shape[dim] for _, leaf in flat(minibatch) if leaf.ndim > dim)
+    total = next(leaf.shape[dim] for leaf in tree_leaves(minibatch) if leaf.ndim > dim)
     count = min(count, total)
     return [_rows(minibatch, slice(i * total // count, (i + 1) * total // count), dim) for i in range(count)]
 
@@ -115,8 +114,7 @@ def _even_size(total: int, size: int) -> int:
 
 def _leading(batch: Batch) -> tuple[int, ...]:
     """Shape of the first leaf."""
-    _, leaf = next(flat(batch))
-    return tuple(leaf.shape)
+    return tuple(next(iter(tree_leaves(batch))).shape)
 
 
 def _rows(batch: Batch, rows: slice, dim: int) -> Batch:

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.core.views`: one trajectory, four ways to write it."""
+"""Tests of `palaestra.core.compat`: one trajectory, four ways to write it."""
 
 import numpy as np
 import pytest

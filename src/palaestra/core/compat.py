@@ -1,4 +1,4 @@
-"""One trajectory written in the four ways of the literature, and the way from each to the others.
+"""Layouts of other libraries: one trajectory in the four ways of the literature, and MARO's `ExperienceSet`.
 
 | | row t holds | the reward of action t is in | the end is said by |
 |---|---|---|---|
@@ -11,19 +11,19 @@ Every function takes one stream in time order, numpy or torch, and copies number
 libraries; training never calls them, since a buffer stores rows and reads transitions out of them.
 """
 
-from __future__ import annotations
-
-from typing import Any
+import operator
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from palaestra.core.batch import Batch
 from palaestra.core.errors import ShapeError
-from palaestra.core.node import flat
 from palaestra.core.time_step import StepType, TimeStep
+from palaestra.core.tree import as_array, tree_leaves
 
 __all__ = [
+    "ExperienceSet",
     "Experiences",
     "Transitions",
     "done_of",
@@ -33,6 +33,62 @@ __all__ = [
     "rows_from_transitions",
     "transitions_from_rows",
 ]
+
+
+class ExperienceSet(Batch):
+    """Transitions with list-like use: `len`, `.size`, `[0]`, `[0:20:5]`, `.extend`.
+
+    Every index gives a set again, also a single number, so whatever comes out can be learned from or extended with.
+
+    Raises:
+        ShapeError: the fields differ in length, or are single values.
+
+    Examples:
+        >>> states = np.zeros((4, 2))
+        >>> experiences = ExperienceSet(states, np.arange(4), np.ones(4), states, {"loss": np.ones(4)})
+        >>> experiences.size, experiences[0:4:2].actions, experiences[-1].actions
+        (4, array([0, 2]), array([3]))
+    """
+
+    states: Any
+    actions: Any
+    rewards: Any
+    next_states: Any
+    info: Any
+
+    def __init__(self, /, *fields: Any, **named: Any) -> None:
+        if len(fields) < len(self._layout):
+            named.setdefault("info", Batch())
+        super().__init__(*fields, **named)
+        if np.ndim(self.rewards) == 0:
+            raise ShapeError(f"rewards is {self.rewards!r}; an ExperienceSet needs one per transition, for example [r]")
+        len(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        """One field by its name; or transitions: by a number one of them, else whatever indexes an array."""
+        if isinstance(index, str) or not hasattr(index, "__index__") or np.ndim(index):
+            return super().__getitem__(index)
+        position, size = operator.index(index), len(self)
+        if not -size <= position < size:
+            raise IndexError(f"transition {position} was asked for, but the set has {size}")
+        position %= size
+        return super().__getitem__(slice(position, position + 1))
+
+    @property
+    def size(self) -> int:
+        """Number of transitions."""
+        return len(self)
+
+    def extend(self, other: Self) -> None:
+        """Appends transitions in place.
+
+        Args:
+            other: with the same fields.
+
+        Raises:
+            ShapeError: its fields differ.
+        """
+        self.__dict__.update(ExperienceSet.cat([self, other]).__dict__)
 
 
 class Transitions(Batch):
@@ -208,9 +264,8 @@ def _fields(rows: TimeStep) -> dict[str, Any]:
 def _continues(next_observation: Any, observation: Any) -> np.ndarray:
     """[N] whether two observations are equal bit by bit."""
     equal = np.ones(len(observation), bool)
-    leaves = zip(flat(Batch(x=next_observation)), flat(Batch(x=observation)), strict=True)
-    for (_, left), (_, right) in leaves:
-        if left.size if isinstance(left, np.ndarray) else left.numel():
+    for left, right in zip(tree_leaves(next_observation), tree_leaves(observation), strict=True):
+        if _numpy(left).size:
             equal &= (_bytes(left) == _bytes(right)).all(1)
     return equal
 
@@ -229,4 +284,4 @@ def _like(model: Any, array: np.ndarray) -> Any:
 
 
 def _numpy(value: Any) -> np.ndarray:
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    return np.asarray(as_array(value))

@@ -1,0 +1,376 @@
+"""What files hold: trees as JSON values and named arrays, safetensors, pieces shared by checkpoints, sealed folders.
+
+Nothing here can run code. Large tensors are cut into segments that are written once and shared by all checkpoints that
+hold them: a part of a state says under `segments`, as text, the keys of the pieces in order and how many rows of each
+tensor a piece has. A key is given once: what it names never changes again. A sealed folder has a manifest with the
+hashes of its files, so damage is found before anything is used.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections import namedtuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from palaestra.core.batch import Batch
+from palaestra.core.errors import CheckpointError
+
+__all__ = [
+    "check_files",
+    "check_seal",
+    "describe_segments",
+    "fingerprint",
+    "join_segments",
+    "join_state",
+    "load_tensors",
+    "read_manifest",
+    "save_tensors",
+    "seal",
+    "split_state",
+    "unsaved_bytes",
+    "write_manifest",
+    "write_segments",
+]
+
+_Arrays = dict[str, torch.Tensor | np.ndarray]
+# Names that a safetensors file needs for itself, or a caller for the values beside the arrays.
+_TAKEN = ("", "__metadata__")
+_SEGMENTS = "segments"
+_MANIFEST = "manifest.json"
+
+
+def split_state(nest: Any) -> tuple[Any, _Arrays]:
+    """Separates a nest into JSON values and named arrays; `join_state` is the inverse.
+
+    Args:
+        nest: dicts, lists, tuples, named tuples, batches, tensors, arrays, numbers, text, booleans, `None`.
+
+    Returns:
+        The nest with a reference in the place of every array, and the arrays by name. numpy's numbers become Python's.
+
+    Raises:
+        TypeError: it holds anything else; the message says where.
+
+    Examples:
+        >>> split_state({"a": torch.zeros(1), "b": (1, "x")})
+        ({'a': {'$array': 'a'}, 'b': {'$tuple': [1, 'x']}}, {'a': tensor([0.])})
+    """
+    arrays: _Arrays = {}
+    return _split(nest, "", arrays), arrays
+
+
+def _split(value: Any, path: str, arrays: _Arrays) -> Any:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        name = path
+        while name in arrays or name in _TAKEN:  # {"a.b": x, "a": {"b": y}} has two arrays of one path
+            name += "'"
+        arrays[name] = value
+        return {"$array": name}
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, list | tuple):
+        parts = [_split(child, _path(path, i), arrays) for i, child in enumerate(value)]
+        if isinstance(value, list):
+            return parts
+        names = getattr(value, "_fields", None)
+        return {"$tuple": parts} if names is None else {"$record": dict(zip(names, parts, strict=True))}
+    if isinstance(value, Batch):
+        return {"$batch": {key: _split(child, _path(path, key), arrays) for key, child in value.__dict__.items()}}
+    if not isinstance(value, Mapping):
+        where = f" (at {path!r})" if path else ""
+        raise TypeError(f"a {type(value).__name__} cannot be saved{where}; use numbers, text, arrays and nests of them")
+    parts = {key: _split(child, _path(path, key), arrays) for key, child in value.items()}
+    # JSON has text keys only, and "$" is ours
+    plain = all(isinstance(key, str) and not key.startswith("$") for key in parts)
+    return parts if plain else {"$items": [[_split(key, path, {}), part] for key, part in parts.items()]}
+
+
+def _path(parent: str, key: Any) -> str:
+    return f"{parent}.{key}" if parent else str(key)
+
+
+def join_state(value: Any, arrays: Mapping[str, Any]) -> Any:
+    """The nest that `split_state` took apart.
+
+    A file names no class of ours, so a typed layout comes back as a `Batch`, and a named tuple as one of the same
+    fields.
+
+    Args:
+        value: the JSON values.
+        arrays: by name.
+
+    Raises:
+        CheckpointError: an array is missing, or the values are not what `split_state` gave.
+    """
+    try:
+        return _join(value, arrays)
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"the saved values are not what this version writes: {error}") from error
+
+
+def _join(value: Any, arrays: Mapping[str, Any]) -> Any:
+    if isinstance(value, list):
+        return [_join(child, arrays) for child in value]
+    if not isinstance(value, dict):
+        return value
+    kind = next((key for key in value if key.startswith("$")), None)
+    if kind is None:
+        return {key: _join(child, arrays) for key, child in value.items()}
+    content = value[kind]
+    if kind == "$array":
+        if content not in arrays:
+            raise CheckpointError(f"the saved state refers to the array {content!r}, which is missing")
+        return arrays[content]
+    if kind == "$tuple":
+        return tuple(_join(child, arrays) for child in content)
+    if kind == "$items":
+        return {_join(key, arrays): _join(child, arrays) for key, child in content}
+    if kind not in ("$batch", "$record"):
+        raise CheckpointError(f"the saved state holds {kind!r}, which this version does not know")
+    parts = {key: _join(child, arrays) for key, child in content.items()}
+    return Batch.of(parts) if kind == "$batch" else _record(parts)
+
+
+def _record(fields: dict[str, Any]) -> Any:
+    """A named tuple of fields that only the file knows."""
+    return namedtuple("Record", fields)(**fields)  # pyright: ignore[reportUntypedNamedTuple]
+
+
+def save_tensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
+    """Writes arrays, numbers and text under names, and waits until they are on the disk.
+
+    Args:
+        path: of the file.
+        tensors: torch tensors, numpy arrays, numbers, booleans, strings or `None` by name.
+
+    Raises:
+        TypeError: a value is of none of these kinds (for example an array of objects).
+    """
+    arrays: dict[str, torch.Tensor] = {}
+    kinds: dict[str, Any] = {}
+    seen: set[int] = set()
+    for name, value in tensors.items():
+        if not isinstance(value, np.generic) and (value is None or isinstance(value, str | bool | int | float)):
+            kinds[name] = ["value", value]
+            continue
+        if isinstance(value, np.ndarray | np.generic):
+            if value.dtype.kind not in "fiub":
+                raise TypeError(f"{name!r} has dtype {value.dtype}; only numbers and booleans can be saved")
+            kinds[name] = ["numpy", None]
+            value = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name!r} is a {type(value).__name__}; tensors, arrays, numbers and text can be saved")
+        array = value.detach().cpu().contiguous()
+        memory = array.untyped_storage().data_ptr()
+        arrays[name] = array.clone() if memory in seen else array  # the format wants memory of its own for each name
+        seen.add(memory)
+    save_file(arrays, path, metadata={"palaestra": json.dumps(kinds)})
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def load_tensors(path: str | Path) -> dict[str, Any]:
+    """What `save_tensors` wrote, with every value of the kind it had.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or not of this format.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            kinds = json.loads((file.metadata() or {}).get("palaestra", "{}"))
+            loaded: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        for name, (kind, value) in kinds.items():
+            loaded[name] = loaded[name].numpy() if kind == "numpy" else value
+    except (AttributeError, KeyError, OSError, SafetensorError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as a safetensors file: {error}") from error
+    return loaded
+
+
+def describe_segments(keys: Sequence[str], rows: Mapping[str, int]) -> str:
+    """What a part says under `segments`.
+
+    Args:
+        keys: of the pieces, in order.
+        rows: of each tensor, by name, in one piece.
+    """
+    return json.dumps({"keys": list(keys), "rows": dict(rows)})
+
+
+def write_segments(part: Any, directory: Path, previous: Path | None) -> tuple[Any, set[str]]:
+    """Writes the pieces of a part; those that a checkpoint before has already are linked.
+
+    Args:
+        part: of a state; one without `segments` is left as it is.
+        directory: where they go, one file each.
+        previous: folder of the checkpoint before.
+
+    Returns:
+        The part without these tensors, and the names of the files that were linked.
+    """
+    if not isinstance(part, Mapping) or _SEGMENTS not in part:
+        return part, set()
+    described = json.loads(part[_SEGMENTS])
+    linked: set[str] = set()
+    for number, key in enumerate(described["keys"]):
+        file = _segment(key)
+        if previous is not None and (previous / file).is_file():
+            _link(previous / file, directory / file)
+            linked.add(file)
+            continue
+        pieces = {name: part[name][number * n : (number + 1) * n] for name, n in described["rows"].items()}
+        save_tensors(directory / file, pieces)
+    return {name: value for name, value in part.items() if name not in described["rows"]}, linked
+
+
+def unsaved_bytes(part: Any, previous: Path | None) -> int:
+    """What writing a part of a state will take on the disk.
+
+    Args:
+        part: of a state.
+        previous: folder of the checkpoint before, whose pieces are linked and take nothing.
+    """
+    size_bytes = sum(tensor.nbytes for tensor in split_state(part)[1].values())
+    if not isinstance(part, Mapping) or _SEGMENTS not in part or previous is None:
+        return size_bytes
+    described = json.loads(part[_SEGMENTS])
+    linked = sum((previous / _segment(key)).is_file() for key in described["keys"])
+    return size_bytes - linked * sum(part[name][:n].nbytes for name, n in described["rows"].items())
+
+
+def join_segments(part: Any, directory: Path) -> Any:
+    """The part that `write_segments` took apart.
+
+    Args:
+        part: as it was returned.
+        directory: of the checkpoint.
+
+    Raises:
+        CheckpointError: a piece is missing or is none.
+    """
+    if not isinstance(part, dict) or _SEGMENTS not in part:
+        return part
+    try:
+        described = json.loads(part[_SEGMENTS])
+        keys, names = list(described["keys"]), list(described["rows"])
+        pieces = [load_tensors(directory / _segment(key)) for key in keys]
+        return part | {name: torch.cat([piece[name] for piece in pieces]) for name in names}
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"the segments in {directory} do not fit together: {error!r}") from error
+
+
+def _segment(key: str) -> str:
+    if Path(key).name != key:
+        raise CheckpointError(f"{key!r} is no name of a segment")
+    return f"segment-{key}.safetensors"
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # this file system has no links
+        shutil.copyfile(source, target)
+
+
+def fingerprint(file: Path) -> dict[str, Any]:
+    """Hash and size of a file.
+
+    Args:
+        file: its path.
+    """
+    with file.open("rb") as stream:
+        return {"sha256": hashlib.file_digest(stream, "sha256").hexdigest(), "size_bytes": file.stat().st_size}
+
+
+def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
+    """Writes `manifest.json` with a hash of its own, and waits until it is on the disk.
+
+    Args:
+        directory: where to.
+        manifest: JSON values.
+    """
+    with (directory / _MANIFEST).open("w") as stream:
+        json.dump({**manifest, "sha256": _digest(manifest)}, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """What `write_manifest` wrote.
+
+    Args:
+        directory: where it lies.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or lacks `format_version` or `files`.
+    """
+    try:
+        manifest = json.loads((directory / _MANIFEST).read_text())
+        digest = manifest.pop("sha256")
+        manifest["format_version"], manifest["files"] = int(manifest["format_version"]), dict(manifest["files"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{directory} has no readable {_MANIFEST}: {error!r}") from error
+    if digest != _digest(manifest):
+        raise CheckpointError(f"{directory / _MANIFEST} is damaged: its own hash is wrong")
+    return manifest
+
+
+def check_files(directory: Path, files: Mapping[str, Any]) -> None:
+    """Compares files with their fingerprints.
+
+    Args:
+        directory: where they lie.
+        files: fingerprint by name.
+
+    Raises:
+        CheckpointError: one is missing or damaged; names it.
+    """
+    for name, expected in files.items():
+        file = directory / name
+        if Path(name).name != name or not file.is_file() or fingerprint(file) != expected:
+            raise CheckpointError(f"{file} is missing or damaged: its hash is not the one in {_MANIFEST}")
+
+
+def seal(directory: Path, format_version: int) -> None:
+    """Writes `manifest.json` with the hashes of all files of a folder, and waits until it is on the disk.
+
+    Args:
+        directory: complete but for the manifest.
+        format_version: of what is in the folder.
+    """
+    files = {file.name: fingerprint(file) for file in sorted(directory.iterdir()) if file.name != _MANIFEST}
+    write_manifest(directory, {"format_version": format_version, "files": files})
+
+
+def check_seal(directory: Path, format_version: int) -> None:
+    """Compares every file of a folder with its manifest.
+
+    Args:
+        directory: what `seal` was called for.
+        format_version: the newest one that can be read.
+
+    Raises:
+        CheckpointError: the manifest is missing, a file is missing or damaged, or the format is newer; names the file.
+    """
+    manifest = read_manifest(directory)
+    if (version := manifest["format_version"]) > format_version:
+        raise CheckpointError(f"{directory} has format {version}, this one reads {format_version}: update palaestra")
+    check_files(directory, manifest["files"])
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
