@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.record import ROOT, provenance, publish
-from benchmarks.speed import compare, distributed, peers, start_up
+from benchmarks.speed import compare, distributed, peers, revision, revisions, start_up
 from benchmarks.speed.window import Window
 from benchmarks.speed.workloads import WORKLOADS
 
@@ -163,3 +164,23 @@ def test_a_result_elsewhere_leaves_the_documentation_as_it_is(tmp_path):
     publish(tmp_path / "faults.md", "| other |", "docs/concepts/faults.md")
     assert (tmp_path / "faults.md").read_text() == "| other |\n"
     assert page.read_text() == before
+
+
+def test_two_checkouts_measure_in_turns_and_ratios_are_taken_within_rounds():
+    speeds = revisions.run("step serial CartPole-v1 2", {"old": ROOT, "new": ROOT}, 2, 0.02, "wall")
+    assert {name: len(values) for name, values in speeds.items()} == {"old": 2, "new": 2}
+    assert all(speed > 0 for values in speeds.values() for speed in values)
+    summary = revisions.evaluate({"old": [10.0, 20.0, 10.0], "new": [10.0, 19.0, 9.0]})
+    assert summary["ratio"] == {"median": 0.95, "low": 0.9, "high": 1.0}
+    assert not summary["met"]
+    sides = {"revisions": {"old": "abc", "new": "def"}, "rounds": 3, "clock": "wall"}
+    text = revisions.markdown({**ORIGIN, **sides, "summary": {"buffer add": summary}})
+    assert "| buffer: append 8 rows | 10.0 | 10.0 | 0.950 | 0.900 to 1.000 | **no** |" in text
+
+
+@pytest.mark.parametrize("workload", ["train ppo eager", "tensor 8", "step tensor 0", "buffer construct"])
+def test_every_kind_of_workload_can_be_built(workload):
+    try:
+        revision.call_of(workload)()
+    finally:
+        torch.set_flush_denormal(False)
