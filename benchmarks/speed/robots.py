@@ -35,7 +35,6 @@ from palaestra.robots import (
     Robot,
     RobotCollector,
     RobotConfig,
-    ServingConfig,
 )
 from palaestra.runtime import ProcessRuntime, RayRuntime
 
@@ -64,7 +63,7 @@ def throughput(network: str, num_agents: int, max_batch_size: int, window_s: flo
     spec = NETWORKS[network][0]
     rng = np.random.default_rng(0)
     rows = [(255 * rng.random((1, *spec.shape))).astype(np.uint8 if spec is IMAGE else np.float32) for _ in range(8)]
-    config = ServingConfig(max_batch_size=max_batch_size, max_wait_s=0.02)
+    config = RobotConfig(max_batch_size=max_batch_size, max_wait_s=0.02)
     stop = threading.Event()
     with ComputationWrapper("act", task_of(network), config) as wrapper:
         lines = [wrapper.create_communicator(i) for i in range(num_agents)]

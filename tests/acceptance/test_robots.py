@@ -101,7 +101,7 @@ def test_the_document_s_own_robot_learns_at_its_interval():
     robot = DocumentRobot(env.observation_spec, env.action_spec)
     with RobotCollector(robot, lambda i: load("palaestra.envs.tiny:FourRooms", max_episode_steps=100), 1) as collector:
         collector.unroll(400)
-        helpers = collector._crew.agents[0].helpers
+        helpers = collector._group.agents[0].helpers
         assert type(helpers["RL"]) is OnPolicyHelper and type(helpers["goal"]) is OffPolicyHelper
         assert robot.tasks["RL"].algorithm.policy_version in (400 // TRAINING_INTERVAL - 1, 400 // TRAINING_INTERVAL)
         rows = robot.tasks["goal"].rows_stored

@@ -91,11 +91,11 @@ class Ticks:
     def __init__(self) -> None:
         self.env_steps = self.episodes = 0
 
-    def hold(self) -> None:
+    def wait(self) -> None:
         """Nobody is kept."""
 
 
-class Line(Communicator):
+class ToyCommunicator(Communicator):
     """Straight to a task, without servers; counts what is asked."""
 
     def __init__(self, task: ComputationTask, agent_id: int = 0) -> None:

@@ -20,7 +20,7 @@ from palaestra.core import (
 from palaestra.nn import NetworkConfig
 from palaestra.robots import AgentHelper, ComputationTask, OffPolicyHelper, OnPolicyHelper
 from palaestra.robots.helpers import helper_for
-from tests.robots.parts import Line, Ticks
+from tests.robots.parts import Ticks, ToyCommunicator
 
 OBSERVATION, CHOICE = TensorSpec((2,)), DiscreteSpec(num=3)
 
@@ -36,9 +36,9 @@ def off_policy(unroll_length=1, **settings):
     return task
 
 
-def helper_of(task, line=None):
-    line, clock = line or Line(task), Ticks()
-    return helper_for(task.spec("act"), line, clock), line, clock
+def helper_of(task, communicator=None):
+    communicator, clock = communicator or ToyCommunicator(task), Ticks()
+    return helper_for(task.spec("act"), communicator, clock), communicator, clock
 
 
 def seen(i):
@@ -80,27 +80,27 @@ def test_a_helper_of_your_own_takes_its_place():
 
 def test_learning_while_storing():
     """PARL-19, PARL-20: every fourth `store_data` learns and waits for it."""
-    helper, line, clock = helper_of(on_policy())
+    helper, communicator, clock = helper_of(on_policy())
     play(helper, clock, 9)
-    assert line.asked.count("learn") == 2 and helper.spec.learning == "store"
+    assert communicator.asked.count("learn") == 2 and helper.spec.learning == "store"
     assert helper.metrics is not None and "gradient_norm/a2c" in helper.metrics
 
 
 def test_learning_by_the_agent():
     """PARL-20: nothing is learned before the agent says so; then from all rows since."""
-    helper, line, clock = helper_of(on_policy(learning="agent"))
-    assert helper.learn() is None and line.asked == []
+    helper, communicator, clock = helper_of(on_policy(learning="agent"))
+    assert helper.learn() is None and communicator.asked == []
     play(helper, clock, 9)
-    assert line.asked.count("learn") == 0
+    assert communicator.asked.count("learn") == 0
     assert helper.learn() is not None
-    assert len(line.sent[0].valid) == 9
+    assert len(communicator.sent[0].valid) == 9
     assert helper.learn() is None
 
 
 def test_learning_in_the_background():
     """PARL-20: the agent goes on, but not past a second update; errors come out at the next one, or at the end."""
 
-    class Slow(Line):
+    class Slow(ToyCommunicator):
         futures: list[Future] = []  # noqa: RUF012
 
         def learn_later(self, data):
@@ -113,20 +113,20 @@ def test_learning_in_the_background():
             return answer.result()
 
     task = on_policy(learning="background")
-    line = Slow(task)
-    helper, _, clock = helper_of(task, line)
+    communicator = Slow(task)
+    helper, _, clock = helper_of(task, communicator)
     play(helper, clock, 7)
-    assert len(line.futures) == 1 and not line.futures[0].done()
+    assert len(communicator.futures) == 1 and not communicator.futures[0].done()
     play(helper, clock, 1, start=7)
-    assert len(line.futures) == 2 and line.futures[0].done() and not line.futures[1].done()
-    line.futures[1].set_exception(RuntimeError("no"))
+    assert len(communicator.futures) == 2 and communicator.futures[0].done() and not communicator.futures[1].done()
+    communicator.futures[1].set_exception(RuntimeError("no"))
     with pytest.raises(RuntimeError, match="no"):
         helper.finish()
 
 
 def test_an_unroll_is_what_was_stored_in_order():
     """PARL-05, PARL-06: inputs, actions, rewards, and `game_over` of the current step as a view."""
-    helper, line, _ = helper_of(on_policy(unroll_length=5))
+    helper, communicator, _ = helper_of(on_policy(unroll_length=5))
     choices = []
     for step, after in [
         (restart(seen(0)), transition(seen(1), 1.0)),
@@ -137,7 +137,7 @@ def test_an_unroll_is_what_was_stored_in_order():
         choices.append(helper.predict(step))
         helper.store_data(after)
     helper.learn()
-    unroll = line.sent[0]
+    unroll = communicator.sent[0]
     assert unroll.observation[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert unroll.reward[:, 0].tolist() == [0, 1, 2, 0, 4, 0, 6]
     assert unroll.discount[:, 0].tolist() == [1, 1, 0, 1, 1, 1, 1]
@@ -149,17 +149,17 @@ def test_an_unroll_is_what_was_stored_in_order():
 
 def test_an_unroll_is_a_copy():
     """The next rows are written while another thread learns."""
-    helper, line, clock = helper_of(on_policy())
+    helper, communicator, clock = helper_of(on_policy())
     play(helper, clock, 4)
-    before = line.sent[0].observation.clone()
+    before = communicator.sent[0].observation.clone()
     play(helper, clock, 4, start=4)
-    assert torch.equal(line.sent[0].observation, before)
+    assert torch.equal(communicator.sent[0].observation, before)
 
 
 def test_log_probabilities_are_those_of_the_choice():
     """They come with the answer, with the weights that acted, although learning happens in between."""
     task = ComputationTask(PPO(OBSERVATION, CHOICE, PPOConfig(unroll_length=3, mini_batch_size=3)), learning="agent")
-    helper, line, _ = helper_of(task)
+    helper, communicator, _ = helper_of(task)
     step, expected = restart(seen(0)), []
     for i in range(3):
         helper.predict(step)
@@ -170,18 +170,18 @@ def test_log_probabilities_are_those_of_the_choice():
         step = transition(seen(i + 1), 1.0)
         helper.store_data(step)
     helper.learn()
-    assert line.sent[0].policy_info.log_prob[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert communicator.sent[0].policy_info.log_prob[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_memory_of_a_recurrent_policy_is_the_helpers():
     config = PPOConfig(unroll_length=4, network=NetworkConfig(recurrent="gru", recurrent_size=5), mini_batch_length=2)
     task = ComputationTask(PPO(OBSERVATION, CHOICE, config), learning="agent")
-    helper, line, clock = helper_of(task)
+    helper, communicator, clock = helper_of(task)
     play(helper, clock, 3)
     helper.predict(restart(seen(9)))
     helper.store_data(transition(seen(10), 1.0))
     helper.learn()
-    states = next(iter(line.sent[0].state.values()))[:, 0]
+    states = next(iter(communicator.sent[0].state.values()))[:, 0]
     assert not states[0].any() and states[2].any() and not torch.equal(states[2], states[3])
     assert helper.metrics is not None
 
@@ -189,7 +189,7 @@ def test_the_memory_of_a_recurrent_policy_is_the_helpers():
 def test_rows_for_replay_lie_in_the_agents_own_lane():
     task = off_policy(learning="agent")
     task.make_buffer(3)
-    helper, _, clock = helper_of(task, Line(task, agent_id=2))
+    helper, _, clock = helper_of(task, ToyCommunicator(task, agent_id=2))
     play(helper, clock, 5)
     lane = task.buffer.in_time_order(2)
     assert task.buffer.observation[lane][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
@@ -206,7 +206,7 @@ def test_a_task_that_only_watches_stores_the_actions_of_another():
         actor.predict(step)
         step = transition(seen(i + 1), 1.0)
         watcher.store_data(step, action=actor.action)
-    assert watcher.line.task.rows_stored == 6 and watcher.learn() is not None
+    assert watcher.communicator.task.rows_stored == 6 and watcher.learn() is not None
 
 
 def test_a_task_is_due_by_its_own_clock_and_when_an_episode_begins():

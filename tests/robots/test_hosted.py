@@ -69,7 +69,7 @@ def test_agents_are_shared_out_over_workers_and_episodes_keep_their_numbers():
     with at_work(num_agents=3, limit=5) as (robot, collector):
         info = collector.unroll(20)
         assert info.env_steps == 60
-        assert len(collector._crew._hosts) == 2
+        assert len(collector._group._hosts) == 2
     assert robot.tasks["policy"].rows_stored == 60
     assert [(e.env_id, e.length, e.episode_return) for e in info.episodes] == [
         (number, 5, 5.0) for number in (0, 1, 2) for _ in range(4)
@@ -108,7 +108,7 @@ def test_a_killed_agent_ends_the_run_by_name():
 @pytest.mark.fault
 @pytest.mark.parametrize("on_fault", ["drop", "restart"])
 def test_the_others_go_on_after_an_agent_was_killed(on_fault, caplog):
-    """Its place is free at once; or it begins anew in a worker of its own, and has its lane again."""
+    """Its place is free at once; or it is restarted in a worker of its own, and has its lane again."""
     with at_work(env=REPORTS, num_agents=3, num_workers=3, on_fault=on_fault) as (robot, collector):
         before = process_of(robot, 1) if robot.tasks["policy"].rows_stored else None
         assert killed_in_the_middle(robot, collector, steps=20).env_steps >= 40

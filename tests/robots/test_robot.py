@@ -66,7 +66,7 @@ def test_an_unroll_lets_every_agent_act_so_often_and_keeps_it_there():
             before = collector.env_steps
             info = collector.unroll(unroll)
             assert info.env_steps == 3 * unroll == collector.env_steps - before
-        agents = collector._crew.agents.values()
+        agents = collector._group.agents.values()
         assert [agent.env.env_steps for agent in agents] == [10, 10, 10]
         predictions = robot.tasks["policy"].predictions
         assert predictions == 30, "nobody asks anything after its last action"
@@ -77,7 +77,7 @@ def test_a_pause_ends_an_unroll_before_it_has_all_its_steps(wait_until):
     with collector_of(robot, make, 2) as collector:
         thread = threading.Thread(target=lambda: collector.unroll(1_000_000), daemon=True)
         thread.start()
-        wait_until(lambda: collector._crew is not None and collector._crew.steps > 10)
+        wait_until(lambda: collector._group is not None and collector._group.steps > 10)
         collector.pause()
         thread.join(10)
         assert not thread.is_alive() and 10 < collector.env_steps < 1_000_000
@@ -99,7 +99,7 @@ def test_a_checkpoint_brings_weights_buffers_and_counters_back(tmp_path):
         assert (
             more.env_steps == 60 and task.rows_stored == old.rows_stored == 60 and len(task.buffer) == len(old.buffer)
         )
-        assert more.state()["lives"] == [1, 1]
+        assert more.state()["incarnations"] == [1, 1]
         trainer.run()
         assert more.env_steps == 120 and task.rows_stored == 120
 
@@ -196,4 +196,4 @@ def test_parts_of_a_robot_can_be_replaced():
     robot = robot_of(HastyRobot, make, OneTaskConfig(name="a2c"))
     with collector_of(robot, make, 1, config=QUICK) as collector:
         assert collector.unroll(9).episodes == []
-        assert collector._crew.agents[0].env.episodes == 5
+        assert collector._group.agents[0].env.episodes == 5

@@ -107,7 +107,7 @@ def hold(collector, server):
 def test_a_robot_stops_while_agents_act(wait_until):
     _, collector = setup()
     thread, _ = unrolling(collector, steps=100_000)
-    wait_until(lambda: collector._crew is not None and collector._crew.steps > 20)
+    wait_until(lambda: collector._group is not None and collector._group.steps > 20)
     assert closes_in_time(collector)
     wait_until(lambda: not threads_left())
     thread.join(5)
@@ -225,7 +225,7 @@ def test_a_dead_agent_frees_its_place_and_the_others_go_on(caplog):
         info = collector.unroll(20)
         assert info.env_steps == 20 * 3 + 5
         assert collector.unroll(10).env_steps == 30
-    assert "agent 1 failed" in caplog.text and "the others go on without it" in caplog.text
+    assert "agent 1 failed" in caplog.text and "the others continue without it" in caplog.text
 
 
 def test_a_dead_agent_begins_anew_with_episodes_of_its_own(caplog):
@@ -233,8 +233,8 @@ def test_a_dead_agent_begins_anew_with_episodes_of_its_own(caplog):
     _, collector = setup(worlds={1: {"fail_at": 5}}, on_fault="restart", max_restarts=3)
     with collector:
         collector.unroll(12)
-        assert "it begins anew" in caplog.text and collector._lives[1] >= 1
-        assert collector.state()["lives"] == [0, collector._lives[1], 0, 0]
+        assert "it is restarted" in caplog.text and collector._incarnations[1] >= 1
+        assert collector.state()["incarnations"] == [0, collector._incarnations[1], 0, 0]
 
 
 def test_an_agent_that_fails_again_and_again_ends_the_run():

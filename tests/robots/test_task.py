@@ -11,10 +11,9 @@ from palaestra.buffers import HindsightSampler, UniformSampler
 from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, RunSeeds, TensorSpec, restart, transition
 from palaestra.nn import NetworkConfig
 from palaestra.robots import ComputationTask, Robot, TaskSpec, task_seeds
-from palaestra.robots.helpers import helper_for
-from palaestra.robots.rows import time_step_row
+from palaestra.robots.helpers import helper_for, time_step_row
 from tests.devices import pretend_device
-from tests.robots.parts import Line, OneTaskAgent, Ticks
+from tests.robots.parts import OneTaskAgent, Ticks, ToyCommunicator
 
 OBSERVATION, CHOICE = TensorSpec((3,)), DiscreteSpec(num=4)
 BOX = BoundedSpec((2,), minimum=np.array(-1.0), maximum=np.array(1.0))
@@ -78,7 +77,7 @@ def test_modules_that_need_a_common_gradient_are_one_task():
     """PARL-11: policy and value of one algorithm move together, by one loss."""
     task = ComputationTask(A2C(OBSERVATION, CHOICE, A2CConfig(unroll_length=4)), learning="agent")
     before = {name: p.detach().clone() for name, p in task.algorithm.model.named_parameters()}
-    helper = helper_for(task.spec("a"), Line(task), Ticks())
+    helper = helper_for(task.spec("a"), ToyCommunicator(task), Ticks())
     helper.predict(restart(np.zeros(3)))
     for i in range(4):
         helper.store_data(transition(np.full(3, i), 1.0))

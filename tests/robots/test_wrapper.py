@@ -1,4 +1,4 @@
-"""Tests of `palaestra.robots.wrapper`: the loops that serve a task to many agents."""
+"""Tests of `palaestra.robots.serving`: the loops that serve a task to many agents."""
 
 import threading
 import time
@@ -10,14 +10,14 @@ import torch
 
 from palaestra.algorithms import A2C, DQN, A2CConfig, DQNConfig
 from palaestra.core import DiscreteSpec, TensorSpec, restart, transition
-from palaestra.robots import Communicator, ComputationTask, ComputationWrapper, ServingConfig
+from palaestra.robots import Communicator, ComputationTask, ComputationWrapper, RobotConfig
 from palaestra.robots.helpers import helper_for
-from palaestra.robots.sources import PackedUnrolls
+from palaestra.robots.task import PackedUnrolls
 from palaestra.rollout import RequestError, pack
 from tests.robots.parts import Ticks
 
 OBSERVATION, CHOICE = TensorSpec((2,)), DiscreteSpec(num=3)
-SLOW = ServingConfig(max_wait_s=20.0, learn_max_wait_s=20.0, timeout_s=20.0)
+SLOW = RobotConfig(max_wait_s=20.0, learn_max_wait_s=20.0, timeout_s=20.0)
 
 
 def wrapper_of(config=SLOW, task=None):
@@ -34,8 +34,8 @@ def test_eight_blocked_agents_are_answered_by_fewer_predictions_each_with_its_ow
     """PARL-17, PARL-18, PARL-23: what comes back is what a forward pass of that agent's row alone gives."""
     task = ComputationTask(DQN(OBSERVATION, CHOICE, DQNConfig(learning_starts=0, epsilon=0.0)))
     with wrapper_of(task=task) as wrapper, ThreadPoolExecutor(8) as pool:
-        lines = [wrapper.create_communicator(i) for i in range(8)]
-        answers = list(pool.map(lambda i: lines[i].predict(row(i - 4.0)), range(8)))
+        communicators = [wrapper.create_communicator(i) for i in range(8)]
+        answers = list(pool.map(lambda i: communicators[i].predict(row(i - 4.0)), range(8)))
     assert wrapper.prediction.statistics.batches == 1 and task.predictions == 8
     alone = [int(task.algorithm.policy(np.full(2, i - 4.0, np.float32))) for i in range(8)]
     assert [int(answer["action"]) for answer in answers] == alone
@@ -65,10 +65,10 @@ def test_a_communicator_registers_its_agent():
 def test_many_requests_to_learn_are_one_update_and_all_get_its_metrics():
     """PARL-24: one answer for each, from one update on all their rows side by side."""
     task = ComputationTask(A2C(OBSERVATION, CHOICE, A2CConfig(unroll_length=4)), learning="agent")
-    quick = ServingConfig(max_wait_s=0.005, learn_max_wait_s=20.0)
+    quick = RobotConfig(max_wait_s=0.005, learn_max_wait_s=20.0)
     with wrapper_of(quick, task) as wrapper, ThreadPoolExecutor(3) as pool:
-        lines = [wrapper.create_communicator(i) for i in range(3)]
-        helpers = [helper_for(task.spec("act"), line, Ticks()) for line in lines]
+        communicators = [wrapper.create_communicator(i) for i in range(3)]
+        helpers = [helper_for(task.spec("act"), communicator, Ticks()) for communicator in communicators]
         together = threading.Barrier(3)
 
         def episode(i):
@@ -114,10 +114,10 @@ def test_shorter_unrolls_are_padded_in_front_where_nothing_is_valid():
 
 
 def test_an_agent_that_waits_too_long_is_told_what_for():
-    wrapper = wrapper_of(ServingConfig(max_wait_s=60.0, timeout_s=0.1))
-    line, _ = wrapper.create_communicator(0), wrapper.create_communicator(1)
+    wrapper = wrapper_of(RobotConfig(max_wait_s=60.0, timeout_s=0.1))
+    communicator, _ = wrapper.create_communicator(0), wrapper.create_communicator(1)
     with pytest.raises(RequestError, match=r"agent 0 waited 0\.1 s for a prediction of the task 'act' in vain"):
-        line.predict(row(0))
+        communicator.predict(row(0))
 
 
 def test_time_in_which_the_whole_process_was_stopped_is_no_waiting():
@@ -133,8 +133,8 @@ def test_time_in_which_the_whole_process_was_stopped_is_no_waiting():
             return 7
 
     answer = Suspended()
-    line = Communicator(0, "act", lambda *_: answer, timeout_s=60.0)
-    assert line.predict(None) == 7
+    communicator = Communicator(0, "act", lambda *_: answer, timeout_s=60.0)
+    assert communicator.predict(None) == 7
 
 
 def test_an_error_in_predict_and_in_learn_names_the_task_and_keeps_its_cause():
@@ -147,14 +147,14 @@ def test_an_error_in_predict_and_in_learn_names_the_task_and_keeps_its_cause():
     wrapper.prediction._function = broken
     wrapper.task.learn = broken
     with wrapper:
-        line = wrapper.create_communicator(0)
+        communicator = wrapper.create_communicator(0)
         with pytest.raises(
             RequestError, match=r"prediction of the task 'act' failed .* ValueError: a NaN, say"
         ) as told:
-            line.predict(row(0))
+            communicator.predict(row(0))
         assert isinstance(told.value.__cause__, ValueError)
         with pytest.raises(RequestError, match="learning of the task 'act' failed"):
-            line.learn(None)
+            communicator.learn(None)
 
 
 def test_metrics_say_how_large_batches_were_and_how_long_they_waited():

@@ -1,21 +1,21 @@
-"""`Agent`: the control flow of one robot, and the environment as it sees it."""
-
-from __future__ import annotations
+"""`Agent`: the control flow of one robot, the environment as it sees it, and the factory that puts both together."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, final
+from dataclasses import dataclass
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
 
-from palaestra.core import PalaestraError, StepType, TimeStep
+from palaestra.core import PalaestraError, RunSeeds, StepType, TimeStep
 from palaestra.envs import SingleEnvironment
-from palaestra.robots.helpers import AgentHelper
-from palaestra.robots.rows import info_row
+from palaestra.robots.helpers import AgentHelper, helper_for, info_row
+from palaestra.robots.serving import Communicator
+from palaestra.robots.task import TaskSpec
 from palaestra.rollout import Episode, EpisodeTracker
 
-__all__ = ["Agent", "AgentEnvironment", "AgentError", "AgentStopped", "Permission"]
+__all__ = ["Agent", "AgentEnvironment", "AgentError", "AgentFactory", "AgentStopped"]
 
 
 class AgentError(PalaestraError, RuntimeError):
@@ -24,42 +24,8 @@ class AgentError(PalaestraError, RuntimeError):
     exit_code = 3
 
 
-class AgentStopped(Exception):  # noqa: N818 - no error: it leads out of an episode that is not to go on
+class AgentStopped(Exception):  # noqa: N818 - not an error: it leads out of an episode that is to end here
     """Raised in an agent where it would act, once its robot stops."""
-
-
-class Permission(Protocol):
-    """Who lets agents act."""
-
-    def enter(self, agent_id: int) -> None:
-        """Waits until the agent may execute one action.
-
-        Args:
-            agent_id: who asks.
-
-        Raises:
-            AgentStopped: it never will.
-        """
-        ...
-
-    def keeps(self, agent_id: int) -> bool:
-        """Whether the agent would have to wait now.
-
-        Args:
-            agent_id: who asks.
-        """
-        ...
-
-    def hold(self, agent_id: int) -> None:
-        """The same for what comes before an action, and does not count.
-
-        Args:
-            agent_id: who asks.
-
-        Raises:
-            AgentStopped: it never will.
-        """
-        ...
 
 
 @final
@@ -69,10 +35,16 @@ class AgentEnvironment:
     Args:
         env: with all its layers.
         agent_id: of the agent.
-        permission: asked before every action; `None` always gives it.
+        permission: called before an action (`True`) or before tasks are asked (`False`), with what to do before a
+            pause; returns once the agent may continue. `None` never makes it wait.
     """
 
-    def __init__(self, env: SingleEnvironment, agent_id: int = 0, permission: Permission | None = None) -> None:
+    def __init__(
+        self,
+        env: SingleEnvironment,
+        agent_id: int = 0,
+        permission: Callable[[bool, Callable[[], None]], None] | None = None,
+    ) -> None:
         self.env = env
         self.env_steps = 0
         """Actions executed."""
@@ -80,8 +52,8 @@ class AgentEnvironment:
         """Episodes begun."""
         self.finished: list[Episode] = []
         """Episodes that have ended."""
-        self.before_kept: list[Callable[[], None]] = []
-        """Called before the agent is kept: its helpers' `finish`."""
+        self.helpers: Mapping[str, AgentHelper] = {}
+        """The agent's; an agent that pauses first waits for what they learn in the background."""
         self._agent_id, self._permission = agent_id, permission
         self._tracker = EpisodeTracker(1)
 
@@ -92,7 +64,7 @@ class AgentEnvironment:
             EnvError: the environment failed.
             AgentStopped: the robot stops.
         """
-        self.hold()
+        self.wait()
         self.episodes += 1
         return self._seen(self.env.reset())
 
@@ -106,27 +78,25 @@ class AgentEnvironment:
             EnvError: the environment failed.
             AgentStopped: the robot stops.
         """
-        if self._permission is not None:
-            self._finish()
-            self._permission.enter(self._agent_id)
+        self.wait(acts=True)
         self.env_steps += 1
         return self._seen(self.env.step(action))
 
-    def hold(self) -> None:
-        """Waits where the robot is kept, before anything is asked of its tasks.
+    def wait(self, *, acts: bool = False) -> None:
+        """Waits while the robot is paused.
+
+        Args:
+            acts: whether an action follows, which is counted.
 
         Raises:
             AgentStopped: the robot stops.
         """
         if self._permission is not None:
-            self._finish()
-            self._permission.hold(self._agent_id)
+            self._permission(acts, self._finish)
 
     def _finish(self) -> None:
-        """Whoever is kept learns nothing in the background."""
-        if self._permission is not None and self._permission.keeps(self._agent_id):
-            for finish in self.before_kept:
-                finish()
+        for helper in self.helpers.values():
+            helper.finish()
 
     def _seen(self, time_step: TimeStep) -> TimeStep:
         row = TimeStep(
@@ -157,3 +127,56 @@ class Agent(ABC):
     @abstractmethod
     def run_one_episode(self) -> None:
         """Acts from `self.env.reset()` on until the episode has ended; called again and again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentFactory:
+    """Makes the agents of a robot; can be sent to another process if its parts can."""
+
+    agent_class: type[Agent]
+    """What agents do."""
+    config: Any
+    """The robot's settings."""
+    specs: Mapping[str, TaskSpec]
+    """Of the tasks."""
+    make_env: Callable[[int], SingleEnvironment]
+    """One environment, with all its layers, by the agent's number."""
+    num_agents: int
+    """How many there are in all."""
+    seed: int
+    """Of the run."""
+    stream: Literal["environments", "evaluation"] = "environments"
+    """Which of its seeds environments have: those of training, or of evaluation."""
+
+    def lane_seed(self, agent_id: int, incarnation: int) -> int:
+        """The seed of an agent's environment.
+
+        Args:
+            agent_id: whose.
+            incarnation: how often the agent was started before, by a resumed run or after a fault.
+        """
+        return RunSeeds(self.seed).integer(self.stream, agent_id + self.num_agents * incarnation)
+
+    def make(
+        self,
+        agent_id: int,
+        communicator: Callable[[str], Communicator],
+        *,
+        incarnation: int = 0,
+        permission: Callable[[bool, Callable[[], None]], None] | None = None,
+        helper: Callable[..., Any] = helper_for,
+    ) -> Agent:
+        """An agent.
+
+        Args:
+            agent_id: its number.
+            communicator: makes the one to a task, by the task's name.
+            incarnation: see `lane_seed`.
+            permission: see `AgentEnvironment`.
+            helper: makes a helper of a spec, a communicator and a clock.
+        """
+        single = self.make_env(agent_id)
+        single.seed(self.lane_seed(agent_id, incarnation))
+        env = AgentEnvironment(single, agent_id, permission)
+        env.helpers = {name: helper(spec, communicator(name), env) for name, spec in self.specs.items()}
+        return self.agent_class(env, env.helpers, self.config)

@@ -1,8 +1,5 @@
 """`RobotCollector`: a robot at work, as a trainer sees it: env steps, episodes, and buffers to save."""
 
-from __future__ import annotations
-
-import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -11,13 +8,11 @@ from typing import Any, Literal, Self, final
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError
 from palaestra.envs import SingleEnvironment
-from palaestra.robots.agent import Agent, AgentError
-from palaestra.robots.building import AgentFactory
-from palaestra.robots.config import RobotConfig
-from palaestra.robots.crew import Crew, Gate
-from palaestra.robots.hosting import HostedCrew
+from palaestra.robots.agent import Agent, AgentError, AgentFactory
+from palaestra.robots.group import AgentGroup
+from palaestra.robots.remote import RemoteAgentGroup
 from palaestra.robots.robot import Robot
-from palaestra.robots.wrapper import ComputationWrapper
+from palaestra.robots.serving import ComputationWrapper, RobotConfig
 from palaestra.rollout import Clients, CollectInfo, Episode
 from palaestra.runtime import Runtime
 
@@ -69,6 +64,7 @@ class RobotCollector:
         self.env_steps = 0
         """Actions executed so far."""
         self.clients = Clients()
+        """The agents, as the tasks' servers know them."""
         self.wrappers = {
             name: ComputationWrapper(name, task, self.config, clients=self.clients)
             for name, task in robot.tasks.items()
@@ -85,15 +81,15 @@ class RobotCollector:
             seed=seed,
         )
         self.on_fault: Literal["raise", "restart", "drop"] = "raise"
-        """When an agent fails: stop; begin it anew; or go on without it."""
+        """When an agent fails: stop; restart it; or continue without it."""
         self.max_restarts = 10
         """Of one agent; one more fault stops the run."""
         self.faults: tuple[Any, ...] = ()
         """None are kept: a fault that does not stop the run is logged."""
         self._runtime, self._num_workers = runtime, num_workers
-        self._lives = dict.fromkeys(range(num_agents), 0)
+        self._incarnations = dict.fromkeys(range(num_agents), 0)
         self._restarts = dict.fromkeys(range(num_agents), 0)
-        self._crew: Crew | HostedCrew | None = None
+        self._group: AgentGroup | RemoteAgentGroup | None = None
         self._pausing = False
 
     # -- what a trainer asks for
@@ -132,13 +128,13 @@ class RobotCollector:
             AgentError: an agent failed, or nobody has moved for `timeout_s`.
         """
         self._pausing = False
-        crew, began = self._start(), time.perf_counter()
-        before, busy_s = crew.steps, self._busy_s()
-        crew.grant(dict.fromkeys(self._lives, int(length)))
-        self._wait_until_settled(crew)
-        steps = crew.steps - before
+        group, began = self._start(), time.perf_counter()
+        before, busy_s = group.steps, self._busy_s()
+        group.allow(dict.fromkeys(self._incarnations, int(length)))
+        self._wait_until_settled(group)
+        steps = group.steps - before
         self.env_steps += steps
-        info = CollectInfo(steps, rows=int(length), episodes=crew.take_episodes())
+        info = CollectInfo(steps, rows=int(length), episodes=group.take_episodes())
         info.inference_s = self._busy_s() - busy_s
         info.total_s = time.perf_counter() - began
         return info
@@ -152,11 +148,14 @@ class RobotCollector:
 
     def drain(self) -> list[Episode]:
         """Episodes that have ended and were not reported yet."""
-        return [] if self._crew is None else self._crew.take_episodes()
+        return [] if self._group is None else self._group.take_episodes()
 
     def state(self) -> dict[str, Any]:
-        """Env steps, and how often each agent has begun."""
-        return {"env_steps": self.env_steps, "lives": [self._lives[number] for number in sorted(self._lives)]}
+        """Env steps, and how often each agent was started before."""
+        return {
+            "env_steps": self.env_steps,
+            "incarnations": [self._incarnations[number] for number in sorted(self._incarnations)],
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state` gave; agents begin new episodes, which none of the saved run was.
@@ -165,61 +164,63 @@ class RobotCollector:
             state: of a collector with as many agents.
         """
         self.env_steps = int(state["env_steps"])
-        self._lives = {number: int(life) + 1 for number, life in enumerate(state["lives"])}
+        self._incarnations = {number: int(count) + 1 for number, count in enumerate(state["incarnations"])}
 
     def metrics(self) -> dict[str, float]:
         """Batch sizes and waits of every task so far."""
         return {f"robot/{name}/{k}": v for name, wrapper in self.wrappers.items() for k, v in wrapper.metrics().items()}
 
-    # -- the crew
+    # -- the agents
 
-    def _start(self) -> Crew | HostedCrew:
-        if self._crew is None:
+    def _start(self) -> AgentGroup | RemoteAgentGroup:
+        if self._group is None:
             for wrapper in self.wrappers.values():
                 wrapper.run()
             if self._runtime is None:
-                gate = Gate(self.clients.absent)
-                make = functools.partial(self._make_agent, gate)
-                self._crew = Crew(make, self._lives, gate, self.clients.disconnect)
+                clients = self.clients
+                self._group = AgentGroup(self._make_agent, on_pause=clients.absent, on_end=clients.disconnect)
             else:
-                self._crew = HostedCrew(self._factory, self._lives, self.wrappers, self._runtime, self._num_workers)
-        return self._crew
+                self._group = RemoteAgentGroup(self._factory, self.wrappers, self._runtime, self._num_workers)
+            self._group.start(self._incarnations)
+        return self._group
 
-    def _make_agent(self, gate: Gate, number: int, life: int) -> Agent:
-        lines = {name: wrapper.create_communicator(number) for name, wrapper in self.wrappers.items()}
-        return self._factory.make(number, lines.__getitem__, life=life, permission=gate)
+    def _make_agent(self, agent_id: int, *, incarnation: int, permission: Any) -> Agent:
+        communicators = {name: wrapper.create_communicator(agent_id) for name, wrapper in self.wrappers.items()}
+        return self._factory.make(agent_id, communicators.__getitem__, incarnation=incarnation, permission=permission)
 
-    def _wait_until_settled(self, crew: Crew | HostedCrew) -> None:
+    def _wait_until_settled(self, group: AgentGroup | RemoteAgentGroup) -> None:
         moved, still_s, polled_at = -1, 0.0, time.monotonic()
-        while not crew.settled():
-            crew.wait(_POLL_S)
-            self._handle_errors(crew)
+        while group.busy:
+            with group.changed:
+                if group.busy and not self._incarnations.keys() & group.errors.keys():
+                    group.changed.wait(_POLL_S)
+            self._handle_errors(group)
             if self._pausing:
-                crew.grant(dict.fromkeys(self._lives, 0))
-            now = crew.steps + sum(wrapper.prediction.statistics.requests for wrapper in self.wrappers.values())
+                group.allow(dict.fromkeys(self._incarnations, 0))
+            now = group.steps + sum(wrapper.prediction.statistics.requests for wrapper in self.wrappers.values())
             still_s = still_s + min(time.monotonic() - polled_at, _LONGEST_POLL_S) if now == moved else 0.0
             moved, polled_at = now, time.monotonic()
             limit_s = self.config.timeout_s if now or self._runtime is None else _START_S + self.config.timeout_s
             if still_s > limit_s:
-                raise AgentError(f"the agents {crew.busy} have not moved for {limit_s:g} s (robot.timeout_s)")
-        self._handle_errors(crew)
+                raise AgentError(f"the agents {group.busy} have not moved for {limit_s:g} s (robot.timeout_s)")
+        self._handle_errors(group)
 
-    def _handle_errors(self, crew: Crew | HostedCrew) -> None:
-        for number, error in sorted(crew.errors.items()):
-            if number not in self._lives:
+    def _handle_errors(self, group: AgentGroup | RemoteAgentGroup) -> None:
+        for number, error in sorted(group.errors.items()):
+            if number not in self._incarnations:
                 continue
             if self.on_fault == "raise":
                 raise error
             self._restarts[number] += 1
             if self.on_fault == "restart" and self._restarts[number] <= self.max_restarts:
-                _log.warning("%s; it begins anew", error)
-                self._lives[number] += 1
-                crew.begin(number, self._lives[number])
+                _log.warning("%s; it is restarted", error)
+                self._incarnations[number] += 1
+                group.start({number: self._incarnations[number]})
                 continue
-            if self.on_fault == "restart" or len(self._lives) == 1:
+            if self.on_fault == "restart" or len(self._incarnations) == 1:
                 raise error
-            _log.warning("%s; the others go on without it", error)
-            del self._lives[number]
+            _log.warning("%s; the others continue without it", error)
+            del self._incarnations[number]
 
     def close(self, timeout_s: float = 1.5) -> None:
         """Ends agents and tasks; what is asked already is answered. Closing twice is fine.
@@ -228,14 +229,14 @@ class RobotCollector:
             timeout_s: how long it may take; agents that are busy for longer are left behind, with a warning.
         """
         deadline = time.monotonic() + timeout_s
-        crew, self._crew = self._crew, None
-        busy = [] if crew is None else crew.stop(timeout_s / 2)
+        group, self._group = self._group, None
+        busy = [] if group is None else group.stop(timeout_s / 2)
         for wrapper in self.wrappers.values():
             try:
                 wrapper.stop(max(0.05, (deadline - time.monotonic()) / 4))
             except Exception as error:
                 _log.warning("%s", error)
-        if crew is not None and busy and (busy := crew.stop(max(0.0, deadline - time.monotonic()))):
+        if group is not None and busy and (busy := group.stop(max(0.0, deadline - time.monotonic()))):
             _log.warning("the agents %s did not end within %g s and are left behind", busy, timeout_s)
 
     def __enter__(self) -> Self:

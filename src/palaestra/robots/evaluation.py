@@ -1,17 +1,14 @@
 """Evaluation of robots: episodes of one agent whose tasks neither explore nor learn."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, final
 
 from palaestra.core import ConfigError, TimeStep
 from palaestra.policies import Phase, Policy
-from palaestra.robots.agent import AgentError
-from palaestra.robots.building import AgentFactory
-from palaestra.robots.communicator import Communicator, Kind
+from palaestra.robots.agent import AgentError, AgentFactory
 from palaestra.robots.helpers import AgentHelper
+from palaestra.robots.serving import Communicator, Kind
 from palaestra.robots.task import act
 from palaestra.rollout import Evaluation, evaluation_noise, evaluation_of, pack
 
@@ -57,7 +54,7 @@ def evaluate_robot(
     finished = []
     with evaluation_noise(dict.fromkeys(policies.values(), generator_seed)):
         for number in range(min(factory.num_agents, episodes)):
-            agent = factory.make(number, lambda name: _line(name, policies[name], factory), helper=_Spectator)
+            agent = factory.make(number, lambda name: _communicator(name, policies[name], factory), helper=_Spectator)
             quota = episodes // factory.num_agents + (number < episodes % factory.num_agents)
             for _ in range(_PATIENCE * quota):
                 if len(agent.env.finished) < quota:
@@ -70,7 +67,7 @@ def evaluate_robot(
     return evaluation_of(finished, seeds, deterministic=True)
 
 
-def _line(name: str, policy: Policy, factory: AgentFactory) -> Communicator:
+def _communicator(name: str, policy: Policy, factory: AgentFactory) -> Communicator:
     spec = factory.specs[name].input_spec
 
     def send(kind: Kind, agent_id: int, payload: Any) -> Future[Any]:

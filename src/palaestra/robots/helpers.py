@@ -1,20 +1,19 @@
 """`AgentHelper`: an agent's side of one task: what it asks, stores and learns from."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from typing import Any, Protocol, final
 
+import numpy as np
 import torch
 
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch, ConfigError, OnPolicy, TimeStep
-from palaestra.robots.communicator import Communicator
-from palaestra.robots.rows import bare_action, time_step_row
+from palaestra.core import Batch, ConfigError, OnPolicy, SpecTree, TimeStep
+from palaestra.envs.nest import flatten, leaf_dtypes, to_batched, unflatten
+from palaestra.robots.serving import Communicator
 from palaestra.robots.task import TaskSpec
 
-__all__ = ["AgentHelper", "Clock", "OffPolicyHelper", "OnPolicyHelper", "helper_for"]
+__all__ = ["AgentHelper", "OffPolicyHelper", "OnPolicyHelper"]
 
 
 class Clock(Protocol):
@@ -25,8 +24,8 @@ class Clock(Protocol):
     episodes: int
     """Episodes begun."""
 
-    def hold(self) -> None:
-        """Waits where the robot is kept."""
+    def wait(self) -> None:
+        """Waits while the robot is paused."""
         ...
 
 
@@ -39,19 +38,19 @@ class AgentHelper(ABC):
 
     Args:
         spec: of the task.
-        line: to it.
+        communicator: to it.
         clock: of the agent.
     """
 
-    def __init__(self, spec: TaskSpec, line: Communicator, clock: Clock) -> None:
-        self.spec, self.line, self.clock = spec, line, clock
+    def __init__(self, spec: TaskSpec, communicator: Communicator, clock: Clock) -> None:
+        self.spec, self.communicator, self.clock = spec, communicator, clock
         self.action: Any = None
         """The newest choice as the policy sampled it, [1, ...]: what another task may store."""
         self.metrics: dict[str, float] | None = None
         """Of the newest update that it waited for."""
         self._choice: Any = None  # the newest answer that was not stored yet
         self._state_before: Any = None
-        self._memory: Any = None
+        self._hidden: Any = None
         self._asked = (-1, -1)  # episode and env step of the newest prediction
         self._rows = 0  # stored since learning was last asked for
         self._pending: Future[Any] | None = None
@@ -73,7 +72,7 @@ class AgentHelper(ABC):
         Args:
             time_step: bare.
         """
-        self._choice, self._memory = None, None
+        self._choice, self._hidden = None, None
         self.open_stream(time_step_row(time_step, self.spec.observation_spec))
 
     def predict(self, time_step: TimeStep) -> Any:
@@ -89,18 +88,18 @@ class AgentHelper(ABC):
             RequestError: the task failed, has stopped, or does not answer.
             AgentStopped: the robot stops.
         """
-        self.clock.hold()
+        self.clock.wait()
         row = time_step_row(time_step, self.spec.observation_spec)
         if int(time_step.step_type) == 0:
             self.begin(time_step)
         inputs: dict[str, Any] = {"observation": row.observation, "step_type": row.step_type}
         if self.spec.state_spec:
-            if self._memory is None:
-                self._memory = {k: torch.zeros(1, *s.shape, dtype=s.dtype) for k, s in self.spec.state_spec.items()}
-            self._state_before = inputs["state"] = Batch.of(dict(self._memory.items()))
-        self._choice = answer = self.line.predict(inputs)
+            if self._hidden is None:
+                self._hidden = {k: torch.zeros(1, *s.shape, dtype=s.dtype) for k, s in self.spec.state_spec.items()}
+            self._state_before = inputs["state"] = Batch.of(dict(self._hidden.items()))
+        self._choice = answer = self.communicator.predict(inputs)
         self._asked = (self.clock.episodes, self.clock.env_steps)
-        self._memory, self.action = answer["state"], answer["action"]
+        self._hidden, self.action = answer["state"], answer["action"]
         return bare_action(answer["env_action"], self.spec.action_spec)
 
     def store_data(self, time_step: TimeStep, *, action: Any = None) -> None:
@@ -141,9 +140,9 @@ class AgentHelper(ABC):
         self.finish()
         data = self.learning_data()
         if self.spec.learning == "background":
-            self._pending = self.line.learn_later(data)
+            self._pending = self.communicator.learn_later(data)
             return None
-        self.metrics = self.line.learn(data)
+        self.metrics = self.communicator.learn(data)
         return self.metrics
 
     def finish(self) -> None:
@@ -154,7 +153,7 @@ class AgentHelper(ABC):
         """
         if self._pending is not None:
             pending, self._pending = self._pending, None
-            self.metrics = self.line.finish(pending)
+            self.metrics = self.communicator.finish(pending)
 
     # -- what the two kinds do with rows
 
@@ -173,7 +172,7 @@ class AgentHelper(ABC):
         Args:
             choice: what the task answered.
             row: [1] that followed.
-            state: the memory before the choice; `None` without.
+            state: the hidden state before the choice; `None` without.
         """
 
     @abstractmethod
@@ -187,12 +186,12 @@ class OnPolicyHelper(AgentHelper):
 
     Args:
         spec: of the task.
-        line: to it.
+        communicator: to it.
         clock: of the agent.
     """
 
-    def __init__(self, spec: TaskSpec, line: Communicator, clock: Clock) -> None:
-        super().__init__(spec, line, clock)
+    def __init__(self, spec: TaskSpec, communicator: Communicator, clock: Clock) -> None:
+        super().__init__(spec, communicator, clock)
         self._buffer = ReplayBuffer(
             None,
             1,
@@ -204,11 +203,9 @@ class OnPolicyHelper(AgentHelper):
         )
 
     def open_stream(self, row: TimeStep) -> None:
-        """See `AgentHelper`."""
         self._buffer.open(row)
 
     def append(self, choice: Any, row: TimeStep, state: Any) -> None:
-        """See `AgentHelper`."""
         buffer = self._buffer
         buffer.append(choice["action"], row, policy_version=int(choice["version"]), state=state)
         if buffer.info_fields:
@@ -226,30 +223,90 @@ class OffPolicyHelper(AgentHelper):
 
     Args:
         spec: of the task.
-        line: to it.
+        communicator: to it.
         clock: of the agent.
     """
 
     def open_stream(self, row: TimeStep) -> None:
-        """See `AgentHelper`."""
-        self.line.store((None, row))
+        self.communicator.store((None, row))
 
     def append(self, choice: Any, row: TimeStep, state: Any) -> None:
-        """See `AgentHelper`."""
-        self.line.store((choice["action"], row, int(choice["version"]), state))
+        self.communicator.store((choice["action"], row, int(choice["version"]), state))
 
     def learning_data(self) -> None:
         """Nothing: all is stored already."""
         return
 
 
-def helper_for(spec: TaskSpec, line: Communicator, clock: Clock) -> AgentHelper:
+def helper_for(spec: TaskSpec, communicator: Communicator, clock: Clock) -> AgentHelper:
     """The helper that a task names, or that its plan asks for.
 
     Args:
         spec: of the task.
-        line: to it.
+        communicator: to it.
         clock: of the agent.
     """
     kind = spec.helper or (OnPolicyHelper if isinstance(spec.plan, OnPolicy) else OffPolicyHelper)
-    return kind(spec, line, clock)
+    return kind(spec, communicator, clock)
+
+
+def observation_row(observation: Any, spec: SpecTree) -> Any:
+    """An observation with a leading dimension of 1, with its own storage.
+
+    Args:
+        observation: bare: arrays, tensors or numbers in dicts and tuples.
+        spec: of it.
+
+    Raises:
+        SpecError: an entry is missing.
+    """
+    leaves = zip(flatten(observation, spec), leaf_dtypes(spec), strict=True)
+    return to_batched([_row(_detached(leaf), dtype) for leaf, dtype in leaves], spec)
+
+
+def _row(leaf: Any, dtype: Any) -> np.ndarray:
+    array = np.array(leaf, dtype)
+    return array.reshape(1, *array.shape)
+
+
+def _detached(leaf: Any) -> Any:
+    """Tensors as arrays, without a gradient: nothing differentiable passes from one task to another."""
+    return leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def time_step_row(time_step: TimeStep, spec: SpecTree) -> TimeStep:
+    """A bare time step with a leading dimension of 1.
+
+    Args:
+        time_step: bare.
+        spec: of its observation.
+    """
+    return TimeStep(
+        step_type=torch.tensor([int(time_step.step_type)], dtype=torch.int32),
+        reward=torch.from_numpy(_row(time_step.reward, np.float32)),
+        discount=torch.tensor([float(time_step.discount)]),
+        observation=observation_row(time_step.observation, spec),
+    )
+
+
+def info_row(info: Any) -> Batch | tuple[()]:
+    """The numbers of a bare environment's info, float64 [1].
+
+    Args:
+        info: what an environment reported; what is no number is left out.
+    """
+    if not info:
+        return ()
+    numbers = {k: v for k, v in info.items() if np.ndim(v) == 0 and np.asarray(v).dtype.kind in "biuf"}
+    return Batch.of({key: torch.tensor([float(value)], dtype=torch.float64) for key, value in numbers.items()})
+
+
+def bare_action(action: Any, spec: SpecTree) -> Any:
+    """The one action of a batch, as a bare environment takes it.
+
+    Args:
+        action: tensors [1, ...].
+        spec: of the bare action.
+    """
+    leaves = zip(flatten(action, spec), leaf_dtypes(spec), strict=True)
+    return unflatten((np.asarray(leaf[0], dtype)[()] for leaf, dtype in leaves), spec)

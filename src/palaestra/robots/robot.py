@@ -1,7 +1,5 @@
 """`Robot`: several computation tasks, built bottom-up, and the agent that uses them."""
 
-from __future__ import annotations
-
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

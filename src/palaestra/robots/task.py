@@ -1,7 +1,5 @@
 """`ComputationTask`: one algorithm of a robot, with inputs, data and a clock of its own."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Mapping, Sequence
@@ -10,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
+from torch import Tensor
 
 from palaestra.algorithms import Algorithm, UpdateInfo
 from palaestra.buffers import ReplayBuffer, Sampler, Unroll, sampler_of
@@ -22,16 +21,16 @@ from palaestra.core import (
     Plan,
     Replay,
     SpecTree,
+    StepType,
     TensorSpec,
     TimeStep,
 )
 from palaestra.policies import Phase, Policy, RandomPolicy
-from palaestra.robots.sources import LockedBuffer, PackedUnrolls
 
-__all__ = ["ComputationTask", "Learning", "TaskSpec", "act"]
+__all__ = ["ComputationTask", "TaskSpec"]
 
-Learning: TypeAlias = Literal["store", "background", "agent"]
-"""Who asks a task to learn: `store_data`, which waits for it; the same without waiting; or the agent, by `learn`."""
+LearningMode: TypeAlias = Literal["store", "background", "agent"]
+"""What makes a task learn: `store_data`, which waits for it; the same without waiting; or the agent, by `learn`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +46,15 @@ class TaskSpec:
     action_spec: SpecTree
     """Of an action as it is carried out."""
     state_spec: Any
-    """Of the policy's memory; `()` without."""
+    """Of the policy's hidden state; `()` without."""
     info_spec: Mapping[str, TensorSpec]
     """Of what the buffer keeps about how actions were chosen."""
     reward_spec: TensorSpec
     """Of a reward."""
     plan: Plan
     """The data that the algorithm wants."""
-    learning: Learning
-    """Who asks it to learn."""
+    learning: LearningMode
+    """What makes it learn."""
     period_steps: int | None
     """Env steps from one prediction to the next."""
     helper: type[Any] | None = None
@@ -92,8 +91,8 @@ def act(
             step = step._replace(action=random.act(time_step).action)
         info = Batch()
         if fields:
-            memory = (state, time_step.first) if policy.state_spec else ()
-            info = policy.behaviour(inputs.observation, step.action, *memory)
+            hidden = (state, time_step.first) if policy.state_spec else ()
+            info = policy.behaviour(inputs.observation, step.action, *hidden)
         return {
             "action": step.action,
             "env_action": policy.env_action(step.action),
@@ -110,8 +109,8 @@ class ComputationTask:
         algorithm: what is learned and how, with its model; passing the same model to two tasks shares it.
         period_steps: env steps from one prediction to the next; `None` is once an episode, and whenever the agent
             asks (on an event).
-        learning: who asks it to learn.
-        sampler: who chooses rows of the replay buffer (`HindsightSampler`, say); by default as the plan says.
+        learning: what makes it learn.
+        sampler: chooses rows of the replay buffer (`HindsightSampler`, say); by default as the plan says.
         sync_every_updates: predictions come from a reference copy of the policy, which takes the weights over after so
             many updates; by default they come from the policy itself.
         reward_spec: of its rewards; a number by default.
@@ -126,7 +125,7 @@ class ComputationTask:
         algorithm: Algorithm[Any],
         *,
         period_steps: int | None = 1,
-        learning: Learning = "store",
+        learning: LearningMode = "store",
         sampler: Sampler | None = None,
         sync_every_updates: int | None = None,
         reward_spec: TensorSpec | None = None,
@@ -145,7 +144,7 @@ class ComputationTask:
         if plan.unroll_length != int(plan.unroll_length) or (isinstance(plan, OnPolicy) and not plan.clear):
             raise ConfigError(f"a robot's task learns after whole numbers of new rows, which {plan} does not ask for")
         self.algorithm, self.plan, self.period_steps = algorithm, plan, period_steps
-        self.learning: Learning = learning
+        self.learning: LearningMode = learning
         self.sampler, self.reward_spec, self.helper = sampler, reward_spec or TensorSpec(()), helper
         self.sync_every_updates = sync_every_updates
         self.lock: AbstractContextManager[Any] = threading.RLock()
@@ -201,7 +200,7 @@ class ComputationTask:
             return
         policy, plan = self.algorithm.policy, self.plan
         self.buffer = ReplayBuffer(
-            max(plan.capacity, num_agents * (plan.n_step + 1)),
+            plan.capacity_for(num_agents),
             num_agents,
             sampler=self.sampler or sampler_of(plan),
             observation_spec=policy.observation_spec,
@@ -225,7 +224,7 @@ class ComputationTask:
         return isinstance(plan, Replay) and self.rows_stored < plan.learning_starts
 
     def predict(self, inputs: Batch) -> dict[str, Any]:
-        """One forward pass for everybody who asked.
+        """One forward pass for all requests.
 
         Args:
             inputs: [N, ...], see `TaskSpec.input_spec`.
@@ -246,7 +245,7 @@ class ComputationTask:
             action: [1, ...] that completes the open row; `None` begins a stream.
             time_step: [1] that followed.
             version: of the policy that acted.
-            state: the memory that it acted with.
+            state: the hidden state that it acted with.
         """
         buffer = self.buffer
         if buffer is None:
@@ -280,7 +279,10 @@ class ComputationTask:
         with self.lock:
             if self.buffer is None:
                 return [self._update(PackedUnrolls(group)) for group in self._groups(unrolls)][-1]
-            return self._update(LockedBuffer(self.buffer, self._data_lock)) if self._may_learn() else None
+            lanes = self.buffer.num_lanes
+            if not self.plan.may_learn(env_steps=self.rows_stored, new_rows=self.rows_stored, num_lanes=lanes):
+                return None
+            return self._update(LockedBuffer(self.buffer, self._data_lock))
 
     def sync(self) -> None:
         """Gives the reference copy the weights as they are now."""
@@ -309,12 +311,6 @@ class ComputationTask:
         lengths = sorted({len(unroll.valid) for unroll in unrolls})
         return [[unroll for unroll in unrolls if len(unroll.valid) == length] for length in lengths]
 
-    def _may_learn(self) -> bool:
-        plan, buffer = self.plan, self.buffer
-        assert isinstance(plan, Replay) and buffer is not None
-        window = max(plan.n_step, plan.mini_batch_length) * buffer.num_lanes
-        return self.rows_stored > max(plan.learning_starts, window)
-
     # -- checkpoints
 
     def state(self) -> dict[str, Any]:
@@ -326,7 +322,7 @@ class ComputationTask:
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Puts back what `state` gave.
+        """Restores what `state` returned.
 
         Args:
             state: of an equal task.
@@ -337,3 +333,79 @@ class ComputationTask:
             self._reference.version = int(weights.pop("version"))
             self._reference.load_state_dict(weights)
             self._reference.load_generator_state(state["generator"])
+
+
+class PackedUnrolls:
+    """Unrolls of several agents side by side: a data source. Shorter ones are padded in front, where nothing is valid.
+
+    Args:
+        unrolls: of one agent each, [T_i+1, 1, ...].
+    """
+
+    def __init__(self, unrolls: Sequence[Unroll]) -> None:
+        steps = max(len(unroll.valid) for unroll in unrolls)
+        padded = [_padded(unroll, steps - len(unroll.valid)) for unroll in unrolls]
+        self._unroll: Unroll = padded[0].map(lambda *leaves: torch.cat(leaves, 1), *padded[1:])
+
+    def draw(self, plan: Plan, generator: torch.Generator) -> Unroll:
+        """All of it.
+
+        Args:
+            plan: of the algorithm.
+            generator: nothing is drawn.
+        """
+        return self._unroll
+
+    def write_back(self, indices: Tensor, priority: Tensor) -> None:
+        """Unrolls have no priorities.
+
+        Args:
+            indices: ignored.
+            priority: ignored.
+        """
+
+
+def _padded(unroll: Unroll, steps: int) -> Unroll:
+    """So many more steps in front, which are copies of the first with `valid` 0 and end what lies before."""
+    if not steps:
+        return unroll
+
+    def pad(leaf: Tensor) -> Tensor:
+        return torch.cat([leaf[:1].expand(steps, *leaf.shape[1:]), leaf])
+
+    longer = unroll.map(pad)
+    longer.valid[:steps] = 0
+    longer.step_type[:steps] = int(StepType.LAST)
+    return longer
+
+
+class LockedBuffer:
+    """A replay buffer that is drawn from while agents write to it.
+
+    Args:
+        buffer: what is drawn from.
+        lock: held while that happens.
+    """
+
+    def __init__(self, buffer: ReplayBuffer, lock: AbstractContextManager[Any]) -> None:
+        self._buffer, self._lock = buffer, lock
+
+    def draw(self, plan: Plan, generator: torch.Generator) -> Batch:
+        """Sequences or windows; see `ReplayBuffer.draw`.
+
+        Args:
+            plan: what the algorithm wants.
+            generator: source of the choice.
+        """
+        with self._lock:
+            return self._buffer.draw(plan, generator)
+
+    def write_back(self, indices: Tensor, priority: Tensor) -> None:
+        """Priorities for the buffer's sampler.
+
+        Args:
+            indices: of the batch.
+            priority: one for each.
+        """
+        with self._lock:
+            self._buffer.write_back(indices, priority)

@@ -1,22 +1,124 @@
-"""`ComputationWrapper`: serves a task to many agents, with one loop for predictions and one for learning."""
-
-from __future__ import annotations
+"""A task served to many agents: `ComputationWrapper`, and the `Communicator` by which an agent asks it."""
 
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from palaestra.core import ConfigError
-from palaestra.robots.communicator import Communicator, Kind
 from palaestra.robots.task import ComputationTask
-from palaestra.rollout import Clients, InferenceServer
+from palaestra.rollout import Clients, InferenceServer, RequestError
 
-__all__ = ["ComputationWrapper", "ServingConfig"]
+__all__ = ["Communicator", "ComputationWrapper", "Kind", "RobotConfig"]
+
+_WAITS = 20  # that a deadline is made of: time in which the whole process was stopped counts for one of them at most
+
+Kind: TypeAlias = Literal["predict", "learn", "learn_later", "await", "store"]
+"""What is asked for. `learn_later` is `learn` by an agent that does not wait; by `await` it says that it does now."""
+
+
+class Send(Protocol):
+    """Hands a request to a task, in this process or in another."""
+
+    def __call__(self, kind: Kind, agent_id: int, payload: Any) -> Future[Any]:
+        """Asks without waiting.
+
+        Args:
+            kind: what for.
+            agent_id: that asks.
+            payload: what the task gets.
+        """
+        ...
+
+
+class Communicator:
+    """Sends an agent's requests to one task and brings back the answers to them.
+
+    Args:
+        agent_id: that asks.
+        name: of the task, for messages.
+        send: hands requests over: `ComputationWrapper.submit`, or the way to another process.
+        timeout_s: seconds after which an answer that has not come is an error.
+    """
+
+    def __init__(self, agent_id: int, name: str, send: Send, *, timeout_s: float = 60.0) -> None:
+        self.agent_id, self.name, self.timeout_s = agent_id, name, timeout_s
+        self._send = send
+
+    def predict(self, inputs: Any) -> Any:
+        """Waits for a prediction.
+
+        Args:
+            inputs: [n, ...] as the task's input spec says.
+
+        Raises:
+            RequestError: the prediction failed, the task has stopped, or the answer did not come in time.
+        """
+        return self.wait(self._send("predict", self.agent_id, inputs), "a prediction")
+
+    def learn(self, data: Any) -> Any:
+        """Waits until the task has learned.
+
+        Args:
+            data: what it learns from; `None` where it is stored already.
+
+        Raises:
+            RequestError: see `predict`.
+        """
+        return self.wait(self._send("learn", self.agent_id, data), "learning")
+
+    def learn_later(self, data: Any) -> Future[Any]:
+        """Asks the task to learn and does not wait.
+
+        Args:
+            data: see `learn`.
+        """
+        return self._send("learn_later", self.agent_id, data)
+
+    def finish(self, answer: Future[Any]) -> Any:
+        """Waits for what was asked by `learn_later`.
+
+        Args:
+            answer: to come.
+
+        Raises:
+            RequestError: see `predict`.
+        """
+        if not answer.done():
+            self._send("await", self.agent_id, None)
+        return self.wait(answer, "learning")
+
+    def store(self, row: Any) -> None:
+        """Hands over a row for replay.
+
+        Args:
+            row: the arguments of `ComputationTask.store` after the agent.
+        """
+        self._send("store", self.agent_id, row)
+
+    def wait(self, answer: Future[Any], what: str) -> Any:
+        """The answer to a request.
+
+        Args:
+            answer: to come.
+            what: it is, for the message.
+
+        Raises:
+            RequestError: it failed, or did not come in time.
+        """
+        for _ in range(_WAITS):
+            try:
+                return answer.result(self.timeout_s / _WAITS)
+            except FutureTimeout:
+                continue
+        raise RequestError(
+            f"agent {self.agent_id} waited {self.timeout_s:g} s for {what} of the task {self.name!r} in vain"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServingConfig:
-    """When batches of requests close."""
+class RobotConfig:
+    """How a robot's agents are served; there are as many agents as environments."""
 
     max_batch_size: int = 256
     """Requests in a batch at most."""
@@ -28,10 +130,14 @@ class ServingConfig:
     """Seconds that requests to learn wait for more of them."""
     timeout_s: float = 60.0
     """Seconds after which an agent that has no answer, or that has not moved, is an error."""
+    steps_per_iteration: int = 100
+    """Env steps of every agent between two times at which the run is logged, evaluated and saved."""
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
             raise ConfigError(f"robot.timeout_s is {self.timeout_s}; it must be greater than 0")
+        if self.steps_per_iteration < 1:
+            raise ConfigError(f"robot.steps_per_iteration is {self.steps_per_iteration}; it must be at least 1")
 
 
 class ComputationWrapper:
@@ -48,16 +154,16 @@ class ComputationWrapper:
         >>> from palaestra.core import DiscreteSpec, TensorSpec
         >>> wrapper = ComputationWrapper("act", ComputationTask(DQN(TensorSpec((2,)), DiscreteSpec(num=3))))
         >>> with wrapper:
-        ...     line = wrapper.create_communicator(0)
-        ...     answer = line.predict({"observation": [[0.0, 0.0]], "step_type": [0]})
+        ...     communicator = wrapper.create_communicator(0)
+        ...     answer = communicator.predict({"observation": [[0.0, 0.0]], "step_type": [0]})
         >>> answer["action"].shape
         torch.Size([1])
     """
 
     def __init__(
-        self, name: str, task: ComputationTask, config: ServingConfig | None = None, *, clients: Clients | None = None
+        self, name: str, task: ComputationTask, config: RobotConfig | None = None, *, clients: Clients | None = None
     ) -> None:
-        config = config or ServingConfig()
+        config = config or RobotConfig()
         self.name, self.task, self.config = name, task, config
         self.clients = clients or Clients()
         self._spec = task.spec(name)
@@ -82,7 +188,7 @@ class ComputationWrapper:
         """Answers `learn`."""
 
     def create_communicator(self, agent_id: int) -> Communicator:
-        """Registers an agent, if none of the robot's wrappers has, and gives it a line.
+        """Registers an agent, if none of the robot's wrappers has, and returns its way to this task.
 
         Args:
             agent_id: its number.
@@ -92,11 +198,11 @@ class ComputationWrapper:
         return Communicator(agent_id, self.name, self.submit, timeout_s=self.config.timeout_s)
 
     def submit(self, kind: Kind, agent_id: int, payload: Any) -> Future[Any]:
-        """Takes a request; see `communicator.Send`.
+        """Takes a request; see `Send`.
 
         Args:
             kind: what for.
-            agent_id: who asks.
+            agent_id: that asks.
             payload: inputs, an unroll or a row.
         """
         if kind == "predict":
