@@ -1,4 +1,4 @@
-"""Tests of `palaestra.ops.advantages`."""
+"""Tests of `gae` and `vtrace`."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.ops.evolution`."""
+"""Tests of `centered_ranks` and `episode_returns`."""
 
 import pytest
 import torch
@@ -18,6 +18,12 @@ def test_ranks_do_not_depend_on_units():
 def test_equal_scores_share_their_rank_so_nothing_is_learned_from_them():
     assert_close(centered_ranks(torch.full((6,), 3.0)), torch.zeros(6))
     assert_close(centered_ranks(torch.tensor([1.0, 1.0, 2.0])), torch.tensor([-0.25, -0.25, 0.5]))
+
+
+def test_ranks_keep_the_precision_of_their_scores():
+    third = centered_ranks(torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=torch.float64))[1]
+    assert third.dtype == torch.float64
+    assert abs(third - (1 / 3 - 0.5)) < 1e-16
 
 
 def column(*rows: tuple[int, float]) -> tuple[torch.Tensor, torch.Tensor]:

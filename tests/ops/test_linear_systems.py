@@ -1,4 +1,4 @@
-"""Tests of `palaestra.ops.linear_systems`."""
+"""Tests of `palaestra.ops.linear`."""
 
 import torch
 from torch.testing import assert_close

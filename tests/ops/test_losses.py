@@ -12,6 +12,7 @@ from palaestra.core import ShapeError
 from palaestra.ops import (
     approximate_kl,
     clipped_surrogate,
+    expectile_loss,
     explained_variance,
     huber,
     masked_mean,
@@ -196,3 +197,8 @@ def test_losses_name_both_arrays_when_shapes_differ(call, names):
     message = rf"{names[0]} has shape \[4\] and {names[1]} has shape \[4, 1\]; both must be \[N\]"
     with pytest.raises(ShapeError, match=message):
         call(torch.ones(4), torch.ones(4, 1))
+
+
+def test_the_expectile_keeps_the_precision_of_its_errors():
+    loss = expectile_loss(torch.tensor([3.0, -3.0], dtype=torch.float64), expectile=0.9)
+    assert loss.tolist() == [0.9 * 9, (1 - 0.9) * 9]

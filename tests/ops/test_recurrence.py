@@ -1,4 +1,4 @@
-"""Tests of `palaestra.ops.recurrence`."""
+"""Tests of `palaestra.ops.linear`."""
 
 import pytest
 import torch

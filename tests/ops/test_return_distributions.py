@@ -1,4 +1,4 @@
-"""Tests of `palaestra.ops.return_distributions`."""
+"""Tests of `categorical_projection` and `quantile_huber`."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.ops.squashed`."""
+"""Tests of `SquashedGaussian`."""
 
 import pytest
 import torch

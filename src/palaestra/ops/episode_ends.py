@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from palaestra.core import ShapeError, StepType
-from palaestra.ops._typing import Bool, Int, Integer
+from palaestra.ops._arrays import Bool, Int, Integer
 
 __all__ = ["n_step_end", "valid_starts"]
 

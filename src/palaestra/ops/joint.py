@@ -11,8 +11,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import pad, softplus
 
 from palaestra.core import Batch, ShapeError
-from palaestra.ops._shapes import require_same_shape
-from palaestra.ops._typing import Float, Integer, Shaped
+from palaestra.ops._arrays import Float, Integer, Shaped, require_same_shape
 from palaestra.ops.distributions import Categorical, finite
 
 __all__ = ["Joint", "MultiBernoulli", "MultiCategorical"]

@@ -1,4 +1,7 @@
-"""What a row turned out to be worth: discounted, lambda and n-step returns, right by the table of `episode_ends`."""
+"""What a row turned out to be worth, and how much better its action was than the value said.
+
+Every function is right by the table of `episode_ends`.
+"""
 
 from typing import NamedTuple
 
@@ -6,14 +9,24 @@ import torch
 from torch import Tensor
 
 from palaestra.core import ShapeError, StepType
-from palaestra.ops._shapes import require_same_shape, require_time_steps
-from palaestra.ops._typing import Float, Int, Integer
+from palaestra.ops._arrays import Float, Int, Integer, require_one_row_less, require_same_shape, require_time_steps
 from palaestra.ops.episode_ends import n_step_end, valid_starts
-from palaestra.ops.recurrence import reverse_linear_recurrence, reverse_linear_steps
+from palaestra.ops.linear import reverse_linear_recurrence, reverse_linear_steps
 
-__all__ = ["NStep", "discounted_returns", "lambda_returns", "n_step_returns", "n_step_targets"]
+__all__ = [
+    "NStep",
+    "VTrace",
+    "VTraceClip",
+    "discounted_returns",
+    "episode_returns",
+    "gae",
+    "lambda_returns",
+    "n_step_returns",
+    "n_step_targets",
+    "vtrace",
+]
 
-_FIRST = int(StepType.FIRST)
+_FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
 
 
 def discounted_returns(
@@ -194,3 +207,158 @@ def n_step_targets(
     gained = torch.where(inside, reward[1:], 0.0)
     total = gained[0] + (product[:-1] * gained[1:]).sum(0)
     return NStep(total, product[-1] * inside[0], step_type)
+
+
+def episode_returns(reward: Float[Tensor, "T1 B"], step_type: Integer[Tensor, "T1 B"]) -> Float[Tensor, "B"]:
+    """The mean undiscounted return of the episodes of each lane that both begin and end within an unroll.
+
+        Rₑ = Σ rₜ over the rows of episode e,   e from its FIRST to its LAST row
+
+    A lane without such an episode counts what it got in the whole unroll: the tail of one episode and the head of the
+    next, in as many time steps for every such lane, wherever its episodes begin.
+
+    Args:
+        reward: [T+1, B] reward of the action taken at the row before.
+        step_type: [T+1, B] `StepType` of each row.
+
+    Returns:
+        [B] units of reward.
+
+    Raises:
+        ShapeError: the arrays differ in shape, or there are fewer than two time steps; the message names both arrays.
+
+    Examples:
+        >>> reward = torch.tensor([[9.0], [1.0], [0.0], [2.0], [3.0]])
+        >>> episode_returns(reward, torch.tensor([[1], [2], [0], [1], [2]]))
+        tensor([5.])
+    """
+    require_time_steps(reward=reward, step_type=step_type)
+    require_same_shape("[T+1, B]", reward=reward, step_type=step_type)
+    episode = (step_type == _FIRST).long().cumsum(0)  # [T+1, B] 0 for what began before the unroll
+    zeros = torch.zeros(reward.shape[0] + 1, reward.shape[1], device=reward.device)
+    total = zeros.scatter_add(0, episode, reward)  # [E, B] by episode
+    whole = zeros.scatter_add(0, episode, (step_type == _LAST).to(reward.dtype))
+    whole[0] = 0.0
+    count = whole.sum(0)
+    return torch.where(count > 0, (total * whole).sum(0) / count.clamp(min=1), reward[1:].sum(0))
+
+
+@torch.no_grad()
+def gae(
+    value: Float[Tensor, "T1 *B"],
+    reward: Float[Tensor, "T1 *B"],
+    discount: Float[Tensor, "T1 *B"],
+    step_type: Integer[Tensor, "T1 *B"],
+    *,
+    lambda_: float | Tensor,
+) -> Float[Tensor, "T1-1 *B"]:
+    """Generalised advantage estimates.
+
+        Âₜ = δₜ + λ γₜ₊₁ Âₜ₊₁,   δₜ = rₜ₊₁ + γₜ₊₁ V(xₜ₊₁) − V(xₜ);   Â is 0 on rows that are no valid starts
+
+    Schulman et al. 2016, https://arxiv.org/abs/1506.02438, equation (16), in the truncated form of Schulman et al.
+    2017, https://arxiv.org/abs/1707.06347, equations (11) and (12).
+    Departs from the papers: rewards are indexed by the step they arrive with, as in `TimeStep`; the discount is per
+    step and holds the continuation, so a truncated episode bootstraps from its final observation, a terminated one
+    does not.
+
+    Args:
+        value: [T+1, B] V(x₀) … V(x_T), units of return.
+        reward: [T+1, B] reward of the action taken at the row before; row 0 is not read.
+        discount: [T+1, B] gamma times continuation, in [0, 1]; 0 where the episode terminated; row 0 is not read.
+        step_type: [T+1, B] `StepType` of each row.
+        lambda_: trace decay in [0, 1]; 1 is Monte Carlo, 0 is one-step TD; a number or a 0-dim tensor.
+
+    Returns:
+        [T, B] advantages, exactly 0 on rows that are no valid starts; without gradient.
+
+    Raises:
+        ShapeError: the arrays differ in shape, or there are fewer than two time steps; the message names both arrays.
+
+    Examples:
+        >>> value, reward, discount = torch.zeros(4, 1), torch.ones(4, 1), torch.ones(4, 1)
+        >>> gae(value, reward, discount, torch.tensor([[0], [1], [2], [0]]), lambda_=1.0).squeeze()
+        tensor([2., 1., 0.])
+    """
+    require_time_steps(value=value, reward=reward, discount=discount, step_type=step_type)
+    valid = valid_starts(step_type)
+    discount = discount[1:]
+    error = torch.addcmul(reward[1:], discount, value[1:]).sub_(value[:-1])
+    return reverse_linear_recurrence(torch.where(valid, error, 0.0), torch.where(valid, lambda_ * discount, 0.0))
+
+
+class VTraceClip(NamedTuple):
+    """Upper bounds of importance weights in `vtrace`."""
+
+    rho: float = 1.0
+    """ρ̄, bound of the weight of each error; it decides which policy's value is learned (infinite: the learner's)."""
+    c: float = 1.0
+    """c̄ ≤ ρ̄, bound of the traces; it decides how fast corrections travel, not what is learned."""
+
+
+_PAPER_CLIP = VTraceClip()
+
+
+class VTrace(NamedTuple):
+    """What `vtrace` returns; both without gradient."""
+
+    target: Float[Tensor, "T *B"]
+    """[T, B] vₜ, what the value at row t should be; the value itself on rows that are no valid starts."""
+    advantage: Float[Tensor, "T *B"]
+    """[T, B] what multiplies the gradient of log π(aₜ|xₜ), importance weight included; 0 on those rows."""
+
+
+@torch.no_grad()
+def vtrace(
+    value: Float[Tensor, "T1 *B"],
+    reward: Float[Tensor, "T1 *B"],
+    discount: Float[Tensor, "T1 *B"],
+    step_type: Integer[Tensor, "T1 *B"],
+    log_ratio: Float[Tensor, "T1-1 *B"],
+    *,
+    clip: VTraceClip = _PAPER_CLIP,
+    lambda_: float | Tensor = 1.0,
+) -> VTrace:
+    """Off-policy corrected values and advantages (V-trace).
+
+        vₜ = V(xₜ) + δₜ + γₜ₊₁ cₜ (vₜ₊₁ − V(xₜ₊₁)),   δₜ = ρₜ (rₜ₊₁ + γₜ₊₁ V(xₜ₊₁) − V(xₜ))
+        ρₜ = min(ρ̄, πₜ/μₜ),   cₜ = λ min(c̄, πₜ/μₜ),   v is V on rows that are no valid starts
+        advantageₜ = ρₜ (rₜ₊₁ + γₜ₊₁ (λ vₜ₊₁ + (1 − λ) V(xₜ₊₁)) − V(xₜ))
+
+    Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, equation (1), remarks 1 and 2, section 4.2.
+    Departs from the paper: rewards are indexed by the step they arrive with, as in `TimeStep`; with λ < 1 the advantage
+    mixes vₜ₊₁ and V(xₜ₊₁), so that on-policy it is `gae` (with λ = 1 it is the paper's).
+
+    Args:
+        value: [T+1, B] V(x₀) … V(x_T), units of return.
+        reward: [T+1, B] reward of the action taken at the row before; row 0 is not read.
+        discount: [T+1, B] gamma times continuation, in [0, 1]; 0 where the episode terminated; row 0 is not read.
+        step_type: [T+1, B] `StepType` of each row.
+        log_ratio: [T, B] log π(aₜ|xₜ) − log μ(aₜ|xₜ), nats; not read on rows that are no valid starts.
+        clip: ρ̄ and c̄; default both 1, as in the paper.
+        lambda_: trace decay in [0, 1]; a number or a 0-dim tensor.
+
+    Returns:
+        `VTrace(target [T, B], advantage [T, B])`, without gradient.
+
+    Raises:
+        ShapeError: the arrays differ in shape, or log_ratio does not have one row less; the message names both arrays.
+
+    Examples:
+        >>> zeros, ones, mid = torch.zeros(3, 1), torch.ones(3, 1), torch.ones(3, 1, dtype=torch.int32)
+        >>> vtrace(zeros, ones, ones, mid, torch.zeros(2, 1)).target.squeeze()
+        tensor([2., 1.])
+    """
+    require_time_steps(value=value, reward=reward, discount=discount, step_type=step_type)
+    require_one_row_less(value=value, log_ratio=log_ratio)
+    valid = valid_starts(step_type)
+    ratio = log_ratio.exp()
+    rho = ratio.clamp(max=clip.rho)
+    discount = discount[1:]
+    error = torch.addcmul(reward[1:], discount, value[1:]).sub_(value[:-1]).mul_(rho)
+    error = torch.where(valid, error, 0.0)
+    decay = lambda_ * discount
+    correction = reverse_linear_recurrence(error, torch.where(valid, decay * ratio.clamp(max=clip.c), 0.0))
+    next_correction = torch.cat((correction[1:], torch.zeros_like(correction[:1])))  # vₜ₊₁ − V(xₜ₊₁)
+    advantage = torch.addcmul(error, torch.where(valid, decay * rho, 0.0), next_correction)
+    return VTrace(value[:-1] + correction, advantage)

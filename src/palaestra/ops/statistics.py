@@ -6,11 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from palaestra.ops._shapes import require_same_shape
-from palaestra.ops._typing import Float, Num, Shaped
+from palaestra.ops._arrays import Float, Num, Shaped, require_same_shape
 from palaestra.ops.losses import is_constant, masked_mean
 
-__all__ = ["Moments", "merge", "moments_of", "standardize", "variance"]
+__all__ = ["Moments", "centered_ranks", "merge", "moments_of", "standardize", "variance"]
 
 
 def standardize(x: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"], *, epsilon: float = 1e-8) -> Float[Tensor, "*N"]:
@@ -124,3 +123,27 @@ def variance(moments: Moments) -> Float[Tensor, "..."]:
         tensor(1., dtype=torch.float64)
     """
     return moments.m2 / moments.count.clamp(min=1)
+
+
+def centered_ranks(score: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+    """Ranks of scores, evenly spaced with mean 0: how good each is among the others, whatever their units.
+
+        uᵢ = (rankᵢ − (N − 1) / 2) / (N − 1),   rank from 0 for the worst; equal scores share their mean rank
+
+    Wierstra et al. 2014, https://jmlr.org/papers/v15/wierstra14a.html, section 3.1, in the form of Salimans et al.
+    2017, https://arxiv.org/abs/1703.03864, section 2.1.
+
+    Args:
+        score: [N], at least two.
+
+    Returns:
+        [N] in [-0.5, 0.5], without gradient.
+
+    Examples:
+        >>> centered_ranks(torch.tensor([3.0, -70.0, 5.0]))
+        tensor([ 0.0000, -0.5000,  0.5000])
+    """
+    below = (score[None, :] < score[:, None]).sum(1)
+    equal = (score[None, :] == score[:, None]).sum(1) - 1
+    count = score.numel()
+    return (below.to(score.dtype) + 0.5 * equal - 0.5 * (count - 1)) / max(count - 1, 1)

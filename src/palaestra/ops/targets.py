@@ -7,10 +7,10 @@ starts only. Gradient flows into every argument; wrap the call in `torch.no_grad
 import torch
 from torch import Tensor
 
-from palaestra.ops._shapes import require_action_values, require_same_shape
-from palaestra.ops._typing import Float, Int, Shaped
+from palaestra.core import ShapeError
+from palaestra.ops._arrays import Float, Int, Shaped, require_action_values, require_same_shape
 
-__all__ = ["double_q_target", "greedy_action", "q_target", "td_target"]
+__all__ = ["categorical_projection", "double_q_target", "greedy_action", "q_target", "td_target"]
 
 
 def greedy_action(q: Float[Tensor, "*N A"], action_mask: Shaped[Tensor, "*N A"] | None = None) -> Int[Tensor, "*N"]:
@@ -145,3 +145,50 @@ def double_q_target(
     require_action_values(next_q=next_q_target, reward=reward)
     action = greedy_action(next_q_online, action_mask).unsqueeze(-1)
     return torch.addcmul(reward, discount, next_q_target.gather(-1, action).squeeze(-1))
+
+
+def categorical_projection(
+    next_probs: Float[Tensor, "*N Q"],
+    support: Float[Tensor, "Q"],
+    reward: Float[Tensor, "*N"],
+    discount: Float[Tensor, "*N"],
+) -> Float[Tensor, "*N Q"]:
+    """The distribution of r + γ Z, brought back onto the atoms of Z.
+
+        mᵢ = Σⱼ pⱼ max(0, 1 − |clip(r + γ zⱼ, z₁, z_Q) − zᵢ| / Δz),   Δz = (z_Q − z₁) / (Q − 1)
+
+    Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, equation (7).
+
+    Args:
+        next_probs: [N, Q] p, probabilities of the atoms of the next return.
+        support: [Q] z, evenly spaced and rising, units of return; at least two atoms.
+        reward: [N] reward of the transition.
+        discount: [N] gamma times continuation, in [0, 1]; 0 where the episode terminated.
+
+    Returns:
+        [N, Q] probabilities of the same atoms; their mean is r + γ E[Z] where nothing is clipped.
+
+    Raises:
+        ShapeError: the arrays do not fit together; the message names both.
+
+    Examples:
+        >>> support = torch.tensor([0.0, 1.0, 2.0])
+        >>> categorical_projection(torch.tensor([[0.0, 0.0, 1.0]]), support, torch.tensor([0.5]), torch.tensor([0.5]))
+        tensor([[0.0000, 0.5000, 0.5000]])
+    """
+    require_same_shape("[N]", reward=reward, discount=discount)
+    if next_probs.shape != (*reward.shape, *support.shape) or support.numel() < 2:
+        raise ShapeError(
+            f"next_probs has shape {list(next_probs.shape)}, support {list(support.shape)} and reward "
+            f"{list(reward.shape)}; they must be [N, Q], [Q] and [N], with Q of at least 2"
+        )
+    low, high = support[0], support[-1]
+    count = support.numel()
+    moved = torch.minimum(torch.maximum(reward.unsqueeze(-1) + discount.unsqueeze(-1) * support, low), high)  # [N, Q]
+    place = ((moved - low) * ((count - 1) / (high - low))).clamp(0, count - 1)
+    below = place.detach().floor().clamp(max=count - 2)
+    share = place - below  # of the atom above
+    index = below.long()
+    projected = torch.zeros_like(next_probs)
+    projected = projected.scatter_add(-1, index, next_probs * (1 - share))
+    return projected.scatter_add(-1, index + 1, next_probs * share)
