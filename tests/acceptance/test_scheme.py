@@ -52,7 +52,7 @@ def test_s3_one_gradient_step_on_each_unroll_and_every_row_is_used_once():
         (8, 4, 2, 4, 4),
         (9, 4, 2, 4, 4),  # the ninth row is cut off
         (33, 8, 32, 1, 8),  # 264 rows: 8 minibatches of 33
-        (10, 4, 7, 1, 5),  # 40 rows in 7s: 5 minibatches of 8
+        (10, 4, 9, 1, 4),  # 40 rows in 9s: 4 minibatches of 10
         (5, 4, 100, 1, 1),  # a minibatch larger than what there is
     ],
 )

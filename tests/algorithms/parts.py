@@ -5,6 +5,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
 from gymnasium import spaces
 
 from palaestra import Collector, EnvConfig, NetworkConfig, RunSeeds, create_environment
@@ -206,3 +207,16 @@ def collected(name: str, kind: str, seed: int = 3, **changes: Any) -> tuple[Grad
     collector = collector_for(env, algorithm)
     collector.unroll(12)
     return algorithm, collector
+
+
+def first_minibatch(algorithm: Any, source: Any) -> Any:
+    """The first minibatch of the next update, which ends there and leaves the weights as they are."""
+    seen: list[Any] = []
+
+    def step(minibatch: Any) -> Any:
+        seen.append(minibatch)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        algorithm.update(source, step)
+    return seen[0]

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from palaestra.policies import Phase
-from tests.algorithms.parts import collected
+from tests.algorithms.parts import collected, first_minibatch
 from tests.algorithms.replayed import constant, made, prepared, windows
 
 MID, LAST = 1, 2
@@ -51,7 +51,7 @@ def test_observations_in_double_precision_are_converted_once_unless_they_are_nor
     drawn = windows(0.0, 1.0)
     drawn.update(observation=drawn.observation.double(), next_observation=drawn.next_observation.double())
     source: Any = SimpleNamespace(draw=lambda plan, generator: drawn)
-    minibatch = next(algorithm.update_steps(source))
+    minibatch = first_minibatch(algorithm, source)
     assert minibatch.observation.dtype == minibatch.next_observation.dtype == dtype
     assert drawn.observation.dtype == torch.float64
     assert algorithm.losses(minibatch).terms["critic"].dtype == torch.float32

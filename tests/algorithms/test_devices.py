@@ -112,7 +112,7 @@ def test_compiled_code_is_for_one_device(monkeypatch):
 
     monkeypatch.setattr(CompiledSteps, "_compiled", compiled)
     algorithm, collector = collected("dqn", "discrete")
-    steps = CompiledSteps(algorithm, GradientAlgorithm._gradient_step)
+    steps = CompiledSteps(algorithm, GradientAlgorithm._unchecked_step)
     steps((), algorithm.draw(collector.buffer))
     with pretend_device() as device:
         algorithm.to(device)

@@ -38,11 +38,17 @@ def test_an_update_that_is_cut_off_keeps_its_gradient_steps_and_they_have_a_vers
 
     calls += [None] * (2 - poisoned)
     monkeypatch.setattr(algorithm, "losses", losses)
-    steps = twin.update_steps(other.buffer)
-    minibatch = next(steps)
-    for _ in range(poisoned):
-        minibatch = steps.send(twin._learn(minibatch))
-    steps.close()
+    minibatches: list[Any] = []
+
+    def step(minibatch: Any) -> Any:
+        if len(minibatches) == poisoned:
+            raise InterruptedError
+        minibatches.append(minibatch)
+        gradients = twin.gradients(minibatch)
+        return twin.apply(gradients), gradients.priority
+
+    with pytest.raises(InterruptedError):
+        twin.update(other.buffer, step)
     with pytest.raises(NonFiniteError, match=f"after {poisoned} gradient steps"):
         algorithm.update(collector.buffer)
     assert algorithm.policy_version == twin.policy_version == int(poisoned > 0)

@@ -90,5 +90,5 @@ def test_a_network_without_memory_is_refused_by_name():
     with pytest.raises(ConfigError, match="sequences of at least 2 steps"):
         R2D2(spec, action, R2D2Config(mini_batch_length=1, burn_in=0))
     config = dataclasses.replace(DQN.config_class(), network=NetworkConfig(recurrent="gru"))
-    with pytest.raises(ConfigError, match="use A2C, IMPALA, PPO, REINFORCE or R2D2"):
+    with pytest.raises(ConfigError, match="learns no policy with a hidden state"):
         DQN(spec, action, config)

@@ -63,7 +63,7 @@ def optional_violations(source: Source) -> list[str]:
 def core_dependencies() -> set[str]:
     requirements = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     names = [re.split(r"[^\w-]", requirement)[0] for requirement in requirements]
-    return {MODULE_OF.get(name, name) for name in names}
+    return {MODULE_OF.get(name, name.replace("-", "_")) for name in names}
 
 
 def order() -> str:

@@ -93,6 +93,9 @@ def test_a_tiny_last_minibatch_is_avoided():
         (10, 10, [10]),
         (11, 10, [11]),
         (9, 2, [3] * 3),
+        (500, 256, [250, 250]),
+        (380, 256, [380]),
+        (385, 256, [193, 192]),
     ]:
         plan = OnPolicy(unroll_length=total, mini_batch_size=size, mini_batch_length=1)
         assert [len(part) for part in parts(numbered(total, 1), plan)] == expected

@@ -11,7 +11,7 @@ from palaestra.core import ConfigError, NonFiniteError
 from palaestra.distributed import GradientWorkers, GradWorker, LossState, TrainerAllocator
 from palaestra.runtime import WorkerDiedError
 from palaestra.training import SimplePolicyManager
-from tests.algorithms.parts import CASES, any_kind, collected
+from tests.algorithms.parts import CASES, any_kind, collected, first_minibatch
 from tests.contracts.states import different, whole_state
 from tests.distributed.parts import Mortal, local, several, sources_of, twin
 
@@ -85,18 +85,11 @@ def worker_for(algorithm):
     return GradWorker({"policy": twin(algorithm)})
 
 
-def first_minibatch(algorithm, collector):
-    steps = twin(algorithm).update_steps(collector.buffer)
-    minibatch = next(steps)
-    steps.close()
-    return minibatch
-
-
 @pytest.mark.parametrize("name", LEARNERS)
 def test_a_gradient_worker_remembers_nothing_that_an_answer_depends_on(name):
     """MARO-31: repeated, reordered, on another worker and on a new one, a task has the same gradients."""
     algorithm, collector = collected(name, any_kind(name))
-    minibatch = first_minibatch(algorithm, collector)
+    minibatch = first_minibatch(twin(algorithm), collector.buffer)
     old = LossState.of(twin(algorithm), 0)
     algorithm.update(collector.buffer)
     algorithm.set_progress(0.5)
@@ -116,7 +109,7 @@ def test_a_gradient_worker_remembers_nothing_that_an_answer_depends_on(name):
 def test_a_worker_loads_each_version_of_the_weights_once(monkeypatch):
     """MARO-30: weights are cached by version."""
     algorithm, collector = collected("ppo", "discrete")
-    minibatch = first_minibatch(algorithm, collector)
+    minibatch = first_minibatch(twin(algorithm), collector.buffer)
     loads = []
     monkeypatch.setattr(LossState, "load_into", lambda state, algorithm: loads.append(state.version))
     worker = GradWorker({"a": algorithm, "b": algorithm})

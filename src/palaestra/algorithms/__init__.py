@@ -11,9 +11,7 @@ from palaestra.algorithms.actor_critic import (
     JointConfig,
     MinibatchConfig,
 )
-from palaestra.algorithms.algorithm import GradientAlgorithm
-from palaestra.algorithms.algorithm_config import AlgorithmConfig
-from palaestra.algorithms.base import Algorithm
+from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig
 from palaestra.algorithms.behaviour_cloning import BehaviourCloning, BehaviourCloningBatch, BehaviourCloningConfig
 from palaestra.algorithms.c51 import C51, C51Config
 from palaestra.algorithms.compiled import CompiledSteps
@@ -26,6 +24,7 @@ from palaestra.algorithms.dqn import DQN, DQNConfig
 from palaestra.algorithms.evolution_strategies import EvolutionStrategies, EvolutionStrategiesConfig
 from palaestra.algorithms.exploration_bonus import BonusConfig, ExplorationBonus
 from palaestra.algorithms.exploration_bonuses import CuriosityModule, RandomNetworkDistillation, exploration_bonus
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
 from palaestra.algorithms.impala import IMPALA, IMPALABatch, IMPALAConfig
 from palaestra.algorithms.iql import IQL, IQLConfig
 from palaestra.algorithms.iqn import IQN, IQNBatch, IQNConfig

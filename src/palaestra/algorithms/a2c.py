@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms.actor_critic import AdvantageBatch, JointActorCritic, JointConfig
+from palaestra.algorithms.algorithm import Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.algorithms.memory import memory_of
 from palaestra.algorithms.records import Losses
@@ -29,11 +30,11 @@ __all__ = ["A2C", "A2CBatch", "A2CConfig"]
 class A2CConfig(JointConfig):
     """Hyperparameters of `A2C`."""
 
-    learning_rate: Schedule = 7e-4
+    learning_rate: NotNegative[Schedule] = 7e-4
     """Step size of RMSProp; a number or a schedule."""
-    unroll_length: float = 5
+    unroll_length: Positive[float] = 5
     """Time steps collected from every environment before each update."""
-    gae_lambda: Schedule = 1.0
+    gae_lambda: Fraction[Schedule] = 1.0
     """Trace decay of the advantage estimate, in [0, 1]; 1 is the n-step advantage of the paper."""
     standardize_advantage: bool = False
     """Whether advantages of an unroll are given mean 0 and standard deviation 1."""

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
 from palaestra.algorithms.memory import memory_fields, memory_of
 from palaestra.core import Batch, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
@@ -31,11 +32,11 @@ __all__ = [
 class ActorCriticConfig(AlgorithmConfig):
     """Hyperparameters of every actor-critic that learns from unrolls."""
 
-    unroll_length: float = 128
+    unroll_length: Positive[float] = 128
     """Time steps collected from every environment before each update."""
-    gamma: Schedule = 0.99
+    gamma: Fraction[Schedule] = 0.99
     """Discount per env step, in [0, 1]."""
-    gae_lambda: Schedule = 0.95
+    gae_lambda: Fraction[Schedule] = 0.95
     """Trace decay of the advantage estimate, in [0, 1]; 1 is Monte Carlo, 0 is one-step TD."""
     normalize_observation: bool = False
     """Whether the policy normalises observations by their running mean and variance."""
@@ -52,13 +53,13 @@ class ActorCriticConfig(AlgorithmConfig):
 class JointConfig(ActorCriticConfig):
     """Hyperparameters of every actor-critic that trains policy and value by one loss."""
 
-    learning_rate: Schedule = 3e-4
+    learning_rate: NotNegative[Schedule] = 3e-4
     """Step size of Adam; a number or a schedule such as linear(3e-4, 0)."""
     value_cost: Schedule = 0.5
     """Weight of the value error."""
     entropy_cost: Schedule = 0.01
     """Weight of the entropy."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Positive[float] = 0.5
     """Longest gradient, Euclidean norm over all parameters."""
 
 
@@ -66,9 +67,9 @@ class JointConfig(ActorCriticConfig):
 class MinibatchConfig(ActorCriticConfig):
     """Hyperparameters of every actor-critic that goes through an unroll's rows in minibatches."""
 
-    num_epochs: int = 1
+    num_epochs: Positive[int] = 1
     """How often each unroll is gone through."""
-    mini_batch_size: int = 256
+    mini_batch_size: Positive[int] = 256
     """Rows in a minibatch."""
     standardize_advantage: bool = True
     """Whether advantages of an unroll are given mean 0 and standard deviation 1."""

@@ -1,295 +1,293 @@
-"""`GradientAlgorithm`: what most algorithms are, those that state a loss."""
+"""What an algorithm is: `Algorithm`, anything that learns a policy from data, and `AlgorithmConfig`, its settings."""
 
-from __future__ import annotations
-
-from abc import abstractmethod
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any, ClassVar, final
+import functools
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, final
 
 import torch
-from torch import Tensor
+from annotated_types import Ge, Gt, Interval
 
-from palaestra.algorithms.algorithm_config import AlgorithmConfig
-from palaestra.algorithms.base import Algorithm, PolicyT
-from palaestra.algorithms.compiled import CompiledSteps
-from palaestra.algorithms.exploration_bonuses import exploration_bonus
-from palaestra.algorithms.records import (
-    Gradients,
-    Losses,
-    StepResult,
-    UpdateInfo,
-    num_rows,
-    num_valid,
-    require_finite_gradients,
+from palaestra.algorithms.records import UpdateInfo
+from palaestra.core import (
+    Batch,
+    CheckpointError,
+    ConfigError,
+    DataSource,
+    Linear,
+    OnPolicy,
+    Piecewise,
+    Plan,
+    RunSeeds,
+    require_device,
+    schedule_range,
+    schedule_value,
+    to_device,
 )
-from palaestra.core import Batch, ConfigError, DataSource, NonFiniteError, Plan, RunSeeds, minibatches
-from palaestra.nn import CoreModel, combine_gradients
-from palaestra.policies import Phase
+from palaestra.nn import CoreModel
+from palaestra.policies import NetworkPolicy, Policy
 
-__all__ = ["Algorithm", "AlgorithmConfig", "GradientAlgorithm"]
+__all__ = [
+    "Algorithm",
+    "AlgorithmConfig",
+    "Annealed",
+    "Fraction",
+    "InsideFraction",
+    "NotNegative",
+    "PolicyT",
+    "Positive",
+]
+
+PolicyT = TypeVar("PolicyT", bound=Policy)
+_T = TypeVar("_T")
+
+Positive: TypeAlias = Annotated[_T, Gt(0)]
+"""A setting greater than 0: `num_epochs: Positive[int]`; a schedule must stay there."""
+NotNegative: TypeAlias = Annotated[_T, Ge(0)]
+"""A setting of at least 0."""
+Fraction: TypeAlias = Annotated[_T, Interval(ge=0, le=1)]
+"""A setting in [0, 1]."""
+InsideFraction: TypeAlias = Annotated[_T, Interval(gt=0, lt=1)]
+"""A setting between 0 and 1, both excluded."""
+_ENDS_AT_ZERO = "be greater than 0, where a schedule may end at 0"
+Annealed: TypeAlias = Annotated[_T, _ENDS_AT_ZERO]
+"""A setting greater than 0; a schedule may begin or end at 0."""
 
 
-class GradientAlgorithm(Algorithm[PolicyT]):
-    """An algorithm that states `losses`; everything else about gradient steps is here.
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """Base of every algorithm's hyperparameters: one flat dataclass for each, with each field's range in its type.
 
-    Whatever mixes rows belongs into `preprocess`, every random number a loss needs into `noise`, so that shards of a
-    minibatch give the same gradient as the whole.
+    Raises:
+        ConfigError: numbers are out of range; the message has all of them.
+
+    Examples:
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class MyConfig(AlgorithmConfig):
+        ...     gamma: Fraction[float] = 0.99
+        >>> MyConfig(gamma=1.5)
+        Traceback (most recent call last):
+            ...
+        palaestra.core.errors.ConfigError: algorithm.gamma is 1.5; it must lie in [0, 1]
     """
 
-    trains: ClassVar[dict[str, tuple[str, ...]]] = {}
-    """Which model components a loss term trains; by default the one of the term's own name."""
-    term_periods: Mapping[str, int] = {}
-    """Gradient steps from one use of a loss term to the next, where it is not used in every one; see `is_due`."""
+    def __post_init__(self) -> None:
+        problems = [
+            f"algorithm.{name} is {value}; it must {needed}"
+            for name, bound in _bounds(type(self))
+            if (value := getattr(self, name)) is not None and (needed := _needed(bound, *schedule_range(value)))
+        ]
+        if problems:
+            raise ConfigError("\n".join(problems))
 
-    _compiled: CompiledSteps | None = None
+
+@functools.cache
+def _bounds(kind: type[Any]) -> list[tuple[str, Any]]:
+    """The ranges that the fields of a configuration state in their types."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    known = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return [(name, bound) for name, bounds in known.items() for bound in bounds]
+
+
+def _needed(bound: Any, least: float, most: float) -> str | None:
+    """What the values of a setting must be, if they are not."""
+    match bound:
+        case Gt(gt=low):
+            return None if least > low else f"be greater than {low}"
+        case Ge(ge=low):
+            return None if least >= low else "not be negative" if low == 0 else f"be at least {low}"
+        case Interval(ge=low, le=high) if low is not None:
+            return None if low <= least <= most <= high else f"lie in [{low}, {high}]"
+        case Interval(gt=low, lt=high):
+            return None if low < least <= most < high else f"lie between {low} and {high}, both excluded"
+        case _ if bound == _ENDS_AT_ZERO:
+            return None if least >= 0 and most > 0 else bound
+        case _:
+            return None
+
+
+class Algorithm(ABC, Generic[PolicyT]):
+    """Anything that learns a policy from data.
+
+    Subclasses are constructed as `Name(observation_spec, action_spec, config, seeds, network)`; all but the specs are
+    optional, and `network` is the user's own encoder in the place of the library's.
+
+    Args:
+        config: its hyperparameters.
+        policy: how to act.
+        model: what is learned, with optimizers.
+        plan: the data it wants.
+        seeds: of the run.
+    """
+
+    config_class: ClassVar[type[AlgorithmConfig]]
+    """Its configuration."""
+    stored_fields: ClassVar[tuple[str, ...]] = ()
+    """Which of the policy's `behaviour` fields the buffer has to keep."""
+    recurrent: ClassVar[bool] = False
+    """Whether it learns policies with a hidden state."""
+    team: ClassVar[bool] = False
+    """Whether it learns for a team of agents together."""
 
     def __init__(
         self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
     ) -> None:
-        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
-        self.bonus = exploration_bonus(config, policy, model, plan, seeds or RunSeeds(0))
-        if self.bonus is not None and self.team:
+        if policy.state_spec and not self.recurrent:
+            name = type(self).__name__
             raise ConfigError(
-                f"bonus.kind is {config.bonus.kind!r}, but {type(self).__name__} learns for a team, and novelty is "
-                "measured for one agent; leave the bonus out"
+                f"{name} learns no policy with a hidden state; leave it out, or use an algorithm that does, see "
+                "`palaestra list algorithms`"
             )
+        seeds = seeds or RunSeeds(0)
+        self.config: Any = config
+        self.policy: PolicyT = policy
+        self.model, self.plan = model, plan
+        self.device = torch.device("cpu")
+        """Where it learns."""
+        self._moves = False  # whether that is not the CPU
+        self.num_gradient_steps = 0
+        self.progress = 0.0
+        """Where everything that follows a schedule is, in [0, 1]."""
+        self.minibatch_generator = seeds.generator("minibatches")
+        """Decides what is drawn from a source, and in which order it is learned from."""
+        self._noise_generator = seeds.generator("noise")
+        self._scheduled = {
+            name: (value, torch.tensor(value(0.0)))
+            for name, value in vars(config).items()
+            if isinstance(value, Linear | Piecewise)
+        }
+        policy.seed(seeds.integer("acting"))
+        if isinstance(policy, NetworkPolicy):
+            model.attach_policy(policy)
 
-    # -- what an algorithm file defines
+    @property
+    def policy_version(self) -> int:
+        """Updates made so far; every row carries the version that acted."""
+        return self.policy.version
 
-    def preprocess(self, batch: Batch, source: DataSource) -> Batch:
-        """Once per update, on all of its data: advantages, n-step targets, standardisation.
+    @final
+    def to(self, device: torch.device | str) -> Self:
+        """Moves the model, what its optimizers remember, and the policy to a device; data follows when it is drawn.
+
+        The numbers that decide what is drawn and the noise of losses go on coming from generators on the CPU, so they
+        are the same on every device. Acting draws from the device's own generator, which starts anew.
 
         Args:
-            batch: what the source drew.
-            source: where it came from.
+            device: `"cpu"`, `"cuda"` or `"cuda:1"`.
+
+        Returns:
+            The algorithm itself.
+
+        Raises:
+            ConfigError: there is no such device; the message says which there are.
         """
-        return batch
+        target = require_device(str(device))
+        self.model.to(target)
+        self.policy.to(target)
+        self._scheduled = {name: (schedule, value.to(target)) for name, (schedule, value) in self._scheduled.items()}
+        self.device, self._moves = target, target.type != "cpu"
+        return self
 
-    def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """Adds the random fields that the loss needs.
-
-        They are drawn on the CPU, with no device given, and follow the batch to wherever it is.
+    @final
+    def draw(self, source: DataSource) -> Batch:
+        """The data of one update, where the algorithm learns: the one place where data moves to a device.
 
         Args:
-            batch: after `preprocess`.
-            generator: source of the noise, on the CPU.
+            source: where the data comes from.
         """
-        return batch
+        return self.on_device(source.draw(self.plan, self.minibatch_generator))
+
+    @final
+    def on_device(self, batch: Any) -> Any:
+        """Data where the algorithm learns.
+
+        Args:
+            batch: from anywhere.
+        """
+        return to_device(batch, self.device) if self._moves else batch
 
     @abstractmethod
-    def losses(self, batch: Any) -> Losses:
-        """The algorithm. Reads weights, changes none, draws nothing.
-
-        Args:
-            batch: one minibatch.
-        """
-
-    def after_step(self) -> None:
-        """After each gradient step: target networks."""
-
-    def stop_early(self, metrics: Mapping[str, Tensor]) -> bool:
-        """Whether an update ends after this gradient step, with minibatches left.
-
-        Args:
-            metrics: of the step.
-        """
-        return False
-
-    def diagnostics(self, batch: Any) -> dict[str, Tensor]:
-        """Once per update, on all of its data: what to report besides the metrics of `losses`.
-
-        Args:
-            batch: after `preprocess`.
-        """
-        return {}
-
-    # -- what every gradient algorithm does
-
-    @final
-    def is_due(self, term: str) -> bool:
-        """Whether the next gradient step uses a loss term; `losses` leaves out those that are not due.
-
-        Compiled code has one graph for each set of terms that are due together.
-
-        Args:
-            term: its name. With a period of p it is due in every p-th step, first in step p.
-        """
-        return (self.num_gradient_steps + 1) % self.term_periods.get(term, 1) == 0
-
-    @final
-    def gradients(self, batch: Batch) -> Gradients:
-        """Gradients of the losses on one minibatch, or on a shard of it. Stateless: runs in any gradient worker.
-
-        Args:
-            batch: one minibatch.
-
-        Raises:
-            ConfigError: a loss term trains a component that has no optimizer.
-        """
-        terms, metrics, priority = self.losses(batch)
-        terms = terms if self.bonus is None else {**terms, "bonus": self.bonus.loss(batch)}
-        by_components: dict[tuple[str, ...], Tensor] = {}
-        for name, term in terms.items():
-            components = self.trains.get(name, (name,))
-            by_components[components] = by_components[components] + term if components in by_components else term
-        values: dict[str, Tensor] = {}
-        for number, (components, term) in enumerate(by_components.items(), start=1):
-            self._require_optimizers(components)
-            gradients = self.model.get_gradients(term, components, retain_graph=number < len(by_components))
-            for name, gradient in gradients.items():
-                values[name] = values[name] + gradient if name in values else gradient
-        return Gradients(
-            values,
-            num_valid(batch),
-            {name: value.detach() for name, value in {**terms, **metrics}.items()},
-            priority,
-        )
-
-    @final
-    def apply(self, gradients: Gradients | Sequence[Gradients]) -> dict[str, Tensor]:
-        """One gradient step: combine, clip, optimizer steps, `after_step`.
-
-        Args:
-            gradients: of a minibatch, or of each of its shards, weighted by their valid rows.
-
-        Returns:
-            Metrics of the step, 0-dim tensors.
-
-        Raises:
-            NonFiniteError: the gradient is NaN or infinite.
-        """
-        shards = [gradients] if isinstance(gradients, Gradients) else list(gradients)
-        weights = None if len(shards) == 1 else [float(shard.num_valid) for shard in shards]
-        reported = shards[0].metrics if weights is None else combine_gradients([s.metrics for s in shards], weights)
-        metrics = {**reported, **self._optimize([shard.values for shard in shards], weights)}
-        self._after_gradient_step(metrics)
-        return metrics
-
-    @final
     def update(self, source: DataSource) -> UpdateInfo:
-        """Draw, preprocess, then gradients and apply for every minibatch, then write priorities back.
+        """Everything learned from one unroll or sample; raises the policy version by one.
 
         Args:
             source: where the data comes from.
         """
-        steps = self.update_steps(source)
-        try:
-            minibatch = next(steps)
-            while True:
-                minibatch = steps.send(self._learn(minibatch))
-        except StopIteration as end:
-            return end.value
-        finally:
-            steps.close()
 
     @final
-    def update_steps(self, source: DataSource) -> Generator[Batch, StepResult, UpdateInfo]:
-        """An update whose gradient steps somebody else makes: the one place that says what an update consists of.
+    def finish_update(self, drawn: Batch) -> None:
+        """What ends every update: the policy's version rises, and its normaliser learns the `drawn` observations."""
+        self.policy.version += 1
+        if self.policy.normalizer is not None:
+            seen = drawn["observation"]
+            if isinstance(self.plan, OnPolicy):
+                seen = seen[:-1]  # the last row begins the next unroll
+                collected = drawn["valid"].cummax(0).values > 0
+                if not collected.all():  # shorter lanes are filled up in front
+                    seen = seen[collected]
+            self.policy.normalizer.merge(self.policy.normalizer.increment(seen))
 
-        Yields every minibatch, and must be sent what its gradient step reported before the next one is asked for. An
-        update that is cut off, by a gradient that is not finite for example, keeps the gradient steps that were made;
-        the policy's version rises if there were any.
+    @final
+    def value_of(self, name: str) -> Any:
+        """A number of the configuration as it is now: itself, or where its schedule has come to.
 
         Args:
-            source: where the data comes from.
-
-        Yields:
-            Minibatches, ready for `gradients`.
+            name: of a field that holds a number or a schedule.
 
         Returns:
-            What the whole update did.
+            The number, or a 0-dim tensor that follows the schedule, inside compiled code too.
         """
-        with self.policy.in_phase(Phase.UPDATE):
-            drawn = self.draw(source)
-            info = UpdateInfo(self.policy_version + 1, 0, 0)
-            batch = self._prepared(drawn, source, info)
-            try:
-                yield from self._minibatch_steps(batch, source, info)
-            except BaseException:
-                self.policy.version += int(info.gradient_steps > 0)  # it acts differently from before
-                raise
-            if diagnostics := self.diagnostics(batch):
-                info.records.append(diagnostics)
-        self.finish_update(drawn)
-        return info
+        scheduled = self._scheduled.get(name)
+        return getattr(self.config, name) if scheduled is None else scheduled[1]
 
-    def _minibatch_steps(
-        self, batch: Batch, source: DataSource, info: UpdateInfo
-    ) -> Generator[Batch, StepResult, None]:
-        for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
-            metrics, priority = yield minibatch
-            info.gradient_steps += 1
-            if priority is not None:
-                source.write_back(minibatch["index"], priority)
-            info.records.append(metrics)
-            info.rows_trained += num_rows(minibatch)
-            if self.stop_early(metrics):
-                break
+    @final
+    def set_progress(self, progress: float) -> None:
+        """Moves everything that follows a schedule.
 
-    def _prepared(self, drawn: Batch, source: DataSource, info: UpdateInfo) -> Batch:
-        if self.bonus is None:
-            return self._ready(self.preprocess(drawn, source))
-        rewarded, mean = self.bonus.rewarded(drawn)
-        info.records.append({"bonus_mean": mean})
-        batch = self._ready(self.preprocess(rewarded, source))
-        return batch.replace(bonus=self.bonus.transitions(drawn))
-
-    def _ready(self, batch: Any) -> Any:
-        """With noise, on the device, and with observations in single precision as networks need them.
-
-        Each pass would convert them anew; a normaliser first subtracts a mean, which needs all digits.
+        Args:
+            progress: env steps taken divided by the run's total, in [0, 1].
         """
-        batch = self.on_device(self.noise(batch, self._noise_generator))
-        if self.policy.normalizer is None:
-            for name in ("observation", "next_observation"):
-                value = vars(batch).get(name)
-                if isinstance(value, Tensor) and value.dtype == torch.float64:
-                    batch = batch.replace(**{name: value.float()})
-        return batch
+        self.progress = progress
+        for schedule, value in self._scheduled.values():
+            value.fill_(schedule_value(schedule, progress))
+        self.model.set_progress(progress)
+        if self.policy.exploration is not None:
+            self.policy.exploration.set_progress(progress)
 
-    def compile(self) -> None:
-        """Compiles gradients and optimizer steps into one graph; the first update then takes seconds longer.
+    def state_tensors(self) -> dict[str, Any]:
+        """All that learning depends on, by name, for a checkpoint."""
+        state: dict[str, Any] = self.model.state_tensors()
+        state |= {"policy_version": self.policy_version, "num_gradient_steps": self.num_gradient_steps}
+        state |= {
+            "generator.minibatches": self.minibatch_generator.get_state(),
+            "generator.noise": self._noise_generator.get_state(),
+            "generator.acting": self.policy.generator.get_state(),
+        }
+        if self.policy.normalizer is not None:
+            state |= {f"normalizer.{key}": value for key, value in self.policy.normalizer.state_dict().items()}
+        return state
+
+    def load_state_tensors(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `state_tensors` gave.
+
+        Args:
+            state: of an algorithm with the same configuration.
 
         Raises:
-            ConfigError: this machine has no C++ compiler, this torch cannot trace gradients, or the policy has a
-                memory, whose loops over time are no single graph.
+            CheckpointError: something is missing or does not fit.
         """
-        if self.policy.state_spec:
-            raise ConfigError("a policy with a memory cannot be compiled; leave out --compile")
-        self._compiled = CompiledSteps(self, GradientAlgorithm._gradient_step)
-
-    def _gradient_step(self, batch: Batch) -> StepResult:
-        gradients = self.gradients(batch)
-        return {**gradients.metrics, **self._optimize([gradients.values], None)}, gradients.priority
-
-    def _learn(self, batch: Batch) -> StepResult:
-        compiled = self._compiled
-        metrics, priority = self._gradient_step(batch) if compiled is None else compiled(self._due(), batch)
+        self.model.load_state_tensors(state)
         try:
-            self._after_gradient_step(metrics)
-        except NonFiniteError as error:
-            error.batch = batch
-            raise
-        return metrics, priority
-
-    def _due(self) -> tuple[str, ...]:
-        return tuple([term for term in self.term_periods if self.is_due(term)]) if self.term_periods else ()
-
-    def _optimize(
-        self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
-    ) -> dict[str, Tensor]:
-        norms = self.model.apply_gradients(gradients, weights)
-        return {f"gradient_norm/{name}": norm for name, norm in norms.items()}
-
-    def _after_gradient_step(self, metrics: Mapping[str, Tensor]) -> None:
-        require_finite_gradients(metrics, self.num_gradient_steps)
-        self.num_gradient_steps += 1
-        self.after_step()
-
-    def _require_optimizers(self, components: Sequence[str]) -> None:
-        for component in components:
-            if component not in self.model.optimizers:
-                raise ConfigError(
-                    f"{type(self).__name__}.losses returned a term that trains {component!r}, but the optimizers are "
-                    f"{sorted(self.model.optimizers)}; every term needs one, or an entry in `trains`"
-                )
+            self.policy.version = int(state["policy_version"])
+            self.num_gradient_steps = int(state["num_gradient_steps"])
+            self.minibatch_generator.set_state(state["generator.minibatches"])
+            self._noise_generator.set_state(state["generator.noise"])
+            self.policy.load_generator_state(state["generator.acting"])
+        except KeyError as error:
+            raise CheckpointError(f"the saved algorithm has no {error}") from error
+        if self.policy.normalizer is not None:
+            prefix = "normalizer."
+            saved = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+            self.policy.normalizer.load_state_dict(saved)

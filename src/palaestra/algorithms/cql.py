@@ -13,6 +13,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra.algorithms.algorithm import Positive
 from palaestra.algorithms.off_policy import OfflineConfig
 from palaestra.algorithms.records import Losses
 from palaestra.algorithms.soft import SoftActorCritic, SoftBatch, SoftConfig
@@ -28,7 +29,7 @@ class CQLConfig(SoftConfig, OfflineConfig):
 
     conservative_cost: Schedule = 5.0
     """Alpha of equation (4): weight of the gap between values in general and values of the data's actions."""
-    num_actions: int = 10
+    num_actions: Positive[int] = 10
     """S, actions drawn from the uniform distribution, and from the policy at each of both observations."""
 
 

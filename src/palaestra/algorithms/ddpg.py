@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, final
 
+from palaestra.algorithms.algorithm import NotNegative
 from palaestra.algorithms.deterministic import DeterministicActorCritic
 from palaestra.algorithms.off_policy import OffPolicyConfig, Transitions, transitions
 from palaestra.algorithms.records import Losses
@@ -24,7 +25,7 @@ __all__ = ["DDPG", "DDPGConfig"]
 class DDPGConfig(OffPolicyConfig):
     """Hyperparameters of `DDPG`."""
 
-    exploration_std: Schedule = 0.1
+    exploration_std: NotNegative[Schedule] = 0.1
     """Standard deviation of the noise on actions while collecting, in raw units."""
 
 

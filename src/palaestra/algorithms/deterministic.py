@@ -7,7 +7,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import GradientAlgorithm
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
 from palaestra.algorithms.off_policy import Transitions
 from palaestra.core import Batch, RunSeeds, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EnsembleNetwork, Network, OptimizerOption

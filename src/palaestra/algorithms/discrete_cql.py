@@ -12,7 +12,8 @@ from typing import Any, final
 
 import torch
 
-from palaestra.algorithms.algorithm import GradientAlgorithm
+from palaestra.algorithms.algorithm import Positive
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
 from palaestra.algorithms.off_policy import OfflineConfig, Transitions, transitions
 from palaestra.algorithms.records import Losses
 from palaestra.core import ConfigError, DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
@@ -29,7 +30,7 @@ class DiscreteCQLConfig(OfflineConfig):
 
     conservative_cost: Schedule = 1.0
     """Alpha of equation (4): weight of the gap between values in general and values of the data's actions."""
-    huber_delta: float = 1.0
+    huber_delta: Positive[float] = 1.0
     """Error above which the loss grows linearly."""
 
 

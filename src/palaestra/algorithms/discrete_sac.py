@@ -12,7 +12,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import GradientAlgorithm
+from palaestra.algorithms.algorithm import Fraction, NotNegative, Positive
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
 from palaestra.algorithms.off_policy import OffPolicyConfig, Transitions, transitions
 from palaestra.algorithms.records import Losses
 from palaestra.algorithms.soft import Temperature
@@ -28,13 +29,13 @@ __all__ = ["DiscreteSAC", "DiscreteSACConfig"]
 class DiscreteSACConfig(OffPolicyConfig):
     """Hyperparameters of `DiscreteSAC`."""
 
-    num_critics: int = 2
+    num_critics: Positive[int] = 2
     """K, critics of the ensemble."""
-    initial_temperature: float = 1.0
+    initial_temperature: Positive[float] = 1.0
     """Alpha at the start, units of return per nat."""
-    temperature_learning_rate: Schedule = 3e-4
+    temperature_learning_rate: NotNegative[Schedule] = 3e-4
     """Step size of the temperature; 0 leaves it as it is."""
-    target_entropy_share: Schedule = 0.5
+    target_entropy_share: Fraction[Schedule] = 0.5
     """Entropy that the temperature aims at, as a share of the largest possible; in [0, 1]."""
 
 

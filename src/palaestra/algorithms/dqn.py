@@ -15,6 +15,7 @@ from typing import Any, final
 
 import torch
 
+from palaestra.algorithms.algorithm import Positive
 from palaestra.algorithms.records import Losses
 from palaestra.algorithms.value_based import ValueBased, ValueBasedConfig, ValueBatch
 from palaestra.ops import double_q_target, huber, q_target
@@ -26,7 +27,7 @@ __all__ = ["DQN", "DQNConfig"]
 class DQNConfig(ValueBasedConfig):
     """Hyperparameters of `DQN`."""
 
-    huber_delta: float = 1.0
+    huber_delta: Positive[float] = 1.0
     """Error above which the loss grows linearly."""
 
 

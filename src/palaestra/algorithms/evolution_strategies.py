@@ -14,7 +14,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig
+from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, NotNegative, Positive
 from palaestra.algorithms.records import UpdateInfo
 from palaestra.core import (
     Batch,
@@ -40,11 +40,11 @@ _log = logging.getLogger(__name__)
 class EvolutionStrategiesConfig(AlgorithmConfig):
     """Hyperparameters of `EvolutionStrategies`. The population is the number of environments, best an even one."""
 
-    learning_rate: Schedule = 0.02
+    learning_rate: NotNegative[Schedule] = 0.02
     """Step size of Adam; a number or a schedule."""
-    unroll_length: float = 500
+    unroll_length: Positive[float] = 500
     """Time steps that every perturbation is tried for; some episodes should fit."""
-    noise_std: float = 0.1
+    noise_std: Positive[float] = 0.1
     """Sigma: standard deviation of the perturbations, units of the parameters."""
     weight_decay: float = 0.0
     """Pull of the parameters towards 0, in proportion to them."""

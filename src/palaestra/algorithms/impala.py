@@ -15,6 +15,7 @@ from typing import Any, final
 from torch import Tensor
 
 from palaestra.algorithms.actor_critic import JointActorCritic, JointConfig
+from palaestra.algorithms.algorithm import Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.algorithms.memory import memory_of
 from palaestra.algorithms.records import Losses
@@ -32,21 +33,21 @@ class IMPALAConfig(JointConfig):
         ConfigError: a setting is out of its range, or `trace_clip` is above `rho_clip`.
     """
 
-    learning_rate: Schedule = 6e-4
+    learning_rate: NotNegative[Schedule] = 6e-4
     """Step size of RMSProp; a number or a schedule."""
-    unroll_length: float = 20
+    unroll_length: Positive[float] = 20
     """Time steps collected from every environment before each update."""
-    num_epochs: int = 1
+    num_epochs: Positive[int] = 1
     """How often each unroll is gone through."""
-    mini_batch_size: int | None = None
+    mini_batch_size: Positive[int | None] = None
     """Sequences in a minibatch; `None` is one from every environment, that is, the whole unroll."""
-    gae_lambda: Schedule = 1.0
+    gae_lambda: Fraction[Schedule] = 1.0
     """Lambda of remark 2, in [0, 1]: decay of the traces."""
-    rho_clip: float = 1.0
+    rho_clip: Positive[float] = 1.0
     """Upper bound of the importance weights of errors; it decides which policy's value is learned."""
-    trace_clip: float = 1.0
+    trace_clip: Positive[float] = 1.0
     """Upper bound of the importance weights in traces, at most `rho_clip`; it decides how fast values spread."""
-    max_grad_norm: float = 40.0
+    max_grad_norm: Positive[float] = 40.0
     """Longest gradient, Euclidean norm over all parameters."""
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""

@@ -13,7 +13,8 @@ from typing import Any, final
 
 import torch
 
-from palaestra.algorithms.algorithm import GradientAlgorithm
+from palaestra.algorithms.algorithm import InsideFraction, Positive
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
 from palaestra.algorithms.off_policy import OfflineConfig, Transitions, transitions
 from palaestra.algorithms.records import Losses
 from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
@@ -28,11 +29,11 @@ __all__ = ["IQL", "IQLConfig"]
 class IQLConfig(OfflineConfig):
     """Hyperparameters of `IQL`."""
 
-    expectile: float = 0.7
+    expectile: InsideFraction[float] = 0.7
     """Tau of equation (5), in (0, 1): 0.5 values the data's own actions, towards 1 its best ones."""
     inverse_temperature: Schedule = 3.0
     """Beta of equation (7): how much better actions are preferred; 0 is behaviour cloning."""
-    max_weight: float = 100.0
+    max_weight: Positive[float] = 100.0
     """Largest weight of an action in equation (7)."""
 
 

@@ -13,6 +13,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra.algorithms.algorithm import Positive
 from palaestra.algorithms.records import Losses
 from palaestra.algorithms.value_based import ValueBased, ValueBasedConfig, ValueBatch
 from palaestra.nn import ReturnDistribution
@@ -27,13 +28,13 @@ class IQNConfig(ValueBasedConfig):
 
     double: bool = False
     """Whether the online network chooses the action whose target quantiles are used."""
-    num_fractions: int = 8
+    num_fractions: Positive[int] = 8
     """N, random fractions at which the prediction is compared, in each row."""
-    num_target_fractions: int = 8
+    num_target_fractions: Positive[int] = 8
     """N', random fractions of the target."""
-    num_acting_fractions: int = 32
+    num_acting_fractions: Positive[int] = 32
     """K, evenly spaced fractions over which the value of an action is averaged."""
-    huber_delta: float = 1.0
+    huber_delta: Positive[float] = 1.0
     """Error above which the loss grows linearly: kappa of equation (3)."""
 
 

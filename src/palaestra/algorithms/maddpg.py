@@ -15,7 +15,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import GradientAlgorithm
+from palaestra.algorithms.algorithm import NotNegative
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
 from palaestra.algorithms.off_policy import OffPolicyConfig, Transitions
 from palaestra.algorithms.records import Losses
 from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
@@ -30,7 +31,7 @@ __all__ = ["MADDPG", "MADDPGBatch", "MADDPGConfig"]
 class MADDPGConfig(OffPolicyConfig):
     """Hyperparameters of `MADDPG`."""
 
-    exploration_std: Schedule = 0.1
+    exploration_std: NotNegative[Schedule] = 0.1
     """Standard deviation of the noise on actions while collecting, in raw units."""
 
 

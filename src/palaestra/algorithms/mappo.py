@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms.actor_critic import JointConfig, MinibatchConfig
-from palaestra.algorithms.algorithm import GradientAlgorithm
+from palaestra.algorithms.algorithm import Annealed, Positive
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
 from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, Network, OptimizerOption
@@ -29,9 +30,9 @@ __all__ = ["MAPPO", "MAPPOBatch", "MAPPOConfig"]
 class MAPPOConfig(JointConfig, MinibatchConfig):
     """Hyperparameters of `MAPPO`."""
 
-    num_epochs: int = 4
+    num_epochs: Positive[int] = 4
     """How often each unroll is gone through."""
-    clip: Schedule = 0.2
+    clip: Annealed[Schedule] = 0.2
     """Epsilon: each member's probability ratio is clipped to [1 - epsilon, 1 + epsilon]."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import AlgorithmConfig
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.core import Batch, Offline, Replay, Schedule
 from palaestra.nn import NetworkConfig
@@ -29,11 +29,11 @@ __all__ = [
 class TransitionConfig(AlgorithmConfig):
     """Hyperparameters of every algorithm that learns from stored transitions."""
 
-    learning_rate: Schedule = 3e-4
+    learning_rate: NotNegative[Schedule] = 3e-4
     """Step size of Adam, of all components; a number or a schedule."""
-    gradient_steps: int = 1
+    gradient_steps: Positive[int] = 1
     """Gradient steps in one update."""
-    mini_batch_size: int = 256
+    mini_batch_size: Positive[int] = 256
     """Transitions in a minibatch."""
     normalize_observation: bool = False
     """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
@@ -45,9 +45,9 @@ class TransitionConfig(AlgorithmConfig):
 class NStepConfig(AlgorithmConfig):
     """Hyperparameters of every algorithm that bootstraps from the row n steps later."""
 
-    gamma: Schedule = 0.99
+    gamma: Fraction[Schedule] = 0.99
     """Discount per env step, in [0, 1]."""
-    n_step: int = 1
+    n_step: Positive[int] = 1
     """Rewards summed before bootstrapping, without off-policy correction."""
 
 
@@ -55,7 +55,7 @@ class NStepConfig(AlgorithmConfig):
 class BootstrapConfig(NStepConfig):
     """Hyperparameters of every algorithm whose critics learn from target networks that follow slowly."""
 
-    tau: Schedule = 0.005
+    tau: Fraction[Schedule] = 0.005
     """Share of the way that target networks go towards the online ones, in [0, 1]."""
 
 
@@ -63,11 +63,11 @@ class BootstrapConfig(NStepConfig):
 class ReplayConfig(NStepConfig, TransitionConfig):
     """Hyperparameters of every algorithm that learns from a replay buffer while it collects."""
 
-    unroll_length: float = 1
+    unroll_length: Positive[float] = 1
     """Time steps collected from every environment before each update."""
-    capacity: int = 1_000_000
+    capacity: Positive[int] = 1_000_000
     """Rows the replay buffer keeps."""
-    learning_starts: int = 1_000
+    learning_starts: NotNegative[int] = 1_000
     """Env steps before the first gradient step."""
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms.actor_critic import ActorCritic, AdvantageBatch, MinibatchConfig
+from palaestra.algorithms.algorithm import Annealed, NotNegative, Positive
 from palaestra.algorithms.records import UpdateInfo, require_finite_gradients
 from palaestra.algorithms.trust_region import FixedPolicy
 from palaestra.core import Batch, CheckpointError, DataSource, Schedule, minibatches
@@ -29,25 +30,25 @@ __all__ = ["PPG", "PPGConfig"]
 class PPGConfig(MinibatchConfig):
     """Hyperparameters of `PPG`."""
 
-    learning_rate: Schedule = 5e-4
+    learning_rate: NotNegative[Schedule] = 5e-4
     """Step size of Adam; a number or a schedule."""
-    unroll_length: float = 256
+    unroll_length: Positive[float] = 256
     """Time steps collected from every environment before each update."""
-    num_epochs: int = 1
+    num_epochs: Positive[int] = 1
     """E_pi: how often each unroll is gone through in the policy phase."""
-    mini_batch_size: int = 256
+    mini_batch_size: Positive[int] = 256
     """Rows in a minibatch, in both phases."""
-    num_policy_phases: int = 16
+    num_policy_phases: Positive[int] = 16
     """N_pi: unrolls between two auxiliary phases; so many are kept."""
-    num_auxiliary_updates: int = 6
+    num_auxiliary_updates: Positive[int] = 6
     """E_aux: how often the kept unrolls are gone through in an auxiliary phase."""
-    clip: Schedule = 0.2
+    clip: Annealed[Schedule] = 0.2
     """Epsilon of the clipped surrogate."""
     clone_cost: Schedule = 1.0
     """beta_clone of equation (3): weight of the divergence from the policy before the auxiliary phase."""
     entropy_cost: Schedule = 0.01
     """Weight of the entropy."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Positive[float] = 0.5
     """Longest gradient of the policy and of the value network, Euclidean norm."""
 
 

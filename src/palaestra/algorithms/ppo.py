@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms.actor_critic import AdvantageBatch, JointActorCritic, JointConfig, MinibatchConfig
+from palaestra.algorithms.algorithm import Annealed, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.algorithms.memory import memory_of
 from palaestra.algorithms.records import Losses
@@ -30,17 +31,17 @@ __all__ = ["PPO", "PPOBatch", "PPOConfig"]
 class PPOConfig(JointConfig, MinibatchConfig):
     """Hyperparameters of `PPO`."""
 
-    num_epochs: int = 4
+    num_epochs: Positive[int] = 4
     """How often each unroll is gone through."""
-    mini_batch_length: int = 16
+    mini_batch_length: Positive[int] = 16
     """Time steps in a sequence, for a recurrent network; without one, rows are learned from one by one."""
-    clip: Schedule = 0.2
+    clip: Annealed[Schedule] = 0.2
     """Epsilon of equation (7): the probability ratio is clipped to [1 - epsilon, 1 + epsilon]."""
     value_cost: Schedule = 0.5
     """c1 of equation (9)."""
     entropy_cost: Schedule = 0.0
     """c2 of equation (9)."""
-    target_kl: float | None = None
+    target_kl: Positive[float | None] = None
     """An update ends at the first minibatch on which the policy has moved further from the one that acted, in nats."""
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from palaestra.algorithms.algorithm import GradientAlgorithm
+from palaestra.algorithms.algorithm import NotNegative, Positive
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
 from palaestra.algorithms.off_policy import ReplayConfig, Transitions, transitions
 from palaestra.algorithms.records import Losses
 from palaestra.core import DataSource, Linear, RunSeeds, Schedule, SpecTree, seeded_initialisation
@@ -32,13 +33,13 @@ __all__ = ["QMIX", "Mixer", "QMIXConfig"]
 class QMIXConfig(ReplayConfig):
     """Hyperparameters of `QMIX`."""
 
-    learning_rate: Schedule = 5e-4
+    learning_rate: NotNegative[Schedule] = 5e-4
     """Step size of Adam; a number or a schedule."""
-    capacity: int = 100_000
+    capacity: Positive[int] = 100_000
     """Rows the replay buffer keeps."""
-    mini_batch_size: int = 128
+    mini_batch_size: Positive[int] = 128
     """Transitions in a minibatch."""
-    target_period: int = 200
+    target_period: Positive[int] = 200
     """Gradient steps between two copies of the online to the target networks."""
     epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
     """Probability of a random action while collecting, for each member."""
@@ -46,7 +47,7 @@ class QMIXConfig(ReplayConfig):
     """Whether the online network chooses the actions whose target values are used."""
     mixing_size: int = 32
     """Units of the mixing network."""
-    max_grad_norm: float = 10.0
+    max_grad_norm: Positive[float] = 10.0
     """Longest gradient, Euclidean norm over all parameters."""
     network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(64, 64), activation="relu"))
     """Layers of the members' network, and of those that make the mixing weights of the state."""

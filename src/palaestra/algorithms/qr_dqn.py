@@ -12,6 +12,7 @@ from typing import Any, final
 
 import torch
 
+from palaestra.algorithms.algorithm import Positive
 from palaestra.algorithms.records import Losses
 from palaestra.algorithms.value_based import ValueBased, ValueBasedConfig, ValueBatch
 from palaestra.nn import ReturnDistribution
@@ -28,7 +29,7 @@ class QRDQNConfig(ValueBasedConfig):
     """Whether the online network chooses the action whose target quantiles are used."""
     num_quantiles: int = 50
     """N, returns that describe the distribution of each action, at the fractions (i + 1/2) / N."""
-    huber_delta: float = 1.0
+    huber_delta: Positive[float] = 1.0
     """Error above which the loss grows linearly: kappa of equation (9)."""
 
 

@@ -12,6 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra.algorithms.algorithm import Positive
 from palaestra.algorithms.off_policy import OffPolicyConfig
 from palaestra.algorithms.records import Losses
 from palaestra.algorithms.soft import SoftActorCritic, SoftBatch, SoftConfig
@@ -25,7 +26,7 @@ __all__ = ["QuantileSAC", "QuantileSACConfig"]
 class QuantileSACConfig(SoftConfig, OffPolicyConfig):
     """Hyperparameters of `QuantileSAC`."""
 
-    num_critics: int = 5
+    num_critics: Positive[int] = 5
     """K, critics of the ensemble; the paper's N."""
     num_quantiles: int = 25
     """Q, quantiles of each critic; the paper's M."""

@@ -15,6 +15,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra.algorithms.algorithm import NotNegative, Positive
 from palaestra.algorithms.memory import memory_of
 from palaestra.algorithms.records import Losses
 from palaestra.algorithms.value_based import QLearning, QLearningConfig
@@ -31,19 +32,19 @@ _MAX_SHARE = 0.9  # η of section 2.3
 class R2D2Config(QLearningConfig):
     """Hyperparameters of `R2D2`."""
 
-    learning_rate: Schedule = 5e-4
+    learning_rate: NotNegative[Schedule] = 5e-4
     """Step size of Adam; a number or a schedule."""
-    unroll_length: float = 16
+    unroll_length: Positive[float] = 16
     """Time steps collected from every environment before each update."""
-    mini_batch_size: int = 32
+    mini_batch_size: Positive[int] = 32
     """Sequences in a minibatch."""
-    mini_batch_length: int = 20
+    mini_batch_length: Positive[int] = 20
     """Time steps in a sequence that are learned from; memories are stored once in as many."""
     burn_in: int = 10
     """Time steps before them that only bring the memory up to date."""
-    n_step: int = 5
+    n_step: Positive[int] = 5
     """Rewards summed before bootstrapping."""
-    huber_delta: float = 1.0
+    huber_delta: Positive[float] = 1.0
     """Error above which the loss grows linearly."""
     priority_alpha: float = 0.9
     """Power of the priority, at least 0; 0 draws all equally often."""

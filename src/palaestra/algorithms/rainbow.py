@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
+from palaestra.algorithms.algorithm import Positive
 from palaestra.algorithms.c51 import C51, C51Config
 from palaestra.core import Schedule
 from palaestra.nn import NetworkConfig
@@ -26,7 +27,7 @@ class RainbowConfig(C51Config):
     """Whether transitions of large error are drawn more often, as in Schaul et al. 2016."""
     priority_alpha: float = 0.5
     """Power of the priority, at least 0; 0 draws all equally often."""
-    n_step: int = 3
+    n_step: Positive[int] = 3
     """Rewards summed before bootstrapping."""
     epsilon: Schedule = 0.0
     """Probability of a random action while collecting; noisy layers explore without."""

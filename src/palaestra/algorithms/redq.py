@@ -12,6 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra.algorithms.algorithm import Positive
 from palaestra.algorithms.off_policy import OffPolicyConfig
 from palaestra.algorithms.records import Losses
 from palaestra.algorithms.soft import SoftActorCritic, SoftBatch, SoftConfig
@@ -25,13 +26,13 @@ __all__ = ["REDQ", "REDQBatch", "REDQConfig"]
 class REDQConfig(SoftConfig, OffPolicyConfig):
     """Hyperparameters of `REDQ`."""
 
-    gradient_steps: int = 20
+    gradient_steps: Positive[int] = 20
     """Gradient steps in one update: the paper's update-to-data ratio G."""
-    num_critics: int = 10
+    num_critics: Positive[int] = 10
     """K, critics of the ensemble; the paper's N."""
     subset_size: int = 2
     """M, critics drawn for each gradient step, whose minimum is the target."""
-    policy_period: int = 20
+    policy_period: Positive[int] = 20
     """Gradient steps of the critics from one of actor and temperature to the next."""
 
 

@@ -13,8 +13,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
 from palaestra.algorithms.memory import memory_fields, memory_of
 from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
@@ -36,11 +37,11 @@ __all__ = ["Reinforce", "ReinforceBatch", "ReinforceConfig"]
 class ReinforceConfig(AlgorithmConfig):
     """Hyperparameters of `Reinforce`."""
 
-    learning_rate: Schedule = 3e-3
+    learning_rate: NotNegative[Schedule] = 3e-3
     """Step size of Adam; a number or a schedule."""
-    unroll_length: float = 256
+    unroll_length: Positive[float] = 256
     """Time steps collected from every environment before each update; several episodes should fit."""
-    gamma: Schedule = 0.99
+    gamma: Fraction[Schedule] = 0.99
     """Discount per env step, in [0, 1]."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """Policy network."""

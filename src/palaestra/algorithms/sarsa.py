@@ -15,8 +15,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
 from palaestra.algorithms.records import Losses
 from palaestra.core import (
     Batch,
@@ -40,19 +41,19 @@ __all__ = ["Sarsa", "SarsaBatch", "SarsaConfig"]
 class SarsaConfig(AlgorithmConfig):
     """Hyperparameters of `Sarsa`."""
 
-    learning_rate: Schedule = 1e-3
+    learning_rate: NotNegative[Schedule] = 1e-3
     """Step size of Adam; a number or a schedule."""
-    unroll_length: float = 16
+    unroll_length: Positive[float] = 16
     """Time steps collected from every environment before each update."""
-    gamma: Schedule = 0.99
+    gamma: Fraction[Schedule] = 0.99
     """Discount per env step, in [0, 1]."""
-    trace_decay: Schedule = 0.9
+    trace_decay: Fraction[Schedule] = 0.9
     """Lambda of the returns, in [0, 1]: 0 is one-step SARSA, 1 is Monte Carlo."""
     epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.5))
     """Probability of a random action while collecting; the values learned are those of this policy."""
-    huber_delta: float = 1.0
+    huber_delta: Positive[float] = 1.0
     """Error above which the loss grows linearly."""
-    max_grad_norm: float = 10.0
+    max_grad_norm: Positive[float] = 10.0
     """Longest gradient, Euclidean norm over all parameters."""
     normalize_observation: bool = False
     """Whether the policy normalises observations by their running mean and variance."""

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.algorithms.algorithm import AlgorithmConfig, GradientAlgorithm
+from palaestra.algorithms.algorithm import AlgorithmConfig, NotNegative, Positive
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
 from palaestra.algorithms.off_policy import Transitions, transitions
 from palaestra.core import Batch, DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EnsembleNetwork, OptimizerOption
@@ -21,11 +22,11 @@ __all__ = ["SoftActorCritic", "SoftBatch", "SoftConfig", "Temperature"]
 class SoftConfig(AlgorithmConfig):
     """Hyperparameters of every soft actor-critic."""
 
-    num_critics: int = 2
+    num_critics: Positive[int] = 2
     """K, critics of the ensemble."""
-    initial_temperature: float = 1.0
+    initial_temperature: Positive[float] = 1.0
     """Alpha at the start, units of return per nat."""
-    temperature_learning_rate: Schedule = 3e-4
+    temperature_learning_rate: NotNegative[Schedule] = 3e-4
     """Step size of the temperature; 0 leaves it as it is."""
     target_entropy: float | None = None
     """Entropy in nats that the temperature aims at; by default minus the number of action dimensions."""

@@ -12,6 +12,7 @@ from typing import Any, final
 
 import torch
 
+from palaestra.algorithms.algorithm import NotNegative, Positive
 from palaestra.algorithms.deterministic import DeterministicActorCritic, SmoothedBatch
 from palaestra.algorithms.off_policy import OffPolicyConfig, Transitions, transitions
 from palaestra.algorithms.records import Losses
@@ -26,13 +27,13 @@ __all__ = ["TD3", "TD3Config"]
 class TD3Config(OffPolicyConfig):
     """Hyperparameters of `TD3`."""
 
-    exploration_std: Schedule = 0.1
+    exploration_std: NotNegative[Schedule] = 0.1
     """Standard deviation of the noise on actions while collecting, in raw units."""
-    target_noise_std: float = 0.2
+    target_noise_std: NotNegative[float] = 0.2
     """Standard deviation of the noise on target actions, in raw units."""
-    target_noise_clip: float = 0.5
+    target_noise_clip: NotNegative[float] = 0.5
     """Largest noise on target actions, in raw units."""
-    policy_period: int = 2
+    policy_period: Positive[int] = 2
     """Gradient steps of the critics from one of the actor, and of all target networks, to the next."""
 
 

@@ -12,6 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra.algorithms.algorithm import NotNegative, Positive
 from palaestra.algorithms.deterministic import DeterministicActorCritic, SmoothedBatch
 from palaestra.algorithms.off_policy import OfflineConfig, transitions
 from palaestra.algorithms.records import Losses
@@ -27,11 +28,11 @@ class TD3BCConfig(OfflineConfig):
 
     value_weight: Schedule = 2.5
     """Alpha of equation (5): how much values count beside imitation; 0 is behaviour cloning."""
-    target_noise_std: float = 0.2
+    target_noise_std: NotNegative[float] = 0.2
     """Standard deviation of the noise on target actions, in raw units."""
-    target_noise_clip: float = 0.5
+    target_noise_clip: NotNegative[float] = 0.5
     """Largest noise on target actions, in raw units."""
-    policy_period: int = 2
+    policy_period: Positive[int] = 2
     """Gradient steps of the critics from one of the actor, and of all target networks, to the next."""
     normalize_observation: bool = True
     """Whether the policy normalises observations by the running mean and variance of the rows learned from."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from palaestra.algorithms.actor_critic import ActorCritic, AdvantageBatch, MinibatchConfig
+from palaestra.algorithms.algorithm import Positive
 from palaestra.algorithms.records import UpdateInfo, require_finite_gradients
 from palaestra.algorithms.trust_region import FixedPolicy
 from palaestra.core import DataSource, Schedule, minibatches
@@ -30,21 +31,21 @@ __all__ = ["TRPO", "TRPOConfig"]
 class TRPOConfig(MinibatchConfig):
     """Hyperparameters of `TRPO`."""
 
-    unroll_length: float = 1024
+    unroll_length: Positive[float] = 1024
     """Time steps collected from every environment before each update."""
-    target_kl: Schedule = 0.01
+    target_kl: Positive[Schedule] = 0.01
     """Delta of equation (14): mean divergence of the new policy from the old one, nats."""
     damping: float = 0.1
     """Multiple of the identity that is added to the Fisher matrix."""
-    num_conjugate_steps: int = 10
+    num_conjugate_steps: Positive[int] = 10
     """Iterations of the conjugate gradient method."""
-    num_line_steps: int = 10
+    num_line_steps: Positive[int] = 10
     """Step lengths tried, each 0.8 times the one before."""
     value_learning_rate: Schedule = 1e-3
     """Step size of Adam for the value network; a number or a schedule."""
-    num_epochs: int = 10
+    num_epochs: Positive[int] = 10
     """How often the value network goes through each unroll."""
-    mini_batch_size: int = 128
+    mini_batch_size: Positive[int] = 128
     """Rows in a minibatch of the value network."""
 
 

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import GradientAlgorithm
+from palaestra.algorithms.algorithm import NotNegative, Positive
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
 from palaestra.algorithms.off_policy import ReplayConfig, Transitions, transitions
 from palaestra.algorithms.records import Losses
 from palaestra.core import DataSource, Linear, Prioritized, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
@@ -24,15 +25,15 @@ __all__ = ["QLearning", "QLearningConfig", "ValueBased", "ValueBasedConfig", "Va
 class QLearningConfig(ReplayConfig):
     """Hyperparameters of every algorithm that learns action values from replayed data."""
 
-    learning_rate: Schedule = 1e-3
+    learning_rate: NotNegative[Schedule] = 1e-3
     """Step size of Adam; a number or a schedule."""
-    capacity: int = 100_000
+    capacity: Positive[int] = 100_000
     """Rows the replay buffer keeps."""
-    target_period: int = 250
+    target_period: Positive[int] = 250
     """Gradient steps between two copies of the online to the target network."""
     epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
     """Probability of a random action while collecting."""
-    max_grad_norm: float = 10.0
+    max_grad_norm: Positive[float] = 10.0
     """Longest gradient, Euclidean norm over all parameters."""
     prioritized: bool = False
     """Whether data of large error are drawn more often, as in Schaul et al. 2016."""
@@ -52,7 +53,7 @@ class QLearningConfig(ReplayConfig):
 class ValueBasedConfig(QLearningConfig):
     """Hyperparameters of every algorithm that learns action values from replayed transitions."""
 
-    mini_batch_size: int = 128
+    mini_batch_size: Positive[int] = 128
     """Transitions in a minibatch."""
     double: bool = True
     """Whether the online network chooses the action whose target value is used."""

@@ -20,8 +20,9 @@ def minibatches(batch: Batch, plan: Plan, *, generator: torch.Generator) -> Iter
     """The minibatches of one update, in the order in which they are learned from.
 
     On-policy data `[T, B, ...]` is cut into sequences, shuffled over all of them and divided, `plan.num_epochs` times
-    with a new order each time; time order inside a sequence stays. A sample of a replay buffer is already in random
-    order and is divided into `plan.gradient_steps` parts.
+    with a new order each time; time order inside a sequence stays. Minibatches are equally large, and as many as bring
+    them nearest to `plan.mini_batch_size`: 500 rows in 256s are two of 250, 264 in 32s eight of 33. A sample of a
+    replay buffer is already in random order and is divided into `plan.gradient_steps` parts.
 
     Args:
         batch: every leaf `[T, B, ...]` for an on-policy plan; `[N, ...]` or `[L, N, ...]` for a sample, where a leaf
@@ -108,8 +109,12 @@ def shards(minibatch: Batch, plan: Plan, count: int) -> list[Batch]:
 
 
 def _even_size(total: int, size: int) -> int:
-    """A minibatch size near `size` that leaves no tiny last minibatch: 264 rows in 32s become 8 times 33."""
-    return math.ceil(total / max(1, total // size)) if size < total else total
+    """A minibatch size near `size` that leaves no tiny last minibatch.
+
+    The number of minibatches is `total / size`, rounded to the nearest whole number: 264 rows in 32s become 8 times 33,
+    500 in 256s twice 250, and 380 in 256s one of 380. So a minibatch never exceeds `size` by more than half.
+    """
+    return math.ceil(total / max(1, round(total / size))) if size < total else total
 
 
 def _leading(batch: Batch) -> tuple[int, ...]:

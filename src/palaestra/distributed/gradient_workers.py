@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from palaestra.algorithms import Algorithm, GradientAlgorithm, Gradients, StepResult, UpdateInfo
-from palaestra.core import Batch, ConfigError, DataSource, NonFiniteError, shards
+from palaestra.core import Batch, ConfigError, DataSource, shards
 from palaestra.distributed.allocator import TrainerAllocator
 from palaestra.distributed.grad_worker import GradWorker, LossState
 from palaestra.runtime import Call, Result, Runtime, Shared, WorkerDiedError
@@ -119,17 +119,14 @@ class GradientWorkers:
             NonFiniteError: a gradient is NaN or infinite.
         """
         algorithm = self._algorithms[policy]
-        steps = algorithm.update_steps(source)
-        try:
-            minibatch = next(steps)
-            while True:
-                self.ask(policy, LossState.of(algorithm, self.version()), self.cut(policy, minibatch))
-                minibatch = steps.send(apply_shards(algorithm, self._awaited(policy), minibatch))
-        except StopIteration as end:
-            self.learned(policy, end.value.rows_trained)
-            return end.value
-        finally:
-            steps.close()
+
+        def step(minibatch: Batch) -> StepResult:
+            self.ask(policy, LossState.of(algorithm, self.version()), self.cut(policy, minibatch))
+            return apply_shards(algorithm, self._awaited(policy))
+
+        info = algorithm.update(source, step)
+        self.learned(policy, info.rows_trained)
+        return info
 
     def _awaited(self, policy: str) -> list[Gradients]:
         while True:
@@ -296,22 +293,17 @@ class GradientWorkers:
         step.gradients[task.number] = self._spare.gradients(task.policy, step.state, task.shard)
 
 
-def apply_shards(algorithm: GradientAlgorithm[Any], parts: Sequence[Gradients], minibatch: Any) -> StepResult:
+def apply_shards(algorithm: GradientAlgorithm[Any], parts: Sequence[Gradients]) -> StepResult:
     """One gradient step with gradients from elsewhere, weighted by their valid rows.
 
     Args:
         algorithm: that learns.
         parts: of all shards, in their order.
-        minibatch: they are of; goes into the error.
 
     Raises:
         NonFiniteError: the gradient is NaN or infinite.
     """
-    try:
-        metrics = algorithm.apply(parts)
-    except NonFiniteError as error:
-        error.batch = minibatch
-        raise
+    metrics = algorithm.apply(parts)
     priorities = [part.priority for part in parts if part.priority is not None]
     return metrics, torch.cat(priorities) if priorities else None
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from palaestra.algorithms import Algorithm, GradientAlgorithm, Gradients, StepResult, UpdateInfo
+from palaestra.algorithms import Algorithm, Gradients, StepResult, UpdateInfo
 from palaestra.core import Batch, NonFiniteError, Plan, shards
 from palaestra.distributed.grad_worker import LossState
 from palaestra.distributed.gradient_workers import apply_shards
@@ -85,15 +87,15 @@ class PolicyHost:
             raise RuntimeError(f"this host has version {known} of policy {policy!r}, not {task.version}")
         algorithm.set_progress(task.progress)
         algorithm.minibatch_generator.set_state(task.generator)
-        running = self._running[policy] = _Running(_Drawn(task.drawn), task, time.monotonic())
-        if not task.num_shards:
-            try:
-                return self._ended(policy, algorithm.update(running.source))
-            except NonFiniteError as error:
-                return self._ended(policy, error)
-        assert isinstance(algorithm, GradientAlgorithm)
-        running.steps = algorithm.update_steps(running.source)
-        return self._go_on(policy, None)
+        self._give_up(policy)
+        running = self._running[policy] = _Running(algorithm, task)
+        if task.num_shards:
+            running.thread.start()
+            return self._answer(policy)
+        try:
+            return self._ended(policy, algorithm.update(running.source))
+        except NonFiniteError as error:
+            return self._ended(policy, error)
 
     def step(self, policy: str, gradients: Sequence[Gradients]) -> ShardedStep | Updated:
         """Takes the gradient step that an update waits for, and goes on to the next one.
@@ -102,26 +104,26 @@ class PolicyHost:
             policy: its name.
             gradients: of all shards of the minibatch, in their order.
         """
-        running, algorithm = self._running[policy], self._algorithms[policy]
-        assert isinstance(algorithm, GradientAlgorithm)
-        try:
-            reported = apply_shards(algorithm, gradients, running.minibatch)
-        except NonFiniteError as error:
-            assert running.steps is not None
-            running.steps.close()
-            return self._ended(policy, error)
-        return self._go_on(policy, reported)
+        self._running[policy].gradients.put(gradients)
+        return self._answer(policy)
 
-    def _go_on(self, policy: str, reported: StepResult | None) -> ShardedStep | Updated:
-        running, algorithm = self._running[policy], self._algorithms[policy]
-        assert running.steps is not None
-        assert isinstance(algorithm, GradientAlgorithm)
-        try:
-            running.minibatch = next(running.steps) if reported is None else running.steps.send(reported)
-        except StopIteration as end:
-            return self._ended(policy, end.value)
-        parts = shards(running.minibatch, algorithm.plan, running.task.num_shards)
-        return ShardedStep(LossState.of(algorithm, 0), parts)
+    def _answer(self, policy: str) -> ShardedStep | Updated:
+        answer = self._running[policy].answers.get()
+        if isinstance(answer, ShardedStep):
+            return answer
+        if isinstance(answer, UpdateInfo | NonFiniteError):
+            return self._ended(policy, answer)
+        del self._running[policy]
+        raise answer
+
+    def _give_up(self, policy: str) -> None:
+        """Ends an update that nobody waits for any more."""
+        if policy in self._running:
+            self._running.pop(policy).gradients.put(None)
+
+    def __del__(self) -> None:
+        for policy in list(self._running):
+            self._give_up(policy)
 
     def _ended(self, policy: str, result: UpdateInfo | NonFiniteError) -> Updated:
         running = self._running.pop(policy)
@@ -144,10 +146,31 @@ class _Drawn:
         self.write_backs.append((indices, priority))
 
 
-class _Running:
-    """An update that has begun."""
+class _GivenUpError(Exception):
+    """An update that waits for gradients will get none."""
 
-    def __init__(self, source: _Drawn, task: HostTask, began_s: float) -> None:
-        self.source, self.task, self.began_s = source, task, began_s
-        self.steps: Generator[Batch, StepResult, UpdateInfo] | None = None
-        self.minibatch: Any = None
+
+class _Running:
+    """An update that has begun; in a thread of its own where it waits for gradients from elsewhere."""
+
+    def __init__(self, algorithm: Algorithm[Any], task: HostTask) -> None:
+        self.source, self.task, self.began_s = _Drawn(task.drawn), task, time.monotonic()
+        self.gradients = queue.SimpleQueue[Sequence[Gradients] | None]()
+        """What the update waits for; `None` ends it."""
+        self.answers = queue.SimpleQueue[ShardedStep | UpdateInfo | Exception]()
+        """What it asks for, and at last what it did or why it failed."""
+        self.thread = threading.Thread(target=self._update, args=(algorithm,), daemon=True)
+
+    def _update(self, algorithm: Any) -> None:
+        def step(minibatch: Batch) -> StepResult:
+            parts = shards(minibatch, algorithm.plan, self.task.num_shards)
+            self.answers.put(ShardedStep(LossState.of(algorithm, 0), parts))
+            gradients = self.gradients.get()
+            if gradients is None:
+                raise _GivenUpError
+            return apply_shards(algorithm, gradients)
+
+        try:
+            self.answers.put(algorithm.update(self.source, step))
+        except Exception as error:
+            self.answers.put(error)

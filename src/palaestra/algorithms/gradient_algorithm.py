@@ -1,0 +1,273 @@
+"""`GradientAlgorithm`: what most algorithms are, those that state a loss."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from palaestra.algorithms.algorithm import Algorithm, PolicyT
+from palaestra.algorithms.compiled import CompiledSteps
+from palaestra.algorithms.exploration_bonuses import exploration_bonus
+from palaestra.algorithms.records import (
+    Gradients,
+    Losses,
+    StepResult,
+    UpdateInfo,
+    num_rows,
+    num_valid,
+    require_finite_gradients,
+)
+from palaestra.core import Batch, ConfigError, DataSource, NonFiniteError, Plan, RunSeeds, minibatches
+from palaestra.nn import CoreModel, combine_gradients
+from palaestra.policies import Phase
+
+__all__ = ["GradientAlgorithm", "GradientStep"]
+
+GradientStep: TypeAlias = Callable[[Batch], StepResult]
+"""Makes one gradient step on a minibatch, with gradients from wherever it gets them."""
+
+
+class GradientAlgorithm(Algorithm[PolicyT]):
+    """An algorithm that states `losses`; everything else about gradient steps is here.
+
+    Whatever mixes rows belongs into `preprocess`, every random number a loss needs into `noise`, so that shards of a
+    minibatch give the same gradient as the whole.
+    """
+
+    trains: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """Which model components a loss term trains; by default the one of the term's own name."""
+    term_periods: Mapping[str, int] = {}
+    """Gradient steps from one use of a loss term to the next, where it is not used in every one; see `is_due`."""
+
+    _compiled: CompiledSteps | None = None
+
+    def __init__(
+        self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
+    ) -> None:
+        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
+        self.bonus = exploration_bonus(config, policy, model, plan, seeds or RunSeeds(0))
+        if self.bonus is not None and self.team:
+            raise ConfigError(
+                f"bonus.kind is {config.bonus.kind!r}, but {type(self).__name__} learns for a team, and novelty is "
+                "measured for one agent; leave the bonus out"
+            )
+
+    # -- what an algorithm file defines
+
+    def preprocess(self, batch: Batch, source: DataSource) -> Batch:
+        """Once per update, on all of its data: advantages, n-step targets, standardisation.
+
+        Args:
+            batch: what the source drew.
+            source: where it came from.
+        """
+        return batch
+
+    def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """Adds the random fields that the loss needs.
+
+        They are drawn on the CPU, with no device given, and follow the batch to wherever it is.
+
+        Args:
+            batch: after `preprocess`.
+            generator: source of the noise, on the CPU.
+        """
+        return batch
+
+    @abstractmethod
+    def losses(self, batch: Any) -> Losses:
+        """The algorithm. Reads weights, changes none, draws nothing.
+
+        Args:
+            batch: one minibatch.
+        """
+
+    def after_step(self) -> None:
+        """After each gradient step: target networks."""
+
+    def stop_early(self, metrics: Mapping[str, Tensor]) -> bool:
+        """Whether an update ends after this gradient step, with minibatches left.
+
+        Args:
+            metrics: of the step.
+        """
+        return False
+
+    def diagnostics(self, batch: Any) -> dict[str, Tensor]:
+        """Once per update, on all of its data: what to report besides the metrics of `losses`.
+
+        Args:
+            batch: after `preprocess`.
+        """
+        return {}
+
+    # -- what every gradient algorithm does
+
+    @final
+    def is_due(self, term: str) -> bool:
+        """Whether the next gradient step uses a loss term; `losses` leaves out those that are not due.
+
+        Compiled code has one graph for each set of terms that are due together.
+
+        Args:
+            term: its name. With a period of p it is due in every p-th step, first in step p.
+        """
+        return (self.num_gradient_steps + 1) % self.term_periods.get(term, 1) == 0
+
+    @final
+    def gradients(self, batch: Batch) -> Gradients:
+        """Gradients of the losses on one minibatch, or on a shard of it. Stateless: runs in any gradient worker.
+
+        Args:
+            batch: one minibatch.
+
+        Raises:
+            ConfigError: a loss term trains a component that has no optimizer.
+        """
+        terms, metrics, priority = self.losses(batch)
+        terms = terms if self.bonus is None else {**terms, "bonus": self.bonus.loss(batch)}
+        by_components: dict[tuple[str, ...], Tensor] = {}
+        for name, term in terms.items():
+            components = self.trains.get(name, (name,))
+            by_components[components] = by_components[components] + term if components in by_components else term
+        values: dict[str, Tensor] = {}
+        for number, (components, term) in enumerate(by_components.items(), start=1):
+            self._require_optimizers(components)
+            gradients = self.model.get_gradients(term, components, retain_graph=number < len(by_components))
+            for name, gradient in gradients.items():
+                values[name] = values[name] + gradient if name in values else gradient
+        return Gradients(
+            values,
+            num_valid(batch),
+            {name: value.detach() for name, value in {**terms, **metrics}.items()},
+            priority,
+        )
+
+    @final
+    def apply(self, gradients: Gradients | Sequence[Gradients]) -> dict[str, Tensor]:
+        """One gradient step: combine, clip, optimizer steps, `after_step`.
+
+        Args:
+            gradients: of a minibatch, or of each of its shards, weighted by their valid rows.
+
+        Returns:
+            Metrics of the step, 0-dim tensors.
+
+        Raises:
+            NonFiniteError: the gradient is NaN or infinite.
+        """
+        shards = [gradients] if isinstance(gradients, Gradients) else list(gradients)
+        weights = None if len(shards) == 1 else [float(shard.num_valid) for shard in shards]
+        reported = shards[0].metrics if weights is None else combine_gradients([s.metrics for s in shards], weights)
+        metrics = {**reported, **self._optimize([shard.values for shard in shards], weights)}
+        self._after_gradient_step(metrics)
+        return metrics
+
+    @final
+    def update(self, source: DataSource, gradient_step: GradientStep | None = None) -> UpdateInfo:
+        """Draw, preprocess, add noise, then one gradient step for every minibatch, and priorities back to the source.
+
+        An update that is cut off, by a gradient that is not finite for example, keeps the gradient steps that were
+        made; the policy's version rises if there were any.
+
+        Args:
+            source: where the data comes from.
+            gradient_step: makes the step for one minibatch, where gradients are computed elsewhere: it ends with
+                `apply`. By default `gradients` and `apply` make it here.
+
+        Raises:
+            NonFiniteError: a gradient is NaN or infinite; the error holds the minibatch.
+        """
+        step = gradient_step or (None if self._compiled is None else self._compiled_step)
+        info = UpdateInfo(self.policy_version + 1, 0, 0)
+        with self.policy.in_phase(Phase.UPDATE):
+            drawn = self.draw(source)
+            batch = self._prepared(drawn, source, info)
+            minibatch = batch
+            try:
+                for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
+                    if step is None:
+                        gradients = self.gradients(minibatch)
+                        metrics, priority = self.apply(gradients), gradients.priority
+                    else:
+                        metrics, priority = step(minibatch)
+                    info.gradient_steps += 1
+                    if priority is not None:
+                        source.write_back(minibatch["index"], priority)
+                    info.records.append(metrics)
+                    info.rows_trained += num_rows(minibatch)
+                    if self.stop_early(metrics):
+                        break
+            except BaseException as error:
+                self.policy.version += int(info.gradient_steps > 0)  # it acts differently from before
+                if isinstance(error, NonFiniteError):
+                    error.batch = minibatch
+                raise
+            if diagnostics := self.diagnostics(batch):
+                info.records.append(diagnostics)
+        self.finish_update(drawn)
+        return info
+
+    def _prepared(self, drawn: Batch, source: DataSource, info: UpdateInfo) -> Batch:
+        if self.bonus is None:
+            return self._ready(self.preprocess(drawn, source))
+        rewarded, mean = self.bonus.rewarded(drawn)
+        info.records.append({"bonus_mean": mean})
+        batch = self._ready(self.preprocess(rewarded, source))
+        return batch.replace(bonus=self.bonus.transitions(drawn))
+
+    def _ready(self, batch: Any) -> Any:
+        """With noise, on the device, and with observations in single precision as networks need them.
+
+        Each pass would convert them anew; a normaliser first subtracts a mean, which needs all digits.
+        """
+        batch = self.on_device(self.noise(batch, self._noise_generator))
+        if self.policy.normalizer is None:
+            for name in ("observation", "next_observation"):
+                value = vars(batch).get(name)
+                if isinstance(value, Tensor) and value.dtype == torch.float64:
+                    batch = batch.replace(**{name: value.float()})
+        return batch
+
+    def compile(self) -> None:
+        """Compiles gradients and optimizer steps into one graph; the first update then takes seconds longer.
+
+        Raises:
+            ConfigError: this machine has no C++ compiler, this torch cannot trace gradients, or the policy has a
+                hidden state, whose loops over time are no single graph.
+        """
+        if self.policy.state_spec:
+            raise ConfigError("a policy with a hidden state cannot be compiled; leave out --compile")
+        self._compiled = CompiledSteps(self, GradientAlgorithm._unchecked_step)
+
+    def _compiled_step(self, batch: Batch) -> StepResult:
+        assert self._compiled is not None
+        metrics, priority = self._compiled(tuple([term for term in self.term_periods if self.is_due(term)]), batch)
+        self._after_gradient_step(metrics)
+        return metrics, priority
+
+    def _unchecked_step(self, batch: Batch) -> StepResult:
+        """A gradient step without what follows it; one graph when it is compiled."""
+        gradients = self.gradients(batch)
+        return {**gradients.metrics, **self._optimize([gradients.values], None)}, gradients.priority
+
+    def _optimize(
+        self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
+    ) -> dict[str, Tensor]:
+        norms = self.model.apply_gradients(gradients, weights)
+        return {f"gradient_norm/{name}": norm for name, norm in norms.items()}
+
+    def _after_gradient_step(self, metrics: Mapping[str, Tensor]) -> None:
+        require_finite_gradients(metrics, self.num_gradient_steps)
+        self.num_gradient_steps += 1
+        self.after_step()
+
+    def _require_optimizers(self, components: Sequence[str]) -> None:
+        for component in components:
+            if component not in self.model.optimizers:
+                raise ConfigError(
+                    f"{type(self).__name__}.losses returned a term that trains {component!r}, but the optimizers are "
+                    f"{sorted(self.model.optimizers)}; every term needs one, or an entry in `trains`"
+                )
