@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palaestra.core import Batch, ConfigError, ShapeError, TensorSpec
-from palaestra.rollout import Clients, InferenceServer, RequestError, pack, unpack
+from palaestra.core import Batch, ConfigError, ShapeError, TensorSpec, tree_split
+from palaestra.rollout import Clients, InferenceServer, RequestError, pack
 
 NESTED = {"image": TensorSpec((2, 2), torch.uint8), "parts": (TensorSpec((3,)), TensorSpec((), torch.int64))}
 LONG_S = 20.0
@@ -40,7 +40,7 @@ def test_packing_and_unpacking_are_inverse_for_unequal_sizes(sizes):
     given_ = [inputs(rows, start=10 * i) for i, rows in enumerate(sizes)]
     packed = pack(given_, NESTED)
     assert packed.image.dtype == torch.uint8 and packed.parts["1"].shape == (sum(sizes),)
-    for one, part in zip(given_, unpack(packed, sizes), strict=True):
+    for one, part in zip(given_, tree_split(packed, sizes), strict=True):
         assert np.array_equal(part.image, one["image"])
         assert np.array_equal(part.parts["0"], one["parts"][0]) and np.array_equal(part.parts["1"], one["parts"][1])
 
@@ -53,14 +53,14 @@ def test_packing_names_the_input_and_entry_that_do_not_fit():
 
 
 def test_unpacking_refuses_outputs_with_another_number_of_rows():
-    with pytest.raises(ShapeError, match="3 rows of output were computed for 2 rows of input"):
-        unpack(torch.zeros(3), [1, 1])
+    with pytest.raises(ShapeError, match=r"a tensor has 3 rows, but parts of \[1, 1\] rows"):
+        tree_split(torch.zeros(3), [1, 1])
 
 
 def test_unpacking_keeps_nests():
-    parts = unpack({"a": (torch.arange(3),), "state": ()}, [1, 2])
+    parts = tree_split({"a": (torch.arange(3),), "state": ()}, [1, 2])
     assert parts[1]["a"][0].tolist() == [1, 2] and parts[1]["state"] == ()
-    assert isinstance(unpack(Batch(a=torch.zeros(2)), [1, 1])[0], Batch)
+    assert isinstance(tree_split(Batch(a=torch.zeros(2)), [1, 1])[0], Batch)
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(1, 4)), min_size=1, max_size=24), st.integers(1, 9))

@@ -15,8 +15,7 @@ import torch
 from palaestra.core import ConfigError, StepType
 from palaestra.envs import EnvConfig, create_environment
 from palaestra.experiments.provenance import num_cores
-from palaestra.multiagent import AgentsConfig, create_worlds, is_world
-from palaestra.multiagent.actor import Actor
+from palaestra.multiagent import Actor, AgentsConfig, create_worlds, is_world
 from palaestra.policies import Phase, RandomPolicy
 
 __all__ = ["EnvironmentSpeed", "bench_environment"]

@@ -19,8 +19,7 @@ from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import on_cpu
 from palaestra.experiments.run_directory import find_run
 from palaestra.experiments.updating import algorithms_of
-from palaestra.multiagent import MultiAgentCollector, Role, create_worlds
-from palaestra.multiagent.collector import recording_buffer
+from palaestra.multiagent import MultiAgentCollector, Role, create_worlds, recording_buffer
 from palaestra.policies import Policy, RandomPolicy
 from palaestra.robots import Robot
 from palaestra.rollout import Collector

@@ -1,7 +1,5 @@
 """`check_world`: plays a world with random actions, and says which rules it keeps."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,11 +8,11 @@ import torch
 
 from palaestra.core import EnvError, NonFiniteError, PalaestraError, SpecError
 from palaestra.envs import CheckReport, Finding
-from palaestra.multiagent.actor import Actor
-from palaestra.multiagent.config import AgentsConfig, load_world
-from palaestra.multiagent.moments import moment_digest
-from palaestra.multiagent.world import World
-from palaestra.multiagent.worlds import Worlds
+from palaestra.multiagent.acting import Actor
+from palaestra.multiagent.env import World
+from palaestra.multiagent.envs import Worlds, load_world
+from palaestra.multiagent.mapping import AgentsConfig
+from palaestra.multiagent.rules import moment_digest
 from palaestra.policies import Phase, RandomPolicy
 
 __all__ = ["check_world"]

@@ -1,7 +1,5 @@
 """`MultiAgentCollector`: many agents and many policies in the place of a collector."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -10,17 +8,17 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import ConfigError, DataSource, Plan, Replay
-from palaestra.multiagent.actor import Actor
-from palaestra.multiagent.episodes import WorldEpisodes
-from palaestra.multiagent.roles import Role
+from palaestra.core import ConfigError, DataSource
+from palaestra.multiagent.acting import Actor
+from palaestra.multiagent.env import Moment
+from palaestra.multiagent.envs import Worlds
+from palaestra.multiagent.evaluation import WorldEpisodes
+from palaestra.multiagent.mapping import Role, require_policies
 from palaestra.multiagent.stream import Stream
-from palaestra.multiagent.world import Moment
-from palaestra.multiagent.worlds import Worlds
 from palaestra.policies import Phase, Policy
 from palaestra.rollout import CollectInfo, Episode, Quota, buffer_for
 
-__all__ = ["MultiAgentCollector", "recording_buffer", "require_policies"]
+__all__ = ["MultiAgentCollector", "recording_buffer"]
 
 _FLUSH_EPISODES = 32
 
@@ -77,7 +75,7 @@ class MultiAgentCollector:
                 actor, role = self._actors[name], roles[name]
                 specs = {"observation_spec": role.observation_spec, "reward_spec": role.reward_spec}
                 buffer = buffer_for(one, actor.num_lanes, fragments=fragments, **specs)
-                self._streams[name] = Stream(actor, buffer, 1 if fragments else _window(one.plan))
+                self._streams[name] = Stream(actor, buffer, 1 if fragments else one.plan.window)
             elif records and name in records:
                 self._streams[name] = Stream(self._actors[name], records[name])
         self._rules = [name for name, one in actors.items() if not isinstance(one, Algorithm)]
@@ -252,32 +250,3 @@ def recording_buffer(policy: Policy, role: Role, num_worlds: int) -> ReplayBuffe
         reward_spec=role.reward_spec,
         state_spec=policy.state_spec or None,
     )
-
-
-def _window(plan: Plan) -> int:
-    return max(plan.n_step, plan.burn_in + plan.mini_batch_length) if isinstance(plan, Replay) else 1
-
-
-def require_policies(roles: Mapping[str, Role], policies: Mapping[str, Policy]) -> None:
-    """Refuses policies that do not fit the roles they are given.
-
-    Args:
-        roles: by policy name.
-        policies: by name.
-
-    Raises:
-        ConfigError: names the policy and what does not fit.
-    """
-    if set(roles) != set(policies):
-        raise ConfigError(f"the agents are mapped to {sorted(roles)}, but there are policies {sorted(policies)}")
-    for name, role in roles.items():
-        policy = policies[name]
-        for what, given, needed in (
-            ("sees", policy.observation_spec, role.observation_spec),
-            ("does", policy.action_spec, role.action_spec),
-        ):
-            if given != needed:
-                raise ConfigError(
-                    f"the policy {name!r} {what} {given}, but its agents, {', '.join(role.agents)}, {needed}; make it "
-                    "with the specs of its role"
-                )

@@ -1,7 +1,5 @@
 """Worlds as PettingZoo environments; imported only where PettingZoo is installed, by `parallel_env` and `aec_env`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -9,7 +7,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from palaestra.core import EnvError
 from palaestra.envs import space_from_spec
-from palaestra.multiagent.world import Moment, World
+from palaestra.multiagent.env import Moment, World
 
 __all__ = ["WorldAECEnv", "WorldParallelEnv"]
 

@@ -1,7 +1,5 @@
 """PettingZoo environments as worlds, and worlds as PettingZoo environments."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Mapping
@@ -23,9 +21,9 @@ from palaestra.core import (
 from palaestra.core import termination as terminated
 from palaestra.core import truncation as truncated
 from palaestra.envs import spec_from_space
-from palaestra.multiagent.world import AgentSpec, Moment, World
+from palaestra.multiagent.env import AgentSpec, Moment, World
 
-__all__ = ["PREFIX", "AECWorld", "ParallelWorld", "aec_env", "load_pettingzoo", "parallel_env", "world_from_pettingzoo"]
+__all__ = ["AECWorld", "ParallelWorld", "aec_env", "load_pettingzoo", "parallel_env", "world_from_pettingzoo"]
 
 PREFIX = "pettingzoo:"
 _MASK = "action_mask"
@@ -106,12 +104,10 @@ class ParallelWorld(_PettingZooWorld):
     """
 
     def begin_episode(self, seed: int) -> Moment:
-        """See `World.begin_episode`."""
         observations, infos = self._env.reset(seed=seed)
         return Moment({str(name): restart(self._of(name, observations, infos)) for name in self._env.agents})
 
     def advance(self, actions: Mapping[str, Any]) -> Moment:
-        """See `World.advance`."""
         given = {self._keys[name]: action for name, action in actions.items()}
         observations, rewards, ends, cuts, infos = self._env.step(given)
         time_steps: dict[str, TimeStep] = {}
@@ -146,13 +142,11 @@ class AECWorld(_PettingZooWorld):
     """
 
     def begin_episode(self, seed: int) -> Moment:
-        """See `World.begin_episode`."""
         self._env.reset(seed=seed)
         self._began: set[str] = set()
         return self._selected({})
 
     def advance(self, actions: Mapping[str, Any]) -> Moment:
-        """See `World.advance`."""
         (action,) = actions.values()
         self._env.step(action)
         return self._selected({})

@@ -1,7 +1,5 @@
 """`Stream`: the rows of a role on their way into its buffer, in order, and not before their rewards are known."""
 
-from __future__ import annotations
-
 import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,8 +11,16 @@ import torch
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import Batch, StepType, TimeStep
 from palaestra.envs.nest import to_batched
-from palaestra.multiagent.actor import Actor
-from palaestra.multiagent.rows import Choice, Row, pack_choices, pack_rows, stacked, unpack_choices, unpack_rows
+from palaestra.multiagent.acting import (
+    Actor,
+    Choice,
+    Row,
+    pack_choices,
+    pack_rows,
+    stacked,
+    unpack_choices,
+    unpack_rows,
+)
 
 __all__ = ["Stream"]
 

@@ -1,7 +1,5 @@
 """Small worlds of several agents whose best returns are known in closed form."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, final
 
@@ -9,7 +7,7 @@ import numpy as np
 
 from palaestra.core import BoundedSpec, DiscreteSpec, MultiBinarySpec, TimeStep, restart, termination, transition
 from palaestra.core import truncation as truncated
-from palaestra.multiagent.world import AgentSpec, Moment, World
+from palaestra.multiagent.env import AgentSpec, Moment, World
 
 __all__ = ["Meeting"]
 

@@ -11,13 +11,13 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import POLICY, ConfigError, DataSource, StepType, TimeStep
+from palaestra.core import POLICY, ConfigError, DataSource, StepType, TimeStep, tree_select
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy, PolicyStep, RandomPolicy
 from palaestra.rollout.buffer_for import buffer_for, episode_discount
 from palaestra.rollout.collection import CollectInfo, Quota
 from palaestra.rollout.episodes import Episode, EpisodeTracker
-from palaestra.rollout.rows import RowWriter, put_rows, require_finite, take_rows
+from palaestra.rollout.rows import RowWriter, put_rows, require_finite
 
 __all__ = ["Collector"]
 
@@ -255,7 +255,7 @@ class Collector:
             if lanes is None:
                 write(step.action, time_step, state, None, ended)
             else:
-                write(*take_rows((step.action, time_step, state), lanes), lanes, ended)
+                write(*tree_select((step.action, time_step, state), lanes), lanes, ended)
             state = step.state
             done += 1
         self._time_step, self._state = time_step, state
@@ -277,11 +277,11 @@ class Collector:
             if sent < rows * num_envs and not self._pausing:
                 lanes = np.asarray(ready.env_id)
                 begin = clock()
-                step = self._act(ready, take_rows(state, lanes), random)
+                step = self._act(ready, tree_select(state, lanes), random)
                 inference_s += clock() - begin
                 env_steps += int((np.asarray(ready.step_type) != _LAST).sum())
                 actions = step.action if actions is None else put_rows(actions, lanes, step.action)
-                before = put_rows(before, lanes, take_rows(state, lanes))
+                before = put_rows(before, lanes, tree_select(state, lanes))
                 state = put_rows(state, lanes, step.state)
                 begin = clock()
                 env.send(policy.env_action(step.action), ready.env_id)
@@ -295,7 +295,7 @@ class Collector:
             lanes = np.asarray(ready.env_id)
             on_the_way -= len(lanes)
             ended = None if env.ended is None else self._seen(env.ended)
-            self._writer.write(take_rows(actions, lanes), ready, take_rows(before, lanes), lanes, ended)
+            self._writer.write(tree_select(actions, lanes), ready, tree_select(before, lanes), lanes, ended)
             latest = put_rows(latest, lanes, _without_info(ready))
         self._time_step, self._state = latest, state
         self._count(info, env_steps, env_s, inference_s)

@@ -8,12 +8,21 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-import optree
 import torch
 
-from palaestra.core import Batch, ConfigError, PalaestraError, ShapeError, SpecTree, TensorSpec, numpy_dtype
+from palaestra.core import (
+    Batch,
+    ConfigError,
+    PalaestraError,
+    ShapeError,
+    SpecTree,
+    TensorSpec,
+    numpy_dtype,
+    tree_leaves,
+    tree_split,
+)
 
-__all__ = ["Clients", "InferenceServer", "RequestError", "ServerStatistics", "pack", "unpack"]
+__all__ = ["Clients", "InferenceServer", "RequestError", "ServerStatistics", "pack"]
 
 
 def pack(inputs: Sequence[Any], spec: SpecTree) -> Any:
@@ -59,28 +68,6 @@ def _child(node: Any, key: str, number: int, path: str) -> Any:
         return node[int(key)] if isinstance(node, tuple | list) else node[key]
     except (KeyError, IndexError, TypeError):
         raise ShapeError(f"input {number} is a {type(node).__name__} without the entry {path!r} of its spec") from None
-
-
-def unpack(outputs: Any, rows: Sequence[int]) -> list[Any]:
-    """The inverse of `pack`: each client's rows; tensors are views.
-
-    Args:
-        outputs: a tensor [N, ...], or a `Batch`, dict or tuple of them.
-        rows: of each client, in order; they add up to N.
-
-    Raises:
-        ShapeError: they do not.
-
-    Examples:
-        >>> [part.tolist() for part in unpack(torch.arange(3), [2, 1])]
-        [[0, 1], [2]]
-    """
-    leaves, structure = optree.tree_flatten(outputs)
-    for leaf in leaves:
-        if len(leaf) != sum(rows):
-            raise ShapeError(f"{len(leaf)} rows of output were computed for {sum(rows)} rows of input")
-    parts = [leaf.split(list(rows)) for leaf in leaves]
-    return [structure.unflatten([part[client] for part in parts]) for client in range(len(rows))]
 
 
 class RequestError(PalaestraError, RuntimeError):
@@ -261,7 +248,7 @@ class InferenceServer:
         rows = 1
         if self._input_spec is not None:
             payload = pack([payload], self._input_spec)
-            rows = len(optree.tree_leaves(payload)[0])
+            rows = len(next(iter(tree_leaves(payload))))
         request = _Request(client, payload, rows, blocks, time.monotonic(), Future())
         with self.clients.changed:
             if self._stopping:
@@ -392,7 +379,7 @@ class InferenceServer:
 
     def _answers(self, payloads: list[Any], rows: list[int]) -> Sequence[Any]:
         if self._input_spec is not None:
-            return unpack(self._function(pack(payloads, self._input_spec)), rows)
+            return tree_split(self._function(pack(payloads, self._input_spec)), rows)
         answers = self._function(payloads)
         if len(answers) != len(payloads):
             raise RequestError(f"{len(answers)} answers were given to {len(payloads)} requests; one each is needed")

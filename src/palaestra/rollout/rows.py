@@ -4,30 +4,15 @@ import math
 from typing import Any
 
 import numpy as np
-import optree
 import torch
 
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch, NonFiniteError, StepType, TimeStep, episode_seed
+from palaestra.core import Batch, NonFiniteError, StepType, TimeStep, episode_seed, tree_map, tree_select
 from palaestra.envs import Environment
 from palaestra.policies import Policy
 from palaestra.rollout.episodes import EpisodeTracker
 
-__all__ = ["RowWriter", "put_rows", "require_finite", "take_rows"]
-
-
-def take_rows(nest: Any, lanes: np.ndarray) -> Any:
-    """A copy of the rows of some lanes.
-
-    Args:
-        nest: tensors [B, ...] in batches, dicts and tuples.
-        lanes: [n] which.
-
-    Returns:
-        The same structure, leaves [n, ...].
-    """
-    index = torch.from_numpy(lanes)
-    return optree.tree_map(lambda leaf: leaf[index], nest)
+__all__ = ["RowWriter", "put_rows", "require_finite"]
 
 
 def put_rows(nest: Any, lanes: np.ndarray, rows: Any) -> Any:
@@ -39,7 +24,7 @@ def put_rows(nest: Any, lanes: np.ndarray, rows: Any) -> Any:
         rows: the same structure, leaves [n, ...].
     """
     index = torch.from_numpy(lanes)
-    return optree.tree_map(lambda leaf, new: leaf.index_copy(0, index, new), nest, rows)
+    return tree_map(lambda leaf, new: leaf.index_copy(0, index, new), nest, rows)
 
 
 class RowWriter:
@@ -76,9 +61,9 @@ class RowWriter:
         if ended is not None:
             place = np.full(self._buffer.num_lanes, -1)
             place[... if lanes is None else lanes] = np.arange(len(time_step.step_type))
-            mine: TimeStep = take_rows(ended, np.flatnonzero(place[np.asarray(ended.env_id)] >= 0))
+            mine: TimeStep = tree_select(ended, np.flatnonzero(place[np.asarray(ended.env_id)] >= 0))
             numbers = np.asarray(mine.env_id)
-            its_action, its_state = take_rows((action, hidden), place[numbers])
+            its_action, its_state = tree_select((action, hidden), place[numbers])
             append(its_action, mine, policy_version=version, state=its_state, env_id=numbers)
             self._tracker.add(mine, numbers)
         append(action, time_step, policy_version=version, state=hidden, env_id=lanes)

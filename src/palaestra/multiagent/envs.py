@@ -1,25 +1,45 @@
-"""`Worlds`: several worlds stepped together, with seeds, checks of the contract, restarts, and exact resume."""
-
-from __future__ import annotations
+"""`Worlds`: several worlds stepped together, with seeds, checks, restarts and exact resume; and worlds by name."""
 
 import contextlib
+import functools
+import inspect
 import logging
+import re
 import time
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
 
-from palaestra.core import ConfigError, EnvError, NonFiniteError, PalaestraError, SpecError, SpecTree, episode_seed
-from palaestra.envs import Fault, FaultPolicy
+from palaestra.core import (
+    ConfigError,
+    EnvError,
+    NonFiniteError,
+    PalaestraError,
+    RunSeeds,
+    SpecError,
+    SpecTree,
+    episode_seed,
+    import_object,
+)
+from palaestra.envs import EnvConfig, Fault, FaultPolicy
 from palaestra.envs.faults import FaultKind, RestartBudget, describe
-from palaestra.multiagent.action_log import ActionLog
-from palaestra.multiagent.moments import MomentCheck, moment_digest
-from palaestra.multiagent.world import AgentSpec, Moment, World
+from palaestra.multiagent.env import AgentSpec, Moment, World
+from palaestra.multiagent.pettingzoo import PREFIX, load_pettingzoo, world_from_pettingzoo
+from palaestra.multiagent.rules import ActionLog, MomentCheck, moment_digest
 
-__all__ = ["Worlds"]
+__all__ = ["Worlds", "create_worlds", "is_world", "load_world"]
 
 _log = logging.getLogger(__name__)
+_SETTINGS = ("name", "num_envs", "kwargs", "train_kwargs", "vectorization", "on_fault", "max_restarts")
+_INSTEAD = {
+    "wrappers": "name a function that returns the world wrapped as you want it, `def make() -> World`",
+    "chaos": "faults can be injected into environments with one agent only",
+    "timeout_s": "a world is stepped in its worker's process; distributed.timeout_s bounds how long that may take",
+}
+_INSTEAD["reset_timeout_s"] = _INSTEAD["timeout_s"]
+_OTHERWISE = "change the world itself"
 
 
 class _Lane:
@@ -275,3 +295,93 @@ class Worlds:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def is_world(name: str) -> bool:
+    """Whether an environment's name means one with many agents.
+
+    Args:
+        name: as `EnvConfig.name`: `pettingzoo:...`, or `my_package:MyWorld` for a class of a `World` or of PettingZoo,
+            or for a function that says in its signature that it returns one.
+
+    Examples:
+        >>> is_world("palaestra.multiagent:Meeting"), is_world("CartPole-v1")
+        (True, False)
+    """
+    return name.startswith(PREFIX) or _world_class(name) is not None
+
+
+def load_world(name: str, kwargs: Mapping[str, Any] | None = None) -> World:
+    """One world by name.
+
+    Args:
+        name: see `is_world`.
+        kwargs: for its constructor.
+
+    Raises:
+        ConfigError: there is no such world, or the arguments do not fit.
+        MissingExtraError: it needs an optional package.
+    """
+    given = dict(kwargs or {})
+    if name.startswith(PREFIX):
+        return load_pettingzoo(name, **given)
+    maker = import_object(name)
+    try:
+        inspect.signature(maker).bind(**given)
+    except TypeError as error:
+        raise ConfigError(f"{name!r} cannot be called with {given}: {error}") from None
+    made = maker(**given)
+    return made if isinstance(made, World) else world_from_pettingzoo(made)
+
+
+def create_worlds(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence[int] | None = None) -> Worlds:
+    """Several worlds of a configuration.
+
+    Args:
+        config: which and how many, the constructor's arguments, and what to do about faults; its other settings mean
+            nothing for worlds.
+        seed: the run seed that the worlds' seeds are derived from.
+        lane_seeds: one for each instead.
+
+    Raises:
+        ConfigError: a setting is for environments with one agent.
+
+    Examples:
+        >>> create_worlds(EnvConfig(name="palaestra.multiagent:Meeting", num_envs=2)).batch_size
+        2
+    """
+    plain = EnvConfig(name=config.name)
+    for setting, value in vars(config).items():
+        if setting not in _SETTINGS and value != getattr(plain, setting):
+            raise ConfigError(
+                f"env.{setting} is {value!r}, but {config.name} has many agents: {_INSTEAD.get(setting, _OTHERWISE)}. "
+                f"Of env, these can be set: {', '.join(_SETTINGS)}"
+            )
+    if config.vectorization not in ("auto", "serial"):
+        raise ConfigError(f"env.vectorization is {config.vectorization}; worlds are stepped in this process: serial")
+    if lane_seeds is None:
+        lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(config.num_envs)]
+    make = functools.partial(load_world, config.name, {**config.kwargs, **config.train_kwargs})
+    return Worlds([make] * config.num_envs, lane_seeds=lane_seeds, faults=config.faults)
+
+
+def _world_class(name: str) -> type | None:
+    """The class of what a name makes, where that has many agents."""
+    if not re.fullmatch(r"[\w.]+:[A-Za-z_][\w.]*", name):
+        return None
+    try:
+        maker = import_object(name)
+    except ConfigError:
+        return None  # an id of the registry, say; whoever makes it will tell
+    kind: Any = maker
+    if not isinstance(maker, type):
+        try:
+            kind = typing.get_type_hints(maker).get("return")
+        except (NameError, TypeError):
+            return None
+    return kind if isinstance(kind, type) and _many_agents(kind) else None
+
+
+def _many_agents(kind: type) -> bool:
+    foreign = ("pettingzoo.utils.env.AECEnv", "pettingzoo.utils.env.ParallelEnv")  # known without importing them
+    return issubclass(kind, World) or any(f"{base.__module__}.{base.__qualname__}" in foreign for base in kind.__mro__)

@@ -1,11 +1,10 @@
 """Which policy acts for which agents, and what these see of it: alone, or as a team."""
 
-from __future__ import annotations
-
 import fnmatch
+import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,9 +22,10 @@ from palaestra.core import (
     spec_leaves,
 )
 from palaestra.envs.nest import flatten, unflatten
-from palaestra.multiagent.world import AgentSpec
+from palaestra.multiagent.env import AgentSpec
+from palaestra.policies import Policy
 
-__all__ = ["Role", "assign_roles", "team_leaves", "team_specs"]
+__all__ = ["AgentsConfig", "Role", "assign_roles", "team_specs"]
 
 _MASK = "action_mask"
 
@@ -194,3 +194,79 @@ def _stacked(spec: SpecTree, count: int) -> SpecTree:
     if isinstance(spec, DiscreteSpec):
         return MultiDiscreteSpec(dtype=spec.dtype, nvec=(spec.num,) * count)
     return TensorSpec(shape, spec.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentsConfig:
+    """Who acts by which policy, where an environment has many agents."""
+
+    mapping: dict[str, Any] = field(default_factory=dict)
+    """From names of agents, or patterns such as `buyer_*`, to names of policies; the first that fits counts. Without,
+    `sharing` decides."""
+    sharing: Literal["shared", "separate"] = "shared"
+    """One policy for all agents that see and do the same things, or a policy for each."""
+    policies: dict[str, Any] = field(default_factory=dict)
+    """What policies are that do not learn by the run's algorithm: its name, or `{algorithm: dqn, epsilon: 0.1}`; or
+    `random`; or a rule, `my_package:function`, from a batch of observations to one of actions."""
+    global_state: bool = True
+    """Whether central critics see the world's global state, where it has one; else what all members see."""
+
+    def mapping_for(self, agents: Mapping[str, AgentSpec]) -> dict[str, str]:
+        """From agents or patterns to policies.
+
+        Args:
+            agents: of the world.
+        """
+        if self.mapping:
+            return {pattern: str(policy) for pattern, policy in self.mapping.items()}
+        if self.sharing == "separate":
+            return {name: re.sub(r"\W", "_", name) for name in agents}
+        kinds: list[AgentSpec] = []
+        for spec in agents.values():
+            if spec not in kinds:
+                kinds.append(spec)
+        if len(kinds) == 1:
+            return {"*": "shared"}
+        return {name: f"shared_{kinds.index(spec)}" for name, spec in agents.items()}
+
+    def roles(
+        self, agents: Mapping[str, AgentSpec], *, joint: Collection[str] | None, state_spec: SpecTree | None
+    ) -> dict[str, Role]:
+        """The roles of all policies.
+
+        Args:
+            agents: of the world.
+            joint: policies that learn for a team; `None` is all.
+            state_spec: of the world's global state.
+
+        Raises:
+            ConfigError: see `assign_roles`.
+        """
+        mapping = self.mapping_for(agents)
+        teams = set(mapping.values()) if joint is None else joint
+        return assign_roles(agents, mapping, joint=teams, state_spec=state_spec if self.global_state else None)
+
+
+def require_policies(roles: Mapping[str, Role], policies: Mapping[str, Policy]) -> None:
+    """Refuses policies that do not fit the roles they are given.
+
+    Args:
+        roles: by policy name.
+        policies: by name.
+
+    Raises:
+        ConfigError: names the policy and what does not fit.
+    """
+    if set(roles) != set(policies):
+        raise ConfigError(f"the agents are mapped to {sorted(roles)}, but there are policies {sorted(policies)}")
+    for name, role in roles.items():
+        policy = policies[name]
+        for what, given, needed in (
+            ("sees", policy.observation_spec, role.observation_spec),
+            ("does", policy.action_spec, role.action_spec),
+        ):
+            if given != needed:
+                raise ConfigError(
+                    f"the policy {name!r} {what} {given}, but its agents, {', '.join(role.agents)}, {needed}; make it "
+                    "with the specs of its role"
+                )

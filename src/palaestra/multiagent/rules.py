@@ -1,18 +1,16 @@
-"""The rules that the moments of a world keep, checked as they arrive."""
-
-from __future__ import annotations
+"""The rules that the moments of a world keep, checked as they arrive; and what it takes to replay a running episode."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from palaestra.core import NonFiniteError, SpecError, StepType, numpy_dtype, spec_leaves
-from palaestra.envs.nest import flatten, problem
-from palaestra.multiagent.world import AgentSpec, Moment
+from palaestra.core import NonFiniteError, SpecError, StepType, spec_leaves
+from palaestra.envs.nest import flatten, leaf_dtypes, problem, unflatten
+from palaestra.multiagent.env import AgentSpec, Moment
 
-__all__ = ["MomentCheck", "moment_digest"]
+__all__ = ["ActionLog", "MomentCheck", "moment_digest"]
 
 
 class MomentCheck:
@@ -136,6 +134,73 @@ def moment_digest(moment: Moment | None, agents: Mapping[str, AgentSpec]) -> str
         spec, time_step = agents[name].observation, moment.time_steps[name]
         code.update(name.encode())
         code.update(np.array([time_step.step_type, time_step.discount, time_step.reward], np.float64).tobytes())
-        for leaf, leaf_spec in zip(flatten(time_step.observation, spec), spec_leaves(spec).values(), strict=True):
-            code.update(np.ascontiguousarray(leaf, numpy_dtype(leaf_spec.dtype)).tobytes())
+        for leaf, dtype in zip(flatten(time_step.observation, spec), leaf_dtypes(spec), strict=True):
+            code.update(np.ascontiguousarray(leaf, dtype).tobytes())
     return code.hexdigest()
+
+
+class ActionLog:
+    """The actions of a running episode, agent by agent, small enough for every checkpoint.
+
+    Args:
+        agents: what each one's actions look like.
+    """
+
+    def __init__(self, agents: Mapping[str, AgentSpec]) -> None:
+        self._specs = {name: spec.action for name, spec in agents.items()}
+        self._dtypes = {name: leaf_dtypes(spec) for name, spec in self._specs.items()}
+        self._steps: list[dict[str, list[np.ndarray]]] = []
+
+    def clear(self) -> None:
+        """Begins a new episode."""
+        self._steps = []
+
+    def add(self, actions: Mapping[str, Any]) -> dict[str, Any]:
+        """Notes the actions of a step.
+
+        Args:
+            actions: by agent.
+
+        Returns:
+            Copies of them in the dtypes of their specs, which a world may change.
+        """
+        step = {
+            name: [
+                np.array(leaf, dtype)
+                for leaf, dtype in zip(flatten(action, self._specs[name]), self._dtypes[name], strict=True)
+            ]
+            for name, action in actions.items()
+        }
+        self._steps.append(step)
+        return self._actions(step)
+
+    def _actions(self, step: Mapping[str, list[np.ndarray]]) -> dict[str, Any]:
+        return {
+            name: unflatten((leaf.copy()[()] for leaf in leaves), self._specs[name]) for name, leaves in step.items()
+        }
+
+    def steps(self) -> Iterator[dict[str, Any]]:
+        """The actions of every step so far, by agent."""
+        return map(self._actions, self._steps)
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as JSON values and arrays."""
+        agents: dict[str, dict[str, np.ndarray]] = {}
+        for name in self._specs:
+            if when := [number for number, step in enumerate(self._steps) if name in step]:
+                columns = zip(*(self._steps[number][name] for number in when), strict=True)
+                leaves = {str(leaf): np.stack(column) for leaf, column in enumerate(columns)}
+                agents[name] = {"when": np.array(when, np.int64), **leaves}
+        return {"length": len(self._steps), "agents": agents}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state` returned.
+
+        Args:
+            state: of a log of the same agents.
+        """
+        self._steps = [{} for _ in range(int(state["length"]))]
+        for name, saved in state["agents"].items():
+            columns = [np.asarray(saved[str(leaf)]) for leaf in range(len(self._dtypes[name]))]
+            for row, step in enumerate(saved["when"]):
+                self._steps[int(step)][name] = [column[row] for column in columns]
