@@ -1,4 +1,4 @@
-"""Tests of `palaestra.runtime.heap`."""
+"""Tests of `palaestra.runtime.keep_freed_memory`."""
 
 import os
 import platform

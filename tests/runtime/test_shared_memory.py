@@ -1,4 +1,4 @@
-"""Tests of `palaestra.runtime.shared_memory`."""
+"""Tests of `palaestra.runtime.SharedArrays`."""
 
 import multiprocessing
 import os

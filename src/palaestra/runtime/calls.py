@@ -8,19 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from palaestra.core import ConfigError, PalaestraError
-from palaestra.runtime.messages import Request
-from palaestra.runtime.remote import Failed
+from palaestra.runtime.messages import Failed, Request
 
-__all__ = [
-    "Arrival",
-    "Call",
-    "RemoteError",
-    "RestartPolicy",
-    "Result",
-    "WorkerRecord",
-    "WorkerStatus",
-    "arrival",
-]
+__all__ = ["Call", "RemoteError", "RestartPolicy", "Result", "WorkerStatus"]
 
 
 class RemoteError(PalaestraError):
@@ -46,9 +36,9 @@ class Call(NamedTuple):
     worker: str
     """Who was asked."""
     incarnation: int
-    """Which life of that worker, from 0."""
+    """Which incarnation of that worker, from 0."""
     sequence: int
-    """Number of the call in that life; 0 makes the object."""
+    """Number of the call in that incarnation; 0 makes the object."""
     method: str
     """What was asked."""
 
@@ -62,7 +52,7 @@ class Result:
     value: Any = None
     """What the method returned."""
     error: PalaestraError | None = None
-    """A `RemoteError` if it raised, a `WorkerDiedError` if nobody is there to answer."""
+    """A `RemoteError` if it raised, a `WorkerDiedError` if the worker is gone."""
 
     def unwrap(self) -> Any:
         """The value.
@@ -77,7 +67,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class RestartPolicy:
-    """How often a worker may begin a new life, and how long it waits before."""
+    """How often a worker may be restarted, and how long it waits before."""
 
     max_restarts: int = 10
     """Of one worker within an hour."""
@@ -98,15 +88,15 @@ class WorkerStatus:
     name: str
     """For people."""
     state: Literal["starting", "idle", "busy", "waiting", "dead"]
-    """`waiting`: dead, and about to begin a new life."""
+    """`waiting`: dead, and about to be restarted."""
     incarnation: int
-    """Which life it is in."""
+    """How often it was restarted."""
     calls: int
-    """Calls that were answered, over all lives."""
+    """Calls that were answered, over all incarnations."""
     busy_s: float
     """How long it has been at its current call; 0 when it is not."""
     cause: str
-    """How its last life ended; empty in the first."""
+    """How its last incarnation ended; empty in the first."""
 
 
 @dataclass
@@ -119,9 +109,9 @@ class WorkerRecord:
     resources: Mapping[str, float]
     incarnation: int = 0
     handle: Any = None
-    """What the runtime knows it by; `None` while nothing lives there."""
+    """What the runtime knows it by; `None` while there is none."""
     due: float | None = None
-    """When it begins its next life, in `time.monotonic()` seconds."""
+    """When it is restarted, in `time.monotonic()` seconds."""
     queue: deque[tuple[Call, Request]] = field(default_factory=deque)
     running: Call | None = None
     since: float = 0.0
@@ -129,9 +119,9 @@ class WorkerRecord:
     calls: int = 0
     restarts: deque[float] = field(default_factory=deque)
     error: PalaestraError | None = None
-    """How its newest life ended."""
+    """How its newest incarnation ended."""
     first_error: PalaestraError | None = None
-    """How its first life ended."""
+    """How its first incarnation ended."""
 
     def status(self, now: float) -> WorkerStatus:
         """How it is.
@@ -158,7 +148,7 @@ class Arrival(NamedTuple):
     worker: str
     """Whose."""
     incarnation: int
-    """Of which life."""
+    """Of which incarnation."""
     sequence: int | None
     """Number of the call that is answered; `None` for a death."""
     value: Any = None

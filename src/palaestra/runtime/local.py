@@ -7,8 +7,7 @@ from collections import deque
 from typing import Any, final
 
 from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, arrival
-from palaestra.runtime.messages import Message, Request, decode
-from palaestra.runtime.remote import Performer
+from palaestra.runtime.messages import Message, Performer, Request, decode
 from palaestra.runtime.runtime import Runtime
 
 __all__ = ["LocalRuntime"]
@@ -16,7 +15,7 @@ __all__ = ["LocalRuntime"]
 
 @final
 class LocalRuntime(Runtime):
-    """Workers in this process, which work while somebody waits: the call that was made first is done first.
+    """Workers in this process, which work while the caller waits: the call that was made first is done first.
 
     Args:
         restarts: how often workers may be restarted.
@@ -27,13 +26,11 @@ class LocalRuntime(Runtime):
         self._asked: deque[tuple[WorkerRecord, Call, Request | None]] = deque()
 
     def launch(self, worker: WorkerRecord) -> Any:
-        """See `Runtime.launch`."""
         assert worker.running is not None
         self._asked.append((worker, worker.running, None))
         return Performer(worker.factory)
 
     def submit(self, worker: WorkerRecord, call: Call, request: Request) -> None:
-        """See `Runtime.submit`."""
         self._asked.append((worker, call, request.copied()))
 
     def poll(self, timeout_s: float) -> list[Arrival]:
@@ -60,5 +57,4 @@ class LocalRuntime(Runtime):
         """See `Runtime.dismiss`. Nothing runs here by itself."""
 
     def end(self, worker: WorkerRecord, timeout_s: float) -> None:
-        """See `Runtime.end`."""
         worker.handle.close()

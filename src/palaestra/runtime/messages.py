@@ -11,6 +11,7 @@ import itertools
 import os
 import pickle
 import re
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from multiprocessing import spawn
@@ -22,17 +23,7 @@ from torch import Tensor
 
 from palaestra.core import ConfigError
 
-__all__ = [
-    "IN_A_SCRIPT",
-    "Factory",
-    "Message",
-    "Request",
-    "Shared",
-    "SharedCache",
-    "decode",
-    "encode",
-    "running_script",
-]
+__all__ = ["Shared"]
 
 _INLINE_BYTES = 1024  # smaller arrays travel in the header
 _KEPT = 8  # shared values that a worker remembers
@@ -270,3 +261,70 @@ class Request(NamedTuple):
     def copied(self) -> Request:
         """The same request, in memory of its own."""
         return self._replace(message=self.message.copied())
+
+
+class Failed:
+    """An exception as text, which any process can read.
+
+    Args:
+        error: that was raised.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self.kind = type(error).__name__
+        """Its class."""
+        self.detail = "".join(traceback.format_exception(error))
+        """Its traceback."""
+        self.exit_code = int(getattr(error, "exit_code", 1))
+        """What the command line ends with."""
+
+
+class Performer:
+    """A worker's object, and the shared values it was sent.
+
+    Args:
+        factory: makes the object; called by `begin`.
+    """
+
+    def __init__(self, factory: Callable[[], Any]) -> None:
+        self._factory, self._target, self._shared = factory, None, SharedCache()
+
+    def begin(self) -> Failed | None:
+        """Makes the object."""
+        try:
+            self._target = self._factory()
+        except Exception as error:
+            return Failed(error)
+        return None
+
+    def perform(
+        self, method: str, message: Message, shared: dict[int | str, tuple[int, Message | None]]
+    ) -> Message | Failed:
+        """Calls a method.
+
+        Args:
+            method: its name.
+            message: the other arguments.
+            shared: key of each shared argument, and its message where it is new here.
+
+        Returns:
+            What it returned, encoded; or `Failed`.
+        """
+        try:
+            arguments = decode(message)
+            for place, (key, new) in shared.items():
+                if new is not None and key not in self._shared:
+                    self._shared.put(key, decode(new))
+                arguments[place] = self._shared[key]
+            places = sorted(place for place in arguments if isinstance(place, int))
+            named = {name: value for name, value in arguments.items() if isinstance(name, str)}
+            return encode(getattr(self._target, method)(*(arguments[place] for place in places), **named))
+        except Exception as error:
+            return Failed(error)
+
+    def close(self) -> None:
+        """Lets the object close itself, where it can."""
+        close = getattr(self._target, "close", None)
+        self._target = None
+        if close is not None:
+            close()

@@ -16,11 +16,18 @@ import torch
 
 from palaestra.core import ConfigError
 from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, arrival
-from palaestra.runtime.heap import keep_freed_memory
-from palaestra.runtime.messages import IN_A_SCRIPT, Message, Request, SharedCache, decode, running_script
-from palaestra.runtime.remote import Failed, Performer
+from palaestra.runtime.memory import SharedArrays, keep_freed_memory
+from palaestra.runtime.messages import (
+    IN_A_SCRIPT,
+    Failed,
+    Message,
+    Performer,
+    Request,
+    SharedCache,
+    decode,
+    running_script,
+)
 from palaestra.runtime.runtime import Runtime
-from palaestra.runtime.shared_memory import SharedArrays
 from palaestra.runtime.supervision import Context, SupervisedProcess, WorkerDiedError
 
 __all__ = ["ProcessRuntime"]
@@ -68,14 +75,13 @@ class ProcessRuntime(Runtime):
         script = running_script().get("init_main_from_path")
         if script is not None and not os.path.exists(script):
             raise ConfigError(IN_A_SCRIPT.format(f"each process imports the script that runs, and {script} is no file"))
-        name = f"{worker.name} (life {worker.incarnation})" if worker.incarnation else worker.name
+        name = f"{worker.name} (incarnation {worker.incarnation})" if worker.incarnation else worker.name
         arguments = (worker.factory, self._threads)
         process = SupervisedProcess(_serve, arguments, context=self._context, name=name, preload=_PRELOAD)
         seat = self._alive[worker.id, worker.incarnation] = _Seat(worker, process)
         return seat
 
     def submit(self, worker: WorkerRecord, call: Call, request: Request) -> None:
-        """See `Runtime.submit`."""
         seat: _Seat = worker.handle
         seat.call = call
         new = {place: value for place, value in request.shared.items() if value.key not in seat.shared}
@@ -94,7 +100,6 @@ class ProcessRuntime(Runtime):
             raise WorkerDiedError(f"{seat.process.name} (process {seat.process.pid}) {seat.process.cause()}") from error
 
     def poll(self, timeout_s: float) -> list[Arrival]:
-        """See `Runtime.poll`."""
         seats: dict[Any, _Seat] = {}
         for seat in self._alive.values():
             seats[seat.process.connection] = seats[seat.process.sentinel] = seat
@@ -129,12 +134,10 @@ class ProcessRuntime(Runtime):
         return Arrival(worker.id, worker.incarnation, None, error=WorkerDiedError(text))
 
     def dismiss(self, worker: WorkerRecord) -> None:
-        """See `Runtime.dismiss`."""
         with contextlib.suppress(WorkerDiedError):
             worker.handle.process.send(None)
 
     def end(self, worker: WorkerRecord, timeout_s: float) -> None:
-        """See `Runtime.end`."""
         seat: _Seat = worker.handle
         self._alive.pop((worker.id, worker.incarnation), None)
         seat.process.stop(timeout_s)
@@ -146,7 +149,7 @@ WorkerKey = tuple[str, int]
 
 
 class _Seat:
-    """The driver's side of a life."""
+    """The driver's side of an incarnation."""
 
     def __init__(self, worker: WorkerRecord, process: SupervisedProcess) -> None:
         self.worker, self.process = worker, process

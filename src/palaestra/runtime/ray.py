@@ -13,15 +13,14 @@ import torch
 
 from palaestra.core import ConfigError, MissingExtraError
 from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, arrival
-from palaestra.runtime.heap import keep_freed_memory
-from palaestra.runtime.messages import Message, Request, SharedCache, decode
-from palaestra.runtime.remote import Failed, Performer
+from palaestra.runtime.memory import keep_freed_memory
+from palaestra.runtime.messages import Failed, Message, Performer, Request, SharedCache, decode
 from palaestra.runtime.runtime import Runtime
 from palaestra.runtime.supervision import WorkerDiedError
 
 __all__ = ["RayRuntime"]
 
-_KNOCK_S = 10.0
+_CONNECT_S = 10.0
 
 
 @final
@@ -32,7 +31,7 @@ class RayRuntime(Runtime):
     with this process, whatever happens to it.
 
     Args:
-        restarts: how often workers may be restarted. A new life may be on another machine.
+        restarts: how often workers may be restarted. A new incarnation may be on another machine.
         address: of a cluster, as `ray.init` takes it: `"auto"`, `"10.0.0.1:6379"`. `None` starts Ray on this machine,
             or uses the one that this process has started or joined before.
         threads_per_worker: threads of torch in each.
@@ -75,7 +74,6 @@ class RayRuntime(Runtime):
         return actor
 
     def submit(self, worker: WorkerRecord, call: Call, request: Request) -> None:
-        """See `Runtime.submit`."""
         for value in request.shared.values():
             if value.key not in self._put:
                 self._put.put(value.key, self._ray.put(value.message))
@@ -85,7 +83,6 @@ class RayRuntime(Runtime):
         self._asked[reference] = worker, call
 
     def poll(self, timeout_s: float) -> list[Arrival]:
-        """See `Runtime.poll`."""
         if not self._asked:
             time.sleep(timeout_s)
             return []
@@ -100,16 +97,14 @@ class RayRuntime(Runtime):
         try:
             answer = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
-            text = f"{worker.name} (Ray actor, life {call.incarnation}) died: {str(error).strip()}"
+            text = f"{worker.name} (Ray actor, incarnation {call.incarnation}) died: {str(error).strip()}"
             return Arrival(call.worker, call.incarnation, None, error=WorkerDiedError(text))
         return arrival(worker, call, decode(answer) if isinstance(answer, Message) else answer)
 
     def dismiss(self, worker: WorkerRecord) -> None:
-        """See `Runtime.dismiss`."""
         worker.handle = worker.handle, worker.handle.close.remote()
 
     def end(self, worker: WorkerRecord, timeout_s: float) -> None:
-        """See `Runtime.end`."""
         actor = worker.handle
         if isinstance(actor, tuple):
             actor, closed = actor
@@ -119,7 +114,6 @@ class RayRuntime(Runtime):
             self._ray.kill(actor)
 
     def release(self) -> None:
-        """See `Runtime.release`."""
         if self._own:
             self._ray.shutdown()
 
@@ -151,7 +145,7 @@ def _reach(address: str | None) -> None:
     """Knocks first, for ray itself tries for many minutes."""
     host, colon, port = (address or "").rpartition(":")
     if colon and port.isdecimal() and "://" not in host:
-        socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
 
 
 def _options(resources: Mapping[str, float]) -> dict[str, Any]:

@@ -22,8 +22,8 @@ class Runtime(ABC):
     """Workers: objects in this process, in other processes or on other machines.
 
     A worker does one call after another, in the order in which they were made. Arguments and results travel by value,
-    everywhere alike. An answer is taken once; one that comes again, or from a life that is over, is dropped and
-    counted. A runtime is used by one thread.
+    everywhere alike. An answer is taken once; one that comes again, or from an incarnation that is over, is
+    dropped and counted. A runtime is used by one thread.
 
     A subclass defines `launch`, `submit`, `poll`, `dismiss` and `end`, and `release` if need be; only this
     class calls them.
@@ -42,7 +42,7 @@ class Runtime(ABC):
 
     def __init__(self, restarts: RestartPolicy | None = None) -> None:
         self.duplicates = 0
-        """Answers that were dropped because theirs had been taken, or their worker's life was over."""
+        """Answers that were dropped because theirs had been taken, or their worker's incarnation was over."""
         self.restarted = 0
         """Lives that began again, of all workers."""
         self._policy = restarts or RestartPolicy()
@@ -55,7 +55,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def launch(self, worker: WorkerRecord) -> Any:
-        """Begins a life: the worker makes its object, and answers call 0 when it is made.
+        """Begins an incarnation: the worker makes its object, and answers call 0 when it is made.
 
         Args:
             worker: whose handle becomes what is returned.
@@ -71,7 +71,7 @@ class Runtime(ABC):
             request: what to do; its buffers may change afterwards.
 
         Raises:
-            WorkerDiedError: nobody is there.
+            WorkerDiedError: the worker is gone.
         """
 
     @abstractmethod
@@ -92,7 +92,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def end(self, worker: WorkerRecord, timeout_s: float) -> None:
-        """Ends a life, and frees what it held.
+        """Ends an incarnation, and frees what it held.
 
         Args:
             worker: whose.
@@ -185,7 +185,7 @@ class Runtime(ABC):
         return ended
 
     def restart(self, worker: str) -> None:
-        """Ends a worker's life, if it has not ended, and lets the next one begin: with a new object of its factory.
+        """Ends a worker, if it has not ended, and begins its next incarnation with a new object of its factory.
 
         Returns at once. The first restart within an hour is immediate, further ones wait; calls made meanwhile wait
         with it. Calls that were not answered fail.
@@ -249,7 +249,7 @@ class Runtime(ABC):
     ) -> None:
         self.close()
 
-    # -- lives
+    # -- incarnations
 
     def _stop(self, records: list[WorkerRecord], why: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -272,7 +272,7 @@ class Runtime(ABC):
         record.handle = self.launch(record)
 
     def _begin_due(self) -> float:
-        """Begins the lives whose time has come; returns the seconds to the next one."""
+        """Begins the incarnations that are due; returns the seconds to the next one."""
         now, soonest = time.monotonic(), float("inf")
         for record in self._workers.values():
             if record.due is not None and record.due <= now:
@@ -311,7 +311,7 @@ class Runtime(ABC):
                     self._hand_over(record, *record.queue.popleft())
 
     def _bury(self, record: WorkerRecord, error: PalaestraError, timeout_s: float = 0.0) -> None:
-        """Ends what is left of a life; what it was asked and did not answer fails."""
+        """Ends what is left of an incarnation; calls that it did not answer fail."""
         record.error = error
         record.first_error = record.first_error or error
         asked = [call for call, _ in record.queue]

@@ -1,6 +1,6 @@
 """Worker processes that are watched: a dead one is named, a silent one has a deadline, none is left behind.
 
-A worker ignores Ctrl-C (whoever started it decides), ends when its parent does, and prints the stacks of its threads
+A worker ignores Ctrl-C (its parent decides), ends when its parent does, and prints the stacks of its threads
 on request, even if it hangs in native code.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from palaestra.core import ConfigError, PalaestraError
 
-__all__ = ["Context", "SupervisedProcess", "WorkerDiedError", "WorkerTimeoutError", "spin_acquire", "stop_all"]
+__all__ = ["SupervisedProcess", "WorkerDiedError", "WorkerTimeoutError", "spin_acquire", "stop_all"]
 
 Context = Literal["spawn", "forkserver"]
 """How processes are started."""
@@ -155,7 +155,7 @@ class SupervisedProcess:
             message: anything that can be pickled.
 
         Raises:
-            WorkerDiedError: nobody is there to receive it.
+            WorkerDiedError: the worker is gone.
         """
         try:
             self.connection.send(message)
