@@ -23,13 +23,15 @@ def check_unroll(unroll: Unroll, starts: Iterable[tuple[Lane, int]], *, one_epis
     for b, (lane, start) in enumerate(starts):
         steps = len(unroll.action)
         rows = lane.stream[start : start + steps + 1]
-        assert unroll.observation[:, b].tolist() == [row.serial for row in rows]
-        assert unroll.step_type[:, b].tolist() == [row.kind for row in rows]
-        assert unroll.reward[:, b].tolist() == [row.reward for row in rows]
-        assert unroll.discount[:, b].tolist() == [row.discount for row in rows]
-        assert unroll.action[:, b].tolist() == [row.action for row in rows[:-1]]
-        assert unroll.policy_version[:, b].tolist() == [row.version for row in rows[:-1]]
-        assert unroll.valid[:, b].tolist() == valid(rows, one_episode=one_episode)
+        held = len(rows) if one_episode else steps + 1  # a sequence may begin near the newest row, if an end is between
+        assert unroll.observation[:held, b].tolist() == [row.serial for row in rows]
+        assert unroll.step_type[:held, b].tolist() == [row.kind for row in rows]
+        assert unroll.reward[:held, b].tolist() == [row.reward for row in rows]
+        assert unroll.discount[:held, b].tolist() == [row.discount for row in rows]
+        assert unroll.action[: held - 1, b].tolist() == [row.action for row in rows[:-1]]
+        assert unroll.policy_version[: held - 1, b].tolist() == [row.version for row in rows[:-1]]
+        assert unroll.valid[: held - 1, b].tolist() == valid(rows, one_episode=one_episode)
+        assert not unroll.valid[held - 1 :, b].any()
 
 
 def valid(rows: list[Row], *, one_episode: bool) -> list[float]:

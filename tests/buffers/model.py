@@ -56,9 +56,18 @@ class Lane:
         return [*self.rows, self.open]
 
     def starts(self, length: int) -> list[int]:
-        """Positions that may be learned from and have so many successors."""
+        """Positions that may be learned from and have so many successors, or whose episode ends before."""
         stream = self.stream
-        return [i for i in range(len(stream) - length) if stream[i].kind != LAST and stream[i + 1].kind != FIRST]
+        ends = [i for i, row in enumerate(stream) if row.kind == LAST]
+        ends += [i - 1 for i, row in enumerate(stream) if row.kind == FIRST]
+        return [
+            i
+            for i in range(len(stream) - 1)
+            if stream[i].kind != LAST
+            and stream[i + 1].kind != FIRST
+            and (i + length < len(stream) or i < max(ends, default=0))
+            and length <= self.capacity
+        ]
 
     def target(self, start: int, n_step: int) -> tuple[float, float, Row]:
         """Discounted reward, discount and bootstrap row of a window: Sutton and Barto 2018, equation (7.1)."""

@@ -111,7 +111,7 @@ def test_distances_to_both_ends_of_an_episode(seed, steps, rows, lanes):
         index = buffer.in_time_order(lane)
         stream = world.lanes[lane].stream
         same = [a.kind != LAST and b.kind != FIRST for a, b in itertools.pairwise(stream)]
-        to_end, from_begin = buffer.steps_to_end(index), buffer.steps_from_begin(index)
+        to_end, from_begin = buffer.reader.steps_to_end(index), buffer.reader.steps_from_begin(index)
         for i in range(len(stream)):
             ahead = next((k for k, joined in enumerate(same[i:]) if not joined), len(same) - i)
             behind = next((k for k, joined in enumerate(same[:i][::-1]) if not joined), i)
@@ -123,8 +123,8 @@ def test_long_episodes_are_walked_in_strides():
     buffer.open(step([FIRST]))
     for _ in range(300):
         buffer.append(torch.tensor([0]), step([MID]))
-    assert buffer.steps_to_end(np.array([0, 10, 299, 300])).tolist() == [300, 290, 1, 0]
-    assert buffer.steps_from_begin(np.array([0, 300])).tolist() == [0, 300]
+    assert buffer.reader.steps_to_end(np.array([0, 10, 299, 300])).tolist() == [300, 290, 1, 0]
+    assert buffer.reader.steps_from_begin(np.array([0, 300])).tolist() == [0, 300]
 
 
 def test_episodes_and_what_is_unfinished():
@@ -140,7 +140,7 @@ def test_episodes_and_what_is_unfinished():
                 episode = None
     assert [buffer.observation[rows].tolist() for rows in buffer.episodes()] == expected
     running = [lane.open.serial for lane in world.lanes if lane.open.kind != LAST]
-    assert buffer.observation[buffer.unfinished].tolist() == running
+    assert buffer.observation[buffer.unfinished()].tolist() == running
 
 
 def test_all_rows_in_time_order():
@@ -204,11 +204,50 @@ def test_another_buffer_is_appended_in_time_order():
         for lane in range(2):
             kept = buffer.observation[buffer.in_time_order(lane)].tolist()
             before = [row.serial for row in world.lanes[lane].rows]
-            if world.lanes[lane].open.kind == LAST and more.lanes[lane].stream[0].kind != LAST:
+            if world.lanes[lane].open.kind != FIRST:
                 before.append(world.lanes[lane].open.serial)
             assert kept == [*before, *(row.serial for row in more.lanes[lane].stream)][-21:]
     with pytest.raises(ShapeError, match="a buffer of 2 lanes cannot be appended to one of 1"):
         filled(20, 1, 2)[0].update(other)
+
+
+@bounded
+@given(
+    lanes=st.integers(1, 3),
+    rows=st.integers(1, 12),
+    steps=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    seed=st.integers(0, 99),
+    some=st.booleans(),
+    complete=st.booleans(),
+)
+def test_ts_08_joining_rings_makes_no_transition_that_never_happened(lanes, rows, steps, seed, some, complete):
+    """TS-08: both may have wrapped, so that they begin and end inside of episodes, or at their ends."""
+    buffers, worlds = [make_buffer(rows * lanes, lanes) for _ in range(2)], []
+    for number, buffer in enumerate(buffers):
+        worlds.append(world := World(lanes, rows, seed + number, breaks=True))
+        world.serial = 1000 * number
+        world.open(buffer)
+        for t in range(steps[number]):
+            world.append(buffer, [t % lanes] if some and t % 3 == 0 else None)
+    happened = {
+        (stream[i].serial, stream[i + 1].serial)
+        for world in worlds
+        for lane in world.lanes
+        for stream in [lane.stream]
+        for i in lane.starts(1)
+    }
+    joined = make_buffer(500 * lanes, lanes, complete_episodes_only=complete)
+    joined.update(buffers[0])
+    joined.update(buffers[1])
+    for n_step in (1, 2):
+        try:
+            index = joined.starts(n_step)
+        except ShapeError:
+            assert not happened or complete or n_step > 1
+            continue
+        observation, following = joined.observation[index].tolist(), joined.observation[joined.reader.after(index, 1)]
+        assert {*zip(observation, following.tolist(), strict=True)} <= happened
+        assert complete or n_step > 1 or len(index) == len(happened)
 
 
 def test_what_is_appended_without_versions_has_none():

@@ -12,9 +12,9 @@ from palaestra.buffers import (
     PrioritizedSampler,
     ReplayBuffer,
     WholeSampler,
-    memory,
+    storage,
 )
-from palaestra.buffers.leaves import HostLeaf
+from palaestra.buffers.lane_storage import HostLeaf
 from palaestra.core import (
     Batch,
     BoundedSpec,
@@ -135,7 +135,7 @@ def test_rows_on_a_device_are_those_in_main_memory(sampler, capacity, tmp_path):
         here = make(None, capacity, sampler())
         fill(there, here)
         assert there.device.type == device
-        assert there._storage.tensors["observation.observation"].device.type == device
+        assert there._streams.storage.tensors["observation.observation"].device.type == device
         check_same(there, here)
         for source, target in (
             (there, make(None, capacity, sampler())),
@@ -209,7 +209,7 @@ def test_what_would_be_cast_is_refused_on_a_device_too():
 
 def test_a_buffer_that_does_not_fit_on_its_device_is_refused(monkeypatch):
     """F21: with the numbers of that device, and the ways out."""
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**9)
+    monkeypatch.setattr(storage, "free_bytes", lambda device: 10**9)
     with pytest.raises(ConfigError, match=r"needs 5.65 GB .*but cpu has 1 GB.*rows in main memory"):
         ReplayBuffer(
             200_000,
@@ -230,9 +230,9 @@ def test_the_free_memory_of_a_gpu_counts_what_torch_would_give_back(monkeypatch)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 9000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 500)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 200)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 70)
-    assert memory.free_bytes(torch.device("cuda", 0)) == 1300
-    assert memory.free_bytes(torch.device("cpu")) == 70
+    monkeypatch.setattr(storage, "available_bytes", lambda: 70)
+    assert storage.free_bytes(torch.device("cuda", 0)) == 1300
+    assert storage.free_bytes(torch.device("cpu")) == 70
 
 
 # -- pinned memory
@@ -270,7 +270,7 @@ def test_pinned_rows_come_out_as_they_went_in():
     check_same(there, here)
     drawn = there.draw(Replay(unroll_length=1, mini_batch_size=8), generator())
     assert drawn.reward.is_pinned()
-    assert there._storage.tensors["reward"].is_pinned()
+    assert there._streams.storage.tensors["reward"].is_pinned()
 
 
 @needs_cuda

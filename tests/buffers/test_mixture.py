@@ -21,7 +21,7 @@ def pair():
     """Two buffers whose rows are told apart by their serial numbers."""
     own, _ = filled(200, 2, 60)
     other, world = filled(100, 1, 70)
-    other._storage.tensors["observation"].add_(1000)
+    other._streams.storage.tensors["observation"].add_(1000)
     return own, other, world
 
 
@@ -52,7 +52,7 @@ def test_priorities_go_where_the_rows_came_from():
     drawn = mixture.draw(plan, generator())
     assert drawn.weight.tolist() == [1.0] * 8
     mixture.write_back(drawn.index, torch.arange(8.0))
-    rows = drawn.index[4:] - own.heads.places * 2
+    rows = drawn.index[4:] - own.positions.ring_size * 2
     assert torch.equal(other.take("observation", rows), drawn.observation[4:])
     assert other.sampler._tree.leaves[rows] == pytest.approx(torch.arange(4.0, 8.0).numpy() ** 0.6, rel=1e-4)
     mixture.set_progress(1.0)

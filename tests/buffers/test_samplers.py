@@ -77,10 +77,12 @@ def test_a_pass_visits_every_row_once_and_the_next_in_another_order():
 def test_with_a_stride_every_row_is_in_one_sequence():
     """ALF-08: shuffled, with time order inside."""
     buffer, world = sampled(WholeSampler(stride=5), 80, 2, 36)
-    count = sum(1 for age in buffer.ages(buffer.starts(5)).tolist() if age % 5 == 0)
+    count = sum(1 for age in buffer.reader.ages(buffer.starts(5)).tolist() if age % 5 == 0)
     drawn = buffer.draw(Offline(mini_batch_size=count, mini_batch_length=5), generator())
-    serials = drawn.observation[:-1].flatten().tolist()
-    assert len(serials) == len(set(serials)) == 5 * count
+    serials = drawn.observation[:-1][drawn.valid > 0].tolist()
+    assert len(serials) == len(set(serials))
+    inside = drawn.observation[:-1].unique()
+    assert 5 * (count - 2) < len(inside) <= 5 * count  # the last sequence of a lane may be shorter
     check_unroll(drawn, [world.find(serial) for serial in drawn.observation[0].tolist()], one_episode=True)
     with pytest.raises(ConfigError, match="stride=0"):
         WholeSampler(stride=0)
@@ -121,7 +123,7 @@ def test_ends_come_as_often_as_they_are_asked_for():
     assert ends.float().mean() == pytest.approx(0.75, abs=0.03)
     for group, chosen in (("ends", ends), ("others", ~ends)):
         starts = buffer.starts(1)
-        all_of_it = starts[buffer.ends_with_next(starts) == (group == "ends")]
+        all_of_it = starts[buffer.reader.ends_with_next(starts) == (group == "ends")]
         assert set(drawn.index[chosen].tolist()) == set(all_of_it.tolist())
     with pytest.raises(ConfigError, match=r"share=1.5.*\[0, 1\]"):
         BalancedSampler(1.5)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palaestra.buffers import MappedFiles, PrioritizedSampler, ReplayBuffer, memory
+from palaestra.buffers import MappedFiles, PrioritizedSampler, ReplayBuffer, storage
 from palaestra.buffers import replay as replay_module
 from palaestra.core import Batch, BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec
 from tests.buffers.checks import check_contents
@@ -78,7 +78,7 @@ def test_what_does_not_fit_into_memory_is_loaded_as_the_error_says(tmp_path, mon
     """F21: the way out is one for a loaded buffer too."""
     buffer, world = filled(None, 2, 300)
     buffer.save(tmp_path / "data")
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(storage, "available_bytes", lambda: 1000)
     with pytest.raises(ConfigError, match=r"main memory has 1e-06 GB .*storage=MappedFiles\(directory\)"):
         ReplayBuffer.load(tmp_path / "data")
     check_contents(ReplayBuffer.load(tmp_path / "data", storage=MappedFiles(tmp_path / "rows")), world)

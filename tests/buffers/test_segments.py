@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palaestra.buffers import PrioritizedSampler, ReplayBuffer, segments
+from palaestra.buffers import PrioritizedSampler, ReplayBuffer, saving
 from palaestra.core import Batch, CheckpointError, DiscreteSpec, TensorSpec
 from palaestra.training import CheckpointStore
 from tests.buffers.checks import check_contents
@@ -22,8 +22,8 @@ from tests.buffers.model import FIRST, MID, World, generator, make_buffer, repla
 def test_every_checkpoint_holds_what_the_buffer_held(tmp_path_factory, lanes, rows, seed, writes):
     """F25, F9: whatever was written between two of them; tiny pieces, so that all edges come up."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segments, "_SMALLEST", 1)
-        patch.setattr(segments, "_SEGMENTS", 8)
+        patch.setattr(saving, "_SMALLEST", 1)
+        patch.setattr(saving, "_SEGMENTS", 8)
         info = {"info_spec": {"x": TensorSpec(())}}
         buffer, world = make_buffer(rows * lanes, lanes, **info), World(lanes, rows, seed, breaks=True)
         store = CheckpointStore(tmp_path_factory.mktemp("run"), keep=3)
@@ -40,7 +40,7 @@ def test_every_checkpoint_holds_what_the_buffer_held(tmp_path_factory, lanes, ro
                 for lane in world.lanes:
                     lane.rows = []
             elif write == "info" and len(buffer):
-                count = min(2, buffer.heads.shortest)
+                count = min(2, buffer.positions.counts.min())
                 if count:
                     buffer.write_info(Batch(x=torch.rand(count, lanes, generator=generator(number))), count)
             elif write == "save":

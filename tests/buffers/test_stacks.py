@@ -93,7 +93,10 @@ def test_stacks_come_out_as_they_went_in(lanes, rows, seed, writes):
             continue
         check(camera, drawn.observation)
         check(camera, drawn.next_observation)
-    check(camera, buffer.newest(1).observation if buffer.heads.shortest else buffer[buffer.unfinished].observation)
+    check(
+        camera,
+        buffer.newest(1).observation if buffer.positions.counts.min() else buffer[buffer.unfinished()].observation,
+    )
 
 
 def test_frames_are_stored_once_and_stay_bytes():

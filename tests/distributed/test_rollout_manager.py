@@ -55,7 +55,7 @@ def copied(state):
 
 
 def lanes_with_rows(manager):
-    return np.flatnonzero(manager.buffers["policy"].heads.counts > 0).tolist()
+    return np.flatnonzero(manager.buffers["policy"].positions.counts > 0).tolist()
 
 
 def test_all_workers_are_waited_for_and_share_the_lanes(runtime):

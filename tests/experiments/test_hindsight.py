@@ -115,7 +115,7 @@ def drawn(config: ExperimentConfig) -> Any:
         buffer: Any = collect.buffers[POLICY]
         plan = dataclasses.replace(algorithm.plan, mini_batch_size=200)
         batch = collect.sources[POLICY].draw(plan, torch.Generator().manual_seed(0))
-        return batch, buffer.heads.places * buffer.num_lanes
+        return batch, buffer.positions.ring_size * buffer.num_lanes
 
 
 # -- what is drawn

@@ -106,7 +106,7 @@ def test_every_minibatch_has_the_fraction(fraction, expected, tmp_path):
         assert isinstance(collector.source, MixtureSource)
         collector.collect(n_step=30)
         drawn = collector.source.draw(algorithm.plan, torch.Generator().manual_seed(0))
-    own = collector.buffer.heads.places * collector.buffer.num_lanes
+    own = collector.buffer.positions.ring_size * collector.buffer.num_lanes
     assert int((drawn.index >= own).sum()) == expected
     assert len(drawn.index) == 256
 

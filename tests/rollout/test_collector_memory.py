@@ -37,7 +37,7 @@ def test_rows_carry_the_memory_with_which_their_actions_were_chosen(num_ready, s
     collector.unroll(4, random=random)
     collector.unroll(6, random=random)
     assert collector._state.seen.shape == (4, 1)
-    drawn = buffer.newest(min(buffer.heads.counts.tolist()))
+    drawn = buffer.newest(min(buffer.positions.counts.tolist()))
     for lane in range(4):
         kinds, seen = drawn.step_type[:-1, lane].tolist(), drawn.state.seen[:, lane, 0].tolist()
         since = None

@@ -15,11 +15,13 @@ from tests.rollout.worlds import FIRST, LAST, MID, Numbered
 def lanes_of(collector: Collector, rows: int = 200) -> list[list[tuple[int, int]]]:
     """The (observation, step type) rows of each lane, each once, the open row included."""
     buffer = collector.buffer
-    heads = buffer._heads
+    positions = buffer.positions
     streams = []
     for lane in range(buffer.num_lanes):
-        count = int(heads.counts[lane])
-        places = (int(heads.heads[lane]) - np.arange(count, -1, -1)) % heads.places * buffer.num_lanes + lane
+        count = int(positions.counts[lane])
+        places = (
+            int(positions.cursors[lane]) - np.arange(count, -1, -1)
+        ) % positions.ring_size * buffer.num_lanes + lane
         kinds, seen = buffer.take("step_type", places), buffer.take("observation", places)
         streams.append(list(zip(seen[:, 0].int().tolist(), kinds.tolist(), strict=True)))
     return streams
@@ -68,9 +70,9 @@ def test_the_actions_stored_are_those_executed():
     env = Numbered(LENGTHS, num_ready=1)
     collector = Collector.of(env, make("ppo", env))
     collector.unroll(9)
-    heads, buffer = collector.buffer._heads, collector.buffer
+    positions, buffer = collector.buffer.positions, collector.buffer
     for lane in range(4):
-        count = int(heads.counts[lane])
+        count = int(positions.counts[lane])
         places = np.arange(count) * 4 + lane
         kinds = buffer.take("step_type", places)
         stored = buffer.take("action", places)[kinds != LAST].tolist()

@@ -32,7 +32,7 @@ def test_environments_in_processes_that_answer_first_ready_first_are_collected_l
         ended = info.episodes + collector.drain()
         assert ended
         assert {episode.length for episode in ended} == {5}
-        counts = collector.buffer.heads.counts
+        counts = collector.buffer.positions.counts
         assert counts.sum() >= 4 * 30
         for lane in range(4):
             kinds = collector.buffer.take("step_type", collector.buffer.in_time_order(lane)).tolist()

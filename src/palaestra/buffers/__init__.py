@@ -1,53 +1,17 @@
-"""Experience: streams of many lanes stored once, drawn as unrolls, sequences or n-step windows."""
+"""Experience: streams of many lanes stored once, drawn as unrolls, sequences or n-step windows.
 
-from palaestra.buffers.exchange import with_actions
-from palaestra.buffers.joining import stream_pieces
-from palaestra.buffers.layouts import Unroll, Windows
-from palaestra.buffers.limiter import SamplesPerInsert
-from palaestra.buffers.lists import ListReplayBuffer
-from palaestra.buffers.memory import DeviceMemory, MainMemory, MappedFiles, Memory
-from palaestra.buffers.minari import from_minari, to_minari
-from palaestra.buffers.mixture import MixtureSource
-from palaestra.buffers.replay import ReplayBuffer
-from palaestra.buffers.samplers import (
-    BalancedSampler,
-    EpisodeSampler,
-    HindsightSampler,
-    PrioritizedSampler,
-    Sampler,
-    SumTree,
-    UniformSampler,
-    WholeSampler,
-    sampler_of,
-)
-from palaestra.buffers.storage import LaneStorage
-from palaestra.buffers.streams import LaneStreams, RowOptions
+`storage` says where rows lie and `lane_storage` how; `writer` and `reader` work on the `streams` in it; `replay` has
+`ReplayBuffer`, which holds both; `samplers`, `prioritized` and `hindsight` choose what is drawn.
+"""
 
-__all__ = [
-    "BalancedSampler",
-    "DeviceMemory",
-    "EpisodeSampler",
-    "HindsightSampler",
-    "LaneStorage",
-    "LaneStreams",
-    "ListReplayBuffer",
-    "MainMemory",
-    "MappedFiles",
-    "Memory",
-    "MixtureSource",
-    "PrioritizedSampler",
-    "ReplayBuffer",
-    "RowOptions",
-    "Sampler",
-    "SamplesPerInsert",
-    "SumTree",
-    "UniformSampler",
-    "Unroll",
-    "WholeSampler",
-    "Windows",
-    "from_minari",
-    "sampler_of",
-    "stream_pieces",
-    "to_minari",
-    "with_actions",
-]
+from palaestra.buffers.exchange import *
+from palaestra.buffers.hindsight import *
+from palaestra.buffers.limiter import *
+from palaestra.buffers.mixture import *
+from palaestra.buffers.prioritized import *
+from palaestra.buffers.reader import *
+from palaestra.buffers.replay import *
+from palaestra.buffers.samplers import *
+from palaestra.buffers.storage import *
+from palaestra.buffers.streams import *
+from palaestra.buffers.writer import *

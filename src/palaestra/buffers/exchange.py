@@ -1,8 +1,6 @@
-"""`with_actions`: the same steps with their actions in other units."""
+"""Exchange: Minari datasets as buffers and back, and the same steps with their actions in other units."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -10,9 +8,10 @@ import torch
 from torch import Tensor
 
 from palaestra.buffers.replay import ReplayBuffer
-from palaestra.core import Batch, ShapeError, SpecTree
+from palaestra.buffers.streams import STEP_FIELDS
+from palaestra.core import Batch, MissingExtraError, ShapeError, SpecTree, StepType, TensorSpec, TimeStep, numpy_dtype
 
-__all__ = ["with_actions"]
+__all__ = ["from_minari", "to_minari", "with_actions"]
 
 
 def with_actions(buffer: ReplayBuffer, action_spec: SpecTree, convert: Callable[[Any], Any]) -> ReplayBuffer:
@@ -58,6 +57,139 @@ def _fragment(buffer: ReplayBuffer, rows: np.ndarray, convert: Callable[[Any], A
         return torch.where(mask, leaf, torch.zeros((), dtype=leaf.dtype))
 
     action = convert(buffer.take("action", rows[:-1]))
-    fields = {name: buffer.take(name, rows) for name in buffer.step_fields}
+    fields = {name: buffer.take(name, rows) for name in STEP_FIELDS}
     fields["action"] = action.map(zeroed) if isinstance(action, Batch) else zeroed(action)
     return Batch.of({**fields, "policy_version": buffer.take("policy_version", rows[:-1])})
+
+
+def from_minari(dataset: Any, *, observation_spec: SpecTree, action_spec: SpecTree) -> ReplayBuffer:
+    """A buffer of one lane with all episodes of a dataset, each from FIRST to LAST.
+
+    Actions are taken over as they are: those that the environment executed. A policy samples in units of its own, its
+    `raw_action_spec`; `with_actions` converts, and `--offline.data minari:...` does so by itself.
+
+    An episode that neither terminated nor was truncated is a stream that broke off: nothing is bootstrapped behind it.
+
+    Args:
+        dataset: its id, such as `"D4RL/door/human-v2"`, or a `minari.MinariDataset`. It must lie on this machine;
+            `minari download` fetches it.
+        observation_spec: of the environment; data is cast to its dtypes.
+        action_spec: of the environment, not of the policy.
+
+    Raises:
+        MissingExtraError: Minari is not installed.
+        ShapeError: the dataset has no rows, or observations or actions do not fit the specs.
+    """
+    if isinstance(dataset, str):
+        dataset = _minari("reading a Minari dataset").load_dataset(dataset)
+    capacity = int(dataset.total_steps) + int(dataset.total_episodes)
+    if dataset.total_steps == 0:
+        raise ShapeError(f"the dataset {dataset.id} has no rows")
+    buffer = ReplayBuffer(capacity, 1, observation_spec=observation_spec, action_spec=action_spec)
+    for episode in dataset.iterate_episodes():
+        buffer.extend(_rows(episode, observation_spec, action_spec))
+    return buffer
+
+
+def to_minari(buffer: ReplayBuffer, dataset_id: str, *, observation_space: Any, action_space: Any, **about: Any) -> Any:
+    """Writes the complete episodes of a buffer as a Minari dataset on this machine.
+
+    Actions are written as the buffer holds them, and Minari's are those that the environment executed. A buffer that a
+    collector filled holds what the policy sampled: where that is not the same, convert it by `with_actions` first, as
+    `palaestra data export` does.
+
+    Args:
+        buffer: with actions in the environment's units. What it holds of running episodes, and of those whose
+            beginning was overwritten, is left out.
+        dataset_id: such as `"cartpole/expert-v0"`; it must not exist yet.
+        observation_space: Gymnasium space of the environment.
+        action_space: Gymnasium space of the environment.
+        about: what else `minari.create_dataset_from_buffers` takes, such as `author` or `algorithm_name`.
+
+    Returns:
+        The `minari.MinariDataset`.
+
+    Raises:
+        MissingExtraError: Minari is not installed.
+        ShapeError: no episode is complete.
+    """
+    minari = _minari("writing a Minari dataset")
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    episodes: list[Any] = []
+    for number, rows in enumerate(buffer.episodes()):
+        held = buffer[rows].to_numpy()
+        over = np.zeros(len(rows) - 1, bool)
+        over[-1] = True
+        terminated = held.discount[-1] == 0
+        episodes.append(
+            EpisodeBuffer(
+                id=number,
+                observations=_nest(held.observation),
+                actions=_nest(held.action[:-1]),
+                rewards=held.reward[1:].tolist(),
+                terminations=(over & terminated).tolist(),
+                truncations=(over & ~terminated).tolist(),
+            )
+        )
+    if not episodes:
+        raise ShapeError(f"no episode lies in the buffer from its first to its last step; {buffer.held()}")
+    return minari.create_dataset_from_buffers(
+        dataset_id=dataset_id,
+        buffer=episodes,
+        observation_space=observation_space,
+        action_space=action_space,
+        **about,
+    )
+
+
+def _rows(episode: Any, observation_spec: SpecTree, action_spec: SpecTree) -> Batch:
+    """An episode as a fragment of one lane, `[T+1, 1, ...]`."""
+    steps = len(episode.rewards)
+    step_type = np.full(steps + 1, StepType.MID, np.int32)
+    discount = np.ones(steps + 1, np.float32)
+    terminated = bool(episode.terminations[-1])
+    if terminated or bool(episode.truncations[-1]):
+        step_type[-1] = StepType.LAST
+    step_type[0], discount[-1] = StepType.FIRST, not terminated
+    reward = np.concatenate([[0], episode.rewards]).astype(np.float32)
+    fields = TimeStep(step_type, reward, discount)._asdict()
+    plain = {name: torch.from_numpy(fields[name])[:, None] for name in ("step_type", "reward", "discount")}
+    return Batch.of(
+        {
+            **plain,
+            "observation": _cast("observations", episode.observations, observation_spec, steps + 1),
+            "action": _cast("actions", episode.actions, action_spec, steps),
+        }
+    )
+
+
+def _cast(name: str, value: Any, spec: SpecTree, rows: int) -> Any:
+    """Data `[rows, ...]` as `[rows, 1, ...]` of the spec's structure and dtypes."""
+    if not isinstance(spec, TensorSpec):
+        items = spec.items() if isinstance(spec, dict) else enumerate(spec)
+        try:
+            return Batch.of({str(key): _cast(f"{name}.{key}", value[key], child, rows) for key, child in items})
+        except (KeyError, IndexError, TypeError):
+            raise ShapeError(f"{name} of the dataset do not have the parts of {spec}") from None
+    array = np.asarray(value)
+    if array.shape != (rows, *spec.shape):
+        raise ShapeError(f"{name} of the dataset have the shape {array.shape}, but {(rows, *spec.shape)} is needed")
+    return torch.from_numpy(array.astype(numpy_dtype(spec.dtype)))[:, None]
+
+
+def _nest(value: Any) -> Any:
+    """Batches as the dicts and tuples that Gymnasium's spaces have."""
+    if not isinstance(value, Batch):
+        return value
+    parts: Iterable[tuple[str, Any]] = value.items()
+    nest = {key: _nest(part) for key, part in parts}
+    return tuple(nest.values()) if list(nest) == [str(number) for number in range(len(nest))] else nest
+
+
+def _minari(purpose: str) -> Any:
+    try:
+        import minari
+    except ImportError:
+        raise MissingExtraError("minari", "offline", purpose) from None
+    return minari

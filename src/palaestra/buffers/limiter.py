@@ -1,7 +1,5 @@
 """`SamplesPerInsert`: how much is learned from how much data, where both happen at the same time."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import final
@@ -13,9 +11,9 @@ __all__ = ["SamplesPerInsert"]
 
 @final
 class SamplesPerInsert:
-    """Keeps drawn rows near `ratio` times the written ones: whoever is ahead waits for the other.
+    """Keeps drawn rows near `ratio` times the written ones: the side that is ahead waits for the other.
 
-    From the moment when `first_rows` rows are there,  |ratio * written since - drawn|  is at most `slack`. Before,
+    As soon as `first_rows` rows are there,  |ratio * written since - drawn|  is at most `slack`. Before,
     writers do not wait and nothing is drawn. For threads of one process.
 
     Args:

@@ -1,7 +1,5 @@
 """`MixtureSource`: several buffers as one source, each with its share of every minibatch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
@@ -191,7 +189,7 @@ class MixtureSource:
 
     def _firsts(self) -> list[int]:
         """The number that each buffer's row 0 has here."""
-        sizes = [buffer.heads.places * buffer.num_lanes for buffer in self.buffers]
+        sizes = [buffer.positions.ring_size * buffer.num_lanes for buffer in self.buffers]
         return [0, *np.cumsum(sizes)[:-1].tolist()]
 
 

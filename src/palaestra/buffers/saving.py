@@ -1,6 +1,4 @@
-"""Buffers as folders: one safetensors file, one JSON file, and a manifest with their hashes."""
-
-from __future__ import annotations
+"""Buffers in files: as folders of their own, and as the tensors of a checkpoint, cut into segments."""
 
 import json
 import os
@@ -10,14 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
 
-from palaestra.buffers.streams import RowOptions
+from palaestra.buffers.streams import RowOptions, Streams, WritePositions
 from palaestra.core import (
     CheckpointError,
     ConfigError,
     SpecError,
     check_seal,
+    describe_segments,
     load_tensors,
     save_tensors,
     seal,
@@ -25,10 +25,110 @@ from palaestra.core import (
     spec_to_json,
 )
 
-__all__ = ["read_buffer", "write_buffer"]
+__all__: list[str] = []
 
 _FORMAT_VERSION = 1
 _SPECS = ("observation_spec", "action_spec", "info_spec", "reward_spec", "state_spec")
+_SEGMENTS = 256  # of a large buffer; so one hundredth of new rows is in three or four of them
+_SMALLEST = 2**17  # bytes: a file for each piece is worth that much
+
+
+def stream_tensors(streams: Streams) -> dict[str, Any]:
+    """What the streams hold, by name; tensors are views of it.
+
+    Args:
+        streams: that are saved.
+    """
+    positions = streams.positions
+    wrapped = bool((positions.cursors < positions.counts + positions.spare).any())
+    rows = positions.ring_size if wrapped else int(positions.cursors.max()) + 1
+    fields: dict[str, Any] = {f"field.{name}": tensor[:rows] for name, tensor in streams.storage.tensors.items()}
+    if streams.states is not None:
+        slots = -(-rows // streams.state_period)
+        fields |= {f"field.{name}": tensor[:slots] for name, tensor in streams.states.tensors.items()}
+    return {**fields, **positions.state(), "rows_per_lane": positions.rows}
+
+
+def load_stream_tensors(streams: Streams, tensors: Mapping[str, Any]) -> None:
+    """Puts back what `stream_tensors` gave.
+
+    Args:
+        streams: with the same specs, lanes and capacity.
+        tensors: by name.
+
+    Raises:
+        CheckpointError: something is missing or does not fit.
+    """
+    positions, rows = streams.positions, tensors.get("rows_per_lane", 0)
+    if rows != positions.rows:
+        if not streams.growing:
+            raise CheckpointError(f"the saved buffer has {rows} rows per lane, but this one has {positions.rows}")
+        streams.resize(rows, np.empty((0, streams.num_lanes), np.int64))
+        positions.restart(0, rows)
+    tensors_here = streams.storage.tensors | (streams.states.tensors if streams.states is not None else {})
+    for name, tensor in tensors_here.items():
+        saved = tensors.get(f"field.{name}")
+        given = None if saved is None else (tuple(saved.shape[1:]), saved.dtype)
+        needed = (tuple(tensor.shape[1:]), tensor.dtype)
+        if saved is None or given != needed or len(saved) > len(tensor):
+            raise CheckpointError(f"the saved buffer field {name!r} has rows of {given}, but this one of {needed}")
+        tensor[: len(saved)] = saved
+    positions.load_state(tensors)
+    streams.write_log()
+
+
+class SegmentKeys:
+    """Keys of consecutive places of a ring; a key is new whenever one of its rows was written.
+
+    Args:
+        positions: of the ring.
+        multiple: the places of a segment are a multiple of this.
+        size_bytes: of all rows.
+    """
+
+    def __init__(self, positions: WritePositions, multiple: int, size_bytes: int) -> None:
+        size = positions.ring_size
+        places = max(-(-size // _SEGMENTS), -(-_SMALLEST * size // size_bytes))
+        self.places = -(-places // multiple) * multiple
+        """Places in a segment."""
+        self._positions, self._identity = positions, uuid.uuid4().hex
+        self._versions = np.zeros(-(-size // self.places), np.int64)
+        self._seen: tuple[int, int] | None = None
+        self._seen_cursors = self._seen_written = np.empty(0, np.int64)
+
+    def keys(self, used: int, rewritten: int) -> list[str]:
+        """The keys of the present contents.
+
+        Args:
+            used: so many places from the front on hold anything.
+            rewritten: so many rows before the write positions of the call before were written again since.
+        """
+        positions, seen = self._positions, (self._positions.restarts, self._positions.exchanges)
+        new = positions.written - self._seen_written if self._seen == seen else None
+        if new is None or new.max() + rewritten + 1 >= positions.ring_size:
+            self._versions += 1
+        elif new.any() or rewritten:
+            rows = new + rewritten + 1  # from the row that was open then to the one that is
+            offset = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows) - rewritten
+            places = (np.repeat(self._seen_cursors, rows) + offset) % positions.ring_size
+            self._versions[np.unique(places // self.places)] += 1
+        self._seen, self._seen_cursors, self._seen_written = seen, positions.cursors, positions.written.copy()
+        held = [min(self.places, used - first) for first in range(0, used, self.places)]
+        return [f"{self._identity}-{i}-{self._versions[i]}-{rows}" for i, rows in enumerate(held)]
+
+    def describe(self, streams: Streams, tensors: Mapping[str, Any], rewritten: int) -> str:
+        """How a checkpoint cuts the fields, so that it writes only what is new since the one before.
+
+        Args:
+            streams: whose rows they are.
+            tensors: from `stream_tensors`.
+            rewritten: see `keys`.
+        """
+        keys = self.keys(len(tensors["field.step_type"]), rewritten)
+        places = {f"field.{name}": self.places for name in streams.storage.tensors}
+        if streams.states is not None:
+            places |= {f"field.{name}": self.places // streams.state_period for name in streams.states.tensors}
+        return describe_segments(keys, places)
 
 
 def write_buffer(directory: Path, shape: Mapping[str, Any], options: RowOptions, tensors: Mapping[str, Any]) -> None:

@@ -1,372 +1,257 @@
-"""Storage of streams: one contiguous tensor per field, rows by lanes."""
+"""Where rows lie: main memory, mapped files or a device; a buffer that does not fit is refused beforehand."""
 
-from __future__ import annotations
-
-import ctypes
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+import json
+import math
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.leaves import DeviceLeaf, HostLeaf, Leaf
-from palaestra.buffers.memory import BOOKKEEPING, MainMemory, Memory
-from palaestra.core import Batch, ShapeError, SpecTree, StepType, TensorSpec, as_array, spec_leaves
+from palaestra.core import CheckpointError, ConfigError, numpy_dtype, require_device
 
-__all__ = ["LaneStorage"]
+__all__ = ["DeviceMemory", "MainMemory", "MappedFiles", "Storage"]
 
+BOOKKEEPING = ("step_type", "policy_version")
+"""Fields that are in main memory whatever the storage is: samplers read them at every draw."""
 
-# The same function, called without releasing the interpreter lock: a row is copied in less time than that takes.
-_copy_bytes = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
-    ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
-)
+Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
-_FIRST = int(StepType.FIRST)
+class Storage(ABC):
+    """Where the rows of a buffer lie."""
+
+    mapped = False
+    """Whether the rows are files, which outlive the process."""
+    pinned = False
+    """Whether what is handed out lies in page-locked memory."""
+    device: torch.device | None = None
+    """Where rows lie besides bookkeeping; `None` for main memory."""
+
+    @abstractmethod
+    def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
+        """Tensors: zeros, or what was there before.
+
+        Args:
+            name: of this set of tensors.
+            shapes: shape and dtype of each.
+
+        Raises:
+            ConfigError: there is no room.
+            CheckpointError: what is there was made for something else.
+        """
 
 
-class LaneStorage:
-    """Preallocated `[rows, lanes, ...]` tensors.
+@final
+class MainMemory(Storage):
+    """Main memory. A buffer that does not fit is refused before any of it is taken, instead of being killed later.
 
     Args:
-        rows: rows of each lane.
-        lanes: number of lanes.
-        specs: spec tree of every field by name.
-        stacks: whether stacks of frames are stored whole; otherwise only the newest frame of each, and what is read is
-            put together from the rows before, up to the FIRST one (field `step_type`).
-        name: of this storage, where its memory is files.
-        memory: where the tensors lie; main memory by default.
+        pinned: whether rows, and copies that are drawn from them, lie in page-locked memory. From there a copy to a GPU
+            runs beside its computing. The system cannot use such memory for anything else, and taking much of it
+            takes long.
 
     Raises:
-        ConfigError: there is no room for them.
+        ConfigError: pinned memory was asked for and there is no CUDA.
     """
 
-    def __init__(
-        self,
-        rows: int,
-        lanes: int,
-        specs: Mapping[str, SpecTree],
-        *,
-        name: str = "rows",
-        stacks: bool = True,
-        memory: Memory | None = None,
-    ) -> None:
-        self.rows, self.lanes, self._name, self._stacks, self._memory = rows, lanes, name, stacks, memory
-        self.specs = dict(specs)
-        self._children: dict[str, list[str]] = {}
-        stacked: dict[str, int] = {}
-        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-        for field, spec in specs.items():
-            self._learn_structure(field, spec)
-            for path, leaf in spec_leaves(spec, field).items():
-                stacked[path] = 1 if stacks else leaf.stacked
-                shapes[path] = ((rows, lanes, *(leaf.shape if stacked[path] == 1 else leaf.shape[1:])), leaf.dtype)
-        # A buffer grows while a policy acts, and what is learned from must not be an inference tensor.
-        with torch.inference_mode(False):
-            memory = memory or MainMemory()
-            tensors = memory.allocate(self._name, shapes)
-            self.device = memory.device
-            """Where what is read lies; `None` for main memory."""
-            self._leaves: dict[str, Leaf] = {
-                path: HostLeaf(tensor, stacked[path], pinned=memory.pinned)
-                if memory.device is None or path in BOOKKEEPING
-                else DeviceLeaf(tensor, stacked[path])
-                for path, tensor in tensors.items()
-            }
+    def __init__(self, *, pinned: bool = False) -> None:
+        if pinned and not torch.cuda.is_available():
+            raise ConfigError(
+                "MainMemory(pinned=True) is for copies to a GPU, but torch finds no CUDA here; leave `pinned` out"
+            )
+        self.pinned = pinned
 
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by its path; a nested field has one for each leaf."""
-        return {path: leaf.tensor for path, leaf in self._leaves.items()}
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory of all fields."""
-        return sum(leaf.tensor.nbytes for leaf in self._leaves.values())
-
-    def checked(self, name: str, value: Any, *leading: int) -> list[tuple[str, Any]]:
-        """The arrays or tensors of a value, each with the path of its leaf.
-
-        Nothing is cast or broadcast: what an assignment would do in silence is refused.
-
-        Args:
-            name: of the field.
-            value: a tensor or array; for a nested field a batch, mapping or tuple of them.
-            leading: its leading dimensions; none stands for `[lanes]`.
-
-        Raises:
-            ShapeError: structure, shape or dtype is not the field's; the message says what was given and is needed.
-        """
-        leaf = self._leaves.get(name)
-        if leaf is None:
-            return [pair for path, part in self._parts(name, value) for pair in self.checked(path, part, *leading)]
-        given = leaf.given(value)
-        shape = (*leading, *leaf.row_shape[1:]) if leading else leaf.row_shape
-        if given.shape != shape or given.dtype not in (leaf.numpy_dtype, leaf.dtype):
-            _refuse(name, given, leaf.numpy_dtype, shape)
-        if leaf.stacked > 1:
-            given = given[(*(slice(None),) * (len(leading) or 1), -1)]
-        return [(name, given)]
-
-    def write_rows(self, names: Sequence[str], values: Sequence[Any], rows: Sequence[int]) -> None:
-        """Writes one row of all lanes of several fields; if one is refused, none is written.
-
-        Args:
-            names: of the fields.
-            values: one for each.
-            rows: where each goes.
-
-        Raises:
-            ShapeError: see `checked`.
-        """
-        copies: list[tuple[int, int, int]] = []
-        others: list[tuple[Leaf, int, Any]] = []
-        leaves = self._leaves
-        for name, value, row in zip(names, values, rows, strict=True):
-            leaf = leaves.get(name)
-            # `Tensor.numpy` alone would take longer than the rest: where all bytes fit, they are copied as they are
-            if (
-                isinstance(leaf, HostLeaf)
-                and value.__class__ is Tensor
-                and value.dtype is leaf.dtype
-                and value.shape == leaf.row_shape
-                and value.is_contiguous()
-                and value.is_cpu
-                and leaf.direct
-            ):
-                copies.append((leaf.pointer + row * leaf.row_bytes, value.data_ptr(), leaf.row_bytes))
-            else:
-                others += [(leaves[path], row, given) for path, given in self.checked(name, value)]
-        for target, source, size in copies:
-            _copy_bytes(target, source, size)
-        for leaf, row, given in others:
-            leaf.write_row(row, given)
-
-    def row_writer(self) -> Callable[..., bool]:
-        """A function that writes one row of all lanes as fast as can be, for rows of plain fields.
-
-        Returns:
-            `write(action, step_type, reward, discount, observation, row, next_row)`: the action goes to `row`, the rest
-            to `next_row`. It says False, and has written nothing, where `write_rows` has to look at the values.
-        """
-        found = [self._leaves.get(name) for name in ("action", "step_type", "reward", "discount", "observation")]
-        leaves = [leaf for leaf in found if isinstance(leaf, HostLeaf) and leaf.direct]
-        if len(leaves) < len(found):
-            return lambda *values: False
-        a, k, r, c, o = leaves
-        dtypes, shapes = [leaf.dtype for leaf in leaves], [leaf.row_shape for leaf in leaves]
-        (da, dk, dr, dc, do), (sa, sk, sr, sc, so) = [leaf.numpy_dtype for leaf in leaves], shapes
-        actions, kinds, rewards, discounts, observations = [leaf.array for leaf in leaves]
-        plain, array = [Tensor] * len(leaves), np.ndarray
-
-        def write(
-            action: Any, step_type: Any, reward: Any, discount: Any, observation: Any, row: int, next_row: int
-        ) -> bool:
-            if observation.__class__ is array:  # one comparison after the other: lists would take twice as long
-                if (
-                    (action.__class__ is array and step_type.__class__ is array and reward.__class__ is array)
-                    and (discount.__class__ is array and observation.dtype is do and action.dtype is da)
-                    and (step_type.dtype is dk and reward.dtype is dr and discount.dtype is dc)
-                    and (observation.shape == so and action.shape == sa and step_type.shape == sk)
-                    and (reward.shape == sr and discount.shape == sc)
-                ):
-                    actions[row] = action
-                    kinds[next_row] = step_type
-                    rewards[next_row] = reward
-                    discounts[next_row] = discount
-                    observations[next_row] = observation
-                    return True
-                return False
-            values = [action, step_type, reward, discount, observation]
-            if [value.__class__ for value in values] != plain:
-                return False
-            if [value.dtype for value in values] != dtypes or [value.shape for value in values] != shapes:
-                return False
-            # `Tensor.numpy` alone would take longer than the rest: where all bytes fit, they are copied as they are
-            for value in values:
-                if not (value.is_contiguous() and value.is_cpu):
-                    return False
-            _copy_bytes(a.pointer + row * a.row_bytes, action.data_ptr(), a.row_bytes)
-            _copy_bytes(k.pointer + next_row * k.row_bytes, step_type.data_ptr(), k.row_bytes)
-            _copy_bytes(r.pointer + next_row * r.row_bytes, reward.data_ptr(), r.row_bytes)
-            _copy_bytes(c.pointer + next_row * c.row_bytes, discount.data_ptr(), c.row_bytes)
-            _copy_bytes(o.pointer + next_row * o.row_bytes, observation.data_ptr(), o.row_bytes)
-            return True
-
-        return write
-
-    def write(self, checked: Iterable[tuple[str, Any]], numbers: np.ndarray) -> None:
-        """Writes rows of some lanes.
-
-        Args:
-            checked: from `checked`.
-            numbers: row numbers `t * lanes + b`, of the shape of the leading dimensions.
-        """
-        for path, given in checked:
-            self._leaves[path].write(numbers, given)
-
-    def zero(self, names: Iterable[str], numbers: np.ndarray) -> None:
-        """Writes zeros.
-
-        Args:
-            names: of the fields.
-            numbers: row numbers.
-        """
-        names = set(names)
-        for path, leaf in self._leaves.items():
-            if path.split(".")[0] in names:
-                leaf.write(numbers, 0)
-
-    def take(self, name: str, index: np.ndarray) -> Any:
-        """A copy of one field at flat row numbers.
-
-        Args:
-            name: of the field.
-            index: row numbers `t * lanes + b`, of any shape; past the end they start again at the front.
-
-        Returns:
-            A tensor of shape `[*index.shape, ...]`, or a `Batch` of them for a nested field.
-        """
-        leaf = self._leaves.get(name)
-        if leaf is not None:
-            rows = leaf.take(index) if leaf.stacked == 1 else self._frames(leaf, index)
-            return rows if self.device is None else self._handed(rows)
-        return self._nested(name, lambda path: self.take(path, index))
-
-    def array(self, name: str) -> np.ndarray:
-        """All rows of a field of bookkeeping, [rows, lanes]: a view of main memory, on every device.
-
-        Args:
-            name: `step_type` or `policy_version`.
-        """
-        return self._leaves[name].tensor.numpy()
-
-    def _handed(self, rows: Tensor) -> Tensor:
-        """Bookkeeping is in main memory, and is handed out with the rest."""
-        return rows.to(self.device, non_blocking=True)
-
-    def parts(self, name: str) -> list[str]:
-        """Names of the parts of a nested field; none of a plain one.
-
-        Args:
-            name: of the field.
-        """
-        return self._children.get(name, [])
-
-    def view(self, name: str, rows: slice) -> Any:
-        """A view of consecutive rows of all lanes: no copy.
-
-        Args:
-            name: of the field.
-            rows: a slice of ring positions.
-        """
-        leaf = self._leaves.get(name)
-        if leaf is None:
-            return self._nested(name, lambda path: self.view(path, rows))
-        if leaf.stacked > 1:
-            return self.take(name, np.arange(rows.start, rows.stop)[:, None] * self.lanes + np.arange(self.lanes))
-        return leaf.tensor[rows] if self.device is None else self._handed(leaf.tensor[rows])
-
-    # -- stacks of frames
-
-    def _frames(self, leaf: Leaf, index: np.ndarray) -> Tensor:
-        """Stacks put together: [*index.shape, stacked, ...], the newest frame last, zeros from before the episode."""
-        back, kinds = np.arange(leaf.stacked - 1, -1, -1), self.array("step_type")
-        index = np.asarray(index)[..., None]
-        begins = kinds.take(index - self.lanes * back[1:][::-1], mode="wrap") == _FIRST
-        reach = np.where(begins.any(-1, keepdims=True), begins.argmax(-1)[..., None], leaf.stacked - 1)
-        return leaf.take_frames(index - self.lanes * back, back > reach)
-
-    def write_stacks(self, name: str, value: Any, chosen: np.ndarray, numbers: np.ndarray) -> None:
-        """Writes the older frames of stacks to the rows before.
-
-        Args:
-            name: of the field.
-            value: `[lanes, stacked, ...]`, or a nest of them.
-            chosen: [lanes] which of them.
-            numbers: [n, number of chosen] row numbers, oldest first, for the frames before the newest; a leaf with
-                shorter stacks has frames for the last of them.
-        """
-        for path, given in self._stacked_leaves(name, value):
-            older = given[chosen, :-1].swapaxes(0, 1)
-            self._leaves[path].write(numbers[len(numbers) - len(older) :], older)
-
-    def stacks_agree(self, name: str, value: Any, first: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Whether stacks will be read as they are given.
-
-        Args:
-            name: of the field.
-            value: `[N, stacked, ...]`, or a nest of them.
-            first: [N] whether an episode begins.
-            numbers: [N] where they will be written.
-
-        Returns:
-            [N] booleans.
-        """
-        agrees = np.ones(len(numbers), bool)
-        for path, given in self._stacked_leaves(name, value):
-            leaf = self._leaves[path]
-            # at the row before, without its oldest frame
-            older = as_array(self._frames(leaf, numbers - self.lanes))[:, 1:]
-            expected = np.where(first.reshape(-1, *(1,) * (older.ndim - 1)), 0, older)
-            agrees &= (given[:, :-1] == expected).reshape(len(numbers), -1).all(1)
-        return agrees
-
-    def _stacked_leaves(self, name: str, value: Any) -> list[tuple[str, np.ndarray]]:
-        leaf = self._leaves.get(name)
-        if leaf is None:
-            return [pair for path, part in self._parts(name, value) for pair in self._stacked_leaves(path, part)]
-        return [(name, np.asarray(as_array(value)))] if leaf.stacked > 1 else []
-
-    # -- moving
-
-    def move(self, source: Any, target: Any) -> None:
-        """Copies rows of every field to other places.
-
-        Args:
-            source: row numbers.
-            target: row numbers.
-        """
-        for leaf in self._leaves.values():
-            leaf.move(source, target)
-
-    def resized(self, rows: int, order: np.ndarray) -> LaneStorage:
-        """Storage of the same fields and another length, with rows of this one at its front.
-
-        Args:
-            rows: its length.
-            order: [n, lanes] which rows of each lane.
-        """
-        other = LaneStorage(rows, self.lanes, self.specs, name=self._name, stacks=self._stacks, memory=self._memory)
-        for path, leaf in self._leaves.items():
-            other._leaves[path].tensor[: len(order)] = leaf.take(order * self.lanes + np.arange(self.lanes))
-        return other
-
-    def _parts(self, name: str, value: Any) -> list[tuple[str, Any]]:
-        """The children of a nested value by path, in the order of the spec."""
-        children = self._children[name]
-        if isinstance(value, tuple):
-            value = {str(i): part for i, part in enumerate(value)}
-        given = list(value.keys()) if isinstance(value, Batch | Mapping) else type(value).__name__
-        if not isinstance(value, Batch | Mapping) or set(value.keys()) != set(children):
-            raise ShapeError(f"{name} has the leaves {given}, but the buffer was made for {children}")
-        return [(f"{name}.{key}", value[key]) for key in children]
-
-    def _nested(self, name: str, get: Any) -> Batch:
-        return Batch.of({key: get(f"{name}.{key}") for key in self._children[name]})
-
-    def _learn_structure(self, path: str, spec: SpecTree) -> None:
-        if isinstance(spec, TensorSpec):
-            return
-        children = {str(key): child for key, child in (spec.items() if isinstance(spec, dict) else enumerate(spec))}
-        self._children[path] = list(children)
-        for key, child in children.items():
-            self._learn_structure(f"{path}.{key}", child)
+    def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
+        _require_room(shapes, available_bytes(), "main memory", "storage=MappedFiles(directory) to keep rows on a disk")
+        if self.pinned:
+            return {path: torch.zeros(shape, dtype=dtype, pin_memory=True) for path, (shape, dtype) in shapes.items()}
+        # of numpy, which asks the system for huge pages: rows at random places are read a sixth faster from them
+        return {path: torch.from_numpy(np.zeros(shape, numpy_dtype(dtype))) for path, (shape, dtype) in shapes.items()}
 
 
-def _refuse(name: str, given: Any, dtype: np.dtype, shape: tuple[int, ...]) -> NoReturn:
-    kind = str(given.dtype).removeprefix("torch.")
-    raise ShapeError(
-        f"{name} is {kind} of shape {tuple(given.shape)}, but the buffer was made for {dtype} of shape {shape}"
-    )
+@final
+class DeviceMemory(Storage):
+    """Memory of a device: rows are written and drawn there, and only row numbers go to it.
+
+    Step types and policy versions stay in main memory, where samplers look at them; they are handed out on the device
+    with everything else.
+
+    Args:
+        device: `"cuda"` or `"cuda:1"`; `"cpu"` computes the same in main memory.
+
+    Raises:
+        ConfigError: there is no such device; the message says which there are.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = require_device(str(device), "DeviceMemory")
+
+    def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
+        assert self.device is not None
+        there = {path: spec for path, spec in shapes.items() if path not in BOOKKEEPING}
+        here = {path: spec for path, spec in shapes.items() if path in BOOKKEEPING}
+        _require_room(there, free_bytes(self.device), str(self.device), "rows in main memory (leave `storage` out)")
+        tensors = {path: torch.zeros(shape, dtype=dtype, device=self.device) for path, (shape, dtype) in there.items()}
+        return {**MainMemory().allocate(name, here), **tensors}
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory of a device that is free for this process; `None` where that is unknown.
+
+    Args:
+        device: which.
+    """
+    if device.type != "cuda":
+        return available_bytes()
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch gives that back
+
+
+@final
+class MappedFiles(Storage):
+    """Files of a folder that are mapped into memory: the system keeps in memory what is used, and writes back the rest.
+
+    Rows are in the files as soon as they are appended, so that a process which is killed loses none that was complete:
+    a buffer made for the same folder continues with them. What a sampler knows is not there; a checkpoint has it.
+
+    Args:
+        directory: made where it is missing. Only one process may write to it.
+    """
+
+    mapped = True
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+
+    def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
+        # new files are zeros that take no room on the disk until they are written
+        layout = {path: [list(shape), str(dtype)] for path, (shape, dtype) in shapes.items()}
+        described = self.directory / f"{name}.json"
+        if described.exists():
+            self._require_same(described, layout)
+        else:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self.directory).free
+            _require_room(shapes, free, f"the disk of {self.directory}", "another directory for MappedFiles")
+            for path, (shape, dtype) in shapes.items():
+                with self._file(name, path).open("wb") as file:
+                    file.truncate(_size(shape, dtype))
+            temporary = described.with_suffix(".tmp")
+            temporary.write_text(json.dumps(layout))
+            temporary.rename(described)  # last: a folder with a description is whole
+        return {path: self._mapped(name, path, shape, dtype) for path, (shape, dtype) in shapes.items()}
+
+    def _mapped(self, name: str, path: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        file, size = self._file(name, path), _size(shape, dtype)
+        found = file.stat().st_size if file.is_file() else "no"
+        if found != size:
+            raise CheckpointError(f"{file} has {found} bytes instead of {size}: it is missing or was cut off")
+        if size == 0:
+            return torch.zeros(shape, dtype=dtype)
+        return torch.from_file(str(file), shared=True, size=math.prod(shape), dtype=dtype).reshape(shape)
+
+    def _require_same(self, described: Path, layout: Mapping[str, list[object]]) -> None:
+        try:
+            found = json.loads(described.read_text())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{described} cannot be read: {error}") from error
+        if found != layout:
+            raise CheckpointError(
+                f"{described} describes rows of {found}, but this buffer needs {layout}; "
+                "give the same specs, lanes and capacity, or another directory"
+            )
+
+    def _file(self, name: str, path: str) -> Path:
+        return self.directory / f"{name}.{path.replace('/', '_')}.bin"
+
+
+@final
+class LoadedTensors(Storage):
+    """Loaded tensors, for reading; nothing is copied.
+
+    Args:
+        tensors: by name, with as many rows as were written.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
+        for path, (shape, dtype) in shapes.items():
+            saved = self.tensors.get(f"field.{path}")
+            given = None if saved is None else (tuple(saved.shape[1:]), saved.dtype)
+            if given != (shape[1:], dtype):
+                raise CheckpointError(f"the saved buffer field {path!r} has rows of {given}, not {(shape[1:], dtype)}")
+        return {path: self.tensors[f"field.{path}"] for path in shapes}
+
+
+def available_bytes() -> int | None:
+    """Main memory that is free for this process: of the machine, and of its container; `None` where that is unknown."""
+    found = [value for value in (_free_of_machine(), *_free_of_cgroups()) if value is not None]
+    return min(found, default=None)
+
+
+def _free_of_machine() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def _free_of_cgroups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int | None]:
+    """What the limits of both kinds of control groups leave, of this process's group and of those above it."""
+    try:
+        groups = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return []
+    free: list[int | None] = []
+    for _, controllers, path in groups:
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base, names = (root / "memory", _V1) if controllers else (root, _V2)
+        group = base / path.strip("/")
+        for folder in (group, *(parent for parent in group.parents if parent.is_relative_to(base))):
+            free.append(_free_of_group(folder, *names))
+    return free
+
+
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = ("memory.max", "memory.current", "inactive_file")
+
+
+def _free_of_group(folder: Path, limit: str, usage: str, reclaimable: str) -> int | None:
+    try:
+        most, used = int((folder / limit).read_text()), int((folder / usage).read_text())
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no such group here, or the limit is "max"
+        return None
+    return max(0, most - used + int(statistics.get(reclaimable, 0)))
+
+
+def _require_room(shapes: Shapes, free: int | None, where: str, way_out: str) -> None:
+    sizes = {path: _size(shape, dtype) for path, (shape, dtype) in shapes.items()}
+    needed = sum(sizes.values())
+    if free is not None and needed > free:
+        largest = max(sizes, key=lambda path: sizes[path])
+        raise ConfigError(
+            f"the buffer needs {_gigabytes(needed)} ({largest} alone {_gigabytes(sizes[largest])}), but {where} has "
+            f"{_gigabytes(free)} free; options: a smaller capacity, {way_out}, uint8 instead of float observations, "
+            "frames of a stack stored once (a spec with `stacked`)"
+        )
+
+
+def _size(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.3g} GB ({size:,} bytes)"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from palaestra.algorithms import Algorithm
-from palaestra.buffers import ReplayBuffer, stream_pieces
+from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, Batch, ConfigError, RunSeeds, StepType
 from palaestra.distributed.weights import load_acting_weights, versions_of
 from palaestra.envs import EnvConfig, Fault, create_environment
@@ -143,7 +143,7 @@ class RolloutWorker:
         else:
             info = collector.unroll(amount, random=random)
         info.episodes += collector.drain()
-        pieces = {name: [_sent(*piece) for piece in stream_pieces(b)] for name, b in self._buffers.items()}
+        pieces = {name: [_sent(*piece) for piece in b.pieces()] for name, b in self._buffers.items()}
         faults = list(self._parts.env.faults[self._faults_told :])
         self._faults_told += len(faults)
         return Fragment(versions_of(weights), pieces, info, self._lanes(), faults)

@@ -140,7 +140,7 @@ class Stream:
                 self._write_info(rows)
         for lane in self._fresh:
             lane.clear()
-        return rows if self.buffer.heads.longest >= self._window else 0
+        return rows if self.buffer.positions.counts.max() >= self._window else 0
 
     def _open_choices(self) -> list[Choice]:
         waiting = [row.choice for lane in self._waiting for row in lane if row.choice is not None]

@@ -1,4 +1,4 @@
-"""Tests of where the rows of a buffer lie: `palaestra.buffers.memory`."""
+"""Tests of where the rows of a buffer lie: `palaestra.buffers.storage`."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from palaestra.buffers import MainMemory, MappedFiles, ReplayBuffer, memory
+from palaestra.buffers import MainMemory, MappedFiles, ReplayBuffer, storage
 from palaestra.core import BoundedSpec, CheckpointError, ConfigError, DiscreteSpec
 from tests.buffers.checks import check_contents, check_windows
 from tests.buffers.mapped_child import LANES, arrival, mapped, write
@@ -28,7 +28,7 @@ def child(*arguments):
 
 def test_a_buffer_that_does_not_fit_is_refused_before_it_is_allocated(monkeypatch):
     """F21: with the numbers and the ways out."""
-    monkeypatch.setattr(memory, "available_bytes", lambda: 5 * 10**9)
+    monkeypatch.setattr(storage, "available_bytes", lambda: 5 * 10**9)
     frames = BoundedSpec((4, 84, 84), torch.uint8, np.array(0), np.array(255))
     with pytest.raises(ConfigError) as refused:
         ReplayBuffer(1_000_000, 8, observation_spec=frames, action_spec=DiscreteSpec(num=6))
@@ -46,7 +46,7 @@ def test_a_buffer_that_grows_is_refused_before_it_takes_what_is_not_there(monkey
     world.open(buffer)
     for _ in range(128):
         world.append(buffer)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(storage, "available_bytes", lambda: 1000)
     with pytest.raises(ConfigError, match=r"main memory has 1e-06 GB"):
         world.append(buffer)
     assert len(buffer) == 128
@@ -63,13 +63,13 @@ def test_the_limit_of_a_container_counts(tmp_path):
         (tmp_path / folder / "memory.stat").write_text("cache 70\ntotal_inactive_file 50\n")
     (tmp_path / "unified").mkdir()
     (tmp_path / "unified" / "memory.max").write_text("max\n")
-    found = [value for value in memory._free_of_cgroups(tmp_path, own) if value is not None]
+    found = [value for value in storage._free_of_cgroups(tmp_path, own) if value is not None]
     assert min(found) == 4000 - 1000 + 50
     (tmp_path / "unified" / "memory.max").write_text("900\n")
     (tmp_path / "unified" / "memory.current").write_text("950\n")
     (tmp_path / "unified" / "memory.stat").write_text("inactive_file 0\n")
-    assert min(value for value in memory._free_of_cgroups(tmp_path, own) if value is not None) == 0
-    assert (memory.available_bytes() or 0) > 0
+    assert min(value for value in storage._free_of_cgroups(tmp_path, own) if value is not None) == 0
+    assert (storage.available_bytes() or 0) > 0
 
 
 # -- mapped files
@@ -96,8 +96,8 @@ def test_lanes_that_were_never_opened_stay_so(tmp_path):
     world.open(buffer, [1])
     world.append(buffer, [1])
     again = make_buffer(24, 2, storage=MappedFiles(tmp_path))
-    assert again.heads.opened.tolist() == [False, True]
-    assert again.heads.counts.tolist() == [0, 1]
+    assert again.positions.opened.tolist() == [False, True]
+    assert again.positions.counts.tolist() == [0, 1]
 
 
 def test_files_that_do_not_fit_are_named(tmp_path):

@@ -4,20 +4,15 @@ Paper: Andrychowicz et al. 2017, https://arxiv.org/abs/1707.01495, algorithm 1 a
 Departures: goals are exchanged when rows are drawn, not when they are stored, so that storage does not grow with k.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
 
-from palaestra.buffers.samplers.sampler import Sampler
-from palaestra.buffers.samplers.uniform import UniformSampler
+from palaestra.buffers.reader import StreamReader
+from palaestra.buffers.samplers import Sampler, UniformSampler
 from palaestra.core import Batch, ConfigError, ShapeError
-
-if TYPE_CHECKING:
-    from palaestra.buffers.replay import ReplayBuffer
 
 __all__ = ["HindsightSampler"]
 
@@ -59,31 +54,10 @@ class HindsightSampler(Sampler):
         self.reward, self.terminated = reward, terminated
         self.strategy, self.share, self.base = strategy, share, UniformSampler() if base is None else base
 
-    def starts(self, buffer: ReplayBuffer, count: int, length: int, generator: torch.Generator) -> np.ndarray:
-        """Those of the base.
-
-        Args:
-            buffer: what is drawn from.
-            count: how many are wanted.
-            length: so many rows must follow each in its lane.
-            generator: source of the choice.
-
-        Raises:
-            ShapeError: there is nothing to choose from.
-        """
+    def starts(self, buffer: StreamReader, count: int, length: int, generator: torch.Generator) -> np.ndarray:
         return self.base.starts(buffer, count, length, generator)
 
-    def finish(self, buffer: ReplayBuffer, batch: Batch, generator: torch.Generator) -> Batch:
-        """Exchanges goals and rewards.
-
-        Args:
-            buffer: what was drawn from.
-            batch: what was drawn.
-            generator: source of the choice.
-
-        Raises:
-            ShapeError: observations have no goals, or the reward function gives another shape.
-        """
+    def finish(self, buffer: StreamReader, batch: Batch, generator: torch.Generator) -> Batch:
         batch = self.base.finish(buffer, batch, generator)
         if not isinstance(batch.observation, Batch) or "desired_goal" not in batch.observation:
             raise ShapeError(
@@ -107,10 +81,10 @@ class HindsightSampler(Sampler):
             batch.discount[1:, changed] = 1 - over.to(batch.discount.device)
         return batch
 
-    def _goals(self, buffer: ReplayBuffer, start: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+    def _goals(self, buffer: StreamReader, start: np.ndarray, uniform: np.ndarray) -> np.ndarray:
         """[N] rows of the same episodes whose achieved goals become the desired ones."""
-        if buffer.keeps_states:  # a sequence that begins at the end of an episode is of the next one
-            start = np.where(buffer.is_start(start), start, buffer.after(start, 1))
+        # a sequence that begins at the end of an episode is of the next one
+        start = np.where(buffer.is_start(start), start, buffer.after(start, 1))
         first, last = np.ones_like(start), buffer.steps_to_end(start)
         if self.strategy == "episode":
             first = 1 - buffer.steps_from_begin(start)
@@ -128,30 +102,13 @@ class HindsightSampler(Sampler):
         return torch.from_numpy(given)
 
     def write_back(self, index: np.ndarray, priority: np.ndarray) -> None:
-        """Priorities go to the base.
-
-        Args:
-            index: [N] row numbers.
-            priority: [N], at least 0.
-        """
         self.base.write_back(index, priority)
 
     def set_progress(self, progress: float) -> None:
-        """Moves the schedules of the base.
-
-        Args:
-            progress: env steps taken divided by the run's total, in [0, 1].
-        """
         self.base.set_progress(progress)
 
     def state(self) -> dict[str, Any]:
-        """That of the base."""
         return self.base.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Puts back what `state` gave.
-
-        Args:
-            state: of a sampler with the same settings.
-        """
         self.base.load_state(state)

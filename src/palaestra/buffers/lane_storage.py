@@ -1,0 +1,435 @@
+"""The rows of many lanes, one contiguous tensor per field: `LaneStorage`, and the leaves that it consists of."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from palaestra.buffers.storage import BOOKKEEPING, MainMemory, Storage
+from palaestra.core import (
+    Batch,
+    ShapeError,
+    SpecTree,
+    StepType,
+    TensorSpec,
+    as_array,
+    as_tensor,
+    numpy_dtype,
+    spec_leaves,
+)
+
+__all__: list[str] = []
+
+_FIRST = int(StepType.FIRST)
+
+
+class Leaf(ABC):
+    """A tensor of rows; row numbers are `t * lanes + b`.
+
+    Args:
+        tensor: [rows, lanes, ...].
+        stacked: of so many frames only the newest one is in the tensor.
+    """
+
+    def __init__(self, tensor: Tensor, stacked: int = 1) -> None:
+        self.tensor, self.stacked, self.dtype = tensor, stacked, tensor.dtype
+        self.numpy_dtype = numpy_dtype(tensor.dtype)
+        lanes, *shape = tensor.shape[1:]
+        self.row_shape = (lanes, *([stacked] if stacked > 1 else []), *shape)
+        """[lanes, ...] as it is given."""
+
+    @abstractmethod
+    def given(self, value: Any) -> Any:
+        """A value as `write` takes it: something with a shape and a dtype.
+
+        Args:
+            value: a tensor from anywhere, an array, or a list.
+        """
+
+    @abstractmethod
+    def write_row(self, row: int, given: Any) -> None:
+        """Writes one row of all lanes.
+
+        Args:
+            row: where.
+            given: [lanes, ...].
+        """
+
+    @abstractmethod
+    def write(self, numbers: np.ndarray, given: Any) -> None:
+        """Writes rows of some lanes.
+
+        Args:
+            numbers: row numbers.
+            given: [*numbers.shape, ...], or 0.
+        """
+
+    @abstractmethod
+    def take(self, index: np.ndarray) -> Tensor:
+        """A copy of rows.
+
+        Args:
+            index: row numbers of any shape; past the end they start again at the front.
+        """
+
+    @abstractmethod
+    def take_frames(self, index: np.ndarray, before: np.ndarray) -> Tensor:
+        """A copy of rows, with zeros in the place of some.
+
+        Args:
+            index: row numbers of any shape.
+            before: whether each is not to be seen.
+        """
+
+
+@final
+class HostLeaf(Leaf):
+    """Rows in main memory, written and read through numpy views of them.
+
+    Args:
+        tensor: [rows, lanes, ...].
+        stacked: see `Leaf`.
+        pinned: whether copies lie in page-locked memory, from where they are copied to a GPU beside its computing.
+    """
+
+    def __init__(self, tensor: Tensor, stacked: int = 1, *, pinned: bool = False) -> None:
+        super().__init__(tensor, stacked)
+        self.array, self._pinned = tensor.numpy(), pinned
+        self.flat = tensor.flatten(0, 1).numpy()  # [rows * lanes, ...]
+
+    def given(self, value: Any) -> np.ndarray:
+        return value.numpy() if type(value) is Tensor and value.is_cpu else np.asarray(as_array(value))
+
+    def write_row(self, row: int, given: Any) -> None:
+        self.array[row] = given
+
+    def write(self, numbers: np.ndarray, given: Any) -> None:
+        self.flat[numbers] = given
+
+    def take(self, index: np.ndarray) -> Tensor:
+        if not self._pinned:
+            return torch.from_numpy(self.flat.take(index, 0, None, "wrap"))
+        rows = torch.empty((*index.shape, *self.flat.shape[1:]), dtype=self.dtype, pin_memory=True)
+        self.flat.take(index, 0, rows.numpy(), "wrap")
+        return rows
+
+    def take_frames(self, index: np.ndarray, before: np.ndarray) -> Tensor:
+        frames = self.take(index)
+        if before.any():
+            frames.numpy()[before] = 0
+        return frames
+
+
+@final
+class DeviceLeaf(Leaf):
+    """Rows on a device: only row numbers, and what is given from elsewhere, are copied to it."""
+
+    def __init__(self, tensor: Tensor, stacked: int = 1) -> None:
+        super().__init__(tensor, stacked)
+        self._flat = tensor.flatten(0, 1)  # [rows * lanes, ...]
+
+    def given(self, value: Any) -> Any:
+        return value if isinstance(value, Tensor) else np.asarray(value)
+
+    def write_row(self, row: int, given: Any) -> None:
+        self.tensor[row].copy_(as_tensor(given, None, None), non_blocking=True)
+
+    def write(self, numbers: np.ndarray, given: Any) -> None:
+        where = self._there(numbers)
+        if isinstance(given, int):
+            self._flat.index_fill_(0, where, given)
+            return
+        rows = as_tensor(given, None, None).to(self.tensor.device, non_blocking=True)
+        self._flat.index_copy_(0, where, rows.reshape(where.numel(), *self._flat.shape[1:]))
+
+    def take(self, index: np.ndarray) -> Tensor:
+        return self._flat.index_select(0, self._there(index)).reshape(*index.shape, *self._flat.shape[1:])
+
+    def take_frames(self, index: np.ndarray, before: np.ndarray) -> Tensor:
+        frames = self.take(index)
+        unseen = torch.from_numpy(before).to(frames.device, non_blocking=True)
+        return frames.masked_fill_(unseen.reshape(*before.shape, *(1,) * (frames.ndim - before.ndim)), 0)
+
+    def _there(self, numbers: np.ndarray) -> Tensor:
+        """[n] row numbers on the device."""
+        inside = np.asarray(numbers).reshape(-1) % len(self._flat)
+        return torch.from_numpy(inside).to(self.tensor.device, non_blocking=True)
+
+
+class LaneStorage:
+    """Preallocated `[rows, lanes, ...]` tensors.
+
+    Args:
+        rows: rows of each lane.
+        lanes: number of lanes.
+        specs: spec tree of every field by name.
+        stacks: whether stacks of frames are stored whole; otherwise only the newest frame of each, and what is read is
+            put together from the rows before, up to the FIRST one (field `step_type`).
+        name: of this set of tensors, where they are files.
+        storage: where the tensors lie; main memory by default.
+
+    Raises:
+        ConfigError: there is no room for them.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        lanes: int,
+        specs: Mapping[str, SpecTree],
+        *,
+        name: str = "rows",
+        stacks: bool = True,
+        storage: Storage | None = None,
+    ) -> None:
+        self.lanes, self._name, self._storage = lanes, name, storage or MainMemory()
+        self.device = self._storage.device
+        """Where what is read lies; `None` for main memory."""
+        self.specs = dict(specs)
+        self._children: dict[str, list[str]] = {}
+        self._stacked: dict[str, int] = {}
+        self._shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        for field, spec in specs.items():
+            self._learn_structure(field, spec)
+            for path, leaf in spec_leaves(spec, field).items():
+                self._stacked[path] = 1 if stacks else leaf.stacked
+                self._shapes[path] = leaf.shape if self._stacked[path] == 1 else leaf.shape[1:], leaf.dtype
+        self._leaves = self._made(rows)
+
+    def _made(self, rows: int) -> dict[str, Leaf]:
+        shapes = {path: ((rows, self.lanes, *shape), dtype) for path, (shape, dtype) in self._shapes.items()}
+        storage = self._storage
+        # A buffer grows while a policy acts, and what is learned from must not be an inference tensor.
+        with torch.inference_mode(False):
+            leaves: dict[str, Leaf] = {
+                path: HostLeaf(tensor, self._stacked[path], pinned=storage.pinned)
+                if storage.device is None or path in BOOKKEEPING
+                else DeviceLeaf(tensor, self._stacked[path])
+                for path, tensor in storage.allocate(self._name, shapes).items()
+            }
+        if "step_type" in leaves:
+            self.step_types = leaves["step_type"].tensor.numpy().reshape(-1)
+            """[rows * lanes] of all rows: a view of main memory, on every device."""
+            self.policy_versions = leaves["policy_version"].tensor.numpy().reshape(-1)
+            """[rows * lanes] ditto."""
+        return leaves
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by its path; a nested field has one for each leaf."""
+        return {path: leaf.tensor for path, leaf in self._leaves.items()}
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of all fields."""
+        return sum(leaf.tensor.nbytes for leaf in self._leaves.values())
+
+    # -- writing
+
+    def checked(self, name: str, value: Any, *leading: int) -> list[tuple[str, Any]]:
+        """The arrays or tensors of a value, each with the path of its leaf.
+
+        Nothing is cast or broadcast: what an assignment would do in silence is refused.
+
+        Args:
+            name: of the field.
+            value: a tensor or array; for a nested field a batch, mapping or tuple of them.
+            leading: its leading dimensions; none stands for `[lanes]`.
+
+        Raises:
+            ShapeError: structure, shape or dtype is not the field's; the message says what was given and is needed.
+        """
+        leaf = self._leaves.get(name)
+        if leaf is None:
+            return [pair for path, part in self._parts(name, value) for pair in self.checked(path, part, *leading)]
+        given = leaf.given(value)
+        shape = (*leading, *leaf.row_shape[1:]) if leading else leaf.row_shape
+        if given.shape != shape or given.dtype not in (leaf.numpy_dtype, leaf.dtype):
+            _refuse(name, given, leaf.numpy_dtype, shape)
+        if leaf.stacked > 1:
+            given = given[(*(slice(None),) * (len(leading) or 1), -1)]
+        return [(name, given)]
+
+    def write_rows(self, names: Sequence[str], values: Sequence[Any], rows: Sequence[int]) -> None:
+        """Writes one row of all lanes of several fields; if one is refused, none is written.
+
+        Args:
+            names: of the fields.
+            values: one for each.
+            rows: where each is written.
+
+        Raises:
+            ShapeError: see `checked`.
+        """
+        leaves = self._leaves
+        checked = [(row, self.checked(name, value)) for name, value, row in zip(names, values, rows, strict=True)]
+        for row, pairs in checked:
+            for path, given in pairs:
+                leaves[path].write_row(row, given)
+
+    def write(self, checked: Iterable[tuple[str, Any]], numbers: np.ndarray) -> None:
+        """Writes rows of some lanes.
+
+        Args:
+            checked: from `checked`.
+            numbers: row numbers `t * lanes + b`, of the shape of the leading dimensions.
+        """
+        for path, given in checked:
+            self._leaves[path].write(numbers, given)
+
+    def zero(self, names: Iterable[str], numbers: np.ndarray) -> None:
+        """Writes zeros.
+
+        Args:
+            names: of the fields.
+            numbers: row numbers.
+        """
+        names = set(names)
+        for path, leaf in self._leaves.items():
+            if path.split(".")[0] in names:
+                leaf.write(numbers, 0)
+
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """Copies rows of every field to other places.
+
+        Args:
+            source: row numbers.
+            target: row numbers.
+        """
+        for leaf in self._leaves.values():
+            leaf.write(target, leaf.given(leaf.take(source)))
+
+    def resize(self, rows: int, order: np.ndarray) -> None:
+        """Takes new tensors of another length, with rows of the old ones at their front.
+
+        Args:
+            rows: of each lane.
+            order: [n, lanes] which rows of each lane.
+        """
+        old, self._leaves = self._leaves, self._made(rows)
+        for path, leaf in old.items():
+            self._leaves[path].tensor[: len(order)] = leaf.take(order * self.lanes + np.arange(self.lanes))
+
+    # -- reading
+
+    def take(self, name: str, index: np.ndarray) -> Any:
+        """A copy of one field at flat row numbers.
+
+        Args:
+            name: of the field.
+            index: row numbers `t * lanes + b`, of any shape; past the end they start again at the front.
+
+        Returns:
+            A tensor of shape `[*index.shape, ...]`, or a `Batch` of them for a nested field.
+        """
+        leaf = self._leaves.get(name)
+        if leaf is None:
+            return Batch.of({key: self.take(f"{name}.{key}", index) for key in self._children[name]})
+        return self._handed(leaf.take(index) if leaf.stacked == 1 else self._frames(leaf, index))
+
+    def view(self, name: str, rows: slice) -> Any:
+        """A view of consecutive rows of all lanes: no copy.
+
+        Args:
+            name: of the field.
+            rows: a slice of ring positions.
+        """
+        leaf = self._leaves.get(name)
+        if leaf is None:
+            return Batch.of({key: self.view(f"{name}.{key}", rows) for key in self._children[name]})
+        if leaf.stacked > 1:
+            return self.take(name, np.arange(rows.start, rows.stop)[:, None] * self.lanes + np.arange(self.lanes))
+        return self._handed(leaf.tensor[rows])
+
+    def _handed(self, rows: Tensor) -> Tensor:
+        """Bookkeeping is in main memory, and is handed out with the rest."""
+        return rows if self.device is None else rows.to(self.device, non_blocking=True)
+
+    def parts(self, name: str) -> list[str]:
+        """Names of the parts of a nested field; none of a plain one.
+
+        Args:
+            name: of the field.
+        """
+        return self._children.get(name, [])
+
+    # -- stacks of frames
+
+    def _frames(self, leaf: Leaf, index: np.ndarray) -> Tensor:
+        """Stacks put together: [*index.shape, stacked, ...], the newest frame last, zeros from before the episode."""
+        back = np.arange(leaf.stacked - 1, -1, -1)
+        index = np.asarray(index)[..., None]
+        begins = self.step_types.take(index - self.lanes * back[1:][::-1], mode="wrap") == _FIRST
+        reach = np.where(begins.any(-1, keepdims=True), begins.argmax(-1)[..., None], leaf.stacked - 1)
+        return leaf.take_frames(index - self.lanes * back, back > reach)
+
+    def write_stacks(self, name: str, value: Any, chosen: np.ndarray, numbers: np.ndarray) -> None:
+        """Writes the older frames of stacks to the rows before.
+
+        Args:
+            name: of the field.
+            value: `[lanes, stacked, ...]`, or a nest of them.
+            chosen: [lanes] which of them.
+            numbers: [n, number of chosen] row numbers, oldest first, for the frames before the newest; a leaf with
+                shorter stacks has frames for the last of them.
+        """
+        for path, given in self._stacked_leaves(name, value):
+            older = given[chosen, :-1].swapaxes(0, 1)
+            self._leaves[path].write(numbers[len(numbers) - len(older) :], older)
+
+    def stacks_agree(self, name: str, value: Any, first: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Whether stacks will be read as they are given.
+
+        Args:
+            name: of the field.
+            value: `[N, stacked, ...]`, or a nest of them.
+            first: [N] whether an episode begins.
+            numbers: [N] where they will be written.
+
+        Returns:
+            [N] booleans.
+        """
+        agrees = np.ones(len(numbers), bool)
+        for path, given in self._stacked_leaves(name, value):
+            leaf = self._leaves[path]
+            # at the row before, without its oldest frame
+            older = as_array(self._frames(leaf, numbers - self.lanes))[:, 1:]
+            expected = np.where(first.reshape(-1, *(1,) * (older.ndim - 1)), 0, older)
+            agrees &= (given[:, :-1] == expected).reshape(len(numbers), -1).all(1)
+        return agrees
+
+    def _stacked_leaves(self, name: str, value: Any) -> list[tuple[str, np.ndarray]]:
+        leaf = self._leaves.get(name)
+        if leaf is None:
+            return [pair for path, part in self._parts(name, value) for pair in self._stacked_leaves(path, part)]
+        return [(name, np.asarray(as_array(value)))] if leaf.stacked > 1 else []
+
+    # -- the structure of nested fields
+
+    def _parts(self, name: str, value: Any) -> list[tuple[str, Any]]:
+        """The children of a nested value by path, in the order of the spec."""
+        children = self._children[name]
+        if isinstance(value, tuple):
+            value = {str(i): part for i, part in enumerate(value)}
+        given = list(value.keys()) if isinstance(value, Batch | Mapping) else type(value).__name__
+        if not isinstance(value, Batch | Mapping) or set(value.keys()) != set(children):
+            raise ShapeError(f"{name} has the leaves {given}, but the buffer was made for {children}")
+        return [(f"{name}.{key}", value[key]) for key in children]
+
+    def _learn_structure(self, path: str, spec: SpecTree) -> None:
+        if isinstance(spec, TensorSpec):
+            return
+        children = {str(key): child for key, child in (spec.items() if isinstance(spec, dict) else enumerate(spec))}
+        self._children[path] = list(children)
+        for key, child in children.items():
+            self._learn_structure(f"{path}.{key}", child)
+
+
+def _refuse(name: str, given: Any, dtype: np.dtype, shape: tuple[int, ...]) -> NoReturn:
+    kind = str(given.dtype).removeprefix("torch.")
+    raise ShapeError(
+        f"{name} is {kind} of shape {tuple(given.shape)}, but the buffer was made for {dtype} of shape {shape}"
+    )

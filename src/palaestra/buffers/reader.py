@@ -1,0 +1,552 @@
+"""`StreamReader`: what is read from the streams of many lanes, and the layouts in which it is handed out."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from palaestra.buffers.lane_storage import LaneStorage
+from palaestra.buffers.streams import FIRST, LAST, STEP_FIELDS, Streams, WritePositions
+from palaestra.core import Batch, ConfigError, ShapeError, as_array, did_you_mean
+from palaestra.ops import valid_starts
+
+__all__ = ["StreamReader", "Unroll", "Windows"]
+
+_STRIDE = 64  # rows that `_walk` looks ahead at once
+_ACTED = ("action", "policy_info", "policy_version")
+
+
+class Unroll(Batch):
+    """Sequences in time order: T steps with an action each, and the step after them to bootstrap from.
+
+    There are more fields where they apply: `state`, the policy's hidden state before a row, `[T, B, ...]` in an unroll
+    and `[1, N, ...]` in sampled sequences, so that `state[0]` belongs before the first row; `index` `[N]` of a
+    sequence's first row, for `write_back`; and `weight` `[N]` float32, by which a loss is multiplied where rows were
+    drawn by priority.
+    """
+
+    step_type: Tensor
+    """[T+1, B] int32."""
+    reward: Tensor
+    """[T+1, B] float32; row t is the reward of the action in row t - 1."""
+    discount: Tensor
+    """[T+1, B] float32 continuation."""
+    observation: Any
+    """[T+1, B, ...]."""
+    action: Any
+    """[T, B, ...], as the policy sampled it."""
+    policy_info: Batch
+    """[T, B, ...], what the policy's `behaviour` computed."""
+    policy_version: Tensor
+    """[T, B] int32, the version that acted."""
+    valid: Tensor
+    """[T, B] float32, 1 where the row may be learned from."""
+
+
+class Windows(Batch):
+    """Flat rows for n-step learning: N starts, each with the rewards that follow it.
+
+    Rows that were drawn by priority have a field `weight`, `[N]` float32, by which a loss is multiplied.
+    """
+
+    observation: Any
+    """[N, ...]."""
+    action: Any
+    """[N, ...]."""
+    next_observation: Any
+    """[N, ...] at the row to bootstrap from: n steps later, or where the episode ended."""
+    reward: Tensor
+    """[n+1, N] of the rows from the start on; row 0 belongs to the time before."""
+    discount: Tensor
+    """[n+1, N] continuation."""
+    step_type: Tensor
+    """[n+1, N]."""
+    policy_info: Batch
+    """[N, ...]."""
+    index: Tensor
+    """[N] int64, the start's row in the buffer, for `write_back`."""
+
+
+class Field:
+    """One field of all rows: `field[i]` takes rows by row number, `field.camera` is a part of a nest.
+
+    Args:
+        storage: of the buffer.
+        name: path of the field.
+        require_rows: raises where a row number is that of no row.
+    """
+
+    __slots__ = ("_name", "_require_rows", "_storage")
+
+    def __init__(self, storage: LaneStorage, name: str, require_rows: Callable[[np.ndarray], None]) -> None:
+        self._storage, self._name, self._require_rows = storage, name, require_rows
+
+    def __getitem__(self, index: Any) -> Any:
+        rows = np.asarray(as_array(index))
+        self._require_rows(rows)
+        taken = self._storage.take(self._name, np.atleast_1d(rows))
+        return taken if rows.ndim else taken[0]
+
+    def __getattr__(self, key: str) -> "Field":
+        if key not in self._storage.parts(self._name):
+            raise AttributeError(
+                f"{self._name} has no part {key!r}{did_you_mean(key, self._storage.parts(self._name))}"
+            )
+        return Field(self._storage, f"{self._name}.{key}", self._require_rows)
+
+
+class StreamReader:
+    """Reads rows by age, by row number and in time order; samplers choose rows with it.
+
+    Args:
+        streams: to read from.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams, self._storage = streams, streams.storage
+        self.positions: WritePositions = streams.positions
+        """Where each lane is written next, and which rows it holds; to be read only."""
+        self.num_lanes = streams.num_lanes
+
+    def __len__(self) -> int:
+        return int(self.positions.counts.sum())
+
+    def held(self) -> str:
+        """How many rows the lanes hold, in words."""
+        return f"the lanes hold {self.positions.counts.tolist()} rows"
+
+    # -- the newest rows
+
+    def newest(self, rows: int) -> Unroll:
+        """The newest complete rows of every lane in time order, and the open row after them.
+
+        Args:
+            rows: T, at most the rows that every lane has.
+
+        Returns:
+            An `Unroll` of `[T+1, B]`; views of the storage where the rows lie together.
+
+        Raises:
+            ShapeError: a lane has fewer rows.
+        """
+        if not 0 < rows <= self.positions.counts.min():
+            raise ShapeError(f"{rows} rows were asked for, but {self.held()}")
+        return self._unroll(self.positions.newest(rows, and_open=True))
+
+    def recent(self, name: str, rows: int) -> Any:
+        """One field of the newest complete rows of every lane, in time order.
+
+        Args:
+            name: of the field.
+            rows: T; a lane that holds fewer repeats its oldest one in front.
+
+        Returns:
+            [T, B, ...]; a view where the rows lie together.
+        """
+        return self._get(name, self.positions.newest(rows, and_open=False))
+
+    def everything(self) -> Unroll:
+        """All complete rows as one unroll; a shorter lane is padded in front with rows that are not valid.
+
+        Raises:
+            ShapeError: there is no row.
+        """
+        counts, complete_only = self.positions.counts, self._streams.complete_only
+        rows = int(counts.max())
+        if rows == 0:
+            raise ShapeError("the buffer holds no rows; collect before learning")
+        unroll = self._unroll(self.positions.newest(rows, and_open=True))
+        if self.positions.lockstep and not complete_only:
+            return unroll
+        age = np.arange(rows, 0, -1)[:, None]  # [T, 1] 1 for the newest complete row
+        learned = age <= counts
+        if complete_only:
+            learned &= age > self.positions.unfinished
+        return unroll.replace(valid=unroll.valid * torch.from_numpy(learned).to(unroll.valid.device))
+
+    def _unroll(self, places: slice | np.ndarray) -> Unroll:
+        complete = slice(places.start, places.stop - 1) if isinstance(places, slice) else places[:-1]
+        fields = {name: self._get(name, places) for name in STEP_FIELDS}
+        fields |= {name: self._get(name, complete) for name in _ACTED}
+        if self._streams.states is not None and self._streams.state_period == 1:
+            fields["state"] = self._get("state", complete)
+        return Unroll.of({**fields, "valid": valid_starts(fields["step_type"]).to(torch.float32)})
+
+    def _get(self, name: str, places: slice | np.ndarray) -> Any:
+        """A field at places of all lanes; hidden states where every row keeps one."""
+        storage = self._storage
+        if name == "state":
+            assert self._streams.states is not None
+            storage = self._streams.states
+        if isinstance(places, slice):
+            return storage.view(name, places)
+        return storage.take(name, self.positions.numbers_at(places))
+
+    # -- rows by number
+
+    def __getitem__(self, index: Any) -> Batch:
+        return Batch.of({name: self.field(name)[index] for name in self._storage.specs})
+
+    def field(self, name: str) -> Field:
+        """One field of all rows: `buffer.observation[i]` is `buffer[i].observation`, and nothing else is read.
+
+        Args:
+            name: of the field; `buffer.reward` is short for `buffer.field("reward")`. It takes the same numbers as
+                `buffer[...]`, and raises the same `IndexError`.
+        """
+        return Field(self._storage, name, self._require_rows)
+
+    def take(self, name: str, index: np.ndarray | Tensor) -> Any:
+        """A copy of one field at row numbers.
+
+        Args:
+            name: of the field.
+            index: row numbers such as those of `Windows.index`, of any shape.
+
+        Returns:
+            [*index.shape, ...].
+        """
+        return self._storage.take(name, np.asarray(as_array(index)))
+
+    def next(self, index: Any) -> Any:
+        """The rows one step later; a row that no step of its own episode follows stays where it is.
+
+        Args:
+            index: [N] row numbers, or one.
+
+        Returns:
+            [N] row numbers, of the type given.
+
+        Raises:
+            IndexError: no row is there.
+        """
+        rows = np.asarray(as_array(index))
+        self._require_rows(rows)
+        stays = (rows == self.positions.numbers(rows % self.num_lanes)) | ~self.is_start(rows)
+        return _like(index, np.where(stays, rows, self.after(rows, 1)))
+
+    def prev(self, index: Any) -> Any:
+        """The rows one step earlier; the first row of an episode, or of what is left of it, stays where it is.
+
+        Args:
+            index: [N] row numbers, or one.
+
+        Returns:
+            [N] row numbers, of the type given.
+
+        Raises:
+            IndexError: no row is there.
+        """
+        rows = np.asarray(as_array(index))
+        self._require_rows(rows)
+        before = self.after(rows, -1)
+        stays = (self.ages(rows) == 0) | ~self.is_start(before)
+        return _like(index, np.where(stays, rows, before))
+
+    def after(self, index: np.ndarray, steps: np.ndarray | int) -> np.ndarray:
+        """Row numbers so many steps later in the lanes, whatever lies between.
+
+        Args:
+            index: [N] row numbers.
+            steps: of a shape that fits; negative ones lie before.
+        """
+        return (index + self.num_lanes * np.asarray(steps)) % (self.positions.ring_size * self.num_lanes)
+
+    def ages(self, index: np.ndarray) -> np.ndarray:
+        """How many rows of its lane are older than a row.
+
+        Args:
+            index: [N] row numbers.
+        """
+        oldest = self.positions.cursors - self.positions.counts
+        return (index // self.num_lanes - oldest[index % self.num_lanes]) % self.positions.ring_size
+
+    def _followers(self, index: np.ndarray) -> np.ndarray:
+        """How many rows of its lane are newer than a row, with the open one."""
+        return self.positions.counts[index % self.num_lanes] - self.ages(index)
+
+    def _require_rows(self, rows: np.ndarray) -> None:
+        size = self.positions.ring_size * self.num_lanes
+        if rows.dtype.kind not in "iu" or (rows.size and not 0 <= rows.min() <= rows.max() < size):
+            raise IndexError(f"row numbers are integers from 0 to {size - 1}; given was {rows}")
+        missing = ~self.positions.opened[rows % self.num_lanes] | (self._followers(rows) < 0)
+        if missing.any():
+            raise IndexError(f"no row has the number {rows[missing].flat[0]}; {self.held()}")
+
+    # -- episodes
+
+    def in_time_order(self, lane: int) -> np.ndarray:
+        """Row numbers of all rows of a lane, the oldest first and the open one last.
+
+        Args:
+            lane: its number.
+        """
+        positions, count = self.positions, self.positions.counts[lane]
+        rows = np.arange(count + 1 if positions.opened[lane] else 0)
+        return (positions.cursors[lane] - count + rows) % positions.ring_size * self.num_lanes + lane
+
+    def episodes(self) -> list[np.ndarray]:
+        """Row numbers of the complete episodes, from FIRST to LAST; those of lane 0 come first, in time order."""
+        found: list[np.ndarray] = []
+        for lane in range(self.num_lanes):
+            rows = self.in_time_order(lane)
+            kinds = self._storage.step_types[rows]
+            ends, firsts = np.flatnonzero(kinds == LAST), np.flatnonzero(kinds == FIRST)
+            begins = np.searchsorted(firsts, ends) - 1
+            for end, begin, before in zip(ends, begins, [-1, *ends], strict=False):
+                if begin >= 0 and firsts[begin] > before:
+                    found.append(rows[firsts[begin] : end + 1])
+        return found
+
+    def unfinished(self) -> np.ndarray:
+        """Row numbers of the open rows whose episodes are still running: at most one of each lane."""
+        rows = self.positions.numbers(np.arange(self.num_lanes))
+        return rows[self.positions.opened & (self._storage.step_types[rows] != LAST)]
+
+    def steps_to_end(self, index: np.ndarray) -> np.ndarray:
+        """How many rows of its episode follow a row, up to the newest one.
+
+        Args:
+            index: [N] row numbers.
+        """
+        return self._walk(index, self._followers(index), +1)
+
+    def steps_from_begin(self, index: np.ndarray) -> np.ndarray:
+        """How many rows of its episode come before a row, from the oldest one on.
+
+        Args:
+            index: [N] row numbers.
+        """
+        return self._walk(index, self.ages(index), -1)
+
+    def _walk(self, index: np.ndarray, most: np.ndarray, direction: int) -> np.ndarray:
+        """How far one gets without leaving the episode, at most so far."""
+        steps, going = np.zeros_like(index), np.arange(len(index))
+        while len(going):
+            ahead = np.arange(_STRIDE)[:, None] + steps[going] + (direction < 0)
+            between = self.is_start(self.after(index[going], direction * ahead))  # [stride, N] row and its successor
+            far = np.where(between.all(0), _STRIDE, between.argmin(0))
+            steps[going] = np.minimum(steps[going] + far, most[going])
+            going = going[(far == _STRIDE) & (steps[going] < most[going])]
+        return steps
+
+    # -- which rows a draw may begin with: `usable` rows of each lane (`candidates`), where `may_begin` holds
+
+    def is_start(self, index: np.ndarray) -> np.ndarray:
+        """Whether rows may be learned from: `ops.valid_starts` at row numbers.
+
+        Args:
+            index: [N] of rows that others follow.
+        """
+        kinds = self._storage.step_types
+        return (kinds.take(index) != LAST) & (kinds.take(index + self.num_lanes, mode="wrap") != FIRST)
+
+    def ends_with_next(self, index: np.ndarray) -> np.ndarray:
+        """Whether the action of a row ended its episode.
+
+        Args:
+            index: [N] of rows that others follow.
+        """
+        return self._storage.step_types.take(index + self.num_lanes, mode="wrap") == LAST
+
+    def usable(self, length: int) -> np.ndarray:
+        """How many of the oldest rows of each lane have what a draw needs: enough rows follow, or their episode ended.
+
+        Args:
+            length: rows that follow, unless the episode ends before.
+
+        Returns:
+            [B].
+        """
+        positions, short = self.positions, length - 1
+        running: Any = short if short == 0 or self._aligned(length) else self._running(short)
+        if self._streams.complete_only:
+            running = np.maximum(running, positions.unfinished)
+        return np.maximum(positions.counts - running, 0)
+
+    def _aligned(self, length: int) -> bool:
+        """Whether a draw is one of sequences that begin at the rows with a hidden state, a few of all."""
+        return length > 1 and self._streams.states is not None and self._streams.state_period > 1
+
+    def _running(self, most: int) -> np.ndarray:
+        """[B] how many of the newest complete rows belong to an episode that has not ended, at most so many."""
+        places = (self.positions.cursors - np.arange(most + 1)[:, None]) % self.positions.ring_size  # the newest first
+        kinds = self._storage.step_types[self.positions.numbers_at(places)]
+        follows = (kinds[1:] != LAST) & (kinds[:-1] != FIRST)
+        return np.logical_and.accumulate(follows, axis=0).sum(0) * (kinds[0] != LAST)
+
+    def candidates(self, length: int) -> tuple[int, Callable[[np.ndarray], np.ndarray]]:
+        """The `usable` rows, whether they may be learned from or not; with hidden states, those that keep one.
+
+        Args:
+            length: rows that follow.
+
+        Returns:
+            How many there are, and the function from numbers below that to row numbers; the oldest of a lane come
+            first.
+
+        Raises:
+            ConfigError: a lane has no room for so many rows.
+            ShapeError: there is none.
+        """
+        positions, streams = self.positions, self._streams
+        if length > positions.rows and not streams.growing:
+            raise ConfigError(f"{length} steps in a row do not fit into a lane of {positions.rows}; raise the capacity")
+        usable = self.usable(length)
+        if streams.states is not None and streams.state_period > 1:
+            _, before, after = positions.aligned(usable, streams.state_period)
+            total = int(before.sum() + after.sum())
+            pick = functools.partial(positions.pick_aligned, usable=usable, period=streams.state_period)
+        else:
+            total = int(usable.sum())
+            equal = positions.lockstep and total == usable.item(0) * len(usable) and usable.min() == usable.max()
+            pick = functools.partial(positions.pick, usable=usable[:1] if equal else usable)
+        if total == 0:
+            raise ShapeError(f"no row can be learned from yet: {length} rows must follow it; {self.held()}")
+        return total, pick
+
+    def may_begin(self, index: np.ndarray, length: int) -> np.ndarray:
+        """Whether draws may begin with candidates: with rows that may be learned from.
+
+        Where only every `state_period`-th row has a hidden state, sequences also begin at the end of an episode, and
+        the next one is learned from: episodes of a fixed length may have their ends at all of those rows.
+
+        Args:
+            index: [N] row numbers of `candidates(length)`.
+            length: rows that follow.
+        """
+        if not self._aligned(length):
+            return self.is_start(index)
+        kinds = self._storage.step_types
+        return (kinds.take(index) == LAST) | (kinds.take(index + self.num_lanes, mode="wrap") != FIRST)
+
+    def keeps_state(self, places: np.ndarray) -> np.ndarray:
+        """Whether draws may begin at places, as far as hidden states are concerned.
+
+        Args:
+            places: [N] in the ring of any lane.
+        """
+        return (places % self._streams.state_period == 0) | (self._streams.states is None)
+
+    def starts(self, length: int) -> np.ndarray:
+        """All rows that a draw may begin with, those of a lane in time order.
+
+        Args:
+            length: so many rows must follow in the lane, unless the episode ends before.
+
+        Returns:
+            [N] row numbers.
+
+        Raises:
+            ConfigError: a lane has no room for so many rows.
+            ShapeError: there is none.
+        """
+        total, pick = self.candidates(length)
+        rows = pick(np.arange(total))
+        rows = rows[self.may_begin(rows, length)]
+        if not len(rows):
+            raise ShapeError(f"no row can be learned from, for episodes end at once; {self.held()}")
+        return rows
+
+    # -- windows and sequences
+
+    def windows(self, index: np.ndarray, n_step: int) -> Windows:
+        """The n-step windows that start at given rows.
+
+        Args:
+            index: [N] row numbers of `starts(n_step)`.
+            n_step: n.
+        """
+        take, rows = self._storage.take, index + _offsets(n_step, self.num_lanes)  # [n+1, N]
+        bootstrap = rows[1]
+        kinds = self._storage.step_types.take(rows, mode="wrap")
+        if n_step > 1:  # `ops.n_step_end`
+            bootstrap = index + self.num_lanes * np.maximum(_unbroken(kinds).sum(0), 1)
+        return Windows.of(
+            {
+                "observation": take("observation", index),
+                "action": take("action", index),
+                "next_observation": take("observation", bootstrap),
+                "reward": take("reward", rows),
+                "discount": take("discount", rows),
+                "step_type": torch.from_numpy(kinds),
+                "policy_info": take("policy_info", index) if self._streams.info_fields else Batch.of({}),
+                "index": torch.from_numpy(index),
+            }
+        )
+
+    def sequences(self, index: np.ndarray, length: int, burn_in: int) -> Unroll:
+        """The sequences that start at given rows; past the newest row of a lane they repeat it.
+
+        Args:
+            index: [N] row numbers of `starts(length)`.
+            length: steps with an action.
+            burn_in: so many of them are not valid.
+        """
+        take = self._storage.take
+        rows = index + np.minimum(_offsets(length, self.num_lanes), self.num_lanes * self._followers(index))  # [L+1, N]
+        fields = {name: take(name, rows) for name in STEP_FIELDS}
+        fields |= {name: take(name, rows[:-1]) for name in _ACTED}
+        if self._streams.states is not None:
+            fields["state"] = self._streams.states.take("state", self._streams.state_slots(index)[1][None])
+        # what lies after the end of the first episode that can be learned from is another episode's
+        kinds = self._storage.step_types.take(rows, mode="wrap")
+        unbroken, after_end = _unbroken(kinds), kinds[0] == LAST
+        unbroken[1:, after_end] = _unbroken(kinds[1:, after_end])
+        valid = unbroken.astype(np.float32)
+        valid[:burn_in] = 0
+        return Unroll.of({**fields, "valid": torch.from_numpy(valid), "index": torch.from_numpy(index)})
+
+    # -- whole streams
+
+    def pieces(self, at_most: int | None = None) -> Iterator[tuple[list[int], Batch]]:
+        """What the streams hold as `extend` takes it: in one piece where lanes are in lockstep, else lane by lane.
+
+        Args:
+            at_most: complete rows of a piece, where it shall not be larger; lanes are read one by one then.
+
+        Yields:
+            Lanes, and their rows in time order.
+
+        Raises:
+            ShapeError: hidden states are missing, for only some rows keep one.
+        """
+        positions, streams = self.positions, self._streams
+        if at_most is None and positions.lockstep and positions.all_open and positions.count:
+            yield list(range(self.num_lanes)), self.newest(positions.count)
+            return
+        if streams.states is not None and streams.state_period > 1:
+            raise ShapeError("a buffer that keeps a hidden state with some rows only cannot be appended to another")
+        for lane in np.flatnonzero(positions.opened).tolist():
+            stream = self.in_time_order(lane)
+            size = at_most or len(stream)
+            for begin in range(0, max(len(stream) - 1, 1), size):
+                rows = stream[begin : begin + size + 1, None]
+                fields = {name: self.take(name, rows) for name in STEP_FIELDS}
+                fields |= {name: self.take(name, rows[:-1]) for name in _ACTED}
+                if streams.states is not None:
+                    fields["state"] = streams.states.take("state", rows[:-1])
+                yield [lane], Batch.of(fields)
+
+
+def _like(given: Any, rows: np.ndarray) -> Any:
+    """Row numbers as what was given: a tensor, an array or a number."""
+    if isinstance(given, Tensor):
+        return torch.from_numpy(np.asarray(rows)).to(given.device)
+    return rows if isinstance(given, np.ndarray) else int(rows)
+
+
+@functools.cache
+def _offsets(steps: int, lanes: int) -> np.ndarray:
+    """[steps + 1, 1] from a row number to those of the rows after it; past the end of the ring, `take` wraps."""
+    offsets = lanes * np.arange(steps + 1)[:, None]
+    offsets.flags.writeable = False
+    return offsets
+
+
+def _unbroken(kinds: np.ndarray) -> np.ndarray:
+    """[n, N] whether all rows up to here are valid starts: `ops.valid_starts`, accumulated."""
+    return np.logical_and.accumulate((kinds[:-1] != LAST) & (kinds[1:] != FIRST), axis=0)

@@ -1,0 +1,338 @@
+"""`StreamWriter`: what is written to the streams of many lanes, a step at a time or many rows at once."""
+
+from typing import Any
+
+import numpy as np
+
+from palaestra.buffers.reader import StreamReader
+from palaestra.buffers.streams import FIRST, LAST, MID, STEP_FIELDS, Streams
+from palaestra.core import Batch, ShapeError, TimeStep, as_array
+
+__all__ = ["StreamWriter"]
+
+_WRITTEN = ("action", "step_type", "reward", "discount", "observation")
+_ACTED = ("action", "policy_version", "policy_info")
+
+
+class StreamWriter:
+    """Writes rows; a row that is refused leaves everything as it was.
+
+    Args:
+        streams: to write to.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams, self._storage, self._positions = streams, streams.storage, streams.positions
+        self._lanes = np.arange(streams.num_lanes)
+        self.used = False
+        """Whether an unroll with everything was handed out: the next row that is written discards it."""
+        self.rewritten = 0
+        """So many of the newest rows got their info since the buffer was last saved."""
+
+    def open(self, time_step: TimeStep, env_id: Any = None) -> None:
+        """Starts or restarts streams: their open rows become these time steps, and no row is completed by an action.
+
+        Args:
+            time_step: one row per lane written.
+            env_id: which lanes, each once; `None` is all.
+
+        Raises:
+            ShapeError: a structure, shape or dtype is not what the buffer was made for.
+        """
+        positions, which = self._positions, self._which(env_id)
+        arrived = self._checked_step(time_step, len(which))
+        if positions.spare:
+            self._begin_stacks(time_step, which)
+        running = which[positions.opened[which]]
+        begins = as_array(time_step.step_type) != LAST  # a fragment may begin where the one before it ended
+        kinds = self._storage.step_types[positions.numbers(which)]
+        self._complete_ended(which[begins & positions.opened[which] & (kinds == LAST)])
+        if self._streams.complete_only and running.size:
+            positions.rewind(running, positions.unfinished[running])
+            positions.unfinished[running] = 0
+        positions.exchange(running)
+        positions.open(which)
+        self._storage.write(arrived, positions.numbers(which))
+        self._streams.write_log()
+
+    def _complete_ended(self, lanes: np.ndarray) -> None:
+        """The last step of an episode stays, as a row whose action does not count."""
+        if not lanes.size:
+            return
+        positions, states = self._positions, self._streams.states
+        self._make_room(lanes)
+        numbers = positions.numbers(lanes)
+        self._storage.zero(_ACTED, numbers)
+        if states is not None:
+            states.zero(("state",), self._streams.state_slots(numbers)[1])
+        positions.advance(lanes)
+
+    def append(
+        self, action: Any, time_step: TimeStep, *, policy_version: int = 0, state: Any = None, env_id: Any = None
+    ) -> None:
+        """Completes the open row with its action and opens the next one with the time step that followed.
+
+        Args:
+            action: what the policy sampled on the open row, one per lane written.
+            time_step: what the environment answered.
+            policy_version: the version that acted.
+            state: the policy's hidden state before it saw the open row: a batch of `[B, ...]`, or `None` without one.
+            env_id: which lanes, each once; `None` is all.
+
+        Raises:
+            ShapeError: a structure, shape or dtype is not what the buffer was made for, or a lane was never opened.
+        """
+        positions, storage = self._positions, self._storage
+        which = None if env_id is None else self._which(env_id)
+        hidden = [] if state is None and self._streams.states is None else self._checked_state(state, which)
+        if which is not None and np.array_equal(which, self._lanes):
+            which = None
+        if which is not None or not positions.lockstep or not positions.all_open or self._streams.complete_only:
+            self._append_to(self._lanes if which is None else which, action, time_step, policy_version, hidden)
+            return
+        if self.used:
+            self._discard()
+        if self._streams.growing and positions.count == positions.rows:
+            self._grow()
+        row = positions.cursor
+        after = 0 if row + 1 == positions.ring_size else row + 1
+        values = (action, time_step.step_type, time_step.reward, time_step.discount, time_step.observation)
+        storage.write_rows(_WRITTEN, values, (row, after, after, after, after))
+        lanes = positions.num_lanes
+        storage.policy_versions[row * lanes : row * lanes + lanes] = policy_version
+        if hidden:
+            self._write_state(hidden, row * lanes + self._lanes)
+        positions.written += 1
+        self._streams.write_log()
+
+    def _append_to(self, lanes: np.ndarray, action: Any, time_step: TimeStep, version: int, hidden: Any) -> None:
+        positions = self._positions
+        if not positions.all_open and not positions.opened[lanes].all():
+            closed = lanes[~positions.opened[lanes]].tolist()
+            raise ShapeError(f"the lanes {closed} have no open row to complete; call open(time_step, env_id) first")
+        taken = self._storage.checked("action", action, len(lanes))
+        arrived = self._checked_step(time_step, len(lanes))
+        if self.used:
+            self._discard()
+        self._make_room(lanes)
+        completed = positions.numbers(lanes)
+        self._storage.write(taken, completed)
+        self._storage.policy_versions[completed] = version
+        if hidden:
+            self._write_state(hidden, completed)
+        positions.advance(lanes)
+        self._storage.write(arrived, positions.numbers(lanes))
+        if self._streams.complete_only:
+            self._note_ends(lanes, completed)
+        self._streams.write_log()
+
+    def _note_ends(self, lanes: np.ndarray, completed: np.ndarray) -> None:
+        """Counts the rows of running episodes, and drops those of episodes that broke off."""
+        positions, kinds = self._positions, self._storage.step_types
+        opened = positions.numbers(lanes)
+        left, arrived = kinds[completed], kinds[opened]
+        running = np.where((left == LAST) | (arrived == LAST), 0, positions.unfinished[lanes] + 1)
+        broken = (arrived == FIRST) & (left != LAST)
+        if broken.any():
+            positions.rewind(lanes[broken], running[broken])
+            self._storage.move(opened[broken], positions.numbers(lanes[broken]))
+            running[broken] = 0
+        positions.unfinished[lanes] = running
+
+    def write_info(self, info: Any, rows: int) -> None:
+        """Adds what the policy computed about its newest actions, in one batched pass after acting.
+
+        Args:
+            info: the fields of `info_spec`, `[rows, lanes, ...]`, of the rows that `recent` gives.
+            rows: how many rows of every lane.
+
+        Raises:
+            ShapeError: the info is not what the buffer was made for.
+        """
+        checked = self._storage.checked("policy_info", info, rows, self._streams.num_lanes)
+        self.rewritten = max(self.rewritten, rows)
+        places = self._positions.newest(rows, and_open=False)
+        if isinstance(places, slice):
+            places = np.arange(places.start, places.stop)[:, None]
+        self._storage.write(checked, self._positions.numbers_at(places))
+
+    # -- many rows at once
+
+    def extend(self, rows: Batch, env_id: Any = None) -> None:
+        """Appends fragments of streams at once.
+
+        The first time step takes the place of the open row, as with `open`: the fragments of a lane join where each
+        begins with the step that the one before it ended with.
+
+        Args:
+            rows: an `Unroll`, or another batch with `step_type`, `reward`, `discount` and `observation`
+                `[T+1, B, ...]`, `action` `[T, B, ...]`, and if they are there `policy_version`, `policy_info` and
+                `state` `[T, B, ...]`.
+            env_id: which lanes, each once; `None` is all.
+
+        Raises:
+            ShapeError: a structure, shape or dtype is not what the buffer was made for.
+        """
+        streams, positions, checked = self._streams, self._positions, self._storage.checked
+        needed = (*STEP_FIELDS, "action", *(("state",) if streams.states is not None else ()))
+        if missing := [name for name in needed if name not in rows]:
+            raise ShapeError(f"the fragment lacks the fields {missing}; it has {list(rows.keys())}")
+        which, steps = self._which(env_id), len(rows.step_type) - 1
+        if streams.complete_only:
+            self._extend_one_by_one(rows, which, steps)
+            return
+        kept = steps if streams.growing else min(steps, positions.rows)
+        written = [pair for name in STEP_FIELDS for pair in checked(name, rows[name], steps + 1, len(which))]
+        given = ["action", *(["policy_version"] if "policy_version" in rows else [])]
+        given += ["policy_info"] if "policy_info" in rows and streams.info_fields else []
+        acted = [pair for name in given for pair in checked(name, rows[name], steps, len(which))]
+        hidden = streams.states.checked("state", rows["state"], steps, len(which)) if streams.states is not None else []
+        self.open(TimeStep(**{name: rows[name][0] for name in STEP_FIELDS}), which)
+        if self.used:
+            self._discard()
+        while streams.growing and positions.counts[which].max() + steps > positions.rows:
+            self._grow()
+        streams.write_log(at_most=positions.ring_size - 1 - kept)
+        positions.advance(which, steps)
+        places = (positions.cursors[which] - np.arange(kept, -1, -1)[:, None]) % positions.ring_size  # [kept + 1, B]
+        numbers = places * streams.num_lanes + which
+        self._storage.write([(path, part[steps - kept :]) for path, part in written], numbers)
+        self._storage.zero([name for name in ("policy_version", "policy_info") if name not in rows], numbers[:-1])
+        self._storage.write([(path, part[steps - kept :]) for path, part in acted], numbers[:-1])
+        if hidden and kept:
+            flat = [(path, part[steps - kept :].reshape(-1, *part.shape[2:])) for path, part in hidden]
+            self._write_state(flat, numbers[:-1].reshape(-1))
+        streams.write_log()
+
+    def _extend_one_by_one(self, rows: Batch, which: np.ndarray, steps: int) -> None:
+        arrived = [TimeStep(**{name: rows[name][t] for name in STEP_FIELDS}) for t in range(steps + 1)]
+        self.open(arrived[0], which)
+        for t in range(steps):
+            state = rows["state"][t] if self._streams.states is not None else None
+            self.append(rows["action"][t], arrived[t + 1], state=state, env_id=which)
+            completed = (self._positions.cursors[which] - 1) % self._positions.ring_size * len(self._lanes) + which
+            if "policy_version" in rows:
+                self._storage.policy_versions[completed] = rows["policy_version"][t]
+
+    def update(self, other: StreamReader) -> None:
+        """Appends what another buffer holds, lane by lane in time order.
+
+        The stream of a lane ends where that of the other buffer begins: its open row becomes the end of a truncated
+        episode, so that no transition leads from one stream into the other.
+
+        Args:
+            other: with the same fields and as many lanes.
+
+        Raises:
+            ShapeError: it has another number of lanes, or other fields.
+        """
+        if other.num_lanes != self._streams.num_lanes:
+            raise ShapeError(
+                f"a buffer of {other.num_lanes} lanes cannot be appended to one of {self._streams.num_lanes}"
+            )
+        for lanes, rows in other.pieces():
+            self._end_streams(np.array(lanes))
+            self.extend(rows, lanes)
+
+    def _end_streams(self, lanes: np.ndarray) -> None:
+        positions, storage = self._positions, self._storage
+        lanes = lanes[positions.opened[lanes]]
+        if self._streams.complete_only:
+            positions.rewind(lanes, positions.unfinished[lanes])
+            positions.unfinished[lanes] = 0
+        while (lanes := lanes[positions.counts[lanes] > 0]).size:
+            unreached = lanes[storage.step_types[positions.numbers(lanes)] == FIRST]
+            if not unreached.size:
+                break
+            positions.rewind(unreached, np.ones_like(unreached))  # no action led to an open row that is FIRST
+        storage.step_types[positions.numbers(lanes)] = LAST
+        self._complete_ended(lanes)
+        storage.step_types[positions.numbers(lanes)] = MID  # of open rows whose place is taken by the next `open`
+
+    # -- hidden states
+
+    def _checked_state(self, state: Any, lanes: np.ndarray | None) -> list[tuple[str, Any]]:
+        states = self._streams.states
+        if states is not None:
+            return states.checked("state", state, len(self._lanes) if lanes is None else len(lanes))
+        if isinstance(state, tuple) and not state:
+            return []
+        raise ShapeError("a policy state was given, but the buffer was made without one; give it a state_spec")
+
+    def _write_state(self, hidden: list[tuple[str, Any]], numbers: np.ndarray) -> None:
+        kept, slots = self._streams.state_slots(numbers)
+        if slots.size and self._streams.states is not None:
+            self._streams.states.write([(path, given[kept]) for path, given in hidden], slots)
+
+    # -- room
+
+    def clear(self) -> None:
+        """Forgets all complete rows; the open rows stay, so streams continue."""
+        positions = self._positions
+        self._streams.write_log(at_most=0)
+        back = np.arange(positions.spare, -1, -1)[:, None]  # the frames of the open rows' stacks stay too
+        source = (positions.cursors - back) % positions.ring_size
+        self._storage.move(positions.numbers_at(source), positions.numbers_at(positions.first_place - back))
+        positions.restart(0)
+        self._streams.write_log()
+        positions.unfinished[:] = 0
+        self.used = False
+
+    def _discard(self) -> None:
+        """Forgets what an unroll has handed out; where only ended episodes count, the others wait for their end."""
+        if self._streams.complete_only and self._positions.unfinished.any():
+            self._positions.keep(self._positions.unfinished)
+            self.used = False
+        else:
+            self.clear()
+
+    def _make_room(self, lanes: np.ndarray) -> None:
+        if self._streams.growing and (self._positions.counts[lanes] == self._positions.rows).any():
+            self._grow()
+
+    def _grow(self) -> None:
+        """Doubles the room, with every lane's rows moved to the front in time order."""
+        positions = self._positions
+        counts, rows = positions.counts, 2 * positions.rows
+        order = (positions.cursors - counts + np.arange(positions.ring_size)[:, None]) % positions.ring_size
+        self._streams.resize(rows, order)
+        positions.restart(counts, rows)
+
+    def _begin_stacks(self, time_step: TimeStep, lanes: np.ndarray) -> None:
+        """Sees to it that stacks can be made again from single frames.
+
+        At a FIRST step the frames before must be zeros; a stream that is cut from another brings its own along.
+        """
+        positions, first = self._positions, as_array(time_step.step_type) == FIRST
+        fresh = ~first & (positions.counts[lanes] == 0)
+        if fresh.any():
+            back = np.arange(positions.spare, 0, -1)[:, None]
+            places = (positions.cursors[lanes[fresh]] - back) % positions.ring_size
+            numbers = places * positions.num_lanes + lanes[fresh]
+            self._storage.step_types[numbers] = MID
+            self._storage.write_stacks("observation", time_step.observation, fresh, numbers)
+        agrees = self._storage.stacks_agree("observation", time_step.observation, first, positions.numbers(lanes))
+        if not agrees.all():
+            lane = int(lanes[~agrees][0])
+            raise ShapeError(
+                f"lane {lane}: the frames of a stack are not those of the rows before, or at a first step not zeros; "
+                "leave `stacked` out of the spec, so that whole stacks are stored"
+            )
+
+    # -- checks
+
+    def _checked_step(self, time_step: TimeStep, *leading: int) -> list[tuple[str, Any]]:
+        return [
+            pair for name in STEP_FIELDS for pair in self._storage.checked(name, getattr(time_step, name), *leading)
+        ]
+
+    def _which(self, lanes: Any) -> np.ndarray:
+        if lanes is None:
+            return self._lanes
+        which = np.asarray(lanes)
+        numbers = set(which.tolist()) if which.ndim == 1 and which.dtype.kind in "iu" else ()
+        if len(numbers) != which.size or (numbers and not 0 <= min(numbers) <= max(numbers) < len(self._lanes)):
+            raise ShapeError(
+                f"env_id is {which.tolist()}; give each lane once, as numbers from 0 to {len(self._lanes) - 1}"
+            )
+        return which
