@@ -41,12 +41,12 @@ def valid(rows: list[Row], *, one_episode: bool) -> list[float]:
     return [float(flag and (all(flags[begin:i]) or not one_episode)) for i, flag in enumerate(flags)]
 
 
-def check_windows(windows: Windows, world: World, n_step: int) -> None:
+def check_windows(windows: Windows, world: World, n_step: int, *, fixed: bool = False) -> None:
     """Every window against a sum that walks along its lane."""
     targets = n_step_targets(windows.reward, GAMMA * windows.discount, windows.step_type)
     for i, serial in enumerate(windows.observation.tolist()):
         lane, start = world.find(serial)
-        assert start in lane.starts(n_step)
+        assert start in lane.starts(n_step, fixed=fixed)
         total, discount, last = lane.target(start, n_step)
         assert windows.action[i] == lane.stream[start].action
         assert windows.next_observation[i] == last.serial

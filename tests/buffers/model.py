@@ -55,8 +55,8 @@ class Lane:
         assert self.open is not None
         return [*self.rows, self.open]
 
-    def starts(self, length: int) -> list[int]:
-        """Positions that may be learned from and have so many successors, or whose episode ends before."""
+    def starts(self, length: int, *, fixed: bool = False) -> list[int]:
+        """Positions that may be learned from and have so many successors; in fixed data, or whose episode has ended."""
         stream = self.stream
         ends = [i for i, row in enumerate(stream) if row.kind == LAST]
         ends += [i - 1 for i, row in enumerate(stream) if row.kind == FIRST]
@@ -65,7 +65,7 @@ class Lane:
             for i in range(len(stream) - 1)
             if stream[i].kind != LAST
             and stream[i + 1].kind != FIRST
-            and (i + length < len(stream) or i < max(ends, default=0))
+            and (i + length < len(stream) or (fixed and i < max(ends, default=0)))
             and length <= self.capacity
         ]
 

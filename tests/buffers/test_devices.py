@@ -164,6 +164,7 @@ def test_a_buffer_on_a_device_is_saved_and_appended_to_others_as_any(tmp_path):
         there.save(tmp_path / "saved")
         loaded = ReplayBuffer.load(tmp_path / "saved")
         assert loaded.device == torch.device("cpu")
+        loaded.reader.fixed = False  # as the other one
         check_same(loaded, here)
         for source, target in ((there, make(None, 60)), (here, make(DeviceMemory(device), 60))):
             target.update(source)

@@ -135,12 +135,14 @@ def test_new_rows_have_the_highest_priority_seen_so_far():
     seed=st.integers(0, 999),
     steps=st.lists(st.sampled_from(["all", "some", "restart", "draw", "draw long", "clear"]), max_size=30),
     complete=st.booleans(),
+    fixed=st.booleans(),
 )
-def test_whatever_is_written_what_can_be_drawn_are_the_valid_starts(lanes, rows, seed, steps, complete):
+def test_whatever_is_written_what_can_be_drawn_are_the_valid_starts(lanes, rows, seed, steps, complete, fixed):
     """TS-11, TS-22, TS-24: the tree that follows writes equals one made anew; priorities stay with their rows."""
     options = {"complete_episodes_only": complete}
     buffer = make_buffer(rows * lanes, lanes, sampler=PrioritizedSampler(), **options)
     world, rng = World(lanes, rows, seed, breaks=True), np.random.default_rng(seed)
+    buffer.reader.fixed = fixed
     world.open(buffer)
     for action in [*steps, "draw"]:
         some = sorted(rng.choice(lanes, rng.integers(1, lanes + 1), replace=False).tolist())

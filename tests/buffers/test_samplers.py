@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from palaestra.buffers import BalancedSampler, DeviceMemory, EpisodeSampler, PrioritizedSampler, Sampler, WholeSampler
 from palaestra.core import ConfigError, Offline, Prioritized, ShapeError
+from palaestra.ops import n_step_targets
 from tests.buffers.checks import check_unroll, check_windows
-from tests.buffers.model import LAST, World, filled, generator, make_buffer, replay
+from tests.buffers.model import FIRST, LAST, MID, World, filled, generator, make_buffer, replay, step
 
 bounded = settings(max_examples=40, deadline=None, derandomize=True)
 SAMPLERS = {
@@ -72,6 +73,30 @@ def test_a_pass_visits_every_row_once_and_the_next_in_another_order():
     first, second = drawn[: len(starts)], drawn[len(starts) : 2 * len(starts)]
     assert sorted(first) == sorted(second) == sorted(starts)
     assert first.tolist() != second.tolist() != sorted(starts)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("n_step", [2, 3, 9])
+def test_ts_22_the_last_rows_of_an_ended_episode_are_drawn_from_fixed_data(name, n_step):
+    """TS-22: no n rows will ever follow them; while rows are written they wait. One episode of 4 steps a lane."""
+    buffer = make_buffer(60, 2, sampler=SAMPLERS[name]())
+    buffer.open(step([FIRST, FIRST], torch.tensor([0, 10])))
+    for t, kind in enumerate([MID, MID, MID, LAST], start=1):
+        reward = torch.tensor([float(t), 10.0 + t])
+        buffer.append(torch.tensor([0, 0]), step([kind, kind], torch.tensor([t, 10 + t]), reward))
+    drawn = buffer.draw(Offline(mini_batch_size=200, n_step=n_step), generator())
+    assert set(drawn.observation.tolist()) == {0, 1, 2, 3, 10, 11, 12, 13}
+    targets = n_step_targets(drawn.reward, drawn.discount, drawn.step_type)
+    for start, total, following in zip(drawn.observation, targets.reward, drawn.next_observation, strict=True):
+        end = min(int(start) % 10 + n_step, 4)
+        assert int(following) == int(start) // 10 * 10 + end
+        assert total == sum(int(start) // 10 * 10 + t for t in range(int(start) % 10 + 1, end + 1))
+    sequences = buffer.draw(Offline(mini_batch_size=200, mini_batch_length=n_step), generator())
+    assert set(sequences.observation[0].tolist()) == {0, 1, 2, 3, 10, 11, 12, 13}
+    assert (sequences.valid.sum(0) == (4 - sequences.observation[0] % 10).clamp(max=n_step)).all()
+    if n_step < 9 and name != "episodes":
+        online = buffer.draw(replay(mini_batch_size=200, n_step=n_step), generator())
+        assert set((online.observation % 10).tolist()) == set(range(4 - n_step + 1))
 
 
 def test_with_a_stride_every_row_is_in_one_sequence():

@@ -210,9 +210,10 @@ def test_any_history_of_writes_equals_lists_of_rows(num_lanes, rows, seed, steps
             world.append(buffer, some)
         check_contents(buffer, world)
     for n_step in (1, 2, 3):
-        if any(lane.starts(n_step) for lane in world.lanes) and (rows is None or n_step <= rows):
-            drawn = buffer.draw(Offline(mini_batch_size=8, n_step=n_step), generator(seed))
-            check_windows(drawn, world, n_step)
+        for fixed in (False, True):
+            if any(lane.starts(n_step, fixed=fixed) for lane in world.lanes):
+                plan = Offline(mini_batch_size=8, n_step=n_step) if fixed else replay(mini_batch_size=8, n_step=n_step)
+                check_windows(buffer.draw(plan, generator(seed)), world, n_step, fixed=fixed)
     if len(buffer):
         unroll = buffer.draw(OnPolicy(unroll_length=1), generator())
         for b, lane in enumerate(world.lanes):

@@ -84,7 +84,7 @@ def test_enough_finished_workers_end_an_unroll(runtime):
     info = manager.unroll(10)
     assert info.env_steps <= 30
     assert manager.metrics()["workers/late"] == 1
-    unroll = manager.buffers["policy"]._whole()
+    unroll = manager.buffers["policy"].reader.everything()
     assert unroll.valid[:, :3].sum() > 0
 
 
@@ -121,7 +121,7 @@ def test_late_data_is_used_if_it_is_not_too_old_and_named_if_it_is(runtime, max_
         assert (dropped.worker, dropped.incarnation) == (late, 0)
         assert dropped.reason == f"it is 1 policy versions old, and max_lag is {max_lag}"
     assert manager.env_steps > steps
-    versions = manager.buffers["policy"]._whole().policy_version
+    versions = manager.buffers["policy"].reader.everything().policy_version
     assert sorted(set(versions.flatten().tolist())) in ([1, 2], [2], [0, 2], [0, 1, 2])
 
 

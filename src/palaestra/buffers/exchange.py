@@ -45,6 +45,7 @@ def with_actions(buffer: ReplayBuffer, action_spec: SpecTree, convert: Callable[
     else:
         for number, lane in enumerate(rows):
             made.extend(_fragment(buffer, lane[:, None], convert), [number])
+    made.reader.fixed = True
     return made
 
 
@@ -88,6 +89,7 @@ def from_minari(dataset: Any, *, observation_spec: SpecTree, action_spec: SpecTr
     buffer = ReplayBuffer(capacity, 1, observation_spec=observation_spec, action_spec=action_spec)
     for episode in dataset.iterate_episodes():
         buffer.extend(_rows(episode, observation_spec, action_spec))
+    buffer.reader.fixed = True
     return buffer
 
 

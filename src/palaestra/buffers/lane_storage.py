@@ -50,7 +50,7 @@ class Leaf(ABC):
         """
 
     @abstractmethod
-    def write_row(self, row: int, given: Any) -> None:
+    def __setitem__(self, row: int, given: Any) -> None:
         """Writes one row of all lanes.
 
         Args:
@@ -103,7 +103,7 @@ class HostLeaf(Leaf):
     def given(self, value: Any) -> np.ndarray:
         return value.numpy() if type(value) is Tensor and value.is_cpu else np.asarray(as_array(value))
 
-    def write_row(self, row: int, given: Any) -> None:
+    def __setitem__(self, row: int, given: Any) -> None:
         self.array[row] = given
 
     def write(self, numbers: np.ndarray, given: Any) -> None:
@@ -134,7 +134,7 @@ class DeviceLeaf(Leaf):
     def given(self, value: Any) -> Any:
         return value if isinstance(value, Tensor) else np.asarray(value)
 
-    def write_row(self, row: int, given: Any) -> None:
+    def __setitem__(self, row: int, given: Any) -> None:
         self.tensor[row].copy_(as_tensor(given, None, None), non_blocking=True)
 
     def write(self, numbers: np.ndarray, given: Any) -> None:
@@ -210,6 +210,11 @@ class LaneStorage:
                 else DeviceLeaf(tensor, self._stacked[path])
                 for path, tensor in storage.allocate(self._name, shapes).items()
             }
+        self._plain = {
+            path: (leaf.array, leaf.numpy_dtype, leaf.row_shape)
+            for path, leaf in leaves.items()
+            if isinstance(leaf, HostLeaf) and leaf.stacked == 1
+        }
         if "step_type" in leaves:
             self.step_types = leaves["step_type"].tensor.numpy().reshape(-1)
             """[rows * lanes] of all rows: a view of main memory, on every device."""
@@ -264,11 +269,18 @@ class LaneStorage:
         Raises:
             ShapeError: see `checked`.
         """
-        leaves = self._leaves
-        checked = [(row, self.checked(name, value)) for name, value, row in zip(names, values, rows, strict=True)]
-        for row, pairs in checked:
-            for path, given in pairs:
-                leaves[path].write_row(row, given)
+        leaves, plain = self._leaves, self._plain
+        writes: list[tuple[Any, int, Any]] = []
+        for name, value, row in zip(names, values, rows, strict=True):
+            if name in plain:
+                array, dtype, shape = plain[name]
+                given = value.numpy() if value.__class__ is Tensor and value.is_cpu else value
+                if given.__class__ is np.ndarray and given.dtype == dtype and given.shape == shape:
+                    writes.append((array, row, given))
+                    continue
+            writes += [(leaves[path], row, given) for path, given in self.checked(name, value)]
+        for target, row, given in writes:
+            target[row] = given
 
     def write(self, checked: Iterable[tuple[str, Any]], numbers: np.ndarray) -> None:
         """Writes rows of some lanes.

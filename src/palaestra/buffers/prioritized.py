@@ -215,7 +215,7 @@ class PrioritizedSampler(Sampler):
     def _updated(self, buffer: StreamReader, length: int) -> SumTree:
         """The tree with the rows that were written since the last draw."""
         positions, tree = buffer.positions, self._tree
-        belongs = (positions.restarts, length)
+        belongs = (positions.restarts, -length if buffer.fixed else length)
         if tree is None or self._belongs is None or self._belongs[0] != positions.restarts:
             tree = self._tree = SumTree(positions.ring_size * positions.num_lanes)
             tree.set(buffer.starts(length), self._highest)
@@ -227,7 +227,7 @@ class PrioritizedSampler(Sampler):
         ):
             return tree
         else:
-            self._follow(buffer, tree, self._belongs[1])
+            self._follow(buffer, tree, abs(self._belongs[1]))
             if self._belongs != belongs:
                 leaves, starts = np.zeros_like(tree.leaves), buffer.starts(length)
                 leaves[starts] = np.where(tree.leaves[starts] > 0, tree.leaves[starts], self._highest)
@@ -243,7 +243,8 @@ class PrioritizedSampler(Sampler):
         written, counts = positions.written, positions.counts
         end = written - counts + buffer.usable(length)
         begin = np.maximum(np.minimum(np.minimum(self._end, end), positions.kept - 1), written - counts)
-        rows = written + 1 - begin  # [B] with the open one, whose place another row had
+        # [B] with the open one and those taken back, whose places other rows had
+        rows = np.minimum(np.maximum(written, positions.furthest) + 1 - begin, positions.ring_size)
         lane = np.repeat(np.arange(positions.num_lanes), rows)
         number = np.arange(len(lane)) - np.repeat(np.cumsum(rows) - rows - begin, rows)  # in the stream of its lane
         place = (positions.cursors[lane] - (written[lane] - number)) % positions.ring_size

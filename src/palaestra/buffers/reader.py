@@ -103,10 +103,14 @@ class StreamReader:
 
     Args:
         streams: to read from.
+        fixed: see the attribute.
     """
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: Streams, *, fixed: bool = False) -> None:
         self._streams, self._storage = streams, streams.storage
+        self.fixed = fixed
+        """Whether these are data that stay. Then a draw of n steps may also begin with the last rows of a lane whose
+        episode has ended, which no n rows will ever follow; while rows are written, those wait until n rows do."""
         self.positions: WritePositions = streams.positions
         """Where each lane is written next, and which rows it holds; to be read only."""
         self.num_lanes = streams.num_lanes
@@ -353,16 +357,16 @@ class StreamReader:
         return self._storage.step_types.take(index + self.num_lanes, mode="wrap") == LAST
 
     def usable(self, length: int) -> np.ndarray:
-        """How many of the oldest rows of each lane have what a draw needs: enough rows follow, or their episode ended.
+        """How many of the oldest rows of each lane have what a draw needs.
 
         Args:
-            length: rows that follow, unless the episode ends before.
+            length: rows that follow; in `fixed` data fewer, where the episode has ended.
 
         Returns:
             [B].
         """
         positions, short = self.positions, length - 1
-        running: Any = short if short == 0 or self._aligned(length) else self._running(short)
+        running: Any = self._running(short) if self.fixed and short and not self._aligned(length) else short
         if self._streams.complete_only:
             running = np.maximum(running, positions.unfinished)
         return np.maximum(positions.counts - running, 0)
@@ -431,11 +435,19 @@ class StreamReader:
         """
         return (places % self._streams.state_period == 0) | (self._streams.states is None)
 
+    def stamp(self, length: int) -> tuple[int, ...]:
+        """Changes whenever `starts` may.
+
+        Args:
+            length: see `starts`.
+        """
+        return (*self.positions.stamp, -length if self.fixed else length)
+
     def starts(self, length: int) -> np.ndarray:
         """All rows that a draw may begin with, those of a lane in time order.
 
         Args:
-            length: so many rows must follow in the lane, unless the episode ends before.
+            length: so many rows must follow in the lane; see `usable`.
 
         Returns:
             [N] row numbers.
@@ -479,7 +491,7 @@ class StreamReader:
         )
 
     def sequences(self, index: np.ndarray, length: int, burn_in: int) -> Unroll:
-        """The sequences that start at given rows; past the newest row of a lane they repeat it.
+        """The sequences that start at given rows; behind the newest row of a lane they repeat it.
 
         Args:
             index: [N] row numbers of `starts(length)`.

@@ -14,7 +14,7 @@ from palaestra.buffers.saving import SegmentKeys, load_stream_tensors, read_buff
 from palaestra.buffers.storage import LoadedTensors, Storage
 from palaestra.buffers.streams import RowOptions, Streams, WritePositions
 from palaestra.buffers.writer import StreamWriter
-from palaestra.core import Batch, CheckpointError, ConfigError, OnPolicy, Plan, ShapeError, to_device
+from palaestra.core import Batch, CheckpointError, ConfigError, Offline, OnPolicy, Plan, ShapeError, to_device
 
 __all__ = ["ListReplayBuffer", "ReplayBuffer"]
 
@@ -63,6 +63,7 @@ class ReplayBuffer:
         self.extend, self.update, self.write_info = writer.extend, writer.update, writer.write_info
 
         self.reader = reader = StreamReader(streams)
+        self._fixed_reader = StreamReader(streams, fixed=True)
         self.newest, self.recent, self.take, self.field = reader.newest, reader.recent, reader.take, reader.field
         self.next, self.prev, self.held, self.pieces = reader.next, reader.prev, reader.held, reader.pieces
         self.in_time_order, self.episodes, self.unfinished = reader.in_time_order, reader.episodes, reader.unfinished
@@ -125,7 +126,7 @@ class ReplayBuffer:
                 asked for where only some rows have a hidden state.
             ShapeError: the buffer does not hold a single row to learn from.
         """
-        reader, sampler = self.reader, self.sampler
+        sampler, reader = self.sampler, self._fixed_reader if isinstance(plan, Offline) else self.reader
         if isinstance(plan, OnPolicy):
             unroll = reader.everything()
             self.writer.used = plan.clear
@@ -240,7 +241,7 @@ class ReplayBuffer:
 
     @classmethod
     def load(cls, directory: str | Path, *, sampler: Sampler | None = None, storage: Storage | None = None) -> Self:
-        """A buffer with what `save` wrote, after comparing every hash. No pickle is ever read.
+        """A buffer with what `save` wrote, after comparing every hash, as data that stay. No pickle is ever read.
 
         Args:
             directory: its folder.
@@ -257,6 +258,7 @@ class ReplayBuffer:
         if capacity is None and storage is not None and storage.mapped:
             capacity = max(1, int(tensors["count"].max())) * lanes
         buffer = cls(capacity, lanes, sampler=sampler, **{**options, "storage": storage})
+        buffer.reader.fixed = True
         if buffer.positions.opened.any():
             raise ConfigError(
                 f"mapped files that hold {len(buffer)} rows were given to load {directory} into; give a new folder, or "

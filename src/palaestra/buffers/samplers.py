@@ -29,7 +29,7 @@ class Sampler(ABC):
         Args:
             buffer: what is drawn from; `buffer.starts(length)` has all rows that may be chosen.
             count: how many are wanted.
-            length: so many rows must follow each in its lane, unless its episode ends before; see `may_begin`.
+            length: so many rows must follow each in its lane; see `StreamReader.usable`.
             generator: source of every random choice.
 
         Returns:
@@ -122,7 +122,7 @@ class WholeSampler(Sampler):
         self._stamp: tuple[int, ...] = ()
 
     def starts(self, buffer: StreamReader, count: int, length: int, generator: torch.Generator) -> np.ndarray:
-        stamp = (*buffer.positions.stamp, length)
+        stamp = buffer.stamp(length)
         if stamp != self._stamp:
             self._stamp, self._left = stamp, self._pass(buffer, length, generator)
         parts, missing = [], count
@@ -162,7 +162,7 @@ class EpisodeSampler(Sampler):
         self._rows = np.empty(0, np.int64)
 
     def starts(self, buffer: StreamReader, count: int, length: int, generator: torch.Generator) -> np.ndarray:
-        stamp = (*buffer.positions.stamp, length)
+        stamp = buffer.stamp(length)
         if stamp != self._stamp:
             complete = np.zeros(buffer.positions.ring_size * buffer.num_lanes, bool)
             for episode in buffer.episodes():
@@ -197,7 +197,7 @@ class BalancedSampler(Sampler):
         self._ends = self._others = np.empty(0, np.int64)
 
     def starts(self, buffer: StreamReader, count: int, length: int, generator: torch.Generator) -> np.ndarray:
-        stamp = (*buffer.positions.stamp, length)
+        stamp = buffer.stamp(length)
         if stamp != self._stamp:
             starts = buffer.starts(length)
             ends = buffer.ends_with_next(starts)

@@ -77,6 +77,8 @@ class WritePositions:
         """How often rows were taken back, or open rows exchanged."""
         self.kept = np.full(num_lanes, _ALL)
         """[B] so many rows of each lane are what they were before rows were taken back or open rows exchanged."""
+        self.furthest = np.zeros(num_lanes, np.int64)
+        """[B] the highest number of rows that were taken back: what lay at their places is overwritten."""
         self.has_changes = False
         """Whether any row is not `kept`."""
 
@@ -140,6 +142,7 @@ class WritePositions:
         """
         counts = self.counts[lanes]
         self._oldest[lanes] = self.written[lanes] - counts
+        self.furthest[lanes] = np.maximum(self.furthest[lanes], self.written[lanes])
         self.written[lanes] -= np.minimum(rows, counts)
         self.lockstep = False
         self.exchange(lanes)
@@ -156,7 +159,7 @@ class WritePositions:
 
     def forget_changes(self) -> None:
         """Begins to count anew what is `kept`, for a sampler that follows the changes."""
-        self.kept[:] = _ALL
+        self.kept[:], self.furthest[:] = _ALL, 0
         self.has_changes = False
 
     def keep(self, counts: np.ndarray) -> None:
@@ -301,6 +304,7 @@ class WritePositions:
             "opened": self.opened.copy(),
             "unfinished": self.unfinished.copy(),
             "kept": self.kept.copy(),
+            "furthest": self.furthest.copy(),
             "places": self.ring_size,
             "restarts": self.restarts,
             "exchanges": self.exchanges,
@@ -329,6 +333,7 @@ class WritePositions:
         except KeyError as error:
             raise CheckpointError(f"the saved buffer has no {error}") from None
         self.opened[:], self.unfinished[:], self.kept[:] = saved["opened"], saved["unfinished"], saved["kept"]
+        self.furthest[:] = state.get("furthest", 0)
         self._place(*(np.asarray(saved[name]) for name in ("head", "count", "written")))
         self.has_changes = bool((self.kept != _ALL).any())
 
