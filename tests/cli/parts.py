@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from palaestra.cli.main import _main
+from palaestra.cli import main
 
 CHAIN = ("palaestra.envs.tiny:Chain", "--env.max-episode-steps", "6", "--env.num-envs", "2")
 SHORT = ("--trainer.total-env-steps", "48", "--trainer.eval-episodes", "2", "--run.no-tensorboard")
@@ -13,10 +13,9 @@ SHORT = ("--trainer.total-env-steps", "48", "--trainer.eval-episodes", "2", "--r
 
 def exit_code(*arguments: str) -> int:
     """What the process would end with."""
-    try:
-        return _main(list(arguments))
-    except SystemExit as error:
-        return int(error.code or 0)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return int(ended.value.code or 0)
 
 
 def output(capsys: pytest.CaptureFixture[str]) -> str:

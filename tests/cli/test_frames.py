@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from palaestra.cli.frames import grid, labelled
+from palaestra.cli.play import grid, labelled
 
 pytest.importorskip("PIL")
 

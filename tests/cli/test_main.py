@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import palaestra.cli.catalogue
+import palaestra.cli.inspect
 import palaestra.cli.train
 from palaestra.cli.main import _VERBS, main
 from palaestra.core import CheckpointError, ConfigError, EnvError, MissingExtraError, NonFiniteError, SpecError
@@ -123,7 +123,7 @@ def test_an_interrupt_of_what_saves_nothing_speaks_of_no_checkpoint(monkeypatch,
     def interrupt(arguments: list[str]) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(palaestra.cli.catalogue, "list_all", interrupt)
+    monkeypatch.setattr(palaestra.cli.inspect, "list_all", interrupt)
     assert exit_code("list") == 130
     assert output(capsys) == "stopped at once\n"
 
@@ -178,7 +178,14 @@ def test_code_of_the_current_folder_can_be_named_and_code_of_a_run_cannot(tmp_pa
 
 def test_help_waits_for_no_library():
     """The usage is printed without PyTorch: the answer to `palaestra --help` is there at once."""
-    code = "import sys; from palaestra.cli.main import _main; _main(['--help']); sys.exit('torch' in sys.modules)"
+    code = """
+import sys
+from palaestra.cli import main
+try:
+    main(['--help'])
+finally:
+    sys.exit('torch' in sys.modules)
+"""
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 

@@ -178,5 +178,5 @@ def test_a_robot_has_no_data_of_one_policy(capsys):
     assert "whose tasks see and do other things" in output(capsys)
     assert exit_code("data", "export", "robot", "d") == 2
     assert "none to export" in output(capsys)
-    with pytest.raises(ConfigError, match="use `robot_of_run`"):
+    with pytest.raises(ConfigError, match="use `policies_of_run`"):
         policy_of_run(RunDirectory("runs/robot"))

@@ -7,8 +7,7 @@ from typing import Any
 
 import palaestra
 from palaestra.experiments import ExperimentConfig, RunDirectory, preset
-from palaestra.experiments.build import nested
-from palaestra.experiments.config import config_from_mapping
+from palaestra.experiments.config import config_from_mapping, nested
 
 CHAIN = "palaestra.envs.tiny:Chain"
 SMALL: dict[str, Any] = {

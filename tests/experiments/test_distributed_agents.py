@@ -6,7 +6,6 @@ import pytest
 
 from palaestra import RunSeeds, Trainer, preset
 from palaestra.experiments.build import make_learner
-from palaestra.experiments.collecting import collecting
 from palaestra.experiments.config import config_from_mapping
 from tests.distributed.runs import assert_same
 
@@ -26,7 +25,8 @@ def state_after(config, iterations, *, acting_as_worker=False):
     if acting_as_worker:
         for number, policy in enumerate(agents.policies.values()):
             policy.seed(RunSeeds(config.run.seed).integer("acting", 1 + number))
-    with collecting(config, agents, {}) as (collect, _):
+    with agents.collecting({}) as made:
+        collect = made.collector
         trainer = Trainer(collect, agents.manager, config.trainer)
         for _ in range(iterations):
             trainer.train_iter()

@@ -15,11 +15,9 @@ import palaestra
 from palaestra.buffers import HindsightSampler, UniformSampler
 from palaestra.core import POLICY, ConfigError
 from palaestra.experiments import ExperimentConfig, HindsightConfig, RunDirectory, dry_run, preset
-from palaestra.experiments.build import make_learner, nested
-from palaestra.experiments.collecting import collecting
-from palaestra.experiments.config import config_from_mapping
+from palaestra.experiments.build import make_algorithm, make_learner
+from palaestra.experiments.config import config_from_mapping, nested
 from palaestra.experiments.hindsight import hindsight_sampler
-from palaestra.experiments.offline import load_data
 from palaestra.training import CheckpointStore
 from tests.cli.parts import exit_code
 from tests.experiments.data import saved
@@ -108,8 +106,9 @@ def config_of(algorithm: str = "sac", env: str = REACH.name, **settings: Any) ->
 
 def drawn(config: ExperimentConfig) -> Any:
     """A batch of what a run would learn from after some steps, and how many rows are its own."""
-    algorithm = make_learner(config)
-    with collecting(config, algorithm, load_data(config, algorithm)) as (collect, _):
+    learner = make_learner(config)
+    with learner.collecting(learner.load_data()) as made:
+        collect, algorithm = made.collector, learner.algorithms[POLICY]
         while collect.env_steps < 200:
             collect.unroll(10, random=[POLICY])
         buffer: Any = collect.buffers[POLICY]
@@ -146,8 +145,8 @@ def test_rows_of_loaded_data_do_too(tmp_path):
 
 def test_the_strategy_is_that_of_the_setting_and_the_base_is_the_sampler_of_the_plan():
     config = config_of("td3", hindsight__strategy="final")
-    with collecting(config, make_learner(config), {}) as (collect, _):
-        sampler: Any = collect.buffers[POLICY].sampler  # type: ignore[attr-defined]
+    with make_learner(config).collecting({}) as made:
+        sampler: Any = made.collector.buffers[POLICY].sampler  # type: ignore[attr-defined]
     assert isinstance(sampler, HindsightSampler)
     assert (sampler.strategy, sampler.share, sampler.terminated) == ("final", 0.8, None)
     assert isinstance(sampler.base, UniformSampler)
@@ -164,7 +163,7 @@ def test_a_dry_run_replays_with_hindsight(monkeypatch):
 def test_ends_follow_the_goals_where_the_environment_says_how(kwargs, used):
     """One boolean for all rows cannot be used, nor a function that is silent about some ends."""
     config = config_of(env=f"{HERE}:Ending", env__kwargs=kwargs)
-    make = hindsight_sampler(config, make_learner(config))
+    make = hindsight_sampler(config, make_algorithm(config))
     assert make is not None
     assert (make().terminated is not None) == used
     if used:

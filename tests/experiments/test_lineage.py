@@ -1,4 +1,4 @@
-"""Tests of `palaestra.experiments.lineage` and of what a run directory remembers: forks, overrides, faults, locks."""
+"""Tests of `palaestra.experiments.run_directory`: what a run remembers, forks, overrides, faults, locks."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ import palaestra
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.envs import Fault
 from palaestra.experiments import RunDirectory, changes_between, list_runs, preset, read_faults, read_metrics
-from palaestra.experiments.faults import FaultRecord, KeepFaults, write_fault
+from palaestra.experiments.records import FaultRecord, KeepFaults, write_fault
 from tests.experiments.parts import trained
 
 

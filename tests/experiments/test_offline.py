@@ -13,9 +13,8 @@ import palaestra
 from palaestra import EnvConfig, preset
 from palaestra.buffers import MixtureSource, ReplayBuffer, to_minari
 from palaestra.core import POLICY, BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec
-from palaestra.envs import create_environment
-from palaestra.experiments import DataConfig, dry_run, evaluate_run, make_algorithm, write_report
-from palaestra.experiments.offline import load_data, make_collect
+from palaestra.experiments import DataConfig, dry_run, evaluate_run, write_report
+from palaestra.experiments.single import SingleLearner
 from palaestra.rollout import OfflineData
 from tests.buffers.model import FIRST, LAST, MID, step
 from tests.experiments.data import HYBRID, PENDULUM, SMALL, saved
@@ -29,8 +28,8 @@ def config_of(algorithm, data, env=PENDULUM, **offline):
 
 def loaded(algorithm, data, **offline):
     config = config_of(algorithm, data, **offline)
-    made = make_algorithm(config)
-    return load_data(config, made), made, config
+    learner = SingleLearner(config)
+    return learner.load_data(), learner
 
 
 # -- whole runs
@@ -100,9 +99,10 @@ def test_a_dry_run_leaves_nothing_behind(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("fraction", "expected"), [(0.25, 64), (None, 128)])
 def test_every_minibatch_has_the_fraction(fraction, expected, tmp_path):
-    data, algorithm, config = loaded("sac", saved(tmp_path / "data"), fraction=fraction)
-    with create_environment(config.env, seed=0) as env:
-        collector = make_collect(config, algorithm, env, data)
+    data, learner = loaded("sac", saved(tmp_path / "data"), fraction=fraction)
+    algorithm = learner.algorithm
+    with learner.collecting(data) as made:
+        collector: Any = made.collector
         assert isinstance(collector.source, MixtureSource)
         collector.collect(n_step=30)
         drawn = collector.source.draw(algorithm.plan, torch.Generator().manual_seed(0))
@@ -112,16 +112,17 @@ def test_every_minibatch_has_the_fraction(fraction, expected, tmp_path):
 
 
 def test_an_offline_algorithm_needs_no_training_environment(tmp_path):
-    data, algorithm, config = loaded("td3_bc", saved(tmp_path / "data"))
-    assert isinstance(make_collect(config, algorithm, None, data), OfflineData)
+    data, learner = loaded("td3_bc", saved(tmp_path / "data"))
+    with learner.collecting(data) as made:
+        assert isinstance(made.collector, OfflineData)
 
 
 @pytest.mark.parametrize(("name", "raw"), [("sac", [-1.0, 1.0]), ("iql", None)])
 def test_actions_come_in_the_units_of_the_policy(name, raw, tmp_path):
     """A saved 2 of Pendulum's torque in [-2, 2] is 1 for a policy that samples in [-1, 1] (decision 0003)."""
     folder = saved(tmp_path / "data")
-    data, algorithm, _ = loaded(name, folder)
-    buffer = data[POLICY]
+    data, learner = loaded(name, folder)
+    buffer, algorithm = data[POLICY], learner.algorithm
     assert buffer.options["action_spec"] == algorithm.policy.raw_action_spec
     before = ReplayBuffer.load(folder)
     rows = before.starts(1)
@@ -134,7 +135,7 @@ def test_actions_come_in_the_units_of_the_policy(name, raw, tmp_path):
 def test_prioritized_plans_have_priorities_in_the_data_as_well(tmp_path):
     folder = saved(tmp_path / "data", EnvConfig(name="CartPole-v1"))
     config = dataclasses.replace(preset("rainbow", "CartPole-v1"), offline=DataConfig(data=folder))
-    buffer = load_data(config, make_algorithm(config))[POLICY]
+    buffer = SingleLearner(config).load_data()[POLICY]
     assert type(buffer.sampler).__name__ == "PrioritizedSampler"
 
 
@@ -216,7 +217,7 @@ def test_a_policy_with_a_memory_cannot_use_data_without(tmp_path):
     data = saved(tmp_path / "data", EnvConfig(name="CartPole-v1"))
     config = dataclasses.replace(preset("r2d2", "CartPole-v1"), offline=DataConfig(data=data))
     with pytest.raises(ConfigError, match="r2d2 stores the memory of its policy with every step"):
-        load_data(config, make_algorithm(config))
+        SingleLearner(config).load_data()
 
 
 def test_nothing_is_left_where_the_data_is_refused(tmp_path):

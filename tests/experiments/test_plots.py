@@ -10,7 +10,7 @@ import pytest
 
 from palaestra.core import CheckpointError, ConfigError, MissingExtraError
 from palaestra.experiments import curves_of, save_plot, terminal_plot, write_report
-from palaestra.experiments.faults import FaultRecord, write_fault
+from palaestra.experiments.records import FaultRecord, write_fault
 from tests.experiments.parts import rows_of, trained, written
 
 

@@ -24,8 +24,8 @@ from palaestra.experiments import (
     make_algorithm,
     preset,
 )
-from palaestra.experiments.build import choose_threads, nested
-from palaestra.experiments.config import config_from_mapping
+from palaestra.experiments.config import config_from_mapping, nested
+from palaestra.experiments.learner import choose_threads
 from palaestra.training import CheckpointStore
 from tests.faults.parts import differences
 from tests.training.parts import Recorder
@@ -102,7 +102,7 @@ def test_evaluation_seeds_are_never_training_seeds():
 
 def test_the_artefact_is_the_best_policy_so_far(tmp_path, monkeypatch):
     """Not the last: returns of the evaluations are 1, 3, 2 here."""
-    module = importlib.import_module("palaestra.experiments.build")
+    module = importlib.import_module("palaestra.experiments.learner")
     returns = iter([1.0, 3.0, 2.0])
     versions = []
     original = module.evaluate
@@ -297,7 +297,7 @@ def test_threads_are_few_for_small_networks_and_as_asked_for_otherwise(monkeypat
 
 def test_only_pictures_take_many_threads_not_every_observation_of_three_axes(monkeypatch):
     """What a convolutional network encodes; a small box is flattened, whatever its axes."""
-    monkeypatch.setattr("palaestra.experiments.build.num_cores", lambda: 8)
+    monkeypatch.setattr("palaestra.experiments.learner.num_cores", lambda: 8)
     config = preset("sac", "Pendulum-v1")
     assert choose_threads(config, TensorSpec((2, 2, 2))) == 1
     assert choose_threads(config, {"camera": TensorSpec((3, 64, 64), torch.uint8)}) == 8

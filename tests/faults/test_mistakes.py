@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from palaestra.cli.main import _main
+from palaestra.cli import main
 from palaestra.envs.gym_environment import GymEnvironment
 from tests.faults.mistakes import MISTAKES
 
@@ -34,10 +34,9 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def exit_code(*arguments: str) -> int:
-    try:
-        return _main(list(arguments))
-    except SystemExit as error:
-        return int(error.code or 0)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return int(ended.value.code or 0)
 
 
 def same(expected: str, text: str) -> bool:

@@ -13,18 +13,13 @@ from palaestra.envs import EnvConfig
 from palaestra.experiments import (
     DataSummary,
     RunDirectory,
-    collect_agents,
-    collect_data,
+    collect_by_chance,
     export_data,
     export_minari,
     find_run,
     policies_of_run,
-    policy_of_run,
 )
-from palaestra.experiments.config import algorithm_class
-from palaestra.multiagent import AgentsConfig, create_worlds, is_world
-from palaestra.policies import RandomPolicy
-from palaestra.robots import Robot
+from palaestra.multiagent import AgentsConfig
 
 __all__ = ["data"]
 
@@ -114,10 +109,6 @@ def _collect(arguments: list[str]) -> tuple[DataSummary, bool]:
         options = parse(CollectOptions, rest, prog=usage, default=replace(options, env=EnvConfig(name=who[1])))
         return _record(None, options, folder), options.json
     run = find_run(who[0], options.root)
-    if issubclass(algorithm_class(run.config.algorithm_name), Robot):
-        raise ConfigError(
-            f"{run.path} has a robot, whose tasks see and do other things than a policy of its environment"
-        )
     own = {"env": run.config.env.for_evaluation(1), "agents": run.config.agents}
     options = parse(CollectOptions, rest, prog=usage, default=replace(options, **own))
     if options.agents != run.config.agents:
@@ -127,20 +118,10 @@ def _collect(arguments: list[str]) -> tuple[DataSummary, bool]:
 
 def _record(run: RunDirectory | None, options: CollectOptions, folder: str) -> DataSummary:
     """What the policies of a run do, or chance."""
-    acting = {"steps": options.steps, "seed": options.seed}
-    if not is_world(options.env.name):
-        if options.agents != AgentsConfig() and run is None:
-            raise ConfigError(f"--agents is for environments with many agents, and {options.env.name} has one")
-        return collect_data(None if run is None else policy_of_run(run, options.which), options.env, folder, **acting)
     if run is not None:
-        agents, policies = policies_of_run(run, options.which)
-        return collect_agents(agents.roles, policies, options.env, folder, **acting)
-    if options.agents.policies:
-        raise ConfigError("chance acts for everybody; leave out --agents.policies, or collect with a run that has them")
-    with create_worlds(replace(options.env, num_envs=1)) as worlds:
-        roles = options.agents.roles(worlds.agents, joint=(), state_spec=None)
-    by_chance = {name: RandomPolicy(role.observation_spec, role.action_spec) for name, role in roles.items()}
-    return collect_agents(roles, by_chance, options.env, folder, **acting)
+        learner, policies = policies_of_run(run, options.which)
+        return learner.record(policies, options.env, folder, steps=options.steps, seed=options.seed)
+    return collect_by_chance(options.env, options.agents, folder, steps=options.steps, seed=options.seed)
 
 
 def _minari(arguments: list[str]) -> tuple[DataSummary, bool]:

@@ -1,7 +1,5 @@
 """Verbs, exit codes and error messages."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import io
@@ -9,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 __all__ = ["main"]
 
@@ -42,52 +40,55 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: what was typed after `palaestra`; by default `sys.argv`.
     """
-    sys.exit(_main(list(sys.argv[1:] if arguments is None else arguments)))
-
-
-def _main(arguments: list[str]) -> int:
+    verb, *rest = list(sys.argv[1:] if arguments is None else arguments) or [""]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without these letters shows others in their place
             stream.reconfigure(errors="replace")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s  %(message)s")
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_USAGE, end="")
-        return 0 if arguments else 2
-    if arguments[0] == "--version":
-        print(importlib.metadata.version("palaestra"))
-        return 0
-    verb, *rest = arguments
     try:
-        code = _call(verb, rest)
+        if verb in ("", "-h", "--help", "help"):
+            print(_USAGE, end="")
+            code = 0 if verb else 2
+        elif verb == "--version":
+            print(importlib.metadata.version("palaestra"))
+            code = 0
+        else:
+            code = _function(verb)(rest)
         sys.stdout.flush()
-        return code
     except BrokenPipeError:  # `| head` has what it wants; at the exit there is nothing to say about the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        code = 128 + signal.SIGPIPE
     except KeyboardInterrupt as stopped:
         saved = "; the last checkpoint, if there is one, is intact" if verb in ("train", "resume") else ""
         _print("stopped", f"at once{saved}")
-        return getattr(stopped, "exit_code", 130)
+        code = getattr(stopped, "exit_code", 130)
+    except Exception as error:
+        code = _exit_code(error)
+        _print(type(error).__name__, str(error), getattr(error, "__notes__", ()))
+    sys.exit(code)
 
 
-def _call(verb: str, arguments: list[str]) -> int:
-    from palaestra.core import CheckpointError, ConfigError, PalaestraError, did_you_mean
+def _function(verb: str) -> Callable[[list[str]], int]:
+    """What a verb does; code in the current folder can be imported then, but never code in a run directory."""
+    from palaestra.core import ConfigError, did_you_mean
 
     if verb not in _VERBS:
-        _complain(ConfigError(f"unknown verb {verb!r}{did_you_mean(verb, _VERBS)}"))
-        return ConfigError.exit_code
+        raise ConfigError(f"unknown verb {verb!r}{did_you_mean(verb, _VERBS)}")
+    if os.getcwd() not in sys.path and not os.path.exists("run.json"):
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
     module, _, function = _VERBS[verb].partition(":")
-    _import_from_here()
-    try:
-        return getattr(importlib.import_module(module), function)(arguments)
-    except PalaestraError as error:
-        _complain(error)
+    return getattr(importlib.import_module(module), function)
+
+
+def _exit_code(error: Exception) -> int:
+    """The code of a failure; a mistake in the program is raised again."""
+    from palaestra.core import CheckpointError, PalaestraError
+
+    if isinstance(error, PalaestraError):
         return error.exit_code
-    except BrokenPipeError:
-        raise
-    except OSError as error:  # a full disk, or no permission, outside the checkpoints
-        _complain(error)
+    if isinstance(error, OSError):  # a full disk, or no permission, outside the checkpoints
         return CheckpointError.exit_code
+    raise error
 
 
 _VERBS = {
@@ -99,23 +100,13 @@ _VERBS = {
     "report": "palaestra.cli.results:report",
     "compare": "palaestra.cli.results:compare",
     "data": "palaestra.cli.data:data",
-    "list": "palaestra.cli.catalogue:list_all",
-    "show-code": "palaestra.cli.catalogue:show_code",
+    "list": "palaestra.cli.inspect:list_all",
+    "show-code": "palaestra.cli.inspect:show_code",
     "bench": "palaestra.cli.inspect:bench",
     "check-env": "palaestra.cli.inspect:check_env",
     "doctor": "palaestra.cli.inspect:doctor",
 }
 """The function of each verb; only the one that is called is imported."""
-
-
-def _import_from_here() -> None:
-    """Makes code in the current folder importable, as `python -m` does; but never code in a run directory."""
-    if os.getcwd() not in sys.path and not os.path.exists("run.json"):
-        sys.path.insert(0, os.getcwd())
-
-
-def _complain(error: Exception) -> None:
-    _print(type(error).__name__, str(error), getattr(error, "__notes__", ()))
 
 
 def _print(kind: str, message: str, notes: Sequence[str] = ()) -> None:

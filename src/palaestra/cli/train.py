@@ -36,7 +36,7 @@ from palaestra.experiments import (
 )
 from palaestra.experiments import resume as resume_run
 from palaestra.experiments import run as run_experiment
-from palaestra.experiments.lineage import changed_config
+from palaestra.experiments.run_directory import changed_config
 from palaestra.training import ConsoleLogger
 
 __all__ = ["resume", "train"]

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["POLICY", "DataSource", "Offline", "OnPolicy", "Plan", "Prioritized", "Replay"]
 
-Data: TypeAlias = Literal["on-policy", "replay", "offline"]
-"""What learning draws from: the newest unroll, a replay buffer, or a fixed data set."""
-
 POLICY = "policy"
 """Name of the policy of a run that has only one."""
 
@@ -50,7 +47,7 @@ class OnPolicy:
     (PPO; ALF's `whole_replay_buffer_training=True`).
     """
 
-    data: ClassVar[Data] = "on-policy"
+    data: ClassVar[Literal["on-policy"]] = "on-policy"
     """What it learns from."""
     unroll_length: float
     """Time steps from every environment in one unroll. A fraction is met on average."""
@@ -126,7 +123,7 @@ class Prioritized:
 class Replay:
     """Learn from samples of a replay buffer: one draw of `gradient_steps * mini_batch_size` sequences an iteration."""
 
-    data: ClassVar[Data] = "replay"
+    data: ClassVar[Literal["replay"]] = "replay"
     """What it learns from."""
     unroll_length: float
     """Time steps from every environment between two learning phases."""
@@ -190,7 +187,7 @@ class Replay:
 class Offline:
     """Learn from a fixed data set; nothing is collected."""
 
-    data: ClassVar[Data] = "offline"
+    data: ClassVar[Literal["offline"]] = "offline"
     """What it learns from."""
     gradient_steps: int = 1
     """Gradient steps in one iteration."""

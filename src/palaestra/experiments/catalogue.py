@@ -18,13 +18,11 @@ from palaestra.core import (
     DiscreteSpec,
     MultiBinarySpec,
     MultiDiscreteSpec,
-    Offline,
-    OnPolicy,
     SpecTree,
     TensorSpec,
 )
-from palaestra.experiments.build import attempt
 from palaestra.experiments.config import algorithm_class
+from palaestra.experiments.learner import attempt
 from palaestra.experiments.presets import PRESETS
 from palaestra.multiagent import AgentSpec, team_specs
 
@@ -92,7 +90,7 @@ def _entry(name: str) -> AlgorithmEntry:
     return AlgorithmEntry(
         name=name,
         summary=(inspect.getdoc(kind) or "").splitlines()[0],
-        data="offline" if isinstance(plan, Offline) else "on-policy" if isinstance(plan, OnPolicy) else "replay",
+        data="replay" if plan is None else plan.data,
         actions=actions,
         observations=tuple(key for key, shape in _OBSERVATIONS.items() if _attempt(kind, shape, spec) is not None),
         features=_features(kind),

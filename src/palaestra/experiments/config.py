@@ -29,7 +29,6 @@ __all__ = [
     "RunConfig",
     "config_from_mapping",
     "config_to_mapping",
-    "read_config",
     "save_config",
 ]
 
@@ -85,6 +84,11 @@ class DataConfig:
             raise ConfigError(f"offline.fraction is {self.fraction}; it must be above 0 and below 1")
         if self.fraction is not None and self.data is None:
             raise ConfigError(f"offline.fraction is {self.fraction}, but there is no offline.data to take it from")
+
+    @property
+    def share(self) -> float:
+        """`fraction`, or its default."""
+        return 0.5 if self.fraction is None else self.fraction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,3 +396,23 @@ def file_name(text: str) -> str:
         text: anything.
     """
     return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-")
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by path, with `__` or dots, as nested mappings.
+
+    Args:
+        settings: values by path.
+
+    Examples:
+        >>> nested({"run__seed": 3, "trainer.total_env_steps": 5})
+        {'run': {'seed': 3}, 'trainer': {'total_env_steps': 5}}
+    """
+    root: dict[str, Any] = {}
+    for path, value in settings.items():
+        *parents, name = path.replace("__", ".").split(".")
+        node = root
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
+    return root

@@ -1,31 +1,24 @@
-"""Data sets for offline training: made from runs, from policies, or from chance. Actions are as executed."""
+"""Data sets for offline training: what policies do, or chance. Actions are as executed."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from palaestra.buffers import ReplayBuffer, to_minari, with_actions
-from palaestra.core import POLICY, CheckpointError, ConfigError, Replay, RunSeeds
+from palaestra.core import POLICY, ConfigError, RunSeeds
 from palaestra.envs import EnvConfig, create_environment
 from palaestra.envs.spaces import space_from_spec
-from palaestra.experiments.agents import Agents
-from palaestra.experiments.build import make_learner
-from palaestra.experiments.config import on_cpu
-from palaestra.experiments.run_directory import find_run
-from palaestra.experiments.updating import algorithms_of
-from palaestra.multiagent import MultiAgentCollector, Role, create_worlds, recording_buffer
+from palaestra.multiagent import AgentsConfig, MultiAgentCollector, Role, create_worlds, is_world, recording_buffer
 from palaestra.policies import Policy, RandomPolicy
-from palaestra.robots import Robot
 from palaestra.rollout import Collector
-from palaestra.training import CheckpointStore, part_name
 
-__all__ = ["DataSummary", "collect_agents", "collect_data", "export_data", "export_minari", "summary_of"]
+__all__ = ["DataSummary", "collect_agents", "collect_by_chance", "collect_data", "export_minari", "summary_of"]
 
 
 @dataclass(frozen=True)
@@ -72,48 +65,6 @@ def _together(directory: str | Path, parts: dict[str, DataSummary]) -> DataSumma
     return DataSummary(str(directory), steps, episodes, earned / episodes if episodes else None, parts)
 
 
-def export_data(name: str | Path, directory: str | Path, *, root: str | Path = "runs") -> DataSummary:
-    """Saves the replay buffer of a run's newest checkpoint as a data set; of many agents, one for each policy.
-
-    Args:
-        name: path or name of the run, or `last`.
-        directory: must not exist yet.
-        root: where runs are.
-
-    Raises:
-        CheckpointError: there is no such run, or its newest checkpoint is damaged or missing.
-        ConfigError: the run keeps no replay buffer, or the folder exists.
-    """
-    _require_new(directory)
-    run = find_run(name, root)
-    config = on_cpu(run.config)
-    learner = make_learner(config)
-    algorithms = algorithms_of(learner)
-    kept = [policy for policy, algorithm in algorithms.items() if isinstance(algorithm.plan, Replay)]
-    if isinstance(learner, Robot):
-        raise ConfigError(
-            f"{config.algorithm_name} is a robot, whose tasks have data of kinds of their own: none to export"
-        )
-    if not kept:
-        raise ConfigError(
-            f"{config.algorithm_name} keeps no replay buffer that could be exported; let its policy act with "
-            f"`palaestra data collect {name} {directory} --steps 10000`"
-        )
-    store = CheckpointStore(run.path / "checkpoints")
-    if not store.steps():
-        raise CheckpointError(f"{run.path} has no checkpoint yet, so there is no buffer to export")
-    _, state = store.load(store.steps()[-1])
-    if isinstance(learner, Agents):
-        with create_worlds(config.env, seed=config.run.seed) as worlds:
-            buffers = learner.collector(worlds).buffers
-    else:
-        with create_environment(config.env, seed=config.run.seed) as env:
-            buffers = {POLICY: Collector.of(env, learner).buffer}
-    for policy in kept:
-        buffers[policy].load_state_tensors(state[part_name("buffer", policy)])
-    return _save({policy: (buffers[policy], algorithms[policy].policy) for policy in kept}, directory)
-
-
 def collect_data(
     policy: Policy | None, env: EnvConfig, directory: str | Path, *, steps: int, seed: int = 0
 ) -> DataSummary:
@@ -129,7 +80,7 @@ def collect_data(
     Raises:
         ConfigError: the folder exists, or `steps` is less than 1.
     """
-    _require_new(directory)
+    require_new(directory)
     _require_steps(steps)
     with create_environment(env.for_evaluation(env.num_envs), seed=seed) as made:
         actor = RandomPolicy(made.observation_spec, made.action_spec) if policy is None else policy
@@ -143,7 +94,7 @@ def collect_data(
             state_spec=actor.state_spec or None,
         )
         Collector(made, actor, buffer).collect(n_step=steps)
-    return _save({POLICY: (buffer, actor)}, directory)
+    return save_data({POLICY: (buffer, actor)}, directory)
 
 
 def collect_agents(
@@ -168,7 +119,7 @@ def collect_agents(
     Raises:
         ConfigError: the folder exists, or `steps` is less than 1.
     """
-    _require_new(directory)
+    require_new(directory)
     _require_steps(steps)
     with create_worlds(env.for_evaluation(env.num_envs), seed=seed) as worlds:
         for number, policy in enumerate(policies.values()):
@@ -177,7 +128,34 @@ def collect_agents(
         collector = MultiAgentCollector(worlds, roles, policies, records=records)
         while collector.env_steps < steps:
             collector.unroll(-(-(steps - collector.env_steps) // worlds.batch_size))
-    return _save({name: (records[name], policies[name]) for name in roles}, directory)
+    return save_data({name: (records[name], policies[name]) for name in roles}, directory)
+
+
+def collect_by_chance(
+    env: EnvConfig, agents: AgentsConfig, directory: str | Path, *, steps: int, seed: int = 0
+) -> DataSummary:
+    """Lets chance act for one agent or for many, and saves what it does.
+
+    Args:
+        env: where.
+        agents: which policies act for which of many agents: each has a folder of its own.
+        directory: must not exist yet.
+        steps: env steps, at least.
+        seed: of the environments and of the choices.
+
+    Raises:
+        ConfigError: the folder exists, `steps` is less than 1, or agents are named that are not there.
+    """
+    if not is_world(env.name):
+        if agents != AgentsConfig():
+            raise ConfigError(f"--agents is for environments with many agents, and {env.name} has one")
+        return collect_data(None, env, directory, steps=steps, seed=seed)
+    if agents.policies:
+        raise ConfigError("chance acts for everybody; leave out --agents.policies, or collect with a run that has them")
+    with create_worlds(replace(env, num_envs=1)) as worlds:
+        roles = agents.roles(worlds.agents, joint=(), state_spec=None)
+    by_chance = {name: RandomPolicy(role.observation_spec, role.action_spec) for name, role in roles.items()}
+    return collect_agents(roles, by_chance, env, directory, steps=steps, seed=seed)
 
 
 def export_minari(directory: str | Path, dataset_id: str) -> DataSummary:
@@ -202,8 +180,12 @@ def export_minari(directory: str | Path, dataset_id: str) -> DataSummary:
     return summary_of(f"minari:{dataset_id}", buffer)
 
 
-def _require_new(directory: str | Path) -> None:
-    """Refused before anything is collected."""
+def require_new(directory: str | Path) -> None:
+    """Refuses a folder that exists.
+
+    Args:
+        directory: where data is to go.
+    """
     if Path(directory).exists():
         raise ConfigError(f"{directory} exists already; give another name or delete it")
 
@@ -213,8 +195,13 @@ def _require_steps(steps: int) -> None:
         raise ConfigError(f"--steps is {steps}; it must be at least 1")
 
 
-def _save(recorded: Mapping[str, tuple[ReplayBuffer, Policy]], directory: str | Path) -> DataSummary:
-    """In the folder itself; or, of many agents, in one for each policy."""
+def save_data(recorded: Mapping[str, tuple[ReplayBuffer, Policy]], directory: str | Path) -> DataSummary:
+    """Saves data sets: one in the folder itself; or, of many agents, one for each policy in its own.
+
+    Args:
+        recorded: buffers and who acted, by policy.
+        directory: the folder.
+    """
     parts: dict[str, DataSummary] = {}
     for name, (buffer, policy) in recorded.items():
         folder = Path(directory) / ("" if name == POLICY else name)

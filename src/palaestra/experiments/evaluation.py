@@ -1,6 +1,4 @@
-"""Evaluation of runs: their best policy, their last, or that of any checkpoint; and of chance, to compare with."""
-
-from __future__ import annotations
+"""What runs have left: their policies, evaluations of these, and the data that they learned from."""
 
 import math
 from collections.abc import Sequence
@@ -9,25 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments.agents import Agents, agents_of_run, evaluate_team, many_agents
-from palaestra.experiments.build import evaluation_environment, make_algorithm, make_learner
-from palaestra.experiments.config import ExperimentConfig, algorithm_class, on_cpu
+from palaestra.experiments.build import learner_of
+from palaestra.experiments.config import ExperimentConfig, on_cpu
 from palaestra.experiments.curves import mean_interval
-from palaestra.experiments.robots import evaluate_robot_run, robot_policies
+from palaestra.experiments.datasets import DataSummary, require_new, save_data
+from palaestra.experiments.learner import Learner
 from palaestra.experiments.run_directory import RunDirectory, find_run, find_runs
-from palaestra.policies import Policy, RandomPolicy, load_policy
-from palaestra.robots import Robot
-from palaestra.rollout import Evaluation, evaluate
+from palaestra.policies import Policy
+from palaestra.rollout import Evaluation
 from palaestra.training import CheckpointStore, part_name
 
 __all__ = [
     "RunsEvaluation",
     "evaluate_run",
     "evaluate_runs",
+    "export_data",
     "policies_of_run",
     "policy_of_run",
     "random_baseline",
-    "robot_of_run",
 ]
 
 
@@ -75,15 +72,9 @@ def evaluate_run(
     if not isinstance(episodes, int) or episodes < 1:
         raise ConfigError(f"episodes is {episodes}; it must be a whole number of at least 1")
     directory = find_run(name, root)
-    config = directory.config
-    seed = config.run.seed if seed is None else seed
-    if issubclass(algorithm_class(config.algorithm_name), Robot):
-        robot, policies = robot_of_run(directory, which)
-        return evaluate_robot_run(config, robot, policies, episodes=episodes, seed=seed)
-    if many_agents(config):
-        agents, policies = policies_of_run(directory, which)
-        return evaluate_team(config, policies, agents, episodes=episodes, seed=seed, deterministic=deterministic)
-    return _evaluate(policy_of_run(directory, which), config, episodes, seed, deterministic)
+    learner, policies = policies_of_run(directory, which)
+    seed = learner.config.run.seed if seed is None else seed
+    return learner.evaluation()(policies, episodes=episodes, seed=seed, deterministic=deterministic)
 
 
 def evaluate_runs(
@@ -112,7 +103,7 @@ def evaluate_runs(
 
 
 def random_baseline(config: ExperimentConfig, *, episodes: int = 20, seed: int | None = None) -> Evaluation:
-    """Evaluates a policy that acts at random in the environment of a run.
+    """Evaluates policies that act at random in the environment of a run.
 
     Args:
         config: of the run.
@@ -120,75 +111,76 @@ def random_baseline(config: ExperimentConfig, *, episodes: int = 20, seed: int |
         seed: of the environments; by default the run's own evaluation seeds.
     """
     seed = config.run.seed if seed is None else seed
-    agents = make_learner(on_cpu(config)) if many_agents(config) else None
-    if isinstance(agents, Agents):
-        chance = {name: RandomPolicy(role.observation_spec, role.action_spec) for name, role in agents.roles.items()}
-        return evaluate_team(config, chance, agents, episodes=episodes, seed=seed, deterministic=False)
-    return _evaluate(None, config, episodes, seed, False)
+    return learner_of(on_cpu(config)).evaluate_chance(episodes=episodes, seed=seed)
 
 
-def policies_of_run(directory: RunDirectory, which: str | int = "best") -> tuple[Agents, dict[str, Policy]]:
-    """The policies by name of a run with many agents, rules included.
-
-    Args:
-        directory: of the run.
-        which: as for `policy_of_run`.
-
-    Returns:
-        Everybody who acts, and the policies.
-
-    Raises:
-        CheckpointError: there are none such.
-        ConfigError: `which` is none of these.
-    """
-    agents = make_learner(on_cpu(directory.config))
-    assert isinstance(agents, Agents)
-    if which == "best":
-        _require_evaluated(directory)
-    state = None if which == "best" else _checkpoint(directory, which)
-    return agents, agents_of_run(directory.path, agents, state)
-
-
-def policy_of_run(directory: RunDirectory, which: str | int = "best") -> Policy:
-    """A policy that a run has kept.
+def policies_of_run(directory: RunDirectory, which: str | int = "best") -> tuple[Learner, dict[str, Policy]]:
+    """The policies that a run has kept, by name, those that do not learn included.
 
     Args:
         directory: of the run.
         which: `best` of its evaluations, `last`, or the env steps of a checkpoint.
 
+    Returns:
+        What learned in the run, and the policies.
+
     Raises:
         CheckpointError: it has none such; the message names the checkpoints there are.
-        ConfigError: `which` is none of these, or the run has many agents or a robot.
+        ConfigError: `which` is none of these.
     """
-    if issubclass(algorithm_class(directory.config.algorithm_name), Robot):
-        raise ConfigError(f"{directory.path} has a robot, with policies by task; use `robot_of_run`")
-    if many_agents(directory.config):
-        raise ConfigError(f"{directory.path} has many agents, with policies of their own; use `policies_of_run`")
+    learner = learner_of(on_cpu(directory.config))
     if which == "best":
         _require_evaluated(directory)
-        return load_policy(directory.path / "policy")
-    algorithm = make_algorithm(on_cpu(directory.config))
-    algorithm.load_state_tensors(_checkpoint(directory, which)["algorithm"])
-    return algorithm.policy
+        return learner, learner.kept_policies(directory.path)
+    return learner, learner.policies_of(_checkpoint(directory, which))
 
 
-def robot_of_run(directory: RunDirectory, which: str | int = "best") -> tuple[Robot, dict[str, Policy]]:
-    """The robot of a run, and policies that the run has kept.
+def policy_of_run(directory: RunDirectory, which: str | int = "best") -> Policy:
+    """The policy that a run has kept.
 
     Args:
         directory: of the run.
-        which: see `policy_of_run`.
+        which: see `policies_of_run`.
 
     Raises:
-        CheckpointError: it has none such.
+        CheckpointError: it has none such; the message names the checkpoints there are.
+        ConfigError: `which` is none of these, or the run has several policies.
     """
-    robot = make_algorithm(on_cpu(directory.config))
-    if which == "best":
-        _require_evaluated(directory)
-        return robot, robot_policies(robot, directory.path / "policy")
-    state = _checkpoint(directory, which)
-    robot.load_state({name: state[part_name("algorithm", name)] for name in robot.tasks})
-    return robot, {name: algorithm.policy for name, algorithm in robot.algorithms.items()}
+    _, policies = policies_of_run(directory, which)
+    if len(policies) > 1:
+        raise ConfigError(f"{directory.path} has the policies {', '.join(policies)}; use `policies_of_run`")
+    return next(iter(policies.values()))
+
+
+def export_data(name: str | Path, directory: str | Path, *, root: str | Path = "runs") -> DataSummary:
+    """Saves the replay buffer of a run's newest checkpoint as a data set; of many agents, one for each policy.
+
+    Args:
+        name: path or name of the run, or `last`.
+        directory: must not exist yet.
+        root: where runs are.
+
+    Raises:
+        CheckpointError: there is no such run, or its newest checkpoint is damaged or missing.
+        ConfigError: the run keeps no replay buffer, or the folder exists.
+    """
+    require_new(directory)
+    run = find_run(name, root)
+    learner = learner_of(on_cpu(run.config))
+    algorithms = learner.algorithms
+    kept = [policy for policy, algorithm in algorithms.items() if algorithm.plan.data == "replay"]
+    if not kept:
+        raise ConfigError(
+            f"{run.config.algorithm_name} keeps no replay buffer that could be exported; let its policy act with "
+            f"`palaestra data collect {name} {directory} --steps 10000`"
+        )
+    buffers, store = learner.buffers(), CheckpointStore(run.path / "checkpoints")
+    if not store.steps():
+        raise CheckpointError(f"{run.path} has no checkpoint yet, so there is no buffer to export")
+    _, state = store.load(store.steps()[-1])
+    for policy in kept:
+        buffers[policy].load_state_tensors(state[part_name("buffer", policy)])
+    return save_data({policy: (buffers[policy], algorithms[policy].policy) for policy in kept}, directory)
 
 
 def _require_evaluated(directory: RunDirectory) -> None:
@@ -210,12 +202,3 @@ def _checkpoint(directory: RunDirectory, which: str | int) -> dict[str, Any]:
         known = ", ".join(map(str, steps)) or "none"
         raise CheckpointError(f"{directory.path} has no checkpoint {which}; there are: {known}")
     return store.load(steps[max(steps) if which == "last" else int(which)])[1]
-
-
-def _evaluate(
-    policy: Policy | None, config: ExperimentConfig, episodes: int, seed: int, deterministic: bool
-) -> Evaluation:
-    env, lanes = evaluation_environment(config, seed, min(config.run.eval_num_envs, episodes))
-    with env:
-        actor = policy or RandomPolicy(env.observation_spec, env.action_spec)
-        return evaluate(actor, env, episodes=episodes, deterministic=deterministic, seeds=lanes)

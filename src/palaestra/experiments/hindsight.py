@@ -9,15 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from palaestra.algorithms import Algorithm
 from palaestra.buffers import HindsightSampler
-from palaestra.core import ConfigError, OnPolicy, Replay, RunSeeds, StepType, TensorSpec
+from palaestra.core import ConfigError, RunSeeds, StepType, TensorSpec
 from palaestra.envs import EnvConfig, SingleEnvironment, load_lane, space_from_spec
 from palaestra.envs.check_ends import sample
 from palaestra.envs.faults import describe
 from palaestra.envs.gym_environment import gym_env_of
-from palaestra.experiments.agents import Agents, Learner
 from palaestra.experiments.config import ExperimentConfig
-from palaestra.robots import Robot
 
 __all__ = ["hindsight_sampler"]
 
@@ -42,7 +41,7 @@ class _Played(NamedTuple):
     """[2, T]."""
 
 
-def hindsight_sampler(config: ExperimentConfig, learner: Learner) -> Callable[..., HindsightSampler] | None:
+def hindsight_sampler(config: ExperimentConfig, algorithm: Algorithm[Any]) -> Callable[..., HindsightSampler] | None:
     """What makes the sampler of every buffer that a run learns from, given the buffer's own one as `base`.
 
     One environment is made and plays an episode of at most 50 random steps, from which the reward function has to give
@@ -50,7 +49,7 @@ def hindsight_sampler(config: ExperimentConfig, learner: Learner) -> Callable[..
 
     Args:
         config: of the run.
-        learner: from `make_learner`.
+        algorithm: that learns.
 
     Returns:
         `None` where the run has no hindsight.
@@ -61,7 +60,7 @@ def hindsight_sampler(config: ExperimentConfig, learner: Learner) -> Callable[..
     """
     if not config.hindsight.share:
         return None
-    problem = _unfit(config, learner)
+    problem = _unfit(config, algorithm)
     if problem:
         raise ConfigError(f"hindsight.share is {config.hindsight.share}, but {problem}; leave hindsight out")
     lane = _lane(config.env)
@@ -85,17 +84,13 @@ def hindsight_sampler(config: ExperimentConfig, learner: Learner) -> Callable[..
     )
 
 
-def _unfit(config: ExperimentConfig, learner: Learner) -> str:
+def _unfit(config: ExperimentConfig, algorithm: Algorithm[Any]) -> str:
     """Why nothing could be replayed with other goals; empty where it can."""
-    name = config.algorithm_name
-    if isinstance(learner, Robot):
-        return f"{name} is a robot, whose tasks are given their samplers where they are made"
-    if isinstance(learner, Agents):
-        return f"{config.env.name} has many agents, and hindsight is for one policy"
-    if not isinstance(learner.plan, Replay):
-        how = "only from its own newest steps" if isinstance(learner.plan, OnPolicy) else "from loaded data alone"
+    name, data = config.algorithm_name, algorithm.plan.data
+    if data != "replay":
+        how = "only from its own newest steps" if data == "on-policy" else "from loaded data alone"
         return f"{name} learns {how}, and hindsight needs an algorithm that collects and replays, such as sac or dqn"
-    spec = learner.policy.observation_spec
+    spec = algorithm.policy.observation_spec
     given = list(spec) if isinstance(spec, Mapping) else None
     if given is None or not set(_KEYS) <= set(given):
         what = "are no dict" if given is None else f"have the keys {given}"

@@ -13,9 +13,9 @@ import numpy as np
 
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments.curves import Curve, curves_of, labels_of, read_metrics
-from palaestra.experiments.faults import read_faults
+from palaestra.experiments.plots import bar, histogram, line_chart
+from palaestra.experiments.records import read_faults
 from palaestra.experiments.run_directory import RunDirectory
-from palaestra.experiments.svg import bar, histogram, line_chart
 
 __all__ = ["write_report"]
 

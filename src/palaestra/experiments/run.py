@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
@@ -14,23 +14,19 @@ import torch
 
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, EnvError
-from palaestra.experiments.agents import Learner
-from palaestra.experiments.build import make_learner, make_trainer, nested
-from palaestra.experiments.collecting import collecting
-from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
-from palaestra.experiments.faults import KeepFaults
-from palaestra.experiments.lineage import changed_config, changes_between
-from palaestra.experiments.lineage import fork as fork_run
-from palaestra.experiments.offline import load_data
+from palaestra.experiments.build import make_learner, make_trainer
+from palaestra.experiments.config import ExperimentConfig, config_from_mapping, nested, save_config
+from palaestra.experiments.learner import Learner
 from palaestra.experiments.presets import preset
-from palaestra.experiments.provenance import now, process_info
+from palaestra.experiments.records import KeepFaults, now, process_info
 from palaestra.experiments.report import write_report
-from palaestra.experiments.run_directory import RunDirectory, find_run
+from palaestra.experiments.run_directory import RunDirectory, changed_config, changes_between, find_run
+from palaestra.experiments.run_directory import fork as fork_run
 from palaestra.experiments.seeds import GroupResult, train_seeds
 from palaestra.policies import Policy
 from palaestra.training import CheckpointStore, ConsoleLogger, Logger, StopSignals, Trainer, TrainResult, acting_policy
 
-__all__ = ["RunResult", "require_same_task", "resume", "run", "start", "train"]
+__all__ = ["RunResult", "require_same_task", "resume", "run", "train"]
 
 _log = logging.getLogger(__name__)
 _LARGEST_FOR_REPORT_BYTES = 4_000_000
@@ -154,13 +150,14 @@ def run(
     Raises:
         ConfigError: the settings do not fit together; no environment has been stepped then.
     """
-    algorithm = make_learner(config)
-    data = load_data(config, algorithm)
-    with StopSignals(grace_s=config.trainer.grace_s):  # from here on there is something to go on with
+    learner = make_learner(config)
+    data = learner.load_data()
+    with StopSignals(grace_s=config.trainer.grace_s):  # from here on there is something to resume
         directory = RunDirectory.create(config)
         if on_start is not None:
             on_start(directory.path)
-        return start(directory, algorithm, data=data, loggers=loggers)
+        with active(directory, learner, data=data, loggers=loggers) as trainer:
+            return ended(directory, trainer, trainer.run())
 
 
 def resume(
@@ -191,58 +188,56 @@ def resume(
     """
     directory = find_run(name, root)
     config = changed_config(directory, settings)
-    algorithm = make_learner(config)
-    data = load_data(config, algorithm)
+    learner = make_learner(config)
+    data = learner.load_data()
     if fork:
         directory = fork_run(directory, config, fork if isinstance(fork, str) else None)
-        config = directory.config
     if on_start is not None:
         on_start(directory.path)
     loggers = _with_console(config, loggers, progress)
-    return start(directory, algorithm, config, data=data, loggers=loggers, resumed=True)
+    with active(directory, learner, data=data, loggers=loggers, resumed=True) as trainer:
+        return ended(directory, trainer, trainer.run())
 
 
-def start(
+@contextmanager
+def active(
     directory: RunDirectory,
-    algorithm: Learner,
-    config: ExperimentConfig | None = None,
+    learner: Learner,
     *,
-    data: Mapping[str, ReplayBuffer] | None = None,
+    data: Mapping[str, ReplayBuffer],
     loggers: Sequence[Logger] = (),
     resumed: bool = False,
-) -> RunResult:
-    """Trains in a run directory that exists.
+) -> Iterator[Trainer]:
+    """The trainer of a run directory that exists, ready to run; what ends it in between is written down.
 
     Args:
         directory: of the run.
-        algorithm: from `make_learner`.
-        config: of the run where it differs from the directory's; written there once the checkpoint fits it.
-        data: from `load_data`.
+        learner: from `make_learner`; its configuration is written there where it differs, once the checkpoint fits.
+        data: from `Learner.load_data`.
         loggers: besides the run's own files and TensorBoard.
-        resumed: whether to go on from the newest valid checkpoint; a run that has never saved any begins, with a
-            warning.
+        resumed: whether to continue from the newest valid checkpoint; a run without any begins, with a warning.
 
     Raises:
         CheckpointError: its checkpoints are damaged.
         ConfigError: another process has the run.
     """
-    config = config or directory.config
+    config = learner.config
     with ExitStack() as stack:
         stack.enter_context(StopSignals(grace_s=config.trainer.grace_s))
         directory.lock()
         stack.callback(directory.unlock)
-        collect, source = stack.enter_context(collecting(config, algorithm, data or {}))
-        trainer = make_trainer(config, algorithm, collect, directory.path, loggers)
-        faults = KeepFaults(source, directory.path)
+        collecting = stack.enter_context(learner.collecting(data))
+        trainer = make_trainer(learner, collecting, directory.path, loggers)
+        faults = KeepFaults(collecting.reporter, directory.path)
         trainer.callbacks.append(faults)
         if resumed:
             exact = _computes_exactly(directory.config, config)
             _load(directory, trainer, config)
-            resume = "exact" if source is None else source.resume
+            resume = "exact" if collecting.reporter is None else collecting.reporter.resume
             directory.write_info({"resume": resume if exact else "statistical"})
         directory.write_info({"status": "running", "process": process_info(), "threads": torch.get_num_threads()})
         try:
-            result = trainer.run()
+            yield trainer
         except BaseException as error:
             status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
             reached = {"env_steps": trainer.collector.env_steps, "best_return": trainer.best_return}
@@ -253,8 +248,18 @@ def start(
             except OSError as full:  # the first cause is what the user needs
                 _log.warning("how %s ended could not be written: %s", directory.path, full)
             raise
-        facts = {"env_steps": result.env_steps, "train_s": result.train_s, "best_return": result.best_return}
-        _end(directory, {"status": result.status, "reason": result.reason or None, "error": None, **facts})
+
+
+def ended(directory: RunDirectory, trainer: Trainer, result: TrainResult) -> RunResult:
+    """Writes down how a run ended.
+
+    Args:
+        directory: of the run.
+        trainer: of the run.
+        result: of `Trainer.run`.
+    """
+    facts = {"env_steps": result.env_steps, "train_s": result.train_s, "best_return": result.best_return}
+    _end(directory, {"status": result.status, "reason": result.reason or None, "error": None, **facts})
     return RunResult(directory.path, result, acting_policy(trainer.algorithms))
 
 

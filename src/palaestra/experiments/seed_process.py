@@ -12,8 +12,7 @@ from pathlib import Path
 
 from palaestra.core import PalaestraError
 from palaestra.experiments.build import make_learner
-from palaestra.experiments.offline import load_data
-from palaestra.experiments.run import start
+from palaestra.experiments.run import active, ended
 from palaestra.experiments.run_directory import RunDirectory
 
 __all__ = ["main"]
@@ -32,9 +31,9 @@ def main(run: str, *path: str) -> int:
     directory = RunDirectory(Path(run))
     try:
         resumed = directory.status != "created"
-        algorithm = make_learner(directory.config)
-        data = load_data(directory.config, algorithm)
-        return start(directory, algorithm, data=data, resumed=resumed).result.exit_code
+        learner = make_learner(directory.config)
+        with active(directory, learner, data=learner.load_data(), resumed=resumed) as trainer:
+            return ended(directory, trainer, trainer.run()).result.exit_code
     except PalaestraError as error:
         sys.stderr.write(f"{type(error).__name__}  {error}\n")
         return error.exit_code

@@ -1,10 +1,5 @@
-"""Loaded data in the place of a collector, or beside one."""
+"""Data that was there before a run: a folder, or a Minari dataset."""
 
-from __future__ import annotations
-
-import contextlib
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,81 +9,46 @@ import torch
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import MixtureSource, ReplayBuffer, from_minari, sampler_of, with_actions
 from palaestra.core import (
-    POLICY,
     Batch,
     ConfigError,
     MissingExtraError,
-    Offline,
-    OnPolicy,
-    Replay,
     ShapeError,
     spec_leaves,
 )
-from palaestra.envs import Environment, create_environment
-from palaestra.experiments.agents import Agents, Learner
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.policies import Policy, raw_actions
-from palaestra.robots import Robot
-from palaestra.rollout import Collector, OfflineData
-from palaestra.training import DataCollector
 
-__all__ = ["load_data", "make_collect", "mixed", "training_environment"]
+__all__ = ["load_for", "mixed"]
 
-_MINARI = "minari:"
-_DEFAULT_FRACTION = 0.5
+MINARI = "minari:"
 
 
-def load_data(config: ExperimentConfig, learner: Learner) -> dict[str, ReplayBuffer]:
-    """The data that a configuration names, by policy, with actions as the policies sample them.
-
-    Args:
-        config: of the run.
-        learner: from `make_learner`.
-
-    Returns:
-        Buffers with the samplers that the plans ask for; nothing where there is no data and none is needed. Of many
-        agents, each policy that learns has a folder of its name in that of the data.
-
-    Raises:
-        ConfigError: an algorithm needs data or cannot use any, there is none where it should be, or it is of another
-            environment.
-        CheckpointError: it is damaged.
-    """
-    if isinstance(learner, Robot):
-        return {}
-    data = config.offline.data
-    if not isinstance(learner, Agents):
-        loaded = _load(config, data, learner, config.algorithm_name)
-        return {} if loaded is None else {POLICY: loaded}
-    if data is not None and data.startswith(_MINARI):
-        raise ConfigError(
-            f"offline.data is {data!r}, but a Minari dataset is of one agent and {config.env.name} has many; give a "
-            f"folder with one for each policy ({', '.join(learner.algorithms)}), as `palaestra data collect` writes it"
-        )
-    found: dict[str, ReplayBuffer] = {}
-    for name, one in learner.algorithms.items():
-        if isinstance(one.plan, Offline) and not learner.offline:
-            raise ConfigError(
-                f"{name} learns from data alone, for which nothing is collected, but other policies collect"
-            )
-        folder = None if data is None else str(Path(data) / name)
-        called = f"{type(one).__name__} of the policy {name!r}"
-        buffer = _load(config, folder, one, called, learner.roles[name].reward_spec.shape)
-        if buffer is not None:
-            found[name] = buffer
-    return found
-
-
-def _load(
+def load_for(
+    algorithm: Algorithm[Any],
     config: ExperimentConfig,
     data: str | None,
-    algorithm: Algorithm[Any],
     name: str,
     reward_shape: tuple[int, ...] = (),
 ) -> ReplayBuffer | None:
+    """Loaded data for an algorithm, with actions as its policy samples them and the sampler that its plan asks for.
+
+    Args:
+        algorithm: that learns from it.
+        config: of the run.
+        data: as `DataConfig.data`.
+        name: of the algorithm, for messages.
+        reward_shape: of one reward.
+
+    Returns:
+        `None` where there is no data and none is needed.
+
+    Raises:
+        ConfigError: the algorithm needs data or cannot use any, or it is of another environment.
+        CheckpointError: it is damaged.
+    """
     plan = algorithm.plan
     if data is None:
-        if isinstance(plan, Offline):
+        if plan.data == "offline":
             raise ConfigError(
                 f"{name} learns from data and collects none; name some by offline.data: a folder, or minari:DATASET. "
                 f"Such a folder comes from `palaestra data collect random {config.env.name} FOLDER --steps 10000`, or "
@@ -101,50 +61,13 @@ def _load(
     if misfit:
         raise ConfigError(f"offline.data {data!r} does not fit {config.env.name}: {misfit}")
     buffer = _as_sampled(buffer, algorithm.policy)
-    assert not isinstance(plan, OnPolicy)
     try:
-        buffer.starts(plan.n_step if plan.mini_batch_length == 1 else plan.burn_in + plan.mini_batch_length)
+        buffer.starts(plan.window)
     except (ShapeError, ConfigError) as error:
         raise ConfigError(f"offline.data {data!r} is too short for {name}: {error}") from error
-    if isinstance(plan, Replay):
+    if plan.data == "replay":
         buffer.sampler = sampler_of(plan)
     return buffer
-
-
-def training_environment(
-    config: ExperimentConfig, algorithm: Algorithm[Any]
-) -> AbstractContextManager[Environment | None]:
-    """The environments that a run trains in; none where it learns from loaded data alone.
-
-    Args:
-        config: of the run.
-        algorithm: whose plan says so.
-    """
-    if isinstance(algorithm.plan, Offline):
-        return contextlib.nullcontext()
-    return create_environment(config.env, seed=config.run.seed)
-
-
-def make_collect(
-    config: ExperimentConfig,
-    algorithm: Algorithm[Any],
-    env: Environment | None,
-    data: Mapping[str, ReplayBuffer],
-) -> DataCollector:
-    """What the trainer gets its data from.
-
-    Args:
-        config: of the run.
-        algorithm: that learns.
-        env: from `training_environment`.
-        data: from `load_data`.
-    """
-    if env is None:
-        return OfflineData(data)
-    collector = Collector.of(env, algorithm)
-    if POLICY in data:
-        collector.source = mixed(config, collector.buffer, data[POLICY])
-    return collector
 
 
 def mixed(config: ExperimentConfig, buffer: ReplayBuffer, data: ReplayBuffer) -> MixtureSource:
@@ -153,42 +76,38 @@ def mixed(config: ExperimentConfig, buffer: ReplayBuffer, data: ReplayBuffer) ->
     Args:
         config: of the run, with the share that comes from the data.
         buffer: what the run collects.
-        data: from `load_data`.
+        data: from `load_for`.
     """
-    fraction = _fraction(config)
+    fraction = config.offline.share
     return MixtureSource([(buffer, 1 - fraction), (data, fraction)])
-
-
-def _fraction(config: ExperimentConfig) -> float:
-    return _DEFAULT_FRACTION if config.offline.fraction is None else config.offline.fraction
 
 
 def _require_use(config: ExperimentConfig, algorithm: Algorithm[Any], name: str) -> None:
     """Refuses data where the algorithm's plan has no use for it."""
     plan = algorithm.plan
-    if isinstance(plan, OnPolicy):
+    if plan.data == "on-policy":
         raise ConfigError(
             f"{name} learns only from its own newest steps and cannot use offline.data; leave it out, or choose an "
             "algorithm that `palaestra list algorithms` shows with replay or offline data"
         )
-    if isinstance(plan, Offline) and config.offline.fraction is not None:
+    if plan.data == "offline" and config.offline.fraction is not None:
         raise ConfigError(
             f"{name} learns from offline.data alone, so that there is no offline.fraction of it; leave it out"
         )
-    if algorithm.stored_fields or (algorithm.policy.state_spec and isinstance(plan, Replay)):
+    if algorithm.stored_fields or (algorithm.policy.state_spec and plan.data == "replay"):
         what = ", ".join(algorithm.stored_fields) or "the memory of its policy"
         raise ConfigError(f"{name} stores {what} with every step, which loaded data does not have; leave the data out")
-    if isinstance(plan, Replay):
-        own = int(np.rint((1 - _fraction(config)) * plan.mini_batch_size))
+    if plan.data == "replay":
+        own = int(np.rint((1 - config.offline.share) * plan.mini_batch_size))
         if not 0 < own < plan.mini_batch_size:
             raise ConfigError(
-                f"offline.fraction is {_fraction(config)}, so that of a minibatch of {plan.mini_batch_size} rows "
+                f"offline.fraction is {config.offline.share}, so that of a minibatch of {plan.mini_batch_size} rows "
                 f"{plan.mini_batch_size - own} would be loaded ones; give at least one row to each side"
             )
 
 
 def _read(data: str, policy: Policy) -> ReplayBuffer:
-    if data.startswith(_MINARI):
+    if data.startswith(MINARI):
         return _read_minari(data, policy)
     path = Path(data)
     if not path.is_dir():
@@ -202,7 +121,7 @@ def _read(data: str, policy: Policy) -> ReplayBuffer:
 
 
 def _read_minari(data: str, policy: Policy) -> ReplayBuffer:
-    name = data.removeprefix(_MINARI)
+    name = data.removeprefix(MINARI)
     try:
         return from_minari(name, observation_spec=policy.observation_spec, action_spec=policy.action_spec)
     except MissingExtraError:

@@ -1,0 +1,496 @@
+"""`Learner`: what learns in a run. Which of three kinds it is decides all that differs between kinds of runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import logging
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+
+from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
+from palaestra.buffers import ReplayBuffer
+from palaestra.core import POLICY, CheckpointError, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree
+from palaestra.distributed import (
+    DistributedConfig,
+    DistributedPolicyManager,
+    GradientWorkers,
+    PolicyServer,
+    RolloutManager,
+    WorkersView,
+    require_gradients,
+)
+from palaestra.envs import EnvConfig, Environment, create_environment, probe_specs
+from palaestra.experiments.config import ExperimentConfig, algorithm_class
+from palaestra.experiments.data import mixed
+from palaestra.experiments.records import Reporter, num_cores
+from palaestra.nn import NetworkConfig, has_pictures
+from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, load_policy
+from palaestra.rollout import Evaluation, evaluate
+from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, RestartPolicy, Runtime
+from palaestra.training import Callback, DataCollector, PolicyManager, SimplePolicyManager, part_name
+
+__all__ = ["Evaluate", "Learner", "Scene", "evaluation_environment", "suitable_algorithms"]
+
+_log = logging.getLogger(__name__)
+
+Evaluate = Callable[..., Evaluation]
+"""`(policies, *, episodes, seed, deterministic=True, time_limit_s=None)`; can be sent to another process."""
+
+
+@dataclass(frozen=True)
+class Collecting:
+    """What a run collects with."""
+
+    collector: DataCollector
+    """Gives the trainer its data."""
+    reporter: Reporter | None = None
+    """Knows faults, and how exactly the run resumes; `None` where nothing is collected."""
+    runtime: Runtime | None = None
+    """Where workers live, who can also learn and evaluate."""
+    views: tuple[Callback, ...] = ()
+    """Add to rows of metrics how collecting does."""
+
+
+class Scene(NamedTuple):
+    """One picture of a policy that acts."""
+
+    picture: np.ndarray | None
+    """uint8 [H, W, 3]; `None` where a window shows it."""
+    lines: list[str]
+    """What to write on it."""
+    returns: list[float]
+    """Of the episodes that end with it."""
+
+
+class Learner(ABC):
+    """What learns in a run: one policy, the policies of many agents, or a robot's tasks.
+
+    It is made of a configuration alone; environments and networks are made when they are first asked for.
+
+    Args:
+        config: everything the run depends on.
+    """
+
+    asynchronous: ClassVar[bool] = False
+    """Whether actors can collect for it that do not wait for learning."""
+    has_window: ClassVar[bool] = False
+    """Whether its environment can be watched in a window."""
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        self.config = config
+
+    # -- what learns
+
+    @property
+    @abstractmethod
+    def algorithms(self) -> Mapping[str, Algorithm[Any]]:
+        """What learns, by policy name."""
+
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """What acts, by name."""
+        return {name: algorithm.policy for name, algorithm in self.algorithms.items()}
+
+    @property
+    def offline(self) -> bool:
+        """Whether everything that learns does so from loaded data alone."""
+        return all(algorithm.plan.data == "offline" for algorithm in self.algorithms.values())
+
+    @cached_property
+    def manager(self) -> PolicyManager:
+        """What the trainer learns with in this process."""
+        return SimplePolicyManager(self.algorithms)
+
+    def manager_on(self, runtime: Runtime | None) -> PolicyManager:
+        """What the trainer learns with: here, with gradients of workers, or on policy hosts.
+
+        Args:
+            runtime: where the run's workers live.
+        """
+        hosts, count = self.config.distributed.num_policy_hosts, self.config.distributed.num_gradient_workers
+        if runtime is None or not (hosts or count):
+            return self.manager
+        workers = GradientWorkers(self.algorithms, runtime, count) if count else None
+        if hosts:
+            return DistributedPolicyManager(self.algorithms, runtime, num_hosts=hosts, gradient_workers=workers)
+        return SimplePolicyManager(self.algorithms, gradient_workers=workers)
+
+    def learn_at_once(self) -> None:
+        """Leaves out the steps before learning starts; the rest of every plan is as it is."""
+        for one in self.algorithms.values():
+            if one.plan.data == "replay":
+                one.plan = dataclasses.replace(one.plan, learning_starts=0)  # type: ignore[call-arg]
+
+    def num_threads(self, *, side_by_side: int = 1) -> int:
+        """Threads of torch for a run of this learner.
+
+        Args:
+            side_by_side: runs that share the machine.
+        """
+        specs = [algorithm.policy.observation_spec for algorithm in self.algorithms.values()]
+        return max(choose_threads(self.config, spec, side_by_side=side_by_side) for spec in specs)
+
+    # -- what is refused before anything starts
+
+    def require(self) -> None:
+        """Refuses actors, gradient workers and policy hosts where they cannot be; nothing has been started then.
+
+        Raises:
+            ConfigError: the policies cannot learn where they are to, or as they are to.
+        """
+        distributed, algorithms, name = self.config.distributed, self.algorithms, self.config.algorithm_name
+        if distributed.mode == "async" and not self.asynchronous:
+            raise ConfigError(
+                f"distributed.mode=async is for one policy, and {self.config.env.name} has many agents; leave it out: "
+                "with distributed.min_finished_workers, mode=sync does not wait for slow workers either"
+            )
+        if self.config.env.num_ready is not None and any(
+            isinstance(algorithm.policy, PopulationPolicy) for algorithm in algorithms.values()
+        ):
+            raise ConfigError(
+                f"{name} tries one perturbation in each environment, all together; leave out env.num_ready"
+            )
+        workers = [name for name in ("num_gradient_workers", "num_policy_hosts") if getattr(distributed, name)]
+        if workers and self.config.run.device != "cpu":
+            raise ConfigError(
+                f"distributed.{' and distributed.'.join(workers)} compute in processes of their own on the CPU, and "
+                f"run.device is {self.config.run.device!r}; leave out one or the other. Roll-out workers go with a "
+                "device"
+            )
+        if distributed.num_gradient_workers:
+            require_gradients(algorithms)
+        if distributed.num_policy_hosts > len(algorithms):
+            raise ConfigError(
+                f"distributed.num_policy_hosts is {distributed.num_policy_hosts}, but the policies that learn are "
+                f"{', '.join(algorithms)}: a host for each is the most that is of use; give {len(algorithms)} or less"
+            )
+
+    def refuse_hindsight(self, why: str) -> None:
+        """Refuses hindsight, if the run asks for it.
+
+        Args:
+            why: it cannot be.
+
+        Raises:
+            ConfigError: the run asks for it.
+        """
+        if share := self.config.hindsight.share:
+            raise ConfigError(f"hindsight.share is {share}, but {why}; leave hindsight out")
+
+    # -- what it learns from
+
+    @abstractmethod
+    def load_data(self) -> dict[str, ReplayBuffer]:
+        """The data that the configuration names, by policy, with actions as the policies sample them.
+
+        Raises:
+            ConfigError: an algorithm needs data or cannot use any, there is none where it should be, or it is of
+                another environment.
+            CheckpointError: it is damaged.
+        """
+
+    @abstractmethod
+    def buffers(self) -> dict[str, ReplayBuffer]:
+        """Empty buffers as a run learns from, by policy.
+
+        Raises:
+            ConfigError: the data is not that of policies.
+        """
+
+    @abstractmethod
+    def workers(self) -> Any:
+        """What makes the part of each roll-out worker."""
+
+    @abstractmethod
+    def collecting_here(self, data: Mapping[str, ReplayBuffer]) -> AbstractContextManager[Collecting]:
+        """What a run collects with in this process; it ends with the context.
+
+        Args:
+            data: from `load_data`.
+        """
+
+    @contextmanager
+    def collecting(self, data: Mapping[str, ReplayBuffer]) -> Iterator[Collecting]:
+        """What a run collects with: environments here, workers elsewhere, or loaded data; it ends with the context.
+
+        Args:
+            data: from `load_data`.
+
+        Raises:
+            ConfigError: the settings do not fit together.
+        """
+        distributed = self.config.distributed
+        if distributed.runtime is None:
+            with self.collecting_here(data) as here:
+                yield here
+            return
+        if self.offline:
+            raise ConfigError(f"{self.config.algorithm_name} collects nothing; leave out distributed.runtime")
+        workers, buffers = self.workers(), self.buffers()
+        with make_runtime(distributed) as runtime:
+            manager: RolloutManager | PolicyServer
+            if distributed.mode == "async":
+                algorithms = dict(self.algorithms)
+                manager = PolicyServer(runtime, workers, algorithms, buffers, distributed, self.config.asynchronous)
+            else:
+                policies = {name: one.policy for name, one in self.algorithms.items()}
+                manager = RolloutManager(runtime, workers, policies, buffers, distributed, self.config.env.num_envs)
+            for name, loaded in data.items():
+                manager.sources[name] = mixed(self.config, buffers[name], loaded)
+            yield Collecting(manager, manager, runtime, (WorkersView(manager),))
+
+    # -- what it has learned
+
+    @abstractmethod
+    def evaluation(self) -> Evaluate:
+        """Evaluates policies by name in new environments, whose seeds are never those of training."""
+
+    def evaluate_chance(self, *, episodes: int, seed: int) -> Evaluation:
+        """Evaluates random actions.
+
+        Args:
+            episodes: how many.
+            seed: of the environments.
+        """
+        return evaluate_one(self.config, {}, episodes=episodes, seed=seed, deterministic=False)
+
+    def kept_policies(self, path: Path) -> dict[str, Policy]:
+        """The policies of the best evaluation, by name, and those that do not learn.
+
+        Args:
+            path: of the run.
+        """
+        names = self.algorithms
+        return self.policies | {name: load_policy(path / "policy" / ("" if name == POLICY else name)) for name in names}
+
+    def policies_of(self, state: Mapping[str, Any]) -> dict[str, Policy]:
+        """The policies in a checkpoint, by name, and those that do not learn.
+
+        Args:
+            state: of the checkpoint.
+
+        Raises:
+            CheckpointError: one is missing.
+        """
+        parts = {name: part_name("algorithm", name) for name in self.algorithms}
+        if missing := [name for name, part in parts.items() if part not in state]:
+            raise CheckpointError(f"the checkpoint has no policy {', '.join(map(repr, missing))}")
+        self.manager.load_state({name: state[part] for name, part in parts.items()})
+        return self.policies
+
+    @abstractmethod
+    def play(self, policies: Mapping[str, Policy], *, episodes: int, seed: int, window: bool) -> Iterator[Scene]:
+        """Lets policies act, a scene for every step.
+
+        Args:
+            policies: by name.
+            episodes: how many.
+            seed: of the environment.
+            window: whether to show it in a window.
+        """
+
+    @abstractmethod
+    def record(
+        self, policies: Mapping[str, Policy], env: EnvConfig, directory: str | Path, *, steps: int, seed: int
+    ) -> Any:
+        """Lets policies act and saves what they do as a data set.
+
+        Args:
+            policies: by name.
+            env: where.
+            directory: must not exist yet.
+            steps: env steps, at least.
+            seed: of the environments and of the policies' choices.
+
+        Returns:
+            A `DataSummary`.
+        """
+
+
+# -- what learners of several kinds are made with
+
+
+def make_from_specs(config: ExperimentConfig) -> tuple[Any, tuple[SpecTree, SpecTree, Any]]:
+    """The algorithm or robot of a configuration, on the specs of its environment, and these specs.
+
+    Args:
+        config: everything the run depends on.
+
+    Raises:
+        ConfigError: it does not fit the environment; the message names the algorithms that do.
+    """
+    require_loggers(config)
+    specs = observation_spec, action_spec, _ = probe_specs(config.env)
+    _require_same_specs(config, observation_spec, action_spec)
+    set_up_torch(config, observation_spec)
+    kind: Any = algorithm_class(config.algorithm_name)
+    try:
+        made = kind(observation_spec, action_spec, config.algorithm, RunSeeds(config.run.seed))
+    except ConfigError as error:
+        others = suitable_algorithms(observation_spec, action_spec)
+        hint = "" if config.algorithm_name in others else f". Algorithms that fit: {', '.join(others) or 'none'}"
+        raise ConfigError(f"{config.algorithm_name} does not fit {config.env.name}: {error}{hint}") from error
+    made.to(config.run.device)
+    return made, specs
+
+
+def require_loggers(config: ExperimentConfig) -> None:
+    """Refuses tracking services that are not installed.
+
+    Args:
+        config: of the run.
+    """
+    for name in config.run.loggers:
+        if importlib.util.find_spec(name) is None:
+            raise MissingExtraError(name, name, f"run.loggers={name}")
+
+
+def _require_same_specs(config: ExperimentConfig, observation_spec: SpecTree, action_spec: SpecTree) -> None:
+    """Refuses what is for training alone where a policy could not be evaluated without it."""
+    if not (config.env.train_wrappers or config.env.train_kwargs):
+        return
+    observed, acted, _ = probe_specs(config.env.for_evaluation(1))
+    for what, training, evaluation in (("observations", observation_spec, observed), ("actions", action_spec, acted)):
+        if training != evaluation:
+            raise ConfigError(
+                f"env.train_wrappers or env.train_kwargs change the {what} from {evaluation} to {training}, and the "
+                "policy is evaluated without them; put what does that into env.wrappers or env.kwargs"
+            )
+
+
+def set_up_torch(config: ExperimentConfig, observation_spec: SpecTree) -> None:
+    """Chooses threads and kernels.
+
+    Args:
+        config: of the run.
+        observation_spec: of its environment.
+    """
+    torch.set_num_threads(choose_threads(config, observation_spec))
+    _log.info("torch uses %d thread(s)", torch.get_num_threads())
+    if config.run.deterministic:  # slower kernels, equal results on equal GPUs; on a CPU they are equal anyway
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(config.run.deterministic)
+    torch.backends.cudnn.benchmark = False
+
+
+def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side_by_side: int = 1) -> int:
+    """Threads of torch: as asked for; else one for small networks, where more only wait for each other.
+
+    Args:
+        config: of the run.
+        observation_spec: of its environment; pictures need large networks.
+        side_by_side: runs that share the machine.
+    """
+    network = getattr(config.algorithm, "network", None)
+    rows = getattr(config.algorithm, "mini_batch_size", 0) or 0
+    small = isinstance(network, NetworkConfig) and max(network.hidden_sizes, default=0) * rows <= 256 * 256
+    small |= not issubclass(algorithm_class(config.algorithm_name), Algorithm)  # a robot's threads wait for torch's
+    small = small and not has_pictures(observation_spec)
+    return config.run.num_threads or (1 if small else max(1, num_cores() // side_by_side))
+
+
+def compile_if_asked(config: ExperimentConfig, algorithm: Algorithm[Any]) -> None:
+    """Compiles gradient steps where the run asks for it and this machine can.
+
+    Args:
+        config: of the run.
+        algorithm: that learns.
+    """
+    if config.run.compile and isinstance(algorithm, GradientAlgorithm):
+        if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+            algorithm.compile()
+        else:
+            _log.warning("--compile needs a C++ compiler and none was found; training runs without")
+
+
+def evaluation_environment(config: ExperimentConfig, seed: int, num_envs: int) -> tuple[Environment, list[int]]:
+    """Environments for evaluation; their seeds are never those of training.
+
+    Args:
+        config: of the run.
+        seed: of the evaluation.
+        num_envs: how many.
+
+    Returns:
+        The environments and their lane seeds.
+    """
+    lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(num_envs)]
+    return create_environment(config.env.for_evaluation(num_envs), lane_seeds=lanes), lanes
+
+
+def evaluate_one(
+    config: ExperimentConfig, policies: Mapping[str, Policy], *, episodes: int, seed: int, **options: Any
+) -> Evaluation:
+    """Evaluates one policy, or actions at random where there is none.
+
+    Args:
+        config: of the run.
+        policies: by name.
+        episodes: how many.
+        seed: of the evaluation.
+        options: of `evaluate`.
+    """
+    env, lanes = evaluation_environment(config, seed, min(config.run.eval_num_envs, episodes))
+    with env:
+        policy = policies.get(POLICY) or RandomPolicy(env.observation_spec, env.action_spec)
+        return evaluate(policy, env, episodes=episodes, seeds=lanes, **options)
+
+
+def make_runtime(config: DistributedConfig) -> Runtime:
+    """Where the workers of a run live.
+
+    Args:
+        config: with a runtime.
+
+    Raises:
+        MissingExtraError: ray is needed and not installed.
+        ConfigError: the cluster cannot be joined.
+    """
+    restarts = RestartPolicy(
+        max_restarts=config.max_restarts, backoff_s=config.backoff_s, max_backoff_s=max(30.0, config.backoff_s)
+    )
+    if config.runtime == "ray":
+        return RayRuntime(restarts, address=config.address)
+    return ProcessRuntime(restarts) if config.runtime == "process" else LocalRuntime(restarts)
+
+
+def suitable_algorithms(observation_spec: SpecTree, action_spec: SpecTree, *, team: bool = False) -> list[str]:
+    """The algorithms that can be made for these spaces: each is asked with its default settings.
+
+    Args:
+        observation_spec: of an environment.
+        action_spec: of an environment.
+        team: whether for a team of agents.
+    """
+    with torch.device("meta"):  # the weights are not used, and those for large pictures take seconds to initialise
+        return [
+            name
+            for name, kind in sorted(ALGORITHMS.items())
+            if kind.team == team and attempt(kind, observation_spec, action_spec)
+        ]
+
+
+def attempt(kind: Any, observation_spec: SpecTree, action_spec: SpecTree, config: Any = None) -> Algorithm[Any] | None:
+    """An algorithm for these spaces; `None` if it refuses them.
+
+    Args:
+        kind: the algorithm's class.
+        observation_spec: of an environment.
+        action_spec: of an environment.
+        config: its settings; the defaults if left out.
+    """
+    try:
+        return kind(observation_spec, action_spec, config or kind.config_class(), RunSeeds(0))
+    except PalaestraError:
+        return None

@@ -1,0 +1,206 @@
+"""`RobotLearner`: runs of robots, whose agents collect and say when their tasks learn."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+
+from palaestra.algorithms import Algorithm
+from palaestra.buffers import ReplayBuffer
+from palaestra.core import POLICY, ConfigError, TimeStep
+from palaestra.envs import EnvConfig, EnvironmentWrapper, SingleEnvironment, load_lane
+from palaestra.experiments.config import ExperimentConfig
+from palaestra.experiments.learner import (
+    Collecting,
+    Evaluate,
+    Learner,
+    Scene,
+    compile_if_asked,
+    make_from_specs,
+    make_runtime,
+)
+from palaestra.policies import NetworkPolicy, Policy, load_policy
+from palaestra.robots import AgentFactory, Robot, RobotCollector, evaluate_robot
+from palaestra.rollout import Evaluation
+from palaestra.training import Callback, PolicyManager, Trainer
+
+__all__ = ["RobotLearner"]
+
+
+class RobotLearner(Learner):
+    """The tasks of a robot."""
+
+    asynchronous: ClassVar[bool] = True
+
+    @cached_property
+    def robot(self) -> Robot:
+        """Its tasks learn."""
+        robot, _ = make_from_specs(self.config)
+        for algorithm in robot.algorithms.values():
+            compile_if_asked(self.config, algorithm)
+        return robot
+
+    @property
+    def algorithms(self) -> Mapping[str, Algorithm[Any]]:
+        return self.robot.algorithms
+
+    @cached_property
+    def manager(self) -> PolicyManager:
+        return self.robot
+
+    def learn_at_once(self) -> None:
+        super().learn_at_once()
+        for task in self.robot.tasks.values():
+            if task.plan.data == "replay":
+                task.plan = dataclasses.replace(task.plan, learning_starts=0)
+
+    def require(self) -> None:
+        distributed, name = self.config.distributed, self.config.algorithm_name
+        given = [name for name in ("num_gradient_workers", "num_policy_hosts") if getattr(distributed, name)]
+        given += ["mode=async"] if distributed.mode == "async" else []
+        if given:
+            raise ConfigError(
+                f"{name} is a robot, whose tasks learn in the process of the run when its agents say so; leave out "
+                f"{', '.join(f'distributed.{name}' for name in given)}"
+            )
+        super().require()
+        self.refuse_hindsight(f"{name} is a robot, whose tasks are given their samplers where they are made")
+
+    def load_data(self) -> dict[str, ReplayBuffer]:
+        return {}
+
+    def buffers(self) -> NoReturn:
+        raise ConfigError(
+            f"{self.config.algorithm_name} is a robot, whose tasks have data of kinds of their own: none to export"
+        )
+
+    def workers(self) -> NoReturn:
+        raise ConfigError(f"{self.config.algorithm_name} is a robot, whose agents are its workers")
+
+    @contextmanager
+    def collecting(self, data: Mapping[str, ReplayBuffer]) -> Iterator[Collecting]:
+        config, env = self.config, self.config.env
+        if config.offline.data is not None:
+            raise ConfigError(f"{config.algorithm_name} is a robot, whose agents collect; leave out offline.data")
+        if env.vectorization not in ("auto", "serial"):
+            raise ConfigError(
+                f"env.vectorization is {env.vectorization}, but each agent of a robot has an environment of its own; "
+                "leave it out, and give --runtime process for agents in worker processes"
+            )
+        remote = config.distributed.runtime not in (None, "local")  # threads of this process otherwise
+        with make_runtime(config.distributed) if remote else nullcontext() as runtime:
+            collector = RobotCollector(
+                self.robot,
+                functools.partial(load_lane, env),
+                env.num_envs,
+                seed=config.run.seed,
+                config=config.robot,
+                runtime=runtime,
+                num_workers=config.distributed.num_workers,
+            )
+            collector.on_fault, collector.max_restarts = env.on_fault, env.max_restarts
+            with collector:
+                yield Collecting(collector, collector, views=(TasksView(collector),))
+
+    def collecting_here(self, data: Mapping[str, ReplayBuffer]) -> Any:
+        return self.collecting(data)
+
+    def evaluation(self) -> Evaluate:
+        return functools.partial(_evaluate, self.config, self._evaluated)
+
+    @property
+    def _evaluated(self) -> AgentFactory:
+        """Makes one agent to be evaluated."""
+        return AgentFactory(
+            agent_class=self.robot.agent_class,
+            config=self.robot.config,
+            specs=self.robot.specs,
+            make_env=functools.partial(load_lane, self.config.env.for_evaluation(1)),
+            num_agents=1,
+            seed=self.config.run.seed,
+            stream="evaluation",
+        )
+
+    def kept_policies(self, path: Path) -> dict[str, Policy]:
+        policies = self.policies
+        for name, policy in policies.items():
+            folder = path / "policy" / ("" if name == POLICY else name)
+            if folder.is_dir():  # a task that only watches has kept none
+                own = [type(policy)] if isinstance(policy, NetworkPolicy) else []  # it may be a class of the robot's
+                policies[name] = load_policy(folder, classes=own)
+        return policies
+
+    def play(self, policies: Mapping[str, Policy], *, episodes: int, seed: int, window: bool) -> Iterator[Scene]:
+        films: list[list[np.ndarray]] = []
+        drawn = self.config.env.for_evaluation(1, render_mode="rgb_array")
+        factory = dataclasses.replace(
+            self._evaluated, make_env=lambda lane: _Filmed(load_lane(drawn, lane), films), seed=seed
+        )
+        returns = evaluate_robot(factory, policies, episodes=episodes).returns
+        for number, film in enumerate(films):
+            for picture in film[:-1]:
+                yield Scene(picture, [], [])
+            yield Scene(film[-1], [], [float(earned) for earned in returns[number : number + 1]])
+
+    def record(
+        self, policies: Mapping[str, Policy], env: EnvConfig, directory: str | Path, *, steps: int, seed: int
+    ) -> NoReturn:
+        raise ConfigError(
+            f"{self.config.algorithm_name} is a robot, whose tasks see and do other things than a policy of its "
+            "environment"
+        )
+
+
+class TasksView(Callback):
+    """Adds to rows of metrics how a robot's tasks serve its agents.
+
+    Args:
+        collector: of the robot.
+    """
+
+    def __init__(self, collector: RobotCollector) -> None:
+        self._collector = collector
+
+    def logged(self, trainer: Trainer, row: dict[str, float]) -> None:
+        row |= self._collector.metrics()
+
+
+class _Filmed(EnvironmentWrapper):
+    """Keeps a picture of every step."""
+
+    def __init__(self, env: SingleEnvironment, films: list[list[np.ndarray]]) -> None:
+        super().__init__(env)
+        self._films = films
+
+    def begin_episode(self, seed: int) -> TimeStep:
+        time_step = self.env.begin_episode(seed)
+        self._films.append([self.env.render()])
+        return time_step
+
+    def advance(self, action: Any) -> TimeStep:
+        time_step = self.env.advance(action)
+        self._films[-1].append(self.env.render())
+        return time_step
+
+
+def _evaluate(
+    config: ExperimentConfig,
+    factory: AgentFactory,
+    policies: Mapping[str, Policy],
+    *,
+    episodes: int,
+    seed: int,
+    **options: Any,
+) -> Evaluation:
+    """Agents decide when an episode ends and how they act, so that no option of an evaluation means anything here."""
+    num = min(config.run.eval_num_envs, episodes)
+    make_env = functools.partial(load_lane, config.env.for_evaluation(num))
+    factory = dataclasses.replace(factory, make_env=make_env, num_agents=num, seed=seed)
+    return evaluate_robot(factory, policies, episodes=episodes)

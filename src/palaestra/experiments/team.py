@@ -1,0 +1,226 @@
+"""`TeamLearner`: runs with many agents, each of which acts by one of several policies."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from palaestra.algorithms import Algorithm
+from palaestra.buffers import ReplayBuffer
+from palaestra.core import ConfigError, RunSeeds, import_object
+from palaestra.distributed import AgentsFactory
+from palaestra.envs import EnvConfig
+from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping, on_cpu
+from palaestra.experiments.data import MINARI, load_for, mixed
+from palaestra.experiments.datasets import DataSummary, collect_agents
+from palaestra.experiments.learner import (
+    Collecting,
+    Evaluate,
+    Learner,
+    Scene,
+    compile_if_asked,
+    require_loggers,
+    set_up_torch,
+    suitable_algorithms,
+)
+from palaestra.multiagent import MultiAgentCollector, Role, create_worlds, evaluate_agents, play_worlds
+from palaestra.policies import Policy, RandomPolicy, RulePolicy
+from palaestra.rollout import Evaluation, OfflineData
+
+__all__ = ["TeamLearner"]
+
+
+class TeamLearner(Learner):
+    """The policies of all agents of a run: algorithms, and rules that do not learn."""
+
+    @cached_property
+    def _made(self) -> tuple[Mapping[str, Role], dict[str, Algorithm[Any] | Policy]]:
+        require_loggers(self.config)
+        return _make_agents(self.config)
+
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        """By policy name."""
+        return self._made[0]
+
+    @property
+    def actors(self) -> dict[str, Algorithm[Any] | Policy]:
+        """What learns, and rules that do not, by policy name."""
+        return self._made[1]
+
+    @property
+    def algorithms(self) -> dict[str, Algorithm[Any]]:
+        return {name: one for name, one in self.actors.items() if isinstance(one, Algorithm)}
+
+    @property
+    def policies(self) -> dict[str, Policy]:
+        return {name: one.policy if isinstance(one, Algorithm) else one for name, one in self.actors.items()}
+
+    def require(self) -> None:
+        super().require()
+        self.refuse_hindsight(f"{self.config.env.name} has many agents, and hindsight is for one policy")
+
+    def load_data(self) -> dict[str, ReplayBuffer]:
+        data = self.config.offline.data
+        if data is not None and data.startswith(MINARI):
+            raise ConfigError(
+                f"offline.data is {data!r}, but a Minari dataset is of one agent and {self.config.env.name} has many; "
+                f"give a folder with one for each policy ({', '.join(self.algorithms)}), as `palaestra data collect` "
+                "writes it"
+            )
+        found: dict[str, ReplayBuffer] = {}
+        for name, one in self.algorithms.items():
+            if one.plan.data == "offline" and not self.offline:
+                raise ConfigError(
+                    f"{name} learns from data alone, for which nothing is collected, but other policies collect"
+                )
+            folder = None if data is None else str(Path(data) / name)
+            called = f"{type(one).__name__} of the policy {name!r}"
+            buffer = load_for(one, self.config, folder, called, self.roles[name].reward_spec.shape)
+            if buffer is not None:
+                found[name] = buffer
+        return found
+
+    def buffers(self) -> dict[str, ReplayBuffer]:
+        with create_worlds(self.config.env, seed=self.config.run.seed) as worlds:
+            return MultiAgentCollector(worlds, self.roles, self.actors).buffers
+
+    def workers(self) -> Any:
+        config = on_cpu(self.config)
+        run = dataclasses.replace(config.run, loggers=(), num_threads=torch.get_num_threads())
+        make = functools.partial(_make_agents, dataclasses.replace(config, run=run))
+        number, seed = config.distributed.num_workers, config.run.seed
+        return AgentsFactory(env=config.env, actors=make, num_workers=number, seed=seed)
+
+    @contextmanager
+    def collecting_here(self, data: Mapping[str, ReplayBuffer]) -> Iterator[Collecting]:
+        if self.offline:
+            yield Collecting(OfflineData(data))
+            return
+        with create_worlds(self.config.env, seed=self.config.run.seed) as worlds:
+            collector = MultiAgentCollector(worlds, self.roles, self.actors)
+            for name, loaded in data.items():
+                collector.sources[name] = mixed(self.config, collector.buffers[name], loaded)
+            yield Collecting(collector, worlds)
+
+    def evaluation(self) -> Evaluate:
+        rules = {name: one for name, one in self.actors.items() if isinstance(one, Policy)}
+        return functools.partial(_evaluate, self.config, self.roles, rules)
+
+    def evaluate_chance(self, *, episodes: int, seed: int) -> Evaluation:
+        chance = {name: RandomPolicy(role.observation_spec, role.action_spec) for name, role in self.roles.items()}
+        return self.evaluation()(chance, episodes=episodes, seed=seed, deterministic=False)
+
+    def play(self, policies: Mapping[str, Policy], *, episodes: int, seed: int, window: bool) -> Iterator[Scene]:
+        drawn = {"render_mode": "rgb_array"} if self.config.env.name.startswith("pettingzoo:") else {}
+        env = self.config.env.for_evaluation(1, **drawn)
+        number, step = 1, 0
+        with create_worlds(env, lane_seeds=[RunSeeds(seed).integer("evaluation", 1000)]) as worlds:
+            for ended in play_worlds(policies, worlds, self.roles):
+                lines = [f"the end, return {episode.episode_return:.4g}" for episode in ended]
+                returns = [episode.episode_return for episode in ended]
+                yield Scene(worlds.render(), [f"episode {number}, step {step}", *lines], returns)
+                number, step = number + len(ended), 0 if ended else step + 1
+                if number > episodes:
+                    return
+
+    def record(
+        self, policies: Mapping[str, Policy], env: EnvConfig, directory: str | Path, *, steps: int, seed: int
+    ) -> DataSummary:
+        return collect_agents(self.roles, policies, env, directory, steps=steps, seed=seed)
+
+
+def _evaluate(
+    config: ExperimentConfig,
+    roles: Mapping[str, Role],
+    rules: Mapping[str, Policy],
+    policies: Mapping[str, Policy],
+    *,
+    episodes: int,
+    seed: int,
+    **options: Any,
+) -> Evaluation:
+    count = min(config.run.eval_num_envs, episodes)
+    lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(count)]
+    with create_worlds(config.env.for_evaluation(count), lane_seeds=lanes) as worlds:
+        return evaluate_agents({**rules, **policies}, worlds, roles, episodes=episodes, seeds=lanes, **options)
+
+
+def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, Role], dict[str, Algorithm[Any] | Policy]]:
+    """The roles of all policies, and what acts in them.
+
+    Raises:
+        ConfigError: the mapping does not fit the agents, or an algorithm does not fit its role.
+    """
+    with create_worlds(dataclasses.replace(config.env, num_envs=1)) as worlds:
+        agents, state_spec = worlds.agents, worlds.state_spec
+    names = list(dict.fromkeys(config.agents.mapping_for(agents).values()))
+    if unknown := sorted(set(config.agents.policies) - set(names)):
+        raise ConfigError(f"agents.policies names {', '.join(unknown)}, but the policies are {', '.join(names)}")
+    chosen = {name: _chosen(config, name) for name in names}
+    teams = [name for name, (kind, _) in chosen.items() if isinstance(kind, str) and algorithm_class(kind).team]
+    roles = config.agents.roles(agents, joint=teams, state_spec=state_spec)
+    actors: dict[str, Algorithm[Any] | Policy] = {}
+    seeds = RunSeeds(config.run.seed)
+    for number, name in enumerate(names):
+        kind, settings = chosen[name]
+        own = RunSeeds(seeds.integer("initialisation", number)) if number else seeds
+        if isinstance(kind, str):
+            actors[name] = _made(config, name, kind, settings, roles[name], own)
+        else:
+            rule: Policy = kind(roles[name].observation_spec, roles[name].action_spec)
+            rule.seed(own.integer("acting"))
+            actors[name] = rule
+    if not any(isinstance(actor, Algorithm) for actor in actors.values()):
+        raise ConfigError(f"none of the policies {', '.join(names)} learns; leave one out of agents.policies")
+    return roles, actors
+
+
+def _made(config: ExperimentConfig, name: str, kind: str, settings: Any, role: Role, seeds: RunSeeds) -> Algorithm[Any]:
+    set_up_torch(config, role.observation_spec)
+    try:
+        algorithm: Algorithm[Any] = algorithm_class(kind)(role.observation_spec, role.action_spec, settings, seeds)
+    except ConfigError as error:
+        fits = ", ".join(suitable_algorithms(role.observation_spec, role.action_spec, team=role.joint)) or "none"
+        raise ConfigError(
+            f"{kind} does not fit the policy {name!r} of {', '.join(role.agents)}: {error}. Algorithms that fit: {fits}"
+        ) from error
+    algorithm.to(config.run.device)
+    compile_if_asked(config, algorithm)
+    return algorithm
+
+
+def _chosen(config: ExperimentConfig, name: str) -> tuple[Any, Any]:
+    """An algorithm's name and settings; or what makes a rule from specs, and nothing."""
+    given = config.agents.policies.get(name)
+    if given is None:
+        return config.algorithm_name, config.algorithm
+    settings = dict(given) if isinstance(given, Mapping) else {"algorithm": given}
+    kind = str(settings.pop("algorithm", config.algorithm_name))
+    rule = RandomPolicy if kind == "random" else _rule(kind)
+    if rule is not None:
+        if settings:
+            raise ConfigError(
+                f"agents.policies.{name} is the rule {kind}, which has no settings: {', '.join(settings)}"
+            )
+        return rule, None
+    base = config.algorithm if kind == config.algorithm_name else None
+    try:
+        return kind, config_from_mapping(algorithm_class(kind).config_class, settings, base=base)
+    except ConfigError as error:
+        raise ConfigError(f"agents.policies.{name}: {error}") from error
+
+
+def _rule(name: str) -> Callable[[Any, Any], Policy] | None:
+    """What makes the policy of a user's function; `None` where the name is an algorithm's."""
+    found = import_object(name) if ":" in name else None
+    if found is None or (isinstance(found, type) and issubclass(found, Algorithm)):
+        return None
+    return lambda observation_spec, action_spec: RulePolicy(found, observation_spec, action_spec)
