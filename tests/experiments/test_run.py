@@ -262,7 +262,7 @@ def test_a_full_disk_never_replaces_the_first_cause(tmp_path, monkeypatch, caplo
             full_disk()
         write(*arguments)
 
-    module = "faults" if what == "write_fault" else "run_directory"
+    module = "records" if what == "write_fault" else "run_directory"
     monkeypatch.setattr(f"palaestra.experiments.{module}.{what}", failing)
     with pytest.raises(NonFiniteError):
         trained(tmp_path, env__name="tests.rollout.test_collector:Poisoned", env__kwargs={"reward": float("nan")})

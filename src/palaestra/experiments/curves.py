@@ -18,7 +18,9 @@ from palaestra.experiments.run_directory import RunDirectory, changes_between, f
 __all__ = ["Axis", "Comparison", "Curve", "Statistic", "compare_runs", "curves_of", "read_metrics"]
 
 Axis: TypeAlias = Literal["steps", "time", "episodes"]
+"""What lies on the x axis of a curve."""
 Statistic: TypeAlias = Literal["mean", "iqm"]
+"""What a curve of several runs shows: their mean, or the mean of their middle half."""
 
 _COLUMNS = {"steps": "env_steps", "time": "time/train_s", "episodes": "episodes"}
 _RESAMPLES = 2000
