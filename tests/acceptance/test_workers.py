@@ -24,7 +24,7 @@ def test_a_run_with_slow_late_and_dead_workers_uses_every_fragment_once_or_names
 
         # all are quick: every fragment is of the newest version (MARO-06)
         learner.train_iter()
-        slow, dying = (manager._crew.members[number].id for number in (3, 1))
+        slow, dying = (manager.group.workers[number].id for number in (3, 1))
         assert set(used.pop()) == {0}
 
         # one is slow: nobody waits for it, and its fragment comes one version late, which may be used (MARO-04, 05)

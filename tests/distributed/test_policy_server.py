@@ -9,12 +9,7 @@ import pytest
 import torch
 
 from palaestra.core import POLICY, ConfigError, OnPolicy
-from palaestra.distributed import (
-    AsynchronousConfig,
-    Pace,
-    WorkersLostError,
-    policy_server,
-)
+from palaestra.distributed import AsynchronousConfig, Pace, WorkersLostError, streams
 from palaestra.runtime import ProcessRuntime, RayRuntime
 from palaestra.training import CheckpointStore, Trainer
 from tests.distributed.actors import CATCH, TRACK, Overtaken, asynchronous, make_algorithm, server
@@ -48,14 +43,14 @@ def test_exactly_the_data_that_max_lag_allows_is_used(name, max_lag):
         trainer = asynchronous(runtime, name, max_lag=max_lag)
         used, collect = watched(trainer), trainer.collector
         arrived = Counter[int]()
-        lag_of = collect._lag
+        lag_of = collect._streams.lag
 
         def noted(fragment: Any) -> int:
             lag = lag_of(fragment)
             arrived[lag] += 1
             return lag
 
-        collect._lag = noted
+        collect._streams.lag = noted
         for _ in range(60):
             trainer.train_iter()
     allowed = Counter({lag: n for lag, n in arrived.items() if max_lag is None or lag <= max_lag})
@@ -75,13 +70,13 @@ def test_an_actor_whose_data_was_dropped_gets_the_newest_weights():
     with Overtaken("actor-1", every=12) as runtime:
         trainer = asynchronous(runtime, "impala", max_lag=0)
         collect, sent = trainer.collector, []
-        give = collect._crew.give
+        give = collect.group.give
 
         def given(member: Any, method: str, *args: Any, **kwargs: Any) -> None:
-            sent.append((member.id, collect._weights_of[POLICY][0], trainer.algorithm.policy_version))
+            sent.append((member.id, collect._streams._mark[0][0], trainer.algorithm.policy_version))
             give(member, method, *args, **kwargs)
 
-        collect._crew.give = given
+        collect.group.give = given
         for _ in range(30):
             trainer.train_iter()
     assert any(one.worker == "actor-1" for one in collect.dropped)
@@ -132,7 +127,7 @@ def test_the_queue_is_bounded_and_actors_wait_while_it_is_full():
         for _ in range(20):
             trainer.train_iter()
             assert collect.queue_length <= 2 + 3  # those that were under way when it was full
-            assert len(collect._crew.busy) + collect.queue_length <= 2 + 4
+            assert len(collect.group.busy) + collect.queue_length <= 2 + 4
 
 
 def test_an_update_may_wait_for_several_fragments():
@@ -166,7 +161,7 @@ def test_rows_drawn_follow_rows_written_at_the_pace_that_was_asked_for(ratio):
 def test_no_transition_leads_over_a_fragment_that_was_dropped(joined, monkeypatch):
     """MARO-12, TS-07: the ball falls by one row in every transition; it would not if streams were joined (mutant)."""
     if joined:
-        monkeypatch.setattr(policy_server, "broken_off", lambda fragment: fragment)
+        monkeypatch.setattr(streams, "broken_off", lambda fragment: fragment)
     with local() as runtime:
         trainer = asynchronous(runtime, "dqn", fragment_steps=5, capacity=4000, total=4000)
         turns = itertools.cycle([True, False, True])

@@ -81,9 +81,9 @@ def test_fifty_kills_lose_nothing_but_what_they_hit():
             killed < kills or mean_return(trainer) < 7 or len(manager.dropped) < kills
         ) and time.monotonic() < deadline:
             trainer.train_iter()
-            victim = generator.choice(manager._crew.members)
+            victim = generator.choice(manager.group.workers)
             if killed < kills and victim.state == "idle" and time.monotonic() >= kill_at:
-                manager._crew.give(victim, "collect", manager._weights(), 50, episodes=False, random=[])
+                manager.group.give(victim, "collect", manager._streams.weights(), 50, episodes=False, random=[])
                 kill_at = time.monotonic() + generator.uniform(0.0, 0.1)
                 os.kill(runtime._workers[victim.id].handle.process.pid, signal.SIGKILL)
                 killed += 1

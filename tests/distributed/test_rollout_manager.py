@@ -34,7 +34,7 @@ def runtime():
 
 
 def worker_of(manager, number):
-    return manager._crew.members[number].id
+    return manager.group.workers[number].id
 
 
 def kill(runtime, worker):
@@ -134,9 +134,9 @@ def test_a_dropped_fragment_leaves_a_gap_that_nothing_is_learned_across(runtime)
     manager.unroll(1)
     hold.held.add(worker_of(manager, 3))
     manager.unroll(1)
-    manager._policies["policy"].version += 1
+    manager._streams._policies["policy"].version += 1
     hold.held.clear()
-    while not manager.dropped or manager._gaps:
+    while not manager.dropped or manager._streams.gaps:
         manager.unroll(1)
     buffer = manager.buffers["policy"]
     rows = buffer.in_time_order(3)
@@ -153,11 +153,11 @@ def test_a_dead_worker_is_replaced_and_its_fragment_dropped(runtime, caplog, wai
     manager = make_trainer(runtime, "dqn", **FOUR).collector
     manager.unroll(3)
     victim = worker_of(manager, 2)
-    before = dict(manager._crew.members[2].position["lanes"])
+    before = dict(manager.group.workers[2].position["lanes"])
     hold = HoldBack(runtime)
     hold.held.add(victim)
-    manager._crew._config = DistributedConfig(runtime="local", **FOUR, min_finished_workers=3, grace_timeout_s=0.0)
-    manager._config = manager._crew._config
+    manager.group._config = DistributedConfig(runtime="local", **FOUR, min_finished_workers=3, grace_timeout_s=0.0)
+    manager._config = manager.group._config
     manager.unroll(3)
     with caplog.at_level(logging.WARNING):
         kill(runtime, victim)
@@ -168,12 +168,12 @@ def test_a_dead_worker_is_replaced_and_its_fragment_dropped(runtime, caplog, wai
     assert dropped[:3] == (victim, 0, 3)
     assert "SIGKILL" in dropped.reason
     assert "SIGKILL" in caplog.text
-    assert str(manager.faults[0]) == f"{victim}, life 0: {victim} was killed by signal 9 (SIGKILL)"
+    assert str(manager.faults[0]) == f"{victim}, incarnation 0: {victim} was killed by signal 9 (SIGKILL)"
     assert runtime.status()[victim].incarnation == 1
 
     def back_at_work():
         manager.unroll(3)
-        return manager._crew.members[2].position["lanes"]["episode"][0] > before["episode"][0]
+        return manager.group.workers[2].position["lanes"]["episode"][0] > before["episode"][0]
 
     wait_until(back_at_work, what="fragments of the new life")
     assert manager.metrics()["workers/there"] == 4
@@ -182,7 +182,7 @@ def test_a_dead_worker_is_replaced_and_its_fragment_dropped(runtime, caplog, wai
     kinds = buffer.take("step_type", rows).tolist()
     joints = [i for i in range(1, len(kinds)) if kinds[i] == StepType.FIRST and kinds[i - 1] == StepType.MID]
     assert not any(buffer.is_start(rows[[i - 1]])[0] for i in joints)
-    after = manager._crew.members[2].position["lanes"]
+    after = manager.group.workers[2].position["lanes"]
     assert after["lane_seed"].tolist() == before["lane_seed"].tolist()
 
 
@@ -251,7 +251,7 @@ def test_a_worker_that_cannot_be_made_stops_the_run_at_once(runtime):
     make = functools.partial(make_algorithm, "ppo", "discrete")
     env = env_of("discrete")
     manager = make_manager(runtime, make(), env, make)
-    manager._crew._make = functools.partial(_broken)
+    manager.group._make = functools.partial(_broken)
     with pytest.raises(RemoteError, match="no such simulator"):
         manager.unroll(5)
     assert runtime.restarted == 0
@@ -304,7 +304,7 @@ def test_who_is_still_at_work_begins_new_episodes_in_a_resumed_run(runtime):
         resumed.load_state(state)
         assert resumed.collector.resume == "statistical"
         iterate(resumed, 2)
-        begun = resumed.collector._crew.members[0].position["lanes"]["episode"]
+        begun = resumed.collector.group.workers[0].position["lanes"]["episode"]
     assert begun[0] > state["collect"]["workers"]["0"]["lanes"]["episode"][0]
 
 
@@ -345,12 +345,12 @@ def test_a_signal_ends_an_unroll_and_the_next_one_begins_it_again(runtime, monke
 def test_weights_that_did_not_change_are_not_sent_again(runtime):
     manager = make_trainer(runtime, "dqn", num_workers=2).collector
     manager.unroll(2)
-    first = manager._shared
+    first = manager._streams._weights
     manager.unroll(2)
-    assert manager._shared is first
-    manager._policies["policy"].version += 1
+    assert manager._streams._weights is first
+    manager._streams._policies["policy"].version += 1
     manager.unroll(2)
-    assert manager._shared is not first
+    assert manager._streams._weights is not first
 
 
 def test_settings_that_cannot_work_are_refused():

@@ -51,8 +51,8 @@ def test_fifty_random_kills_end_no_run_and_lose_nothing_unnamed():
         collect = server(runtime, algorithm, CATCH, actors=2)
         workers = GradientWorkers({POLICY: algorithm}, runtime, 2)
         manager = DistributedPolicyManager({POLICY: algorithm}, runtime, gradient_workers=workers)
-        asked, give = [], collect._crew.give
-        collect._crew.give = lambda *args, **kwargs: (asked.append(args), give(*args, **kwargs))[1]
+        asked, give = [], collect.group.give
+        collect.group.give = lambda *args, **kwargs: (asked.append(args), give(*args, **kwargs))[1]
         kill = Killer(runtime, pause_s=LIMIT_S / 2 / KILLS)
         config = TrainerConfig(total_env_steps=10**9, time_limit_s=LIMIT_S)
         trainer = Trainer(collect, manager, config)
@@ -66,7 +66,7 @@ def test_fifty_random_kills_end_no_run_and_lose_nothing_unnamed():
         began = time.monotonic()
         result = trainer.run()
         assert time.monotonic() - began < LIMIT_S + 30
-        busy = len(collect._crew.busy)
+        busy = len(collect.group.busy)
     assert result.status == "stopped"
     assert len(kill.victims) == KILLS
     assert {name.split("-")[0] for name in kill.victims} == {"actor", "policy", "grad"}

@@ -84,7 +84,7 @@ class Pace:
         replayed = [plan for plan in plans.values() if isinstance(plan, Replay)]
         lanes = next(iter(buffers.values())).num_lanes
         self._drawn = sum(plan.gradient_steps * plan.mini_batch_size for plan in replayed)  # in one training iteration
-        self._first = min((_first_steps(plan, lanes) for plan in replayed), default=0)
+        self._first = min((plan.learns_after(lanes) for plan in replayed), default=0)
         self._limiter: SamplesPerInsert | None = None
         if not self.on_policy:
             ratio = config.samples_per_insert or self._drawn / (replayed[0].unroll_length * lanes)
@@ -161,8 +161,3 @@ class Pace:
         if self._limiter is None or not self._limiter.written:
             return None
         return self._limiter.drawn / self._limiter.written
-
-
-def _first_steps(plan: Replay, num_lanes: int) -> int:
-    """Env steps that a trainer waits for before it learns by a replay plan."""
-    return max(plan.learning_starts, max(plan.n_step, plan.mini_batch_length) * num_lanes)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from palaestra.algorithms import Algorithm, Gradients, StepResult, UpdateInfo
 from palaestra.core import Batch, NonFiniteError, Plan, shards
-from palaestra.distributed.grad_worker import LossState
-from palaestra.distributed.gradient_workers import apply_shards
+from palaestra.distributed.gradient_workers import LossState, apply_shards
 
 __all__ = ["HostTask", "PolicyHost", "ShardedStep", "Updated"]
 

@@ -29,7 +29,7 @@ class _Job:
     source: DataSource
     task: HostTask
     deadline: float = 0.0
-    life: int = 0
+    incarnation: int = 0
     """Of the host that was asked."""
     call: Call | None = None
     updated: Updated | None = None
@@ -80,7 +80,7 @@ class DistributedPolicyManager(PolicyManager):
             self._hosts |= dict.fromkeys(mine, host)
         self._versions = dict.fromkeys(self._algorithms, 0)
         self._held: dict[str, tuple[int, int]] = {}
-        """By policy: the state version that its host has, and the life of the host that has it."""
+        """By policy: the state version that its host has, and the incarnation of the host that has it."""
         self.spans: dict[str, tuple[float, float]] = {}
         """By policy: when its last update began and ended, in `time.monotonic()` seconds of its host's machine."""
 
@@ -134,8 +134,8 @@ class DistributedPolicyManager(PolicyManager):
 
     def _begin(self, job: _Job) -> None:
         host, name, task = self._hosts[job.policy], job.policy, job.task
-        job.life = self._life(host)
-        if self._held.get(name) != (task.version, job.life):
+        job.incarnation = self._incarnation(host)
+        if self._held.get(name) != (task.version, job.incarnation):
             task = task._replace(state=self._algorithms[name].state_tensors())
         job.deadline = time.monotonic() + self._timeout_s
         job.call = self._runtime.call(host, "update", name, task)
@@ -158,7 +158,9 @@ class DistributedPolicyManager(PolicyManager):
 
     def _step(self, job: _Job, gradients: Sequence[Gradients]) -> None:
         host = self._hosts[job.policy]
-        if self._life(host) != job.life:  # it was replaced meanwhile, for the sake of another of its policies
+        if (
+            self._incarnation(host) != job.incarnation
+        ):  # it was replaced meanwhile, for the sake of another of its policies
             self._begin_again(job)
             return
         job.deadline = time.monotonic() + self._timeout_s
@@ -169,12 +171,12 @@ class DistributedPolicyManager(PolicyManager):
             self._workers.forget(job.policy)
         self._begin(job)
 
-    def _life(self, host: str) -> int:
+    def _incarnation(self, host: str) -> int:
         return self._runtime.status()[host].incarnation
 
     def _replace(self, call: Call) -> None:
         """Restarts the host that was called, unless that has happened already."""
-        if self._life(call.worker) == call.incarnation:
+        if self._incarnation(call.worker) == call.incarnation:
             self._runtime.restart(call.worker)
 
     def _finish(self, job: _Job) -> UpdateInfo | NonFiniteError:

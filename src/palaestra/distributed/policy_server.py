@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,11 +14,11 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import DataSource, Replay
 from palaestra.distributed.asynchronous import AsynchronousConfig, Pace
 from palaestra.distributed.config import DistributedConfig
-from palaestra.distributed.crew import Crew, Dropped, Member
-from palaestra.distributed.weights import acting_weights
-from palaestra.distributed.worker import ActingParts, Fragment, RolloutWorker, broken_off
+from palaestra.distributed.streams import WorkerStreams
+from palaestra.distributed.worker import ActingParts, Fragment
+from palaestra.distributed.worker_group import Dropped, Worker
 from palaestra.rollout import CollectInfo, Episode
-from palaestra.runtime import Call, Runtime, Shared
+from palaestra.runtime import Call, Runtime
 
 __all__ = ["PolicyServer"]
 
@@ -32,7 +29,7 @@ _GLANCE_S = 0.001  # to take what has arrived meanwhile
 class _Waiting(NamedTuple):
     """A fragment in the queue."""
 
-    member: Member
+    worker: Worker
     call: Call
     fragment: Fragment
 
@@ -94,14 +91,12 @@ class PolicyServer:
         self._sizes = {name: buffer.num_lanes // config.num_workers for name, buffer in buffers.items()}
         self._queue: deque[_Waiting] = deque()
         self._queue_size = self._asynchronous.queue_size or config.num_workers
-        self._crew = Crew(runtime, functools.partial(RolloutWorker, make), config, name="actor")
-        self._positions: list[Any] | None = None
-        self._weights: Shared | None = None
-        self._weights_of: Any = None
-        self._gaps: set[int] = set()  # actors whose last fragment is missing in the streams
+        policies = {name: algorithm.policy for name, algorithm in self._algorithms.items()}
+        self._streams = WorkerStreams(runtime, make, policies, config, num_lanes=self.num_lanes, name="actor")
+        self.group = self._streams.group
+        """The actors."""
         self._taken: list[_Waiting] = []  # of an unroll that is not over
         self._since_last_row: Counter[int] = Counter()
-        self._env_faults: list[Any] = []
         self._paused = False
 
     # -- collecting
@@ -118,14 +113,12 @@ class PolicyServer:
             RemoteError: an actor's environment or policy failed.
         """
         began, waited_s = time.perf_counter(), 0.0
-        self._paused, self._crew.limit_s = False, math.inf
-        if not self._crew.members:
-            self._crew.start(self._positions)
+        self._paused = False
+        self._streams.begin()
         steps, names = self._pace.fragment_steps(length), sorted(random)
-        self._publish()
         self._serve(steps, names, _GLANCE_S)
         while not self._taken_enough():
-            if time.monotonic() >= self._crew.limit_s:
+            if time.monotonic() >= self.group.limit_s:
                 self._paused = True
                 return CollectInfo(0)
             began_s = time.perf_counter()
@@ -138,18 +131,14 @@ class PolicyServer:
         """Takes fragments out of the queue as far as they are needed and fresh."""
         while self._queue and self._pace.may_take(len(self._taken), self._rows(self._queue[0])):
             waiting = self._queue.popleft()
-            lag = self._lag(waiting.fragment)
+            lag = self._streams.lag(waiting.fragment)
             if not self._pace.fresh(lag):
-                self._crew.drop(
-                    waiting.call, f"it is {lag} policy versions old, and max_lag is {self._asynchronous.max_lag}"
-                )
-                self._gaps.add(waiting.member.number)
+                self._streams.drop(waiting.worker, waiting.call, lag, self._asynchronous.max_lag)
                 continue
             self.lags[lag] += 1
             self._since_last_row[lag] += 1
-            if self._keeps and waiting.member.number in self._gaps:
-                waiting = waiting._replace(fragment=broken_off(waiting.fragment))
-            self._gaps.discard(waiting.member.number)
+            if self._keeps:
+                waiting = waiting._replace(fragment=self._streams.continued(waiting.worker, waiting.fragment))
             self._taken.append(waiting)
             if self._keeps:
                 self._store_in(self._keeps, [waiting], by_actor=True)
@@ -162,69 +151,47 @@ class PolicyServer:
         taken, self._taken = self._taken, []
         if len(self._keeps) < len(self.buffers):
             self._store_in(self.buffers.keys() - self._keeps, taken, by_actor=False)
-        info, size = CollectInfo(0), self.num_lanes // self._num_actors
+        info = CollectInfo(0)
         acted_s = sum(one.fragment.info.total_s for one in taken)
         share = min(1.0, waited_s / acted_s) if acted_s else 0.0
-        for member, _, fragment in taken:
-            one = fragment.info
-            info.env_steps += one.env_steps
-            info.rows = max(info.rows, one.rows)
-            info.rows_of = {
-                name: max(rows, info.rows_of.get(name, 0)) for name, rows in {**info.rows_of, **one.rows_of}.items()
-            }
-            first = member.number * size
-            info.episodes += [episode._replace(env_id=first + episode.env_id) for episode in one.episodes]
-            info.env_s += one.env_s * share
-            info.inference_s += one.inference_s * share
-            self._env_faults += [dataclasses.replace(fault, env_id=first + fault.env_id) for fault in fragment.faults]
+        for worker, _, fragment in taken:
+            self._streams.report(info, worker, fragment, share)
         info.total_s = time.perf_counter() - began
         return info
 
     def _store_in(self, names: Collection[str], taken: Sequence[_Waiting], *, by_actor: bool) -> None:
         """In the lanes of the actor, where streams go on; or one fragment beside the other, where they need not."""
         for name in names:
-            for block, (member, _, fragment) in enumerate(taken):
-                first = (member.number if by_actor else block) * self._sizes[name]
+            for block, (worker, _, fragment) in enumerate(taken):
+                first = (worker.number if by_actor else block) * self._sizes[name]
                 for lanes, rows in fragment.pieces.get(name, ()):
                     self.buffers[name].extend(rows, [first + lane for lane in lanes])
-
-    def _lag(self, fragment: Fragment) -> int:
-        return max(self._algorithms[name].policy_version - version for name, version in fragment.versions.items())
 
     def _rows(self, waiting: _Waiting) -> int:
         return waiting.fragment.info.rows * (self.num_lanes // self._num_actors)
 
     # -- actors
 
-    def _publish(self) -> None:
-        """Encodes the weights, if they are not those that were encoded last."""
-        policies = {name: algorithm.policy for name, algorithm in self._algorithms.items()}
-        now = {
-            name: (policy.version, None if policy.exploration is None else policy.exploration.strength)
-            for name, policy in policies.items()
-        }
-        if self._weights is None or now != self._weights_of:
-            self._weights, self._weights_of = Shared(acting_weights(policies)), now
-
     def _serve(self, steps: int, random: Sequence[str], timeout_s: float) -> None:
         """Takes what actors send, and answers them."""
-        self._crew.admit(0.0 if (self._crew.idle or self._crew.busy) else timeout_s)
+        self.group.admit(0.0 if (self.group.idle or self.group.busy) else timeout_s)
         self._answer(steps, random)
-        for member, call, fragment in self._crew.take(at_least=1, timeout_s=timeout_s):
-            member.position = {"lanes": fragment.lanes}
-            self._queue.append(_Waiting(member, call, fragment))
+        for worker, call, fragment in self.group.take(at_least=1, timeout_s=timeout_s):
+            worker.position = {"lanes": fragment.lanes}
+            self._queue.append(_Waiting(worker, call, fragment))
         self._answer(steps, random)
 
     def _answer(self, steps: int, random: Sequence[str]) -> None:
         """The newest weights to every actor that waits for an answer, while there is room in the queue."""
-        for member in self._crew.idle:
+        weights = self._streams.weights()
+        for worker in self.group.idle:
             if len(self._queue) >= self._queue_size:
                 return
-            self._crew.give(member, "collect", self._weights, steps, episodes=False, random=random)
+            self.group.give(worker, "collect", weights, steps, episodes=False, random=random)
 
     def pause(self) -> None:
         """Ends a running unroll as soon as it can; its fragments stay for the next one."""
-        self._crew.limit_s = time.monotonic()
+        self.group.limit_s = time.monotonic()
 
     @property
     def unfinished(self) -> bool:
@@ -240,12 +207,12 @@ class PolicyServer:
     @property
     def dropped(self) -> Sequence[Dropped]:
         """Fragments that nobody learns from, in order."""
-        return self._crew.dropped
+        return self.group.dropped
 
     @property
     def faults(self) -> Sequence[Any]:
         """Ends of actors, and faults of environments that actors dealt with."""
-        return [*self._crew.faults, *self._env_faults]
+        return self.group.faults
 
     @property
     def resume(self) -> str:
@@ -260,14 +227,11 @@ class PolicyServer:
     def metrics(self) -> dict[str, float]:
         """For a row of metrics: who is there, what waits, what was dropped, how old data was since the last call."""
         lags, self._since_last_row = self._since_last_row, Counter()
-        crew, used = self._crew, sum(lags.values())
+        used = sum(lags.values())
         return {
-            "workers/there": len(crew.idle) + len(crew.busy),
+            **self._streams.metrics(),
             "workers/waiting_fragments": len(self._queue),
-            "workers/restarts": crew.runtime.restarted,
             "workers/fragments": sum(self.lags.values()),
-            "workers/dropped": len(crew.dropped),
-            "workers/duplicates": crew.runtime.duplicates,
             "workers/lag_mean": sum(lag * count for lag, count in lags.items()) / max(used, 1),
             "workers/lag_max": float(max(lags, default=0)),
             **{f"workers/lag_{name}": count for name, count in _histogram(lags).items()},
@@ -280,7 +244,7 @@ class PolicyServer:
         return {
             "env_steps": self.env_steps - (self._uncounted if self._pace.on_policy else 0),
             "lags": {str(lag): count for lag, count in self.lags.items()},
-            "positions": [member.position for member in self._crew.members],
+            "positions": [worker.position for worker in self.group.workers],
         }
 
     @property
@@ -296,7 +260,7 @@ class PolicyServer:
         """
         self.env_steps = state["env_steps"]
         self.lags = Counter({int(lag): count for lag, count in state["lags"].items()})
-        self._positions = list(state["positions"]) or None
+        self._streams.positions = list(state["positions"]) or None
 
 
 def _histogram(lags: Counter[int]) -> dict[str, int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,12 +13,12 @@ import torch
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import Batch, CheckpointError, ConfigError, DataSource
 from palaestra.distributed.config import DistributedConfig
-from palaestra.distributed.crew import Crew, Dropped, Member
-from palaestra.distributed.weights import acting_weights
-from palaestra.distributed.worker import ActingParts, Fragment, RolloutWorker, broken_off
+from palaestra.distributed.streams import WorkerStreams
+from palaestra.distributed.worker import ActingParts, Fragment
+from palaestra.distributed.worker_group import Dropped, Worker
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Episode, Quota
-from palaestra.runtime import Call, Runtime, Shared
+from palaestra.runtime import Call, Runtime
 
 __all__ = ["RolloutManager"]
 
@@ -76,17 +74,15 @@ class RolloutManager:
         """Actions executed so far, of fragments that were used."""
         self.runtime = runtime
         """Where the workers live."""
-        self._policies, self._config = policies, config
-        self._crew = Crew(
-            runtime, functools.partial(RolloutWorker, make), config, name="rollout", joined=self._has_joined
+        self._config = config
+        self._streams = WorkerStreams(
+            runtime, make, policies, config, num_lanes=self.num_lanes, name="rollout", joined=self._has_joined
         )
-        self._positions: list[Any] | None = None
+        self.group = self._streams.group
+        """The workers."""
         self._quota = Quota()
         self._fragments, self._lags = 0, list[int]()
-        self._shared: Shared | None = None
-        self._mark: Any = None
         self._exact = True
-        self._gaps: set[int] = set()  # workers whose last fragment is missing in the streams
 
     # -- collecting
 
@@ -103,9 +99,7 @@ class RolloutManager:
             RemoteError: a worker's environment or policy failed.
         """
         began, info = time.perf_counter(), CollectInfo(0)
-        self._crew.limit_s = math.inf
-        if not self._crew.members:
-            self._crew.start(self._positions)
+        self._streams.begin()
         if rows := self._quota.begin(length):
             taken, whole = self._collect(rows, sorted(random))
             if whole:
@@ -114,88 +108,67 @@ class RolloutManager:
         info.total_s = time.perf_counter() - began
         return info
 
-    def _collect(self, rows: int, random: Sequence[str]) -> tuple[list[tuple[Member, Fragment]], bool]:
+    def _collect(self, rows: int, random: Sequence[str]) -> tuple[list[tuple[Worker, Fragment]], bool]:
         """Fragments by the number of their worker, and whether all that were to be waited for are there."""
-        crew, config, weights = self._crew, self._config, self._weights()
+        group, config, weights = self.group, self._config, self._streams.weights()
         amount, episodes = (rows, False) if config.episodes is None else (config.episodes, True)
 
-        def work(member: Member) -> None:
-            crew.give(member, "collect", weights, amount, episodes=episodes, random=random)
+        def work(worker: Worker) -> None:
+            group.give(worker, "collect", weights, amount, episodes=episodes, random=random)
 
-        crew.admit()
-        while not (crew.idle or crew.busy) and time.monotonic() < crew.limit_s:
-            crew.admit(_SLICE_S)
-        for member in crew.idle:
-            work(member)
-        needed = min(config.min_finished_workers or self._config.num_workers, len(crew.busy))
-        used: list[tuple[Member, Fragment]] = []
-        while len(used) < needed and time.monotonic() < crew.limit_s:
-            self._sort(crew.take(at_least=needed - len(used), timeout_s=config.timeout_s), used, work)
-            needed = min(needed, len(used) + len(crew.busy))
-        if crew.busy:
-            self._sort(crew.take(at_least=len(crew.busy), timeout_s=config.grace_timeout_s), used, None)
+        group.admit()
+        while not (group.idle or group.busy) and time.monotonic() < group.limit_s:
+            group.admit(_SLICE_S)
+        for worker in group.idle:
+            work(worker)
+        needed = min(config.min_finished_workers or self._config.num_workers, len(group.busy))
+        used: list[tuple[Worker, Fragment]] = []
+        while len(used) < needed and time.monotonic() < group.limit_s:
+            self._sort(group.take(at_least=needed - len(used), timeout_s=config.timeout_s), used, work)
+            needed = min(needed, len(used) + len(group.busy))
+        if group.busy:
+            self._sort(group.take(at_least=len(group.busy), timeout_s=config.grace_timeout_s), used, None)
         return sorted(used, key=lambda one: one[0].number), bool(used) and len(used) >= needed
-
-    def _weights(self) -> Shared:
-        """Of the policies as they are now; what has not changed is not sent again."""
-        weights = acting_weights(self._policies)
-        mark = [(given["version"], given["exploration"]) for given in weights.values()]
-        if self._shared is None or mark != self._mark:
-            self._shared, self._mark = Shared(weights), mark
-        return self._shared
 
     def _sort(
         self,
-        taken: Sequence[tuple[Member, Call, Fragment]],
-        used: list[tuple[Member, Fragment]],
-        again: Callable[[Member], None] | None,
+        taken: Sequence[tuple[Worker, Call, Fragment]],
+        used: list[tuple[Worker, Fragment]],
+        again: Callable[[Worker], None] | None,
     ) -> None:
         """Keeps what may be learned from, drops what is too old and gives who sent it new work."""
-        for member, call, fragment in taken:
+        for worker, call, fragment in taken:
             if call.method != "collect":  # a state that came too late for its checkpoint
                 continue
-            member.position = {"lanes": fragment.lanes}
-            lag = max(self._policies[name].version - version for name, version in fragment.versions.items())
+            worker.position = {"lanes": fragment.lanes}
+            lag = self._streams.lag(fragment)
             self._lags.append(lag)
             if lag > self._config.max_lag:
-                reason = f"it is {lag} policy versions old, and max_lag is {self._config.max_lag}"
-                self._crew.drop(call, reason)
-                self._gaps.add(member.number)
+                self._streams.drop(worker, call, lag, self._config.max_lag)
                 if again is not None:
-                    again(member)
+                    again(worker)
                 continue
-            used.append((member, broken_off(fragment) if member.number in self._gaps else fragment))
-            self._gaps.discard(member.number)
+            used.append((worker, self._streams.continued(worker, fragment)))
 
-    def _store(self, taken: Sequence[tuple[Member, Fragment]], info: CollectInfo) -> None:
+    def _store(self, taken: Sequence[tuple[Worker, Fragment]], info: CollectInfo) -> None:
         """Fragments of equal length go into a buffer together, so that lanes stay together where they can."""
         for name, buffer in self.buffers.items():
             size, groups = buffer.num_lanes // self._config.num_workers, dict[int, tuple[list[int], list[Batch]]]()
-            for member, fragment in taken:
+            for worker, fragment in taken:
                 for lanes, rows in fragment.pieces[name]:
                     numbers, batches = groups.setdefault(len(rows.step_type), ([], []))
-                    numbers += [member.number * size + lane for lane in lanes]
+                    numbers += [worker.number * size + lane for lane in lanes]
                     batches.append(rows)
             for numbers, batches in groups.values():
                 buffer.extend(batches[0] if len(batches) == 1 else _beside(batches), numbers)
-        for member, fragment in taken:
-            one = fragment.info
-            info.env_steps += one.env_steps
-            info.rows = max(info.rows, one.rows)
-            info.rows_of = {
-                name: max(rows, info.rows_of.get(name, 0)) for name, rows in {**info.rows_of, **one.rows_of}.items()
-            }
-            first = member.number * (self.num_lanes // self._config.num_workers)
-            info.episodes += [episode._replace(env_id=first + episode.env_id) for episode in one.episodes]
-            info.env_s += one.env_s / len(taken)
-            info.inference_s += one.inference_s / len(taken)
-            self._crew.faults += [dataclasses.replace(f, env_id=first + f.env_id) for f in fragment.faults]
+        for worker, fragment in taken:
+            self._streams.report(info, worker, fragment, 1 / len(taken))
         self.env_steps += info.env_steps
         self._fragments += len(taken)
 
     def pause(self) -> None:
         """Lets a running unroll end within seconds; fragments that are still on their way then are dropped."""
-        self._crew.limit_s = time.monotonic() + _PATIENCE_S
+        self.group.limit_s = time.monotonic() + _PATIENCE_S
 
     @property
     def unfinished(self) -> bool:
@@ -211,12 +184,12 @@ class RolloutManager:
     @property
     def dropped(self) -> Sequence[Dropped]:
         """Fragments that nobody learns from, in order."""
-        return self._crew.dropped
+        return self.group.dropped
 
     @property
     def faults(self) -> Sequence[Any]:
         """Ends of workers, and faults of environments that workers dealt with, in order."""
-        return self._crew.faults
+        return self.group.faults
 
     @property
     def resume(self) -> str:
@@ -225,41 +198,37 @@ class RolloutManager:
 
     def metrics(self) -> dict[str, float]:
         """For a row of metrics: who is there, what was used and dropped, how old data was since the last call."""
-        crew, lags = self._crew, self._lags
-        self._lags = []
+        lags, self._lags = self._lags, []
         return {
-            "workers/there": len(crew.idle) + len(crew.busy),
-            "workers/late": len(crew.busy),
-            "workers/restarts": crew.runtime.restarted,
+            **self._streams.metrics(),
+            "workers/late": len(self.group.busy),
             "workers/fragments": self._fragments,
-            "workers/dropped": len(crew.dropped),
-            "workers/duplicates": crew.runtime.duplicates,
             "workers/lag_mean": float(np.mean(lags)) if lags else 0.0,
             "workers/lag_max": float(max(lags, default=0)),
         }
 
-    def _has_joined(self, member: Member, resume: str) -> None:
+    def _has_joined(self, worker: Worker, resume: str) -> None:
         self._exact = self._exact and resume == "exact"
 
     # -- checkpoints
 
     def state(self) -> dict[str, Any]:
         """Where collection is. Who is still at work is not waited for: a resumed run does not get its fragment."""
-        crew = self._crew
-        positions = {str(number): position for number, position in enumerate(self._positions or ())}
-        positions |= {str(member.number): member.position for member in crew.members}
-        crew.limit_s, asked = math.inf, crew.idle
-        for member in asked:
-            crew.give(member, "state")
-        told = crew.take(at_least=len(asked), timeout_s=self._config.timeout_s, of=asked)
-        positions |= {str(member.number): state for member, _, state in told}
+        group = self.group
+        positions = {str(number): position for number, position in enumerate(self._streams.positions or ())}
+        positions |= {str(worker.number): worker.position for worker in group.workers}
+        group.limit_s, asked = math.inf, group.idle
+        for worker in asked:
+            group.give(worker, "state")
+        told = group.take(at_least=len(asked), timeout_s=self._config.timeout_s, of=asked)
+        positions |= {str(worker.number): state for worker, _, state in told}
         return {
             "env_steps": self.env_steps,
             **self._quota.state(),
             "fragments": self._fragments,
-            "gaps": sorted(self._gaps),
+            "gaps": sorted(self._streams.gaps),
             "workers": positions,
-            "exact": self._exact and len(told) == len(crew.members),
+            "exact": self._exact and len(told) == len(group.workers),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -279,8 +248,8 @@ class RolloutManager:
             )
         self.env_steps = state["env_steps"]
         self._quota.load_state(state)
-        self._fragments, self._exact, self._gaps = state["fragments"], state["exact"], set(state["gaps"])
-        self._positions = [positions[str(number)] for number in range(len(positions))] or None
+        self._fragments, self._exact, self._streams.gaps = state["fragments"], state["exact"], set(state["gaps"])
+        self._streams.positions = [positions[str(number)] for number in range(len(positions))] or None
 
 
 def _beside(batches: Sequence[Batch]) -> Batch:

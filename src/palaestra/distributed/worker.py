@@ -12,12 +12,23 @@ import numpy as np
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, Batch, ConfigError, RunSeeds, StepType
-from palaestra.distributed.weights import load_acting_weights, versions_of
 from palaestra.envs import EnvConfig, Fault, create_environment
+from palaestra.multiagent import MultiAgentCollector, Role, create_worlds
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Collector, buffer_for, episode_discount
 
-__all__ = ["ActingParts", "CollectorFactory", "Fragment", "RolloutWorker", "broken_off", "require_shares"]
+__all__ = [
+    "ActingParts",
+    "AgentsFactory",
+    "CollectorFactory",
+    "Fragment",
+    "RolloutWorker",
+    "acting_weights",
+    "broken_off",
+    "load_acting_weights",
+    "require_shares",
+    "versions_of",
+]
 
 _SENT = ("step_type", "reward", "discount", "observation", "action", "policy_version", "policy_info", "state")
 
@@ -213,3 +224,95 @@ def require_shares(env: EnvConfig, num_workers: int) -> None:
 def _near(num_envs: int, num_workers: int) -> str:
     below, above = num_envs // num_workers * num_workers, -(-num_envs // num_workers) * num_workers
     return f"{below} or {above}" if below else str(above)
+
+
+def acting_weights(policies: Mapping[str, Policy]) -> dict[str, dict[str, Any]]:
+    """What `load_acting_weights` takes, by policy name; tensors are views of the policies' own.
+
+    Args:
+        policies: by name, as they are now.
+    """
+    return {
+        name: {
+            "version": policy.version,
+            "tensors": policy.state_dict(),
+            "exploration": None if policy.exploration is None else policy.exploration.strength,
+        }
+        for name, policy in policies.items()
+    }
+
+
+def load_acting_weights(policies: Mapping[str, Policy], weights: Mapping[str, Mapping[str, Any]]) -> None:
+    """Makes copies act as the learning policies did when `acting_weights` was called.
+
+    Their generators stay their own.
+
+    Args:
+        policies: by name.
+        weights: from `acting_weights`.
+    """
+    for name, given in weights.items():
+        policy = policies[name]
+        policy.load_state_dict(given["tensors"])
+        policy.version = given["version"]
+        if policy.exploration is not None:
+            policy.exploration.strength = given["exploration"]
+
+
+def versions_of(weights: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """The version of each policy.
+
+    Args:
+        weights: from `acting_weights`.
+    """
+    return {name: given["version"] for name, given in weights.items()}
+
+
+Actors = Mapping[str, Algorithm[Any] | Policy]
+
+
+@dataclass(frozen=True)
+class AgentsFactory:
+    """Makes what the roll-out workers of a run with many agents act with.
+
+    Args:
+        env: of the run; its worlds are shared out over the workers.
+        actors: makes the roles, and the algorithms and rules that act, by policy name.
+        num_workers: how many workers there are.
+        seed: of the run.
+
+    Raises:
+        ConfigError: the worlds cannot be shared out evenly.
+    """
+
+    env: EnvConfig
+    actors: Callable[[], tuple[Mapping[str, Role], Actors]]
+    num_workers: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.env.num_envs % self.num_workers:
+            raise ConfigError(
+                f"env.num_envs is {self.env.num_envs}, which {self.num_workers} workers cannot share evenly"
+            )
+
+    def __call__(self, worker: int) -> ActingParts:
+        """The parts of one worker.
+
+        Args:
+            worker: its number. Its worlds have the seeds that they would have in one process; its policies have their
+                own.
+        """
+        seeds, size = RunSeeds(self.seed), self.env.num_envs // self.num_workers
+        lanes = range(worker * size, (worker + 1) * size)
+        env = dataclasses.replace(self.env, num_envs=size)
+        worlds = create_worlds(env, lane_seeds=[seeds.integer("environments", lane) for lane in lanes])
+        roles, actors = self.actors()
+        collector = MultiAgentCollector(worlds, roles, actors, fragments=True)
+        policies: dict[str, Policy] = {}
+        for number, (name, one) in enumerate(actors.items()):
+            policy = one.policy if isinstance(one, Algorithm) else one
+            policy.seed(seeds.integer("acting", 1 + worker + self.num_workers * number))
+            if isinstance(one, Algorithm):
+                policies[name] = policy
+        return ActingParts(collector, policies, worlds)

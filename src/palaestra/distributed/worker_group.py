@@ -1,4 +1,4 @@
-"""`Crew`: workers of one kind on a runtime. Those that die are replaced; with too few of them the run stops."""
+"""`WorkerGroup`: workers of one kind on a runtime. Those that die are replaced; with too few of them the run stops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from palaestra.core import PalaestraError
 from palaestra.distributed.config import DistributedConfig
 from palaestra.runtime import Call, RemoteError, Result, Runtime, WorkerDiedError
 
-__all__ = ["Crew", "Dropped", "Member", "WorkerFault", "WorkersLostError"]
+__all__ = ["Dropped", "Worker", "WorkerFault", "WorkerGroup", "WorkersLostError"]
 
 _log = logging.getLogger(__name__)
 _SLICE_S = 0.2  # how soon a pause is noticed
@@ -33,22 +33,22 @@ class WorkerFault:
     worker: str
     """Its id."""
     incarnation: int
-    """Which life it was."""
+    """Which of its incarnations."""
     what: str
     """What happened."""
     handled: Literal["restart", "drop", "raise"]
-    """It begins a new life; the run goes on without it; the run stops."""
+    """It is restarted; the run continues without it; the run stops."""
 
     def error(self) -> PalaestraError:
         """The error that would stop a run."""
         return WorkersLostError(str(self))
 
     def __str__(self) -> str:
-        return f"{self.worker}, life {self.incarnation}: {self.what}"
+        return f"{self.worker}, incarnation {self.incarnation}: {self.what}"
 
 
 class Dropped(NamedTuple):
-    """A fragment that nobody learned from. The first three fields name it."""
+    """A fragment that is not learned from. The first three fields name it."""
 
     worker: str
     incarnation: int
@@ -58,8 +58,8 @@ class Dropped(NamedTuple):
 
 
 @dataclass
-class Member:
-    """A worker as its crew knows it."""
+class Worker:
+    """A worker as its group knows it."""
 
     number: int
     id: str
@@ -69,10 +69,10 @@ class Member:
     asked_s: float = 0.0
     """When it was made, in `time.monotonic()` seconds."""
     position: Any = None
-    """What its next life begins with."""
+    """What its next incarnation begins with."""
 
 
-class Crew:
+class WorkerGroup:
     """Starts workers, gives them work, takes their answers, and replaces those that end.
 
     Args:
@@ -80,7 +80,7 @@ class Crew:
         make: makes the object of a worker from its number; the object has a method `begin(position)`.
         config: how many, how long to wait, how often to restart.
         name: of the workers, for people.
-        joined: called with a member and what its `begin` returned.
+        joined: called with a worker and what its `begin` returned.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class Crew:
         config: DistributedConfig,
         *,
         name: str,
-        joined: Callable[[Member, Any], None] = lambda member, answer: None,
+        joined: Callable[[Worker, Any], None] = lambda worker, answer: None,
     ) -> None:
         self.runtime, self._config, self._joined, self._name = runtime, config, joined, name
-        self.members: list[Member] = []
+        self.workers: list[Worker] = []
         self.dropped: list[Dropped] = []
         """Work that was lost, in order."""
         self.faults: list[Any] = []
@@ -103,7 +103,7 @@ class Crew:
         self.limit_s = math.inf
         """When all waiting ends, in `time.monotonic()` seconds."""
 
-    # -- who is there
+    # -- workers
 
     def start(self, positions: Sequence[Any] | None = None) -> None:
         """Starts all workers, and waits until they are there.
@@ -119,16 +119,16 @@ class Crew:
             wishes["CPU"] = self._config.num_cpus
         for number in range(self._config.num_workers):
             factory = functools.partial(self._make, number)
-            worker = self.runtime.start(factory, name=f"{self._name}-{number}", resources=wishes)
-            member = Member(number, worker, position=positions[number] if positions else None)
-            self.members.append(member)
-            self._call(member, "joining", "begin", member.position)
+            id_ = self.runtime.start(factory, name=f"{self._name}-{number}", resources=wishes)
+            worker = Worker(number, id_, position=positions[number] if positions else None)
+            self.workers.append(worker)
+            self._call(worker, "joining", "begin", worker.position)
         deadline = min(time.monotonic() + self._config.timeout_s, self.limit_s)
         while self._of("joining") and time.monotonic() < deadline:
             self.admit(_SLICE_S)
 
     def admit(self, timeout_s: float = 0.0) -> None:
-        """Lets workers join whose new life has begun.
+        """Lets workers join that were started or restarted.
 
         Args:
             timeout_s: how long to wait for one of them.
@@ -137,17 +137,17 @@ class Crew:
             WorkersLostError: there are too few workers.
         """
         joining = self._of("joining")
-        for member, result in self._ended(joining, at_least=1, timeout_s=timeout_s):
+        for worker, result in self._ended(joining, at_least=1, timeout_s=timeout_s):
             if result.error is None:
-                member.state, self._enough_s = "idle", self._enough_s or time.monotonic()
-                self._joined(member, result.value)
+                worker.state, self._enough_s = "idle", self._enough_s or time.monotonic()
+                self._joined(worker, result.value)
             elif isinstance(result.error, RemoteError) and not self._enough_s:
                 raise result.error  # the first of all workers cannot even be made
             else:
-                self._replace(member, str(result.error))
-        for member in self._of("joining"):
-            if self._overdue(member):
-                self._replace(member, f"was not there after {self._config.timeout_s:g} s")
+                self._replace(worker, str(result.error))
+        for worker in self._of("joining"):
+            if self._overdue(worker):
+                self._replace(worker, f"was not there after {self._config.timeout_s:g} s")
         self._require_enough()
 
     def _require_enough(self) -> None:
@@ -156,47 +156,47 @@ class Crew:
         if there >= needed:
             self._enough_s = now
         patience_s = self._config.recover_timeout_s if self._enough_s else self._config.timeout_s
-        missing_s = now - (self._enough_s or self.members[0].asked_s)
+        missing_s = now - (self._enough_s or self.workers[0].asked_s)
         if possible < needed or missing_s > patience_s:
             raise WorkersLostError(
-                f"{there} of {len(self.members)} workers are there and {needed} are needed (min_workers); the first "
+                f"{there} of {len(self.workers)} workers are there and {needed} are needed (min_workers); the first "
                 f"one was lost because: {self._first or 'it did not start'}"
             )
 
     @property
-    def idle(self) -> list[Member]:
-        """Who has nothing to do."""
+    def idle(self) -> list[Worker]:
+        """Workers without work."""
         return self._of("idle")
 
     @property
-    def busy(self) -> list[Member]:
-        """Who is at work."""
+    def busy(self) -> list[Worker]:
+        """Workers at work."""
         return self._of("busy")
 
     # -- work
 
-    def give(self, member: Member, method: str, *args: Any, **kwargs: Any) -> None:
+    def give(self, worker: Worker, method: str, *args: Any, **kwargs: Any) -> None:
         """Gives work to one worker.
 
         Args:
-            member: that has none.
+            worker: that has none.
             method: of its object.
             args: of the method.
             kwargs: of the method.
         """
-        self._call(member, "busy", method, *args, **kwargs)
+        self._call(worker, "busy", method, *args, **kwargs)
 
     def take(
-        self, *, at_least: int, timeout_s: float, of: Sequence[Member] | None = None
-    ) -> list[tuple[Member, Call, Any]]:
-        """Answers, once there are so many, or nobody is at work any more, or the time is over.
+        self, *, at_least: int, timeout_s: float, of: Sequence[Worker] | None = None
+    ) -> list[tuple[Worker, Call, Any]]:
+        """Answers, once there are so many, or no worker is busy, or the time is over.
 
         A worker that ended is replaced, and what it was at is dropped; so is one that takes too long.
 
         Args:
             at_least: how many.
             timeout_s: how long to wait.
-            of: whose answers; everybody's if left out.
+            of: whose answers; those of all workers if left out.
 
         Returns:
             Who answered, to which call, and what.
@@ -205,32 +205,32 @@ class Crew:
             RemoteError: a worker's method raised.
             WorkersLostError: there are too few workers.
         """
-        deadline, taken = time.monotonic() + timeout_s, list[tuple[Member, Call, Any]]()
-        while busy := [member for member in (self.members if of is None else of) if member.state == "busy"]:
+        deadline, taken = time.monotonic() + timeout_s, list[tuple[Worker, Call, Any]]()
+        while busy := [worker for worker in (self.workers if of is None else of) if worker.state == "busy"]:
             left = min(deadline, self.limit_s) - time.monotonic()
             need = min(max(at_least - len(taken), 0), len(busy))
-            for member, result in self._ended(busy, at_least=need, timeout_s=max(0.0, min(left, _SLICE_S))):
+            for worker, result in self._ended(busy, at_least=need, timeout_s=max(0.0, min(left, _SLICE_S))):
                 if isinstance(result.error, RemoteError):
                     raise result.error
                 if result.error is not None:
                     self.drop(result.call, str(result.error))
-                    self._replace(member, str(result.error))
+                    self._replace(worker, str(result.error))
                     continue
-                member.state = "idle"
-                taken.append((member, result.call, result.value))
-            for member in self.busy:
-                if self._overdue(member):
-                    assert member.call is not None
+                worker.state = "idle"
+                taken.append((worker, result.call, result.value))
+            for worker in self.busy:
+                if self._overdue(worker):
+                    assert worker.call is not None
                     what = f"did not answer within {self._config.timeout_s:g} s"
-                    self.drop(member.call, what)
-                    self._replace(member, what)
+                    self.drop(worker.call, what)
+                    self._replace(worker, what)
             self._require_enough()
             if len(taken) >= at_least or left <= 0:
                 break
         return taken
 
     def drop(self, call: Call, reason: str) -> None:
-        """Notes that work is lost; a state that nobody told is none.
+        """Notes that work is lost; a state that was not sent is none.
 
         Args:
             call: that it was asked for by.
@@ -239,36 +239,36 @@ class Crew:
         if call.method != "state":
             self.dropped.append(Dropped(call.worker, call.incarnation, call.sequence, reason))
 
-    def _call(self, member: Member, state: Literal["joining", "busy"], method: str, *args: Any, **kwargs: Any) -> None:
-        member.state, member.asked_s = state, time.monotonic()
-        member.call = self.runtime.call(member.id, method, *args, **kwargs)
+    def _call(self, worker: Worker, state: Literal["joining", "busy"], method: str, *args: Any, **kwargs: Any) -> None:
+        worker.state, worker.asked_s = state, time.monotonic()
+        worker.call = self.runtime.call(worker.id, method, *args, **kwargs)
 
-    def _ended(self, members: Sequence[Member], *, at_least: int, timeout_s: float) -> list[tuple[Member, Result]]:
-        by_call = {member.call: member for member in members if member.call is not None}
+    def _ended(self, workers: Sequence[Worker], *, at_least: int, timeout_s: float) -> list[tuple[Worker, Result]]:
+        by_call = {worker.call: worker for worker in workers if worker.call is not None}
         results = self.runtime.wait(by_call, at_least=at_least, timeout_s=timeout_s)
         for result in results:
             by_call[result.call].call = None
         return [(by_call[result.call], result) for result in results]
 
-    def _overdue(self, member: Member) -> bool:
-        return time.monotonic() - member.asked_s > self._config.timeout_s
+    def _overdue(self, worker: Worker) -> bool:
+        return time.monotonic() - worker.asked_s > self._config.timeout_s
 
-    def _of(self, *states: str) -> list[Member]:
-        return [member for member in self.members if member.state in states]
+    def _of(self, *states: str) -> list[Worker]:
+        return [worker for worker in self.workers if worker.state in states]
 
-    def _replace(self, member: Member, what: str) -> None:
-        """Lets a worker begin a new life, or gives it up."""
-        incarnation = self.runtime.status()[member.id].incarnation
+    def _replace(self, worker: Worker, what: str) -> None:
+        """Restarts a worker, or gives it up."""
+        incarnation = self.runtime.status()[worker.id].incarnation
         try:
-            self.runtime.restart(member.id)
+            self.runtime.restart(worker.id)
         except WorkerDiedError as error:
-            member.state, member.call = "lost", None
-            fault = WorkerFault(member.id, incarnation, str(error), "drop")
+            worker.state, worker.call = "lost", None
+            fault = WorkerFault(worker.id, incarnation, str(error), "drop")
         else:
-            fault = WorkerFault(member.id, incarnation, what, "restart")
-            if member.call is not None:  # it hung: the answer is the end of its life
-                self.runtime.wait([member.call], timeout_s=0.0)
-            self._call(member, "joining", "begin", member.position)
+            fault = WorkerFault(worker.id, incarnation, what, "restart")
+            if worker.call is not None:  # it hung: the answer is the end of its incarnation
+                self.runtime.wait([worker.call], timeout_s=0.0)
+            self._call(worker, "joining", "begin", worker.position)
         self._first = self._first or fault
         self.faults.append(fault)
         _log.warning("%s", fault)
