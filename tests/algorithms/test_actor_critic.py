@@ -57,7 +57,7 @@ def convolutions(module: nn.Module) -> list[nn.Conv2d]:
 @pytest.mark.parametrize("name", ["ppo", "a2c", "impala"])
 def test_pictures_are_encoded_once_for_policy_and_value(name, actions):
     algorithm, collector = on_pictures(name, actions)
-    assert not convolutions(algorithm.value_network)
+    assert not convolutions(algorithm.value.network)
     collector.unroll(8)
     first = convolutions(algorithm.model)[0]
     before, calls = first.weight.detach().clone(), []
@@ -82,7 +82,7 @@ def test_the_value_trains_the_code_that_it_shares(name):
 def test_networks_that_are_trained_apart_encode_pictures_each(name):
     """The policy's step of TRPO is none of the value's; PPG keeps both apart on purpose."""
     algorithm, collector = on_pictures(name)
-    assert len(convolutions(algorithm.policy)) == len(convolutions(algorithm.value_network)) == 3
+    assert len(convolutions(algorithm.policy)) == len(convolutions(algorithm.value.network)) == 3
     collector.unroll(8)
     algorithm.update(collector.buffer)
     assert algorithm.policy_version == 1

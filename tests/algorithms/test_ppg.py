@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from palaestra.algorithms.trust_region import FixedPolicy
+from palaestra.algorithms import FixedPolicy
 from palaestra.core import load_tensors, save_tensors
 from tests.algorithms.parts import collected
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from palaestra.algorithms import TRPO, TRPOConfig
-from palaestra.algorithms.trust_region import FixedPolicy
+from palaestra.algorithms import TRPO, FixedPolicy, TRPOConfig
 from palaestra.core import Batch, DiscreteSpec, NonFiniteError, TensorSpec
 from palaestra.nn import NetworkConfig
 from palaestra.policies import stochastic_policy

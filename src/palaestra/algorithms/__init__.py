@@ -2,70 +2,46 @@
 
 from typing import Any
 
-from palaestra.algorithms.a2c import A2C, A2CBatch, A2CConfig
-from palaestra.algorithms.actor_critic import (
-    ActorCritic,
-    ActorCriticConfig,
-    AdvantageBatch,
-    JointActorCritic,
-    JointConfig,
-    MinibatchConfig,
-)
-from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig
-from palaestra.algorithms.behaviour_cloning import BehaviourCloning, BehaviourCloningBatch, BehaviourCloningConfig
-from palaestra.algorithms.c51 import C51, C51Config
-from palaestra.algorithms.compiled import CompiledSteps
-from palaestra.algorithms.cql import CQL, CQLBatch, CQLConfig
-from palaestra.algorithms.ddpg import DDPG, DDPGConfig
-from palaestra.algorithms.deterministic import DeterministicActorCritic, SmoothedBatch
-from palaestra.algorithms.discrete_cql import DiscreteCQL, DiscreteCQLConfig
-from palaestra.algorithms.discrete_sac import DiscreteSAC, DiscreteSACConfig
-from palaestra.algorithms.dqn import DQN, DQNConfig
-from palaestra.algorithms.evolution_strategies import EvolutionStrategies, EvolutionStrategiesConfig
-from palaestra.algorithms.exploration_bonus import BonusConfig, ExplorationBonus
-from palaestra.algorithms.exploration_bonuses import CuriosityModule, RandomNetworkDistillation, exploration_bonus
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.impala import IMPALA, IMPALABatch, IMPALAConfig
-from palaestra.algorithms.iql import IQL, IQLConfig
-from palaestra.algorithms.iqn import IQN, IQNBatch, IQNConfig
-from palaestra.algorithms.maddpg import MADDPG, MADDPGBatch, MADDPGConfig
-from palaestra.algorithms.mappo import MAPPO, MAPPOBatch, MAPPOConfig
-from palaestra.algorithms.memory import memory_fields, memory_of
-from palaestra.algorithms.off_policy import (
-    BootstrapConfig,
-    NStepConfig,
-    OfflineConfig,
-    OffPolicyConfig,
-    ReplayConfig,
-    TransitionConfig,
-    Transitions,
-    transitions,
-)
-from palaestra.algorithms.ppg import PPG, PPGConfig
-from palaestra.algorithms.ppo import PPO, PPOBatch, PPOConfig
-from palaestra.algorithms.qmix import QMIX, Mixer, QMIXConfig
-from palaestra.algorithms.qr_dqn import QRDQN, QRDQNConfig
-from palaestra.algorithms.quantile_sac import QuantileSAC, QuantileSACConfig
-from palaestra.algorithms.r2d2 import R2D2, R2D2Batch, R2D2Config
-from palaestra.algorithms.rainbow import Rainbow, RainbowConfig
-from palaestra.algorithms.records import (
-    Gradients,
-    Losses,
-    StepResult,
-    UpdateInfo,
-    mean_metrics,
-    require_finite_gradients,
-)
-from palaestra.algorithms.redq import REDQ, REDQBatch, REDQConfig
-from palaestra.algorithms.reinforce import Reinforce, ReinforceBatch, ReinforceConfig
-from palaestra.algorithms.sac import SAC, SACConfig
-from palaestra.algorithms.sarsa import Sarsa, SarsaBatch, SarsaConfig
-from palaestra.algorithms.soft import SoftActorCritic, SoftBatch, SoftConfig, Temperature
-from palaestra.algorithms.td3 import TD3, TD3Config
-from palaestra.algorithms.td3_bc import TD3BC, TD3BCBatch, TD3BCConfig
-from palaestra.algorithms.trpo import TRPO, TRPOConfig
-from palaestra.algorithms.trust_region import FixedPolicy
-from palaestra.algorithms.value_based import QLearning, QLearningConfig, ValueBased, ValueBasedConfig, ValueBatch
+from palaestra.algorithms.a2c import *
+from palaestra.algorithms.actor_critic import *
+from palaestra.algorithms.algorithm import *
+from palaestra.algorithms.behaviour_cloning import *
+from palaestra.algorithms.c51 import *
+from palaestra.algorithms.compiled import *
+from palaestra.algorithms.cql import *
+from palaestra.algorithms.ddpg import *
+from palaestra.algorithms.deterministic import *
+from palaestra.algorithms.discrete_cql import *
+from palaestra.algorithms.discrete_sac import *
+from palaestra.algorithms.dqn import *
+from palaestra.algorithms.evolution_strategies import *
+from palaestra.algorithms.exploration_bonus import *
+from palaestra.algorithms.exploration_bonuses import *
+from palaestra.algorithms.gradient_algorithm import *
+from palaestra.algorithms.impala import *
+from palaestra.algorithms.iql import *
+from palaestra.algorithms.iqn import *
+from palaestra.algorithms.maddpg import *
+from palaestra.algorithms.mappo import *
+from palaestra.algorithms.off_policy import *
+from palaestra.algorithms.parts import *
+from palaestra.algorithms.ppg import *
+from palaestra.algorithms.ppo import *
+from palaestra.algorithms.qmix import *
+from palaestra.algorithms.qr_dqn import *
+from palaestra.algorithms.quantile_sac import *
+from palaestra.algorithms.r2d2 import *
+from palaestra.algorithms.rainbow import *
+from palaestra.algorithms.records import *
+from palaestra.algorithms.redq import *
+from palaestra.algorithms.reinforce import *
+from palaestra.algorithms.sac import *
+from palaestra.algorithms.sarsa import *
+from palaestra.algorithms.soft import *
+from palaestra.algorithms.td3 import *
+from palaestra.algorithms.td3_bc import *
+from palaestra.algorithms.trpo import *
+from palaestra.algorithms.value_based import *
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "a2c": A2C,
@@ -98,120 +74,3 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "trpo": TRPO,
 }
 """The algorithms by the name they have on the command line."""
-
-__all__ = [
-    "A2C",
-    "ALGORITHMS",
-    "C51",
-    "CQL",
-    "DDPG",
-    "DQN",
-    "IMPALA",
-    "IQL",
-    "IQN",
-    "MADDPG",
-    "MAPPO",
-    "PPG",
-    "PPO",
-    "QMIX",
-    "QRDQN",
-    "R2D2",
-    "REDQ",
-    "SAC",
-    "TD3",
-    "TD3BC",
-    "TRPO",
-    "A2CBatch",
-    "A2CConfig",
-    "ActorCritic",
-    "ActorCriticConfig",
-    "AdvantageBatch",
-    "Algorithm",
-    "AlgorithmConfig",
-    "BehaviourCloning",
-    "BehaviourCloningBatch",
-    "BehaviourCloningConfig",
-    "BonusConfig",
-    "BootstrapConfig",
-    "C51Config",
-    "CQLBatch",
-    "CQLConfig",
-    "CompiledSteps",
-    "CuriosityModule",
-    "DDPGConfig",
-    "DQNConfig",
-    "DeterministicActorCritic",
-    "DiscreteCQL",
-    "DiscreteCQLConfig",
-    "DiscreteSAC",
-    "DiscreteSACConfig",
-    "EvolutionStrategies",
-    "EvolutionStrategiesConfig",
-    "ExplorationBonus",
-    "FixedPolicy",
-    "GradientAlgorithm",
-    "Gradients",
-    "IMPALABatch",
-    "IMPALAConfig",
-    "IQLConfig",
-    "IQNBatch",
-    "IQNConfig",
-    "JointActorCritic",
-    "JointConfig",
-    "Losses",
-    "MADDPGBatch",
-    "MADDPGConfig",
-    "MAPPOBatch",
-    "MAPPOConfig",
-    "MinibatchConfig",
-    "Mixer",
-    "NStepConfig",
-    "OffPolicyConfig",
-    "OfflineConfig",
-    "PPGConfig",
-    "PPOBatch",
-    "PPOConfig",
-    "QLearning",
-    "QLearningConfig",
-    "QMIXConfig",
-    "QRDQNConfig",
-    "QuantileSAC",
-    "QuantileSACConfig",
-    "R2D2Batch",
-    "R2D2Config",
-    "REDQBatch",
-    "REDQConfig",
-    "Rainbow",
-    "RainbowConfig",
-    "RandomNetworkDistillation",
-    "Reinforce",
-    "ReinforceBatch",
-    "ReinforceConfig",
-    "ReplayConfig",
-    "SACConfig",
-    "Sarsa",
-    "SarsaBatch",
-    "SarsaConfig",
-    "SmoothedBatch",
-    "SoftActorCritic",
-    "SoftBatch",
-    "SoftConfig",
-    "StepResult",
-    "TD3BCBatch",
-    "TD3BCConfig",
-    "TD3Config",
-    "TRPOConfig",
-    "Temperature",
-    "TransitionConfig",
-    "Transitions",
-    "UpdateInfo",
-    "ValueBased",
-    "ValueBasedConfig",
-    "ValueBatch",
-    "exploration_bonus",
-    "mean_metrics",
-    "memory_fields",
-    "memory_of",
-    "require_finite_gradients",
-    "transitions",
-]

@@ -15,10 +15,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.actor_critic import AdvantageBatch, JointActorCritic, JointConfig
+from palaestra.algorithms.actor_critic import JointActorCritic, JointConfig
 from palaestra.algorithms.algorithm import Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.memory import memory_of
+from palaestra.algorithms.parts import AdvantageBatch, state_of
 from palaestra.algorithms.records import Losses
 from palaestra.core import DataSource, Schedule
 from palaestra.ops import explained_variance, masked_mean, policy_gradient
@@ -71,10 +71,10 @@ class A2C(JointActorCritic):
 
     def losses(self, batch: A2CBatch) -> Losses:
         """Algorithm S3, beta being `entropy_cost`: policy gradient, value error and entropy, means over valid rows."""
-        features, _ = self.policy.features(batch.observation, *memory_of(batch))
+        features, _ = self.policy.features(batch.observation, *state_of(batch))
         policy = self.policy.distribution_of(self.policy.head(features), self.policy.action_mask(batch.observation))
         gain = masked_mean(policy_gradient(policy.log_prob(batch.action), batch.advantage), batch.valid)
-        value = self.value_network(features).squeeze(-1)
+        value = self.value.of(features, batch.observation)
         value_error = masked_mean((value - batch.value_target).square(), batch.valid)
         entropy = masked_mean(policy.entropy(), batch.valid)
         total = gain + self.value_of("value_cost") * value_error - self.value_of("entropy_cost") * entropy

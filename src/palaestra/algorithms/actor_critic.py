@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.memory import memory_fields, memory_of
-from palaestra.core import Batch, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
-from palaestra.ops import gae, standardize
+from palaestra.algorithms.parts import StateValue, advantages, state_of
+from palaestra.core import OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.policies import StochasticPolicy, stochastic_policy
 
 __all__ = [
     "ActorCritic",
     "ActorCriticConfig",
-    "AdvantageBatch",
     "JointActorCritic",
     "JointConfig",
     "MinibatchConfig",
@@ -85,18 +82,6 @@ class MinibatchConfig(ActorCriticConfig):
         )
 
 
-class AdvantageBatch(Batch):
-    """Rows of an unroll; every field is [T, B, ...], [T, N, ...] or [N, ...]."""
-
-    observation: Any
-    action: Any
-    advantage: Tensor
-    value: Tensor
-    """Before the update."""
-    value_target: Tensor
-    valid: Tensor
-
-
 class ActorCritic(Algorithm[StochasticPolicy]):
     """A stochastic policy, and a network that values states.
 
@@ -125,40 +110,20 @@ class ActorCritic(Algorithm[StochasticPolicy]):
     ) -> None:
         config, seeds = config or self.config_class(), seeds or RunSeeds(0)
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(
-                observation_spec, action_spec, config.network, normalize=config.normalize_observation
-            )
-            seen, layers = observation_spec, dataclasses.replace(config.network, recurrent=None)
-            if self.shares_features and policy.splits:
-                seen, layers = policy.feature_spec, config.network.on_features()
-            self.value_network = Network(seen, 1, layers)
+            layers, _ = config.network.parts("policy", "value")
+            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
+            self.value = StateValue(policy, observation_spec, config.network, shares=self.shares_features)
             model = self.build_model(policy, config)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     @abstractmethod
     def build_model(self, policy: StochasticPolicy, config: Any) -> CoreModel:
-        """The networks of the policy and of `value_network`, with their optimizers.
+        """The networks of the policy and of `value`, with their optimizers.
 
         Args:
             policy: whose network is trained.
             config: hyperparameters.
         """
-
-    @final
-    def value(self, observation: Any, state: Any = (), first: Tensor | None = None) -> Tensor:
-        """State values.
-
-        Args:
-            observation: [..., obs], not yet normalised.
-            state: see `NetworkPolicy`.
-            first: see `NetworkPolicy`.
-
-        Returns:
-            [...] in units of return.
-        """
-        shares = self.shares_features
-        seen = self.policy.features(observation, state, first)[0] if shares else self.policy.normalize(observation)
-        return self.value_network(seen).squeeze(-1)
 
     @final
     @torch.no_grad()
@@ -169,24 +134,12 @@ class ActorCritic(Algorithm[StochasticPolicy]):
             batch: an unroll [T+1, B].
 
         Returns:
-            Fields [T, B, ...] of `AdvantageBatch`, the stored fields, and what `memory_of` needs.
+            Fields [T, B, ...] of `AdvantageBatch`, the stored fields, and what `state_of` needs.
         """
-        value = self.value(batch.observation, *memory_of(batch))  # [T+1, B]
-        discount = self.value_of("gamma") * batch.discount
-        advantage = gae(value, batch.reward, discount, batch.step_type, lambda_=self.value_of("gae_lambda"))  # [T, B]
-        target = value[:-1] + advantage
-        if self.config.standardize_advantage:
-            advantage = standardize(advantage, batch.valid)
-        return {
-            "observation": batch.observation[:-1],
-            "action": batch.action,
-            "advantage": advantage,
-            "value": value[:-1],
-            "value_target": target,
-            "valid": batch.valid,
-            **{name: batch.policy_info[name] for name in self.stored_fields},
-            **memory_fields(batch),
-        }
+        value = self.value(batch.observation, *state_of(batch))  # [T+1, B]
+        gamma, lambda_ = self.value_of("gamma"), self.value_of("gae_lambda")
+        fields = advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=self.config.standardize_advantage)
+        return {**fields, **{name: batch.policy_info[name] for name in self.stored_fields}}
 
 
 class JointActorCritic(ActorCritic, GradientAlgorithm[StochasticPolicy]):
@@ -212,6 +165,6 @@ class JointActorCritic(ActorCritic, GradientAlgorithm[StochasticPolicy]):
 
     @final
     def build_model(self, policy: StochasticPolicy, config: Any) -> CoreModel:
-        networks = nn.ModuleDict({"policy": policy.network, "value": self.value_network})
+        networks = nn.ModuleDict({"policy": policy.network, "value": self.value.network})
         option = OptimizerOption(self.optimizer, {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
         return CoreModel({self.component: networks}, {self.component: option})

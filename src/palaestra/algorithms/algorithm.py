@@ -36,7 +36,6 @@ __all__ = [
     "Fraction",
     "InsideFraction",
     "NotNegative",
-    "PolicyT",
     "Positive",
 ]
 
@@ -93,19 +92,19 @@ def _bounds(kind: type[Any]) -> list[tuple[str, Any]]:
 
 def _needed(bound: Any, least: float, most: float) -> str | None:
     """What the values of a setting must be, if they are not."""
-    match bound:
-        case Gt(gt=low):
-            return None if least > low else f"be greater than {low}"
-        case Ge(ge=low):
-            return None if least >= low else "not be negative" if low == 0 else f"be at least {low}"
-        case Interval(ge=low, le=high) if low is not None:
-            return None if low <= least <= most <= high else f"lie in [{low}, {high}]"
-        case Interval(gt=low, lt=high):
-            return None if low < least <= most < high else f"lie between {low} and {high}, both excluded"
-        case _ if bound == _ENDS_AT_ZERO:
-            return None if least >= 0 and most > 0 else bound
-        case _:
-            return None
+    if bound == _ENDS_AT_ZERO:
+        return None if least >= 0 and most > 0 else _ENDS_AT_ZERO
+    gt, ge, lt, le = (getattr(bound, name, None) for name in ("gt", "ge", "lt", "le"))
+    above = (gt is None or least > gt) and (ge is None or least >= ge)
+    if above and (lt is None or most < lt) and (le is None or most <= le):
+        return None
+    if ge is not None and le is not None:
+        return f"lie in [{ge}, {le}]"
+    if gt is not None and lt is not None:
+        return f"lie between {gt} and {lt}, both excluded"
+    if ge is not None:
+        return "not be negative" if ge == 0 else f"be at least {ge}"
+    return f"be greater than {gt}"
 
 
 class Algorithm(ABC, Generic[PolicyT]):

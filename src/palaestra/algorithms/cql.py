@@ -15,8 +15,9 @@ from torch import Tensor
 
 from palaestra.algorithms.algorithm import Positive
 from palaestra.algorithms.off_policy import OfflineConfig
+from palaestra.algorithms.parts import SoftBatch
 from palaestra.algorithms.records import Losses
-from palaestra.algorithms.soft import SoftActorCritic, SoftBatch, SoftConfig
+from palaestra.algorithms.soft import SoftActorCritic, SoftConfig
 from palaestra.core import Batch, Schedule
 from palaestra.ops import squared_errors, td_target
 

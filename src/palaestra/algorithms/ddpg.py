@@ -12,7 +12,8 @@ from typing import Any, final
 
 from palaestra.algorithms.algorithm import NotNegative
 from palaestra.algorithms.deterministic import DeterministicActorCritic
-from palaestra.algorithms.off_policy import OffPolicyConfig, Transitions, transitions
+from palaestra.algorithms.off_policy import OffPolicyConfig
+from palaestra.algorithms.parts import Transitions, n_step_transitions
 from palaestra.algorithms.records import Losses
 from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree
 from palaestra.ops import squared_errors
@@ -58,7 +59,7 @@ class DDPG(DeterministicActorCritic):
 
     def preprocess(self, batch: Any, source: DataSource) -> Transitions:
         """Reduces n-step windows to transitions."""
-        return transitions(batch, self.value_of("gamma"))
+        return n_step_transitions(batch, self.value_of("gamma"))
 
     def losses(self, batch: Transitions) -> Losses:
         """Equations (4) and (5) for the critic; (6), the deterministic policy gradient, for the actor."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.off_policy import Transitions
+from palaestra.algorithms.parts import Transitions
 from palaestra.core import Batch, RunSeeds, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EnsembleNetwork, Network, OptimizerOption
 from palaestra.ops import td_target

@@ -14,7 +14,8 @@ import torch
 
 from palaestra.algorithms.algorithm import Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.off_policy import OfflineConfig, Transitions, transitions
+from palaestra.algorithms.off_policy import OfflineConfig
+from palaestra.algorithms.parts import Transitions, n_step_transitions
 from palaestra.algorithms.records import Losses
 from palaestra.core import ConfigError, DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, OptimizerOption, QNetwork
@@ -74,7 +75,7 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
 
     def preprocess(self, batch: Any, source: DataSource) -> Transitions:
         """Reduces n-step windows to transitions."""
-        return transitions(batch, self.value_of("gamma"))
+        return n_step_transitions(batch, self.value_of("gamma"))
 
     def losses(self, batch: Transitions) -> Losses:
         """Equation (4): double Q-learning, and the gap between the soft maximum and the data's actions."""

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from palaestra.algorithms.algorithm import Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.off_policy import OffPolicyConfig, Transitions, transitions
+from palaestra.algorithms.off_policy import OffPolicyConfig
+from palaestra.algorithms.parts import Temperature, Transitions, n_step_transitions
 from palaestra.algorithms.records import Losses
-from palaestra.algorithms.soft import Temperature
 from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EnsembleNetwork, OptimizerOption
 from palaestra.ops import squared_errors, td_target
@@ -91,7 +91,7 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
 
     def preprocess(self, batch: Any, source: DataSource) -> Transitions:
         """Reduces n-step windows to transitions."""
-        return transitions(batch, self.value_of("gamma"))
+        return n_step_transitions(batch, self.value_of("gamma"))
 
     def losses(self, batch: Transitions) -> Losses:
         """Equation (10) in the critics' target, (12) for the actor, (11) for the temperature."""

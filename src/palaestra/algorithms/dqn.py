@@ -8,31 +8,86 @@ Fortunato et al. 2018, https://arxiv.org/abs/1706.10295, equation (12); n-step t
 Departures: Adam instead of RMSProp; the Huber loss stands for the clipped error.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 
-from palaestra.algorithms.algorithm import Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
+from palaestra.algorithms.parts import (
+    ValueBatch,
+    epsilon_greedy_policy,
+    layer_noise,
+    layer_noises,
+    n_step_transitions,
+    plan_of,
+    settings,
+    weighted_mean,
+)
 from palaestra.algorithms.records import Losses
-from palaestra.algorithms.value_based import ValueBased, ValueBasedConfig, ValueBatch
+from palaestra.core import DataSource, Linear, Prioritized, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import double_q_target, huber, q_target
+from palaestra.policies import ValueGreedyPolicy
 
 __all__ = ["DQN", "DQNConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNConfig(ValueBasedConfig):
+class DQNConfig(AlgorithmConfig):
     """Hyperparameters of `DQN`."""
 
+    learning_rate: NotNegative[Schedule] = 1e-3
+    """Step size of Adam; a number or a schedule."""
+    unroll_length: Positive[float] = 1
+    """Time steps collected from every environment before each update."""
+    capacity: Positive[int] = 100_000
+    """Rows the replay buffer keeps."""
+    learning_starts: NotNegative[int] = 1_000
+    """Env steps before the first gradient step."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
+    mini_batch_size: Positive[int] = 128
+    """Transitions in a minibatch."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: Positive[int] = 1
+    """Rewards summed before bootstrapping, without off-policy correction."""
+    double: bool = True
+    """Whether the online network chooses the action whose target value is used."""
     huber_delta: Positive[float] = 1.0
     """Error above which the loss grows linearly."""
+    target_period: Positive[int] = 250
+    """Gradient steps between two copies of the online to the target network."""
+    epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
+    """Probability of a random action while collecting."""
+    max_grad_norm: Positive[float] = 10.0
+    """Longest gradient, Euclidean norm over all parameters."""
+    prioritized: bool = False
+    """Whether transitions of large error are drawn more often, as in Schaul et al. 2016."""
+    priority_alpha: float = 0.6
+    """Power of the priority, at least 0; 0 draws all equally often."""
+    priority_beta: Schedule = field(default_factory=lambda: Linear(0.4, 1.0))
+    """How far importance weights correct for that, in [0, 1]; 1 is completely."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
+    """Layers of the network; `dueling` and `noisy` are options of it."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
+
+    @property
+    def plan(self) -> Replay:
+        """The data these settings ask for."""
+        priority = Prioritized(alpha=self.priority_alpha, beta=self.priority_beta) if self.prioritized else None
+        return plan_of(Replay, self, prioritized=priority)
 
 
 @final
-class DQN(ValueBased):
+class DQN(GradientAlgorithm[ValueGreedyPolicy]):
     """Learns action values from replayed transitions; acts greedily with probability 1 - epsilon.
 
     Args:
@@ -40,6 +95,7 @@ class DQN(ValueBased):
         action_spec: of the environment: discrete.
         config: hyperparameters.
         seeds: of the run.
+        network: your own encoder; the only part is "q".
 
     Raises:
         ConfigError: the action space is not discrete.
@@ -47,22 +103,52 @@ class DQN(ValueBased):
 
     config_class = DQNConfig
 
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: DQNConfig | None = None,
+        seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
+    ) -> None:
+        config, seeds = settings(config or DQNConfig(), seeds, network)
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = epsilon_greedy_policy(observation_spec, action_spec, config)
+        self.network: Any = policy.network
+        self.target_network: Any = copy.deepcopy(self.network)
+        adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
+        model = CoreModel({"q": self.network, "target_q": self.target_network}, {"q": adam})
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+
+    def preprocess(self, batch: Any, source: DataSource) -> ValueBatch:
+        """Reduces n-step windows to transitions."""
+        reduced = n_step_transitions(batch, self.value_of("gamma"), ValueBatch)
+        return reduced.replace(weight=batch.weight) if self.config.prioritized else reduced
+
     def noise(self, batch: Any, generator: torch.Generator) -> ValueBatch:
         """Noise of noisy layers, if there are any."""
-        return self.with_layer_noise(batch, generator)
+        return layer_noise(batch, self.policy, generator)
 
     def losses(self, batch: ValueBatch) -> Losses:
         """Equation (2) of Mnih et al., with the target of van Hasselt et al. where `double` is set."""
+        noise, target_noise, next_noise = layer_noises(batch)
         with torch.no_grad():
             mask = self.policy.action_mask(batch.next_observation)
             next_observation = self.policy.normalize(batch.next_observation)
-            next_target = self.target_network(next_observation, self.noise_of(batch, 1))
+            next_target = self.target_network(next_observation, target_noise)
             if self.config.double:
-                next_online = self.network(next_observation, self.noise_of(batch, 2))
+                next_online = self.network(next_observation, next_noise)
                 target = double_q_target(next_online, next_target, batch.reward, batch.discount, mask)
             else:
                 target = q_target(next_target, batch.reward, batch.discount, mask)
-        values = self.policy.q_values(batch.observation, noise=self.noise_of(batch, 0))
+        values = self.policy.q_values(batch.observation, noise=noise)
         q = values.gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
         error = q - target
-        return self.stated(huber(error, delta=self.config.huber_delta), error, q, batch)
+        loss = weighted_mean(huber(error, delta=self.config.huber_delta), batch)
+        priority = error.detach().abs() if self.config.prioritized else None
+        return Losses({"q": loss}, {"q_mean": q.mean()}, priority)
+
+    def after_step(self) -> None:
+        """Copies the online to the target network every `target_period` gradient steps."""
+        if self.num_gradient_steps % self.config.target_period == 0:
+            self.model.sync("target_q", source="q")

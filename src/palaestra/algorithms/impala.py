@@ -17,7 +17,7 @@ from torch import Tensor
 from palaestra.algorithms.actor_critic import JointActorCritic, JointConfig
 from palaestra.algorithms.algorithm import Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.memory import memory_of
+from palaestra.algorithms.parts import state_of
 from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, ConfigError, DataSource, OnPolicy, Schedule
 from palaestra.ops import VTraceClip, approximate_kl, masked_mean, policy_gradient, vtrace
@@ -124,12 +124,12 @@ class IMPALA(JointActorCritic):
 
     def losses(self, batch: IMPALABatch) -> Losses:
         """Section 4.2: policy gradient with V-trace advantages, value error and entropy, means over valid rows."""
-        features, _ = self.policy.features(batch.observation, *memory_of(batch))
+        features, _ = self.policy.features(batch.observation, *state_of(batch))
         mask = self.policy.action_mask(batch.observation[:-1])
         policy = self.policy.distribution_of(self.policy.head(features[:-1]), mask)
         log_prob = policy.log_prob(batch.action)
         log_ratio = log_prob.detach() - batch.log_prob
-        value = self.value_network(features).squeeze(-1)  # [T+1, B]
+        value = self.value.of(features, batch.observation)  # [T+1, B]
         trace = vtrace(
             value.detach(),
             batch.reward,

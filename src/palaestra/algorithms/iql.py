@@ -15,7 +15,8 @@ import torch
 
 from palaestra.algorithms.algorithm import InsideFraction, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.off_policy import OfflineConfig, Transitions, transitions
+from palaestra.algorithms.off_policy import OfflineConfig
+from palaestra.algorithms.parts import Transitions, n_step_transitions
 from palaestra.algorithms.records import Losses
 from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EnsembleNetwork, Network, OptimizerOption
@@ -78,7 +79,7 @@ class IQL(GradientAlgorithm[GaussianPolicy]):
 
     def preprocess(self, batch: Any, source: DataSource) -> Transitions:
         """Reduces n-step windows to transitions."""
-        return transitions(batch, self.value_of("gamma"))
+        return n_step_transitions(batch, self.value_of("gamma"))
 
     def losses(self, batch: Transitions) -> Losses:
         """Equation (5) for the value, (6) for the critics, (7) for the actor."""

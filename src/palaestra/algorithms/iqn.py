@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms.algorithm import Positive
+from palaestra.algorithms.parts import ValueBatch
 from palaestra.algorithms.records import Losses
-from palaestra.algorithms.value_based import ValueBased, ValueBasedConfig, ValueBatch
+from palaestra.algorithms.value_based import ValueBased, ValueBasedConfig
 from palaestra.nn import ReturnDistribution
 from palaestra.ops import greedy_action, quantile_huber
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from palaestra.algorithms.algorithm import NotNegative
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.off_policy import OffPolicyConfig, Transitions
+from palaestra.algorithms.off_policy import OffPolicyConfig
+from palaestra.algorithms.parts import Transitions
 from palaestra.algorithms.records import Losses
 from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EnsembleNetwork, OptimizerOption

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
-
-from torch import Tensor
 
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.core import Batch, Offline, Replay, Schedule
+from palaestra.core import Offline, Replay, Schedule
 from palaestra.nn import NetworkConfig
-from palaestra.ops import n_step_targets
 
 __all__ = [
     "BootstrapConfig",
@@ -20,8 +16,6 @@ __all__ = [
     "OfflineConfig",
     "ReplayConfig",
     "TransitionConfig",
-    "Transitions",
-    "transitions",
 ]
 
 
@@ -98,37 +92,3 @@ class OfflineConfig(BootstrapConfig, TransitionConfig):
     def plan(self) -> Offline:
         """The data these settings ask for."""
         return Offline(gradient_steps=self.gradient_steps, mini_batch_size=self.mini_batch_size, n_step=self.n_step)
-
-
-class Transitions(Batch):
-    """One minibatch; every field is [N, ...]."""
-
-    observation: Any
-    action: Any
-    next_observation: Any
-    reward: Tensor
-    """Sum of the rewards up to `next_observation`, discounted."""
-    discount: Tensor
-    """Gamma to the number of steps up to `next_observation`; 0 where the episode terminated there."""
-    index: Tensor
-
-
-def transitions(windows: Any, gamma: float, layout: type[Transitions] = Transitions) -> Any:
-    """Reduces n-step windows to transitions.
-
-    Args:
-        windows: `buffers.Windows`.
-        gamma: discount per env step.
-        layout: of what is returned; fields that it adds to `Transitions` are left to the caller.
-    """
-    steps = n_step_targets(windows.reward, gamma * windows.discount, windows.step_type)
-    return layout.of(
-        {
-            "observation": windows.observation,
-            "action": windows.action,
-            "next_observation": windows.next_observation,
-            "reward": steps.reward,
-            "discount": steps.discount,
-            "index": windows.index,
-        }
-    )

@@ -14,10 +14,10 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.algorithms.actor_critic import ActorCritic, AdvantageBatch, MinibatchConfig
+from palaestra.algorithms.actor_critic import ActorCritic, MinibatchConfig
 from palaestra.algorithms.algorithm import Annealed, NotNegative, Positive
+from palaestra.algorithms.parts import AdvantageBatch, FixedPolicy
 from palaestra.algorithms.records import UpdateInfo, require_finite_gradients
-from palaestra.algorithms.trust_region import FixedPolicy
 from palaestra.core import Batch, CheckpointError, DataSource, Schedule, minibatches
 from palaestra.nn import CoreModel, Network, OptimizerOption
 from palaestra.ops import approximate_kl, clipped_surrogate, masked_mean
@@ -78,7 +78,7 @@ class PPG(ActorCritic):
         self._torso = next(part for part in policy.network.modules() if isinstance(part, Network))
         self._auxiliary = nn.Linear(self._torso.hidden_size, 1)
         option = OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
-        components = {"policy": policy.network, "value": self.value_network, "auxiliary": self._auxiliary}
+        components = {"policy": policy.network, "value": self.value.network, "auxiliary": self._auxiliary}
         return CoreModel(components, dict.fromkeys(components, option))
 
     def auxiliary_value(self, observation: Any) -> Tensor:

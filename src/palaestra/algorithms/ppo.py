@@ -2,56 +2,73 @@
 
 Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, equations (7), (9) and (11).
 Departures: advantages are standardised over the whole unroll; gradients are clipped by norm; the value loss is not
-clipped. With a recurrent network, the value looks at the policy's memory, and gradients go back through time as far as
-the beginning of a minibatch's sequences.
+clipped. With a recurrent network, the value looks at the policy's hidden state, and gradients go back through time as
+far as the beginning of a minibatch's sequences.
 """
 
-from __future__ import annotations
-
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from palaestra.algorithms.actor_critic import AdvantageBatch, JointActorCritic, JointConfig, MinibatchConfig
-from palaestra.algorithms.algorithm import Annealed, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Annealed, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.memory import memory_of
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
+from palaestra.algorithms.parts import AdvantageBatch, StateValue, advantages, plan_of, settings, state_of
 from palaestra.algorithms.records import Losses
-from palaestra.core import DataSource, OnPolicy, Schedule
+from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import clipped_surrogate, explained_variance, row_weights, weighted_sum
+from palaestra.policies import StochasticPolicy, stochastic_policy
 
 __all__ = ["PPO", "PPOBatch", "PPOConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig(JointConfig, MinibatchConfig):
+class PPOConfig(AlgorithmConfig):
     """Hyperparameters of `PPO`."""
 
+    learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of Adam; a number or a schedule such as linear(3e-4, 0)."""
+    unroll_length: Positive[float] = 128
+    """Time steps collected from every environment before each update."""
     num_epochs: Positive[int] = 4
     """How often each unroll is gone through."""
+    mini_batch_size: Positive[int] = 256
+    """Rows in a minibatch."""
     mini_batch_length: Positive[int] = 16
     """Time steps in a sequence, for a recurrent network; without one, rows are learned from one by one."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    gae_lambda: Fraction[Schedule] = 0.95
+    """Trace decay of the advantage estimate, in [0, 1]; 1 is Monte Carlo, 0 is one-step TD."""
+    standardize_advantage: bool = True
+    """Whether advantages of an unroll are given mean 0 and standard deviation 1."""
     clip: Annealed[Schedule] = 0.2
     """Epsilon of equation (7): the probability ratio is clipped to [1 - epsilon, 1 + epsilon]."""
     value_cost: Schedule = 0.5
     """c1 of equation (9)."""
     entropy_cost: Schedule = 0.0
     """c2 of equation (9)."""
+    max_grad_norm: Positive[float] = 0.5
+    """Longest gradient, Euclidean norm over all parameters."""
     target_kl: Positive[float | None] = None
     """An update ends at the first minibatch on which the policy has moved further from the one that acted, in nats."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by their running mean and variance."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    """Policy and value network. They share the recurrent cells where there are some, and the code of pictures."""
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
 
     @property
     def plan(self) -> OnPolicy:
-        """The data these settings ask for: rows, or sequences where the network has a memory."""
+        """The data these settings ask for: rows, or sequences where the network is recurrent."""
         length = self.mini_batch_length if self.network.recurrent else 1
         size = max(1, self.mini_batch_size // length)
-        return dataclasses.replace(super().plan, mini_batch_size=size, mini_batch_length=length)
+        return plan_of(OnPolicy, self, mini_batch_size=size, mini_batch_length=length)
 
 
 class PPOBatch(AdvantageBatch):
@@ -61,7 +78,7 @@ class PPOBatch(AdvantageBatch):
 
 
 @final
-class PPO(JointActorCritic):
+class PPO(GradientAlgorithm[StochasticPolicy]):
     """Learns a stochastic policy and a state value from unrolls of that same policy.
 
     Args:
@@ -69,6 +86,7 @@ class PPO(JointActorCritic):
         action_spec: of the environment: discrete, a box, or any nest of them.
         config: hyperparameters.
         seeds: of the run.
+        network: your own encoder; the parts are "policy" and "value", which share one unless a mapping names two.
 
     Raises:
         ConfigError: the action space holds something else.
@@ -77,20 +95,42 @@ class PPO(JointActorCritic):
     config_class = PPOConfig
     recurrent = True
     stored_fields = ("log_prob",)
-    component = "ppo"
 
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: PPOConfig | None = None,
+        seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
+    ) -> None:
+        config, seeds = settings(config or PPOConfig(), seeds, network)
+        layers, _ = config.network.parts("policy", "value")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
+            self.value = StateValue(policy, observation_spec, config.network)
+        networks = nn.ModuleDict({"policy": policy.network, "value": self.value.network})
+        adam = OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
+        model = CoreModel({"ppo": networks}, {"ppo": adam})
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+
+    @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> PPOBatch:
         """Adds advantages and value targets to an unroll."""
-        return PPOBatch.of(self.with_advantages(batch))
+        value = self.value(batch.observation, *state_of(batch))  # [T+1, B]
+        gamma, lambda_ = self.value_of("gamma"), self.value_of("gae_lambda")
+        fields = advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=self.config.standardize_advantage)
+        return PPOBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
 
     def losses(self, batch: PPOBatch) -> Losses:
         """Equation (9): clipped surrogate, value error and entropy, each a mean over valid rows."""
         weight = row_weights(batch.valid)
-        features, _ = self.policy.features(batch.observation, *memory_of(batch))
+        features, _ = self.policy.features(batch.observation, *state_of(batch))
         policy = self.policy.distribution_of(self.policy.head(features), self.policy.action_mask(batch.observation))
         log_ratio = policy.log_prob(batch.action) - batch.log_prob
         surrogate = weighted_sum(clipped_surrogate(log_ratio, batch.advantage, epsilon=self.value_of("clip")), weight)
-        value_error = weighted_sum((self.value_network(features).squeeze(-1) - batch.value_target).square(), weight)
+        value = self.value.of(features, batch.observation)
+        value_error = weighted_sum((value - batch.value_target).square(), weight)
         total = surrogate + self.value_of("value_cost") * value_error
         if self.config.entropy_cost:
             total = total - self.value_of("entropy_cost") * weighted_sum(policy.entropy(), weight)

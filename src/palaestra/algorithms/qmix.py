@@ -19,7 +19,8 @@ from torch.nn import functional
 
 from palaestra.algorithms.algorithm import NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.off_policy import ReplayConfig, Transitions, transitions
+from palaestra.algorithms.off_policy import ReplayConfig
+from palaestra.algorithms.parts import Transitions, n_step_transitions
 from palaestra.algorithms.records import Losses
 from palaestra.core import DataSource, Linear, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
@@ -135,7 +136,7 @@ class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
 
     def preprocess(self, batch: Any, source: DataSource) -> Transitions:
         """Reduces n-step windows of the team's mean reward to transitions."""
-        return transitions(batch.replace(reward=batch.reward.mean(-1)), self.value_of("gamma"))
+        return n_step_transitions(batch.replace(reward=batch.reward.mean(-1)), self.value_of("gamma"))
 
     def losses(self, batch: Transitions) -> Losses:
         """Equation (6): the error of the mixed value against the target networks' mixture of the best actions."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms.algorithm import NotNegative, Positive
-from palaestra.algorithms.memory import memory_of
+from palaestra.algorithms.parts import state_of
 from palaestra.algorithms.records import Losses
 from palaestra.algorithms.value_based import QLearning, QLearningConfig
 from palaestra.core import Batch, ConfigError, DataSource, Replay, RunSeeds, Schedule, SpecTree
@@ -130,7 +130,7 @@ class R2D2(QLearning):
     def losses(self, batch: R2D2Batch) -> Losses:
         """Errors of all steps after the burn-in against n-step double Q-learning targets."""
         b = self.config.burn_in
-        state, first = memory_of(batch)
+        state, first = state_of(batch)
         q = self._q(self.network, batch, state, first)  # [L+1-b, N, A]
         with torch.no_grad():
             mask = self.policy.action_mask(batch.observation[b:])

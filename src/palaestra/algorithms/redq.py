@@ -14,8 +14,9 @@ from torch import Tensor
 
 from palaestra.algorithms.algorithm import Positive
 from palaestra.algorithms.off_policy import OffPolicyConfig
+from palaestra.algorithms.parts import SoftBatch
 from palaestra.algorithms.records import Losses
-from palaestra.algorithms.soft import SoftActorCritic, SoftBatch, SoftConfig
+from palaestra.algorithms.soft import SoftActorCritic, SoftConfig
 from palaestra.core import Batch, ConfigError, RunSeeds, SpecTree
 from palaestra.ops import squared_errors, td_target
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.memory import memory_fields, memory_of
+from palaestra.algorithms.parts import state_fields, state_of
 from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
@@ -98,13 +98,13 @@ class Reinforce(GradientAlgorithm[StochasticPolicy]):
                 "action": batch.action,
                 "advantage": standardize(returns, valid),
                 "valid": valid,
-                **memory_fields(batch),
+                **state_fields(batch),
             }
         )
 
     def losses(self, batch: ReinforceBatch) -> Losses:
         """Sutton and Barto's equation (13.8), averaged over steps."""
-        policy = self.policy.distribution(batch.observation, *memory_of(batch))
+        policy = self.policy.distribution(batch.observation, *state_of(batch))
         loss = masked_mean(policy_gradient(policy.log_prob(batch.action), batch.advantage), batch.valid)
         return Losses({"policy": loss}, {"entropy": masked_mean(policy.entropy(), batch.valid)})
 

@@ -5,29 +5,77 @@ its minimum of two critics. Departures: critics, actor and temperature are diffe
 stepped together; the temperature is learned through its logarithm.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, field
+from typing import Any, final
 
 import torch
 
-from palaestra.algorithms.off_policy import OffPolicyConfig
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
+from palaestra.algorithms.parts import (
+    SoftBatch,
+    Temperature,
+    Transitions,
+    action_noise,
+    n_step_transitions,
+    plan_of,
+    settings,
+)
 from palaestra.algorithms.records import Losses
-from palaestra.algorithms.soft import SoftActorCritic, SoftBatch, SoftConfig
-from palaestra.core import Batch
+from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
+from palaestra.policies import SquashedGaussianPolicy
 
 __all__ = ["SAC", "SACConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SACConfig(SoftConfig, OffPolicyConfig):
+class SACConfig(AlgorithmConfig):
     """Hyperparameters of `SAC`."""
+
+    learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of Adam, of actor and critics; a number or a schedule."""
+    unroll_length: Positive[float] = 1
+    """Time steps collected from every environment before each update."""
+    capacity: Positive[int] = 1_000_000
+    """Rows the replay buffer keeps."""
+    learning_starts: NotNegative[int] = 1_000
+    """Env steps before the first gradient step."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
+    mini_batch_size: Positive[int] = 256
+    """Transitions in a minibatch."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: Positive[int] = 1
+    """Rewards summed before bootstrapping, without off-policy correction."""
+    tau: Fraction[Schedule] = 0.005
+    """Share of the way that target critics go towards the online ones, in [0, 1]."""
+    num_critics: Positive[int] = 2
+    """K, critics of the ensemble."""
+    initial_temperature: Positive[float] = 1.0
+    """Alpha at the start, units of return per nat."""
+    temperature_learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of the temperature; 0 leaves it as it is."""
+    target_entropy: float | None = None
+    """Entropy in nats that the temperature aims at; by default minus the number of action dimensions."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
+    """Layers of every network; they share no parameters."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
+
+    @property
+    def plan(self) -> Replay:
+        """The data these settings ask for."""
+        return plan_of(Replay, self)
 
 
 @final
-class SAC(SoftActorCritic):
+class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
     """Learns a random policy that gets much return and stays as random as its target entropy says.
 
     Args:
@@ -35,6 +83,7 @@ class SAC(SoftActorCritic):
         action_spec: of the environment: a box with finite bounds.
         config: hyperparameters.
         seeds: of the run.
+        network: your own encoder; the parts are "actor" and "critic".
 
     Raises:
         ConfigError: the action space is something else.
@@ -42,9 +91,42 @@ class SAC(SoftActorCritic):
 
     config_class = SACConfig
 
-    def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: SACConfig | None = None,
+        seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
+    ) -> None:
+        config, seeds = settings(config or SACConfig(), seeds, network)
+        actor, critic = config.network.parts("actor", "critic")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = SquashedGaussianPolicy.build(
+                observation_spec, action_spec, actor, normalize=config.normalize_observation
+            )
+            size = policy.raw_action_spec.size
+            self.critic, self.target_critic = (
+                EnsembleNetwork(observation_spec, 1, config.num_critics, critic, action_size=size) for _ in range(2)
+            )
+            self.temperature = Temperature(config.initial_temperature)
+        self.target_entropy = -float(size) if config.target_entropy is None else float(config.target_entropy)
+        adam = OptimizerOption("adam", {"lr": config.learning_rate})
+        slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
+        networks = {"actor": policy.network, "critic": self.critic, "target_critic": self.target_critic}
+        model = CoreModel(
+            {**networks, "temperature": self.temperature}, {"actor": adam, "critic": adam, "temperature": slow}
+        )
+        model.sync("target_critic", source="critic")
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+
+    def preprocess(self, batch: Any, source: DataSource) -> Transitions:
+        """Reduces n-step windows to transitions."""
+        return n_step_transitions(batch, self.value_of("gamma"))
+
+    def noise(self, batch: Batch, generator: torch.Generator) -> SoftBatch:
         """The random part of the actions at both observations."""
-        return self.with_action_noise(batch, generator)
+        return action_noise(batch, generator)
 
     def losses(self, batch: SoftBatch) -> Losses:
         """Equation (5) with the target of (6) for the critics, (9) for the actor, (18) for the temperature."""
@@ -63,3 +145,7 @@ class SAC(SoftActorCritic):
             "temperature": self.temperature.loss(log_prob + self.target_entropy),
         }
         return Losses(terms, {"q_mean": q.mean(), "entropy": -log_prob.mean(), "alpha": temperature})
+
+    def after_step(self) -> None:
+        """Target critics follow the online ones."""
+        self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 import torch
-from torch import Tensor, nn
 
 from palaestra.algorithms.algorithm import AlgorithmConfig, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.off_policy import Transitions, transitions
+from palaestra.algorithms.parts import Temperature, Transitions, action_noise, n_step_transitions
 from palaestra.core import Batch, DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EnsembleNetwork, OptimizerOption
 from palaestra.policies import SquashedGaussianPolicy
 
-__all__ = ["SoftActorCritic", "SoftBatch", "SoftConfig", "Temperature"]
+__all__ = ["SoftActorCritic", "SoftConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,39 +29,6 @@ class SoftConfig(AlgorithmConfig):
     """Step size of the temperature; 0 leaves it as it is."""
     target_entropy: float | None = None
     """Entropy in nats that the temperature aims at; by default minus the number of action dimensions."""
-
-
-class SoftBatch(Transitions):
-    """Transitions, and the noise that actions are made of."""
-
-    noise: Tensor
-    """[N, A] standard normal, for the action at `observation`."""
-    next_noise: Tensor
-    """[N, A] standard normal, for the action at `next_observation`."""
-
-
-class Temperature(nn.Module):
-    """The weight of the entropy, kept positive by its logarithm.
-
-    Args:
-        initial: at the start, greater than 0.
-    """
-
-    def __init__(self, initial: float) -> None:
-        super().__init__()
-        self.log = nn.Parameter(torch.tensor(float(initial)).log())
-
-    def forward(self) -> Tensor:
-        """0-dim, without gradient."""
-        return self.log.detach().exp()
-
-    def loss(self, excess: Tensor) -> Tensor:
-        """Raises the temperature where entropy is missing. Haarnoja et al. 2018, equation (18), through the logarithm.
-
-        Args:
-            excess: [N] target entropy plus log-probability, nats; held fixed.
-        """
-        return -self.log * excess.detach().mean()
 
 
 class SoftActorCritic(GradientAlgorithm[SquashedGaussianPolicy]):
@@ -133,7 +99,7 @@ class SoftActorCritic(GradientAlgorithm[SquashedGaussianPolicy]):
     @final
     def preprocess(self, batch: Any, source: DataSource) -> Transitions:
         """Reduces n-step windows to transitions."""
-        return transitions(batch, self.value_of("gamma"))
+        return n_step_transitions(batch, self.value_of("gamma"))
 
     @final
     def with_action_noise(self, batch: Batch, generator: torch.Generator) -> Batch:
@@ -143,8 +109,7 @@ class SoftActorCritic(GradientAlgorithm[SquashedGaussianPolicy]):
             batch: after `preprocess`.
             generator: source of the noise.
         """
-        both = torch.empty(2, *batch.action.shape).normal_(generator=generator)
-        return SoftBatch.of({**dict(batch.items()), "noise": both[0], "next_noise": both[1]})
+        return action_noise(batch, generator)
 
     @final
     def after_step(self) -> None:

@@ -14,7 +14,8 @@ import torch
 
 from palaestra.algorithms.algorithm import NotNegative, Positive
 from palaestra.algorithms.deterministic import DeterministicActorCritic, SmoothedBatch
-from palaestra.algorithms.off_policy import OffPolicyConfig, Transitions, transitions
+from palaestra.algorithms.off_policy import OffPolicyConfig
+from palaestra.algorithms.parts import Transitions, n_step_transitions
 from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, DataSource, RunSeeds, Schedule, SpecTree
 from palaestra.ops import squared_errors
@@ -65,7 +66,7 @@ class TD3(DeterministicActorCritic):
 
     def preprocess(self, batch: Any, source: DataSource) -> Transitions:
         """Reduces n-step windows to transitions."""
-        return transitions(batch, self.value_of("gamma"))
+        return n_step_transitions(batch, self.value_of("gamma"))
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """Equation (14): the smoothing noise of target actions."""

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from palaestra.algorithms.algorithm import NotNegative, Positive
 from palaestra.algorithms.deterministic import DeterministicActorCritic, SmoothedBatch
-from palaestra.algorithms.off_policy import OfflineConfig, transitions
+from palaestra.algorithms.off_policy import OfflineConfig
+from palaestra.algorithms.parts import n_step_transitions
 from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, DataSource, Schedule
 from palaestra.ops import squared_errors
@@ -64,7 +65,7 @@ class TD3BC(DeterministicActorCritic):
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> Batch:
         """Reduces n-step windows to transitions, and measures the size of action values: the divisor in (5)."""
-        found = transitions(batch, self.value_of("gamma"))
+        found = n_step_transitions(batch, self.value_of("gamma"))
         observation = self.policy.normalize(found.observation)
         q = self.critic(observation, self.policy.action(found.observation), members=slice(1))
         return Batch.of({**dict(found.items()), "q_scale": q.abs().mean().expand(len(found.index))})

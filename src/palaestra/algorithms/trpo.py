@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from palaestra.algorithms.actor_critic import ActorCritic, AdvantageBatch, MinibatchConfig
+from palaestra.algorithms.actor_critic import ActorCritic, MinibatchConfig
 from palaestra.algorithms.algorithm import Positive
+from palaestra.algorithms.parts import AdvantageBatch, FixedPolicy
 from palaestra.algorithms.records import UpdateInfo, require_finite_gradients
-from palaestra.algorithms.trust_region import FixedPolicy
 from palaestra.core import DataSource, Schedule, minibatches
 from palaestra.nn import CoreModel, OptimizerOption
 from palaestra.ops import conjugate_gradient, explained_variance, masked_mean
@@ -72,7 +72,7 @@ class TRPO(ActorCritic):
             "policy": OptimizerOption("sgd", {"lr": 1.0}),
             "value": OptimizerOption("adam", {"lr": config.value_learning_rate}),
         }
-        return CoreModel({"policy": policy.network, "value": self.value_network}, options)
+        return CoreModel({"policy": policy.network, "value": self.value.network}, options)
 
     def update(self, source: DataSource) -> UpdateInfo:
         """One natural gradient step of the policy on the whole unroll, then many steps of the value network.

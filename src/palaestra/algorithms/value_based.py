@@ -12,13 +12,14 @@ from torch import Tensor
 
 from palaestra.algorithms.algorithm import NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.off_policy import ReplayConfig, Transitions, transitions
+from palaestra.algorithms.off_policy import ReplayConfig
+from palaestra.algorithms.parts import ValueBatch, n_step_transitions
 from palaestra.algorithms.records import Losses
 from palaestra.core import DataSource, Linear, Prioritized, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption, ReturnDistribution
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
-__all__ = ["QLearning", "QLearningConfig", "ValueBased", "ValueBasedConfig", "ValueBatch"]
+__all__ = ["QLearning", "QLearningConfig", "ValueBased", "ValueBasedConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +60,6 @@ class ValueBasedConfig(QLearningConfig):
     """Whether the online network chooses the action whose target value is used."""
     network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
     """Layers of the network; `dueling` and `noisy` are options of it."""
-
-
-class ValueBatch(Transitions):
-    """One minibatch; every field is [N, ...]."""
-
-    weight: Tensor
-    """Importance weight, in [0, 1]. Only where rows are drawn by priority."""
-    noise: Tensor
-    """[N, 3, S] of noisy layers: the online network at `observation`, the target network and the online network at
-    `next_observation`. Only where layers are noisy."""
 
 
 class QLearning(GradientAlgorithm[ValueGreedyPolicy]):
@@ -148,7 +139,7 @@ class ValueBased(QLearning):
     @final
     def preprocess(self, batch: Any, source: DataSource) -> ValueBatch:
         """Reduces n-step windows to transitions."""
-        reduced = transitions(batch, self.value_of("gamma"), ValueBatch)
+        reduced = n_step_transitions(batch, self.value_of("gamma"), ValueBatch)
         if self.config.prioritized:
             reduced.weight = batch.weight
         return reduced

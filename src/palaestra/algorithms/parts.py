@@ -1,0 +1,372 @@
+"""What algorithms share: functions and small objects, from the settings of a constructor to targets and noise."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar, final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from palaestra.algorithms.algorithm import AlgorithmConfig
+from palaestra.core import Batch, Plan, RunSeeds, SpecTree, StepType
+from palaestra.nn import EncoderOption, Network, NetworkConfig, ReturnDistribution
+from palaestra.ops import gae, n_step_targets, standardize
+from palaestra.policies import EpsilonGreedy, Policy, StochasticPolicy, ValueGreedyPolicy
+
+__all__ = [
+    "AdvantageBatch",
+    "FixedPolicy",
+    "SoftBatch",
+    "StateValue",
+    "Temperature",
+    "Transitions",
+    "ValueBatch",
+    "action_noise",
+    "advantages",
+    "epsilon_greedy_policy",
+    "layer_noise",
+    "layer_noises",
+    "n_step_transitions",
+    "plan_of",
+    "settings",
+    "state_fields",
+    "state_of",
+    "weighted_mean",
+]
+
+_ConfigT = TypeVar("_ConfigT", bound=AlgorithmConfig)
+_PlanT = TypeVar("_PlanT", bound=Plan)
+_BatchT = TypeVar("_BatchT", bound=Batch)
+
+
+# -- settings
+
+
+def settings(config: _ConfigT, seeds: RunSeeds | None, network: EncoderOption) -> tuple[_ConfigT, RunSeeds]:
+    """What an algorithm is made of: the first line of its constructor.
+
+    Args:
+        config: hyperparameters, with a field `network`.
+        seeds: of the run; seed 0 by default.
+        network: the user's encoder, or a mapping with one for each part; goes into `config.network.encoder`.
+    """
+    if network is not None:
+        own: Any = {"network": dataclasses.replace(config.network, encoder=network)}  # pyright: ignore
+        config = dataclasses.replace(config, **own)
+    return config, seeds or RunSeeds(0)
+
+
+def plan_of(kind: type[_PlanT], config: AlgorithmConfig, **more: Any) -> _PlanT:
+    """A plan with the values of all settings that are called as its fields are.
+
+    Args:
+        kind: of plan.
+        config: hyperparameters.
+        more: fields that no setting says, or that a setting of the same name says otherwise.
+    """
+    names = [field.name for field in dataclasses.fields(kind) if hasattr(config, field.name)]
+    values: dict[str, Any] = {name: getattr(config, name) for name in names}
+    return kind(**{**values, **more})
+
+
+# -- learning from unrolls
+
+
+class AdvantageBatch(Batch):
+    """Rows of an unroll; every field is [T, B, ...], [T, N, ...] or [N, ...]."""
+
+    observation: Any
+    action: Any
+    advantage: Tensor
+    value: Tensor
+    """Before the update."""
+    value_target: Tensor
+    valid: Tensor
+
+
+@final
+class StateValue:
+    """What states are worth to a policy: V(x).
+
+    Where the policy codes its observations (pictures, own encoders, recurrent cells), the value looks at the same
+    features and helps to train them, unless an encoder of its own is configured.
+
+    Args:
+        policy: whose features are shared.
+        observation_spec: of the environment.
+        config: of the networks; the parts are "policy" and "value".
+        shares: whether features may be shared at all.
+    """
+
+    def __init__(
+        self, policy: StochasticPolicy, observation_spec: SpecTree, config: NetworkConfig, *, shares: bool = True
+    ) -> None:
+        _, layers = config.parts("policy", "value")
+        self._policy, self._shares = policy, shares and not config.has_separate_encoders
+        if self._shares and policy.splits:
+            self.network = Network(policy.feature_spec, 1, layers.on_features())
+        else:
+            self.network = Network(observation_spec, 1, dataclasses.replace(layers, recurrent=None))
+
+    def __call__(self, observation: Any, state: Any = (), first: Tensor | None = None) -> Tensor:
+        """State values.
+
+        Args:
+            observation: [..., obs], not yet normalised.
+            state: see `NetworkPolicy`.
+            first: see `NetworkPolicy`.
+
+        Returns:
+            [...] in units of return.
+        """
+        features = self._policy.features(observation, state, first)[0] if self._shares else None
+        return self.of(features, observation)
+
+    def of(self, features: Any, observation: Any) -> Tensor:
+        """State values, where the policy's features are known already.
+
+        Args:
+            features: of the policy.
+            observation: [..., obs], not yet normalised; what a value with an encoder of its own looks at.
+
+        Returns:
+            [...] in units of return.
+        """
+        return self.network(features if self._shares else self._policy.normalize(observation)).squeeze(-1)
+
+
+@torch.no_grad()
+def advantages(batch: Any, value: Tensor, *, gamma: Any, lambda_: Any, standardized: bool) -> dict[str, Any]:
+    """Generalised advantages and value targets of an unroll.
+
+    Args:
+        batch: an unroll [T+1, B].
+        value: [T+1, B] of its observations.
+        gamma: discount per env step.
+        lambda_: decay of the traces.
+        standardized: whether advantages are given mean 0 and standard deviation 1.
+
+    Returns:
+        Fields [T, B, ...] of `AdvantageBatch`, and those that `state_of` needs.
+    """
+    advantage = gae(value, batch.reward, gamma * batch.discount, batch.step_type, lambda_=lambda_)  # [T, B]
+    return {
+        "observation": batch.observation[:-1],
+        "action": batch.action,
+        "advantage": standardize(advantage, batch.valid) if standardized else advantage,
+        "value": value[:-1],
+        "value_target": value[:-1] + advantage,
+        "valid": batch.valid,
+        **state_fields(batch),
+    }
+
+
+def state_of(batch: Batch) -> tuple[Any, ...]:
+    """The hidden state with which sequences begin, and where episodes begin in them: arguments of a policy's methods.
+
+    Args:
+        batch: sequences with `step_type` [T, N]; `state` [T, N, ...] is there where the policy has a hidden state.
+
+    Returns:
+        `(state, first)`, or `()` for a policy without a hidden state.
+    """
+    return (batch["state"][0], batch["step_type"] == StepType.FIRST) if "state" in batch else ()
+
+
+def state_fields(batch: Batch) -> dict[str, Any]:
+    """What a minibatch of an unroll needs for `state_of`.
+
+    Args:
+        batch: an unroll [T+1, B].
+
+    Returns:
+        Fields [T, B, ...]; none for a policy without a hidden state.
+    """
+    return {"state": batch["state"], "step_type": batch["step_type"][:-1]} if "state" in batch else {}
+
+
+class _Distribution(nn.Module):
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, observation: Any) -> Any:
+        return self.policy.distribution(observation)
+
+
+@final
+class FixedPolicy:
+    """A stochastic policy as it is now: its distributions have no gradient, and do not change with the policy.
+
+    (Some distributions hold parameters themselves, such as the logarithm of a standard deviation, so detaching what
+    `distribution` computes would not be enough.)
+
+    Args:
+        policy: a stochastic one.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._module = _Distribution(policy)
+        self._parameters = {name: value.detach().clone() for name, value in self._module.named_parameters()}
+
+    @torch.no_grad()
+    def distribution(self, observation: Any) -> Any:
+        """What the policy would have said when this object was made.
+
+        Args:
+            observation: raw, leaves [..., *observation].
+        """
+        return functional_call(self._module, self._parameters, (observation,))
+
+
+# -- learning from stored transitions
+
+
+class Transitions(Batch):
+    """One minibatch; every field is [N, ...]."""
+
+    observation: Any
+    action: Any
+    next_observation: Any
+    reward: Tensor
+    """Sum of the rewards up to `next_observation`, discounted."""
+    discount: Tensor
+    """Gamma to the number of steps up to `next_observation`; 0 where the episode terminated there."""
+    index: Tensor
+
+
+def n_step_transitions(windows: Any, gamma: float, layout: type[_BatchT] = Transitions) -> _BatchT:
+    """Reduces n-step windows to transitions.
+
+    Args:
+        windows: `buffers.Windows`.
+        gamma: discount per env step.
+        layout: of what is returned; fields that it adds to `Transitions` are left to the caller.
+    """
+    steps = n_step_targets(windows.reward, gamma * windows.discount, windows.step_type)
+    fields: Mapping[str, Any] = {
+        "observation": windows.observation,
+        "action": windows.action,
+        "next_observation": windows.next_observation,
+        "reward": steps.reward,
+        "discount": steps.discount,
+        "index": windows.index,
+    }
+    return layout.of(fields)
+
+
+# -- action values
+
+
+class ValueBatch(Transitions):
+    """One minibatch; every field is [N, ...]."""
+
+    weight: Tensor
+    """Importance weight, in [0, 1]. Only where rows are drawn by priority."""
+    noise: Tensor
+    """[N, 3, S] of noisy layers: the online network at `observation`, the target network and the online network at
+    `next_observation`. Only where layers are noisy."""
+
+
+def epsilon_greedy_policy(
+    observation_spec: SpecTree, action_spec: Any, config: Any, returns: ReturnDistribution | None = None
+) -> ValueGreedyPolicy:
+    """A policy on a new network of action values; it explores by random actions.
+
+    Args:
+        observation_spec: of the environment.
+        action_spec: of the environment: discrete.
+        config: with `network`, whose only part is "q", `normalize_observation` and `epsilon`.
+        returns: how the network describes the distribution of returns; by default it says one value for each action.
+
+    Raises:
+        ConfigError: the action space is not discrete.
+    """
+    (layers,) = config.network.parts("q")
+    policy = ValueGreedyPolicy.build(
+        observation_spec, action_spec, layers, normalize=config.normalize_observation, returns=returns
+    )
+    policy.exploration = EpsilonGreedy(action_spec.num, config.epsilon)
+    return policy
+
+
+def layer_noise(batch: ValueBatch, policy: ValueGreedyPolicy, generator: torch.Generator) -> ValueBatch:
+    """Adds the noise of noisy layers, own to every row, if there are any.
+
+    Args:
+        batch: transitions.
+        policy: whose network may have noisy layers.
+        generator: source of the noise.
+    """
+    if not policy.noise_size:
+        return batch
+    shape = (len(batch.reward), 3, policy.noise_size)
+    return batch.replace(noise=torch.randn(shape, generator=generator))
+
+
+def layer_noises(batch: ValueBatch) -> tuple[Tensor | None, ...]:
+    """The three noises of a minibatch, in the order of `ValueBatch.noise`; each `None` where no layer is noisy.
+
+    Args:
+        batch: after `layer_noise`.
+    """
+    return batch.noise.unbind(1) if "noise" in batch else (None, None, None)
+
+
+def weighted_mean(loss: Tensor, batch: Batch) -> Tensor:
+    """The mean of all rows' losses, each times its importance weight where rows are drawn by priority.
+
+    Args:
+        loss: [N].
+        batch: the minibatch, with `weight` [N] where rows are drawn by priority.
+    """
+    return (batch["weight"] * loss).mean() if "weight" in batch else loss.mean()
+
+
+# -- soft policies
+
+
+class SoftBatch(Transitions):
+    """Transitions, and the noise that actions are made of."""
+
+    noise: Tensor
+    """[N, A] standard normal, for the action at `observation`."""
+    next_noise: Tensor
+    """[N, A] standard normal, for the action at `next_observation`."""
+
+
+def action_noise(batch: Batch, generator: torch.Generator, layout: type[_BatchT] = SoftBatch) -> _BatchT:
+    """Adds the random part of the actions at both observations.
+
+    Args:
+        batch: transitions.
+        generator: source of the noise.
+        layout: of what is returned.
+    """
+    both = torch.empty(2, *batch["action"].shape).normal_(generator=generator)
+    return layout.of({**dict(batch.items()), "noise": both[0], "next_noise": both[1]})
+
+
+class Temperature(nn.Module):
+    """The weight of the entropy, kept positive by its logarithm.
+
+    Args:
+        initial: at the start, greater than 0.
+    """
+
+    def __init__(self, initial: float) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.tensor(float(initial)).log())
+
+    def forward(self) -> Tensor:
+        """0-dim, without gradient."""
+        return self.log.detach().exp()
+
+    def loss(self, excess: Tensor) -> Tensor:
+        """Raises the temperature where entropy is missing. Haarnoja et al. 2018, equation (18), through the logarithm.
+
+        Args:
+            excess: [N] target entropy plus log-probability, nats; held fixed.
+        """
+        return -self.log * excess.detach().mean()

@@ -1,0 +1,71 @@
+"""Tests of `network=`: the user's own encoders in built-in algorithms."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from palaestra.algorithms import ALGORITHMS
+from palaestra.core import ConfigError
+from tests.algorithms.parts import TINY, any_kind, environment
+from tests.contracts.states import different
+
+PARTS = {"ppo": ("policy", "value"), "dqn": ("q",), "sac": ("actor", "critic")}
+
+
+class Net(nn.Module):
+    """An encoder that counts its calls."""
+
+    def __init__(self, observation_spec: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(observation_spec.size, 5)
+        self.calls = 0
+
+    def forward(self, observation: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(observation.flatten(1)).tanh()
+
+
+class Wide(Net):
+    """Another one."""
+
+
+def made(name: str, network: Any) -> Any:
+    kind: Any = ALGORITHMS[name]
+    config = kind.config_class(network=TINY["network"])
+    with environment(any_kind(name)) as env:
+        return kind(env.observation_spec, env.action_spec, config, network=network)
+
+
+def encoders(algorithm: Any, kind: type[nn.Module]) -> list[str]:
+    """Components with a module of this class."""
+    components = algorithm.model.component.items()
+    return [name for name, part in components for module in part.modules() if type(module) is kind]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_class_a_factory_and_a_module_are_all_taken(name):
+    by_class, by_factory = made(name, Net), made(name, lambda spec: Net(spec))
+    assert encoders(by_class, Net) == encoders(by_factory, Net) != []
+    assert not different(by_class.state_tensors(), by_factory.state_tensors())
+    module = next(part for part in by_class.policy.modules() if type(part) is Net)
+    copied = made(name, module)
+    assert encoders(copied, Net) == encoders(by_class, Net)
+    assert all(part is not module for part in copied.model.modules())
+
+
+def test_policy_and_value_share_one_encoder_unless_a_mapping_names_two():
+    assert len(encoders(made("ppo", Net), Net)) == 1
+    apart = made("ppo", {"policy": Net, "value": Wide})
+    assert len(encoders(apart, Net)) == len(encoders(apart, Wide)) == 1
+    wide = next(part for part in apart.model.modules() if type(part) is Wide)
+    before = wide.calls
+    apart.value(torch.zeros(2, *apart.policy.observation_spec.shape))
+    assert wide.calls == before + 1
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_that_an_algorithm_does_not_have_is_refused_with_those_that_it_has(name):
+    with pytest.raises(ConfigError, match=f"networks are {', '.join(PARTS[name])}"):
+        made(name, {"torso": Net})
