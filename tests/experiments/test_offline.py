@@ -14,11 +14,11 @@ from palaestra import EnvConfig, preset
 from palaestra.buffers import MixtureSource, ReplayBuffer, to_minari
 from palaestra.core import POLICY, BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec
 from palaestra.experiments import DataConfig, dry_run, evaluate_run, write_report
+from palaestra.experiments.presets import tuned
 from palaestra.experiments.single import SingleLearner
 from palaestra.rollout import OfflineData
 from tests.buffers.model import FIRST, LAST, MID, step
 from tests.experiments.data import HYBRID, PENDULUM, SMALL, saved
-from tests.experiments.test_presets import _ENTRIES
 
 
 def config_of(algorithm, data, env=PENDULUM, **offline):
@@ -246,7 +246,7 @@ def test_resuming_with_other_data_is_refused_and_moved_data_is_not(tmp_path):
 
 
 def test_every_offline_algorithm_has_settings_for_classic_control():
-    families = {(name, env) for name, env in _ENTRIES if name in ("behaviour_cloning", "cql", "iql", "td3_bc")}
+    families = {(name, env) for name, env in tuned() if name in ("behaviour_cloning", "cql", "iql", "td3_bc")}
     assert {("cql", "Pendulum-v1"), ("iql", "Pendulum-v1"), ("td3_bc", "Pendulum-v1")} <= families
     assert {("behaviour_cloning", "Pendulum-v1"), ("behaviour_cloning", "CartPole-v1")} <= families
-    assert ("discrete_cql", "CartPole-v1") in _ENTRIES
+    assert ("discrete_cql", "CartPole-v1") in tuned()

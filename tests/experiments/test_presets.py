@@ -8,7 +8,7 @@ import torch
 import palaestra
 from palaestra.algorithms import ALGORITHMS
 from palaestra.experiments import PRESETS, make_algorithm, preset
-from palaestra.experiments.presets import _ENTRIES
+from palaestra.experiments.presets import tuned
 
 
 def test_a_pattern_gives_its_settings_to_a_whole_family():
@@ -26,7 +26,13 @@ def test_a_pattern_gives_its_settings_to_a_whole_family():
 
 def test_an_environment_with_settings_of_its_own_does_not_get_those_of_a_pattern():
     assert not any("*" in env for _, env in PRESETS)
-    assert {algorithm for algorithm, _ in _ENTRIES} <= ALGORITHMS.keys()
+    assert {algorithm for algorithm, _ in tuned()} <= ALGORITHMS.keys()
+
+
+@pytest.mark.parametrize("key", [key for key in tuned() if "*" in key[1]], ids=str)
+def test_the_settings_of_a_family_are_known_and_in_range(key):
+    """F27: those of single environments are read by other tests."""
+    assert preset(*key).algorithm_name == key[0]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +50,7 @@ def test_a_preset_trains_and_evaluates_out_of_the_box(name, package, tmp_path, m
             name,
             env__max_episode_steps=12,
             algorithm__unroll_length=8,
-            algorithm__gradient_steps=1,
+            algorithm__num_epochs=1,
             trainer__total_env_steps=128,
             trainer__eval_episodes=2,
             trainer__eval_every_steps=0,

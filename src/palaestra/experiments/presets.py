@@ -1,0 +1,113 @@
+"""Tuned settings for pairs of algorithm and environment: the files of `tuned/`, one for each family of environments.
+
+A file has, for each algorithm, environments and the settings that differ from the defaults. Environments with the same
+settings share an entry, and a name may be a pattern for a whole family, such as `ALE/*`.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from palaestra.core import ConfigError
+from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping, read_config
+
+__all__ = ["PRESETS", "load_config", "preset"]
+
+_FOLDER = Path(__file__).parent / "tuned"
+_NUM_ENVS = {
+    **dict.fromkeys(("a2c", "impala", "ppg", "ppo", "reinforce", "sarsa", "trpo"), 8),
+    "evolution_strategies": 32,
+}
+
+
+@functools.cache
+def tuned() -> dict[tuple[str, str], Mapping[str, Any]]:
+    """Settings of all files by (algorithm, environment or pattern); they are checked when one is asked for."""
+    return {
+        (algorithm, env): settings
+        for path in sorted(_FOLDER.glob("*.yaml"))
+        for algorithm, entries in read_config(path).items()
+        for envs, settings in entries.items()
+        for env in envs.split(", ")
+    }
+
+
+class _Presets(Mapping[tuple[str, str], ExperimentConfig]):
+    """Makes a configuration when it is asked for."""
+
+    def __getitem__(self, key: tuple[str, str]) -> ExperimentConfig:
+        if key not in self:
+            raise KeyError(key)
+        return _config(*key, tuned()[key])
+
+    def __contains__(self, key: object) -> bool:
+        return key in tuned() and "*" not in str(key)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return (key for key in tuned() if "*" not in key[1])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+PRESETS: Mapping[tuple[str, str], ExperimentConfig] = _Presets()
+"""Settings by (algorithm, environment), of the environments that have their own; read when first asked for."""
+
+
+def _config(algorithm: str, env_name: str, settings: Mapping[str, Any]) -> ExperimentConfig:
+    env = {**settings.get("env", {}), "name": env_name}
+    return config_from_mapping(ExperimentConfig, {**settings, "algorithm_name": algorithm, "env": env})
+
+
+def preset(algorithm: str, env_name: str) -> ExperimentConfig:
+    """Settings for an algorithm in an environment: its own, else its family's, else the algorithm's defaults.
+
+    Args:
+        algorithm: its name, for example `"ppo"`.
+        env_name: as `EnvConfig.name`.
+
+    Raises:
+        ConfigError: there is no such algorithm.
+
+    Examples:
+        >>> preset("ppo", "CartPole-v1").algorithm.gamma
+        0.98
+    """
+    algorithm_class(algorithm)
+    found = tuned().get((algorithm, env_name))
+    if found is None:
+        matching = (entry for (name, env), entry in tuned().items() if name == algorithm and fnmatchcase(env_name, env))
+        found = next(matching, {"env": {"num_envs": _NUM_ENVS.get(algorithm, 1)}})
+    return _config(algorithm, env_name, found)
+
+
+def load_config(path: str | Path, *, base: ExperimentConfig | None = None) -> ExperimentConfig:
+    """Reads a configuration file.
+
+    Args:
+        path: a YAML file.
+        base: where settings that it leaves out come from; by default the preset of the algorithm and the environment
+            that it names.
+
+    Raises:
+        ConfigError: it cannot be read, holds mistakes, or does not name both.
+    """
+    data = read_config(path)
+    if base is None:
+        env = data.get("env")
+        names = {
+            "algorithm_name": data.get("algorithm_name"),
+            "env.name": env.get("name") if isinstance(env, Mapping) else None,
+        }
+        if names["algorithm_name"]:
+            algorithm_class(str(names["algorithm_name"]))  # whatever else is missing, this says what was misspelt
+        missing = [name for name, value in names.items() if not value]
+        if missing:
+            raise ConfigError(
+                f"the configuration {path} does not say {' and '.join(missing)}; write it there, or name the algorithm "
+                f"and the environment beside it: palaestra train ppo CartPole-v1 --config {path}"
+            )
+        base = preset(*map(str, names.values()))
+    return config_from_mapping(ExperimentConfig, data, base=base)
