@@ -210,11 +210,11 @@ class LaneStorage:
                 else DeviceLeaf(tensor, self._stacked[path])
                 for path, tensor in storage.allocate(self._name, shapes).items()
             }
-        self._plain = {
-            path: (leaf.array, leaf.numpy_dtype, leaf.row_shape)
-            for path, leaf in leaves.items()
-            if isinstance(leaf, HostLeaf) and leaf.stacked == 1
-        }
+        # what `write_rows` needs to know of fields that are one array in main memory; of the others no dtype is `None`
+        self._plain: dict[str, tuple[Any, Any, Any]] = dict.fromkeys(self.specs, (None, None, None))
+        for path, leaf in leaves.items():
+            if isinstance(leaf, HostLeaf) and leaf.stacked == 1:
+                self._plain[path] = leaf.array, leaf.numpy_dtype, leaf.row_shape
         if "step_type" in leaves:
             self.step_types = leaves["step_type"].tensor.numpy().reshape(-1)
             """[rows * lanes] of all rows: a view of main memory, on every device."""
@@ -271,14 +271,14 @@ class LaneStorage:
         """
         leaves, plain = self._leaves, self._plain
         writes: list[tuple[Any, int, Any]] = []
-        for name, value, row in zip(names, values, rows, strict=True):
-            if name in plain:
-                array, dtype, shape = plain[name]
-                given = value.numpy() if value.__class__ is Tensor and value.is_cpu else value
-                if given.__class__ is np.ndarray and given.dtype == dtype and given.shape == shape:
-                    writes.append((array, row, given))
-                    continue
-            writes += [(leaves[path], row, given) for path, given in self.checked(name, value)]
+        for name, given, row in zip(names, values, rows, strict=True):
+            array, dtype, shape = plain[name]
+            if given.__class__ is Tensor and given.is_cpu:
+                given = given.numpy()
+            if given.__class__ is np.ndarray and given.dtype is dtype and given.shape == shape:
+                writes.append((array, row, given))
+            else:
+                writes += [(leaves[path], row, part) for path, part in self.checked(name, given)]
         for target, row, given in writes:
             target[row] = given
 

@@ -356,19 +356,21 @@ class StreamReader:
         """
         return self._storage.step_types.take(index + self.num_lanes, mode="wrap") == LAST
 
-    def usable(self, length: int) -> np.ndarray:
+    def usable(self, length: int) -> np.ndarray | int:
         """How many of the oldest rows of each lane have what a draw needs.
 
         Args:
             length: rows that follow; in `fixed` data fewer, where the episode has ended.
 
         Returns:
-            [B].
+            [B], or one number for all where they are equal.
         """
         positions, short = self.positions, length - 1
         running: Any = self._running(short) if self.fixed and short and not self._aligned(length) else short
         if self._streams.complete_only:
             running = np.maximum(running, positions.unfinished)
+        if running is short and positions.lockstep:
+            return max(positions.count - short, 0)
         return np.maximum(positions.counts - running, 0)
 
     def _aligned(self, length: int) -> bool:
@@ -405,9 +407,8 @@ class StreamReader:
             total = int(before.sum() + after.sum())
             pick = functools.partial(positions.pick_aligned, usable=usable, period=streams.state_period)
         else:
-            total = int(usable.sum())
-            equal = positions.lockstep and total == usable.item(0) * len(usable) and usable.min() == usable.max()
-            pick = functools.partial(positions.pick, usable=usable[:1] if equal else usable)
+            total = usable * self.num_lanes if isinstance(usable, int) else int(usable.sum())
+            pick = functools.partial(positions.pick, usable=usable)
         if total == 0:
             raise ShapeError(f"no row can be learned from yet: {length} rows must follow it; {self.held()}")
         return total, pick

@@ -56,6 +56,8 @@ class WritePositions:
 
     def __init__(self, num_lanes: int, rows: int, spare: int = 0, period: int = 1) -> None:
         self.num_lanes, self.rows, self.spare = num_lanes, rows, spare
+        self.ring_size = rows + spare + 1
+        """Places of a ring: complete rows, spare ones, and the open row."""
         first = -(-spare // period) * period
         self.first_place = first if first < self.ring_size else spare
         """Of a stream that begins."""
@@ -81,11 +83,6 @@ class WritePositions:
         """[B] the highest number of rows that were taken back: what lay at their places is overwritten."""
         self.has_changes = False
         """Whether any row is not `kept`."""
-
-    @property
-    def ring_size(self) -> int:
-        """Places of a ring: complete rows, spare ones, and the open row."""
-        return self.rows + self.spare + 1
 
     @property
     def cursors(self) -> np.ndarray:
@@ -181,6 +178,7 @@ class WritePositions:
         """
         self.restarts += 1
         self.rows = self.rows if rows is None else rows
+        self.ring_size = self.rows + self.spare + 1
         self.written[:] = counts
         self._oldest[:], self._origin[:] = 0, self.first_place
         self.lockstep = bool((self.written == self.written[0]).all())
@@ -219,27 +217,27 @@ class WritePositions:
         """
         return places * self.num_lanes + np.arange(self.num_lanes)
 
-    def pick(self, number: np.ndarray, usable: np.ndarray) -> np.ndarray:
+    def pick(self, number: np.ndarray, usable: np.ndarray | int) -> np.ndarray:
         """Row numbers of the n-th usable rows, counted over all lanes from the oldest on.
 
         Args:
             number: [N] below the sum over lanes.
-            usable: [B] how many of the oldest rows of each lane count; [1] where all lanes are equal.
+            usable: how many of the oldest rows of each lane count; one number where all are in lockstep and equal.
         """
         places, lanes = self.ring_size, self.num_lanes
-        if len(usable) < lanes or lanes == 1:
+        if isinstance(usable, int):
             first, size = (self.cursor - self.count) % places * lanes, places * lanes
-            return number + first if first + usable.item(0) * lanes <= size else (number + first) % size
+            return number + first if first + usable * lanes <= size else (number + first) % size
         ends = np.cumsum(usable)
         lane = np.searchsorted(ends, number, side="right")
         age = number - (ends - usable)[lane]
         return (self.cursors[lane] - self.counts[lane] + age) % places * lanes + lane
 
-    def aligned(self, usable: np.ndarray, period: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def aligned(self, usable: np.ndarray | int, period: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where usable rows lie whose place is a multiple of a period.
 
         Args:
-            usable: [B] how many of the oldest rows of each lane count.
+            usable: how many of the oldest rows of each lane count.
             period: at least 1.
 
         Returns:
@@ -252,12 +250,12 @@ class WritePositions:
         before = np.maximum(-(-np.minimum(end, self.ring_size) // period) - first, 0)
         return first, before, -(-np.maximum(end - self.ring_size, 0) // period)
 
-    def pick_aligned(self, number: np.ndarray, usable: np.ndarray, period: int) -> np.ndarray:
+    def pick_aligned(self, number: np.ndarray, usable: np.ndarray | int, period: int) -> np.ndarray:
         """Row numbers of the n-th of the rows that `aligned` counts.
 
         Args:
             number: [N] below their sum over lanes.
-            usable: [B] how many of the oldest rows of each lane count.
+            usable: how many of the oldest rows of each lane count.
             period: at least 1.
         """
         first, before, after = self.aligned(usable, period)
