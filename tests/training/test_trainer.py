@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from palaestra import Trainer, TrainerConfig
+from palaestra import NetworkConfig, Trainer, TrainerConfig
 from palaestra.core import ConfigError, Linear, StepType
 from palaestra.training import CheckpointStore
 from tests.training.parts import Hooks, Recorder, evaluation_in, trainer
@@ -81,6 +81,22 @@ def test_learning_waits_until_every_lane_holds_a_window(n_step):
     made = trainer("dqn", "discrete", learning_starts=0, unroll_length=1, n_step=n_step, num_envs=4)
     for _ in range(12):
         made.train_iter()
+    assert made.algorithm.num_gradient_steps > 0
+
+
+def test_learning_waits_for_the_burn_in_of_sequences_too():
+    """With 40 environments, and sequences of 20 steps after 20 of burn-in."""
+    sizes = {
+        "network": NetworkConfig(hidden_sizes=(8,), recurrent="lstm"),
+        "mini_batch_length": 20,
+        "burn_in": 20,
+        "mini_batch_size": 4,
+        "gradient_steps": 1,
+    }
+    made = trainer("r2d2", "discrete", learning_starts=0, unroll_length=1, num_envs=40, total=2000, **sizes)
+    for _ in range(52):
+        made.train_iter()
+    assert made.collector.env_steps > 1600
     assert made.algorithm.num_gradient_steps > 0
 
 
