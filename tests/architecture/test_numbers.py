@@ -241,16 +241,16 @@ def files_of_a_step() -> Number:
 LIMITS = {
     "algorithms with other bases than GradientAlgorithm, Algorithm": Limit(algorithms_with_more_bases, 18, 0),
     "configurations of more than one class and AlgorithmConfig": Limit(configurations_with_more_classes, 25, 0),
-    "names that two classes have": Limit(names_of_two_classes, 6, 0),
-    "files": Limit(files, 350, 260),
-    "lines of code": Limit(code_lines, 29_300, 26_000),
-    "lines of code in a file": Limit(code_lines_a_file, 83, 100, least=True),
-    "share of imports and __all__": Limit(share_of_imports, 0.173, 0.11),
+    "names that two classes have": Limit(names_of_two_classes, 5, 0),
+    "files": Limit(files, 301, 260),
+    "lines of code": Limit(code_lines, 28_800, 26_000),
+    "lines of code in a file": Limit(code_lines_a_file, 95, 100, least=True),
+    "share of imports and __all__": Limit(share_of_imports, 0.157, 0.11),
     "docstrings that stand 8 times or more": Limit(repeated_docstrings, 2, 0),
-    "lines of docstrings that stand 8 times or more": Limit(repeated_docstring_lines, 450, 300),
+    "lines of docstrings that stand 8 times or more": Limit(repeated_docstring_lines, 417, 300),
     "levels of imports in envs": Limit(levels_of_imports_in_envs, 14, 9),
-    "calls from the command line to update": Limit(calls_to_update, 11, 7),
-    "calls from the command line to the autograd engine": Limit(calls_to_backward, 17, 11),
+    "calls from the command line to update": Limit(calls_to_update, 10, 7),
+    "calls from the command line to the autograd engine": Limit(calls_to_backward, 14, 11),
     "files of envs that a step enters": Limit(files_of_a_step, 8, 5),
 }
 
@@ -261,12 +261,6 @@ def test_a_number_keeps_its_limit(name):
     value, report = measure()
     allowed = value >= today if least else value <= today
     assert allowed, f"{name}: {value:g}, {'at least' if least else 'at most'} {today:g}\n{report}"
-
-
-@pytest.mark.parametrize("name", LIMITS)
-def test_a_limit_is_not_beyond_its_target(name):
-    _, today, target, least = LIMITS[name]
-    assert today <= target if least else today >= target
 
 
 if __name__ == "__main__":

@@ -9,9 +9,6 @@ import pytest
 from tests.architecture.source import ROOT
 from tests.architecture.test_documentation import PACKAGES, exported
 
-# Functions that have the name of the file they are in: the reference takes the name for the file. None is best.
-NAMED_AS_THEIR_FILE = {"buffer_for", "check", "exploration_bonus", "main", "raw_actions", "run"}
-
 
 @functools.cache
 def package() -> griffe.Object | griffe.Alias:
@@ -27,14 +24,23 @@ def documented() -> set[str]:
 
 @pytest.mark.parametrize("name", sorted(documented() & set(PACKAGES)))
 def test_the_reference_of_a_package_has_all_that_it_exports(name):
-    """A re-exported name is shown where griffe takes it for public, which it does for wildcards and `__all__`."""
-    module = package() if name == "palaestra" else package()[name.removeprefix("palaestra.")]
+    """A re-exported name is shown where griffe takes it for public, which it does for wildcards and `__all__`.
+
+    A name that is also the name of a file beside it is taken for the file; its page names it apart.
+    """
+    members = (package() if name == "palaestra" else package()[name.removeprefix("palaestra.")]).members
+    apart = {path.rsplit(".", 1)[1] for path in documented() if path.startswith("palaestra.")}
     hidden = [
         item
         for item in exported(name)
-        if item not in NAMED_AS_THEIR_FILE and not (item in module.members and shown(module.members[item]))
+        if not (item in members and shown(members[item])) and not (item in apart and members[item].is_module)
     ]
     assert not hidden, f"docs/api has no entry of {hidden}, which {name} exports"
+
+
+@pytest.mark.parametrize("name", sorted(documented()))
+def test_what_a_page_names_exists(name):
+    assert name == "palaestra" or package()[name.removeprefix("palaestra.")]
 
 
 def shown(member: griffe.Object | griffe.Alias) -> bool:
