@@ -1,4 +1,4 @@
-"""Tests of `palaestra.distributed.allocator`."""
+"""Tests of `palaestra.distributed.TrainerAllocator`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.distributed.gradient_workers` and `grad_worker`: data-parallel gradients."""
+"""Tests of `palaestra.distributed.gradient_workers`: data-parallel gradients."""
 
 import copy
 import logging

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.distributed.policy_manager` and `policy_host`."""
+"""Tests of `palaestra.distributed.policy_manager`."""
 
 import copy
 import dataclasses

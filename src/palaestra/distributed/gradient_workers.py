@@ -1,4 +1,4 @@
-"""`GradientWorkers` and `GradWorker`: gradients computed by workers, each of a part of every minibatch."""
+"""Gradients computed by workers, each of a part of every minibatch, and who computes for which policy."""
 
 from __future__ import annotations
 
@@ -10,17 +10,100 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from palaestra.algorithms import Algorithm, GradientAlgorithm, Gradients, StepResult, UpdateInfo
-from palaestra.core import Batch, ConfigError, DataSource, shards
-from palaestra.distributed.allocator import TrainerAllocator
+from palaestra.core import Batch, ConfigError, DataSource, did_you_mean, shards
 from palaestra.policies import Phase
 from palaestra.runtime import Call, Result, Runtime, Shared, WorkerDiedError
 
-__all__ = ["GradWorker", "GradientWorkers", "LossState", "apply_shards", "require_gradients"]
+__all__ = ["AllocationMode", "GradWorker", "GradientWorkers", "LossState", "TrainerAllocator", "require_gradients"]
+
+AllocationMode = Literal["by-policy", "by-agent", "by-experience"]
+"""What a policy's share of the workers is proportional to: nothing (all alike), its agents, its rows learned from."""
+
+_MODES: tuple[AllocationMode, ...] = ("by-policy", "by-agent", "by-experience")
+
+
+class TrainerAllocator:
+    """Shares gradient workers (MARO's trainers) out among policies.
+
+    A policy's quota is its share of the workers, rounded, and at least 1. Where quotas leave workers over, those go to
+    the policies that were rounded down most; where there are more quotas than workers, policies share workers. So
+    every policy has a worker, and every worker a policy.
+
+    Args:
+        mode: what shares are proportional to.
+        num_trainers: gradient workers, at least 1.
+        policies: their names.
+        agents: number of agents by policy; needed by `by-agent`.
+
+    Raises:
+        ConfigError: the mode is unknown, there is no worker or no policy, or a policy's agents are missing.
+
+    Examples:
+        >>> allocator = TrainerAllocator("by-experience", 4, ["buyer", "seller"])
+        >>> allocator.allocate({"buyer": 100, "seller": 300})
+        {'buyer': [0], 'seller': [1, 2, 3]}
+    """
+
+    def __init__(
+        self,
+        mode: AllocationMode,
+        num_trainers: int,
+        policies: Sequence[str],
+        *,
+        agents: Mapping[str, int] | None = None,
+    ) -> None:
+        if mode not in _MODES:
+            raise ConfigError(f"unknown allocation mode {mode!r}{did_you_mean(mode, _MODES)}")
+        if num_trainers < 1 or not policies:
+            raise ConfigError(
+                f"{num_trainers} gradient workers cannot be shared among {len(policies)} policies; both need at least 1"
+            )
+        if mode == "by-agent" and (missing := [name for name in policies if (agents or {}).get(name, 0) < 1]):
+            raise ConfigError(f"by-agent needs the number of agents of every policy, at least 1; missing for {missing}")
+        self.mode: AllocationMode = mode
+        """What shares are proportional to."""
+        self.num_trainers = num_trainers
+        """Gradient workers."""
+        self._policies, self._agents = list(policies), dict(agents or {})
+
+    def allocate(self, experience: Mapping[str, float] | None = None) -> dict[str, list[int]]:
+        """Which workers each policy has.
+
+        Args:
+            experience: rows learned from lately, by policy; only `by-experience` looks at it. Without any, all policies
+                are alike.
+
+        Returns:
+            Numbers of workers, by policy.
+        """
+        names, workers = self._policies, self.num_trainers
+        weights = self._weights(experience or {})
+        shares = {name: workers * weights[name] / sum(weights.values()) for name in names}
+        quota = {name: max(1, round(shares[name])) for name in names}
+        while sum(quota.values()) < workers:
+            most = max(names, key=lambda name: shares[name] - quota[name])
+            quota[most] += 1
+        while sum(quota.values()) > workers and (larger := [name for name in names if quota[name] > 1]):
+            least = min(larger, key=lambda name: shares[name] - quota[name])
+            quota[least] -= 1
+        allocation: dict[str, list[int]] = {}
+        following = 0
+        for name in names:
+            allocation[name] = [(following + i) % workers for i in range(quota[name])]
+            following += quota[name]
+        return allocation
+
+    def _weights(self, experience: Mapping[str, float]) -> dict[str, float]:
+        if self.mode == "by-agent":
+            return {name: float(self._agents[name]) for name in self._policies}
+        if self.mode == "by-experience" and any(experience.get(name, 0) > 0 for name in self._policies):
+            return {name: float(experience.get(name, 0)) for name in self._policies}
+        return dict.fromkeys(self._policies, 1.0)
 
 
 class LossState(NamedTuple):

@@ -17,18 +17,7 @@ from palaestra.multiagent import MultiAgentCollector, Role, create_worlds
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Collector, buffer_for, episode_discount
 
-__all__ = [
-    "ActingParts",
-    "AgentsFactory",
-    "CollectorFactory",
-    "Fragment",
-    "RolloutWorker",
-    "acting_weights",
-    "broken_off",
-    "load_acting_weights",
-    "require_shares",
-    "versions_of",
-]
+__all__ = ["ActingParts", "AgentsFactory", "CollectorFactory", "RolloutWorker", "acting_weights", "require_shares"]
 
 _SENT = ("step_type", "reward", "discount", "observation", "action", "policy_version", "policy_info", "state")
 
