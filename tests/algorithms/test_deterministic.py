@@ -94,10 +94,10 @@ def test_td3_follows_its_first_critic():
     batch = prepared(algorithm, 1.0, 1.0)
     before = algorithm.losses(batch).terms["actor"]
     with torch.no_grad():
-        algorithm.critic.biases[0][1] += 100.0
+        algorithm.critic.layers[0].bias[1] += 100.0
     assert_close(algorithm.losses(batch).terms["actor"], before)
     with torch.no_grad():
-        algorithm.critic.biases[0][0] += 100.0
+        algorithm.critic.layers[0].bias[0] += 100.0
     assert_close(algorithm.losses(batch).terms["actor"], before - 100.0)
 
 

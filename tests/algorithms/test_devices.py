@@ -106,11 +106,11 @@ def test_acting_begins_anew_where_the_saved_generator_is_of_another_kind():
 def test_compiled_code_is_for_one_device(monkeypatch):
     made = []
 
-    def compiled(self, batch):
-        made.append(self._algorithm.device.type)
+    def compiled(algorithm, step, batch):
+        made.append(algorithm.device.type)
         return lambda batch: None
 
-    monkeypatch.setattr(CompiledSteps, "_compiled", compiled)
+    monkeypatch.setattr("palaestra.algorithms.compiled.compiled_method", compiled)
     algorithm, collector = collected("dqn", "discrete")
     steps = CompiledSteps(algorithm, GradientAlgorithm._unchecked_step)
     steps((), algorithm.draw(collector.buffer))

@@ -118,8 +118,8 @@ def test_the_highest_quantiles_are_left_out_of_the_target():
     algorithm = made("quantile_sac", num_critics=2, num_quantiles=4, num_dropped=1, initial_temperature=1e-9, gamma=1.0)
     with torch.no_grad():
         for network, values in ((algorithm.target_critic, [1.0, 2.0, 3.0, 10.0]), (algorithm.critic, [2.0] * 4)):
-            network.weights[0].zero_()
-            network.biases[0].copy_(torch.tensor(values).expand(2, 1, 4))
+            network.layers[0].weight.zero_()
+            network.layers[0].bias.copy_(torch.tensor(values).expand(2, 1, 4))
     critic = algorithm.losses(prepared(algorithm, 0.0, 1.0)).terms["critic"].item()
     # errors of -1, 0, 1 with a huber loss of 0.5 each at both ends; fractions have the mean 0.5
     assert critic == pytest.approx((0.5 * 0.5 + 0.5 * 0.5) / 3, rel=1e-5)
@@ -141,8 +141,8 @@ def test_discrete_sac_takes_expectations_over_all_actions():
     constant(components["actor"], 0.0)
     with torch.no_grad():
         for name in ("critic", "target_critic"):
-            components[name].weights[0].zero_()
-            components[name].biases[0].copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]).expand(2, 1, 4))
+            components[name].layers[0].weight.zero_()
+            components[name].layers[0].bias.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]).expand(2, 1, 4))
     batch = prepared(algorithm, 1.0, 1.0)
     losses = algorithm.losses(batch.replace(action=torch.tensor([3] * ROWS)))
     soft_value = 2.5 + 0.5 * math.log(4)

@@ -13,6 +13,14 @@ PICKLERS = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "mar
 TRANSPORT = "src/palaestra/runtime/"
 TEXT_FOLDERS = ("src", "tests", "tools", "docs", "examples", "benchmarks")
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".txt"}
+# What is private to PyTorch, and the one file that may use it. `_buffers` is also a name of ours, outside modules.
+FAST = "src/palaestra/nn/fast.py"
+# PyTorch has no public way to say that a class is a tree; `vmap` and compiled code have to know it.
+REGISTRATION = ("src/palaestra/core/tree.py", "torch.utils._pytree")
+MODULE_INTERNALS = {
+    *("_modules", "_parameters", "_apply", "_call_impl", "_load_from_state_dict", "_forward_hooks"),
+    *("_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_slow_forward"),
+}
 UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME)\b")
 
 
@@ -49,13 +57,57 @@ def sleeping(source: Source) -> list[str]:
     ]
 
 
+def private_torch(source: Source) -> list[str]:
+    if source.path == FAST:
+        return []
+    roots = {"torch", "nn"}
+    found = [
+        f"{source.at(node)}: uses {ast.unparse(node)}, which is private to PyTorch; what is private stands in {FAST}, "
+        "beside a public way that gives the same numbers"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute)
+        and _private(node.attr)
+        and (node.attr in MODULE_INTERNALS or ast.unparse(node).split(".")[0] in roots)
+    ]
+    found += [
+        f"{source.at(node)}: looks up {ast.unparse(node)}, which is private to PyTorch; see {FAST}"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Constant)
+        and node.slice.value in {*MODULE_INTERNALS, "_buffers"}
+    ]
+    found += [
+        f"{source.at(node)}: defines {node.name}, which is private to PyTorch; see {FAST}"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.FunctionDef) and node.name in MODULE_INTERNALS
+    ]
+    for node in ast.walk(source.tree):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+        found += [
+            f"{source.at(node)}: imports {name}, which is private to PyTorch; see {FAST}"
+            for name in modules
+            if name.split(".")[0] == "torch"
+            and any(map(_private, name.split(".")))
+            and (source.path, name) != REGISTRATION
+        ]
+    return found
+
+
+def _private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
 def calls(source: Source) -> Iterator[tuple[ast.Call, str]]:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call):
             yield node, ast.unparse(node.func)
 
 
-@pytest.mark.parametrize(("rule", "folder"), [(unsafe_loading, "src"), (printing, "src"), (sleeping, "tests")])
+@pytest.mark.parametrize(
+    ("rule", "folder"), [(unsafe_loading, "src"), (printing, "src"), (private_torch, "src"), (sleeping, "tests")]
+)
 def test_nothing_forbidden_stands_in(rule, folder):
     violations = [violation for source in sources(folder) for violation in rule(source)]
     assert not violations, "\n" + "\n".join(violations)
@@ -81,6 +133,11 @@ def test_nothing_is_left_for_later():
         (unsafe_loading, "src/palaestra/training/a.py", "torch.load(path, weights_only=True)"),
         (unsafe_loading, "src/palaestra/training/a.py", "np.load(path, allow_pickle=True)"),
         (printing, "src/palaestra/envs/a.py", "print('hello')"),
+        (private_torch, "src/palaestra/nn/a.py", "grads = torch._foreach_mul(grads, 2)"),
+        (private_torch, "src/palaestra/nn/a.py", "from torch._utils import _flatten_dense_tensors"),
+        (private_torch, "src/palaestra/nn/a.py", "from torch.optim.adam import _single_tensor_adam"),
+        (private_torch, "src/palaestra/policies/a.py", "x = vars(self)['_buffers']"),
+        (private_torch, "src/palaestra/policies/a.py", "x = self.network._modules"),
         (sleeping, "tests/envs/test_a.py", "import time\ntime.sleep(1)"),
     ],
 )
@@ -96,6 +153,8 @@ def test_an_offender_is_named_with_file_and_line(rule, path, text):
         (unsafe_loading, "src/palaestra/training/a.py", "safetensors.torch.load(data)"),
         (printing, "src/palaestra/cli/main.py", "print('hello')"),
         (printing, "src/palaestra/training/panel.py", "console.print('hello')"),
+        (private_torch, FAST, "torch._fused_adam_()"),
+        (private_torch, "src/palaestra/training/a.py", "for buffer in self._buffers(): torch.add(self._x, 1)"),
         (sleeping, "tests/conftest.py", "time.sleep(0.01)"),
     ],
 )

@@ -1,5 +1,7 @@
 """Tests of `palaestra.nn.CoreModel`: components, optimizers and gradients."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -12,7 +14,7 @@ from palaestra.core import (
     ShapeError,
     TensorSpec,
 )
-from palaestra.nn import CoreModel, OptimizerOption, combine_gradients
+from palaestra.nn import CoreModel, EnsembleNetwork, OptimizerOption, combine_gradients
 from palaestra.nn import optimizer as optimizer_module
 from palaestra.policies import CategoricalPolicy
 from tests.nn.models import OPTIONS, STATES, ac_model, losses, moved, parameters
@@ -247,3 +249,13 @@ def test_get_action_is_a_view_of_the_policy():
     assert_close(log_p, policy.distribution(STATES).log_prob(action))
     assert "policy" not in dict(ac_model.named_children())
     assert ac_model.clone().optimizers.keys() == {"policy"}
+
+
+def test_checkpoints_with_the_old_names_of_an_ensembles_layers_load():
+    model = CoreModel({"critic": EnsembleNetwork(TensorSpec((3,)), 1, 2)}, {"critic": OptimizerOption()})
+    saved = {name: tensor + 1 for name, tensor in model.state_tensors().items()}
+    old = {re.sub(r"layers\.(\d)\.weight", r"weights.\1", name): tensor for name, tensor in saved.items()}
+    old = {re.sub(r"layers\.(\d)\.bias", r"biases.\1", name): tensor for name, tensor in old.items()}
+    assert "optimizer.critic.exp_avg.critic.weights.0" in old
+    model.load_state_tensors(old)
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in model.state_tensors().items())

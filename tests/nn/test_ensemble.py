@@ -22,7 +22,9 @@ def test_each_member_is_the_network_that_an_mlp_with_its_weights_would_be(config
     assert found.shape == (3, 5, 2)
     for k in range(3):
         mlp = MLP(5, config.hidden_sizes, 2, activation=config.activation)
-        for layer, weight, bias in zip(mlp.layers, ensemble.weights, ensemble.biases, strict=True):
+        for layer, (weight, bias) in zip(
+            mlp.layers, [list(layer.parameters()) for layer in ensemble.layers], strict=True
+        ):
             layer.weight.data.copy_(weight[k].T)
             layer.bias.data.copy_(bias[k, 0])
         assert_close(found[k], mlp(torch.cat((observation, action), -1)))
@@ -33,7 +35,7 @@ def test_members_start_different_and_learn_apart():
     observation = torch.randn(6, 4, generator=generator())
     values = ensemble(observation)
     assert not torch.allclose(values[0], values[1])
-    gradients = torch.autograd.grad(values[0].sum(), list(ensemble.weights))
+    gradients = torch.autograd.grad(values[0].sum(), [layer.weight for layer in ensemble.layers])
     assert all(gradient[0].any() and not gradient[1].any() for gradient in gradients)
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from types import FunctionType, MethodType
+from collections.abc import Callable
 from typing import Any, final
 
-import torch
-
 from palaestra.core import Batch
+from palaestra.nn import compiled_method
 
 __all__ = ["CompiledSteps"]
 
@@ -29,7 +26,6 @@ class CompiledSteps:
     """
 
     def __init__(self, algorithm: Any, step: Any) -> None:
-        torch._dynamo.config.trace_autograd_ops = True
         self._algorithm, self._step = algorithm, step
         self._graphs: dict[Any, Callable[[Batch], Any]] = {}
 
@@ -43,24 +39,8 @@ class CompiledSteps:
         key = due, self._algorithm.device, _layout(batch)
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._graphs[key] = self._compiled(batch)
+            graph = self._graphs[key] = compiled_method(self._algorithm, self._step, batch)
         return graph(batch)
-
-    def _compiled(self, batch: Batch) -> Callable[[Batch], Any]:
-        own = FunctionType(self._step.__code__.replace(), self._step.__globals__, self._step.__name__)
-        step: Any = torch.compile(
-            MethodType(own, self._algorithm),
-            fullgraph=True,
-            dynamic=False,
-            options={"guard_filter_fn": _no_guards, "size_asserts": False},
-        )
-        graph = step.aot_compile(((batch,), {}))
-        graph.disable_guard_check()
-        return partial(graph, self._algorithm)
-
-
-def _no_guards(guards: Sequence[Any]) -> list[bool]:
-    return [False] * len(guards)
 
 
 def _layout(batch: Batch) -> tuple[Any, ...]:

@@ -208,7 +208,7 @@ class FixedPolicy:
 
     def __init__(self, policy: Policy) -> None:
         self._module = _Distribution(policy)
-        self._parameters = {name: value.detach().clone() for name, value in self._module.named_parameters()}
+        self._fixed = {name: value.detach().clone() for name, value in self._module.named_parameters()}
 
     @torch.no_grad()
     def distribution(self, observation: Any) -> Any:
@@ -217,7 +217,7 @@ class FixedPolicy:
         Args:
             observation: raw, leaves [..., *observation].
         """
-        return functional_call(self._module, self._parameters, (observation,))
+        return functional_call(self._module, self._fixed, (observation,))
 
 
 # -- learning from stored transitions

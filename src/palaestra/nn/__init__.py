@@ -6,6 +6,7 @@ from palaestra.nn.core_model import CoreModel, combine_gradients, create_algorit
 from palaestra.nn.distributional import ImplicitQuantileNetwork, ReturnDistribution, ReturnNetwork
 from palaestra.nn.encoder import ACTION_MASK, Encoder, OwnEncoder, has_pictures
 from palaestra.nn.ensemble import EnsembleNetwork
+from palaestra.nn.fast import MovableModule, call, compiled_method
 from palaestra.nn.mlp import MLP, Activation, Initialisation
 from palaestra.nn.network import CompositeNetwork, GaussianNetwork, Network, QNetwork
 from palaestra.nn.noisy import NoisyMLP
@@ -29,6 +30,7 @@ __all__ = [
     "ImplicitQuantileNetwork",
     "Initialisation",
     "LSTMState",
+    "MovableModule",
     "NatureCNN",
     "Network",
     "NetworkConfig",
@@ -40,7 +42,9 @@ __all__ = [
     "RecurrentNetwork",
     "ReturnDistribution",
     "ReturnNetwork",
+    "call",
     "combine_gradients",
+    "compiled_method",
     "create_algorithm_func",
     "encoder_name",
     "has_pictures",

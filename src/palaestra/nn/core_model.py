@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
@@ -10,20 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import CheckpointError, ConfigError, ShapeError, did_you_mean
+from palaestra.nn.fast import MovableModule, differentiate
 from palaestra.nn.optimizer import ComponentOptimizer, OptimizerOption, step_together
 
 __all__ = ["CoreModel", "combine_gradients"]
 
 
 _Numbers = tuple[list[Tensor], list[Tensor]]
-_run_backward: Any = torch.autograd.Variable._execution_engine.run_backward
 
 
 class _Sampler(Protocol):
     def sample(self, observation: Any) -> tuple[Tensor, Tensor]: ...
 
 
-class CoreModel(nn.Module):
+class CoreModel(MovableModule):
     """Network components with embedded optimizers, so that an algorithm knows nothing of either.
 
     A component without an option is frozen: it gets no gradients (target networks). Subclass it and define `forward`
@@ -113,13 +114,14 @@ class CoreModel(nn.Module):
             ConfigError: a component has no optimizer, or was frozen by another model that shares it.
             ShapeError: the loss is not one number.
         """
-        names: list[str] = []
-        parameters: list[Tensor] = []
+        names: Sequence[str] = ()
+        parameters: Sequence[Tensor] = []
         for component in self.optimizers if components is None else components:
             if component not in self.optimizers:
                 raise ConfigError(f"no optimizer trains {component!r}{did_you_mean(component, self.optimizers)}")
-            names += self.optimizers[component].names
-            parameters += self.optimizers[component].parameters
+            optimizer = self.optimizers[component]
+            names = (*names, *optimizer.names) if names else optimizer.names
+            parameters = [*parameters, *optimizer.parameters] if parameters else optimizer.parameters
         if not parameters:
             raise ConfigError(f"no optimizer trains any of the components {list(self.component)}; give `optim_option`")
         if False in [parameter.requires_grad for parameter in parameters]:
@@ -129,8 +131,7 @@ class CoreModel(nn.Module):
             )
         if loss.numel() != 1:
             raise ShapeError(f"a loss of shape {list(loss.shape)} was given; it must be one number, such as a mean")
-        differentiate = torch.autograd.grad if torch.compiler.is_compiling() else _differentiate
-        gradients = differentiate(loss, parameters, retain_graph=retain_graph, allow_unused=True)
+        gradients = differentiate(loss, parameters, retain_graph)
         return {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
 
     def apply_gradients(
@@ -220,17 +221,16 @@ class CoreModel(nn.Module):
             self._pairs[target, source] = (_numbers(self.component[target]), _numbers(self.component[source]))
         (theirs, their_counts), (mine, my_counts) = self._pairs[target, source]
         with torch.no_grad():
-            torch._foreach_lerp_(theirs, mine, tau)  # pyright: ignore[reportPrivateImportUsage]
+            for target_number, number in zip(theirs, mine, strict=True):
+                target_number.lerp_(number, tau)
             for count, my_count in zip(their_counts, my_counts, strict=True):
                 count.copy_(my_count)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def moved(self) -> None:
         """Buffers are other tensors after a move to another device, and the state of optimizers goes along."""
         self._pairs.clear()
-        super()._apply(fn, recurse)
         for optimizer in self.optimizers.values():
             optimizer.follow_parameters()
-        return self
 
     def clone(self) -> Self:
         """A model of the same class with equal parameters and optimizer state that shares no storage with this one."""
@@ -282,6 +282,8 @@ class CoreModel(nn.Module):
         Raises:
             CheckpointError: names or shapes do not fit.
         """
+        known = self.state_tensors()
+        tensors = {key if key in known else _OLD_ENSEMBLE.sub(_layer_of, key): value for key, value in tensors.items()}
         model = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
         try:
             self.load_state_dict(model)
@@ -293,12 +295,11 @@ class CoreModel(nn.Module):
             optimizer.load_state_tensors(saved)
 
 
-def _differentiate(
-    loss: Tensor, parameters: Sequence[Tensor], *, retain_graph: bool, allow_unused: bool
-) -> Sequence[Tensor | None]:
-    """`torch.autograd.grad` of a scalar: its checks take longer than the backward pass of a small layer."""
-    one = torch.ones_like(loss)
-    return _run_backward((loss,), (one,), retain_graph, False, tuple(parameters), allow_unused, accumulate_grad=False)
+_OLD_ENSEMBLE = re.compile(r"\b(weights|biases)\.(\d+)$")  # as checkpoints named an ensemble's layers until 0.2
+
+
+def _layer_of(match: re.Match[str]) -> str:
+    return f"layers.{match[2]}.{'weight' if match[1] == 'weights' else 'bias'}"
 
 
 def combine_gradients(

@@ -76,10 +76,7 @@ class Encoder(nn.Module):
         Returns:
             [..., out_size] float32.
         """
-        if self.is_identity:
-            return observation
-        modules: dict[str, Any] = vars(self)["_modules"]  # `self.root` would cost a search
-        return modules["root"].forward(observation)
+        return observation if self.is_identity else self.root(observation)
 
 
 class OwnEncoder(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,34 @@ from palaestra.nn.mlp import ACTIVATIONS
 from palaestra.nn.network import mlp_of
 
 __all__ = ["EnsembleNetwork"]
+
+
+class EnsembleLinear(nn.Module):
+    """K linear layers of one shape in one batched product.
+
+    Args:
+        layers: K layers, whose weights it starts with.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.stack([layer.weight.detach().T for layer in layers]).contiguous())
+        self.bias = nn.Parameter(torch.stack([layer.bias.detach()[None] for layer in layers]))
+
+    def forward(self, x: Tensor, members: Any = None) -> Tensor:
+        """The outputs of the members.
+
+        Args:
+            x: [N, in] for all of them, or [K, N, in].
+            members: which; default all.
+
+        Returns:
+            [K, N, out].
+        """
+        weight, bias = self.weight, self.bias
+        if members is not None:
+            weight, bias = weight[members], bias[members]
+        return torch.bmm(x if x.ndim == 3 else x.expand(weight.shape[0], -1, -1), weight).add_(bias)
 
 
 class EnsembleNetwork(nn.Module):
@@ -64,13 +93,8 @@ class EnsembleNetwork(nn.Module):
         in_size = self.encoder.out_size + action_size
         members = [mlp_of(in_size, config.hidden_sizes, out_size, config) for _ in range(num_members)]
         layers = list(zip(*(member.layers for member in members), strict=True))
-        self.weights = nn.ParameterList(
-            torch.stack([layer.weight.detach().T for layer in stack]).contiguous() for stack in layers
-        )
-        self.biases = nn.ParameterList(torch.stack([layer.bias.detach()[None] for layer in stack]) for stack in layers)
+        self.layers = nn.ModuleList(EnsembleLinear(stack) for stack in layers)
         self._function = ACTIVATIONS[config.activation]
-        # The lists' own tables of parameters, as in `MLP`: looking up an entry of a `ParameterList` is slow.
-        self._tables = (self.weights._parameters, self.biases._parameters)
 
     def forward(self, observation: Any, action: Tensor | None = None, *, members: Any = None) -> Tensor:
         """What the members say.
@@ -83,17 +107,14 @@ class EnsembleNetwork(nn.Module):
         Returns:
             [K, ..., out_size], or [M, ..., out_size].
         """
-        modules: dict[str, Any] = vars(self)["_modules"]  # `self.encoder` would cost a search
-        x = modules["encoder"].forward(observation) if self._encodes else observation
+        x = self.encoder(observation) if self._encodes else observation
         if action is not None:
             x = torch.cat((x, action), -1)
-        leading, last = x.shape[:-1], len(self._tables[0]) - 1
+        leading, last = x.shape[:-1], len(self.layers) - 1
         if len(leading) != 1:
             x = x.reshape(-1, x.shape[-1])  # [N, in]
-        for index, (weight, bias) in enumerate(zip(*(table.values() for table in self._tables), strict=True)):
-            if members is not None:
-                weight, bias = weight[members], bias[members]
-            x = torch.bmm(x if index else x.expand(weight.shape[0], -1, -1), weight).add_(bias)  # [K, N, out]
+        for index, layer in enumerate(self.layers):
+            x = layer(x, members)  # [K, N, out]
             if index < last:
                 x = self._function(x)
         return x if len(leading) == 1 else x.reshape(x.shape[0], *leading, self.out_size)

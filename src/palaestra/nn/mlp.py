@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from palaestra.core import ConfigError, did_you_mean
+from palaestra.nn.fast import Linear, call
 
 __all__ = ["MLP", "Activation", "Initialisation"]
 
@@ -76,13 +76,10 @@ class MLP(nn.Module):
             raise ConfigError(f"unknown initialisation {init!r}{did_you_mean(init, get_args(Initialisation))}")
         self.in_size = in_size
         self.out_size = sizes[-1]
-        self.layers = nn.ModuleList(nn.Linear(n, m) for n, m in itertools.pairwise(sizes))
+        self.layers = nn.ModuleList(Linear(n, m) for n, m in itertools.pairwise(sizes))
         self.activation = activation
         self._function = ACTIVATIONS[activation]
         self._num_activations = len(hidden_sizes)
-        # The layers' own tables of parameters: reading `layer.weight` costs a search, `table["weight"]` does not, and
-        # the tables follow `.to`, `load_state_dict`, `deepcopy` and `functional_call`.
-        self._tables = [layer._parameters for layer in self.layers]
         orthogonal = init == "orthogonal" or (init == "auto" and activation == "tanh")
         for layer, is_out in zip(self.layers, [False] * len(hidden_sizes) + [True], strict=False):
             _initialise(layer, out_gain if is_out else math.sqrt(2), orthogonal=orthogonal, is_out=is_out)
@@ -97,8 +94,8 @@ class MLP(nn.Module):
             [..., out_size]. Without layers, `x` itself.
         """
         function, num_activations = self._function, self._num_activations
-        for index, table in enumerate(self._tables):
-            x = linear(x, table["weight"], table["bias"])  # pyright: ignore[reportArgumentType]
+        for index, layer in enumerate(self.layers):
+            x = call(layer, x)
             if index < num_activations:
                 x = function(x)
         return x
@@ -112,8 +109,8 @@ class MLP(nn.Module):
         Returns:
             [..., units of the last hidden layer]; without hidden layers, `x` itself.
         """
-        for table in self._tables[:-1]:
-            x = self._function(linear(x, table["weight"], table["bias"]))  # pyright: ignore[reportArgumentType]
+        for layer in self.layers[:-1]:
+            x = self._function(layer(x))
         return x
 
     def activate(self, x: Tensor) -> Tensor:
@@ -126,9 +123,8 @@ class MLP(nn.Module):
 
 
 @torch.no_grad()
-def _initialise(layer: nn.Module, gain: float, *, orthogonal: bool, is_out: bool) -> None:
-    weight, bias = layer._parameters["weight"], layer._parameters["bias"]
-    assert weight is not None and bias is not None  # nn.Linear's own
+def _initialise(layer: Any, gain: float, *, orthogonal: bool, is_out: bool) -> None:
+    weight, bias = layer.weight, layer.bias
     if orthogonal:
         nn.init.orthogonal_(weight, gain)
         nn.init.zeros_(bias)

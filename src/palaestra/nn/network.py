@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from palaestra.core import ConfigError, SpecTree
 from palaestra.nn.config import NetworkConfig
 from palaestra.nn.encoder import encoder_of
+from palaestra.nn.fast import call
 from palaestra.nn.mlp import MLP
 from palaestra.nn.noisy import NoisyMLP
 
@@ -63,10 +64,7 @@ class Network(nn.Module):
         Returns:
             [..., out_size].
         """
-        modules: dict[str, Any] = vars(self)["_modules"]  # `self.mlp` would cost a search
-        if self._encodes:
-            observation = modules["encoder"].forward(observation)
-        return modules["mlp"].forward(observation)
+        return call(self.mlp, self.encoder(observation) if self._encodes else observation)
 
     @property
     def hidden_size(self) -> int:
@@ -144,12 +142,11 @@ class QNetwork(nn.Module):
         Returns:
             [..., A] units of return; [..., A, Q] where `num_outputs` was given.
         """
-        modules: dict[str, Any] = vars(self)["_modules"]  # `self.mlp` would cost a search
         if self._encodes:
-            observation = modules["encoder"].forward(observation)
+            observation = self.encoder(observation)
         if noise is not None or self._dueling:
             return self._streams(observation, noise)
-        out = modules["mlp"].forward(observation)
+        out = call(self.mlp, observation)
         return out if self._num_outputs is None else out.unflatten(-1, (self.num_actions, self._num_outputs))
 
     def _streams(self, x: Tensor, noise: Tensor | None) -> Tensor:
@@ -207,8 +204,7 @@ class GaussianNetwork(nn.Module):
         Returns:
             Mean [..., A], and log σ [A], the same for all rows: `ops.DiagonalGaussian` takes the two as they are.
         """
-        fields: dict[str, Any] = vars(self)
-        return fields["_modules"]["mean"].forward(observation), fields["_parameters"]["log_std"]
+        return call(self.mean, observation), self.log_std
 
 
 class CompositeNetwork(nn.Module):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
+from palaestra.nn.fast import Linear
 from palaestra.nn.mlp import MLP, Activation
 
 __all__ = ["NoisyMLP"]
@@ -57,7 +57,7 @@ class NoisyMLP(nn.Module):
         self.noise_size = sum(n + m for n, m in self._sizes)
         """Random numbers that one row needs."""
         self._ends_with_activation = out_size is None
-        self.scale = nn.ModuleList(nn.Linear(n, m) for n, m in self._sizes)
+        self.scale = nn.ModuleList(Linear(n, m) for n, m in self._sizes)
         with torch.no_grad():
             for (n, _), mean, scale in zip(self._sizes, self.mean.layers, self.scale, strict=True):
                 for parameter in mean.parameters():
@@ -81,7 +81,7 @@ class NoisyMLP(nn.Module):
         layers = zip(self._sizes, self.mean.layers, self.scale, strict=True)
         for index, ((n, m), mean, scale) in enumerate(layers):
             inputs, outputs = noise[..., at : at + n], noise[..., at + n : at + n + m]
-            x = linear(x, mean.weight, mean.bias) + outputs * linear(x * inputs, scale.weight, scale.bias)  # pyright: ignore[reportArgumentType]
+            x = mean(x) + outputs * scale(x * inputs)
             at += n + m
             if index < last or self._ends_with_activation:
                 x = self.mean.activate(x)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors as flatten
-from torch._utils import _unflatten_dense_tensors as unflatten
 
 from palaestra.core import CheckpointError, ConfigError, Linear, Piecewise, Schedule, did_you_mean, schedule_value
+from palaestra.nn.fast import adam_step, flatten
 
 __all__ = ["ComponentOptimizer", "OptimizerOption", "step_together"]
 
@@ -30,15 +29,6 @@ _STATE: dict[str, dict[str, str | None]] = {
     "rmsprop": {"square_avg": None, "grad_avg": "centered", "momentum_buffer": "momentum"},
     "sgd": {"momentum_buffer": "momentum"},
 }
-# torch.optim's own kernels; its public functions spend six times as long on sorting their arguments
-_FUSED: dict[str, Callable[..., None]] = {
-    "adam": torch._fused_adam_,  # pyright: ignore[reportPrivateImportUsage]
-    "adamw": torch._fused_adamw_,  # pyright: ignore[reportPrivateImportUsage]
-}
-_foreach_norm: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
-_foreach_mul: Any = torch._foreach_mul  # pyright: ignore[reportPrivateImportUsage]
-
-
 _SMALL = 1 << 15  # elements up to which one copy into a vector is quicker than work on each tensor
 
 
@@ -117,7 +107,7 @@ class ComponentOptimizer:
         self._one = torch.ones_like(self.steps)  # adding a number converts it into a tensor first, every time
         kinds = {(parameter.device, parameter.dtype) for parameter in self.parameters}
         self._mixed = len(kinds) > 1
-        self._fused = None if self._mixed else _FUSED.get(self.option.cls)
+        self._fused = self.option.cls in ("adam", "adamw") and not self._mixed
         sizes = [parameter.numel() for parameter in self.parameters]
         in_order = all(parameter.is_contiguous() and parameter.is_cpu for parameter in self.parameters)
         self._vector_sizes = sizes if in_order and not self._mixed and sum(sizes) <= _SMALL else None
@@ -156,7 +146,7 @@ class ComponentOptimizer:
         self._update(grads, self.learning_rate, finite)
 
     def _measure(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Any]:
-        """The norm of the whole gradient, and the gradient as `_apply` takes it: in one vector, or one by one."""
+        """The norm of the whole gradient, and the gradient as `_step_by` takes it: in one vector, or one by one."""
         if not self.parameters:
             return torch.zeros(()), []
         if self.parameters[0].device != self._device:
@@ -165,12 +155,12 @@ class ComponentOptimizer:
             vector = flatten(gradients)
             return torch.linalg.vector_norm(vector), vector
         grads = [_in_order_of(parameter, grad) for parameter, grad in zip(self.parameters, gradients, strict=True)]
-        norms = _foreach_norm(grads)
+        norms = [torch.linalg.vector_norm(grad) for grad in grads]
         if self._mixed:
             norms = [norm.to(grads[0].device, torch.float32) for norm in norms]
         return torch.linalg.vector_norm(torch.stack(norms)), grads
 
-    def _apply(self, gradients: Sequence[Tensor], measured: Any, norm: float) -> None:
+    def _step_by(self, gradients: Sequence[Tensor], measured: Any, norm: float) -> None:
         """A step on a gradient of this length."""
         if not self.parameters:
             return
@@ -179,34 +169,33 @@ class ComponentOptimizer:
         if self._vector_sizes:
             if scale < 1:
                 measured *= scale
-            if self._fused is not None:
+            if self._fused:
                 grads = measured.split_with_sizes(self._vector_sizes)
             else:
-                grads = list(gradients) if scale == 1 else unflatten(measured, gradients)
+                parts = measured.split_with_sizes(self._vector_sizes)
+                grads = [part.view_as(grad) for part, grad in zip(parts, gradients, strict=True)]
         else:
-            grads = _foreach_mul(measured, scale) if scale < 1 else measured
-        if self._fused is not None:
-            self._update_fused(self._fused, grads)
+            grads = [grad * scale for grad in measured] if scale < 1 else measured
+        if self._fused:
+            self._update_fused(grads)
         else:
             self._update(grads, self._rate, None)
 
-    def _update_fused(self, kernel: Callable[..., None], grads: Sequence[Tensor]) -> None:
+    def _update_fused(self, grads: Sequence[Tensor]) -> None:
         self.steps += self._one
         settings, state = self._settings, self.state
-        kernel(
+        adam_step(
             self.parameters,
             grads,
             state["exp_avg"],
             state["exp_avg_sq"],
-            [],
-            [self.steps] * len(grads),
+            self.steps,
+            decoupled=self.option.cls == "adamw",
             lr=self._rate,
             beta1=settings["betas"][0],
             beta2=settings["betas"][1],
             weight_decay=settings["weight_decay"],
             eps=settings["eps"],
-            amsgrad=False,
-            maximize=False,
         )
 
     def _update(self, grads: list[Tensor], rate: Any, finite: Tensor | None) -> None:
@@ -276,13 +265,13 @@ def step_together(optimizers: Sequence[ComponentOptimizer], gradients: Sequence[
             norm, arranged = optimizers[0]._measure(gradients[0])
             length = float(norm)
             if math.isfinite(length):
-                optimizers[0]._apply(gradients[0], arranged, length)
+                optimizers[0]._step_by(gradients[0], arranged, length)
             return (norm,)
         measured = [optimizer._measure(grads) for optimizer, grads in zip(optimizers, gradients, strict=True)]
         norms = [float(norm) for norm, _ in measured]
         if all(map(math.isfinite, norms)):
             for optimizer, grads, (_, arranged), norm in zip(optimizers, gradients, measured, norms, strict=True):
-                optimizer._apply(grads, arranged, norm)
+                optimizer._step_by(grads, arranged, norm)
         return [norm for norm, _ in measured]
     finally:
         torch.set_grad_enabled(recording)

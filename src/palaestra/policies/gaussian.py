@@ -74,5 +74,4 @@ class GaussianPolicy(StochasticPolicy):
         return TensorSpec((self.action_spec.size,))
 
     def env_action(self, action: Tensor) -> Tensor:
-        scale: Any = self._modules["_range"]  # `self._range` would cost a search
-        return scale.forward(action)
+        return self._range(action)

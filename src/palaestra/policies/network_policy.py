@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, SpecTree, TensorSpec, spec_leaves, to_device
-from palaestra.nn import EncodedNetwork, NetworkConfig, RecurrentNetwork
+from palaestra.nn import EncodedNetwork, NetworkConfig, RecurrentNetwork, call
 from palaestra.policies.action_mask import require_mask_spec
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.normalizer import ObservationNormalizer
@@ -166,8 +166,8 @@ class NetworkPolicy(Policy):
             features: from `features`.
             noise: of networks that take some.
         """
-        network: Any = self._modules["network"]  # `self.network` would cost a search
-        return network.head(features, *noise) if self.splits else network(features, *noise)
+        network: Any = self.network.head if self.splits else self.network
+        return network(features, *noise) if noise else call(network, features)
 
     def _outputs(self, observation: Any, state: Any = (), first: Tensor | None = None) -> Any:
         """What the network says about raw observations."""

@@ -143,12 +143,11 @@ class ObservationNormalizer(nn.Module):
     def _normalized(self, value: Any, plan: Any) -> Any:
         if isinstance(plan, dict):
             return value.replace(**{key: self._normalized(value[key], child) for key, child in plan.items()})
-        buffers: dict[str, Any] = vars(self)["_buffers"]  # `self.shift` would cost a search
-        shift, scale = buffers["shift"], buffers["scale"]
+        shift, scale = self.shift, self.scale
         start, end, shape = plan
         if self._leaves > 1 or len(shape) != 1:
             shift, scale = shift[start:end].view(shape), scale[start:end].view(shape)
-        return (value - shift).mul_(scale).clamp_(buffers["low"], buffers["high"])
+        return (value - shift).mul_(scale).clamp_(self.low, self.high)
 
 
 def _collect(value: Any, plan: Any, leaves: list[Tensor]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Any, NamedTuple, Self, final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from palaestra.core import (
     Batch,
@@ -21,7 +20,7 @@ from palaestra.core import (
     device_of,
     to_device,
 )
-from palaestra.nn import ACTION_MASK
+from palaestra.nn import ACTION_MASK, MovableModule
 from palaestra.policies.action_mask import check_masks, require_mask_spec
 from palaestra.policies.bare import as_rows, leading_shape, to_numpy
 from palaestra.policies.exploration import Exploration
@@ -59,7 +58,7 @@ class PolicyStep(NamedTuple):
     """What else the policy has to say about its choice; not stored."""
 
 
-class Policy(nn.Module, ABC):
+class Policy(MovableModule, ABC):
     """How to act: observations in, actions out.
 
     A policy owns the generator that its choices draw from, the normaliser of its observations and its exploration, so
@@ -239,7 +238,7 @@ class Policy(nn.Module, ABC):
         Returns:
             The same structure; the observation itself where there is no normaliser.
         """
-        normalizer = self._modules.get("normalizer")
+        normalizer = self.normalizer
         return observation if normalizer is None else normalizer(observation)
 
     def action_mask(self, observation: Any) -> Any:
@@ -368,13 +367,11 @@ class Policy(nn.Module, ABC):
         else:
             self.seed(RunSeeds(self.generator.initial_seed()).integer("acting", self.version))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def moved(self) -> None:
         """Follows the parameters to another device with the generator."""
-        super()._apply(fn, recurse)
         tensor = next(iter(self.state_dict().values()), None)
         if tensor is not None and tensor.device != self.generator.device:
             self.draw_from(torch.Generator(tensor.device).manual_seed(self.generator.initial_seed()))
-        return self
 
 
 class _InPhase:

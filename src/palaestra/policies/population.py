@@ -165,5 +165,5 @@ class PopulationPolicy(NetworkPolicy):
     def env_action(self, action: Tensor) -> Tensor:
         spec = self.action_spec
         if not isinstance(spec, DiscreteSpec):
-            return self._range.forward(action)
+            return self._range(action)
         return (action + spec.start if spec.start else action).to(spec.dtype)

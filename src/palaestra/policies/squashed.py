@@ -59,7 +59,7 @@ class SquashedPolicy(NetworkPolicy):
         return raw_box(self.action_spec)
 
     def env_action(self, action: Tensor) -> Tensor:
-        return self._range.forward(action)
+        return self._range(action)
 
 
 def require_box(policy: str, action_spec: SpecTree) -> BoundedSpec:

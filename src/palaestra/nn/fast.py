@@ -1,0 +1,201 @@
+"""Everything private of PyTorch that this library uses, each piece with a public one that gives the same numbers.
+
+Which of the two is taken is decided once, when this module is imported, by what this version of PyTorch has. The public
+way costs 10 to 60 microseconds more for each gradient step, which small networks notice.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+
+__all__ = ["Linear", "MovableModule", "adam_step", "call", "compiled_method", "differentiate", "flatten"]
+
+_engine: Any = getattr(getattr(torch.autograd, "Variable", None), "_execution_engine", None)
+_KERNELS: dict[bool, Any] = {
+    False: getattr(torch, "_fused_adam_", None),
+    True: getattr(torch, "_fused_adamw_", None),
+}
+
+
+class _FastLinear(nn.Linear):
+    """`nn.Linear`, called as such; its own parameters are found without a search."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        table = self._parameters
+        weight = table.get("weight")
+        if weight is None:  # parametrized
+            return super().forward(input)
+        return linear(input, weight, table["bias"])
+
+
+Linear: type[nn.Linear] = _FastLinear if isinstance(getattr(nn.Linear(1, 1), "_parameters", None), dict) else nn.Linear
+
+
+def public_call(module: nn.Module, x: Any) -> Any:
+    """`call` by PyTorch's public way.
+
+    Args:
+        module: of one input.
+        x: the input.
+    """
+    return module(x)
+
+
+_modules: Any = nn.modules.module
+_HOOKS = tuple(f"_{kind}_hooks" for kind in ("forward", "forward_pre", "backward", "backward_pre"))
+_OF_ALL: list[Any] = [getattr(_modules, f"_global{name}", None) for name in _HOOKS]
+
+
+def _quick_call(module: Any, x: Any) -> Any:
+    if (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or module._compiled_call_impl
+        or _OF_ALL[0]
+        or _OF_ALL[1]
+        or _OF_ALL[2]
+        or _OF_ALL[3]
+    ):
+        return module(x)
+    return module.forward(x)
+
+
+_has_all = all(hasattr(nn.Identity(), name) for name in (*_HOOKS, "_compiled_call_impl")) and None not in _OF_ALL
+call: Callable[[nn.Module, Any], Any] = _quick_call if _has_all else public_call
+"""`module(x)`, hooks included; where there are none, without the way there, which takes as long as a small layer."""
+
+
+class MovableModule(nn.Module):
+    """A module that learns when it was moved: `.to`, `.cuda` and those of a module around it all end in `_apply`."""
+
+    def moved(self) -> None:
+        """After a move to another device or type."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self.moved()
+        return self
+
+
+def public_gradients(loss: Tensor, parameters: Sequence[Tensor], retain_graph: bool) -> Sequence[Tensor | None]:
+    """`differentiate` by PyTorch's public function.
+
+    Args:
+        loss: a scalar.
+        parameters: what it is differentiated by.
+        retain_graph: whether another loss shares this one's graph.
+    """
+    return torch.autograd.grad(loss, parameters, retain_graph=retain_graph, allow_unused=True)
+
+
+def _engine_gradients(loss: Tensor, parameters: Sequence[Tensor], retain_graph: bool) -> Sequence[Tensor | None]:
+    if torch.compiler.is_compiling():
+        return public_gradients(loss, parameters, retain_graph)
+    one = torch.ones_like(loss)
+    return _engine.run_backward((loss,), (one,), retain_graph, False, tuple(parameters), True, accumulate_grad=False)
+
+
+differentiate = _engine_gradients if hasattr(_engine, "run_backward") else public_gradients
+"""Gradients of a scalar, `None` for a parameter that it does not depend on: (loss, parameters, retain_graph).
+
+`torch.autograd.grad` checks its arguments for longer than the backward pass of a small layer takes."""
+
+
+def public_flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """`flatten` by public operations.
+
+    Args:
+        tensors: of one type.
+    """
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+flatten: Callable[[Sequence[Tensor]], Tensor] = getattr(torch._utils, "_flatten_dense_tensors", public_flatten)
+"""Tensors as one vector."""
+
+
+def public_adam_step(
+    parameters: list[Tensor],
+    gradients: Sequence[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    steps: Tensor,
+    *,
+    decoupled: bool,
+    **settings: Any,
+) -> None:
+    """`adam_step` by PyTorch's public functions.
+
+    Args:
+        parameters: all of one device and type; changed in place.
+        gradients: one for each.
+        means: exponential moving averages of gradients.
+        squares: those of their squares.
+        steps: 0-dim, this step's number, from 1.
+        decoupled: whether weight decay is AdamW's.
+        settings: `lr`, `beta1`, `beta2`, `weight_decay` and `eps`.
+    """
+    counts = [steps - 1 for _ in parameters]  # these raise the numbers themselves
+    rule, flags = adamw if decoupled else adam, {"amsgrad": False, "maximize": False}
+    rule(parameters, list(gradients), means, squares, [], counts, fused=True, **settings, **flags)
+
+
+def _kernel_adam_step(
+    parameters: list[Tensor],
+    gradients: Sequence[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    steps: Tensor,
+    *,
+    decoupled: bool,
+    **settings: Any,
+) -> None:
+    counts = [steps] * len(parameters)
+    kernel = _KERNELS[decoupled]
+    kernel(parameters, gradients, means, squares, [], counts, amsgrad=False, maximize=False, **settings)
+
+
+adam_step = _kernel_adam_step if all(_KERNELS.values()) else public_adam_step
+"""A step of Adam or AdamW in place; see `public_adam_step`, which sorts its arguments for six times as long."""
+
+
+def compiled_method(owner: Any, method: Any, example: Any) -> Callable[[Any], Any]:
+    """A method as compiled code for arguments like the example.
+
+    What belongs to the owner has to stay the same objects, for where this version of PyTorch allows it nothing is
+    checked, and a call leads to the graph at once: the way through `torch.compile`'s own dispatch costs a sixth of a
+    small gradient step.
+
+    Args:
+        owner: whose method it is.
+        method: a function of the owner and one argument.
+        example: an argument.
+    """
+    own = FunctionType(method.__code__.replace(), method.__globals__, method.__name__)
+    bound = MethodType(own, owner)
+    if not _compiles_ahead():
+        return torch.compile(bound, fullgraph=True, dynamic=False)
+    options = {"guard_filter_fn": lambda guards: [False] * len(guards), "size_asserts": False}
+    step: Any = torch.compile(bound, fullgraph=True, dynamic=False, options=options)
+    graph = step.aot_compile(((example,), {}))
+    graph.disable_guard_check()
+    return partial(graph, owner)
+
+
+@functools.cache
+def _compiles_ahead() -> bool:
+    """Lets gradients be part of a graph; whether graphs without guards can be had. Not at import: it takes seconds."""
+    dynamo: Any = getattr(torch, "_dynamo", None)
+    if hasattr(getattr(dynamo, "config", None), "trace_autograd_ops"):
+        dynamo.config.trace_autograd_ops = True
+    return hasattr(torch.compile(lambda x: x), "aot_compile")

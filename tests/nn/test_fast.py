@@ -1,0 +1,160 @@
+"""Tests of `palaestra.nn.fast`: each private way gives the numbers of the public one; and PyTorch's own tools work."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from palaestra.algorithms import DQN, PPO, SAC, DQNConfig, PPOConfig, SACConfig
+from palaestra.core import Batch, BoundedSpec, DiscreteSpec, RunSeeds, TensorSpec
+from palaestra.nn import MLP, NetworkConfig, fast
+
+VECTOR = TensorSpec((4,))
+BOX = BoundedSpec((2,), minimum=-np.ones(2), maximum=np.ones(2))
+SMALL = NetworkConfig(hidden_sizes=(8, 8))
+
+
+def test_gradients_are_those_of_autograd():
+    x = torch.randn(5, 4)
+    mlp, unused = MLP(4, (8,), 2), torch.zeros(3, requires_grad=True)
+    parameters = [*mlp.parameters(), unused]
+    for differentiate in (fast.differentiate, fast.public_gradients):
+        *found, nothing = differentiate(mlp(x).square().mean(), parameters, False)
+        assert nothing is None
+        expected = torch.autograd.grad(mlp(x).square().mean(), list(mlp.parameters()))
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_step_of_adam_is_that_of_the_public_function(decoupled):
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(shape, generator=generator) for shape in [(3, 2), (5,)]]
+    ends = []
+    for step in (fast.adam_step, fast.public_adam_step):
+        parameters = [value.clone() for value in start]
+        moments = [[torch.zeros_like(value) for value in start] for _ in range(2)]
+        for number in range(1, 4):
+            gradients = [value.sin() for value in parameters]
+            settings = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8}
+            step(parameters, gradients, *moments, torch.tensor(float(number)), decoupled=decoupled, **settings)
+        ends.append([*parameters, *moments[0], *moments[1]])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*ends, strict=True))
+
+
+def test_flattening_and_layers_and_calls_are_those_of_the_public_way():
+    tensors = [torch.randn(2, 3), torch.randn(4), torch.randn(())]
+    assert torch.equal(fast.flatten(tensors), fast.public_flatten(tensors))
+    layer, plain = fast.Linear(4, 3), nn.Linear(4, 3)
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(5, 4)
+    assert torch.equal(fast.call(layer, x), fast.public_call(plain, x))
+
+
+def ppo() -> tuple[PPO, nn.Module]:
+    algorithm = PPO(VECTOR, DiscreteSpec(num=2), PPOConfig(network=SMALL), RunSeeds(0))
+    return algorithm, algorithm.policy.network
+
+
+def dqn() -> tuple[DQN, nn.Module]:
+    algorithm = DQN(VECTOR, DiscreteSpec(num=2), DQNConfig(network=SMALL), RunSeeds(0))
+    return algorithm, algorithm.policy.network
+
+
+def sac() -> tuple[SAC, nn.Module]:
+    algorithm = SAC(VECTOR, BOX, SACConfig(network=SMALL), RunSeeds(0))
+    return algorithm, algorithm.policy.network
+
+
+def minibatch(algorithm, count=6) -> Batch:
+    """Random rows with all fields that one of the three learns from."""
+    generator = torch.Generator().manual_seed(1)
+    rows = {name: torch.randn(count, 4, generator=generator) for name in ("observation", "next_observation")}
+    names = ("reward", "advantage", "value", "value_target", "log_prob", "discount", "index")
+    rows |= {name: torch.rand(count, generator=generator) for name in names}
+    rows |= {"valid": torch.ones(count), "action": torch.zeros(count, dtype=torch.int64)}
+    if isinstance(algorithm, SAC):
+        rows |= {name: torch.rand(count, 2, generator=generator) for name in ("action", "noise", "next_noise")}
+    return Batch.of(rows)
+
+
+def learn(algorithm) -> dict[str, torch.Tensor]:
+    gradients = algorithm.gradients(minibatch(algorithm))
+    algorithm.apply(gradients)
+    return gradients.values
+
+
+ALGORITHMS = [ppo, dqn, sac]
+
+
+@pytest.mark.parametrize("make", ALGORITHMS)
+def test_forward_hooks_fire_in_acting_and_in_training(make):
+    algorithm, network = make()
+    seen: list[str] = []
+    layers = {name: part for part in (algorithm.model, network) for name, part in part.named_modules() if name}
+    for name, module in layers.items():
+        if not isinstance(module, nn.ModuleList | nn.ModuleDict) and not list(module.children()):
+            module.register_forward_hook(lambda *_, name=name: seen.append(name))
+    inner = [name for name, part in network.named_modules() if isinstance(part, nn.Linear)]
+    handle = network.register_forward_hook(lambda *_: seen.append("network"))
+    algorithm.policy(np.zeros(4))
+    assert {"network", *inner} <= {name.split("component.")[-1] for name in seen} | set(seen)
+    seen.clear()
+    learn(algorithm)
+    assert "network" in seen
+    assert sum("layers" in name for name in seen) >= 3 * (1 + isinstance(algorithm, SAC))
+    if isinstance(algorithm, SAC):
+        assert any("critic" in name for name in seen)
+    handle.remove()
+
+
+def test_a_hook_of_all_modules_fires():
+    seen: list[nn.Module] = []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
+    mlp = MLP(4, (8,), 2)
+    try:
+        fast.call(mlp, torch.zeros(1, 4))
+    finally:
+        handle.remove()
+    assert {mlp, *mlp.layers} == set(seen)
+
+
+@pytest.mark.parametrize("norm", [parametrizations.spectral_norm, parametrizations.weight_norm])
+@pytest.mark.parametrize("make", ALGORITHMS)
+def test_parametrizations_are_learned_and_act(make, norm):
+    plain, _ = make()
+    config = plain.config
+    algorithm, network = make()
+    first = next(part for part in network.modules() if isinstance(part, nn.Linear))
+    norm(first)
+    assert parametrize.is_parametrized(first)
+    algorithm = rebuilt(algorithm)
+    before = first.weight.detach().clone()
+    values = learn(algorithm)
+    assert any("parametrizations.weight.original" in name for name in values)
+    assert not torch.equal(first.weight, before)
+    assert np.isfinite(algorithm.policy(np.zeros(4))).all()
+    assert algorithm.config == config
+
+
+def rebuilt(algorithm):
+    """With a model that knows the parameters of a network that was parametrized."""
+    model = algorithm.model
+    options = {name: optimizer.option for name, optimizer in model.optimizers.items()}
+    algorithm.model = type(model)(dict(model.component.items()), options)
+    return algorithm
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", ALGORITHMS)
+def test_a_compiled_network_gives_the_same_numbers(make):
+    algorithm, network = make()
+    x = torch.randn(6, 4)
+    expected = network(x)
+    assert torch.allclose(torch.compile(network)(x), expected, atol=1e-6)
+    expected = algorithm.policy(x.numpy())
+    gradients = algorithm.gradients(minibatch(algorithm)).values
+    algorithm.policy.network.compile()
+    assert np.allclose(algorithm.policy(x.numpy()), expected, atol=1e-6)
+    for name, gradient in algorithm.gradients(minibatch(algorithm)).values.items():
+        assert torch.allclose(gradient, gradients[name], atol=1e-6)
