@@ -230,13 +230,8 @@ class Collector:
 
     def _run_in_lockstep(self, rows: int, info: CollectInfo, random: bool, lanes: np.ndarray | None = None) -> int:
         """The hot loop: steps all environments together; of all, or only of `lanes`, rows are stored and counted."""
-        env, policy, write, clock, preprocess = (
-            self.env,
-            self.policy,
-            self._writer.write,
-            time.perf_counter,
-            self.preprocess,
-        )
+        env, policy, preprocess, clock = self.env, self.policy, self.preprocess, time.perf_counter
+        write, append, add, version = self._writer.write, self.buffer.append, self._tracker.add, policy.version
         env_s, inference_s, resets, done = 0.0, 0.0, 0, 0
         time_step, state = self._current(), self._state
         while done < rows and not self._pausing:
@@ -252,10 +247,13 @@ class Collector:
             ended = env.ended
             if preprocess is not None:
                 time_step, ended = preprocess(time_step), None if ended is None else preprocess(ended)
-            if lanes is None:
-                write(step.action, time_step, state, None, ended)
-            else:
+            if lanes is not None:
                 write(*tree_select((step.action, time_step, state), lanes), lanes, ended)
+            elif ended is not None:
+                write(step.action, time_step, state, None, ended)
+            else:  # what `write` does, without the call
+                append(step.action, time_step, policy_version=version, state=None if type(state) is tuple else state)
+                add(time_step)
             state = step.state
             done += 1
         self._time_step, self._state = time_step, state
