@@ -4,7 +4,14 @@ import numpy as np
 
 from palaestra import PPO, PPOConfig, RunSeeds
 from palaestra.core import BoundedSpec, DiscreteSpec
-from palaestra.multiagent import AgentSpec, EnvWrapper, MultiAgentCollector, Worlds, assign_roles, evaluate_agents
+from palaestra.multiagent import (
+    AgentSpec,
+    EnvWrapper,
+    MultiAgentCollector,
+    MultiAgentEnvs,
+    assign_policies,
+    evaluate_agents,
+)
 from palaestra.training import SimplePolicyManager, Trainer, TrainerConfig
 
 SPEC = AgentSpec(BoundedSpec((4,), minimum=np.array(0), maximum=np.array(50)), DiscreteSpec(num=4))
@@ -48,13 +55,13 @@ class Lifts(EnvWrapper):
 
 
 if __name__ == "__main__":
-    worlds = Worlds([lambda: Lifts(reward_eval_delay=8)] * 4, lane_seeds=range(4))
-    roles = assign_roles(worlds.agents, {"slow": "slow", "fast": "fast"})
-    ppo = {name: PPO(SPEC.observation, SPEC.action, CONFIG, RunSeeds(7)) for name in roles}
-    collector = MultiAgentCollector(worlds, roles, ppo)
-    test = Worlds([Lifts], lane_seeds=[99])
+    envs = MultiAgentEnvs([lambda: Lifts(reward_eval_delay=8)] * 4, lane_seeds=range(4))
+    policy_specs = assign_policies(envs.agents, {"slow": "slow", "fast": "fast"})
+    ppo = {name: PPO(SPEC.observation, SPEC.action, CONFIG, RunSeeds(7)) for name in policy_specs}
+    collector = MultiAgentCollector(envs, policy_specs, ppo)
+    test = MultiAgentEnvs([Lifts], lane_seeds=[99])
     for total in (0, 6_000):
         if total:
             Trainer(collector, SimplePolicyManager(ppo), TrainerConfig(total_env_steps=total)).run()
         policies = {name: algorithm.policy for name, algorithm in ppo.items()}
-        print(f"{total:>6,} env steps:", evaluate_agents(policies, test, roles, deterministic=False))
+        print(f"{total:>6,} env steps:", evaluate_agents(policies, test, policy_specs, deterministic=False))

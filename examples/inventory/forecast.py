@@ -17,7 +17,7 @@ class Forecast:
     """Expected orders of ports.
 
     Args:
-        topology: the world.
+        topology: the environment.
     """
 
     def __init__(self, topology: Topology) -> None:

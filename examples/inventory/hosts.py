@@ -16,23 +16,23 @@ Weights = dict[str, torch.Tensor]
 
 
 def learned(
-    manage: Callable[[dict[str, PPO]], PolicyManager], *, seed: int = 0, num_worlds: int = 4, env_steps: int = 600
+    manage: Callable[[dict[str, PPO]], PolicyManager], *, seed: int = 0, num_envs: int = 4, env_steps: int = 600
 ) -> tuple[Weights, float]:
     """Trains separate policies for a little while.
 
     Args:
         manage: makes the manager of the policies.
         seed: of the run.
-        num_worlds: stepped side by side.
+        num_envs: stepped side by side.
         env_steps: port calls to learn from.
 
     Returns:
         All weights, and how many seconds it took.
     """
-    parts = build("separate", seed, num_worlds=num_worlds)
+    parts = build("separate", seed, num_envs=num_envs)
     trainer = Trainer(parts.collector, manage(parts.algorithms), TrainerConfig(total_env_steps=env_steps))
     began = time.monotonic()
-    with parts.collector.worlds:
+    with parts.collector.envs:
         trainer.run()
     weights = {
         f"{name}.{key}": value.clone()

@@ -117,8 +117,8 @@ def solve(
         cover_cost: of each container and tick below it, in lost orders.
         move_cost: of putting a container ashore or taking it aboard, in lost orders.
     """
-    world, horizon = situation.topology, len(situation.orders)
-    ports, trades = range(len(world.ports)), range(len(world.trades))
+    env, horizon = situation.topology, len(situation.orders)
+    ports, trades = range(len(env.ports)), range(len(env.trades))
     program = _Program()
     filled = program.variables(horizon * len(trades), cost=-1.0)
     program.upper[filled:] = situation.orders.ravel().tolist()
@@ -130,12 +130,12 @@ def solve(
     arriving: dict[tuple[int, int], list[tuple[int, float]]] = {}
     loading: dict[tuple[int, int], list[tuple[int, float]]] = {}
     back = situation.back.astype(float).copy()
-    for vessel in range(len(world.vessels)):
+    for vessel in range(len(env.vessels)):
         _sail(situation, program, vessel, (ashore, aboard), arriving, loading, back)
     for tick in range(horizon):
         for p in ports:
             terms = [(stock + tick * len(ports) + p, 1.0), *arriving.get((p, tick), ())]
-            terms += [(filled + tick * len(trades) + k, 1.0) for k in trades if world.trades[k].origin == p]
+            terms += [(filled + tick * len(trades) + k, 1.0) for k in trades if env.trades[k].origin == p]
             if tick:
                 terms.append((stock + (tick - 1) * len(ports) + p, -1.0))
             program.row("equal", terms, back[p, tick] + (0 if tick else situation.stock[p]))
@@ -171,7 +171,7 @@ def _sail(
     back: np.ndarray,
 ) -> None:
     """Adds what one vessel does at its stops, and the capacity it has."""
-    world, horizon = situation.topology, len(situation.orders)
+    env, horizon = situation.topology, len(situation.orders)
     empties: list[tuple[int, float]] = []  # aboard, beside those at the beginning
     known = list(situation.goods[vessel])  # aboard since before the plan, by trade
     goods: dict[int, list[int]] = {}  # loaded since, by trade: variables
@@ -180,7 +180,7 @@ def _sail(
             continue
         port, now = stop.port, stop.tick - situation.first
         if stop.loads:
-            landed = [k for k, trade in enumerate(world.trades) if trade.destination == port]
+            landed = [k for k, trade in enumerate(env.trades) if trade.destination == port]
             then = now + situation.return_ticks(port, stop.tick)
             if then < horizon:
                 back[port, then] += sum(known[k] for k in landed)
@@ -189,7 +189,7 @@ def _sail(
             for k in landed:
                 known[k] = 0
                 goods.pop(k, None)
-            for k in world.carried[vessel][port]:
+            for k in env.carried[vessel][port]:
                 variable = program.variables(1)
                 goods.setdefault(k, []).append(variable)
                 loading.setdefault((k, now), []).append((variable, 1.0))
@@ -200,14 +200,14 @@ def _sail(
         start = situation.empties[vessel]
         program.row("most", [*((v, -c) for v, c in before), (ashore, 1.0)], start)  # no more ashore than aboard
         cargo = [*empties, *((variable, 1.0) for variables in goods.values() for variable in variables)]
-        program.row("most", cargo, world.vessels[vessel].capacity - start - sum(known))
+        program.row("most", cargo, env.vessels[vessel].capacity - start - sum(known))
 
 
 def bound(topology: Topology, tape: Tape) -> float:
     """Shortage that no policy can do better than, in containers: everything on the tape is known beforehand.
 
     Args:
-        topology: the world.
+        topology: the environment.
         tape: one episode of it.
     """
     stops = []
@@ -265,21 +265,19 @@ class RollingPlan:
         return int(np.clip(round(plan.ashore[0]), -call.most_aboard, call.most_ashore))
 
     def _expected_orders(self, simulator: Simulator) -> np.ndarray:
-        world, now = simulator.topology, simulator.tick
-        mean = np.array(
-            [[world.mean_orders(k, now + t) for k in range(len(world.trades))] for t in range(self.horizon)]
-        )
+        env, now = simulator.topology, simulator.tick
+        mean = np.array([[env.mean_orders(k, now + t) for k in range(len(env.trades))] for t in range(self.horizon)])
         if not self.trust or now < self.recent_ticks:
             return mean
         usual = np.array(
             [
-                sum(world.mean_orders(k, tick) for tick in range(now - self.recent_ticks, now))
-                for k in range(len(world.trades))
+                sum(env.mean_orders(k, tick) for tick in range(now - self.recent_ticks, now))
+                for k in range(len(env.trades))
             ]
         )
         surprise = simulator.recent_orders(self.recent_ticks) / usual - 1
         # A boom that goes on now is over, sooner or later.
-        fading = np.exp(-np.arange(self.horizon)[:, None] / world.boom_ticks)
+        fading = np.exp(-np.arange(self.horizon)[:, None] / env.boom_ticks)
         return mean * np.maximum(0, 1 + self.trust * surprise * fading)
 
 
@@ -290,24 +288,24 @@ def expected(simulator: Simulator, orders: np.ndarray) -> Situation:
         simulator: standing at a call.
         orders: [tick, trade] expected from now on.
     """
-    world, now, horizon = simulator.topology, simulator.tick, len(orders)
+    env, now, horizon = simulator.topology, simulator.tick, len(orders)
     call = simulator.call
     assert call is not None
     stops = []
-    for number, vessel in enumerate(world.vessels):
+    for number, vessel in enumerate(env.vessels):
         if number == call.vessel:
             tick = float(now)
         else:
             leg = vessel.leg_ticks[simulator.stop[number] - 1]
-            tick = max(now, simulator.sailed[number] + leg + (world.mean_delay if simulator.sailed[number] >= 0 else 0))
+            tick = max(now, simulator.sailed[number] + leg + (env.mean_delay if simulator.sailed[number] >= 0 else 0))
         stop = simulator.stop[number]
         while round(tick) < now + horizon:
             stops.append(Stop(round(tick), number, vessel.route[stop], number != call.vessel or tick > now))
-            tick += vessel.leg_ticks[stop] + world.mean_delay
+            tick += vessel.leg_ticks[stop] + env.mean_delay
             stop = (stop + 1) % len(vessel.route)
-    back = np.zeros((len(world.ports), horizon))
-    mean_return = [round(sum(port.return_ticks) / 2) for port in world.ports]
-    for p, port in enumerate(world.ports):
+    back = np.zeros((len(env.ports), horizon))
+    mean_return = [round(sum(port.return_ticks) / 2) for port in env.ports]
+    for p, port in enumerate(env.ports):
         left = simulator.inland[p]
         for tick, quantity in reversed(simulator.unloadings[p]):
             if left <= 0 or tick + port.return_ticks[1] < now:
@@ -319,7 +317,7 @@ def expected(simulator: Simulator, orders: np.ndarray) -> Situation:
             left -= still
     stops.sort(key=lambda s: (s.tick, s.vessel != call.vessel or s.loads, s.vessel))
     return Situation(
-        topology=world,
+        topology=env,
         first=now,
         orders=orders,
         stops=stops,

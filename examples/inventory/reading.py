@@ -24,7 +24,7 @@ class Reading:
     """Observations and expectations of ports.
 
     Args:
-        topology: the world.
+        topology: the environment.
         rule: what a port wants is told beside its share by this rule.
     """
 
@@ -81,19 +81,19 @@ class Reading:
             simulator: standing at a call, or at the end.
             port: who looks.
         """
-        world, now, call = self.topology, simulator.tick, simulator.call
+        env, now, call = self.topology, simulator.tick, simulator.call
         due: list[list[float]] = []  # [vessel][port] planned ticks until it calls there
-        for number, vessel in enumerate(world.vessels):
+        for number, vessel in enumerate(env.vessels):
             stop = simulator.stop[number]
             first = max(0, simulator.sailed[number] + vessel.leg_ticks[stop - 1] - now)
             lying = call is not None and call.vessel == number
             due.append([0.05 * (time if lying else first + time) for time in self._later[number][stop]])
         here = call.vessel if call is not None else min(range(len(due)), key=lambda number: due[number][port])
         due[here][port] = 0.05 * self._round_trip[here]
-        expected = forecast_of(world).orders(simulator, self.rule.trust).tolist()
+        expected = forecast_of(env).orders(simulator, self.rule.trust).tolist()
         wanted = (self.rule.wanted(simulator) + 10).tolist()
         stock, empties = simulator.stock, simulator.empties[here]
-        room = world.vessels[here].capacity - sum(simulator.goods[here])
+        room = env.vessels[here].capacity - sum(simulator.goods[here])
         least = stock[port] - min(stock[port], room - empties)
         held = [*stock, *simulator.inland, *simulator.waiting, *simulator.empties, *chain(*simulator.goods)]
         return np.concatenate(

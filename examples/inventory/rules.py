@@ -67,11 +67,11 @@ class Greedy:
 
     def __call__(self, simulator: Simulator) -> int:
         """Containers to put ashore."""
-        call, world = simulator.call, simulator.topology
+        call, env = simulator.call, simulator.topology
         assert call is not None
         ahead = range(simulator.tick, simulator.tick + self.cover_ticks)
-        leaving = [k for k, trade in enumerate(world.trades) if trade.origin == call.port]
-        lacking = sum(world.mean_orders(k, tick) for k in leaving for tick in ahead) - simulator.inland[call.port]
+        leaving = [k for k, trade in enumerate(env.trades) if trade.origin == call.port]
+        lacking = sum(env.mean_orders(k, tick) for k in leaving for tick in ahead) - simulator.inland[call.port]
         return int(np.clip(round(lacking) - simulator.stock[call.port], -call.most_aboard, call.most_ashore))
 
 
@@ -108,7 +108,7 @@ def shortage(policy: Policy, topology: Topology, seed: int) -> tuple[int, int]:
 
     Args:
         policy: decides at every call.
-        topology: the world.
+        topology: the environment.
         seed: of the episode.
     """
     simulator = Simulator(topology, Tape.draw(topology, seed))

@@ -35,7 +35,7 @@ class Simulator:
     """One episode.
 
     Args:
-        topology: the world.
+        topology: the environment.
         tape: what chance decides.
 
     Examples:

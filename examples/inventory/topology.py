@@ -51,7 +51,7 @@ class Vessel:
 
 @dataclass(frozen=True)
 class Topology:
-    """Everything about the world that is known; `Tape` holds what is not."""
+    """Everything about the environment that is known; `Tape` holds what is not."""
 
     ports: tuple[Port, ...]
     trades: tuple[Trade, ...]
@@ -69,7 +69,7 @@ class Topology:
 
     @property
     def num_containers(self) -> int:
-        """Containers in the world; none is ever made or lost."""
+        """Containers in the environment; none is ever made or lost."""
         return sum(port.empty_containers for port in self.ports)
 
     @property

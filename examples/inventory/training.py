@@ -18,7 +18,7 @@ from examples.inventory.simulator import Simulator
 from examples.inventory.tape import Tape
 from examples.inventory.topology import FOUR_PORTS, Topology
 from palaestra import PPO, Evaluation, Linear, NetworkConfig, PPOConfig, RunSeeds, TimeStep, Trainer, TrainerConfig
-from palaestra.multiagent import MultiAgentCollector, Role, Worlds, assign_roles
+from palaestra.multiagent import MultiAgentCollector, MultiAgentEnvs, PolicySpec, assign_policies
 from palaestra.policies import Phase, Policy
 from palaestra.training import Callback, Evaluated, SimplePolicyManager
 
@@ -43,7 +43,7 @@ def mapping(kind: str, topology: Topology = FOUR_PORTS) -> dict[str, str]:
 
     Args:
         kind: `shared`, one policy for all; or `separate`, one for each.
-        topology: the world.
+        topology: the environment.
     """
     if kind == "shared":
         return {"*": "ports"}
@@ -54,24 +54,26 @@ def reading(topology: Topology = FOUR_PORTS) -> Reading:
     """What ports see, beside the sharing rule as it was tuned.
 
     Args:
-        topology: the world.
+        topology: the environment.
     """
     return Reading(topology, Shares(**json.loads(TUNED.read_text())["rules"]["shares"]))
 
 
 def lost_with(
-    policies: Mapping[str, Policy], roles: Mapping[str, Role], seeds: Iterable[int], reading: Reading
+    policies: Mapping[str, Policy], policy_specs: Mapping[str, PolicySpec], seeds: Iterable[int], reading: Reading
 ) -> list[float]:
     """Lost orders as a share of all orders, by episode, when policies take their most probable choices.
 
     Args:
         policies: by name.
-        roles: which policy acts for which ports.
+        policy_specs: which policy acts for which ports.
         seeds: of the episodes.
         reading: of the ports.
     """
     topology = reading.topology
-    policy_of = [next(name for name, role in roles.items() if port.name in role.agents) for port in topology.ports]
+    policy_of = [
+        next(name for name, spec in policy_specs.items() if port.name in spec.agents) for port in topology.ports
+    ]
     simulators = [Simulator(topology, Tape.draw(topology, seed)) for seed in seeds]
     waiting = simulators
     while waiting := [simulator for simulator in waiting if simulator.call is not None]:
@@ -91,26 +93,26 @@ class Parts(NamedTuple):
     """What a run of training is put together from."""
 
     collector: MultiAgentCollector
-    roles: dict[str, Role]
+    policy_specs: dict[str, PolicySpec]
     algorithms: dict[str, PPO]
 
 
-def build(kind: str, seed: int, *, num_worlds: int = NUM_WORLDS) -> Parts:
-    """Worlds, and a PPO for each policy.
+def build(kind: str, seed: int, *, num_envs: int = NUM_WORLDS) -> Parts:
+    """MultiAgentEnvs, and a PPO for each policy.
 
     Args:
         kind: of the mapping, see `mapping`.
         seed: of the run.
-        num_worlds: stepped side by side.
+        num_envs: stepped side by side.
     """
-    lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(num_worlds)]
-    worlds = Worlds([functools.partial(Ports, reading())] * num_worlds, lane_seeds=lane_seeds)
-    roles = assign_roles(worlds.agents, mapping(kind))
+    lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(num_envs)]
+    envs = MultiAgentEnvs([functools.partial(Ports, reading())] * num_envs, lane_seeds=lane_seeds)
+    policy_specs = assign_policies(envs.agents, mapping(kind))
     algorithms = {
-        name: PPO(role.observation_spec, role.action_spec, SETTINGS, RunSeeds(1000 * seed + number))
-        for number, (name, role) in enumerate(roles.items())
+        name: PPO(spec.observation_spec, spec.action_spec, SETTINGS, RunSeeds(1000 * seed + number))
+        for number, (name, spec) in enumerate(policy_specs.items())
     }
-    return Parts(MultiAgentCollector(worlds, roles, algorithms), roles, algorithms)
+    return Parts(MultiAgentCollector(envs, policy_specs, algorithms), policy_specs, algorithms)
 
 
 class Curve(Callback):
@@ -139,7 +141,7 @@ def train(kind: str, seed: int, *, held_out: Sequence[int], env_steps: int = ENV
         kind: of the mapping, see `mapping`.
         seed: of the run.
         held_out: episodes that the curve and the result are measured on.
-        env_steps: port calls to learn from, over all worlds.
+        env_steps: port calls to learn from, over all environments.
 
     Returns:
         The curve and the result, and how long it took.
@@ -149,7 +151,7 @@ def train(kind: str, seed: int, *, held_out: Sequence[int], env_steps: int = ENV
     policies = {name: algorithm.policy for name, algorithm in parts.algorithms.items()}
 
     def evaluate(_: Any) -> Evaluation:
-        lost = lost_with(policies, parts.roles, held_out, seen)
+        lost = lost_with(policies, parts.policy_specs, held_out, seen)
         mean, std = -float(np.mean(lost)), float(np.std(lost, ddof=1))
         half, returns = 1.96 * std / math.sqrt(len(lost)), [-share for share in lost]
         return Evaluation(mean, std, (mean - half, mean + half), 0.0, len(lost), list(held_out), True, returns)
@@ -163,7 +165,7 @@ def train(kind: str, seed: int, *, held_out: Sequence[int], env_steps: int = ENV
         callbacks=[curve],
     )
     wall, cpu = time.monotonic(), time.process_time()
-    with parts.collector.worlds:
+    with parts.collector.envs:
         result = trainer.run()
     assert result.evaluation is not None
     return {

@@ -17,7 +17,7 @@ def share_lost(policy: Policy, topology: Topology, seeds: Iterable[int]) -> list
 
     Args:
         policy: decides at every call.
-        topology: the world.
+        topology: the environment.
         seeds: of the episodes.
     """
     return [lost / ordered for lost, ordered in (shortage(policy, topology, seed) for seed in seeds)]
@@ -29,7 +29,7 @@ def cross_entropy(
     """Parameters of a rule by the cross-entropy method: sample 20, keep the best quarter, sample around it; 20 times.
 
     Args:
-        topology: the world.
+        topology: the environment.
         make: the rule from its parameters.
         mean: where to begin.
         deviation: how far around it to look.

@@ -1,4 +1,4 @@
-"""What the command line does for one agent, it does for worlds and robots: bench, dry runs, data, seeds, hosts."""
+"""What the command line does for one agent, it does for many and for robots: bench, dry runs, data, seeds, hosts."""
 
 import json
 from pathlib import Path
@@ -37,10 +37,10 @@ def learned(run):
     return {name: value for name, value in row.items() if name.startswith("learning/")}
 
 
-@pytest.mark.parametrize("world", [MEETING, "tests.multiagent.parts:RandomWorld", "tests.multiagent.parts:Shop"])
-def test_worlds_are_timed(world, capsys):
+@pytest.mark.parametrize("env", [MEETING, "tests.multiagent.parts:RandomWorld", "tests.multiagent.parts:Shop"])
+def test_environments_are_timed(env, capsys):
     """Masks, agents that come and go, and late rewards included."""
-    speed = answer(capsys, "bench", world, "--env.num-envs", "2", "--duration-s", "0.05")
+    speed = answer(capsys, "bench", env, "--env.num-envs", "2", "--duration-s", "0.05")
     assert (speed["num_envs"], speed["vectorization"], speed["repetitions"]) == (2, "serial", 3)
     assert 0 < speed["slowest"] <= speed["env_steps_per_s"] <= speed["fastest"]
 
@@ -161,7 +161,7 @@ def test_one_policy_may_have_a_host_too(mode):
         assert learned(Path(f"runs/run{count}"))
 
 
-def test_a_world_that_fails_is_restarted_and_written_down():
+def test_a_environment_that_fails_is_restarted_and_written_down():
     """F8: from the command line."""
     options = ("--env.on-fault", "restart", "--env.kwargs", "fails_at", "40", "--run.name", "run")
     assert exit_code("train", "ppo", "tests.multiagent.test_faults:Fragile", *SMALL, *options, *BUDGET) == 0

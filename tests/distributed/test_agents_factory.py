@@ -8,7 +8,7 @@ import pytest
 from palaestra import DQN, DQNConfig, EnvConfig, NetworkConfig, RunSeeds
 from palaestra.core import ConfigError, StepType
 from palaestra.distributed import AgentsFactory, DistributedConfig, RolloutManager
-from palaestra.multiagent import AgentsConfig, create_worlds
+from palaestra.multiagent import AgentsConfig, create_multi_agent_envs
 from palaestra.policies import RandomPolicy
 from palaestra.rollout import buffer_for
 from palaestra.runtime import LocalRuntime
@@ -20,58 +20,58 @@ RANDOM = EnvConfig(name="tests.multiagent.parts:RandomWorld", num_envs=4, kwargs
 
 def actors(env, mapping, rule=""):
     """Roles, an algorithm for each policy, and perhaps one that acts at random."""
-    with create_worlds(env) as worlds:
-        roles = AgentsConfig(mapping=mapping).roles(worlds.agents, joint=(), state_spec=None)
+    with create_multi_agent_envs(env) as envs:
+        policy_specs = AgentsConfig(mapping=mapping).policy_specs(envs.agents, joint=(), state_spec=None)
     config = DQNConfig(network=NetworkConfig(hidden_sizes=(8,)), capacity=4_000, learning_starts=0)
     made = {
-        name: RandomPolicy(role.observation_spec, role.action_spec)
+        name: RandomPolicy(spec.observation_spec, spec.action_spec)
         if name == rule
-        else DQN(role.observation_spec, role.action_spec, config, RunSeeds(number))
-        for number, (name, role) in enumerate(roles.items())
+        else DQN(spec.observation_spec, spec.action_spec, config, RunSeeds(number))
+        for number, (name, spec) in enumerate(policy_specs.items())
     }
-    return roles, made
+    return policy_specs, made
 
 
 def manager_of(runtime, env, mapping, rule=""):
     make = functools.partial(actors, env, mapping, rule)
-    roles, made = make()
+    policy_specs, made = make()
     learn = {name: one for name, one in made.items() if name != rule}
     buffers = {
         name: buffer_for(
             one,
-            env.num_envs * roles[name].lanes_per_world,
-            observation_spec=roles[name].observation_spec,
-            reward_spec=roles[name].reward_spec,
+            env.num_envs * policy_specs[name].lanes_per_env,
+            observation_spec=policy_specs[name].observation_spec,
+            reward_spec=policy_specs[name].reward_spec,
         )
         for name, one in learn.items()
     }
     policies = {name: one.policy for name, one in learn.items()}
     config = DistributedConfig(runtime="local", num_workers=2)
     factory = AgentsFactory(env=env, actors=make, num_workers=2, seed=3)
-    return RolloutManager(runtime, factory, policies, buffers, config), roles
+    return RolloutManager(runtime, factory, policies, buffers, config), policy_specs
 
 
 def test_fragments_of_workers_become_whole_streams_of_every_agent():
     """MARO-03, MARO-15: agents that wait, die and come back, in several unrolls; nothing is mixed and nothing lost."""
     with LocalRuntime() as runtime:
-        manager, roles = manager_of(runtime, RANDOM, TWO_KINDS)
+        manager, policy_specs = manager_of(runtime, RANDOM, TWO_KINDS)
         for _ in range(5):
             info = manager.unroll(13)
         assert set(info.rows_of) == {"even", "odd"}
         names = ["even_0", "odd_0", "even_1", "odd_1"]
-        worlds_seen = set()
+        envs_seen = set()
         for policy, buffer in manager.buffers.items():
-            agents = roles[policy].agents
+            agents = policy_specs[policy].agents
             assert buffer.num_lanes == 4 * len(agents)
             for lane, rows in lanes_of(buffer):
                 kinds, seen = rows.step_type.numpy(), seen_of(rows)
                 assert (seen[:, 0] == names.index(agents[lane % len(agents)])).all()
-                worlds_seen.add((lane // len(agents), int(seen[0, 3])))
+                envs_seen.add((lane // len(agents), int(seen[0, 3])))
                 for row in range(len(kinds) - 1):
                     if kinds[row] != StepType.LAST:
                         assert seen[row + 1, 1] == seen[row, 1] + 1
                         assert float(rows.reward[row + 1]) == (1.0 if int(rows.action[row]) == 1 else 0.5)
-        assert len({world for world, _ in worlds_seen}) == 4
+        assert len({env for env, _ in envs_seen}) == 4
 
 
 def test_late_rewards_and_rules_work_on_workers_as_in_one_process():
@@ -90,30 +90,30 @@ def test_late_rewards_and_rules_work_on_workers_as_in_one_process():
 
 
 def test_workers_have_the_seeds_of_one_process():
-    """DESIGN.md section 4: episode k of world w is the same, wherever w lives."""
+    """DESIGN.md section 4: episode k of environment w is the same, wherever w lives."""
     with LocalRuntime() as runtime:
         manager, _ = manager_of(runtime, SHOP, {"*": "both"})
         manager.unroll(12)
         told = [int(rows.observation[0, 1]) for lane, rows in lanes_of(manager.buffers["both"]) if lane % 2 == 0]
-    worlds = create_worlds(SHOP, seed=3)
-    assert told == [int(moment.time_steps["buyer"].observation[1]) for moment in worlds.reset()]
+    envs = create_multi_agent_envs(SHOP, seed=3)
+    assert told == [int(outcome.time_steps["buyer"].observation[1]) for outcome in envs.reset()]
 
 
 def test_a_worker_that_takes_another_ones_place_goes_on_with_its_next_episodes():
     """F8: no episode is played twice."""
-    worlds = create_worlds(SHOP, seed=3)
-    worlds.reset()
-    worlds.reset()
-    seen = [moment.time_steps["buyer"].observation for moment in worlds.reset()]
-    other = create_worlds(SHOP, seed=4)
-    before = worlds.lane_state()
+    envs = create_multi_agent_envs(SHOP, seed=3)
+    envs.reset()
+    envs.reset()
+    seen = [outcome.time_steps["buyer"].observation for outcome in envs.reset()]
+    other = create_multi_agent_envs(SHOP, seed=4)
+    before = envs.lane_state()
     other.load_lane_state({**before, "episode": before["episode"] - 1})
     assert all(
-        np.array_equal(one, moment.time_steps["buyer"].observation)
-        for one, moment in zip(seen, other.reset(), strict=True)
+        np.array_equal(one, outcome.time_steps["buyer"].observation)
+        for one, outcome in zip(seen, other.reset(), strict=True)
     )
 
 
-def test_worlds_that_cannot_be_shared_evenly_are_refused():
+def test_environments_that_cannot_be_shared_evenly_are_refused():
     with pytest.raises(ConfigError, match="num_envs is 4, which 3 workers cannot share evenly"):
         AgentsFactory(env=SHOP, actors=functools.partial(actors, SHOP, {"*": "both"}), num_workers=3)

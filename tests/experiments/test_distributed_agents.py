@@ -1,4 +1,4 @@
-"""Many agents whose worlds are stepped by workers."""
+"""Many agents whose environments are stepped by workers."""
 
 import dataclasses
 

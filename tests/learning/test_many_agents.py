@@ -13,10 +13,10 @@ from palaestra.multiagent import (
     AgentsConfig,
     AgentSpec,
     Meeting,
-    Moment,
     MultiAgentCollector,
-    World,
-    Worlds,
+    MultiAgentEnv,
+    MultiAgentEnvs,
+    MultiAgentStep,
     evaluate_agents,
 )
 from palaestra.training import SimplePolicyManager, Trainer, TrainerConfig
@@ -30,22 +30,24 @@ CASES = {
 }
 
 
-def worlds_of(make, seed, num_worlds=8, name="environments"):
-    return Worlds([make] * num_worlds, lane_seeds=[RunSeeds(seed).integer(name, lane) for lane in range(num_worlds)])
+def envs_of(make, seed, num_envs=8, name="environments"):
+    return MultiAgentEnvs(
+        [make] * num_envs, lane_seeds=[RunSeeds(seed).integer(name, lane) for lane in range(num_envs)]
+    )
 
 
 def trained(make, kind, config, env_steps, seed, sharing="shared"):
     """Policies by name after training, and their roles."""
-    worlds = worlds_of(make, seed)
+    envs = envs_of(make, seed)
     joint = None if kind.team else ()
-    roles = AgentsConfig(sharing=sharing).roles(worlds.agents, joint=joint, state_spec=worlds.state_spec)
+    policy_specs = AgentsConfig(sharing=sharing).policy_specs(envs.agents, joint=joint, state_spec=envs.state_spec)
     algorithms = {
-        name: kind(role.observation_spec, role.action_spec, config, RunSeeds(100 * seed + number))
-        for number, (name, role) in enumerate(roles.items())
+        name: kind(spec.observation_spec, spec.action_spec, config, RunSeeds(100 * seed + number))
+        for number, (name, spec) in enumerate(policy_specs.items())
     }
-    collector = MultiAgentCollector(worlds, roles, algorithms)
+    collector = MultiAgentCollector(envs, policy_specs, algorithms)
     Trainer(collector, SimplePolicyManager(algorithms), TrainerConfig(total_env_steps=env_steps)).run()
-    return {name: algorithm.policy for name, algorithm in algorithms.items()}, roles
+    return {name: algorithm.policy for name, algorithm in algorithms.items()}, policy_specs
 
 
 class _Best(Meeting):
@@ -54,16 +56,16 @@ class _Best(Meeting):
     best: ClassVar[list[float]] = []
 
     def begin_episode(self, seed):
-        moment = super().begin_episode(seed)
+        outcome = super().begin_episode(seed)
         self.best.append(len(self.agents) * self.best_return)
-        return moment
+        return outcome
 
 
-def share_of_best(policies, roles, episodes=100):
+def share_of_best(policies, policy_specs, episodes=100):
     """The return of the policies' greedy actions, divided by the best possible one of the same episodes."""
     _Best.best = []
-    worlds = Worlds([_Best], lane_seeds=[RunSeeds(0).integer("evaluation")])
-    result = evaluate_agents(policies, worlds, roles, episodes=episodes)
+    envs = MultiAgentEnvs([_Best], lane_seeds=[RunSeeds(0).integer("evaluation")])
+    result = evaluate_agents(policies, envs, policy_specs, episodes=episodes)
     return result.return_mean / float(np.mean(_Best.best[:episodes]))
 
 
@@ -82,12 +84,12 @@ def test_policies_are_shared_or_separate_by_one_setting(sharing):
     """MARO-18: the same configuration but for `sharing` learns with one policy for all, or one for each."""
     torch.set_num_threads(1)
     config = DQNConfig(unroll_length=4, gamma=0.95, learning_rate=1e-3, capacity=20_000, target_period=100)
-    policies, roles = trained(Meeting, DQN, config, 12_000, 0, sharing)
+    policies, policy_specs = trained(Meeting, DQN, config, 12_000, 0, sharing)
     assert len(policies) == {"shared": 1, "separate": 3}[sharing]
-    assert share_of_best(policies, roles) > 0.85
+    assert share_of_best(policies, policy_specs) > 0.85
 
 
-class Balance(World):
+class Balance(MultiAgentEnv):
     """Two agents push with numbers in [-1, 1]: the sum should be 0.6, and each pays for its own push besides."""
 
     def __init__(self) -> None:
@@ -99,13 +101,13 @@ class Balance(World):
         return self._agents
 
     def begin_episode(self, seed):
-        return Moment({name: restart(np.ones(1, np.float32)) for name in self._agents})
+        return MultiAgentStep({name: restart(np.ones(1, np.float32)) for name in self._agents})
 
     def advance(self, actions):
         pushes = {name: float(push[0]) for name, push in actions.items()}
         missed = (sum(pushes.values()) - 0.6) ** 2
         earned = {name: -missed / 2 - push**2 / 2 for name, push in pushes.items()}
-        return Moment({name: termination(np.ones(1, np.float32), earned[name]) for name in pushes}, True)
+        return MultiAgentStep({name: termination(np.ones(1, np.float32), earned[name]) for name in pushes}, True)
 
 
 @pytest.mark.slow
@@ -113,8 +115,8 @@ def test_maddpg_finds_the_balance_in_closed_form():
     """Each ascends its own reward while the other pushes: the balance has -(2a - 0.6) - a = 0, so a = 0.2."""
     torch.set_num_threads(1)
     config = MADDPGConfig(learning_rate=1e-3, learning_starts=200, mini_batch_size=64, tau=0.02)
-    policies, roles = trained(Balance, MADDPG, config, 6_000, 0)
+    policies, policy_specs = trained(Balance, MADDPG, config, 6_000, 0)
     ((name, policy),) = policies.items()
-    assert roles[name].joint
+    assert policy_specs[name].joint
     observation = {"observation": np.ones((2, 1), np.float32), "alive": np.ones(2, np.float32)}
     assert np.allclose(policy(observation).reshape(-1), 0.2, atol=0.05)

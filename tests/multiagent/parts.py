@@ -1,4 +1,4 @@
-"""Worlds for tests: agents that wait, die, come and differ."""
+"""MultiAgentEnvs for tests: agents that wait, die, come and differ."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 
 from palaestra.core import BoundedSpec, DiscreteSpec, MultiBinarySpec, TensorSpec, restart, termination, transition
 from palaestra.core import truncation as truncated
-from palaestra.multiagent import AgentSpec, EnvWrapper, Moment, World
+from palaestra.multiagent import AgentSpec, EnvWrapper, MultiAgentEnv, MultiAgentStep
 
 
 class Shop(EnvWrapper):
@@ -48,10 +48,10 @@ class Shop(EnvWrapper):
         self.tracker["ticks"] = self.tick
 
 
-class RandomWorld(World):
+class RandomWorld(MultiAgentEnv):
     """Agents of two kinds that appear, wait, act and die at random; what they see says who, when and how often.
 
-    An observation is (agent, its time steps in this life, the world's step, a part of the seed); the reward is
+    An observation is (agent, its time steps in this life, the environment's step, a part of the seed); the reward is
     1 for action 1, 0.5 for the others, and an agent dies with probability 0.1 a step.
     """
 
@@ -77,14 +77,14 @@ class RandomWorld(World):
     def global_state(self) -> np.ndarray:
         return np.array([self._step, self._seed], np.float32)
 
-    def begin_episode(self, seed: int) -> Moment:
+    def begin_episode(self, seed: int) -> MultiAgentStep:
         self._rng, self._seed, self._step = np.random.default_rng(seed), seed % 997, 0
         self._lives: dict[str, int] = {}
         self._gone: set[str] = set()
         first = next(iter(self._agents))
-        return Moment({first: self._begun(first), **self._arrivals()})
+        return MultiAgentStep({first: self._begun(first), **self._arrivals()})
 
-    def advance(self, actions: Mapping[str, Any]) -> Moment:
+    def advance(self, actions: Mapping[str, Any]) -> MultiAgentStep:
         self._step += 1
         over = self._step == self._length
         time_steps: dict[str, Any] = {}
@@ -107,7 +107,7 @@ class RandomWorld(World):
             time_steps |= self._arrivals(busy=set(time_steps))
             if not self._lives and len(self._gone) == len(self._agents) and not self._revive:
                 over = True
-        return Moment(time_steps, over)
+        return MultiAgentStep(time_steps, over)
 
     def _arrivals(self, busy: set[str] = frozenset()) -> dict[str, Any]:
         return {

@@ -8,25 +8,25 @@ from hypothesis import strategies as st
 
 from palaestra import DQN, PPO, DQNConfig, NetworkConfig, PPOConfig, RunSeeds
 from palaestra.core import ConfigError, DiscreteSpec, NonFiniteError, StepType, TensorSpec
-from palaestra.multiagent import MultiAgentCollector, Worlds, assign_roles
+from palaestra.multiagent import MultiAgentCollector, MultiAgentEnvs, assign_policies
 from palaestra.policies import RandomPolicy, RulePolicy
 from tests.multiagent.parts import RandomWorld, Shop
 
 SMALL = NetworkConfig(hidden_sizes=(8,))
 
 
-def collector_of(make, num_worlds=3, mapping=None, algorithm="ppo", seed=0, lane_seeds=None, **actors):
-    worlds = Worlds([make] * num_worlds, lane_seeds=lane_seeds or range(seed, seed + num_worlds))
-    roles = assign_roles(worlds.agents, mapping or {"*": "all"})
-    for number, (name, role) in enumerate(roles.items()):
+def collector_of(make, num_envs=3, mapping=None, algorithm="ppo", seed=0, lane_seeds=None, **actors):
+    envs = MultiAgentEnvs([make] * num_envs, lane_seeds=lane_seeds or range(seed, seed + num_envs))
+    policy_specs = assign_policies(envs.agents, mapping or {"*": "all"})
+    for number, (name, spec) in enumerate(policy_specs.items()):
         if name in actors:
             continue
         kind, config = {
             "ppo": (PPO, PPOConfig(network=SMALL, unroll_length=10)),
             "dqn": (DQN, DQNConfig(network=SMALL, capacity=600, learning_starts=0)),
         }[algorithm]
-        actors[name] = kind(role.observation_spec, role.action_spec, config, RunSeeds(seed + number))
-    return MultiAgentCollector(worlds, roles, actors), actors
+        actors[name] = kind(spec.observation_spec, spec.action_spec, config, RunSeeds(seed + number))
+    return MultiAgentCollector(envs, policy_specs, actors), actors
 
 
 def lanes_of(buffer):
@@ -46,16 +46,16 @@ TWO_KINDS = {"even_*": "even", "odd_*": "odd"}
 
 
 @settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 10_000), revive=st.booleans(), moments=st.integers(5, 90))
-def test_no_transition_mixes_agents_lives_or_worlds(seed, revive, moments):
+@given(seed=st.integers(0, 10_000), revive=st.booleans(), outcomes=st.integers(5, 90))
+def test_no_transition_mixes_agents_lives_or_environments(seed, revive, outcomes):
     """MARO-15, TS-22: whoever appears, waits, dies or comes back, a lane is one agent's stream and nothing is lost."""
     collector, _ = collector_of(lambda: RandomWorld(revive=revive), mapping=TWO_KINDS, algorithm="dqn", seed=seed)
-    collector.unroll(moments)
+    collector.unroll(outcomes)
     for name, buffer in collector.buffers.items():
-        agents = collector.roles[name].agents
+        agents = collector.policy_specs[name].agents
         for lane, rows in lanes_of(buffer):
             kinds, seen = rows.step_type.numpy(), seen_of(rows)
-            number = list(collector.worlds.agents).index(agents[lane % len(agents)])
+            number = list(collector.envs.agents).index(agents[lane % len(agents)])
             assert (seen[:, 0] == number).all(), "a lane shows another agent"
             for row in range(len(kinds) - 1):
                 if kinds[row] == StepType.LAST:
@@ -63,7 +63,7 @@ def test_no_transition_mixes_agents_lives_or_worlds(seed, revive, moments):
                     continue
                 assert kinds[row + 1] != StepType.FIRST
                 assert seen[row + 1, 1] == seen[row, 1] + 1, "a time step of a life is missing"
-                assert seen[row + 1, 3] == seen[row, 3], "a transition spans two episodes of the world"
+                assert seen[row + 1, 3] == seen[row, 3], "a transition spans two episodes of the environment"
                 assert seen[row + 1, 2] > seen[row, 2]
                 earned = 1.0 if int(rows.action[row]) == 1 else 0.5
                 assert float(rows.reward[row + 1]) == earned, "a reward is not that of the action before it"
@@ -73,12 +73,12 @@ def test_no_transition_mixes_agents_lives_or_worlds(seed, revive, moments):
 
 
 @settings(max_examples=12, deadline=None)
-@given(delay=st.integers(0, 15), length=st.integers(1, 14), moments=st.integers(2, 60), parts=st.integers(1, 4))
-def test_delayed_rewards_reach_the_action_that_earned_them(delay, length, moments, parts):
+@given(delay=st.integers(0, 15), length=st.integers(1, 14), outcomes=st.integers(2, 60), parts=st.integers(1, 4))
+def test_delayed_rewards_reach_the_action_that_earned_them(delay, length, outcomes, parts):
     """MARO-18: `reward_eval_delay` ticks later, and all of them at the end of an episode."""
     collector, _ = collector_of(lambda: Shop(delay, length), mapping={"*": "both"}, algorithm="dqn")
     for _ in range(parts):
-        collector.unroll(moments / parts)
+        collector.unroll(outcomes / parts)
     (buffer,) = collector.buffers.values()
     for lane, rows in lanes_of(buffer):
         kinds, ticks = rows.step_type.numpy(), rows.observation.numpy()[:, 0]
@@ -94,7 +94,7 @@ def test_delayed_rewards_reach_the_action_that_earned_them(delay, length, moment
 
 
 def test_rows_wait_for_their_rewards_and_are_not_lost():
-    collector, _ = collector_of(lambda: Shop(delay=5, length=30), num_worlds=1, mapping={"*": "both"})
+    collector, _ = collector_of(lambda: Shop(delay=5, length=30), num_envs=1, mapping={"*": "both"})
     collector.unroll(4)  # reset, and ticks 1 to 3: no reward can be told before tick 5
     (buffer,) = collector.buffers.values()
     assert len(buffer) == 0
@@ -105,7 +105,7 @@ def test_rows_wait_for_their_rewards_and_are_not_lost():
 
 def test_behaviour_is_that_of_the_weights_that_chose_even_where_rewards_come_after_an_update():
     """Log-probabilities are computed before new weights are taken, for rows that come later too."""
-    collector, actors = collector_of(lambda: Shop(delay=4, length=40), num_worlds=2, mapping={"*": "both"}, seed=3)
+    collector, actors = collector_of(lambda: Shop(delay=4, length=40), num_envs=2, mapping={"*": "both"}, seed=3)
     ppo = actors["both"]
     stored: dict[tuple, tuple] = {}
     (buffer,) = collector.buffers.values()
@@ -148,7 +148,7 @@ def test_rules_act_beside_policies_that_learn():
 
 def test_episodes_say_what_every_agent_and_policy_earned():
     """MARO-18, TS-26: the return is the sum over agents; a policy's is the mean over its agents."""
-    collector, _ = collector_of(Shop, num_worlds=1, mapping={"*": "both"})
+    collector, _ = collector_of(Shop, num_envs=1, mapping={"*": "both"})
     collector.unroll(12)
     (episode,) = collector.drain()
     buyer, painter = episode.info["buyer/return"], episode.info["painter/return"]
@@ -170,29 +170,32 @@ def test_mistakes_in_the_mapping_are_named():
     """MARO-18: every agent has one policy, and agents that share one are alike."""
     agents = RandomWorld().agents
     with pytest.raises(ConfigError, match="see or do different things"):
-        assign_roles(agents, {"*": "all"})
+        assign_policies(agents, {"*": "all"})
     with pytest.raises(ConfigError, match="gives no policy to odd_0, odd_1"):
-        assign_roles(agents, {"even_*": "even"})
+        assign_policies(agents, {"even_*": "even"})
     with pytest.raises(ConfigError, match="did you mean 'even_0'"):
-        assign_roles(agents, {"evn_0": "even", "*": "rest"})
+        assign_policies(agents, {"evn_0": "even", "*": "rest"})
     with pytest.raises(ConfigError, match="give it another name"):
-        assign_roles(agents, {"*": "not/a/name"})
-    worlds = Worlds([Shop], lane_seeds=[1])
-    roles = assign_roles(worlds.agents, {"*": "all"})
+        assign_policies(agents, {"*": "not/a/name"})
+    envs = MultiAgentEnvs([Shop], lane_seeds=[1])
+    policy_specs = assign_policies(envs.agents, {"*": "all"})
     policy = RandomPolicy(TensorSpec((3,)), DiscreteSpec(num=2))
     with pytest.raises(ConfigError, match=r"but there are policies \['other'\]"):
-        MultiAgentCollector(worlds, roles, {"other": policy})
-    with pytest.raises(ConfigError, match="make it with the specs of its role"):
-        MultiAgentCollector(worlds, roles, {"all": policy})
+        MultiAgentCollector(envs, policy_specs, {"other": policy})
+    with pytest.raises(ConfigError, match="make it with its policy spec"):
+        MultiAgentCollector(envs, policy_specs, {"all": policy})
 
 
-def test_an_observation_that_is_not_finite_names_world_agent_seed_and_step():
+def test_an_observation_that_is_not_finite_names_environment_agent_seed_and_step():
     """F22: caught where it enters."""
 
     class Broken(Shop):
         def get_state(self, agent):
             return super().get_state(agent) / (0.0 if self.tick == 3 else 1.0)
 
-    collector, _ = collector_of(Broken, num_worlds=1, mapping={"*": "both"}, lane_seeds=[100])
-    with np.errstate(all="ignore"), pytest.raises(NonFiniteError, match=r"world 0 .*seed \d+.* step 3, .*'buyer'"):
+    collector, _ = collector_of(Broken, num_envs=1, mapping={"*": "both"}, lane_seeds=[100])
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises(NonFiniteError, match=r"environment 0 .*seed \d+.* step 3, .*'buyer'"),
+    ):
         collector.unroll(12)

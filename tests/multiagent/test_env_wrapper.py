@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from palaestra.core import EnvError, StepType
-from palaestra.multiagent import Worlds
+from palaestra.multiagent import MultiAgentEnvs
 from tests.multiagent.parts import Shop
 
 
@@ -40,9 +40,9 @@ def test_the_hooks_are_called_in_the_order_of_an_event():
     shop.advance({"buyer": 0, "painter": 1})
     assert calls == ["get_transition_info at 0", "to_env_action", "post_step", "get_state(buyer)"]
     calls.clear()
-    moment = shop.advance({"buyer": 2})
+    outcome = shop.advance({"buyer": 2})
     assert calls[-2:] == ["get_reward(['buyer', 'painter'], 0)", "get_state(buyer)"]
-    assert moment.late_rewards == {"buyer": [0.0], "painter": [10.0]}
+    assert outcome.late_rewards == {"buyer": [0.0], "painter": [10.0]}
     shop.advance({"buyer": 0})
     last = shop.advance({"buyer": 1, "painter": 1})
     assert last.over
@@ -62,8 +62,8 @@ def test_the_end_of_a_simulation_is_a_termination_only_where_it_says_so(ends):
 
     shop = Ending(length=1)
     shop.begin_episode(0)
-    moment = shop.advance({"buyer": 0, "painter": 0})
-    assert {float(step.discount) for step in moment.time_steps.values()} == {0.0 if ends else 1.0}
+    outcome = shop.advance({"buyer": 0, "painter": 0})
+    assert {float(step.discount) for step in outcome.time_steps.values()} == {0.0 if ends else 1.0}
 
 
 def test_an_agent_that_was_never_asked_has_no_episode():
@@ -102,9 +102,9 @@ def test_mistakes_are_named():
 
 def test_what_the_tracker_notes_is_reported_with_the_episode():
     """MARO-18: `post_step` and `tracker`."""
-    worlds = Worlds([lambda: Shop(length=3)], lane_seeds=[1])
-    (moment,) = worlds.reset()
-    while not moment.over:
-        due = [name for name, step in moment.time_steps.items() if step.step_type != StepType.LAST]
-        (moment,) = worlds.step([dict.fromkeys(due, np.int64(0))])
-    assert moment.info == {"ticks": 3}
+    envs = MultiAgentEnvs([lambda: Shop(length=3)], lane_seeds=[1])
+    (outcome,) = envs.reset()
+    while not outcome.over:
+        due = [name for name, step in outcome.time_steps.items() if step.step_type != StepType.LAST]
+        (outcome,) = envs.step([dict.fromkeys(due, np.int64(0))])
+    assert outcome.info == {"ticks": 3}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from palaestra.core import ConfigError
-from palaestra.multiagent import Meeting, Worlds, assign_roles, evaluate_agents
+from palaestra.multiagent import Meeting, MultiAgentEnvs, assign_policies, evaluate_agents
 from palaestra.policies import RandomPolicy, RulePolicy
 from tests.multiagent.parts import Shop
 from tests.multiagent.test_collector import collector_of
@@ -25,10 +25,10 @@ def walkers():
 
 
 def test_a_rule_that_walks_to_the_middle_earns_the_best_return():
-    """TS-26: exactly so many episodes, shared out over the worlds; parts by agent and policy."""
-    worlds = Worlds([Meeting, Meeting], lane_seeds=[1, 2])
-    roles = assign_roles(worlds.agents, {"*": "walkers"})
-    result = evaluate_agents({"walkers": walkers()}, worlds, roles, episodes=9)
+    """TS-26: exactly so many episodes, shared out over the environments; parts by agent and policy."""
+    envs = MultiAgentEnvs([Meeting, Meeting], lane_seeds=[1, 2])
+    policy_specs = assign_policies(envs.agents, {"*": "walkers"})
+    result = evaluate_agents({"walkers": walkers()}, envs, policy_specs, episodes=9)
     assert len(result.returns) == 9
     best = [round(3 * (1 - 0.1 * moves), 4) for moves in (1, 2)]
     assert {round(value, 4) for value in result.returns} == set(best)
@@ -38,35 +38,37 @@ def test_a_rule_that_walks_to_the_middle_earns_the_best_return():
 
 
 def test_late_rewards_count_in_full():
-    worlds = Worlds([lambda: Shop(delay=7, length=5)], lane_seeds=[1])
-    roles = assign_roles(worlds.agents, {"*": "both"})
-    spec = worlds.agents["buyer"]
+    envs = MultiAgentEnvs([lambda: Shop(delay=7, length=5)], lane_seeds=[1])
+    policy_specs = assign_policies(envs.agents, {"*": "both"})
+    spec = envs.agents["buyer"]
     rule = RulePolicy(lambda seen: torch.ones(len(seen)).long(), spec.observation, spec.action)
-    result = evaluate_agents({"both": rule}, worlds, roles, episodes=2)
+    result = evaluate_agents({"both": rule}, envs, policy_specs, episodes=2)
     assert result.parts["buyer/return"] == sum(1000 * tick + 10 for tick in range(5))
     assert result.parts["painter/return"] == 3000 + 20
     assert result.parts["ticks"] == 5
 
 
 def test_an_evaluation_leaves_training_as_if_nothing_had_happened():
-    """TS-27: acting noise of its own; the collector's worlds are not those of the evaluation."""
+    """TS-27: acting noise of its own; the collector's environments are not those of the evaluation."""
     results = []
     for evaluates in (False, True):
         collector, actors = collector_of(Shop, mapping={"*": "both"}, seed=4)
         collector.unroll(10)
         if evaluates:
-            worlds = Worlds([Shop], lane_seeds=[9])
-            evaluate_agents({"both": actors["both"].policy}, worlds, collector.roles, episodes=2, deterministic=False)
+            envs = MultiAgentEnvs([Shop], lane_seeds=[9])
+            evaluate_agents(
+                {"both": actors["both"].policy}, envs, collector.policy_specs, episodes=2, deterministic=False
+            )
             assert actors["both"].policy.training
         collector.unroll(10)
         results.append(collector.buffers["both"].recent("action", 15).clone())
     assert torch.equal(*results)
 
 
-def test_worlds_that_were_evaluated_in_begin_new_episodes_for_their_collector():
+def test_environments_that_were_evaluated_in_begin_new_episodes_for_their_collector():
     collector, actors = collector_of(Shop, mapping={"*": "both"}, algorithm="dqn", seed=4)
     collector.unroll(6)
-    evaluate_agents({"both": actors["both"].policy}, collector.worlds, collector.roles, episodes=3)
+    evaluate_agents({"both": actors["both"].policy}, collector.envs, collector.policy_specs, episodes=3)
     collector.unroll(6)
     (buffer,) = collector.buffers.values()
     lane = buffer[buffer.in_time_order(0)]
@@ -76,11 +78,11 @@ def test_worlds_that_were_evaluated_in_begin_new_episodes_for_their_collector():
 
 
 def test_an_evaluation_that_cannot_end_says_so():
-    worlds = Worlds([lambda: Meeting(max_moves=10**9)], lane_seeds=[1])
-    spec = worlds.agents["agent_0"]
+    envs = MultiAgentEnvs([lambda: Meeting(max_moves=10**9)], lane_seeds=[1])
+    spec = envs.agents["agent_0"]
     stay = RulePolicy(lambda seen: torch.ones(len(seen["own"])).long(), spec.observation, spec.action)
-    roles = assign_roles(worlds.agents, {"*": "stay"})
+    policy_specs = assign_policies(envs.agents, {"*": "stay"})
     with pytest.raises(ConfigError, match=r"only 0 of 2 evaluation episodes ended within 0.05 s"):
-        evaluate_agents({"stay": stay}, worlds, roles, episodes=2, time_limit_s=0.05)
+        evaluate_agents({"stay": stay}, envs, policy_specs, episodes=2, time_limit_s=0.05)
     with pytest.raises(ConfigError, match="there are policies"):
-        evaluate_agents({"other": RandomPolicy(spec.observation, spec.action)}, worlds, roles)
+        evaluate_agents({"other": RandomPolicy(spec.observation, spec.action)}, envs, policy_specs)

@@ -1,4 +1,4 @@
-"""Worlds that fail: restarted, counted, and never learned from across the break."""
+"""MultiAgentEnvs that fail: restarted, counted, and never learned from across the break."""
 
 import functools
 import itertools
@@ -10,7 +10,14 @@ import torch
 from palaestra import PPO, PPOConfig, RunSeeds
 from palaestra.core import ConfigError, EnvError, StepType
 from palaestra.envs import EnvConfig, FaultPolicy
-from palaestra.multiagent import Meeting, MultiAgentCollector, Worlds, assign_roles, create_worlds, evaluate_agents
+from palaestra.multiagent import (
+    Meeting,
+    MultiAgentCollector,
+    MultiAgentEnvs,
+    assign_policies,
+    create_multi_agent_envs,
+    evaluate_agents,
+)
 from palaestra.policies import RandomPolicy
 from tests.multiagent.parts import RandomWorld, Shop
 
@@ -28,7 +35,7 @@ class Failing:
 
 
 class Fragile(Failing, RandomWorld):
-    """Raises at certain steps of its life as an object; a world that is made again is as good as new."""
+    """Raises at certain steps of its life as an object; an environment that is made again is as good as new."""
 
     def __init__(self, fails_at: int = 7) -> None:
         super().__init__(revive=True)
@@ -53,35 +60,35 @@ RESTART = FaultPolicy(on_fault="restart", backoff_s=0)
 CONFIG = EnvConfig(name="tests.multiagent.test_faults:Fragile", num_envs=2, on_fault="restart")
 
 
-def collected(worlds, rounds=6, length=6, mapping=None):
-    roles = assign_roles(worlds.agents, mapping or {"odd_*": "odd", "*": "even"})
+def collected(envs, rounds=6, length=6, mapping=None):
+    policy_specs = assign_policies(envs.agents, mapping or {"odd_*": "odd", "*": "even"})
     algorithms = {
-        name: PPO(role.observation_spec, role.action_spec, PPOConfig(unroll_length=length), RunSeeds(1))
-        for name, role in roles.items()
+        name: PPO(spec.observation_spec, spec.action_spec, PPOConfig(unroll_length=length), RunSeeds(1))
+        for name, spec in policy_specs.items()
     }
-    collector = MultiAgentCollector(worlds, roles, algorithms)
+    collector = MultiAgentCollector(envs, policy_specs, algorithms)
     for _ in range(rounds):
         yield collector, collector.unroll(length)
 
 
-def test_a_restarted_world_begins_its_next_episode_and_is_reported():
+def test_a_restarted_environment_begins_its_next_episode_and_is_reported():
     """F8: by `on_fault=restart`, like environments with one agent."""
-    worlds = create_worlds(CONFIG)
-    steps = sum(info.env_steps for _, info in collected(worlds, rounds=4, length=5))
-    assert [(fault.env_id, fault.handled, fault.step) for fault in worlds.faults] == [
-        (world, "restart", 7) for _ in range(2) for world in range(2)
+    envs = create_multi_agent_envs(CONFIG)
+    steps = sum(info.env_steps for _, info in collected(envs, rounds=4, length=5))
+    assert [(fault.env_id, fault.handled, fault.step) for fault in envs.faults] == [
+        (env, "restart", 7) for _ in range(2) for env in range(2)
     ]
-    assert [fault.episode for fault in worlds.faults] == [0, 0, 1, 1]
-    assert "KeyError" in worlds.faults[0].detail
-    # 20 moments of each world: 3 began episodes, of which 2 are the answers to steps that were never executed.
+    assert [fault.episode for fault in envs.faults] == [0, 0, 1, 1]
+    assert "KeyError" in envs.faults[0].detail
+    # 20 steps of each environment: 3 began episodes, of which 2 are the answers to steps that were never executed.
     assert steps == 2 * (20 - 3)
 
 
 def test_nothing_is_learned_across_a_restart():
-    """F8: rows before it have no successor, and no transition joins two episodes of a world."""
+    """F8: rows before it have no successor, and no transition joins two episodes of an environment."""
     broken = 0
-    worlds = create_worlds(CONFIG)
-    ((collector, _),) = collected(worlds, rounds=1, length=40)
+    envs = create_multi_agent_envs(CONFIG)
+    ((collector, _),) = collected(envs, rounds=1, length=40)
     for buffer in collector.buffers.values():
         for lane in range(buffer.num_lanes):
             rows = buffer.in_time_order(lane)
@@ -97,9 +104,9 @@ def test_nothing_is_learned_across_a_restart():
 
 def test_late_rewards_of_a_broken_episode_are_forgotten():
     """A reward never goes to an action of another episode."""
-    worlds = Worlds([LateFragile], lane_seeds=[3], faults=RESTART)
-    ((collector, _),) = collected(worlds, rounds=1, length=40, mapping={"*": "all"})
-    assert len(worlds.faults) > 1
+    envs = MultiAgentEnvs([LateFragile], lane_seeds=[3], faults=RESTART)
+    ((collector, _),) = collected(envs, rounds=1, length=40, mapping={"*": "all"})
+    assert len(envs.faults) > 1
     buffer = collector.buffers["all"]
     rows = buffer.in_time_order(0)
     tick = buffer.take("observation", rows)[:, 0].numpy()
@@ -112,20 +119,20 @@ def test_late_rewards_of_a_broken_episode_are_forgotten():
 
 def test_evaluation_counts_only_episodes_that_came_to_their_end():
     make = functools.partial(Fragile, fails_at=30)
-    with Worlds([make], lane_seeds=[3], faults=RESTART) as worlds:
-        roles = assign_roles(worlds.agents, {"odd_*": "odd", "*": "even"})
-        policies = {name: RandomPolicy(role.observation_spec, role.action_spec) for name, role in roles.items()}
-        result = evaluate_agents(policies, worlds, roles, episodes=4)
+    with MultiAgentEnvs([make], lane_seeds=[3], faults=RESTART) as envs:
+        policy_specs = assign_policies(envs.agents, {"odd_*": "odd", "*": "even"})
+        policies = {name: RandomPolicy(spec.observation_spec, spec.action_spec) for name, spec in policy_specs.items()}
+        result = evaluate_agents(policies, envs, policy_specs, episodes=4)
         assert (result.episodes, result.length_mean) == (4, 25)
-        assert len(worlds.faults) == 3
+        assert len(envs.faults) == 3
 
 
 def test_restarts_are_counted_and_end():
     """F8: too many faults stop the run, and the first one is named."""
     policy = FaultPolicy(on_fault="restart", max_restarts=2, backoff_s=0)
-    worlds = Worlds([functools.partial(Fragile, fails_at=1)], lane_seeds=[3], faults=policy)
+    envs = MultiAgentEnvs([functools.partial(Fragile, fails_at=1)], lane_seeds=[3], faults=policy)
     with pytest.raises(EnvError, match=r"(?s)failed 3 times within an hour.*episode 0 .*KeyError"):
-        for _ in collected(worlds):
+        for _ in collected(envs):
             pass
 
 
@@ -134,29 +141,30 @@ def test_restarts_are_counted_and_end():
     [
         ({"on_fault": "drop"}, "use 'restart'"),
         ({"chaos": "kill:0.1"}, "environments with one agent only"),
-        ({"wrappers": ("ClipReward",)}, "a function that returns the world wrapped"),
+        ({"wrappers": ("ClipReward",)}, "a function that returns the environment wrapped"),
         ({"timeout_s": 3.0}, "distributed.timeout_s"),
-        ({"max_episode_steps": 9}, "change the world itself. Of env, these can be set: name, num_envs"),
-        ({"vectorization": "process"}, "worlds are stepped in this process"),
+        ({"max_episode_steps": 9}, "change the environment itself. Of env, these can be set: name, num_envs"),
+        ({"vectorization": "process"}, "environments are stepped in this process"),
     ],
 )
-def test_settings_that_mean_nothing_for_worlds_say_what_to_do_instead(settings, message):
+def test_settings_that_mean_nothing_for_environments_say_what_to_do_instead(settings, message):
     with pytest.raises(ConfigError, match=message):
-        create_worlds(EnvConfig(name="palaestra.multiagent:Meeting", **settings))
+        create_multi_agent_envs(EnvConfig(name="palaestra.multiagent:Meeting", **settings))
 
 
-def test_a_world_that_is_restarted_is_the_same_as_one_that_never_failed():
+def test_a_environment_that_is_restarted_is_the_same_as_one_that_never_failed():
     """The next episode of a lane has its own seed, whoever steps it."""
     sound, fragile = (
-        Worlds([make], lane_seeds=[3], faults=RESTART) for make in (Meeting, functools.partial(Late, fails_at=2))
+        MultiAgentEnvs([make], lane_seeds=[3], faults=RESTART)
+        for make in (Meeting, functools.partial(Late, fails_at=2))
     )
     sound.reset()
     fragile.reset()
-    for worlds in (fragile, fragile):
-        (moment,) = worlds.step([dict.fromkeys(worlds.agents, 1)])
+    for envs in (fragile, fragile):
+        (outcome,) = envs.step([dict.fromkeys(envs.agents, 1)])
     assert fragile.restarted == {0}
     (expected,) = sound.reset()
-    assert str(moment) == str(expected)
+    assert str(outcome) == str(expected)
 
 
 class Late(Failing, Meeting):

@@ -1,4 +1,4 @@
-"""PettingZoo environments as worlds, and worlds as PettingZoo environments."""
+"""PettingZoo environments as environments, and environments as PettingZoo environments."""
 
 import warnings
 
@@ -8,15 +8,15 @@ import pytest
 
 from palaestra.core import ConfigError, EnvError, StepType
 from palaestra.multiagent import (
-    AECWorld,
+    AECAdapter,
     Meeting,
-    ParallelWorld,
-    World,
-    Worlds,
+    MultiAgentEnv,
+    MultiAgentEnvs,
+    ParallelAdapter,
     aec_env,
+    from_pettingzoo,
     load_pettingzoo,
     parallel_env,
-    world_from_pettingzoo,
 )
 from tests.multiagent.parts import RandomWorld, Shop
 
@@ -25,33 +25,33 @@ with warnings.catch_warnings():  # its tests import environments in a way that i
     from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
 
 
-def play(world: World, seed: int, steps: int = 200) -> list[dict[str, tuple]]:
+def play(env: MultiAgentEnv, seed: int, steps: int = 200) -> list[dict[str, tuple]]:
     """What everybody is told while acting at random, through the checks of the contract."""
     rng = np.random.default_rng(seed)
     told = []
-    with Worlds([lambda: world], lane_seeds=[seed]) as worlds:
-        (moment,) = worlds.reset()
+    with MultiAgentEnvs([lambda: env], lane_seeds=[seed]) as envs:
+        (outcome,) = envs.reset()
         for _ in range(steps):
-            told.append({name: (int(s.step_type), float(s.reward)) for name, s in moment.time_steps.items()})
+            told.append({name: (int(s.step_type), float(s.reward)) for name, s in outcome.time_steps.items()})
             actions = {}
-            for name, step in moment.time_steps.items():
+            for name, step in outcome.time_steps.items():
                 if step.step_type != StepType.LAST:
                     mask = step.observation["action_mask"] if isinstance(step.observation, dict) else None
-                    count = world.agents[name].action.num
+                    count = env.agents[name].action.num
                     actions[name] = int(rng.choice(np.arange(count) if mask is None else np.flatnonzero(mask)))
-            (moment,) = worlds.step([actions])
+            (outcome,) = envs.step([actions])
     return told
 
 
 @pytest.mark.parametrize("make", [Meeting, Shop, RandomWorld])
-def test_pettingzoo_accepts_a_world_as_an_aec_env(make):
+def test_pettingzoo_accepts_a_environment_as_an_aec_env(make):
     """USERS need 5: PettingZoo's own test of environments whose agents act one after another."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         api_test(aec_env(make()), num_cycles=100)
 
 
-def test_pettingzoo_accepts_a_world_as_a_parallel_env():
+def test_pettingzoo_accepts_a_environment_as_a_parallel_env():
     """USERS need 5: its own test of environments whose agents act together."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -65,19 +65,19 @@ def test_pettingzoo_finds_that_a_seed_determines_an_episode():
         parallel_seed_test(lambda: parallel_env(Meeting()), num_cycles=20)
 
 
-def test_a_parallel_env_becomes_a_world():
-    world = load_pettingzoo("pettingzoo:classic/rps_v2", max_cycles=3)
-    assert isinstance(world, ParallelWorld)
-    told = play(world, seed=1, steps=8)
+def test_a_parallel_env_becomes_a_environment():
+    env = load_pettingzoo("pettingzoo:classic/rps_v2", max_cycles=3)
+    assert isinstance(env, ParallelAdapter)
+    told = play(env, seed=1, steps=8)
     assert [step["player_0"][0] for step in told] == [0, 1, 1, 2, 0, 1, 1, 2]
     assert all(step["player_0"][1] == -step["player_1"][1] for step in told)
 
 
-def test_an_aec_env_becomes_a_world_whose_agents_take_turns():
+def test_an_aec_env_becomes_a_environment_whose_agents_take_turns():
     """USERS need 5: masks are honoured, the loser gets the reward of the winner's move with its own LAST."""
-    world = world_from_pettingzoo(pettingzoo.make("aec", "classic/tictactoe-v3"))
-    assert isinstance(world, AECWorld)
-    told = play(world, seed=3)
+    env = from_pettingzoo(pettingzoo.make("aec", "classic/tictactoe-v3"))
+    assert isinstance(env, AECAdapter)
+    told = play(env, seed=3)
     assert all(len(step) == 1 or all(kind == 2 for kind, _ in step.values()) for step in told)
     ends = [step for step in told if any(kind == 2 for kind, _ in step.values())]
     assert len(ends) > 10
@@ -86,10 +86,10 @@ def test_an_aec_env_becomes_a_world_whose_agents_take_turns():
     assert any(reward == -1 for step in ends for _, reward in step.values())
 
 
-def test_a_world_survives_the_way_to_pettingzoo_and_back():
+def test_a_environment_survives_the_way_to_pettingzoo_and_back():
     """The same seed and actions give the same time steps, whichever way they go."""
     there = Meeting()
-    back = world_from_pettingzoo(parallel_env(Meeting()))
+    back = from_pettingzoo(parallel_env(Meeting()))
     assert dict(back.agents) == dict(there.agents)
     first = back.begin_episode(7)
     seed = int(np.random.default_rng(7).integers(2**31))
@@ -100,7 +100,7 @@ def test_a_world_survives_the_way_to_pettingzoo_and_back():
             assert np.array_equal(
                 first.time_steps[name].observation["own"], expected.time_steps[name].observation["own"]
             )
-        first, expected = (world.advance(dict.fromkeys(there.agents, 1)) for world in (back, there))
+        first, expected = (env.advance(dict.fromkeys(there.agents, 1)) for env in (back, there))
 
 
 def test_agents_that_wait_are_refused_where_all_must_act():
@@ -114,5 +114,5 @@ def test_names_that_mean_nothing_are_refused_with_an_example():
     with pytest.raises(ConfigError, match="did you mean 'classic/rps-v2'"):
         load_pettingzoo("pettingzoo:classic/rpss-v2")
     with pytest.raises(ConfigError, match="a ParallelEnv or an AECEnv is needed"):
-        world_from_pettingzoo(object())
-    assert isinstance(world_from_pettingzoo(pettingzoo.make("parallel", "classic/rps-v2")), ParallelWorld)
+        from_pettingzoo(object())
+    assert isinstance(from_pettingzoo(pettingzoo.make("parallel", "classic/rps-v2")), ParallelAdapter)

@@ -5,7 +5,7 @@ import torch
 
 from palaestra import PPO, NetworkConfig, PPOConfig, RunSeeds
 from palaestra.core import EnvError
-from palaestra.multiagent import MultiAgentCollector, Worlds, assign_roles
+from palaestra.multiagent import MultiAgentCollector, MultiAgentEnvs, assign_policies
 from palaestra.training import CheckpointStore, SimplePolicyManager, Trainer, TrainerConfig
 from tests.contracts.states import different
 from tests.multiagent.parts import RandomWorld, Shop
@@ -35,7 +35,7 @@ def flat(nest, path=""):
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
 @pytest.mark.parametrize(("make", "mapping"), [(RandomWorld, TWO_KINDS), (lambda: Shop(delay=4), {"*": "both"})])
 def test_a_resumed_run_equals_the_uninterrupted_one(make, mapping, algorithm, tmp_path):
-    """F25, MARO-15: worlds, waiting rows, memories and episodes go on where they were."""
+    """F25, MARO-15: environments, waiting rows, memories and episodes go on where they were."""
     whole, first, second = (trainer_of(make, tmp_path / part, mapping, algorithm, 330) for part in "abc")
     whole.run()
     while first.collector.env_steps < 120:
@@ -66,15 +66,15 @@ def test_an_unroll_that_was_interrupted_goes_on_bit_for_bit(tmp_path):
         return trainer_of(lambda: Shop(delay=3), tmp_path / name, {"*": "both"}, "ppo", 300)
 
     whole, first, second = trainer("whole"), trainer("first"), trainer("second")
-    moments = iter(range(100))
-    step = first.collector.worlds.step
+    outcomes = iter(range(100))
+    step = first.collector.envs.step
 
     def stepped(actions):
-        if next(moments) == 4:
+        if next(outcomes) == 4:
             first.collector.pause()
         return step(actions)
 
-    first.collector.worlds.step = stepped
+    first.collector.envs.step = stepped
     first.train_iter()
     assert first.collector.unfinished
     store = CheckpointStore(tmp_path / "interrupted")
@@ -89,7 +89,7 @@ def test_an_unroll_that_was_interrupted_goes_on_bit_for_bit(tmp_path):
     assert not different(*results)
 
 
-def test_a_world_that_does_not_replay_is_named():
+def test_a_environment_that_does_not_replay_is_named():
     """F10: randomness that does not come from the seed."""
 
     class Unseeded(RandomWorld):
@@ -97,10 +97,10 @@ def test_a_world_that_does_not_replay_is_named():
             self.begun = getattr(self, "begun", 0) + 1
             return super().begin_episode(seed + self.begun)
 
-    worlds = Worlds([Unseeded], lane_seeds=[1])
-    worlds.reset()
-    with pytest.raises(EnvError, match=r"world 0 .* does not replay"):
-        worlds.load_state_dict(worlds.state_dict())
+    envs = MultiAgentEnvs([Unseeded], lane_seeds=[1])
+    envs.reset()
+    with pytest.raises(EnvError, match=r"environment 0 .* does not replay"):
+        envs.load_state_dict(envs.state_dict())
 
 
 def test_a_policy_with_a_memory_keeps_one_for_each_agent(tmp_path):
@@ -110,11 +110,11 @@ def test_a_policy_with_a_memory_keeps_one_for_each_agent(tmp_path):
     for parts in (1, 2):
         trainers = []
         for _ in range(parts):
-            worlds = Worlds([lambda: Shop(delay=4)] * 2, lane_seeds=[1, 2])
-            roles = assign_roles(worlds.agents, {"*": "both"})
+            envs = MultiAgentEnvs([lambda: Shop(delay=4)] * 2, lane_seeds=[1, 2])
+            policy_specs = assign_policies(envs.agents, {"*": "both"})
             config = PPOConfig(network=network, unroll_length=15, mini_batch_length=4, mini_batch_size=16)
-            ppo = PPO(roles["both"].observation_spec, roles["both"].action_spec, config, RunSeeds(1))
-            collector = MultiAgentCollector(worlds, roles, {"both": ppo})
+            ppo = PPO(policy_specs["both"].observation_spec, policy_specs["both"].action_spec, config, RunSeeds(1))
+            collector = MultiAgentCollector(envs, policy_specs, {"both": ppo})
             config = TrainerConfig(total_env_steps=1000, log_every_steps=0)
             trainers.append(Trainer(collector, SimplePolicyManager({"both": ppo}), config))
         for number, trainer in enumerate(trainers):

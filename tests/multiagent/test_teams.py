@@ -1,4 +1,4 @@
-"""Teams: agents that learn together, one lane per world."""
+"""Teams: agents that learn together, one lane per environment."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from palaestra import NetworkConfig, RunSeeds
 from palaestra.algorithms import MADDPG, MAPPO, QMIX, MAPPOConfig, QMIXConfig
 from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, StepType, TensorSpec
-from palaestra.multiagent import AgentSpec, Meeting, MultiAgentCollector, Worlds, assign_roles, team_specs
+from palaestra.multiagent import AgentSpec, Meeting, MultiAgentCollector, MultiAgentEnvs, assign_policies, team_specs
 from palaestra.policies import TeamGreedyPolicy, load_policy, save_policy
 from tests.multiagent.parts import RandomWorld, Shop
 from tests.multiagent.test_collector import lanes_of
@@ -17,27 +17,27 @@ from tests.multiagent.test_collector import lanes_of
 SMALL = NetworkConfig(hidden_sizes=(8,))
 
 
-def team_of(make, num_worlds=2, seed=0, kind=QMIX, mapping=None):
-    worlds = Worlds([make] * num_worlds, lane_seeds=range(seed, seed + num_worlds))
+def team_of(make, num_envs=2, seed=0, kind=QMIX, mapping=None):
+    envs = MultiAgentEnvs([make] * num_envs, lane_seeds=range(seed, seed + num_envs))
     mapping = mapping or {"*": "team"}
-    roles = assign_roles(worlds.agents, mapping, joint=set(mapping.values()), state_spec=worlds.state_spec)
+    policy_specs = assign_policies(envs.agents, mapping, joint=set(mapping.values()), state_spec=envs.state_spec)
     actors = {
-        name: kind(role.observation_spec, role.action_spec, kind.config_class(network=SMALL), RunSeeds(seed))
-        for name, role in roles.items()
+        name: kind(spec.observation_spec, spec.action_spec, kind.config_class(network=SMALL), RunSeeds(seed))
+        for name, spec in policy_specs.items()
     }
-    return MultiAgentCollector(worlds, roles, actors), actors
+    return MultiAgentCollector(envs, policy_specs, actors), actors
 
 
 @settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 10_000), revive=st.booleans(), moments=st.integers(5, 80))
-def test_a_team_has_a_lane_per_world_in_which_every_member_keeps_its_place(seed, revive, moments):
+@given(seed=st.integers(0, 10_000), revive=st.booleans(), outcomes=st.integers(5, 80))
+def test_a_team_has_a_lane_per_environment_in_which_every_member_keeps_its_place(seed, revive, outcomes):
     """DESIGN.md section 7: fields [G, ...], `alive` says who acts, episodes end with the last member's."""
     mapping = {"even_*": "even", "odd_*": "odd"}
     collector, _ = team_of(lambda: RandomWorld(6, revive=revive), seed=seed, mapping=mapping)
-    collector.unroll(moments)
-    names = list(collector.worlds.agents)
+    collector.unroll(outcomes)
+    names = list(collector.envs.agents)
     for team, buffer in collector.buffers.items():
-        members = [names.index(name) for name in collector.roles[team].agents]
+        members = [names.index(name) for name in collector.policy_specs[team].agents]
         assert buffer.num_lanes == 2
         for _, rows in lanes_of(buffer):
             kinds, alive = rows.step_type.numpy(), rows.observation["alive"].numpy()
@@ -53,7 +53,7 @@ def test_a_team_has_a_lane_per_world_in_which_every_member_keeps_its_place(seed,
                     assert kinds[row + 1] == StepType.FIRST
                     continue
                 assert kinds[row + 1] != StepType.FIRST
-                assert state[row] == state[row + 1], "a transition spans two episodes of the world"
+                assert state[row] == state[row + 1], "a transition spans two episodes of the environment"
                 for slot in range(len(members)):
                     reward = float(rows.reward[row + 1, slot])
                     if reward:  # a member may have acted several rows ago, and waited for the others
@@ -62,11 +62,11 @@ def test_a_team_has_a_lane_per_world_in_which_every_member_keeps_its_place(seed,
 
 
 @settings(max_examples=12, deadline=None)
-@given(delay=st.integers(0, 9), length=st.integers(1, 10), moments=st.integers(3, 40))
-def test_late_rewards_reach_the_member_and_the_row_that_follows_its_action(delay, length, moments):
+@given(delay=st.integers(0, 9), length=st.integers(1, 10), outcomes=st.integers(3, 40))
+def test_late_rewards_reach_the_member_and_the_row_that_follows_its_action(delay, length, outcomes):
     """MARO-18 for teams: a row waits for all of its members' rewards."""
     collector, _ = team_of(lambda: Shop(delay, length))
-    collector.unroll(moments)
+    collector.unroll(outcomes)
     (buffer,) = collector.buffers.values()
     for _, rows in lanes_of(buffer):
         alive, ticks = rows.observation["alive"].numpy(), rows.observation["observation"][:, 0, 0].numpy()

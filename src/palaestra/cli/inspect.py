@@ -37,7 +37,7 @@ from palaestra.experiments import (
     list_runs,
     preset,
 )
-from palaestra.multiagent import check_world, is_world, load_world
+from palaestra.multiagent import check_multi_agent_env, is_multi_agent, load_multi_agent_env
 
 __all__ = ["bench", "check_env", "doctor", "list_all", "show_code"]
 
@@ -243,15 +243,15 @@ def check_env(arguments: list[str]) -> int:
         raise ConfigError(f"unexpected {names[1]!r}: {usage}")
     default = CheckOptions(env=EnvConfig(name=names[0] if names else "CartPole-v1"))
     options = parse(CheckOptions, rest, prog="palaestra check-env ENVIRONMENT", default=default)
-    report = _world_report(options.env) if is_world(options.env.name) else check(options.env)
+    report = _env_report(options.env) if is_multi_agent(options.env.name) else check(options.env)
     print(json.dumps(asdict(report) | {"ok": report.ok}) if options.json else str(report))
     return 0 if report.ok else 3
 
 
-def _world_report(env: EnvConfig) -> CheckReport:
+def _env_report(env: EnvConfig) -> CheckReport:
     if env != EnvConfig(name=env.name, kwargs=env.kwargs):
         raise ConfigError(f"{env.name} has many agents; of env, only env.kwargs means something for its check")
-    return replace(check_world(partial(load_world, env.name, env.kwargs)), name=env.name)
+    return replace(check_multi_agent_env(partial(load_multi_agent_env, env.name, env.kwargs)), name=env.name)
 
 
 def _device(name: str) -> str:

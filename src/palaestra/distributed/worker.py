@@ -13,7 +13,7 @@ from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, Batch, ConfigError, RunSeeds, StepType
 from palaestra.envs import EnvConfig, Fault, create_environment
-from palaestra.multiagent import MultiAgentCollector, Role, create_worlds
+from palaestra.multiagent import MultiAgentCollector, PolicySpec, create_multi_agent_envs
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Collector, buffer_for, episode_discount
 
@@ -265,17 +265,17 @@ class AgentsFactory:
     """Makes what the roll-out workers of a run with many agents act with.
 
     Args:
-        env: of the run; its worlds are shared out over the workers.
-        actors: makes the roles, and the algorithms and rules that act, by policy name.
+        env: of the run; its environments are shared out over the workers.
+        actors: makes the policy specs, and the algorithms and rules that act, by policy name.
         num_workers: how many workers there are.
         seed: of the run.
 
     Raises:
-        ConfigError: the worlds cannot be shared out evenly.
+        ConfigError: the environments cannot be shared out evenly.
     """
 
     env: EnvConfig
-    actors: Callable[[], tuple[Mapping[str, Role], Actors]]
+    actors: Callable[[], tuple[Mapping[str, PolicySpec], Actors]]
     num_workers: int
     seed: int = 0
 
@@ -289,19 +289,19 @@ class AgentsFactory:
         """The parts of one worker.
 
         Args:
-            worker: its number. Its worlds have the seeds that they would have in one process; its policies have their
-                own.
+            worker: its number. Its environments have the seeds that they would have in one process; its policies have
+                their own.
         """
         seeds, size = RunSeeds(self.seed), self.env.num_envs // self.num_workers
         lanes = range(worker * size, (worker + 1) * size)
         env = dataclasses.replace(self.env, num_envs=size)
-        worlds = create_worlds(env, lane_seeds=[seeds.integer("environments", lane) for lane in lanes])
-        roles, actors = self.actors()
-        collector = MultiAgentCollector(worlds, roles, actors, fragments=True)
+        envs = create_multi_agent_envs(env, lane_seeds=[seeds.integer("environments", lane) for lane in lanes])
+        policy_specs, actors = self.actors()
+        collector = MultiAgentCollector(envs, policy_specs, actors, fragments=True)
         policies: dict[str, Policy] = {}
         for number, (name, one) in enumerate(actors.items()):
             policy = one.policy if isinstance(one, Algorithm) else one
             policy.seed(seeds.integer("acting", 1 + worker + self.num_workers * number))
             if isinstance(one, Algorithm):
                 policies[name] = policy
-        return ActingParts(collector, policies, worlds)
+        return ActingParts(collector, policies, envs)

@@ -19,7 +19,7 @@ from palaestra.experiments.learner import Collecting, Evaluate, Learner
 from palaestra.experiments.robot import RobotLearner
 from palaestra.experiments.single import SingleLearner
 from palaestra.experiments.team import TeamLearner
-from palaestra.multiagent import is_world
+from palaestra.multiagent import is_multi_agent
 from palaestra.policies import Policy, RandomPolicy, save_policy
 from palaestra.rollout import Evaluation
 from palaestra.training import (
@@ -51,7 +51,7 @@ def learner_of(config: ExperimentConfig) -> Learner:
     Raises:
         ConfigError: it says who acts by which policy, and there is one agent.
     """
-    if is_world(config.env.name):
+    if is_multi_agent(config.env.name):
         return TeamLearner(config)
     if config.agents.mapping or config.agents.policies:
         raise ConfigError(

@@ -14,7 +14,14 @@ from palaestra.buffers import ReplayBuffer, to_minari, with_actions
 from palaestra.core import POLICY, ConfigError, RunSeeds
 from palaestra.envs import EnvConfig, create_environment
 from palaestra.envs.spaces import space_from_spec
-from palaestra.multiagent import AgentsConfig, MultiAgentCollector, Role, create_worlds, is_world, recording_buffer
+from palaestra.multiagent import (
+    AgentsConfig,
+    MultiAgentCollector,
+    PolicySpec,
+    create_multi_agent_envs,
+    is_multi_agent,
+    recording_buffer,
+)
 from palaestra.policies import Policy, RandomPolicy
 from palaestra.rollout import Collector
 
@@ -98,7 +105,7 @@ def collect_data(
 
 
 def collect_agents(
-    roles: Mapping[str, Role],
+    policy_specs: Mapping[str, PolicySpec],
     policies: Mapping[str, Policy],
     env: EnvConfig,
     directory: str | Path,
@@ -106,29 +113,29 @@ def collect_agents(
     steps: int,
     seed: int = 0,
 ) -> DataSummary:
-    """Lets policies act in worlds, as they do while they collect, and saves a data set for each of them.
+    """Lets policies act in environments, as they do while they collect, and saves a data set for each of them.
 
     Args:
-        roles: by policy name.
+        policy_specs: by policy name.
         policies: by name.
-        env: which worlds; what is for training alone is left out.
+        env: which environments; what is for training alone is left out.
         directory: must not exist yet; gets a folder for every policy.
-        steps: env steps, at least; several worlds are stepped together.
-        seed: of the worlds and of the policies' choices.
+        steps: env steps, at least; several environments are stepped together.
+        seed: of the environments and of the policies' choices.
 
     Raises:
         ConfigError: the folder exists, or `steps` is less than 1.
     """
     require_new(directory)
     _require_steps(steps)
-    with create_worlds(env.for_evaluation(env.num_envs), seed=seed) as worlds:
+    with create_multi_agent_envs(env.for_evaluation(env.num_envs), seed=seed) as envs:
         for number, policy in enumerate(policies.values()):
             policy.generator.manual_seed(RunSeeds(seed).integer("acting", number))
-        records = {name: recording_buffer(policies[name], role, worlds.batch_size) for name, role in roles.items()}
-        collector = MultiAgentCollector(worlds, roles, policies, records=records)
+        records = {name: recording_buffer(policies[name], spec, envs.batch_size) for name, spec in policy_specs.items()}
+        collector = MultiAgentCollector(envs, policy_specs, policies, records=records)
         while collector.env_steps < steps:
-            collector.unroll(-(-(steps - collector.env_steps) // worlds.batch_size))
-    return save_data({name: (records[name], policies[name]) for name in roles}, directory)
+            collector.unroll(-(-(steps - collector.env_steps) // envs.batch_size))
+    return save_data({name: (records[name], policies[name]) for name in policy_specs}, directory)
 
 
 def collect_by_chance(
@@ -146,16 +153,16 @@ def collect_by_chance(
     Raises:
         ConfigError: the folder exists, `steps` is less than 1, or agents are named that are not there.
     """
-    if not is_world(env.name):
+    if not is_multi_agent(env.name):
         if agents != AgentsConfig():
             raise ConfigError(f"--agents is for environments with many agents, and {env.name} has one")
         return collect_data(None, env, directory, steps=steps, seed=seed)
     if agents.policies:
         raise ConfigError("chance acts for everybody; leave out --agents.policies, or collect with a run that has them")
-    with create_worlds(replace(env, num_envs=1)) as worlds:
-        roles = agents.roles(worlds.agents, joint=(), state_spec=None)
-    by_chance = {name: RandomPolicy(role.observation_spec, role.action_spec) for name, role in roles.items()}
-    return collect_agents(roles, by_chance, env, directory, steps=steps, seed=seed)
+    with create_multi_agent_envs(replace(env, num_envs=1)) as envs:
+        policy_specs = agents.policy_specs(envs.agents, joint=(), state_spec=None)
+    by_chance = {name: RandomPolicy(spec.observation_spec, spec.action_spec) for name, spec in policy_specs.items()}
+    return collect_agents(policy_specs, by_chance, env, directory, steps=steps, seed=seed)
 
 
 def export_minari(directory: str | Path, dataset_id: str) -> DataSummary:

@@ -21,7 +21,7 @@ from palaestra.envs import EnvConfig, create_environment
 from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.records import memory_bytes, num_cores
-from palaestra.multiagent import Actor, AgentsConfig, create_worlds, is_world
+from palaestra.multiagent import AgentsConfig, MappedPolicy, create_multi_agent_envs, is_multi_agent
 from palaestra.policies import Phase, RandomPolicy
 from palaestra.training import Trainer
 
@@ -162,7 +162,7 @@ class EnvironmentSpeed:
     vectorization: str
     """How."""
     env_steps_per_s: float
-    """Median over repetitions; resets are in the time, but are no env steps. Of worlds, moments per second."""
+    """Median over repetitions; resets are in the time, but are no env steps. Of environments, steps per second."""
     slowest: float
     """Of the repetitions."""
     fastest: float
@@ -198,7 +198,7 @@ def bench_environment(config: EnvConfig, *, duration_s: float = 1.0, repetitions
             f"a bench of {repetitions} repetitions of {duration_s} s measures nothing; give at least 1, and a time "
             "above 0"
         )
-    play = _play_worlds if is_world(config.name) else _play
+    play = _play_envs if is_multi_agent(config.name) else _play
     with torch.inference_mode(), contextlib.closing(play(config)) as stepped:
         next(stepped)  # everything is made
         speeds = []
@@ -236,23 +236,23 @@ def _play(config: EnvConfig) -> Generator[tuple[int, float]]:
             yield int((time_step.step_type != StepType.FIRST).sum()), took_s
 
 
-def _play_worlds(config: EnvConfig) -> Generator[tuple[int, float]]:
-    """The same of worlds, whose agents choose among what masks allow in between, when the clock stands still."""
-    with create_worlds(config) as worlds:
-        roles = AgentsConfig().roles(worlds.agents, joint=(), state_spec=None)
+def _play_envs(config: EnvConfig) -> Generator[tuple[int, float]]:
+    """The same of environments, whose agents choose among what masks allow in between, when the clock stands still."""
+    with create_multi_agent_envs(config) as envs:
+        policy_specs = AgentsConfig().policy_specs(envs.agents, joint=(), state_spec=None)
         actors = [
-            Actor(RandomPolicy(role.observation_spec, role.action_spec), role, worlds.batch_size, delayed=False)
-            for role in roles.values()
+            MappedPolicy(RandomPolicy(spec.observation_spec, spec.action_spec), spec, envs.batch_size, delayed=False)
+            for spec in policy_specs.values()
         ]
-        moments = worlds.reset()
+        outcomes = envs.reset()
         yield 0, 0.0
         while True:
-            actions: list[dict[str, Any]] = [{} for _ in moments]
+            actions: list[dict[str, Any]] = [{} for _ in outcomes]
             for actor in actors:
-                for world, moment in enumerate(moments):
-                    actor.take(world, moment)
+                for env, outcome in enumerate(outcomes):
+                    actor.take(env, outcome)
                 actor.act(Phase.EVAL, actions=actions)
-            over = sum(moment.over for moment in moments)
+            over = sum(outcome.over for outcome in outcomes)
             begin_s = time.perf_counter()
-            moments = worlds.step(actions)
-            yield len(moments) - over, time.perf_counter() - begin_s
+            outcomes = envs.step(actions)
+            yield len(outcomes) - over, time.perf_counter() - begin_s

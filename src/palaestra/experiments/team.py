@@ -30,7 +30,13 @@ from palaestra.experiments.learner import (
     set_up_torch,
     suitable_algorithms,
 )
-from palaestra.multiagent import MultiAgentCollector, Role, create_worlds, evaluate_agents, play_worlds
+from palaestra.multiagent import (
+    MultiAgentCollector,
+    PolicySpec,
+    create_multi_agent_envs,
+    evaluate_agents,
+    play_multi_agent_envs,
+)
 from palaestra.policies import Policy, RandomPolicy, RulePolicy
 from palaestra.rollout import Evaluation, OfflineData
 
@@ -41,12 +47,12 @@ class TeamLearner(Learner):
     """The policies of all agents of a run: algorithms, and rules that do not learn."""
 
     @cached_property
-    def _made(self) -> tuple[Mapping[str, Role], dict[str, Algorithm[Any] | Policy]]:
+    def _made(self) -> tuple[Mapping[str, PolicySpec], dict[str, Algorithm[Any] | Policy]]:
         require_loggers(self.config)
         return _make_agents(self.config)
 
     @property
-    def roles(self) -> Mapping[str, Role]:
+    def policy_specs(self) -> Mapping[str, PolicySpec]:
         """By policy name."""
         return self._made[0]
 
@@ -83,14 +89,14 @@ class TeamLearner(Learner):
                 )
             folder = None if data is None else str(Path(data) / name)
             called = f"{type(one).__name__} of the policy {name!r}"
-            buffer = load_for(one, self.config, folder, called, self.roles[name].reward_spec.shape)
+            buffer = load_for(one, self.config, folder, called, self.policy_specs[name].reward_spec.shape)
             if buffer is not None:
                 found[name] = buffer
         return found
 
     def buffers(self) -> dict[str, ReplayBuffer]:
-        with create_worlds(self.config.env, seed=self.config.run.seed) as worlds:
-            return MultiAgentCollector(worlds, self.roles, self.actors).buffers
+        with create_multi_agent_envs(self.config.env, seed=self.config.run.seed) as envs:
+            return MultiAgentCollector(envs, self.policy_specs, self.actors).buffers
 
     def workers(self) -> Any:
         config = on_cpu(self.config)
@@ -104,29 +110,31 @@ class TeamLearner(Learner):
         if self.offline:
             yield Collecting(OfflineData(data))
             return
-        with create_worlds(self.config.env, seed=self.config.run.seed) as worlds:
-            collector = MultiAgentCollector(worlds, self.roles, self.actors)
+        with create_multi_agent_envs(self.config.env, seed=self.config.run.seed) as envs:
+            collector = MultiAgentCollector(envs, self.policy_specs, self.actors)
             for name, loaded in data.items():
                 collector.sources[name] = mixed(self.config, collector.buffers[name], loaded)
-            yield Collecting(collector, worlds)
+            yield Collecting(collector, envs)
 
     def evaluation(self) -> Evaluate:
         rules = {name: one for name, one in self.actors.items() if isinstance(one, Policy)}
-        return functools.partial(_evaluate, self.config, self.roles, rules)
+        return functools.partial(_evaluate, self.config, self.policy_specs, rules)
 
     def evaluate_chance(self, *, episodes: int, seed: int) -> Evaluation:
-        chance = {name: RandomPolicy(role.observation_spec, role.action_spec) for name, role in self.roles.items()}
+        chance = {
+            name: RandomPolicy(spec.observation_spec, spec.action_spec) for name, spec in self.policy_specs.items()
+        }
         return self.evaluation()(chance, episodes=episodes, seed=seed, deterministic=False)
 
     def play(self, policies: Mapping[str, Policy], *, episodes: int, seed: int, window: bool) -> Iterator[Scene]:
         drawn = {"render_mode": "rgb_array"} if self.config.env.name.startswith("pettingzoo:") else {}
         env = self.config.env.for_evaluation(1, **drawn)
         number, step = 1, 0
-        with create_worlds(env, lane_seeds=[RunSeeds(seed).integer("evaluation", 1000)]) as worlds:
-            for ended in play_worlds(policies, worlds, self.roles):
+        with create_multi_agent_envs(env, lane_seeds=[RunSeeds(seed).integer("evaluation", 1000)]) as envs:
+            for ended in play_multi_agent_envs(policies, envs, self.policy_specs):
                 lines = [f"the end, return {episode.episode_return:.4g}" for episode in ended]
                 returns = [episode.episode_return for episode in ended]
-                yield Scene(worlds.render(), [f"episode {number}, step {step}", *lines], returns)
+                yield Scene(envs.render(), [f"episode {number}, step {step}", *lines], returns)
                 number, step = number + len(ended), 0 if ended else step + 1
                 if number > episodes:
                     return
@@ -134,12 +142,12 @@ class TeamLearner(Learner):
     def record(
         self, policies: Mapping[str, Policy], env: EnvConfig, directory: str | Path, *, steps: int, seed: int
     ) -> DataSummary:
-        return collect_agents(self.roles, policies, env, directory, steps=steps, seed=seed)
+        return collect_agents(self.policy_specs, policies, env, directory, steps=steps, seed=seed)
 
 
 def _evaluate(
     config: ExperimentConfig,
-    roles: Mapping[str, Role],
+    policy_specs: Mapping[str, PolicySpec],
     rules: Mapping[str, Policy],
     policies: Mapping[str, Policy],
     *,
@@ -149,48 +157,50 @@ def _evaluate(
 ) -> Evaluation:
     count = min(config.run.eval_num_envs, episodes)
     lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(count)]
-    with create_worlds(config.env.for_evaluation(count), lane_seeds=lanes) as worlds:
-        return evaluate_agents({**rules, **policies}, worlds, roles, episodes=episodes, seeds=lanes, **options)
+    with create_multi_agent_envs(config.env.for_evaluation(count), lane_seeds=lanes) as envs:
+        return evaluate_agents({**rules, **policies}, envs, policy_specs, episodes=episodes, seeds=lanes, **options)
 
 
-def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, Role], dict[str, Algorithm[Any] | Policy]]:
-    """The roles of all policies, and what acts in them.
+def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], dict[str, Algorithm[Any] | Policy]]:
+    """The specs of all policies, and what acts by them.
 
     Raises:
-        ConfigError: the mapping does not fit the agents, or an algorithm does not fit its role.
+        ConfigError: the mapping does not fit the agents, or an algorithm does not fit its spec.
     """
-    with create_worlds(dataclasses.replace(config.env, num_envs=1)) as worlds:
-        agents, state_spec = worlds.agents, worlds.state_spec
+    with create_multi_agent_envs(dataclasses.replace(config.env, num_envs=1)) as envs:
+        agents, state_spec = envs.agents, envs.state_spec
     names = list(dict.fromkeys(config.agents.mapping_for(agents).values()))
     if unknown := sorted(set(config.agents.policies) - set(names)):
         raise ConfigError(f"agents.policies names {', '.join(unknown)}, but the policies are {', '.join(names)}")
     chosen = {name: _chosen(config, name) for name in names}
     teams = [name for name, (kind, _) in chosen.items() if isinstance(kind, str) and algorithm_class(kind).team]
-    roles = config.agents.roles(agents, joint=teams, state_spec=state_spec)
+    policy_specs = config.agents.policy_specs(agents, joint=teams, state_spec=state_spec)
     actors: dict[str, Algorithm[Any] | Policy] = {}
     seeds = RunSeeds(config.run.seed)
     for number, name in enumerate(names):
         kind, settings = chosen[name]
         own = RunSeeds(seeds.integer("initialisation", number)) if number else seeds
         if isinstance(kind, str):
-            actors[name] = _made(config, name, kind, settings, roles[name], own)
+            actors[name] = _made(config, name, kind, settings, policy_specs[name], own)
         else:
-            rule: Policy = kind(roles[name].observation_spec, roles[name].action_spec)
+            rule: Policy = kind(policy_specs[name].observation_spec, policy_specs[name].action_spec)
             rule.seed(own.integer("acting"))
             actors[name] = rule
     if not any(isinstance(actor, Algorithm) for actor in actors.values()):
         raise ConfigError(f"none of the policies {', '.join(names)} learns; leave one out of agents.policies")
-    return roles, actors
+    return policy_specs, actors
 
 
-def _made(config: ExperimentConfig, name: str, kind: str, settings: Any, role: Role, seeds: RunSeeds) -> Algorithm[Any]:
-    set_up_torch(config, role.observation_spec)
+def _made(
+    config: ExperimentConfig, name: str, kind: str, settings: Any, spec: PolicySpec, seeds: RunSeeds
+) -> Algorithm[Any]:
+    set_up_torch(config, spec.observation_spec)
     try:
-        algorithm: Algorithm[Any] = algorithm_class(kind)(role.observation_spec, role.action_spec, settings, seeds)
+        algorithm: Algorithm[Any] = algorithm_class(kind)(spec.observation_spec, spec.action_spec, settings, seeds)
     except ConfigError as error:
-        fits = ", ".join(suitable_algorithms(role.observation_spec, role.action_spec, team=role.joint)) or "none"
+        fits = ", ".join(suitable_algorithms(spec.observation_spec, spec.action_spec, team=spec.joint)) or "none"
         raise ConfigError(
-            f"{kind} does not fit the policy {name!r} of {', '.join(role.agents)}: {error}. Algorithms that fit: {fits}"
+            f"{kind} does not fit the policy {name!r} of {', '.join(spec.agents)}: {error}. Algorithms that fit: {fits}"
         ) from error
     algorithm.to(config.run.device)
     compile_if_asked(config, algorithm)

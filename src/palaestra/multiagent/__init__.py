@@ -1,4 +1,4 @@
-"""Many agents and many policies: worlds, the bridge to simulators, collection, evaluation."""
+"""Many agents and many policies: environments, the bridge to simulators, collection, evaluation."""
 
 from palaestra.multiagent.acting import *
 from palaestra.multiagent.check import *

@@ -1,4 +1,4 @@
-"""`Actor`: a policy that acts for its agents in several worlds, each lane at its own times."""
+"""`MappedPolicy`: a policy that acts for its agents in several environments, each lane at its own times."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,12 +10,12 @@ import torch
 
 from palaestra.core import StepType, TimeStep, numpy_dtype, spec_leaves, tree_select
 from palaestra.envs.nest import flatten, leaf_dtypes, neutral, to_batched, unflatten
-from palaestra.multiagent.env import Moment
-from palaestra.multiagent.mapping import Role, team_leaves
+from palaestra.multiagent.env import MultiAgentStep
+from palaestra.multiagent.mapping import PolicySpec, team_leaves
 from palaestra.policies import Phase, Policy, RandomPolicy
 from palaestra.rollout import put_rows
 
-__all__ = ["Actor"]
+__all__ = ["MappedPolicy"]
 
 _FIRST, _MID, _LAST = (int(kind) for kind in StepType)
 
@@ -73,7 +73,7 @@ def pack_choices(choices: Sequence[Choice]) -> dict[str, Any]:
     Args:
         choices: any number.
     """
-    told = [choice for choice in choices if choice.info is not None]
+    reported = [choice for choice in choices if choice.info is not None]
     return {
         "first": [choice.first for choice in choices],
         "version": [choice.version for choice in choices],
@@ -81,7 +81,7 @@ def pack_choices(choices: Sequence[Choice]) -> dict[str, Any]:
         "observation": stacked([choice.observation for choice in choices]),
         "action": stacked([choice.action for choice in choices]),
         "state": stacked([choice.state for choice in choices]),
-        "info": stacked([choice.info or [] for choice in told]),
+        "info": stacked([choice.info or [] for choice in reported]),
     }
 
 
@@ -94,9 +94,9 @@ def unpack_choices(packed: Mapping[str, Any]) -> list[Choice]:
     columns = {name: [np.asarray(leaf) for leaf in packed[name]] for name in ("observation", "action", "state", "info")}
     choices: list[Choice] = []
     infos = 0
-    for row, told in enumerate(packed["told"]):
-        info = [leaf[infos] for leaf in columns["info"]] if told else None
-        infos += told
+    for row, reported in enumerate(packed["told"]):
+        info = [leaf[infos] for leaf in columns["info"]] if reported else None
+        infos += reported
         seen, action, state = ([leaf[row] for leaf in columns[name]] for name in ("observation", "action", "state"))
         choices.append(Choice(seen, action, state, packed["first"][row], packed["version"][row], info))
     return choices
@@ -139,28 +139,28 @@ def unpack_rows(packed: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-class Actor:
-    """A policy that acts for the agents of its role in B worlds.
+class MappedPolicy:
+    """A policy that acts for the agents that are mapped to it in B environments.
 
-    A lane is an agent of a world, or the team of a world. `take` tells the actor what has happened; `act` chooses for
-    whoever is to act.
+    A lane is an agent of an environment, or the team of an environment. `take` tells it what has happened;
+    `act` chooses for the lanes that are to act.
 
     Args:
         policy: how to act.
-        role: for whom.
-        num_worlds: B.
+        policy_spec: for whom.
+        num_envs: B.
         delayed: whether rewards come late.
     """
 
-    def __init__(self, policy: Policy, role: Role, num_worlds: int, *, delayed: bool) -> None:
-        self.policy, self.role, self.num_worlds, self._delayed = policy, role, num_worlds, delayed
-        self.num_lanes = num_worlds * role.lanes_per_world
-        self._slot = {name: slot for slot, name in enumerate(role.agents)}
+    def __init__(self, policy: Policy, policy_spec: PolicySpec, num_envs: int, *, delayed: bool) -> None:
+        self.policy, self.policy_spec, self.num_envs, self._delayed = policy, policy_spec, num_envs, delayed
+        self.num_lanes = num_envs * policy_spec.lanes_per_env
+        self._slot = {name: slot for slot, name in enumerate(policy_spec.agents)}
         self._random = RandomPolicy(policy.observation_spec, policy.raw_action_spec)
-        self._member_dtypes = leaf_dtypes(role.member.observation)
-        self._state_dtypes = leaf_dtypes(role.state_spec) if role.state_spec is not None else []
-        self._num_leaves = len(leaf_dtypes(role.observation_spec))
-        self._alive_leaf = list(spec_leaves(role.observation_spec)).index("alive") if role.joint else -1
+        self._member_dtypes = leaf_dtypes(policy_spec.member.observation)
+        self._state_dtypes = leaf_dtypes(policy_spec.state_spec) if policy_spec.state_spec is not None else []
+        self._num_leaves = len(leaf_dtypes(policy_spec.observation_spec))
+        self._alive_leaf = list(spec_leaves(policy_spec.observation_spec)).index("alive") if policy_spec.joint else -1
         self._zero_action = _zeros(policy.raw_action_spec)
         self.begin()
 
@@ -172,66 +172,66 @@ class Actor:
         """By lane, what it sees and whether its episode begins."""
         self.taken: dict[int, Choice] = {}
         """By lane, the action whose outcome is not known yet."""
-        self._running: list[set[str]] = [set() for _ in range(self.num_worlds)]
-        self._seen: list[list[Any]] = [self._unseen() for _ in range(self.num_worlds)] if self.role.joint else []
+        self._running: list[set[str]] = [set() for _ in range(self.num_envs)]
+        self._seen: list[list[Any]] = [self._unseen() for _ in range(self.num_envs)] if self.policy_spec.joint else []
         self._unrewarded: dict[tuple[int, str], deque[tuple[Row, int]]] = {}
         self._early: dict[tuple[int, str], deque[float]] = {}
 
-    def forget(self, world: int) -> None:
-        """Forgets what is going on in one world: its episode broke off.
+    def forget(self, env: int) -> None:
+        """Forgets what is going on in one environment: its episode broke off.
 
         Args:
-            world: its number.
+            env: its number.
         """
-        width = self.role.lanes_per_world
-        for lane in range(world * width, (world + 1) * width):
+        width = self.policy_spec.lanes_per_env
+        for lane in range(env * width, (env + 1) * width):
             self.due.pop(lane, None)
             self.taken.pop(lane, None)
-        self._running[world] = set()
+        self._running[env] = set()
         for waiting in (self._unrewarded, self._early):
-            for name in self.role.agents:
-                waiting.pop((world, name), None)
+            for name in self.policy_spec.agents:
+                waiting.pop((env, name), None)
 
     def _unseen(self) -> list[Any]:
-        return [neutral(self.role.member.observation) for _ in self.role.agents]
+        return [neutral(self.policy_spec.member.observation) for _ in self.policy_spec.agents]
 
     # -- what happened
 
-    def take(self, world: int, moment: Moment, global_state: Any = None) -> list[Row]:
-        """What a moment means for the lanes of a world.
+    def take(self, env: int, outcome: MultiAgentStep, global_state: Any = None) -> list[Row]:
+        """What a step means for the lanes of an environment.
 
         Args:
-            world: its number.
-            moment: that it has come to.
-            global_state: of the world, where the role sees it.
+            env: its number.
+            outcome: that it has come to.
+            global_state: of the environment, where the policy sees it.
 
         Returns:
             New rows, at most one for each lane. Rewards that come late are added to rows of this and earlier calls.
         """
-        mine = {name: step for name, step in moment.time_steps.items() if name in self._slot}
-        rows = self._team_rows(world, mine, global_state) if self.role.joint else self._rows(world, mine)
+        mine = {name: step for name, step in outcome.time_steps.items() if name in self._slot}
+        rows = self._team_rows(env, mine, global_state) if self.policy_spec.joint else self._rows(env, mine)
         if self._delayed:
-            self._pay(world, moment.late_rewards)
+            self._pay(env, outcome.late_rewards)
         return rows
 
-    def _rows(self, world: int, mine: Mapping[str, TimeStep]) -> list[Row]:
+    def _rows(self, env: int, mine: Mapping[str, TimeStep]) -> list[Row]:
         rows: list[Row] = []
         for name, step in mine.items():
-            lane, kind = world * len(self.role.agents) + self._slot[name], int(step.step_type)
-            leaves = self._leaves(step.observation, self.role.member.observation, self._member_dtypes)
+            lane, kind = env * len(self.policy_spec.agents) + self._slot[name], int(step.step_type)
+            leaves = self._leaves(step.observation, self.policy_spec.member.observation, self._member_dtypes)
             reward = np.array(step.reward, np.float32)
             row = Row(lane, kind, float(step.discount), leaves, reward, self.taken.pop(lane, None))
             if self._delayed and kind != _FIRST:
-                self._expect(world, name, row, 0)
+                self._expect(env, name, row, 0)
             if kind != _LAST:
                 self.due[lane] = leaves, kind == _FIRST
             rows.append(row)
         return rows
 
-    def _team_rows(self, world: int, mine: Mapping[str, TimeStep], global_state: Any) -> list[Row]:
+    def _team_rows(self, env: int, mine: Mapping[str, TimeStep], global_state: Any) -> list[Row]:
         if not mine:
             return []
-        running, seen = self._running[world], self._seen[world]
+        running, seen = self._running[env], self._seen[env]
         begins = not running
         if begins:
             seen[:] = self._unseen()
@@ -249,20 +249,20 @@ class Actor:
             reward[slot] = float(step.reward)
         kind = _FIRST if begins else _MID if running else _LAST
         leaves = self._team_leaves(seen, alive, global_state)
-        row = Row(world, kind, float(kind != _LAST or cut), leaves, reward, self.taken.pop(world, None))
+        row = Row(env, kind, float(kind != _LAST or cut), leaves, reward, self.taken.pop(env, None))
         for name, step in mine.items():
             if self._delayed and step.step_type != _FIRST:
-                self._expect(world, name, row, self._slot[name])
+                self._expect(env, name, row, self._slot[name])
         if alive.any():
-            self.due[world] = leaves, begins
-        elif kind != _LAST:  # nobody acts now: the next row follows whatever the policy would have said
-            self.taken[world] = self.no_choice(leaves, begins)
+            self.due[env] = leaves, begins
+        elif kind != _LAST:  # no agent acts now: the next row follows no choice of the policy
+            self.taken[env] = self.no_choice(leaves, begins)
         return [row]
 
     def _team_leaves(self, seen: Sequence[Any], alive: np.ndarray, global_state: Any) -> list[np.ndarray]:
-        spec, member = self.role.observation_spec, self.role.member
+        spec, member = self.policy_spec.observation_spec, self.policy_spec.member
         leaves = [*team_leaves(member, list(seen), spec["observation"]), alive]
-        if "action_mask" in spec:  # whoever does not act may do anything
+        if "action_mask" in spec:  # agents that do not act may do anything
             masks = [
                 one["action_mask"] if alive[slot] else np.ones_like(one["action_mask"]) for slot, one in enumerate(seen)
             ]
@@ -287,18 +287,18 @@ class Actor:
 
     # -- late rewards: the k-th reward of an agent belongs to its k-th action, whose outcome is its k-th later row
 
-    def _expect(self, world: int, name: str, row: Row, slot: int) -> None:
+    def _expect(self, env: int, name: str, row: Row, slot: int) -> None:
         row.waiting.append(slot)
-        self._unrewarded.setdefault((world, name), deque()).append((row, slot))
+        self._unrewarded.setdefault((env, name), deque()).append((row, slot))
 
-    def _pay(self, world: int, late_rewards: Mapping[str, Sequence[float]]) -> None:
-        for name in self.role.agents:
-            early = self._early.setdefault((world, name), deque())
+    def _pay(self, env: int, late_rewards: Mapping[str, Sequence[float]]) -> None:
+        for name in self.policy_spec.agents:
+            early = self._early.setdefault((env, name), deque())
             early.extend(late_rewards.get(name, ()))
-            rows = self._unrewarded.get((world, name))
+            rows = self._unrewarded.get((env, name))
             while early and rows:
                 row, slot = rows.popleft()
-                row.reward[slot if self.role.joint else ...] += early.popleft()
+                row.reward[slot if self.policy_spec.joint else ...] += early.popleft()
                 row.waiting.remove(slot)
 
     # -- acting
@@ -312,7 +312,7 @@ class Actor:
             phase: what the actions are for.
             deterministic: whether to take the most probable or most valuable action.
             random: whether actions are drawn uniformly.
-            actions: of every world, by agent; those of this role are added.
+            actions: of every environment, by agent; those of this policy are added.
         """
         if not self.due:
             return
@@ -330,18 +330,18 @@ class Actor:
         if type(self.state) is not tuple:
             self.state = put_rows(self.state, lanes, step.state)
         taken = [np.asarray(leaf) for leaf in flatten(action, self.policy.raw_action_spec)]
-        done = [np.asarray(leaf) for leaf in flatten(self.policy.env_action(action), self.role.action_spec)]
+        done = [np.asarray(leaf) for leaf in flatten(self.policy.env_action(action), self.policy_spec.action_spec)]
         memory = [] if type(state) is tuple else [np.asarray(leaf) for leaf in flatten(state, self.policy.state_spec)]
-        version, width = self.policy.version, self.role.lanes_per_world
+        version, width = self.policy.version, self.policy_spec.lanes_per_env
         for row, (lane, (leaves, first)) in enumerate(self.due.items()):
             mine = [leaf[row] for leaf in taken]
             self.taken[lane] = Choice(leaves, mine, [leaf[row] for leaf in memory], first, version)
-            members = self.role.member_actions(done, row)
-            if self.role.joint:
+            members = self.policy_spec.member_actions(done, row)
+            if self.policy_spec.joint:
                 alive = leaves[self._alive_leaf]
                 actions[lane] |= {name: members[slot] for name, slot in self._slot.items() if alive[slot]}
             else:
-                actions[lane // width][self.role.agents[lane % width]] = members[0]
+                actions[lane // width][self.policy_spec.agents[lane % width]] = members[0]
         self.due = {}
 
     def batch(self, rows: Sequence[list[np.ndarray]]) -> Any:
@@ -354,7 +354,7 @@ class Actor:
             Tensors [n, ...], in a `Batch` where the observation is a nest.
         """
         arrays = [np.stack([row[leaf] for row in rows]) for leaf in range(self._num_leaves)]
-        return to_batched(arrays, self.role.observation_spec)
+        return to_batched(arrays, self.policy_spec.observation_spec)
 
     # -- checkpoints
 
@@ -365,7 +365,7 @@ class Actor:
             "first": [first for _, first in self.due.values()],
             "observation": [np.stack(leaf) for leaf in zip(*(leaves for leaves, _ in self.due.values()), strict=True)],
         }
-        member = self.role.member.observation
+        member = self.policy_spec.member.observation
         seen = [
             np.stack(leaf)
             for leaf in zip(
@@ -378,14 +378,14 @@ class Actor:
             "taken": {"lanes": list(self.taken), "choices": pack_choices(list(self.taken.values()))},
             "running": [sorted(running) for running in self._running],
             "seen": seen,
-            "early": [[world, name, list(rewards)] for (world, name), rewards in self._early.items() if rewards],
+            "early": [[env, name, list(rewards)] for (env, name), rewards in self._early.items() if rewards],
         }
 
     def load_state_dict(self, state: Mapping[str, Any], waiting: Iterable[Row]) -> None:
         """Puts back what `state_dict` gave.
 
         Args:
-            state: of an actor with the same role.
+            state: of one with the same policy spec.
             waiting: rows whose rewards are still to come, those of a lane in order.
         """
         self.begin()
@@ -395,16 +395,16 @@ class Actor:
             self.due[lane] = [column[row] for column in columns], first
         self.taken = dict(zip(state["taken"]["lanes"], unpack_choices(state["taken"]["choices"]), strict=True))
         self._running = [set(names) for names in state["running"]]
-        count, leaves = len(self.role.agents), [np.asarray(leaf) for leaf in state["seen"]]
+        count, leaves = len(self.policy_spec.agents), [np.asarray(leaf) for leaf in state["seen"]]
         for number in range(len(self._seen) * count):
-            mine = unflatten((leaf[number] for leaf in leaves), self.role.member.observation)
+            mine = unflatten((leaf[number] for leaf in leaves), self.policy_spec.member.observation)
             self._seen[number // count][number % count] = mine
-        for world, name, rewards in state["early"]:
-            self._early[world, name] = deque(rewards)
+        for env, name, rewards in state["early"]:
+            self._early[env, name] = deque(rewards)
         for row in waiting:
             for slot in row.waiting:
-                world, member = (row.lane, slot) if self.role.joint else divmod(row.lane, count)
-                self._unrewarded.setdefault((world, self.role.agents[member]), deque()).append((row, slot))
+                env, member = (row.lane, slot) if self.policy_spec.joint else divmod(row.lane, count)
+                self._unrewarded.setdefault((env, self.policy_spec.agents[member]), deque()).append((row, slot))
 
 
 def _zeros(spec: Any) -> list[np.ndarray]:

@@ -9,11 +9,11 @@ import torch
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, DataSource
-from palaestra.multiagent.acting import Actor
-from palaestra.multiagent.env import Moment
-from palaestra.multiagent.envs import Worlds
-from palaestra.multiagent.evaluation import WorldEpisodes
-from palaestra.multiagent.mapping import Role, require_policies
+from palaestra.multiagent.acting import MappedPolicy
+from palaestra.multiagent.env import MultiAgentStep
+from palaestra.multiagent.envs import MultiAgentEnvs
+from palaestra.multiagent.evaluation import MultiAgentEpisodes
+from palaestra.multiagent.mapping import PolicySpec, require_policies
 from palaestra.multiagent.stream import Stream
 from palaestra.policies import Phase, Policy
 from palaestra.rollout import CollectInfo, Episode, Quota, buffer_for
@@ -24,66 +24,68 @@ _FLUSH_EPISODES = 32
 
 
 class MultiAgentCollector:
-    """Lets several policies act in worlds, and stores for each what its agents experience.
+    """Lets several policies act in environments, and stores for each what its agents experience.
 
-    Every algorithm has an ordinary buffer of its own, whose lanes are its agents in each world, or whole teams. An env
-    step is one moment of one world, whoever acts in it. It does for `Trainer` what `Collector` does for one agent.
+    Every algorithm has an ordinary buffer of its own, whose lanes are its agents in each environment, or whole teams.
+    An env step is one step of one environment. It does for `Trainer` what `Collector` does for one
+    agent.
 
     Args:
-        worlds: where to act; reset at the first use.
-        roles: by policy name, from `assign_roles`.
-        actors: by policy name: an algorithm, which gets data, or a policy that only acts, such as a rule.
+        envs: where to act; reset at the first use.
+        policy_specs: by policy name, from `assign_policies`.
+        algorithms: by policy name: an algorithm, which gets data, or a policy that only acts, such as a rule.
         fragments: whether buffers only hold what is on its way to those that are learned from, see `buffer_for`.
         records: buffers for what agents of policies experience which only act, by name; see `recording_buffer`.
 
     Raises:
-        ConfigError: roles and actors have different names, or an actor does not fit its role.
+        ConfigError: specs and algorithms have different names, or a policy does not fit its spec.
 
     Examples:
         >>> from palaestra import PPO
-        >>> from palaestra.multiagent import Meeting, assign_roles
-        >>> worlds = Worlds([Meeting, Meeting], lane_seeds=[1, 2])
-        >>> roles = assign_roles(worlds.agents, {"*": "walkers"})
-        >>> ppo = PPO(roles["walkers"].observation_spec, roles["walkers"].action_spec)
-        >>> collector = MultiAgentCollector(worlds, roles, {"walkers": ppo})
+        >>> from palaestra.multiagent import Meeting, assign_policies
+        >>> envs = MultiAgentEnvs([Meeting, Meeting], lane_seeds=[1, 2])
+        >>> policy_specs = assign_policies(envs.agents, {"*": "walkers"})
+        >>> ppo = PPO(policy_specs["walkers"].observation_spec, policy_specs["walkers"].action_spec)
+        >>> collector = MultiAgentCollector(envs, policy_specs, {"walkers": ppo})
         >>> collector.unroll(2).env_steps, collector.buffers["walkers"].num_lanes
         (2, 6)
     """
 
     def __init__(
         self,
-        worlds: Worlds,
-        roles: Mapping[str, Role],
-        actors: Mapping[str, Algorithm[Any] | Policy],
+        envs: MultiAgentEnvs,
+        policy_specs: Mapping[str, PolicySpec],
+        algorithms: Mapping[str, Algorithm[Any] | Policy],
         *,
         fragments: bool = False,
         records: Mapping[str, ReplayBuffer] | None = None,
     ) -> None:
-        policies = {name: one.policy if isinstance(one, Algorithm) else one for name, one in actors.items()}
-        require_policies(roles, policies)
-        self.worlds, self.roles = worlds, roles
+        policies = {name: one.policy if isinstance(one, Algorithm) else one for name, one in algorithms.items()}
+        require_policies(policy_specs, policies)
+        self.envs, self.policy_specs = envs, policy_specs
         self.env_steps = 0
-        """Moments executed so far, over all worlds."""
-        self.num_lanes = worlds.batch_size
-        """Worlds stepped side by side."""
-        self._actors = {
-            name: Actor(policies[name], role, worlds.batch_size, delayed=worlds.delayed) for name, role in roles.items()
+        """Steps executed so far, over all environments."""
+        self.num_lanes = envs.batch_size
+        """MultiAgentEnvs stepped side by side."""
+        self._mapped = {
+            name: MappedPolicy(policies[name], spec, envs.batch_size, delayed=envs.delayed)
+            for name, spec in policy_specs.items()
         }
         self._streams: dict[str, Stream] = {}
-        for name, one in actors.items():
+        for name, one in algorithms.items():
             if isinstance(one, Algorithm):
-                actor, role = self._actors[name], roles[name]
-                specs = {"observation_spec": role.observation_spec, "reward_spec": role.reward_spec}
-                buffer = buffer_for(one, actor.num_lanes, fragments=fragments, **specs)
-                self._streams[name] = Stream(actor, buffer, 1 if fragments else one.plan.window)
+                mapped, spec = self._mapped[name], policy_specs[name]
+                specs = {"observation_spec": spec.observation_spec, "reward_spec": spec.reward_spec}
+                buffer = buffer_for(one, mapped.num_lanes, fragments=fragments, **specs)
+                self._streams[name] = Stream(mapped, buffer, 1 if fragments else one.plan.window)
             elif records and name in records:
-                self._streams[name] = Stream(self._actors[name], records[name])
-        self._rules = [name for name, one in actors.items() if not isinstance(one, Algorithm)]
+                self._streams[name] = Stream(self._mapped[name], records[name])
+        self._rules = [name for name, one in algorithms.items() if not isinstance(one, Algorithm)]
         self._sources: dict[str, DataSource] = {name: stream.buffer for name, stream in self._streams.items()}
-        self._episodes = WorldEpisodes(worlds.batch_size, roles)
-        self._sees_all = any(role.state_spec is not None for role in roles.values())
+        self._episodes = MultiAgentEpisodes(envs.batch_size, policy_specs)
+        self._sees_all = any(spec.state_spec is not None for spec in policy_specs.values())
         self._began, self._pausing = False, False
-        self._over = [True] * worlds.batch_size
+        self._over = [True] * envs.batch_size
         self._quota = Quota()
 
     # -- as the trainer sees it
@@ -100,23 +102,23 @@ class MultiAgentCollector:
 
     @property
     def unfinished(self) -> bool:
-        """Whether an unroll was ended by `pause` before it had all its moments."""
+        """Whether an unroll was ended by `pause` before it had all its steps."""
         return self._quota.left > 0
 
     def pause(self) -> None:
-        """Ends a running unroll after its moment; the next `unroll` goes on with it."""
+        """Ends a running unroll after its step; the next `unroll` goes on with it."""
         self._pausing = True
 
     def unroll(self, length: float, *, random: Collection[str] = ()) -> CollectInfo:
-        """Steps every world so many moments; a fraction is met on average over calls.
+        """Steps every environment so many steps; a fraction is met on average over calls.
 
         Args:
-            length: moments of each world, beginnings of episodes included.
+            length: steps of each environment, beginnings of episodes included.
             random: names of the policies that act at random.
 
         Raises:
             ConfigError: a policy is to act at random although its buffer keeps what it says about its choices.
-            PalaestraError: a world failed, or emitted what it may not.
+            PalaestraError: an environment failed, or emitted what it may not.
         """
         if bad := [name for name in random if name in self._streams and self._streams[name].buffer.info_fields]:
             raise ConfigError(f"random actions have nothing that {', '.join(bad)} would say about them")
@@ -144,109 +146,109 @@ class MultiAgentCollector:
     # -- stepping
 
     def _step(self, info: CollectInfo, random: Collection[str]) -> None:
-        """One moment of every world."""
-        if not self._began or self.worlds.interrupted:
+        """One step of every environment."""
+        if not self._began or self.envs.interrupted:
             self._start(info)
             return
         begin = time.perf_counter()
         actions: list[dict[str, Any]] = [{} for _ in range(self.num_lanes)]
-        for name, actor in self._actors.items():
-            actor.act(Phase.COLLECT, random=name in random, actions=actions)
+        for name, mapped in self._mapped.items():
+            mapped.act(Phase.COLLECT, random=name in random, actions=actions)
         acted = time.perf_counter()
         env_steps = self._over.count(False)
-        moments = self.worlds.step(actions)
-        for world in self.worlds.restarted:
-            env_steps -= not self._over[world]  # the step was not executed
-            self._break_off(world)
+        outcomes = self.envs.step(actions)
+        for env in self.envs.restarted:
+            env_steps -= not self._over[env]  # the step was not executed
+            self._break_off(env)
         self.env_steps += env_steps
         info.env_steps += env_steps
         info.inference_s += acted - begin
         info.env_s += time.perf_counter() - acted
-        self._take(moments)
+        self._take(outcomes)
 
-    def _break_off(self, world: int) -> None:
-        """A world was restarted: buffers see a fragment that ends with no LAST."""
-        for actor in self._actors.values():
-            actor.forget(world)
+    def _break_off(self, env: int) -> None:
+        """An environment was restarted: buffers see a fragment that ends with no LAST."""
+        for mapped in self._mapped.values():
+            mapped.forget(env)
         for stream in self._streams.values():
-            stream.forget(world)
-        self._episodes.abandon(world)
+            stream.forget(env)
+        self._episodes.abandon(env)
 
     def _start(self, info: CollectInfo) -> None:
         """Begins new episodes; running ones break off, which buffers see as fragments that end with no LAST."""
-        for actor in self._actors.values():
-            actor.begin()
+        for mapped in self._mapped.values():
+            mapped.begin()
         for stream in self._streams.values():
             stream.begin()
-        for world in range(self.num_lanes):
-            self._episodes.abandon(world)
+        for env in range(self.num_lanes):
+            self._episodes.abandon(env)
         begin = time.perf_counter()
-        moments = self.worlds.reset()
+        outcomes = self.envs.reset()
         info.env_s += time.perf_counter() - begin
-        self.worlds.interrupted, self._began = False, True
-        self._take(moments)
+        self.envs.interrupted, self._began = False, True
+        self._take(outcomes)
 
-    def _take(self, moments: list[Moment]) -> None:
-        states = self.worlds.global_state() if self._sees_all else [None] * self.num_lanes
-        self._over = [moment.over for moment in moments]
-        for world, moment in enumerate(moments):
-            self._episodes.add(world, moment)
-        for name, actor in self._actors.items():
-            rows = [row for world, moment in enumerate(moments) for row in actor.take(world, moment, states[world])]
+    def _take(self, outcomes: list[MultiAgentStep]) -> None:
+        states = self.envs.global_state() if self._sees_all else [None] * self.num_lanes
+        self._over = [outcome.over for outcome in outcomes]
+        for env, outcome in enumerate(outcomes):
+            self._episodes.add(env, outcome)
+        for name, mapped in self._mapped.items():
+            rows = [row for env, outcome in enumerate(outcomes) for row in mapped.take(env, outcome, states[env])]
             if name in self._streams:
                 self._streams[name].put(rows)
 
     # -- checkpoints
 
     def state(self) -> dict[str, Any]:
-        """Where collection is: worlds, policies' memories, rows on their way, running episodes."""
+        """Where collection is: environments, policies' memories, rows on their way, running episodes."""
         state: dict[str, Any] = {
             "env_steps": self.env_steps,
             **self._quota.state(),
             "began": self._began,
             "over": self._over,
             "episodes": self._episodes.state(),
-            "rules": {name: self._actors[name].policy.generator.get_state() for name in self._rules},
+            "rules": {name: self._mapped[name].policy.generator.get_state() for name in self._rules},
         }
         if self._began:
-            state["worlds"] = self.worlds.state_dict()
+            state["worlds"] = self.envs.state_dict()
             state["streams"] = {name: stream.state() for name, stream in self._streams.items()}
-            state["actors"] = {n: a.state_dict() for n, a in self._actors.items() if n not in self._streams}
+            state["actors"] = {n: a.state_dict() for n, a in self._mapped.items() if n not in self._streams}
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state` gave.
 
         Args:
-            state: of a collector with the same worlds and roles.
+            state: of a collector with the same environments and policies.
         """
         self.env_steps = state["env_steps"]
         self._quota.load_state(state)
         self._began, self._over = state["began"], list(state["over"])
         self._episodes.load_state(state["episodes"])
         for name, generator in state["rules"].items():
-            self._actors[name].policy.generator.set_state(generator)
+            self._mapped[name].policy.generator.set_state(generator)
         if self._began:
-            self.worlds.load_state_dict(state["worlds"])
+            self.envs.load_state_dict(state["worlds"])
             for name, stream in self._streams.items():
                 stream.load_state(state["streams"][name])
             for name, saved in state["actors"].items():
-                self._actors[name].load_state_dict(saved, ())
+                self._mapped[name].load_state_dict(saved, ())
 
 
-def recording_buffer(policy: Policy, role: Role, num_worlds: int) -> ReplayBuffer:
+def recording_buffer(policy: Policy, policy_spec: PolicySpec, num_envs: int) -> ReplayBuffer:
     """A buffer without bounds for what the agents of a policy experience, with a lane for each, or for each team.
 
     Args:
         policy: that acts.
-        role: of the policy.
-        num_worlds: B.
+        policy_spec: of the policy.
+        num_envs: B.
     """
     return ReplayBuffer(
         None,
-        num_worlds * role.lanes_per_world,
-        observation_spec=role.observation_spec,
+        num_envs * policy_spec.lanes_per_env,
+        observation_spec=policy_spec.observation_spec,
         action_spec=policy.raw_action_spec,
-        reward_spec=role.reward_spec,
+        reward_spec=policy_spec.reward_spec,
         state_spec=policy.state_spec or None,
     )

@@ -1,4 +1,4 @@
-"""`World`: one environment in which several agents act; and `EnvWrapper`, which makes one of your simulator."""
+"""`MultiAgentEnv`: one environment in which several agents act; and `EnvWrapper`, which makes one of your simulator."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -11,7 +11,7 @@ from palaestra.core import EnvError, SpecTree, TimeStep, restart, transition
 from palaestra.core import termination as terminated
 from palaestra.core import truncation as truncated
 
-__all__ = ["AgentSpec", "EnvWrapper", "Moment", "World"]
+__all__ = ["AgentSpec", "EnvWrapper", "MultiAgentEnv", "MultiAgentStep"]
 
 
 class AgentSpec(NamedTuple):
@@ -23,38 +23,38 @@ class AgentSpec(NamedTuple):
     """Of one action."""
 
 
-class Moment(NamedTuple):
-    """What has happened in a world since its agents acted last."""
+class MultiAgentStep(NamedTuple):
+    """What has happened in an environment since its agents acted last."""
 
     time_steps: Mapping[str, TimeStep]
     """By agent, bare. Whoever gets one that is not LAST acts next; an agent that is left out waits."""
     over: bool = False
-    """Whether the episode of the world ends here; every agent whose own episode was running gets its LAST then."""
+    """Whether the environment's episode ends here; every agent whose own episode was running gets its LAST then."""
     late_rewards: Mapping[str, Sequence[float]] = {}
-    """Of `delayed` worlds: rewards by agent, one for each of its actions, in the order of the actions."""
+    """Of `delayed` environments: rewards by agent, one for each of its actions, in the order of the actions."""
     info: Mapping[str, float] = {}
     """Numbers about the episode, said at its end."""
 
 
-class World(ABC):
+class MultiAgentEnv(ABC):
     """One environment with several agents: numpy in and out.
 
     Each agent has episodes of its own, which follow the table of episode ends: FIRST, MID, ..., LAST, with discount 0
-    where the agent's task ended and 1 where it was cut off. An agent may appear and die at any moment, and come back
-    with a new FIRST; when the episode of the world is over, no agent's episode goes on.
+    where the agent's task ended and 1 where it was cut off. An agent may appear and die at any step, and come back
+    with a new FIRST; when the episode of the environment is over, no agent's episode goes on.
 
     A subclass defines `agents`, `begin_episode` and `advance`.
 
     Examples:
         >>> from palaestra.multiagent import Meeting
-        >>> world = Meeting(num_agents=2, num_cells=3)
-        >>> moment = world.begin_episode(seed=0)
-        >>> sorted(moment.time_steps), moment.over
+        >>> env = Meeting(num_agents=2, num_cells=3)
+        >>> outcome = env.begin_episode(seed=0)
+        >>> sorted(outcome.time_steps), outcome.over
         (['agent_0', 'agent_1'], False)
     """
 
     delayed: bool = False
-    """Whether rewards come as `Moment.late_rewards`; those in time steps are 0 then."""
+    """Whether rewards come as `MultiAgentStep.late_rewards`; those in time steps are 0 then."""
 
     @property
     @abstractmethod
@@ -67,7 +67,7 @@ class World(ABC):
         return None
 
     @abstractmethod
-    def begin_episode(self, seed: int) -> Moment:
+    def begin_episode(self, seed: int) -> MultiAgentStep:
         """Starts an episode.
 
         Args:
@@ -78,22 +78,22 @@ class World(ABC):
         """
 
     @abstractmethod
-    def advance(self, actions: Mapping[str, Any]) -> Moment:
+    def advance(self, actions: Mapping[str, Any]) -> MultiAgentStep:
         """Executes actions and goes on until somebody is to act again.
 
         Args:
-            actions: of exactly those agents that got a time step which was not LAST in the moment before.
+            actions: of exactly those agents that got a time step which was not LAST in the step before.
         """
 
     def global_state(self) -> Any:
-        """The state of the whole world as it is now, which central critics see and agents need not."""
+        """The state of the whole environment as it is now, which central critics see and agents need not."""
         raise EnvError(f"{type(self).__name__} has no global state")
 
-    def close(self) -> None:  # noqa: B027 - a world that holds nothing has nothing to do
-        """Frees what the world holds."""
+    def close(self) -> None:  # noqa: B027 - an environment that holds nothing has nothing to do
+        """Frees what the environment holds."""
 
     def render(self) -> np.ndarray:
-        """A picture of the world, uint8 [H, W, 3].
+        """A picture of the environment, uint8 [H, W, 3].
 
         Raises:
             EnvError: it cannot be drawn.
@@ -109,12 +109,12 @@ class _Decision(NamedTuple):
     info: Any
 
 
-class EnvWrapper(World):
-    """A world made of an event-driven simulator, which runs by itself until it needs decisions of some agents.
+class EnvWrapper(MultiAgentEnv):
+    """An environment made of an event-driven simulator, which runs by itself until it needs decisions of some agents.
 
     A subclass knows the simulator and defines how to start and run it, what an agent sees (`get_state`), how actions
-    are told to the simulator (`to_env_action`), and what they earned (`get_reward`). Everything else is here: who acts
-    when, transitions that wait until their rewards can be told, ends of episodes.
+    are passed to the simulator (`to_env_action`), and what they earned (`get_reward`). The rest is here: who acts
+    when, transitions that wait until their rewards are known, ends of episodes.
 
     Args:
         reward_eval_delay: ticks after which an action's reward is asked for, at least 0; at the end of an episode all
@@ -201,7 +201,7 @@ class EnvWrapper(World):
 
     @abstractmethod
     def to_env_action(self, actions: Mapping[str, Any]) -> Any:
-        """What the simulator is told, with whatever it needs to know besides.
+        """What the simulator gets, with all that it needs to know besides.
 
         Args:
             actions: by agent, as their action specs say.
@@ -217,36 +217,36 @@ class EnvWrapper(World):
             info: what `get_transition_info` said then.
 
         Returns:
-            By agent; whoever is left out earned nothing.
+            By agent; one that is left out earned nothing.
         """
 
     def get_transition_info(self) -> Any:
-        """What `get_reward` will need to know about this moment, asked before actions are executed."""
+        """What `get_reward` will need to know about this step, asked before actions are executed."""
         return None
 
     def post_step(self) -> None:
         """Called after every run of the simulator; a place to write to `tracker`."""
 
-    # -- the world
+    # -- the environment
 
     @final
-    def begin_episode(self, seed: int) -> Moment:
+    def begin_episode(self, seed: int) -> MultiAgentStep:
         self._open.clear()
         self._began, self.tracker, self.terminated = set(), {}, False
-        return Moment(self._asked(self.start(seed)))
+        return MultiAgentStep(self._asked(self.start(seed)))
 
     @final
-    def advance(self, actions: Mapping[str, Any]) -> Moment:
+    def advance(self, actions: Mapping[str, Any]) -> MultiAgentStep:
         self._open.append(_Decision(self.tick, dict(actions), self.get_transition_info()))
         deciding = self.run(self.to_env_action(actions))
         self.post_step()
         over = not deciding
         rewards = self._evaluated(everything=over)
         if not over:
-            return Moment(self._asked(deciding), False, rewards)
+            return MultiAgentStep(self._asked(deciding), False, rewards)
         end = terminated if self.terminated else truncated
         time_steps = {agent: end(self.get_state(agent), 0.0) for agent in self.agents if agent in self._began}
-        return Moment(time_steps, True, rewards, dict(self.tracker))
+        return MultiAgentStep(time_steps, True, rewards, dict(self.tracker))
 
     def _asked(self, deciding: Sequence[str]) -> dict[str, TimeStep]:
         """Time steps of the agents that are to act."""
@@ -260,7 +260,7 @@ class EnvWrapper(World):
         return time_steps
 
     def _evaluated(self, *, everything: bool) -> dict[str, list[float]]:
-        """Rewards that can be told by now."""
+        """Rewards that are known by now."""
         rewards: dict[str, list[float]] = {}
         while self._open and (everything or self.tick - self._open[0].tick >= self.reward_eval_delay):
             decision = self._open.popleft()

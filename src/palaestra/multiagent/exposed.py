@@ -1,4 +1,4 @@
-"""Worlds as PettingZoo environments; imported only where PettingZoo is installed, by `parallel_env` and `aec_env`."""
+"""`MultiAgentEnv` as a PettingZoo environment; imported only where PettingZoo is, by `parallel_env` and `aec_env`."""
 
 from typing import Any
 
@@ -7,22 +7,22 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from palaestra.core import EnvError
 from palaestra.envs import space_from_spec
-from palaestra.multiagent.env import Moment, World
+from palaestra.multiagent.env import MultiAgentEnv, MultiAgentStep
 
-__all__ = ["WorldAECEnv", "WorldParallelEnv"]
+__all__ = ["AsAECEnv", "AsParallelEnv"]
 
 
 class _Spaces:
-    """Spaces of a world's agents, always the same objects, and seeds for its episodes."""
+    """Spaces of an environment's agents, always the same objects, and seeds for its episodes."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.possible_agents = list(world.agents)
+    def __init__(self, env: MultiAgentEnv) -> None:
+        self.env = env
+        self.possible_agents = list(env.agents)
         self.agents: list[str] = []
-        self.metadata = {"name": type(world).__name__, "render_modes": ["rgb_array"]}
+        self.metadata = {"name": type(env).__name__, "render_modes": ["rgb_array"]}
         self.render_mode = "rgb_array"
-        self.observation_spaces = {name: space_from_spec(spec.observation) for name, spec in world.agents.items()}
-        self.action_spaces = {name: space_from_spec(spec.action) for name, spec in world.agents.items()}
+        self.observation_spaces = {name: space_from_spec(spec.observation) for name, spec in env.agents.items()}
+        self.action_spaces = {name: space_from_spec(spec.action) for name, spec in env.agents.items()}
         self._rng = np.random.default_rng()
 
     def observation_space(self, agent: str) -> Any:
@@ -33,36 +33,36 @@ class _Spaces:
 
     @property
     def state_space(self) -> Any:
-        return space_from_spec(self.world.state_spec)
+        return space_from_spec(self.env.state_spec)
 
     def state(self) -> Any:
-        return self.world.global_state()
+        return self.env.global_state()
 
     def render(self) -> Any:
-        return self.world.render()
+        return self.env.render()
 
     def close(self) -> None:
-        self.world.close()
+        self.env.close()
 
-    def _first_moment(self, seed: int | None) -> Moment:
+    def _first_step(self, seed: int | None) -> MultiAgentStep:
         if seed is not None:
             self._rng = np.random.default_rng(seed)
-        return self.world.begin_episode(int(self._rng.integers(2**31)))
+        return self.env.begin_episode(int(self._rng.integers(2**31)))
 
 
-def _rewards(moment: Moment) -> dict[str, float]:
-    """What every agent got in a moment, late rewards included."""
-    rewards = {name: float(time_step.reward) for name, time_step in moment.time_steps.items()}
-    for name, late in moment.late_rewards.items():
+def _rewards(outcome: MultiAgentStep) -> dict[str, float]:
+    """What every agent got in a step, late rewards included."""
+    rewards = {name: float(time_step.reward) for name, time_step in outcome.time_steps.items()}
+    for name, late in outcome.late_rewards.items():
         rewards[name] = rewards.get(name, 0.0) + float(sum(late))
     return rewards
 
 
-class WorldParallelEnv(_Spaces, ParallelEnv[str, Any, Any]):
-    """A world in which everybody alive acts in every moment.
+class AsParallelEnv(_Spaces, ParallelEnv[str, Any, Any]):
+    """An environment in which all agents alive act in every step.
 
     Args:
-        world: such a world.
+        env: such an environment.
     """
 
     def reset(
@@ -74,9 +74,9 @@ class WorldParallelEnv(_Spaces, ParallelEnv[str, Any, Any]):
             seed: of this episode and those after it.
             options: none exist.
         """
-        moment = self._first_moment(seed)
-        self.agents = list(moment.time_steps)
-        return {name: step.observation for name, step in moment.time_steps.items()}, {name: {} for name in self.agents}
+        outcome = self._first_step(seed)
+        self.agents = list(outcome.time_steps)
+        return {name: step.observation for name, step in outcome.time_steps.items()}, {name: {} for name in self.agents}
 
     def step(
         self, actions: dict[str, Any]
@@ -89,25 +89,25 @@ class WorldParallelEnv(_Spaces, ParallelEnv[str, Any, Any]):
         Raises:
             EnvError: somebody alive was not asked.
         """
-        moment = self.world.advance({name: actions[name] for name in self.agents})
-        if waiting := sorted(set(self.agents) - set(moment.time_steps)):
+        outcome = self.env.advance({name: actions[name] for name in self.agents})
+        if waiting := sorted(set(self.agents) - set(outcome.time_steps)):
             raise EnvError(f"agents {waiting} wait while others act, which a ParallelEnv cannot say; use aec_env")
-        earned = _rewards(moment)
-        self.agents = [name for name, step in moment.time_steps.items() if not step.last]
+        earned = _rewards(outcome)
+        self.agents = [name for name, step in outcome.time_steps.items() if not step.last]
         return (
-            {name: step.observation for name, step in moment.time_steps.items()},
-            {name: earned[name] for name in moment.time_steps},
-            {name: bool(step.terminated) for name, step in moment.time_steps.items()},
-            {name: bool(step.truncated) for name, step in moment.time_steps.items()},
-            {name: {} for name in moment.time_steps},
+            {name: step.observation for name, step in outcome.time_steps.items()},
+            {name: earned[name] for name in outcome.time_steps},
+            {name: bool(step.terminated) for name, step in outcome.time_steps.items()},
+            {name: bool(step.truncated) for name, step in outcome.time_steps.items()},
+            {name: {} for name in outcome.time_steps},
         )
 
 
-class WorldAECEnv(_Spaces, AECEnv[str, Any, Any]):
-    """A world whose agents are asked one after another; it goes on when all that act in a moment have answered.
+class AsAECEnv(_Spaces, AECEnv[str, Any, Any]):
+    """An environment whose agents are asked one after another; it goes on when all that act in a step have answered.
 
     Args:
-        world: any.
+        env: any.
     """
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
@@ -121,7 +121,7 @@ class WorldAECEnv(_Spaces, AECEnv[str, Any, Any]):
         self.terminations, self.truncations = {}, {}
         self.rewards, self._cumulative_rewards, self.infos = {}, {}, {}
         self._skip_agent_selection = None
-        self._take(self._first_moment(seed))
+        self._take(self._first_step(seed))
 
     def observe(self, agent: str) -> Any:
         """What an agent saw last.
@@ -147,23 +147,23 @@ class WorldAECEnv(_Spaces, AECEnv[str, Any, Any]):
         if self._waiting:
             self.agent_selection = self._waiting.pop(0)
             return
-        self._take(self.world.advance(self._actions))
+        self._take(self.env.advance(self._actions))
 
-    def _take(self, moment: Moment) -> None:
+    def _take(self, outcome: MultiAgentStep) -> None:
         earned: dict[str, float] = {}
-        self._note(moment, earned)
-        while not self._waiting and not moment.over:  # nobody acts in this moment
-            moment = self.world.advance({})
-            self._note(moment, earned)
+        self._note(outcome, earned)
+        while not self._waiting and not outcome.over:  # no agent acts in this step
+            outcome = self.env.advance({})
+            self._note(outcome, earned)
         self._actions: dict[str, Any] = {}
         self.rewards = {name: earned.get(name, 0.0) for name in self.agents}
         self._accumulate_rewards()
         self.agent_selection = self._waiting.pop(0) if self._waiting else self.agents[0]
         self._deads_step_first()
 
-    def _note(self, moment: Moment, earned: dict[str, float]) -> None:
-        """Takes what a moment tells; adds what was earned."""
-        for name, time_step in moment.time_steps.items():
+    def _note(self, outcome: MultiAgentStep, earned: dict[str, float]) -> None:
+        """Takes what a step tells; adds what was earned."""
+        for name, time_step in outcome.time_steps.items():
             if name not in self.agents:
                 if name in self._dead:
                     raise EnvError(f"agent {name!r} has come back, which PettingZoo does not allow")
@@ -173,6 +173,6 @@ class WorldAECEnv(_Spaces, AECEnv[str, Any, Any]):
             self.terminations[name], self.truncations[name] = bool(time_step.terminated), bool(time_step.truncated)
             if time_step.last:
                 self._dead.add(name)
-        for name, reward in _rewards(moment).items():
+        for name, reward in _rewards(outcome).items():
             earned[name] = earned.get(name, 0.0) + reward
-        self._waiting = [name for name, time_step in moment.time_steps.items() if not time_step.last]
+        self._waiting = [name for name, time_step in outcome.time_steps.items() if not time_step.last]

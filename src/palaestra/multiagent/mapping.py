@@ -25,19 +25,19 @@ from palaestra.envs.nest import flatten, unflatten
 from palaestra.multiagent.env import AgentSpec
 from palaestra.policies import Policy
 
-__all__ = ["AgentsConfig", "Role", "assign_roles", "team_specs"]
+__all__ = ["AgentsConfig", "PolicySpec", "assign_policies", "team_specs"]
 
 _MASK = "action_mask"
 
 
 @dataclass(frozen=True)
-class Role:
+class PolicySpec:
     """A policy, and the agents for which it acts."""
 
     policy: str
     """Its name."""
     agents: tuple[str, ...]
-    """Their names, in the order of the world."""
+    """Their names, in the order of the environment."""
     member: AgentSpec
     """What each of them sees and does."""
     observation_spec: SpecTree
@@ -45,7 +45,7 @@ class Role:
     action_spec: SpecTree
     """Of the policy."""
     joint: bool
-    """Whether they are a team that learns together, with one lane per world; else everyone has a lane."""
+    """Whether they are a team that learns together, with one lane per environment; else everyone has a lane."""
     state_spec: SpecTree | None = None
     """Of the global state that a team sees; `None` where it sees none."""
 
@@ -55,7 +55,7 @@ class Role:
         return TensorSpec((len(self.agents),)) if self.joint else TensorSpec(())
 
     @property
-    def lanes_per_world(self) -> int:
+    def lanes_per_env(self) -> int:
         """1 of a team, else one for each agent."""
         return 1 if self.joint else len(self.agents)
 
@@ -77,29 +77,29 @@ class Role:
         return [(leaf[row, slot] + start).astype(dtype)[()] for slot in range(len(self.agents))]
 
 
-def assign_roles(
+def assign_policies(
     agents: Mapping[str, AgentSpec],
     mapping: Mapping[str, str],
     *,
     joint: Collection[str] = (),
     state_spec: SpecTree | None = None,
-) -> dict[str, Role]:
-    """The roles of all policies, by policy name.
+) -> dict[str, PolicySpec]:
+    """The specs of all policies, by policy name.
 
     Args:
-        agents: of the world.
+        agents: of the environment.
         mapping: from agents, or patterns of names such as `buyer_*`, to policies; the first that fits counts.
         joint: policies whose agents are a team.
-        state_spec: of the world's global state.
+        state_spec: of the environment's global state.
 
     Raises:
-        ConfigError: an agent has no policy, a pattern fits nobody, agents of one policy differ, or a name cannot be
+        ConfigError: an agent has no policy, a pattern fits no agent, agents of one policy differ, or a name cannot be
             one of a file.
 
     Examples:
         >>> from palaestra.multiagent import Meeting
-        >>> roles = assign_roles(Meeting(num_agents=3).agents, {"agent_0": "leader", "agent_*": "followers"})
-        >>> {name: role.agents for name, role in roles.items()}
+        >>> policy_specs = assign_policies(Meeting(num_agents=3).agents, {"agent_0": "leader", "agent_*": "followers"})
+        >>> {name: policy_spec.agents for name, policy_spec in policy_specs.items()}
         {'leader': ('agent_0',), 'followers': ('agent_1', 'agent_2')}
     """
     policy_of: dict[str, str] = {}
@@ -115,7 +115,7 @@ def assign_roles(
             policy_of.setdefault(name, policy)
     if missing := [name for name in agents if name not in policy_of]:
         raise ConfigError(f"the mapping gives no policy to {', '.join(missing)}; add them, or the pattern '*'")
-    roles: dict[str, Role] = {}
+    policy_specs: dict[str, PolicySpec] = {}
     for policy in dict.fromkeys(policy_of[name] for name in agents):
         members = tuple(name for name in agents if policy_of[name] == policy)
         first = agents[members[0]]
@@ -126,10 +126,10 @@ def assign_roles(
             )
         if policy in joint:
             observation, action = team_specs(first, len(members), state_spec)
-            roles[policy] = Role(policy, members, first, observation, action, True, state_spec)
+            policy_specs[policy] = PolicySpec(policy, members, first, observation, action, True, state_spec)
         else:
-            roles[policy] = Role(policy, members, first, first.observation, first.action, False)
-    return roles
+            policy_specs[policy] = PolicySpec(policy, members, first, first.observation, first.action, False)
+    return policy_specs
 
 
 def team_specs(member: AgentSpec, count: int, state_spec: SpecTree | None = None) -> tuple[SpecTree, SpecTree]:
@@ -209,13 +209,13 @@ class AgentsConfig:
     """What policies are that do not learn by the run's algorithm: its name, or `{algorithm: dqn, epsilon: 0.1}`; or
     `random`; or a rule, `my_package:function`, from a batch of observations to one of actions."""
     global_state: bool = True
-    """Whether central critics see the world's global state, where it has one; else what all members see."""
+    """Whether central critics see the environment's global state, where it has one; else what all members see."""
 
     def mapping_for(self, agents: Mapping[str, AgentSpec]) -> dict[str, str]:
         """From agents or patterns to policies.
 
         Args:
-            agents: of the world.
+            agents: of the environment.
         """
         if self.mapping:
             return {pattern: str(policy) for pattern, policy in self.mapping.items()}
@@ -229,44 +229,44 @@ class AgentsConfig:
             return {"*": "shared"}
         return {name: f"shared_{kinds.index(spec)}" for name, spec in agents.items()}
 
-    def roles(
+    def policy_specs(
         self, agents: Mapping[str, AgentSpec], *, joint: Collection[str] | None, state_spec: SpecTree | None
-    ) -> dict[str, Role]:
-        """The roles of all policies.
+    ) -> dict[str, PolicySpec]:
+        """The specs of all policies.
 
         Args:
-            agents: of the world.
+            agents: of the environment.
             joint: policies that learn for a team; `None` is all.
-            state_spec: of the world's global state.
+            state_spec: of the environment's global state.
 
         Raises:
-            ConfigError: see `assign_roles`.
+            ConfigError: see `assign_policies`.
         """
         mapping = self.mapping_for(agents)
         teams = set(mapping.values()) if joint is None else joint
-        return assign_roles(agents, mapping, joint=teams, state_spec=state_spec if self.global_state else None)
+        return assign_policies(agents, mapping, joint=teams, state_spec=state_spec if self.global_state else None)
 
 
-def require_policies(roles: Mapping[str, Role], policies: Mapping[str, Policy]) -> None:
-    """Refuses policies that do not fit the roles they are given.
+def require_policies(policy_specs: Mapping[str, PolicySpec], policies: Mapping[str, Policy]) -> None:
+    """Refuses policies that do not fit their specs.
 
     Args:
-        roles: by policy name.
+        policy_specs: by policy name.
         policies: by name.
 
     Raises:
         ConfigError: names the policy and what does not fit.
     """
-    if set(roles) != set(policies):
-        raise ConfigError(f"the agents are mapped to {sorted(roles)}, but there are policies {sorted(policies)}")
-    for name, role in roles.items():
+    if set(policy_specs) != set(policies):
+        raise ConfigError(f"the agents are mapped to {sorted(policy_specs)}, but there are policies {sorted(policies)}")
+    for name, spec in policy_specs.items():
         policy = policies[name]
         for what, given, needed in (
-            ("sees", policy.observation_spec, role.observation_spec),
-            ("does", policy.action_spec, role.action_spec),
+            ("sees", policy.observation_spec, spec.observation_spec),
+            ("does", policy.action_spec, spec.action_spec),
         ):
             if given != needed:
                 raise ConfigError(
-                    f"the policy {name!r} {what} {given}, but its agents, {', '.join(role.agents)}, {needed}; make it "
-                    "with the specs of its role"
+                    f"the policy {name!r} {what} {given}, but its agents, {', '.join(spec.agents)}, {needed}; make it "
+                    "with its policy spec"
                 )

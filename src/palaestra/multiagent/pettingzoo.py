@@ -1,4 +1,4 @@
-"""PettingZoo environments as worlds, and worlds as PettingZoo environments."""
+"""PettingZoo environments as environments, and environments as PettingZoo environments."""
 
 import importlib
 import importlib.util
@@ -21,9 +21,9 @@ from palaestra.core import (
 from palaestra.core import termination as terminated
 from palaestra.core import truncation as truncated
 from palaestra.envs import spec_from_space
-from palaestra.multiagent.env import AgentSpec, Moment, World
+from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
 
-__all__ = ["AECWorld", "ParallelWorld", "aec_env", "load_pettingzoo", "parallel_env", "world_from_pettingzoo"]
+__all__ = ["AECAdapter", "ParallelAdapter", "aec_env", "from_pettingzoo", "load_pettingzoo", "parallel_env"]
 
 PREFIX = "pettingzoo:"
 _MASK = "action_mask"
@@ -35,7 +35,7 @@ def _ended(observation: Any, reward: float, termination: bool, truncation: bool)
     return transition(observation, reward)
 
 
-class _PettingZooWorld(World):
+class _PettingZooAdapter(MultiAgentEnv):
     """What both kinds have in common: agents from spaces, masks, the global state."""
 
     def __init__(self, env: Any) -> None:
@@ -44,11 +44,11 @@ class _PettingZooWorld(World):
             names = list(env.possible_agents)
         except AttributeError:
             raise ConfigError(
-                f"{env} does not say `possible_agents`, so nobody knows how many agents need room in buffers"
+                f"{env} does not say `possible_agents`, so the number of agents in buffers is unknown"
             ) from None
         env.reset(seed=0)
-        # masks are part of observations, or told beside them; who is alive at first shows which
-        self._told_beside = any(_MASK in self._info(name) for name in env.agents)
+        # masks are part of observations, or given beside them; who is alive at first shows which
+        self._mask_in_info = any(_MASK in self._info(name) for name in env.agents)
         self._agents = {str(name): self._agent_spec(name) for name in names}
         self._keys = {str(name): name for name in names}
 
@@ -79,21 +79,21 @@ class _PettingZooWorld(World):
     def _agent_spec(self, name: Any) -> AgentSpec:
         observation, action = self._env.observation_space(name), self._env.action_space(name)
         spec = spec_from_space(observation)
-        if self._told_beside:
+        if self._mask_in_info:
             action_spec = spec_from_space(action)
             spec = {"observation": spec, _MASK: MultiBinarySpec((action_spec.encoded_size,))}
         return AgentSpec(spec, spec_from_space(action))
 
     def _observed(self, observation: Any, info: Mapping[str, Any], spec: AgentSpec) -> Any:
-        if not self._told_beside:
+        if not self._mask_in_info:
             return observation
-        size = spec.action.encoded_size  # whoever is told nothing, at its end, may do anything
+        size = spec.action.encoded_size  # an agent without a mask, at its end, may do anything
         return {"observation": observation, _MASK: np.asarray(info.get(_MASK, np.ones(size)), np.int8)}
 
 
 @final
-class ParallelWorld(_PettingZooWorld):
-    """A `pettingzoo.ParallelEnv`: everybody who is alive acts in every moment.
+class ParallelAdapter(_PettingZooAdapter):
+    """A `pettingzoo.ParallelEnv`: all agents alive act in every step.
 
     Args:
         env: the environment.
@@ -103,11 +103,11 @@ class ParallelWorld(_PettingZooWorld):
         SpecError: a space has no arrays of fixed shape.
     """
 
-    def begin_episode(self, seed: int) -> Moment:
+    def begin_episode(self, seed: int) -> MultiAgentStep:
         observations, infos = self._env.reset(seed=seed)
-        return Moment({str(name): restart(self._of(name, observations, infos)) for name in self._env.agents})
+        return MultiAgentStep({str(name): restart(self._of(name, observations, infos)) for name in self._env.agents})
 
-    def advance(self, actions: Mapping[str, Any]) -> Moment:
+    def advance(self, actions: Mapping[str, Any]) -> MultiAgentStep:
         given = {self._keys[name]: action for name, action in actions.items()}
         observations, rewards, ends, cuts, infos = self._env.step(given)
         time_steps: dict[str, TimeStep] = {}
@@ -117,7 +117,7 @@ class ParallelWorld(_PettingZooWorld):
         for name in self._env.agents:  # who has just appeared
             if name not in given:
                 time_steps[str(name)] = restart(self._of(name, observations, infos))
-        return Moment(time_steps, not self._env.agents)
+        return MultiAgentStep(time_steps, not self._env.agents)
 
     def _of(self, name: Any, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> Any:
         return self._observed(observations[name], infos.get(name, {}), self._agents[str(name)])
@@ -127,7 +127,7 @@ class ParallelWorld(_PettingZooWorld):
 
 
 @final
-class AECWorld(_PettingZooWorld):
+class AECAdapter(_PettingZooAdapter):
     """A `pettingzoo.AECEnv`: agents act one after another, and get what they earned since they acted last.
 
     A reward that reaches an agent before it has acted for the first time belongs to no action and is left out, as is an
@@ -141,17 +141,17 @@ class AECWorld(_PettingZooWorld):
         SpecError: a space has no arrays of fixed shape.
     """
 
-    def begin_episode(self, seed: int) -> Moment:
+    def begin_episode(self, seed: int) -> MultiAgentStep:
         self._env.reset(seed=seed)
         self._began: set[str] = set()
         return self._selected({})
 
-    def advance(self, actions: Mapping[str, Any]) -> Moment:
+    def advance(self, actions: Mapping[str, Any]) -> MultiAgentStep:
         (action,) = actions.values()
         self._env.step(action)
         return self._selected({})
 
-    def _selected(self, time_steps: dict[str, TimeStep]) -> Moment:
+    def _selected(self, time_steps: dict[str, TimeStep]) -> MultiAgentStep:
         """Goes past agents that are dead, to the one that acts next."""
         while self._env.agents:
             name = str(self._env.agent_selection)
@@ -161,16 +161,16 @@ class AECWorld(_PettingZooWorld):
                 begun = name in self._began
                 self._began.add(name)
                 time_steps[name] = transition(observation, float(reward)) if begun else restart(observation)
-                return Moment(time_steps)
+                return MultiAgentStep(time_steps)
             if name in self._began:
                 time_steps[name] = _ended(observation, float(reward), termination, truncation)
                 self._began.discard(name)
             self._env.step(None)
-        return Moment(time_steps, True)
+        return MultiAgentStep(time_steps, True)
 
 
-def world_from_pettingzoo(env: Any) -> World:
-    """The world of a PettingZoo environment.
+def from_pettingzoo(env: Any) -> MultiAgentEnv:
+    """The environment of a PettingZoo environment.
 
     Args:
         env: a `ParallelEnv` or an `AECEnv`.
@@ -182,13 +182,13 @@ def world_from_pettingzoo(env: Any) -> World:
     from pettingzoo import AECEnv, ParallelEnv
 
     if isinstance(env, ParallelEnv):
-        return ParallelWorld(env)
+        return ParallelAdapter(env)
     if isinstance(env, AECEnv):
-        return AECWorld(env)
+        return AECAdapter(env)
     raise ConfigError(f"{env!r} is a {type(env).__name__}; a ParallelEnv or an AECEnv is needed")
 
 
-def load_pettingzoo(name: str, **kwargs: Any) -> World:
+def load_pettingzoo(name: str, **kwargs: Any) -> MultiAgentEnv:
     """A PettingZoo environment by name.
 
     Args:
@@ -216,37 +216,37 @@ def load_pettingzoo(name: str, **kwargs: Any) -> World:
             f"{name!r} cannot be made: {error}. Names are such as pettingzoo:classic/tictactoe-v3"
             f"{did_you_mean(path, known)}. Families of environments need extras of PettingZoo's own"
         ) from error
-    return world_from_pettingzoo(env)
+    return from_pettingzoo(env)
 
 
-def parallel_env(world: World) -> Any:
-    """A world as a `pettingzoo.ParallelEnv`, for libraries that take these.
+def parallel_env(env: MultiAgentEnv) -> Any:
+    """An environment as a `pettingzoo.ParallelEnv`, for libraries that take these.
 
     Args:
-        world: in which everybody alive acts in every moment.
+        env: in which all agents alive act in every step.
 
     Raises:
         MissingExtraError: PettingZoo is not installed.
     """
-    _require_pettingzoo("a world as a ParallelEnv")
-    from palaestra.multiagent.exposed import WorldParallelEnv
+    _require_pettingzoo("an environment as a ParallelEnv")
+    from palaestra.multiagent.exposed import AsParallelEnv
 
-    return WorldParallelEnv(world)
+    return AsParallelEnv(env)
 
 
-def aec_env(world: World) -> Any:
-    """A world as a `pettingzoo.AECEnv`: those who act in a moment are asked one after another.
+def aec_env(env: MultiAgentEnv) -> Any:
+    """An environment as a `pettingzoo.AECEnv`: those who act in a step are asked one after another.
 
     Args:
-        world: any.
+        env: any.
 
     Raises:
         MissingExtraError: PettingZoo is not installed.
     """
-    _require_pettingzoo("a world as an AECEnv")
-    from palaestra.multiagent.exposed import WorldAECEnv
+    _require_pettingzoo("an environment as an AECEnv")
+    from palaestra.multiagent.exposed import AsAECEnv
 
-    return WorldAECEnv(world)
+    return AsAECEnv(env)
 
 
 def _require_pettingzoo(what: str) -> None:

@@ -1,4 +1,4 @@
-"""The rules that the moments of a world keep, checked as they arrive; and what it takes to replay a running episode."""
+"""The rules that the steps of an environment keep, checked as they arrive; and the actions that replay an episode."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -8,13 +8,13 @@ import numpy as np
 
 from palaestra.core import NonFiniteError, SpecError, StepType, spec_leaves
 from palaestra.envs.nest import flatten, leaf_dtypes, problem, unflatten
-from palaestra.multiagent.env import AgentSpec, Moment
+from palaestra.multiagent.env import AgentSpec, MultiAgentStep
 
-__all__ = ["ActionLog", "MomentCheck", "moment_digest"]
+__all__ = ["ActionLog", "StepCheck", "step_digest"]
 
 
-class MomentCheck:
-    """Follows one world through its episode.
+class StepCheck:
+    """Follows one environment through its episode.
 
     Args:
         agents: that it has.
@@ -27,8 +27,8 @@ class MomentCheck:
             name: [f"observation.{path}".rstrip(".") for path in spec_leaves(spec.observation)]
             for name, spec in agents.items()
         }
-        self.newest: Moment | None = None
-        """The moment taken last; `None` before the first of an episode."""
+        self.newest: MultiAgentStep | None = None
+        """The step taken last; `None` before the first of an episode."""
         self.clear()
 
     def clear(self) -> None:
@@ -50,38 +50,38 @@ class MomentCheck:
         if set(actions) != self._due:
             raise SpecError(f"actions were given for {sorted(actions)}; those to act are {sorted(self._due)}")
 
-    def take(self, moment: Moment) -> None:
-        """Refuses a moment that breaks a rule.
+    def take(self, outcome: MultiAgentStep) -> None:
+        """Refuses a step that breaks a rule.
 
         Args:
-            moment: what the world emitted.
+            outcome: what the environment emitted.
 
         Raises:
             SpecError: names the agent and the rule.
             NonFiniteError: names the agent and the value that is NaN or infinite.
         """
         acted, self._due = self._due, set()
-        for name, time_step in moment.time_steps.items():
+        for name, time_step in outcome.time_steps.items():
             if name not in self._agents:
-                raise SpecError(f"agent {name!r} is none of the world's agents, {list(self._agents)}")
+                raise SpecError(f"agent {name!r} is none of the environment's agents, {list(self._agents)}")
             self._follow(name, time_step, acted)
             if wrong := problem(time_step.observation, self._agents[name].observation):
                 raise SpecError(f"the observation of agent {name!r} has {wrong}")
             self._require_finite(name, time_step)
-        if moment.over and self._running:
+        if outcome.over and self._running:
             raise SpecError(f"the episode is over, and agents {sorted(self._running)} got no LAST time step")
-        if moment.over and self._due:
+        if outcome.over and self._due:
             raise SpecError(f"the episode is over, and agents {sorted(self._due)} are to act")
-        if self._delayed or moment.late_rewards:
-            self._pay(acted, moment)
-        self.newest = moment
+        if self._delayed or outcome.late_rewards:
+            self._pay(acted, outcome)
+        self.newest = outcome
 
     def _require_finite(self, name: str, time_step: Any) -> None:
         values = flatten(time_step.observation, self._agents[name].observation)
         for path, value in zip([*self._paths[name], "reward"], [*values, time_step.reward], strict=True):
             if not np.isfinite(value).all():
                 raise NonFiniteError(
-                    f"emitted {path} = {value} for agent {name!r}; look at the world, or clip what it emits"
+                    f"emitted {path} = {value} for agent {name!r}; look at the environment, or clip what it emits"
                 )
 
     def _follow(self, name: str, time_step: Any, acted: set[str]) -> None:
@@ -92,7 +92,9 @@ class MomentCheck:
             ought = "goes on, so MID or LAST is due" if running else "has not begun, so FIRST is due"
             raise SpecError(f"agent {name!r} got {StepType(kind).name}, but its episode {ought}")
         if self._delayed and float(time_step.reward) != 0:
-            raise SpecError(f"agent {name!r} got the reward {time_step.reward}, but this world's rewards come late")
+            raise SpecError(
+                f"agent {name!r} got the reward {time_step.reward}, but this environment's rewards come late"
+            )
         if kind == StepType.FIRST and float(time_step.reward) != 0:
             raise SpecError(f"agent {name!r} got the reward {time_step.reward} with FIRST, before it has acted")
         if kind == StepType.LAST:
@@ -101,37 +103,39 @@ class MomentCheck:
             self._running.add(name)
             self._due.add(name)
 
-    def _pay(self, acted: set[str], moment: Moment) -> None:
-        """Every action of a delayed world gets one reward, by the end of the world's episode at the latest."""
+    def _pay(self, acted: set[str], outcome: MultiAgentStep) -> None:
+        """Every action of a delayed environment gets one reward, at the latest by the end of the episode."""
         if not self._delayed:
-            raise SpecError("late rewards came from a world that is not `delayed`; put rewards into time steps")
+            raise SpecError("late rewards came from an environment that is not `delayed`; put rewards into time steps")
         for name in acted:
             self._unpaid[name] += 1
-        for name, rewards in moment.late_rewards.items():
+        for name, rewards in outcome.late_rewards.items():
             if not np.isfinite(rewards).all():
-                raise NonFiniteError(f"emitted the late rewards {list(rewards)} for agent {name!r}; look at the world")
+                raise NonFiniteError(
+                    f"emitted the late rewards {list(rewards)} for agent {name!r}; look at the environment"
+                )
             if len(rewards) > self._unpaid.get(name, 0):
                 raise SpecError(
                     f"agent {name!r} got {len(rewards)} late rewards for {self._unpaid.get(name, 0)} actions without"
                 )
             self._unpaid[name] -= len(rewards)
-        if moment.over and any(self._unpaid.values()):
+        if outcome.over and any(self._unpaid.values()):
             missing = {name: count for name, count in self._unpaid.items() if count}
             raise SpecError(f"the episode is over, and actions have no reward yet, by agent: {missing}")
 
 
-def moment_digest(moment: Moment | None, agents: Mapping[str, AgentSpec]) -> str:
-    """A short hash of everything that agents see in a moment.
+def step_digest(outcome: MultiAgentStep | None, agents: Mapping[str, AgentSpec]) -> str:
+    """A short hash of everything that agents see in a step.
 
     Args:
-        moment: of a world; `None` gives no digest.
-        agents: of that world.
+        outcome: of an environment; `None` gives no digest.
+        agents: of that environment.
     """
-    if moment is None:
+    if outcome is None:
         return ""
     code = hashlib.blake2b(digest_size=12)
-    for name in sorted(moment.time_steps):
-        spec, time_step = agents[name].observation, moment.time_steps[name]
+    for name in sorted(outcome.time_steps):
+        spec, time_step = agents[name].observation, outcome.time_steps[name]
         code.update(name.encode())
         code.update(np.array([time_step.step_type, time_step.discount, time_step.reward], np.float64).tobytes())
         for leaf, dtype in zip(flatten(time_step.observation, spec), leaf_dtypes(spec), strict=True):
@@ -162,7 +166,7 @@ class ActionLog:
             actions: by agent.
 
         Returns:
-            Copies of them in the dtypes of their specs, which a world may change.
+            Copies of them in the dtypes of their specs, which an environment may change.
         """
         step = {
             name: [

@@ -1,4 +1,4 @@
-"""`Stream`: the rows of a role on their way into its buffer, in order, and not before their rewards are known."""
+"""`Stream`: the rows of a policy on their way into its buffer, in order, but not before their rewards are known."""
 
 import itertools
 from collections import deque
@@ -12,8 +12,8 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import Batch, StepType, TimeStep
 from palaestra.envs.nest import to_batched
 from palaestra.multiagent.acting import (
-    Actor,
     Choice,
+    MappedPolicy,
     Row,
     pack_choices,
     pack_rows,
@@ -29,26 +29,26 @@ _UNOPENED = -1
 
 
 class Stream:
-    """Appends the rows of an actor's lanes to a buffer.
+    """Appends the rows of a policy's lanes to a buffer.
 
     Args:
-        actor: where the rows come from.
-        buffer: with a lane for each of the actor's.
+        mapped: the policy that the rows come from.
+        buffer: with a lane for each of the policy's.
         window: rows in a row that the shortest draw needs.
     """
 
-    def __init__(self, actor: Actor, buffer: ReplayBuffer, window: int = 1) -> None:
-        self.actor, self.buffer, self._window = actor, buffer, window
-        policy = actor.policy
+    def __init__(self, mapped: MappedPolicy, buffer: ReplayBuffer, window: int = 1) -> None:
+        self.mapped, self.buffer, self._window = mapped, buffer, window
+        policy = mapped.policy
         self._spec, self._action_spec, self._state_spec = (
-            actor.role.observation_spec,
+            mapped.policy_spec.observation_spec,
             policy.raw_action_spec,
             policy.state_spec or None,
         )
         self._no_info = [np.zeros(policy.behaviour_spec[name].shape, np.float32) for name in buffer.info_fields]
-        self._waiting: list[deque[Row]] = [deque() for _ in range(actor.num_lanes)]
-        self._kinds = [_UNOPENED] * actor.num_lanes
-        self._fresh: list[list[Choice]] = [[] for _ in range(actor.num_lanes)]
+        self._waiting: list[deque[Row]] = [deque() for _ in range(mapped.num_lanes)]
+        self._kinds = [_UNOPENED] * mapped.num_lanes
+        self._fresh: list[list[Choice]] = [[] for _ in range(mapped.num_lanes)]
 
     def begin(self) -> None:
         """Drops what waits: whatever comes next begins new episodes."""
@@ -56,14 +56,14 @@ class Stream:
             waiting.clear()
         self._kinds = [_MID if kind != _UNOPENED else kind for kind in self._kinds]
 
-    def forget(self, world: int) -> None:
-        """Drops what waits of one world: its episode broke off.
+    def forget(self, env: int) -> None:
+        """Drops what waits of one environment: its episode broke off.
 
         Args:
-            world: its number.
+            env: its number.
         """
-        width = self.actor.role.lanes_per_world
-        for lane in range(world * width, (world + 1) * width):
+        width = self.mapped.policy_spec.lanes_per_env
+        for lane in range(env * width, (env + 1) * width):
             self._waiting[lane].clear()
             self._kinds[lane] = _UNOPENED if self._kinds[lane] == _UNOPENED else _MID
 
@@ -73,7 +73,7 @@ class Stream:
         """Takes new rows, and appends every row that is complete and follows complete ones.
 
         Args:
-            rows: from `Actor.take`.
+            rows: from `MappedPolicy.take`.
         """
         for row in rows:
             self._waiting[row.lane].append(row)
@@ -103,12 +103,12 @@ class Stream:
             if self._state_spec is not None:
                 memory["state"] = to_batched(stacked([choice.state for choice in choices]), self._state_spec)
             lanes = [row.lane for row in mine]
-            everybody = None if lanes == list(range(self.actor.num_lanes)) else lanes
-            self.buffer.append(action, self._time_step(mine), policy_version=version, env_id=everybody, **memory)
+            lanes_or_all = None if lanes == list(range(self.mapped.num_lanes)) else lanes
+            self.buffer.append(action, self._time_step(mine), policy_version=version, env_id=lanes_or_all, **memory)
 
     def _no_choice(self, row: Row) -> Choice:
-        """What stands with a LAST row, whose action is not executed, which a mask may forbid: nobody is asked."""
-        choice = self.actor.no_choice(row.observation, first=False)
+        """What stands with a LAST row, whose action is not executed, which a mask may forbid."""
+        choice = self.mapped.no_choice(row.observation, first=False)
         choice.info = list(self._no_info)
         return choice
 
@@ -117,7 +117,7 @@ class Stream:
             step_type=torch.tensor([row.step_type for row in rows], dtype=torch.int32),
             reward=torch.from_numpy(np.stack([row.reward for row in rows])),
             discount=torch.tensor([row.discount for row in rows], dtype=torch.float32),
-            observation=self.actor.batch([row.observation for row in rows]),
+            observation=self.mapped.batch([row.observation for row in rows]),
         )
 
     # -- what policies say about their choices, before new weights are taken
@@ -144,15 +144,15 @@ class Stream:
 
     def _open_choices(self) -> list[Choice]:
         waiting = [row.choice for lane in self._waiting for row in lane if row.choice is not None]
-        return [*waiting, *self.actor.taken.values()]
+        return [*waiting, *self.mapped.taken.values()]
 
     def _ask(self, choices: Sequence[Choice]) -> None:
         """One batched pass over all choices that have no info yet: the weights are those that chose."""
         asked = [choice for choice in choices if choice.info is None]
         if not asked:
             return
-        policy = self.actor.policy
-        observation = self.actor.batch([choice.observation for choice in asked])
+        policy = self.mapped.policy
+        observation = self.mapped.batch([choice.observation for choice in asked])
         action = to_batched(stacked([choice.action for choice in asked]), self._action_spec)
         memory: tuple[Any, ...] = ()
         if self._state_spec is not None:
@@ -180,10 +180,10 @@ class Stream:
     # -- checkpoints
 
     def state(self) -> dict[str, Any]:
-        """Rows and choices that are on their way, and where the actor is."""
+        """Rows and choices that are on their way, and where the policy is."""
         fresh = [choice for lane in self._fresh for choice in lane]
         return {
-            "actor": self.actor.state_dict(),
+            "actor": self.mapped.state_dict(),
             "kinds": list(self._kinds),
             "waiting": pack_rows([row for lane in self._waiting for row in lane]),
             "fresh": {"counts": [len(lane) for lane in self._fresh], "choices": pack_choices(fresh)},
@@ -196,7 +196,7 @@ class Stream:
             state: of a stream with the same lanes.
         """
         rows = unpack_rows(state["waiting"])
-        self.actor.load_state_dict(state["actor"], rows)
+        self.mapped.load_state_dict(state["actor"], rows)
         self._kinds = list(state["kinds"])
         self._waiting = [deque() for _ in self._waiting]
         for row in rows:

@@ -1,4 +1,4 @@
-"""Small worlds of several agents whose best returns are known in closed form."""
+"""Small environments of several agents whose best returns are known in closed form."""
 
 from collections.abc import Mapping
 from typing import Any, final
@@ -7,13 +7,13 @@ import numpy as np
 
 from palaestra.core import BoundedSpec, DiscreteSpec, MultiBinarySpec, TimeStep, restart, termination, transition
 from palaestra.core import truncation as truncated
-from palaestra.multiagent.env import AgentSpec, Moment, World
+from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
 
 __all__ = ["Meeting"]
 
 
 @final
-class Meeting(World):
+class Meeting(MultiAgentEnv):
     """Agents on a line of cells earn 1 each when all stand in one cell, and every move before costs 0.1.
 
     Everybody moves at the same time: left, right or not at all; `action_mask` forbids to leave the line. The gap
@@ -22,7 +22,7 @@ class Meeting(World):
         1 - 0.1 ceil((max - min) / 2)
 
     with the cells in which the episode begins, not all the same. An agent sees its own cell and how many agents are in
-    each cell; the global state is everybody's cell. Episodes are cut off after `max_moves`.
+    each cell; the global state is lanes_or_all's cell. Episodes are cut off after `max_moves`.
 
     Args:
         num_agents: G, at least 2.
@@ -30,11 +30,11 @@ class Meeting(World):
         max_moves: until the episode is cut off.
 
     Examples:
-        >>> world = Meeting(num_agents=2, num_cells=3)
-        >>> _ = world.begin_episode(seed=1)
-        >>> world.cells.tolist(), world.best_return
+        >>> env = Meeting(num_agents=2, num_cells=3)
+        >>> _ = env.begin_episode(seed=1)
+        >>> env.cells.tolist(), env.best_return
         ([2, 1], 0.9)
-        >>> world.advance({"agent_0": 0, "agent_1": 1}).time_steps["agent_0"].reward
+        >>> env.advance({"agent_0": 0, "agent_1": 1}).time_steps["agent_0"].reward
         0.9
     """
 
@@ -48,12 +48,12 @@ class Meeting(World):
         }
         self._agents = {name: AgentSpec(observation, DiscreteSpec(num=3)) for name in self._names}
         self.cells = np.zeros(num_agents, np.int64)
-        """[G] where everybody stands."""
+        """[G] where lanes_or_all stands."""
         self._moves = 0
 
     @property
     def agents(self) -> Mapping[str, AgentSpec]:
-        """See `World.agents`; action 0 goes left, 1 stays, 2 goes right."""
+        """See `MultiAgentEnv.agents`; action 0 goes left, 1 stays, 2 goes right."""
         return self._agents
 
     @property
@@ -66,17 +66,17 @@ class Meeting(World):
         """What each agent earns from here on at best."""
         return 1.0 - 0.1 * float(-(-(self.cells.max() - self.cells.min()) // 2))
 
-    def begin_episode(self, seed: int) -> Moment:
-        """Puts everybody into a random cell, not all into the same."""
+    def begin_episode(self, seed: int) -> MultiAgentStep:
+        """Puts lanes_or_all into a random cell, not all into the same."""
         rng = np.random.default_rng(seed)
         self._moves = 0
         self.cells = rng.integers(0, self._num_cells, len(self._names))
         while self.cells.min() == self.cells.max():
             self.cells = rng.integers(0, self._num_cells, len(self._names))
-        return Moment({name: restart(self._seen(index)) for index, name in enumerate(self._names)})
+        return MultiAgentStep({name: restart(self._seen(index)) for index, name in enumerate(self._names)})
 
-    def advance(self, actions: Mapping[str, Any]) -> Moment:
-        """Moves everybody."""
+    def advance(self, actions: Mapping[str, Any]) -> MultiAgentStep:
+        """Moves lanes_or_all."""
         moves = np.array([int(actions[name]) - 1 for name in self._names])
         self.cells = np.clip(self.cells + moves, 0, self._num_cells - 1)
         self._moves += 1
@@ -86,7 +86,7 @@ class Meeting(World):
         time_steps: dict[str, TimeStep] = {
             name: arrive(self._seen(index), 0.9 if met else -0.1) for index, name in enumerate(self._names)
         }
-        return Moment(time_steps, over)
+        return MultiAgentStep(time_steps, over)
 
     def global_state(self) -> np.ndarray:
         """[G x cells] one code for each agent, with a 1 where it stands."""

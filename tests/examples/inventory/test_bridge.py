@@ -13,64 +13,64 @@ from examples.inventory.rules import Shares, shortage
 from examples.inventory.simulator import Simulator
 from examples.inventory.tape import Tape
 from examples.inventory.topology import FOUR_PORTS
-from palaestra.multiagent import Worlds
+from palaestra.multiagent import MultiAgentEnvs
 
 RULE = Shares([1.5, 1.5, 0.75, 0.75])
 READING = Reading(FOUR_PORTS, RULE)
 
 
-def played(world: Ports, seed: int, choices: np.random.Generator):
-    """Moments of an episode, with random choices."""
-    moments = [world.begin_episode(seed)]
-    while not moments[-1].over:
-        moments.append(world.advance(dict.fromkeys(moments[-1].time_steps, choices.normal(size=1).astype(np.float32))))
-    return moments
+def played(env: Ports, seed: int, choices: np.random.Generator):
+    """Steps of an episode, with random choices."""
+    outcomes = [env.begin_episode(seed)]
+    while not outcomes[-1].over:
+        outcomes.append(env.advance(dict.fromkeys(outcomes[-1].time_steps, choices.normal(size=1).astype(np.float32))))
+    return outcomes
 
 
 def test_rewards_of_a_port_add_up_to_what_the_rule_loses_more_since_its_first_call():
     """MARO-18: rewards come late, one for each action, and all of them by the end of the episode."""
-    world = Ports(READING, reward_scale=1.0)
-    moments = played(world, 3, np.random.default_rng(0))
-    actions = dict.fromkeys(world.agents, 0)
-    for moment in moments[:-1]:
-        actions[next(iter(moment.time_steps))] += 1
+    env = Ports(READING, reward_scale=1.0)
+    outcomes = played(env, 3, np.random.default_rng(0))
+    actions = dict.fromkeys(env.agents, 0)
+    for outcome in outcomes[:-1]:
+        actions[next(iter(outcome.time_steps))] += 1
     lost, _ = shortage(RULE, FOUR_PORTS, 3)
-    for port, agent in enumerate(world.agents):
-        earned = [reward for moment in moments for reward in moment.late_rewards.get(agent, ())]
+    for port, agent in enumerate(env.agents):
+        earned = [reward for outcome in outcomes for reward in outcome.late_rewards.get(agent, ())]
         assert len(earned) == actions[agent]
-        before = world._lost[port][0]  # at its first call, beside the rule: nobody's merit
-        assert sum(earned) - before == lost - sum(world.simulator.shortage)
+        before = env._lost[port][0]  # at its first call, beside the rule: nobody's merit
+        assert sum(earned) - before == lost - sum(env.simulator.shortage)
 
 
 def test_whoever_does_what_the_rule_does_earns_nothing():
-    world = Ports(READING)
-    moment = world.begin_episode(3)
-    while not moment.over:
-        moment = world.advance(dict.fromkeys(moment.time_steps, np.zeros(1, np.float32)))
-        assert all(reward == 0 for rewards in moment.late_rewards.values() for reward in rewards)
+    env = Ports(READING)
+    outcome = env.begin_episode(3)
+    while not outcome.over:
+        outcome = env.advance(dict.fromkeys(outcome.time_steps, np.zeros(1, np.float32)))
+        assert all(reward == 0 for rewards in outcome.late_rewards.values() for reward in rewards)
     lost, ordered = shortage(RULE, FOUR_PORTS, 3)
-    assert moment.info["share_lost"] == lost / ordered
+    assert outcome.info["share_lost"] == lost / ordered
 
 
 def test_a_reward_is_what_was_lost_until_the_next_call_at_the_port():
-    world = Ports(READING, reward_scale=1.0)
-    moments = played(world, 3, np.random.default_rng(0))
+    env = Ports(READING, reward_scale=1.0)
+    outcomes = played(env, 3, np.random.default_rng(0))
     agent = "Borel"
-    lost, lost_before = world._lost[1], None
-    earned = [reward for moment in moments for reward in moment.late_rewards.get(agent, ())]
+    lost, lost_before = env._lost[1], None
+    earned = [reward for outcome in outcomes for reward in outcome.late_rewards.get(agent, ())]
     for number, reward in enumerate(earned[:-1]):
         lost_before = lost[number]
         assert reward == lost_before - lost[number + 1]
 
 
 def test_who_acts_is_the_port_where_a_vessel_calls():
-    world = Ports(READING)
-    moment = world.begin_episode(4)
+    env = Ports(READING)
+    outcome = env.begin_episode(4)
     for _ in range(40):
-        assert world.simulator.call is not None
-        (agent,) = moment.time_steps
-        assert agent == FOUR_PORTS.ports[world.simulator.call.port].name
-        moment = world.advance({agent: np.zeros(1, np.float32)})
+        assert env.simulator.call is not None
+        (agent,) = outcome.time_steps
+        assert agent == FOUR_PORTS.ports[env.simulator.call.port].name
+        outcome = env.advance({agent: np.zeros(1, np.float32)})
 
 
 @pytest.mark.parametrize("choice", [-4.0, 0.0, 2.0, 50.0])
@@ -118,21 +118,24 @@ def test_an_observation_shows_nothing_of_the_future():
     assert compared > 30
 
 
-def test_worlds_of_ports_keep_the_rules_of_moments_and_resume_exactly():
+def test_environments_of_ports_keep_the_rules_of_steps_and_resume_exactly():
     """Episodes are replayed from their seeds and actions, and checked by a digest."""
     make = functools.partial(Ports, READING)
-    with Worlds([make, make], lane_seeds=[1, 2]) as worlds, Worlds([make, make], lane_seeds=[3, 4]) as resumed:
-        moments = worlds.reset()
+    with (
+        MultiAgentEnvs([make, make], lane_seeds=[1, 2]) as envs,
+        MultiAgentEnvs([make, make], lane_seeds=[3, 4]) as resumed,
+    ):
+        outcomes = envs.reset()
         for _ in range(300):  # beyond the end of an episode
-            moments = worlds.step(
+            outcomes = envs.step(
                 [
-                    dict.fromkeys(moment.time_steps, np.ones(1, np.float32)) if not moment.over else {}
-                    for moment in moments
+                    dict.fromkeys(outcome.time_steps, np.ones(1, np.float32)) if not outcome.over else {}
+                    for outcome in outcomes
                 ]
             )
-        resumed.load_state_dict(worlds.state_dict())
-        actions = [dict.fromkeys(moment.time_steps, np.zeros(1, np.float32)) for moment in moments]
-        for one, two in zip(worlds.step(actions), resumed.step(actions), strict=True):
+        resumed.load_state_dict(envs.state_dict())
+        actions = [dict.fromkeys(outcome.time_steps, np.zeros(1, np.float32)) for outcome in outcomes]
+        for one, two in zip(envs.step(actions), resumed.step(actions), strict=True):
             assert one.time_steps.keys() == two.time_steps.keys()
             for agent, time_step in one.time_steps.items():
                 np.testing.assert_array_equal(time_step.observation, two.time_steps[agent].observation)

@@ -54,7 +54,7 @@ def test_a_plan_does_not_know_how_late_a_vessel_at_sea_will_be():
     tape = Tape.draw(SHORT, 1)
     late = dataclasses.replace(tape, delays=tape.delays + 6)
     first, second = decisions(RULES["plan"], tape), decisions(RULES["plan"], late)
-    # Up to the first call that is late, the world looks the same.
+    # Up to the first call that is late, the environment looks the same.
     common = min(len(SHORT.vessels), len(first), len(second))
     assert first[:common] == second[:common]
 
@@ -72,18 +72,18 @@ def decisions(rule, tape: Tape) -> list[tuple[int, int]]:
 def test_the_bound_of_a_case_that_can_be_counted_by_hand():
     # East has 10 containers and 4 are in the West. The ferry fetches them at tick 4 and is back at tick 7. So of orders
     # for 20 at tick 8, 14 can be filled, and of orders for 20 at tick 6, ten.
-    world = Topology(
+    env = Topology(
         ports=(Port("East", 10, (2, 2)), Port("West", 4, (2, 2))),
         trades=(Trade(0, 1, 1.0),),
         vessels=(Vessel("Ferry", (0, 1), (3, 3), capacity=6, first_call=1),),
         num_ticks=12,
         delays=(0,),
     )
-    tape = Tape.draw(world, 0)
+    tape = Tape.draw(env, 0)
     for tick, least in ((8, 6.0), (6, 10.0)):
         orders = np.zeros_like(tape.orders)
         orders[tick] = 20
-        assert bound(world, dataclasses.replace(tape, orders=orders)) == pytest.approx(least)
+        assert bound(env, dataclasses.replace(tape, orders=orders)) == pytest.approx(least)
 
 
 def test_levels_fill_up_to_low_and_give_what_is_above_high():

@@ -117,16 +117,16 @@ def test_goods_go_first_and_put_empty_containers_ashore_where_they_are_in_the_wa
 
 
 def test_scarce_room_is_shared_among_goods_in_proportion():
-    world = dataclasses.replace(
+    env = dataclasses.replace(
         PAIR,
         ports=(*PAIR.ports, Port("South", 0, (2, 2))),
         trades=(Trade(0, 1, 1.0), Trade(0, 2, 1.0)),
         vessels=(Vessel("Ferry", (0, 1, 2), (3, 3, 3), capacity=3, first_call=1),),
     )
-    tape = Tape.draw(world, 0)
+    tape = Tape.draw(env, 0)
     orders = np.zeros_like(tape.orders)
     orders[0] = (6, 3)
-    simulator = Simulator(world, dataclasses.replace(tape, orders=orders))
+    simulator = Simulator(env, dataclasses.replace(tape, orders=orders))
     assert simulator.goods[0] == [2, 1] and simulator.waiting == [4, 2]
 
 

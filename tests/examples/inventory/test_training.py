@@ -21,22 +21,22 @@ def test_ports_train_and_are_measured_on_the_held_out_episodes(kind, monkeypatch
     assert run["curve"][-1]["share_lost"] == pytest.approx(np.mean(run["share_lost"]))
     rule = training.reading().rule
     lost, ordered = shortage(rule, FOUR_PORTS, seeds[0])
-    assert abs(run["share_lost"][0] - lost / ordered) < 0.05  # it began as the rule, and has learned for a moment
+    assert abs(run["share_lost"][0] - lost / ordered) < 0.05  # it began as the rule, and has learned for a step
 
 
 def test_policies_before_any_update_lose_what_the_rule_loses():
-    parts, seen = training.build("shared", 0, num_worlds=1), training.reading()
+    parts, seen = training.build("shared", 0, num_envs=1), training.reading()
     for parameter in parts.algorithms["ports"].policy.parameters():
         parameter.data.zero_()
     policies = {name: algorithm.policy for name, algorithm in parts.algorithms.items()}
     lost, ordered = shortage(seen.rule, FOUR_PORTS, 50_003)
-    assert training.lost_with(policies, parts.roles, [50_003], seen) == [lost / ordered]
+    assert training.lost_with(policies, parts.policy_specs, [50_003], seen) == [lost / ordered]
 
 
 @pytest.mark.slow
 def test_hosts_learn_the_same_weights_and_workers_follow_experience():
     """MARO-26, MARO-28, MARO-29: a host for each port's policy, and gradient workers by experience."""
-    done = hosts.compare(LocalRuntime, num_workers=6, num_worlds=2, env_steps=500)
+    done = hosts.compare(LocalRuntime, num_workers=6, num_envs=2, env_steps=500)
     assert done["hosts_difference"] == 0.0
     assert done["workers_difference"] < 1e-4
     for allocation in done["workers_by_policy"].values():
