@@ -1,4 +1,4 @@
-"""IMPALA learns Catch from actors that wait for nobody, in two processes."""
+"""IMPALA learns Catch from actors that do not wait for each other, in two processes."""
 
 import copy
 import functools

@@ -20,7 +20,7 @@ LIFTS = {"slow": SPEC, "fast": SPEC}
 
 
 class Lifts(EnvWrapper):
-    """Goes to one of four floors, at one floor per tick; whoever waits there is fetched, and earns 1 for the lift."""
+    """Goes to one of four floors, at one floor per tick; a person who waits there is fetched, which earns 1."""
 
     agents = LIFTS
 

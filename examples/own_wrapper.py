@@ -1,4 +1,4 @@
-"""A wrapper of your own: a pole on a cart whose velocities nobody tells, and the frames that give them back.
+"""A wrapper of your own: a pole on a cart without its velocities, and the frames that give them back.
 
 The wrapper is a value in the configuration, so worker processes, evaluation and a resumed run have it as well.
 """

@@ -164,7 +164,7 @@ def evaluated(row: Row, seconds: dict[str, list[float]]) -> dict[str, Any]:
     record["seconds"] = seconds
     record["ours"] = row.num_envs / statistics.median(seconds["ours"])
     if row.peer is None:
-        # nothing to divide by: the fastest quarter of the turns, in which nobody else had the cores
+        # nothing to divide by: the fastest quarter of the turns, in which other programs did not have the cores
         quick = sorted(seconds["ours"])[: max(1, len(seconds["ours"]) // 4)]
         record["value"] = row.num_envs / statistics.median(quick)
         return record | {"met": record["value"] >= row.least}

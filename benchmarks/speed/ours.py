@@ -61,7 +61,7 @@ class WindowLogger:
             self._open = update_s, int(row["gradient_steps"])
         if done:
             self.window.result["first_update_extra_s"] = self._extra_s(update_s, int(row["gradient_steps"]))
-            signal.raise_signal(signal.SIGTERM)  # the trainer finishes as it does for anybody
+            signal.raise_signal(signal.SIGTERM)  # the trainer finishes as it does for any signal
 
     def _extra_s(self, update_s: float, updates: int) -> float:
         """Seconds that the first updates took beyond the usual ones: compilation."""

@@ -197,10 +197,10 @@ def calls() -> dict[str, list[str]]:
         found.setdefault("backward", [*own_calls(), "the autograd engine"])
 
     def seen_losses(self: PPO, batch: Any) -> Any:
-        stated = losses(self, batch)
-        (loss,) = stated.terms.values()
+        result = losses(self, batch)
+        (loss,) = result.terms.values()
         loss.register_hook(note_engine)
-        return stated
+        return result
 
     command = ["train", "ppo", "CartPole-v1", "--trainer.total-env-steps", "300", "--trainer.eval-episodes", "1"]
     with contextlib.ExitStack() as stack:
