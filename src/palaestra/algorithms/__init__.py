@@ -3,27 +3,23 @@
 from typing import Any
 
 from palaestra.algorithms.a2c import *
-from palaestra.algorithms.actor_critic import *
 from palaestra.algorithms.algorithm import *
 from palaestra.algorithms.behaviour_cloning import *
 from palaestra.algorithms.c51 import *
 from palaestra.algorithms.compiled import *
 from palaestra.algorithms.cql import *
 from palaestra.algorithms.ddpg import *
-from palaestra.algorithms.deterministic import *
 from palaestra.algorithms.discrete_cql import *
 from palaestra.algorithms.discrete_sac import *
 from palaestra.algorithms.dqn import *
 from palaestra.algorithms.evolution_strategies import *
 from palaestra.algorithms.exploration_bonus import *
-from palaestra.algorithms.exploration_bonuses import *
 from palaestra.algorithms.gradient_algorithm import *
 from palaestra.algorithms.impala import *
 from palaestra.algorithms.iql import *
 from palaestra.algorithms.iqn import *
 from palaestra.algorithms.maddpg import *
 from palaestra.algorithms.mappo import *
-from palaestra.algorithms.off_policy import *
 from palaestra.algorithms.parts import *
 from palaestra.algorithms.ppg import *
 from palaestra.algorithms.ppo import *
@@ -37,11 +33,9 @@ from palaestra.algorithms.redq import *
 from palaestra.algorithms.reinforce import *
 from palaestra.algorithms.sac import *
 from palaestra.algorithms.sarsa import *
-from palaestra.algorithms.soft import *
 from palaestra.algorithms.td3 import *
 from palaestra.algorithms.td3_bc import *
 from palaestra.algorithms.trpo import *
-from palaestra.algorithms.value_based import *
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "a2c": A2C,

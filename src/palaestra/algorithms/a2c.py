@@ -7,39 +7,56 @@ their own, trained together by RMSProp without shared statistics; gradients are 
 network, the value looks at the policy's memory, and gradients go back to the beginning of the unroll.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from palaestra.algorithms.actor_critic import JointActorCritic, JointConfig
-from palaestra.algorithms.algorithm import Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.parts import AdvantageBatch, state_of
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
+from palaestra.algorithms.parts import AdvantageBatch, StateValue, advantages, plan_of, settings, state_of
 from palaestra.algorithms.records import Losses
-from palaestra.core import DataSource, Schedule
+from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import explained_variance, masked_mean, policy_gradient
+from palaestra.policies import StochasticPolicy, stochastic_policy
 
 __all__ = ["A2C", "A2CBatch", "A2CConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class A2CConfig(JointConfig):
+class A2CConfig(AlgorithmConfig):
     """Hyperparameters of `A2C`."""
 
-    learning_rate: NotNegative[Schedule] = 7e-4
-    """Step size of RMSProp; a number or a schedule."""
     unroll_length: Positive[float] = 5
     """Time steps collected from every environment before each update."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
     gae_lambda: Fraction[Schedule] = 1.0
     """Trace decay of the advantage estimate, in [0, 1]; 1 is the n-step advantage of the paper."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by their running mean and variance."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    """Policy and value network. They share a memory where there is one; trained together, the code of pictures too."""
+    learning_rate: NotNegative[Schedule] = 7e-4
+    """Step size of RMSProp; a number or a schedule."""
+    value_cost: Schedule = 0.5
+    """Weight of the value error."""
+    entropy_cost: Schedule = 0.01
+    """Weight of the entropy."""
+    max_grad_norm: Positive[float] = 0.5
+    """Longest gradient, Euclidean norm over all parameters."""
     standardize_advantage: bool = False
     """Whether advantages of an unroll are given mean 0 and standard deviation 1."""
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
+
+    @property
+    def plan(self) -> OnPolicy:
+        """The data these settings ask for."""
+        return plan_of(OnPolicy, self)
 
 
 class A2CBatch(AdvantageBatch):
@@ -47,14 +64,8 @@ class A2CBatch(AdvantageBatch):
 
 
 @final
-class A2C(JointActorCritic):
+class A2C(GradientAlgorithm[StochasticPolicy]):
     """Learns a stochastic policy and a state value, with one gradient step on each unroll of that policy.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: discrete, a box, or any nest of them.
-        config: hyperparameters.
-        seeds: of the run.
 
     Raises:
         ConfigError: the action space holds something else.
@@ -62,12 +73,32 @@ class A2C(JointActorCritic):
 
     config_class = A2CConfig
     recurrent = True
-    component = "a2c"
-    optimizer = "rmsprop"
 
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: A2CConfig | None = None,
+        seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
+    ) -> None:
+        config, seeds = settings(config or A2CConfig(), seeds, network)
+        layers, _ = config.network.parts("policy", "value")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
+            self.value = StateValue(policy, observation_spec, config.network)
+        networks = nn.ModuleDict({"policy": policy.network, "value": self.value.network})
+        option = OptimizerOption("rmsprop", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
+        model = CoreModel({"a2c": networks}, {"a2c": option})
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+
+    @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> A2CBatch:
         """Adds advantages and value targets to an unroll."""
-        return A2CBatch.of(self.with_advantages(batch))
+        value = self.value(batch.observation, *state_of(batch))  # [T+1, B]
+        gamma, lambda_ = self.value_of("gamma"), self.value_of("gae_lambda")
+        fields = advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=self.config.standardize_advantage)
+        return A2CBatch.of(fields)
 
     def losses(self, batch: A2CBatch) -> Losses:
         """Algorithm S3, beta being `entropy_cost`: policy gradient, value error and entropy, means over valid rows."""

@@ -4,27 +4,41 @@ Paper: Pomerleau 1991, https://doi.org/10.1162/neco.1991.3.1.88; the loss is the
 likelihood estimation.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
+from palaestra.algorithms.algorithm import AlgorithmConfig, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.off_policy import TransitionConfig
+from palaestra.algorithms.parts import plan_of, settings
 from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, OptimizerOption
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.policies import StochasticPolicy, stochastic_policy
 
 __all__ = ["BehaviourCloning", "BehaviourCloningBatch", "BehaviourCloningConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BehaviourCloningConfig(TransitionConfig):
+class BehaviourCloningConfig(AlgorithmConfig):
     """Hyperparameters of `BehaviourCloning`."""
 
+    learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of Adam, of all components; a number or a schedule."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
+    mini_batch_size: Positive[int] = 256
+    """Transitions in a minibatch."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
+    """Layers of every network; they share no parameters."""
     entropy_cost: Schedule = 0.0
     """Weight of the policy's entropy, which keeps it from being surer than the data."""
+
+    @property
+    def plan(self) -> Offline:
+        """The data these settings ask for."""
+        return plan_of(Offline, self)
 
 
 class BehaviourCloningBatch(Batch):
@@ -38,12 +52,6 @@ class BehaviourCloningBatch(Batch):
 class BehaviourCloning(GradientAlgorithm[StochasticPolicy]):
     """Learns to act as the data does; rewards are not looked at.
 
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment.
-        config: hyperparameters.
-        seeds: of the run.
-
     Raises:
         ConfigError: a leaf of the action space is neither discrete nor a tensor of floats, or the network has a memory.
     """
@@ -56,15 +64,14 @@ class BehaviourCloning(GradientAlgorithm[StochasticPolicy]):
         action_spec: SpecTree,
         config: BehaviourCloningConfig | None = None,
         seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
     ) -> None:
-        config, seeds = config or BehaviourCloningConfig(), seeds or RunSeeds(0)
+        config, seeds = settings(config or BehaviourCloningConfig(), seeds, network)
+        (encoded,) = config.network.parts("policy")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(
-                observation_spec, action_spec, config.network, normalize=config.normalize_observation
-            )
+            policy = stochastic_policy(observation_spec, action_spec, encoded, normalize=config.normalize_observation)
         model = CoreModel({"policy": policy.network}, {"policy": OptimizerOption("adam", {"lr": config.learning_rate})})
-        plan = Offline(gradient_steps=config.gradient_steps, mini_batch_size=config.mini_batch_size)
-        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> BehaviourCloningBatch:
         """Observations and actions; what followed does not matter."""

@@ -1,31 +1,79 @@
 """Distributional Q-learning with a fixed set of possible returns.
 
 Paper: Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, equation (7) and algorithm 1.
-Departures: what `ValueBased` offers (n-step targets, double Q-learning, dueling and noisy layers) is optional; double
+Departures: n-step targets, double Q-learning, dueling and noisy layers are optional; double
 Q-learning is off, as in the paper. Gradients are clipped by norm. Priorities are the cross-entropy, where Hessel et al.
 2018 take the divergence, which lacks the entropy of the target.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Any
+import copy
+from dataclasses import dataclass, field
+from typing import Any, final
 
 import torch
+from torch import Tensor
 
-from palaestra.algorithms.parts import ValueBatch
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
+from palaestra.algorithms.parts import (
+    ValueBatch,
+    epsilon_greedy_policy,
+    layer_noise,
+    layer_noises,
+    n_step_transitions,
+    plan_of,
+    priorities,
+    settings,
+    weighted_mean,
+)
 from palaestra.algorithms.records import Losses
-from palaestra.algorithms.value_based import ValueBased, ValueBasedConfig
-from palaestra.nn import ReturnDistribution
+from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, ReturnDistribution
 from palaestra.ops import categorical_projection, greedy_action
+from palaestra.policies import ValueGreedyPolicy
 
 __all__ = ["C51", "C51Config"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class C51Config(ValueBasedConfig):
+class C51Config(AlgorithmConfig):
     """Hyperparameters of `C51`."""
 
+    learning_rate: NotNegative[Schedule] = 1e-3
+    """Step size of Adam; a number or a schedule."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
+    mini_batch_size: Positive[int] = 128
+    """Transitions in a minibatch."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
+    """Layers of the network; `dueling` and `noisy` are options of it."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: Positive[int] = 1
+    """Rewards summed before bootstrapping, without off-policy correction."""
+    unroll_length: Positive[float] = 1
+    """Time steps collected from every environment before each update."""
+    capacity: Positive[int] = 100_000
+    """Rows the replay buffer keeps."""
+    learning_starts: NotNegative[int] = 1_000
+    """Env steps before the first gradient step."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
+    target_period: Positive[int] = 250
+    """Gradient steps between two copies of the online to the target network."""
+    epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
+    """Probability of a random action while collecting."""
+    max_grad_norm: Positive[float] = 10.0
+    """Longest gradient, Euclidean norm over all parameters."""
+    prioritized: bool = False
+    """Whether data of large error are drawn more often, as in Schaul et al. 2016."""
+    priority_alpha: float = 0.6
+    """Power of the priority, at least 0; 0 draws all equally often."""
+    priority_beta: Schedule = field(default_factory=lambda: Linear(0.4, 1.0))
+    """How far importance weights correct for that, in [0, 1]; 1 is completely."""
     double: bool = False
     """Whether the online network chooses the action whose target distribution is used."""
     num_atoms: int = 51
@@ -35,15 +83,15 @@ class C51Config(ValueBasedConfig):
     max_return: float = 10.0
     """Largest of them. The best discounted return of the task has to lie below it."""
 
+    @property
+    def plan(self) -> Replay:
+        """The data these settings ask for."""
+        return plan_of(Replay, self, prioritized=priorities(self))
 
-class C51(ValueBased):
+
+@final
+class C51(GradientAlgorithm[ValueGreedyPolicy]):
     """Learns the probability of every possible return; acts greedily on the means, with probability 1 - epsilon.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: discrete.
-        config: hyperparameters.
-        seeds: of the run.
 
     Raises:
         ConfigError: the action space is not discrete, or there are no atoms from a low to a higher return.
@@ -51,34 +99,67 @@ class C51(ValueBased):
 
     config_class = C51Config
 
-    @staticmethod
-    def returns(config: Any) -> ReturnDistribution:
-        """Atoms between the smallest and the largest return."""
-        return ReturnDistribution("atoms", config.num_atoms, config.min_return, config.max_return)
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: Any,
+        config: C51Config | None = None,
+        seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
+    ) -> None:
+        config, seeds = settings(config or C51Config(), seeds, network)
+        returns = ReturnDistribution("atoms", config.num_atoms, config.min_return, config.max_return)
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = epsilon_greedy_policy(observation_spec, action_spec, config, returns)
+        self.network: Any = policy.network
+        self.target_network: Any = copy.deepcopy(self.network)
+        adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
+        model = CoreModel({"q": self.network, "target_q": self.target_network}, {"q": adam})
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def noise(self, batch: Any, generator: torch.Generator) -> ValueBatch:
+    def preprocess(self, batch: Any, source: DataSource) -> ValueBatch:
+        """Reduces n-step windows to transitions."""
+        return n_step_transitions(batch, self.value_of("gamma"), ValueBatch)
+
+    def noise(self, batch: ValueBatch, generator: torch.Generator) -> ValueBatch:
         """Noise of noisy layers, if there are any."""
-        return self.with_layer_noise(batch, generator)
+        return layer_noise(batch, self.policy, generator)
 
     def losses(self, batch: ValueBatch) -> Losses:
-        """Algorithm 1: cross-entropy to the projected distribution of the target.
+        """Algorithm 1: cross-entropy to the projected distribution of the target; it is the row's priority."""
+        error, q = cross_entropy(self, batch, double=self.config.double)
+        priority = error.detach().abs() if self.config.prioritized else None
+        return Losses({"q": weighted_mean(error, batch)}, {"q_mean": q.mean()}, priority)
 
-        The priority of a row is its cross-entropy.
-        """
-        policy, network, target = self.policy, self.network, self.target_network
-        rows = torch.arange(len(batch.action), device=batch.action.device)
-        with torch.no_grad():
-            next_observation = policy.normalize(batch.next_observation)
-            next_logits = target.outputs(next_observation, self.noise_of(batch, 1))  # [N, A, Q]
-            if self.config.double:
-                next_q = network(next_observation, self.noise_of(batch, 2))
-            else:
-                next_q = target.values(next_logits)
-            next_action = greedy_action(next_q, policy.action_mask(batch.next_observation))
-            next_probs = next_logits[rows, next_action].softmax(-1)
-            wanted = categorical_projection(next_probs, network.support, batch.reward, batch.discount)  # [N, Q]
-        logits = network.outputs(policy.normalize(batch.observation), self.noise_of(batch, 0))[rows, batch.action]
-        error = -(wanted * logits.log_softmax(-1)).sum(-1)
-        with torch.no_grad():
-            q = logits.softmax(-1) @ network.support
-        return self.stated(error, error, q, batch)
+    def after_step(self) -> None:
+        """Copies the online to the target network every `target_period` gradient steps."""
+        if self.num_gradient_steps % self.config.target_period == 0:
+            self.model.sync("target_q", source="q")
+
+
+def cross_entropy(algorithm: Any, batch: ValueBatch, *, double: bool) -> tuple[Tensor, Tensor]:
+    """Algorithm 1: how far the predicted distributions of returns are from the projected targets.
+
+    Args:
+        algorithm: has the policy, `network` and `target_network`.
+        batch: the minibatch.
+        double: whether the online network chooses the action whose target distribution is used.
+
+    Returns:
+        Cross-entropy [N], nats, and the value of the actions [N], without gradient.
+    """
+    policy, network, target = algorithm.policy, algorithm.network, algorithm.target_network
+    rows = torch.arange(len(batch.action), device=batch.action.device)
+    noise, target_noise, next_noise = layer_noises(batch)
+    with torch.no_grad():
+        next_observation = policy.normalize(batch.next_observation)
+        next_logits = target.outputs(next_observation, target_noise)  # [N, A, Q]
+        next_q = network(next_observation, next_noise) if double else target.values(next_logits)
+        next_action = greedy_action(next_q, policy.action_mask(batch.next_observation))
+        next_probs = next_logits[rows, next_action].softmax(-1)
+        wanted = categorical_projection(next_probs, network.support, batch.reward, batch.discount)  # [N, Q]
+    logits = network.outputs(policy.normalize(batch.observation), noise)[rows, batch.action]
+    error = -(wanted * logits.log_softmax(-1)).sum(-1)
+    with torch.no_grad():
+        value = logits.softmax(-1) @ network.support
+    return error, value

@@ -4,34 +4,70 @@ Paper: Kumar et al. 2020, https://arxiv.org/abs/2006.04779, equation (4), CQL(H)
 of its appendix F. Departures: those of `SAC`; the weight of the conservative term is fixed.
 """
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import Positive
-from palaestra.algorithms.off_policy import OfflineConfig
-from palaestra.algorithms.parts import SoftBatch
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
+from palaestra.algorithms.parts import (
+    SoftBatch,
+    Temperature,
+    Transitions,
+    action_noise,
+    n_step_transitions,
+    plan_of,
+    settings,
+)
 from palaestra.algorithms.records import Losses
-from palaestra.algorithms.soft import SoftActorCritic, SoftConfig
-from palaestra.core import Batch, Schedule
+from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
+from palaestra.policies import SquashedGaussianPolicy
 
 __all__ = ["CQL", "CQLBatch", "CQLConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CQLConfig(SoftConfig, OfflineConfig):
+class CQLConfig(AlgorithmConfig):
     """Hyperparameters of `CQL`."""
 
+    learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of Adam, of all components; a number or a schedule."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
+    mini_batch_size: Positive[int] = 256
+    """Transitions in a minibatch."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
+    """Layers of every network; they share no parameters."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: Positive[int] = 1
+    """Rewards summed before bootstrapping, without off-policy correction."""
+    tau: Fraction[Schedule] = 0.005
+    """Share of the way that target networks go towards the online ones, in [0, 1]."""
+    num_critics: Positive[int] = 2
+    """K, critics of the ensemble."""
+    initial_temperature: Positive[float] = 1.0
+    """Alpha at the start, units of return per nat."""
+    temperature_learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of the temperature; 0 leaves it as it is."""
+    target_entropy: float | None = None
+    """Entropy in nats that the temperature aims at; by default minus the number of action dimensions."""
     conservative_cost: Schedule = 5.0
     """Alpha of equation (4): weight of the gap between values in general and values of the data's actions."""
     num_actions: Positive[int] = 10
     """S, actions drawn from the uniform distribution, and from the policy at each of both observations."""
+
+    @property
+    def plan(self) -> Offline:
+        """The data these settings ask for."""
+        return plan_of(Offline, self)
 
 
 class CQLBatch(SoftBatch):
@@ -44,14 +80,8 @@ class CQLBatch(SoftBatch):
 
 
 @final
-class CQL(SoftActorCritic):
+class CQL(GradientAlgorithm[SquashedGaussianPolicy]):
     """Learns lower bounds of the values of actions outside the data, and a soft policy on them.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: a box with finite bounds.
-        config: hyperparameters.
-        seeds: of the run.
 
     Raises:
         ConfigError: the action space is something else.
@@ -59,14 +89,51 @@ class CQL(SoftActorCritic):
 
     config_class = CQLConfig
 
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: CQLConfig | None = None,
+        seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
+    ) -> None:
+        config, seeds = settings(config or CQLConfig(), seeds, network)
+        actor, critic = config.network.parts("actor", "critic")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = SquashedGaussianPolicy.build(
+                observation_spec, action_spec, actor, normalize=config.normalize_observation
+            )
+            size = policy.raw_action_spec.size
+            self.critic, self.target_critic = (
+                EnsembleNetwork(observation_spec, 1, config.num_critics, critic, action_size=size) for _ in range(2)
+            )
+            self.temperature = Temperature(config.initial_temperature)
+        self.target_entropy = -float(size) if config.target_entropy is None else float(config.target_entropy)
+        adam = OptimizerOption("adam", {"lr": config.learning_rate})
+        slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
+        model = CoreModel(
+            {
+                "actor": policy.network,
+                "critic": self.critic,
+                "target_critic": self.target_critic,
+                "temperature": self.temperature,
+            },
+            {"actor": adam, "critic": adam, "temperature": slow},
+        )
+        model.sync("target_critic", source="critic")
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+
+    def preprocess(self, batch: Any, source: DataSource) -> Transitions:
+        """Reduces n-step windows to transitions."""
+        return n_step_transitions(batch, self.value_of("gamma"))
+
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The random part of the actions at both observations, and of those that stand for all actions."""
         rows, size = batch.action.shape
         shape = (rows, self.config.num_actions, size)
         uniform = torch.empty(shape).uniform_(-1.0, 1.0, generator=generator)
         normal = torch.empty(rows, 2 * shape[1], size).normal_(generator=generator)
-        fields: dict[str, Any] = dict(self.with_action_noise(batch, generator).items())
-        return CQLBatch.of({**fields, "uniform": uniform, "sample_noise": normal})
+        return action_noise(batch, generator, CQLBatch).replace(uniform=uniform, sample_noise=normal)
 
     def losses(self, batch: CQLBatch) -> Losses:
         """Equation (4) for the critics; actor and temperature as in SAC."""
@@ -87,6 +154,10 @@ class CQL(SoftActorCritic):
         }
         metrics = {"q_mean": q.mean(), "gap": gap, "entropy": -log_prob.mean(), "alpha": temperature}
         return Losses(terms, metrics)
+
+    def after_step(self) -> None:
+        """Target critics follow the online ones."""
+        self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))
 
     def _soft_maximum(self, batch: CQLBatch, observation: Any) -> Tensor:
         """[K, N] log of the integral of exp(Q) over actions, from 3S samples weighted by their densities."""

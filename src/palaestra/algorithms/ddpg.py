@@ -5,47 +5,71 @@ independent Gaussian instead of Ornstein-Uhlenbeck noise; one learning rate; nei
 normalisation; actor and critic are differentiated at the same weights, then stepped together.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
-from palaestra.algorithms.algorithm import NotNegative
-from palaestra.algorithms.deterministic import DeterministicActorCritic
-from palaestra.algorithms.off_policy import OffPolicyConfig
-from palaestra.algorithms.parts import Transitions, n_step_transitions
+import torch
+from torch import Tensor
+
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
+from palaestra.algorithms.parts import Transitions, n_step_transitions, plan_of, settings
 from palaestra.algorithms.records import Losses
-from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree
-from palaestra.ops import squared_errors
-from palaestra.policies import GaussianNoise
+from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
+from palaestra.ops import squared_errors, td_target
+from palaestra.policies import DeterministicPolicy, GaussianNoise
 
 __all__ = ["DDPG", "DDPGConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DDPGConfig(OffPolicyConfig):
+class DDPGConfig(AlgorithmConfig):
     """Hyperparameters of `DDPG`."""
 
+    learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of Adam, of all components; a number or a schedule."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
+    mini_batch_size: Positive[int] = 256
+    """Transitions in a minibatch."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
+    """Layers of every network; they share no parameters."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: Positive[int] = 1
+    """Rewards summed before bootstrapping, without off-policy correction."""
+    unroll_length: Positive[float] = 1
+    """Time steps collected from every environment before each update."""
+    capacity: Positive[int] = 1_000_000
+    """Rows the replay buffer keeps."""
+    learning_starts: NotNegative[int] = 1_000
+    """Env steps before the first gradient step."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
+    tau: Fraction[Schedule] = 0.005
+    """Share of the way that target networks go towards the online ones, in [0, 1]."""
     exploration_std: NotNegative[Schedule] = 0.1
     """Standard deviation of the noise on actions while collecting, in raw units."""
 
+    @property
+    def plan(self) -> Replay:
+        """The data these settings ask for."""
+        return plan_of(Replay, self)
+
 
 @final
-class DDPG(DeterministicActorCritic):
+class DDPG(GradientAlgorithm[DeterministicPolicy]):
     """Learns one action for each state by ascending a learned value.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: a box with finite bounds.
-        config: hyperparameters.
-        seeds: of the run.
 
     Raises:
         ConfigError: the action space is something else.
     """
 
     config_class = DDPGConfig
-    num_critics = 1
 
     def __init__(
         self,
@@ -53,9 +77,27 @@ class DDPG(DeterministicActorCritic):
         action_spec: SpecTree,
         config: DDPGConfig | None = None,
         seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
     ) -> None:
-        super().__init__(observation_spec, action_spec, config, seeds)
-        self.policy.exploration = GaussianNoise(self.config.exploration_std, minimum=-1.0, maximum=1.0)
+        config, seeds = settings(config or DDPGConfig(), seeds, network)
+        actor, critic = config.network.parts("actor", "critic")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = DeterministicPolicy.build(
+                observation_spec, action_spec, actor, normalize=config.normalize_observation
+            )
+            size = policy.raw_action_spec.size
+            self.target_actor = Network(observation_spec, size, actor)
+            self.critic, self.target_critic = (
+                EnsembleNetwork(observation_spec, 1, 1, critic, action_size=size) for _ in range(2)
+            )
+        policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
+        components = {"actor": policy.network, "critic": self.critic}
+        targets = {"target_actor": self.target_actor, "target_critic": self.target_critic}
+        adam = OptimizerOption("adam", {"lr": config.learning_rate})
+        model = CoreModel(components | targets, dict.fromkeys(components, adam))
+        model.sync("target_actor", source="actor")
+        model.sync("target_critic", source="critic")
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> Transitions:
         """Reduces n-step windows to transitions."""
@@ -67,3 +109,19 @@ class DDPG(DeterministicActorCritic):
         q = self.critic(observation, batch.action).squeeze(-1)  # [1, N]
         gain = self.critic(observation, self.policy.action(batch.observation)).mean()
         return Losses({"critic": squared_errors(q, self.target(batch)), "actor": -gain}, {"q_mean": q.mean()})
+
+    @torch.no_grad()
+    def target(self, batch: Transitions) -> Tensor:
+        """What the target networks say the actions were worth: [N] units of return.
+
+        Args:
+            batch: the minibatch.
+        """
+        observation = self.policy.normalize(batch.next_observation)
+        next_q = self.target_critic(observation, self.target_actor(observation).tanh()).squeeze(-1)  # [1, N]
+        return td_target(next_q.amin(0), batch.reward, batch.discount)
+
+    def after_step(self) -> None:
+        """Target networks follow."""
+        self.model.polyak_update("target_actor", source="actor", tau=float(self.value_of("tau")))
+        self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))

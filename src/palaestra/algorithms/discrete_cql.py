@@ -5,20 +5,17 @@ al. 2016, https://arxiv.org/abs/1509.06461, equation (4)). Departures: the sum o
 follows slowly; the Huber loss; scalar instead of quantile values.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 
-from palaestra.algorithms.algorithm import Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.off_policy import OfflineConfig
-from palaestra.algorithms.parts import Transitions, n_step_transitions
+from palaestra.algorithms.parts import Transitions, n_step_transitions, plan_of, settings
 from palaestra.algorithms.records import Losses
-from palaestra.core import ConfigError, DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, OptimizerOption, QNetwork
+from palaestra.core import ConfigError, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, QNetwork
 from palaestra.ops import double_q_target, huber
 from palaestra.policies import ValueGreedyPolicy
 
@@ -26,24 +23,39 @@ __all__ = ["DiscreteCQL", "DiscreteCQLConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiscreteCQLConfig(OfflineConfig):
+class DiscreteCQLConfig(AlgorithmConfig):
     """Hyperparameters of `DiscreteCQL`."""
 
+    learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of Adam, of all components; a number or a schedule."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
+    mini_batch_size: Positive[int] = 256
+    """Transitions in a minibatch."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
+    """Layers of every network; they share no parameters."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: Positive[int] = 1
+    """Rewards summed before bootstrapping, without off-policy correction."""
+    tau: Fraction[Schedule] = 0.005
+    """Share of the way that target networks go towards the online ones, in [0, 1]."""
     conservative_cost: Schedule = 1.0
     """Alpha of equation (4): weight of the gap between values in general and values of the data's actions."""
     huber_delta: Positive[float] = 1.0
     """Error above which the loss grows linearly."""
 
+    @property
+    def plan(self) -> Offline:
+        """The data these settings ask for."""
+        return plan_of(Offline, self)
+
 
 @final
 class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
     """Learns lower bounds of the values of actions that the data seldom takes, and acts greedily on them.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: discrete.
-        config: hyperparameters.
-        seeds: of the run.
 
     Raises:
         ConfigError: the action space is not discrete, or the network is noisy.
@@ -57,15 +69,17 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
         action_spec: SpecTree,
         config: DiscreteCQLConfig | None = None,
         seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
     ) -> None:
-        config, seeds = config or DiscreteCQLConfig(), seeds or RunSeeds(0)
+        config, seeds = settings(config or DiscreteCQLConfig(), seeds, network)
+        (encoded,) = config.network.parts("q")
         if config.network.noisy:
             raise ConfigError("discrete CQL collects nothing that noisy layers could explore; leave network.noisy off")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = ValueGreedyPolicy.build(
-                observation_spec, action_spec, config.network, normalize=config.normalize_observation
+                observation_spec, action_spec, encoded, normalize=config.normalize_observation
             )
-            self._target_network = QNetwork(observation_spec, policy.raw_action_spec.num, config.network)
+            self._target_network = QNetwork(observation_spec, policy.raw_action_spec.num, encoded)
         model = CoreModel(
             {"q": policy.network, "target_q": self._target_network},
             {"q": OptimizerOption("adam", {"lr": config.learning_rate})},

@@ -4,21 +4,19 @@ Paper: Christodoulou 2019, https://arxiv.org/abs/1910.07207, equations (10) to (
 of `SAC`; the target entropy is a share of the entropy of the uniform distribution over allowed actions.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.off_policy import OffPolicyConfig
-from palaestra.algorithms.parts import Temperature, Transitions, n_step_transitions
+from palaestra.algorithms.parts import Temperature, Transitions, n_step_transitions, plan_of, settings
 from palaestra.algorithms.records import Losses
-from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EnsembleNetwork, OptimizerOption
+from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
 from palaestra.policies import CategoricalPolicy
 
@@ -26,9 +24,33 @@ __all__ = ["DiscreteSAC", "DiscreteSACConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiscreteSACConfig(OffPolicyConfig):
+class DiscreteSACConfig(AlgorithmConfig):
     """Hyperparameters of `DiscreteSAC`."""
 
+    learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of Adam, of all components; a number or a schedule."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
+    mini_batch_size: Positive[int] = 256
+    """Transitions in a minibatch."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
+    """Layers of every network; they share no parameters."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: Positive[int] = 1
+    """Rewards summed before bootstrapping, without off-policy correction."""
+    unroll_length: Positive[float] = 1
+    """Time steps collected from every environment before each update."""
+    capacity: Positive[int] = 1_000_000
+    """Rows the replay buffer keeps."""
+    learning_starts: NotNegative[int] = 1_000
+    """Env steps before the first gradient step."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
+    tau: Fraction[Schedule] = 0.005
+    """Share of the way that target networks go towards the online ones, in [0, 1]."""
     num_critics: Positive[int] = 2
     """K, critics of the ensemble."""
     initial_temperature: Positive[float] = 1.0
@@ -38,16 +60,15 @@ class DiscreteSACConfig(OffPolicyConfig):
     target_entropy_share: Fraction[Schedule] = 0.5
     """Entropy that the temperature aims at, as a share of the largest possible; in [0, 1]."""
 
+    @property
+    def plan(self) -> Replay:
+        """The data these settings ask for."""
+        return plan_of(Replay, self)
+
 
 @final
 class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
     """Learns a random choice among discrete actions; expectations over actions are exact, so no noise is needed.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: discrete.
-        config: hyperparameters.
-        seeds: of the run.
 
     Raises:
         ConfigError: the action space is not discrete.
@@ -61,14 +82,16 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
         action_spec: SpecTree,
         config: DiscreteSACConfig | None = None,
         seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
     ) -> None:
-        config, seeds = config or DiscreteSACConfig(), seeds or RunSeeds(0)
+        config, seeds = settings(config or DiscreteSACConfig(), seeds, network)
+        actor, critic = config.network.parts("actor", "critic")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = CategoricalPolicy.build(
-                observation_spec, action_spec, config.network, normalize=config.normalize_observation
+                observation_spec, action_spec, actor, normalize=config.normalize_observation
             )
             self._critic, self._target_critic = (
-                EnsembleNetwork(observation_spec, policy.raw_action_spec.num, config.num_critics, config.network)
+                EnsembleNetwork(observation_spec, policy.raw_action_spec.num, config.num_critics, critic)
                 for _ in range(2)
             )
             self._temperature = Temperature(config.initial_temperature)

@@ -24,11 +24,12 @@ from palaestra.algorithms.parts import (
     layer_noises,
     n_step_transitions,
     plan_of,
+    priorities,
     settings,
     weighted_mean,
 )
 from palaestra.algorithms.records import Losses
-from palaestra.core import DataSource, Linear, Prioritized, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import double_q_target, huber, q_target
 from palaestra.policies import ValueGreedyPolicy
@@ -82,8 +83,7 @@ class DQNConfig(AlgorithmConfig):
     @property
     def plan(self) -> Replay:
         """The data these settings ask for."""
-        priority = Prioritized(alpha=self.priority_alpha, beta=self.priority_beta) if self.prioritized else None
-        return plan_of(Replay, self, prioritized=priority)
+        return plan_of(Replay, self, prioritized=priorities(self))
 
 
 @final
@@ -122,8 +122,7 @@ class DQN(GradientAlgorithm[ValueGreedyPolicy]):
 
     def preprocess(self, batch: Any, source: DataSource) -> ValueBatch:
         """Reduces n-step windows to transitions."""
-        reduced = n_step_transitions(batch, self.value_of("gamma"), ValueBatch)
-        return reduced.replace(weight=batch.weight) if self.config.prioritized else reduced
+        return n_step_transitions(batch, self.value_of("gamma"), ValueBatch)
 
     def noise(self, batch: Any, generator: torch.Generator) -> ValueBatch:
         """Noise of noisy layers, if there are any."""

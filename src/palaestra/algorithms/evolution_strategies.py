@@ -5,8 +5,6 @@ fitness shaping of section 2.1. Departures: every lane of the environment acts w
 unroll, and is scored by the episodes that lie inside it. A lane without rows, of a late worker, is left out.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, field
 from typing import final
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, NotNegative, Positive
+from palaestra.algorithms.parts import plan_of, settings
 from palaestra.algorithms.records import UpdateInfo
 from palaestra.core import (
     Batch,
@@ -27,7 +26,7 @@ from palaestra.core import (
     StepType,
     seeded_initialisation,
 )
-from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import centered_ranks, episode_returns
 from palaestra.policies import Phase, PopulationPolicy
 
@@ -53,16 +52,15 @@ class EvolutionStrategiesConfig(AlgorithmConfig):
     network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(32,)))
     """Policy network."""
 
+    @property
+    def plan(self) -> OnPolicy:
+        """The data these settings ask for."""
+        return plan_of(OnPolicy, self)
+
 
 @final
 class EvolutionStrategies(Algorithm[PopulationPolicy]):
     """Moves the parameters towards those perturbations that got more return than others.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: discrete, or a box with finite bounds.
-        config: hyperparameters.
-        seeds: of the run.
 
     Raises:
         ConfigError: the action space is neither.
@@ -77,17 +75,18 @@ class EvolutionStrategies(Algorithm[PopulationPolicy]):
         action_spec: SpecTree,
         config: EvolutionStrategiesConfig | None = None,
         seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
     ) -> None:
-        config, seeds = config or EvolutionStrategiesConfig(), seeds or RunSeeds(0)
+        config, seeds = settings(config or EvolutionStrategiesConfig(), seeds, network)
+        (layers,) = config.network.parts("policy")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = PopulationPolicy.build(
-                observation_spec, action_spec, config.network, normalize=config.normalize_observation
+                observation_spec, action_spec, layers, normalize=config.normalize_observation
             )
         policy.noise_std = config.noise_std
         adam = OptimizerOption("adam", {"lr": config.learning_rate, "weight_decay": config.weight_decay})
         model = CoreModel({"policy": policy.network}, {"policy": adam})
-        plan = OnPolicy(unroll_length=config.unroll_length)
-        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def update(self, source: DataSource) -> UpdateInfo:
         """One step: g = 1 / (B sigma) times the sum of u_b eps_b, with centred ranks u of the returns.

@@ -4,8 +4,6 @@ The bonus is added to the rewards of an update before the algorithm's `preproces
 learns beside the algorithm: its loss is a term of its own, of the same minibatches, with an optimizer of its own.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal, final
@@ -13,12 +11,24 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import Batch, ConfigError, Plan, Replay, SpecTree, did_you_mean, spec_leaves
-from palaestra.nn import Network, NetworkConfig
+from palaestra.core import (
+    Batch,
+    ConfigError,
+    Plan,
+    Replay,
+    RunSeeds,
+    SpecTree,
+    TensorSpec,
+    did_you_mean,
+    seeded_initialisation,
+    spec_leaves,
+)
+from palaestra.nn import CompositeNetwork, CoreModel, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import Moments, masked_mean, merge, moments_of, valid_starts, variance
-from palaestra.policies import ObservationNormalizer
+from palaestra.policies import ObservationNormalizer, Policy
+from palaestra.policies.heads import head_of
 
-__all__ = ["BonusConfig", "ExplorationBonus"]
+__all__ = ["BonusConfig", "CuriosityModule", "ExplorationBonus", "RandomNetworkDistillation", "exploration_bonus"]
 
 _CLIP = 5.0  # of normalised observations, in standard deviations: Burda et al. 2019, section 2.4
 _EPSILON = 1e-8  # keeps the scale of a constant bonus finite
@@ -197,3 +207,99 @@ def _valid(drawn: Any) -> Tensor:
     if "next_observation" in drawn:
         return torch.ones_like(drawn["reward"][1])
     return valid_starts(drawn["step_type"]).to(torch.float32)
+
+
+_FORWARD_SHARE = 0.2  # β of equation (7)
+
+
+@final
+class RandomNetworkDistillation(ExplorationBonus):
+    """Novel is what a trained network cannot yet say about an observation that a random network says.
+
+        novelty = mean (f̂(x') − f(x'))²
+
+    Args:
+        config: see `BonusConfig`.
+        observation_spec: of the environment.
+    """
+
+    def __init__(self, config: BonusConfig, observation_spec: SpecTree) -> None:
+        super().__init__(config, observation_spec)
+        self.fixed["target"] = self.network(observation_spec)
+        self.trained["predictor"] = self.network(observation_spec, num_hidden=2)
+
+    def novelty(self, observation: Any, action: Any, next_observation: Any) -> Tensor:
+        return self.errors(observation, action, next_observation)
+
+    def errors(self, observation: Any, action: Any, next_observation: Any) -> Tensor:
+        with torch.no_grad():
+            target = self.fixed["target"](next_observation)
+        return (self.trained["predictor"](next_observation) - target).square().mean(-1)
+
+
+@final
+class CuriosityModule(ExplorationBonus):
+    """Novel is a change that could not be foreseen from observation and action, in features that an action can change.
+
+        novelty = ½ mean (φ̂(φ(x), a) − φ(x'))²,   loss = (1 − β) (−log p(a | φ(x), φ(x'))) + β novelty
+
+    Args:
+        config: see `BonusConfig`.
+        observation_spec: of the environment.
+        action_spec: of actions as they are sampled, of any kind that `CompositePolicy` knows.
+    """
+
+    def __init__(self, config: BonusConfig, observation_spec: SpecTree, action_spec: SpecTree) -> None:
+        super().__init__(config, observation_spec)
+        size, layers = config.feature_size, NetworkConfig(hidden_sizes=config.hidden_sizes, activation="relu")
+        self._action = head_of(action_spec)
+        self.trained["features"] = self.network(observation_spec)
+        pair = TensorSpec((2 * size,))
+        self.trained["inverse"] = CompositeNetwork(pair, self._action.size, self._action.num_std, layers)
+        known = {"features": TensorSpec((size,)), "action": action_spec}
+        self.trained["dynamics"] = Network(known, size, layers)
+
+    def novelty(self, observation: Any, action: Any, next_observation: Any) -> Tensor:
+        features = self.trained["features"]
+        return self._surprise(features(observation), action, features(next_observation))
+
+    def errors(self, observation: Any, action: Any, next_observation: Any) -> Tensor:
+        features = self.trained["features"]
+        before, after = features(observation), features(next_observation)
+        numbers, log_std = self.trained["inverse"](torch.cat((before, after), -1))
+        inverse = -self._action.distribution(numbers, log_std, None).log_prob(action)
+        surprise = self._surprise(before.detach(), action, after.detach())
+        return (1 - _FORWARD_SHARE) * inverse + _FORWARD_SHARE * surprise
+
+    def _surprise(self, before: Tensor, action: Any, after: Tensor) -> Tensor:
+        foreseen = self.trained["dynamics"](Batch.of({"features": before, "action": action}))
+        return 0.5 * (foreseen - after).square().mean(-1)
+
+
+def exploration_bonus(
+    config: Any, policy: Policy, model: CoreModel, plan: Plan, seeds: RunSeeds
+) -> ExplorationBonus | None:
+    """The bonus that an algorithm's configuration asks for in its field `bonus`, if it has one.
+
+    Args:
+        config: of an algorithm.
+        policy: which acts.
+        model: is given the bonus's components and their optimizer.
+        plan: the data that the algorithm wants.
+        seeds: of the run.
+
+    Raises:
+        ConfigError: the plan's data do not suit a bonus.
+    """
+    settings: BonusConfig | None = getattr(config, "bonus", None)
+    if settings is None or settings.kind is None:
+        return None
+    with seeded_initialisation(seeds.integer("initialisation", 1)):
+        if settings.kind == "rnd":
+            bonus: ExplorationBonus = RandomNetworkDistillation(settings, policy.observation_spec)
+        else:
+            bonus = CuriosityModule(settings, policy.observation_spec, policy.raw_action_spec)
+    bonus.require_plan(plan)
+    option = OptimizerOption("adam", {"lr": settings.learning_rate})
+    model.extend({"bonus": bonus.trained, "bonus_fixed": bonus.fixed}, {"bonus": option})
+    return bonus

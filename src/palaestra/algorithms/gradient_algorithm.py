@@ -9,7 +9,7 @@ from torch import Tensor
 
 from palaestra.algorithms.algorithm import Algorithm, PolicyT
 from palaestra.algorithms.compiled import CompiledSteps
-from palaestra.algorithms.exploration_bonuses import exploration_bonus
+from palaestra.algorithms.exploration_bonus import exploration_bonus
 from palaestra.algorithms.records import (
     Gradients,
     Losses,

@@ -7,48 +7,54 @@ from several times. A recurrent network begins each unroll with the memory that 
 value looks at the policy's memory.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from palaestra.algorithms.actor_critic import JointActorCritic, JointConfig
-from palaestra.algorithms.algorithm import Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.parts import state_of
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
+from palaestra.algorithms.parts import StateValue, plan_of, settings, state_of
 from palaestra.algorithms.records import Losses
-from palaestra.core import Batch, ConfigError, DataSource, OnPolicy, Schedule
+from palaestra.core import Batch, ConfigError, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import VTraceClip, approximate_kl, masked_mean, policy_gradient, vtrace
+from palaestra.policies import StochasticPolicy, stochastic_policy
 
 __all__ = ["IMPALA", "IMPALABatch", "IMPALAConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class IMPALAConfig(JointConfig):
-    """Hyperparameters of `IMPALA`.
+class IMPALAConfig(AlgorithmConfig):
+    """Hyperparameters of `IMPALA`."""
 
-    Raises:
-        ConfigError: a setting is out of its range, or `trace_clip` is above `rho_clip`.
-    """
-
-    learning_rate: NotNegative[Schedule] = 6e-4
-    """Step size of RMSProp; a number or a schedule."""
     unroll_length: Positive[float] = 20
     """Time steps collected from every environment before each update."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    gae_lambda: Fraction[Schedule] = 1.0
+    """Lambda of remark 2, in [0, 1]: decay of the traces."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by their running mean and variance."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    """Policy and value network. They share a memory where there is one; trained together, the code of pictures too."""
+    learning_rate: NotNegative[Schedule] = 6e-4
+    """Step size of RMSProp; a number or a schedule."""
+    value_cost: Schedule = 0.5
+    """Weight of the value error."""
+    entropy_cost: Schedule = 0.01
+    """Weight of the entropy."""
+    max_grad_norm: Positive[float] = 40.0
+    """Longest gradient, Euclidean norm over all parameters."""
     num_epochs: Positive[int] = 1
     """How often each unroll is gone through."""
     mini_batch_size: Positive[int | None] = None
     """Sequences in a minibatch; `None` is one from every environment, that is, the whole unroll."""
-    gae_lambda: Fraction[Schedule] = 1.0
-    """Lambda of remark 2, in [0, 1]: decay of the traces."""
     rho_clip: Positive[float] = 1.0
     """Upper bound of the importance weights of errors; it decides which policy's value is learned."""
     trace_clip: Positive[float] = 1.0
     """Upper bound of the importance weights in traces, at most `rho_clip`; it decides how fast values spread."""
-    max_grad_norm: Positive[float] = 40.0
-    """Longest gradient, Euclidean norm over all parameters."""
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
 
@@ -63,9 +69,7 @@ class IMPALAConfig(JointConfig):
     @property
     def plan(self) -> OnPolicy:
         """The data these settings ask for: whole sequences."""
-        return OnPolicy(
-            unroll_length=self.unroll_length, num_epochs=self.num_epochs, mini_batch_size=self.mini_batch_size
-        )
+        return plan_of(OnPolicy, self)
 
 
 class IMPALABatch(Batch):
@@ -88,14 +92,8 @@ class IMPALABatch(Batch):
 
 
 @final
-class IMPALA(JointActorCritic):
+class IMPALA(GradientAlgorithm[StochasticPolicy]):
     """Learns a stochastic policy and a state value from unrolls of that policy or an older one.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: discrete, a box, or any nest of them.
-        config: hyperparameters.
-        seeds: of the run.
 
     Raises:
         ConfigError: the action space holds something else.
@@ -104,8 +102,24 @@ class IMPALA(JointActorCritic):
     config_class = IMPALAConfig
     recurrent = True
     stored_fields = ("log_prob",)
-    component = "impala"
-    optimizer = "rmsprop"
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: IMPALAConfig | None = None,
+        seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
+    ) -> None:
+        config, seeds = settings(config or IMPALAConfig(), seeds, network)
+        layers, _ = config.network.parts("policy", "value")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
+            self.value = StateValue(policy, observation_spec, config.network)
+        networks = nn.ModuleDict({"policy": policy.network, "value": self.value.network})
+        option = OptimizerOption("rmsprop", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
+        model = CoreModel({"impala": networks}, {"impala": option})
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> IMPALABatch:
         """Keeps what V-trace needs; it is computed in `losses`, with the weights of the gradient step."""

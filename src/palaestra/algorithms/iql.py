@@ -6,20 +6,17 @@ unless it is given a schedule; the policy's mean and log standard deviation have
 code.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 
-from palaestra.algorithms.algorithm import InsideFraction, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, InsideFraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.off_policy import OfflineConfig
-from palaestra.algorithms.parts import Transitions, n_step_transitions
+from palaestra.algorithms.parts import Transitions, n_step_transitions, plan_of, settings
 from palaestra.algorithms.records import Losses
-from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EnsembleNetwork, Network, OptimizerOption
+from palaestra.core import DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import expectile_loss, squared_errors, td_target
 from palaestra.policies import GaussianPolicy
 
@@ -27,9 +24,25 @@ __all__ = ["IQL", "IQLConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class IQLConfig(OfflineConfig):
+class IQLConfig(AlgorithmConfig):
     """Hyperparameters of `IQL`."""
 
+    learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of Adam, of all components; a number or a schedule."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
+    mini_batch_size: Positive[int] = 256
+    """Transitions in a minibatch."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
+    """Layers of every network; they share no parameters."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: Positive[int] = 1
+    """Rewards summed before bootstrapping, without off-policy correction."""
+    tau: Fraction[Schedule] = 0.005
+    """Share of the way that target networks go towards the online ones, in [0, 1]."""
     expectile: InsideFraction[float] = 0.7
     """Tau of equation (5), in (0, 1): 0.5 values the data's own actions, towards 1 its best ones."""
     inverse_temperature: Schedule = 3.0
@@ -37,16 +50,15 @@ class IQLConfig(OfflineConfig):
     max_weight: Positive[float] = 100.0
     """Largest weight of an action in equation (7)."""
 
+    @property
+    def plan(self) -> Offline:
+        """The data these settings ask for."""
+        return plan_of(Offline, self)
+
 
 @final
 class IQL(GradientAlgorithm[GaussianPolicy]):
     """Learns values without ever asking for an action that the data does not have, then imitates its better actions.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: a box.
-        config: hyperparameters.
-        seeds: of the run.
 
     Raises:
         ConfigError: the action space is not continuous.
@@ -60,17 +72,17 @@ class IQL(GradientAlgorithm[GaussianPolicy]):
         action_spec: SpecTree,
         config: IQLConfig | None = None,
         seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
     ) -> None:
-        config, seeds = config or IQLConfig(), seeds or RunSeeds(0)
+        config, seeds = settings(config or IQLConfig(), seeds, network)
+        actor, critic, value = config.network.parts("actor", "critic", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = GaussianPolicy.build(
-                observation_spec, action_spec, config.network, normalize=config.normalize_observation
-            )
+            policy = GaussianPolicy.build(observation_spec, action_spec, actor, normalize=config.normalize_observation)
             size = policy.raw_action_spec.size
             self._critic, self._target_critic = (
-                EnsembleNetwork(observation_spec, 1, 2, config.network, action_size=size) for _ in range(2)
+                EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size) for _ in range(2)
             )
-            self._value = Network(observation_spec, 1, config.network)
+            self._value = Network(observation_spec, 1, value)
         components = {"actor": policy.network, "critic": self._critic, "value": self._value}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         model = CoreModel({**components, "target_critic": self._target_critic}, dict.fromkeys(components, adam))

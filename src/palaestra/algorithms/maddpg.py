@@ -6,22 +6,20 @@ Gaussian noise; critics learn from all moments, also those in which their member
 its end counts as 0.
 """
 
-from __future__ import annotations
-
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import NotNegative
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.off_policy import OffPolicyConfig
-from palaestra.algorithms.parts import Transitions
+from palaestra.algorithms.parts import Transitions, plan_of, settings
 from palaestra.algorithms.records import Losses
-from palaestra.core import DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EnsembleNetwork, OptimizerOption
+from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import n_step_targets, td_target
 from palaestra.policies import GaussianNoise, TeamDeterministicPolicy, central_spec, central_view, team_size
 
@@ -29,11 +27,40 @@ __all__ = ["MADDPG", "MADDPGBatch", "MADDPGConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MADDPGConfig(OffPolicyConfig):
+class MADDPGConfig(AlgorithmConfig):
     """Hyperparameters of `MADDPG`."""
 
+    learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of Adam, of all components; a number or a schedule."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
+    mini_batch_size: Positive[int] = 256
+    """Transitions in a minibatch."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
+    """Layers of every network; they share no parameters."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: Positive[int] = 1
+    """Rewards summed before bootstrapping, without off-policy correction."""
+    unroll_length: Positive[float] = 1
+    """Time steps collected from every environment before each update."""
+    capacity: Positive[int] = 1_000_000
+    """Rows the replay buffer keeps."""
+    learning_starts: NotNegative[int] = 1_000
+    """Env steps before the first gradient step."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
+    tau: Fraction[Schedule] = 0.005
+    """Share of the way that target networks go towards the online ones, in [0, 1]."""
     exploration_std: NotNegative[Schedule] = 0.1
     """Standard deviation of the noise on actions while collecting, in raw units."""
+
+    @property
+    def plan(self) -> Replay:
+        """The data these settings ask for."""
+        return plan_of(Replay, self)
 
 
 class MADDPGBatch(Transitions):
@@ -63,17 +90,17 @@ class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
         action_spec: SpecTree,
         config: MADDPGConfig | None = None,
         seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
     ) -> None:
-        config, seeds = config or MADDPGConfig(), seeds or RunSeeds(0)
+        config, seeds = settings(config or MADDPGConfig(), seeds, network)
+        actor, critic = config.network.parts("actor", team="critic")
         self.num_agents = team_size(observation_spec, action_spec)
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = TeamDeterministicPolicy.build(
-                observation_spec, action_spec, config.network, normalize=config.normalize_observation
+                observation_spec, action_spec, actor, normalize=config.normalize_observation
             )
             size = policy.raw_action_spec.size
-            self.critic = EnsembleNetwork(
-                central_spec(observation_spec), 1, self.num_agents, config.network, action_size=size
-            )
+            self.critic = EnsembleNetwork(central_spec(observation_spec), 1, self.num_agents, critic, action_size=size)
         policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
         self.target_actor, self.target_critic = copy.deepcopy(policy.network), copy.deepcopy(self.critic)
         networks = {"actor": policy.network, "critic": self.critic}

@@ -6,34 +6,59 @@ Departures: the team learns from one reward, the mean over its members, so all m
 members share a network that is told who acts; feedforward networks; values are not normalised, and not clipped.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from palaestra.algorithms.actor_critic import JointConfig, MinibatchConfig
-from palaestra.algorithms.algorithm import Annealed, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Annealed, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
+from palaestra.algorithms.parts import advantages, plan_of, settings
 from palaestra.algorithms.records import Losses
-from palaestra.core import Batch, DataSource, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, Network, OptimizerOption
-from palaestra.ops import clipped_surrogate, explained_variance, gae, row_weights, standardize, weighted_sum
+from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
+from palaestra.ops import clipped_surrogate, explained_variance, row_weights, weighted_sum
 from palaestra.policies import TeamCategoricalPolicy, central_spec, central_view
 
 __all__ = ["MAPPO", "MAPPOBatch", "MAPPOConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MAPPOConfig(JointConfig, MinibatchConfig):
+class MAPPOConfig(AlgorithmConfig):
     """Hyperparameters of `MAPPO`."""
 
+    unroll_length: Positive[float] = 128
+    """Time steps collected from every environment before each update."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    gae_lambda: Fraction[Schedule] = 0.95
+    """Trace decay of the advantage estimate, in [0, 1]; 1 is Monte Carlo, 0 is one-step TD."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by their running mean and variance."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    """Policy and value network. They share a memory where there is one; trained together, the code of pictures too."""
     num_epochs: Positive[int] = 4
     """How often each unroll is gone through."""
+    mini_batch_size: Positive[int] = 256
+    """Rows in a minibatch."""
+    standardize_advantage: bool = True
+    """Whether advantages of an unroll are given mean 0 and standard deviation 1."""
+    learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of Adam; a number or a schedule such as linear(3e-4, 0)."""
+    value_cost: Schedule = 0.5
+    """Weight of the value error."""
+    entropy_cost: Schedule = 0.01
+    """Weight of the entropy."""
+    max_grad_norm: Positive[float] = 0.5
+    """Longest gradient, Euclidean norm over all parameters."""
     clip: Annealed[Schedule] = 0.2
     """Epsilon: each member's probability ratio is clipped to [1 - epsilon, 1 + epsilon]."""
+
+    @property
+    def plan(self) -> OnPolicy:
+        """The data these settings ask for."""
+        return plan_of(OnPolicy, self, mini_batch_length=1)
 
 
 class MAPPOBatch(Batch):
@@ -75,13 +100,15 @@ class MAPPO(GradientAlgorithm[TeamCategoricalPolicy]):
         action_spec: SpecTree,
         config: MAPPOConfig | None = None,
         seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
     ) -> None:
-        config, seeds = config or MAPPOConfig(), seeds or RunSeeds(0)
+        config, seeds = settings(config or MAPPOConfig(), seeds, network)
+        members, central = config.network.parts("policy", team="value")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = TeamCategoricalPolicy.build(
-                observation_spec, action_spec, config.network, normalize=config.normalize_observation
+                observation_spec, action_spec, members, normalize=config.normalize_observation
             )
-            self.value_network = Network(central_spec(observation_spec), 1, config.network)
+            self.value_network = Network(central_spec(observation_spec), 1, central)
         networks = nn.ModuleDict({"policy": policy.network, "value": self.value_network})
         option = OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
         model = CoreModel({"mappo": networks}, {"mappo": option})
@@ -102,21 +129,10 @@ class MAPPO(GradientAlgorithm[TeamCategoricalPolicy]):
     def preprocess(self, batch: Any, source: DataSource) -> MAPPOBatch:
         """Adds advantages and value targets to an unroll."""
         value = self.value(batch.observation)  # [T+1, B]
-        discount = self.value_of("gamma") * batch.discount
-        reward = batch.reward.mean(-1)
-        advantage = gae(value, reward, discount, batch.step_type, lambda_=self.value_of("gae_lambda"))  # [T, B]
-        scaled = standardize(advantage, batch.valid) if self.config.standardize_advantage else advantage
-        return MAPPOBatch.of(
-            {
-                "observation": batch.observation[:-1],
-                "action": batch.action,
-                "log_prob": batch.policy_info.log_prob,
-                "advantage": scaled,
-                "value": value[:-1],
-                "value_target": value[:-1] + advantage,
-                "valid": batch.valid,
-            }
-        )
+        batch = batch.replace(reward=batch.reward.mean(-1))
+        gamma, lambda_ = self.value_of("gamma"), self.value_of("gae_lambda")
+        fields = advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=self.config.standardize_advantage)
+        return MAPPOBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
 
     def losses(self, batch: MAPPOBatch) -> Losses:
         """PPO's loss; surrogate and entropy of a row are means over the whole team, 0 for whoever did not act."""

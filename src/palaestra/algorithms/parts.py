@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from palaestra.algorithms.algorithm import AlgorithmConfig
-from palaestra.core import Batch, Plan, RunSeeds, SpecTree, StepType
+from palaestra.core import Batch, Plan, Prioritized, RunSeeds, SpecTree, StepType
 from palaestra.nn import EncoderOption, Network, NetworkConfig, ReturnDistribution
 from palaestra.ops import gae, n_step_targets, standardize
 from palaestra.policies import EpsilonGreedy, Policy, StochasticPolicy, ValueGreedyPolicy
@@ -29,6 +29,7 @@ __all__ = [
     "layer_noises",
     "n_step_transitions",
     "plan_of",
+    "priorities",
     "settings",
     "state_fields",
     "state_of",
@@ -242,7 +243,7 @@ def n_step_transitions(windows: Any, gamma: float, layout: type[_BatchT] = Trans
     Args:
         windows: `buffers.Windows`.
         gamma: discount per env step.
-        layout: of what is returned; fields that it adds to `Transitions` are left to the caller.
+        layout: of what is returned; fields that it adds to `Transitions` are left to the caller, but for `weight`.
     """
     steps = n_step_targets(windows.reward, gamma * windows.discount, windows.step_type)
     fields: Mapping[str, Any] = {
@@ -253,7 +254,7 @@ def n_step_transitions(windows: Any, gamma: float, layout: type[_BatchT] = Trans
         "discount": steps.discount,
         "index": windows.index,
     }
-    return layout.of(fields)
+    return layout.of({**fields, "weight": windows.weight} if "weight" in windows else fields)
 
 
 # -- action values
@@ -267,6 +268,15 @@ class ValueBatch(Transitions):
     noise: Tensor
     """[N, 3, S] of noisy layers: the online network at `observation`, the target network and the online network at
     `next_observation`. Only where layers are noisy."""
+
+
+def priorities(config: Any) -> Prioritized | None:
+    """How rows are drawn by priority; `None` where all are drawn equally often.
+
+    Args:
+        config: with `prioritized`, `priority_alpha` and `priority_beta`.
+    """
+    return Prioritized(alpha=config.priority_alpha, beta=config.priority_beta) if config.prioritized else None
 
 
 def epsilon_greedy_policy(

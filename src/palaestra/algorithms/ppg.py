@@ -5,39 +5,56 @@ Departures: policy and value are trained equally often in the policy phase; the 
 networks see observations normalised as of today.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from palaestra.algorithms.actor_critic import ActorCritic, MinibatchConfig
-from palaestra.algorithms.algorithm import Annealed, NotNegative, Positive
-from palaestra.algorithms.parts import AdvantageBatch, FixedPolicy
+from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, Annealed, Fraction, NotNegative, Positive
+from palaestra.algorithms.parts import AdvantageBatch, FixedPolicy, StateValue, advantages, plan_of, settings
 from palaestra.algorithms.records import UpdateInfo, require_finite_gradients
-from palaestra.core import Batch, CheckpointError, DataSource, Schedule, minibatches
-from palaestra.nn import CoreModel, Network, OptimizerOption
+from palaestra.core import (
+    Batch,
+    CheckpointError,
+    DataSource,
+    OnPolicy,
+    RunSeeds,
+    Schedule,
+    SpecTree,
+    minibatches,
+    seeded_initialisation,
+)
+from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import approximate_kl, clipped_surrogate, masked_mean
-from palaestra.policies import Phase, StochasticPolicy
+from palaestra.policies import Phase, StochasticPolicy, stochastic_policy
 
 __all__ = ["PPG", "PPGConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPGConfig(MinibatchConfig):
+class PPGConfig(AlgorithmConfig):
     """Hyperparameters of `PPG`."""
 
-    learning_rate: NotNegative[Schedule] = 5e-4
-    """Step size of Adam; a number or a schedule."""
     unroll_length: Positive[float] = 256
     """Time steps collected from every environment before each update."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    gae_lambda: Fraction[Schedule] = 0.95
+    """Trace decay of the advantage estimate, in [0, 1]; 1 is Monte Carlo, 0 is one-step TD."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by their running mean and variance."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    """Policy and value network. They share a memory where there is one; trained together, the code of pictures too."""
     num_epochs: Positive[int] = 1
     """E_pi: how often each unroll is gone through in the policy phase."""
     mini_batch_size: Positive[int] = 256
     """Rows in a minibatch, in both phases."""
+    standardize_advantage: bool = True
+    """Whether advantages of an unroll are given mean 0 and standard deviation 1."""
+    learning_rate: NotNegative[Schedule] = 5e-4
+    """Step size of Adam; a number or a schedule."""
     num_policy_phases: Positive[int] = 16
     """N_pi: unrolls between two auxiliary phases; so many are kept."""
     num_auxiliary_updates: Positive[int] = 6
@@ -51,18 +68,17 @@ class PPGConfig(MinibatchConfig):
     max_grad_norm: Positive[float] = 0.5
     """Longest gradient of the policy and of the value network, Euclidean norm."""
 
+    @property
+    def plan(self) -> OnPolicy:
+        """The data these settings ask for."""
+        return plan_of(OnPolicy, self, mini_batch_length=1)
+
 
 @final
-class PPG(ActorCritic):
+class PPG(Algorithm[StochasticPolicy]):
     """Learns a stochastic policy and a state value; the policy's own layers learn the value in a phase apart.
 
     Rows for the auxiliary phase are kept here, with their value targets, and are part of a checkpoint.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: discrete, a box, or any nest of them.
-        config: hyperparameters.
-        seeds: of the run.
 
     Raises:
         ConfigError: the action space holds something else.
@@ -73,13 +89,25 @@ class PPG(ActorCritic):
 
     _kept: Any = None
 
-    def build_model(self, policy: StochasticPolicy, config: Any) -> CoreModel:
-        """Policy, value network and the policy's auxiliary head, each with Adam."""
-        self._torso = next(part for part in policy.network.modules() if isinstance(part, Network))
-        self._auxiliary = nn.Linear(self._torso.hidden_size, 1)
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: PPGConfig | None = None,
+        seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
+    ) -> None:
+        config, seeds = settings(config or PPGConfig(), seeds, network)
+        layers, _ = config.network.parts("policy", "value")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
+            self.value = StateValue(policy, observation_spec, config.network, shares=False)
+            self._torso = next(part for part in policy.network.modules() if isinstance(part, Network))
+            self._auxiliary = nn.Linear(self._torso.hidden_size, 1)
         option = OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
         components = {"policy": policy.network, "value": self.value.network, "auxiliary": self._auxiliary}
-        return CoreModel(components, dict.fromkeys(components, option))
+        model = CoreModel(components, dict.fromkeys(components, option))
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def auxiliary_value(self, observation: Any) -> Tensor:
         """State values by the policy's own layers.
@@ -103,7 +131,7 @@ class PPG(ActorCritic):
         """
         with self.policy.in_phase(Phase.UPDATE):
             drawn: Any = self.draw(source)
-            batch = AdvantageBatch.of(self.with_advantages(drawn))
+            batch = self._with_advantages(drawn)
             info = UpdateInfo(self.policy_version + 1, 0, 0)
             for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
                 self._step(self._policy_phase(minibatch), info, int(minibatch["valid"].sum()))
@@ -115,6 +143,13 @@ class PPG(ActorCritic):
                 self._kept = None
         self.finish_update(drawn)
         return info
+
+    @torch.no_grad()
+    def _with_advantages(self, batch: Any) -> AdvantageBatch:
+        value = self.value(batch.observation)  # [T+1, B]
+        gamma, lambda_ = self.value_of("gamma"), self.value_of("gae_lambda")
+        fields = advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=self.config.standardize_advantage)
+        return AdvantageBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
 
     def _policy_phase(self, batch: Any) -> tuple[list[tuple[Tensor, list[str]]], dict[str, Tensor]]:
         """Losses with the components they train, and metrics: equation (1) and the entropy; equation (4)."""
@@ -145,9 +180,9 @@ class PPG(ActorCritic):
         return [(joint, ["policy", "auxiliary"]), (0.5 * error, ["value"])], metrics
 
     def _step(
-        self, stated: tuple[list[tuple[Tensor, list[str]]], dict[str, Tensor]], info: UpdateInfo, rows: int
+        self, found: tuple[list[tuple[Tensor, list[str]]], dict[str, Tensor]], info: UpdateInfo, rows: int
     ) -> None:
-        losses, metrics = stated
+        losses, metrics = found
         gradients: dict[str, Tensor] = {}
         for loss, components in losses:
             gradients |= self.model.get_gradients(loss, components)

@@ -6,8 +6,6 @@ its members; Adam instead of RMSProp; double Q-learning, as in the authors' code
 act enters the mixture with the value 0.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from dataclasses import dataclass, field
@@ -15,15 +13,14 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from palaestra.algorithms.algorithm import NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.off_policy import ReplayConfig
-from palaestra.algorithms.parts import Transitions, n_step_transitions
+from palaestra.algorithms.parts import Transitions, n_step_transitions, plan_of, settings
 from palaestra.algorithms.records import Losses
-from palaestra.core import DataSource, Linear, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
+from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import greedy_action, td_target
 from palaestra.policies import EpsilonGreedy, TeamGreedyPolicy, central_spec, central_view
 
@@ -31,15 +28,31 @@ __all__ = ["QMIX", "Mixer", "QMIXConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class QMIXConfig(ReplayConfig):
+class QMIXConfig(AlgorithmConfig):
     """Hyperparameters of `QMIX`."""
 
     learning_rate: NotNegative[Schedule] = 5e-4
     """Step size of Adam; a number or a schedule."""
-    capacity: Positive[int] = 100_000
-    """Rows the replay buffer keeps."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
     mini_batch_size: Positive[int] = 128
     """Transitions in a minibatch."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(64, 64), activation="relu"))
+    """Layers of the members' network, and of those that make the mixing weights of the state."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: Positive[int] = 1
+    """Rewards summed before bootstrapping, without off-policy correction."""
+    unroll_length: Positive[float] = 1
+    """Time steps collected from every environment before each update."""
+    capacity: Positive[int] = 100_000
+    """Rows the replay buffer keeps."""
+    learning_starts: NotNegative[int] = 1_000
+    """Env steps before the first gradient step."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
     target_period: Positive[int] = 200
     """Gradient steps between two copies of the online to the target networks."""
     epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
@@ -50,8 +63,11 @@ class QMIXConfig(ReplayConfig):
     """Units of the mixing network."""
     max_grad_norm: Positive[float] = 10.0
     """Longest gradient, Euclidean norm over all parameters."""
-    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(64, 64), activation="relu"))
-    """Layers of the members' network, and of those that make the mixing weights of the state."""
+
+    @property
+    def plan(self) -> Replay:
+        """The data these settings ask for."""
+        return plan_of(Replay, self)
 
 
 class Mixer(nn.Module):
@@ -93,7 +109,7 @@ class Mixer(nn.Module):
             [N] units of return.
         """
         weight = self.first_weight(state).abs().unflatten(-1, self._shape)  # [N, G, M]
-        hidden = functional.elu((q.unsqueeze(-1) * weight).sum(-2) + self.first_bias(state))
+        hidden = nn.functional.elu((q.unsqueeze(-1) * weight).sum(-2) + self.first_bias(state))
         return (hidden * self.second_weight(state).abs()).sum(-1) + self.second_bias(state).squeeze(-1)
 
 
@@ -120,13 +136,15 @@ class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
         action_spec: SpecTree,
         config: QMIXConfig | None = None,
         seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
     ) -> None:
-        config, seeds = config or QMIXConfig(), seeds or RunSeeds(0)
+        config, seeds = settings(config or QMIXConfig(), seeds, network)
+        members, mixer = config.network.parts("members", team="mixer")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = TeamGreedyPolicy.build(
-                observation_spec, action_spec, config.network, normalize=config.normalize_observation
+                observation_spec, action_spec, members, normalize=config.normalize_observation
             )
-            self.mixer = Mixer(central_spec(observation_spec), policy.num_agents, config.mixing_size, config.network)
+            self.mixer = Mixer(central_spec(observation_spec), policy.num_agents, config.mixing_size, mixer)
         policy.exploration = EpsilonGreedy(policy.num_actions, config.epsilon)
         networks = nn.ModuleDict({"members": policy.network, "mixer": self.mixer})
         self.target = copy.deepcopy(networks)

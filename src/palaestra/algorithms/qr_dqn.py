@@ -1,31 +1,77 @@
 """Distributional Q-learning by quantile regression.
 
 Paper: Dabney et al. 2018, https://arxiv.org/abs/1710.10044, equations (9) to (13), algorithm 1.
-Departures: what `ValueBased` offers (n-step targets, double Q-learning, dueling and noisy layers) is optional; double
+Departures: n-step targets, double Q-learning, dueling and noisy layers are optional; double
 Q-learning is off, as in the paper. The Huber loss is divided by its delta, as in the authors' next paper (IQN).
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 
-from palaestra.algorithms.algorithm import Positive
-from palaestra.algorithms.parts import ValueBatch
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
+from palaestra.algorithms.parts import (
+    ValueBatch,
+    epsilon_greedy_policy,
+    layer_noise,
+    layer_noises,
+    n_step_transitions,
+    plan_of,
+    priorities,
+    settings,
+    weighted_mean,
+)
 from palaestra.algorithms.records import Losses
-from palaestra.algorithms.value_based import ValueBased, ValueBasedConfig
-from palaestra.nn import ReturnDistribution
+from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, ReturnDistribution
 from palaestra.ops import greedy_action, quantile_huber
+from palaestra.policies import ValueGreedyPolicy
 
 __all__ = ["QRDQN", "QRDQNConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class QRDQNConfig(ValueBasedConfig):
+class QRDQNConfig(AlgorithmConfig):
     """Hyperparameters of `QRDQN`."""
 
+    learning_rate: NotNegative[Schedule] = 1e-3
+    """Step size of Adam; a number or a schedule."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
+    mini_batch_size: Positive[int] = 128
+    """Transitions in a minibatch."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
+    """Layers of the network; `dueling` and `noisy` are options of it."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: Positive[int] = 1
+    """Rewards summed before bootstrapping, without off-policy correction."""
+    unroll_length: Positive[float] = 1
+    """Time steps collected from every environment before each update."""
+    capacity: Positive[int] = 100_000
+    """Rows the replay buffer keeps."""
+    learning_starts: NotNegative[int] = 1_000
+    """Env steps before the first gradient step."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
+    target_period: Positive[int] = 250
+    """Gradient steps between two copies of the online to the target network."""
+    epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
+    """Probability of a random action while collecting."""
+    max_grad_norm: Positive[float] = 10.0
+    """Longest gradient, Euclidean norm over all parameters."""
+    prioritized: bool = False
+    """Whether data of large error are drawn more often, as in Schaul et al. 2016."""
+    priority_alpha: float = 0.6
+    """Power of the priority, at least 0; 0 draws all equally often."""
+    priority_beta: Schedule = field(default_factory=lambda: Linear(0.4, 1.0))
+    """How far importance weights correct for that, in [0, 1]; 1 is completely."""
     double: bool = False
     """Whether the online network chooses the action whose target quantiles are used."""
     num_quantiles: int = 50
@@ -33,16 +79,15 @@ class QRDQNConfig(ValueBasedConfig):
     huber_delta: Positive[float] = 1.0
     """Error above which the loss grows linearly: kappa of equation (9)."""
 
+    @property
+    def plan(self) -> Replay:
+        """The data these settings ask for."""
+        return plan_of(Replay, self, prioritized=priorities(self))
+
 
 @final
-class QRDQN(ValueBased):
+class QRDQN(GradientAlgorithm[ValueGreedyPolicy]):
     """Learns quantiles of every action's return; acts greedily on their means, with probability 1 - epsilon.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: discrete.
-        config: hyperparameters.
-        seeds: of the run.
 
     Raises:
         ConfigError: the action space is not discrete.
@@ -50,29 +95,50 @@ class QRDQN(ValueBased):
 
     config_class = QRDQNConfig
 
-    @staticmethod
-    def returns(config: Any) -> ReturnDistribution:
-        """Quantiles at even fractions."""
-        return ReturnDistribution("quantiles", config.num_quantiles)
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: Any,
+        config: QRDQNConfig | None = None,
+        seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
+    ) -> None:
+        config, seeds = settings(config or QRDQNConfig(), seeds, network)
+        returns = ReturnDistribution("quantiles", config.num_quantiles)
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = epsilon_greedy_policy(observation_spec, action_spec, config, returns)
+        self.network: Any = policy.network
+        self.target_network: Any = copy.deepcopy(self.network)
+        adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
+        model = CoreModel({"q": self.network, "target_q": self.target_network}, {"q": adam})
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def noise(self, batch: Any, generator: torch.Generator) -> ValueBatch:
+    def preprocess(self, batch: Any, source: DataSource) -> ValueBatch:
+        """Reduces n-step windows to transitions."""
+        return n_step_transitions(batch, self.value_of("gamma"), ValueBatch)
+
+    def noise(self, batch: ValueBatch, generator: torch.Generator) -> ValueBatch:
         """Noise of noisy layers, if there are any."""
-        return self.with_layer_noise(batch, generator)
+        return layer_noise(batch, self.policy, generator)
 
     def losses(self, batch: ValueBatch) -> Losses:
         """Algorithm 1: the quantile Huber loss between all pairs of predicted and target quantiles."""
         network, rows = self.network, torch.arange(len(batch.action), device=batch.action.device)
+        noise, target_noise, next_noise = layer_noises(batch)
         with torch.no_grad():
             next_observation = self.policy.normalize(batch.next_observation)
-            next_quantile = self.target_network.outputs(next_observation, self.noise_of(batch, 1))  # [N, A, Q]
-            if self.config.double:
-                next_q = network(next_observation, self.noise_of(batch, 2))
-            else:
-                next_q = next_quantile.mean(-1)
+            next_quantile = self.target_network.outputs(next_observation, target_noise)  # [N, A, Q]
+            next_q = network(next_observation, next_noise) if self.config.double else next_quantile.mean(-1)
             next_action = greedy_action(next_q, self.policy.action_mask(batch.next_observation))
             target = batch.reward[:, None] + batch.discount[:, None] * next_quantile[rows, next_action]  # [N, Q]
-        outputs = network.outputs(self.policy.normalize(batch.observation), self.noise_of(batch, 0))
+        outputs = network.outputs(self.policy.normalize(batch.observation), noise)
         quantile = outputs[rows, batch.action]  # [N, Q]
         loss = quantile_huber(quantile, target, network.support, delta=self.config.huber_delta)
         q = quantile.mean(-1)
-        return self.stated(loss, target.mean(-1) - q, q, batch)
+        priority = (target.mean(-1) - q).detach().abs() if self.config.prioritized else None
+        return Losses({"q": weighted_mean(loss, batch)}, {"q_mean": q.mean()}, priority)
+
+    def after_step(self) -> None:
+        """Copies the online to the target network every `target_period` gradient steps."""
+        if self.num_gradient_steps % self.config.target_period == 0:
+            self.model.sync("target_q", source="q")

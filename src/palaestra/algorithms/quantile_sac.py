@@ -4,46 +4,83 @@ Paper: Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269, equations (5) to
 of `SAC`.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import Positive
-from palaestra.algorithms.off_policy import OffPolicyConfig
-from palaestra.algorithms.parts import SoftBatch
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
+from palaestra.algorithms.parts import (
+    SoftBatch,
+    Temperature,
+    Transitions,
+    action_noise,
+    n_step_transitions,
+    plan_of,
+    settings,
+)
 from palaestra.algorithms.records import Losses
-from palaestra.algorithms.soft import SoftActorCritic, SoftConfig
-from palaestra.core import Batch, ConfigError, RunSeeds, SpecTree
+from palaestra.core import Batch, ConfigError, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import quantile_huber
+from palaestra.policies import SquashedGaussianPolicy
 
 __all__ = ["QuantileSAC", "QuantileSACConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantileSACConfig(SoftConfig, OffPolicyConfig):
+class QuantileSACConfig(AlgorithmConfig):
     """Hyperparameters of `QuantileSAC`."""
 
+    learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of Adam, of all components; a number or a schedule."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
+    mini_batch_size: Positive[int] = 256
+    """Transitions in a minibatch."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
+    """Layers of every network; they share no parameters."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: Positive[int] = 1
+    """Rewards summed before bootstrapping, without off-policy correction."""
+    unroll_length: Positive[float] = 1
+    """Time steps collected from every environment before each update."""
+    capacity: Positive[int] = 1_000_000
+    """Rows the replay buffer keeps."""
+    learning_starts: NotNegative[int] = 1_000
+    """Env steps before the first gradient step."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
+    tau: Fraction[Schedule] = 0.005
+    """Share of the way that target networks go towards the online ones, in [0, 1]."""
     num_critics: Positive[int] = 5
     """K, critics of the ensemble; the paper's N."""
+    initial_temperature: Positive[float] = 1.0
+    """Alpha at the start, units of return per nat."""
+    temperature_learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of the temperature; 0 leaves it as it is."""
+    target_entropy: float | None = None
+    """Entropy in nats that the temperature aims at; by default minus the number of action dimensions."""
     num_quantiles: int = 25
     """Q, quantiles of each critic; the paper's M."""
     num_dropped: int = 2
     """Highest quantiles that targets leave out, for each critic; the paper's d. More is more pessimistic."""
 
+    @property
+    def plan(self) -> Replay:
+        """The data these settings ask for."""
+        return plan_of(Replay, self)
+
 
 @final
-class QuantileSAC(SoftActorCritic):
+class QuantileSAC(GradientAlgorithm[SquashedGaussianPolicy]):
     """Learns a soft policy from quantiles of the return, pooled over critics and cut off at the top.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: a box with finite bounds.
-        config: hyperparameters.
-        seeds: of the run.
 
     Raises:
         ConfigError: the action space is something else, or no quantile would be left.
@@ -57,29 +94,49 @@ class QuantileSAC(SoftActorCritic):
         action_spec: SpecTree,
         config: QuantileSACConfig | None = None,
         seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
     ) -> None:
-        config = config or QuantileSACConfig()
+        config, seeds = settings(config or QuantileSACConfig(), seeds, network)
         if not 0 <= config.num_dropped < config.num_quantiles:
             raise ConfigError(
                 f"algorithm.num_dropped is {config.num_dropped} of {config.num_quantiles} quantiles; it must be at "
                 "least 0 and below their number"
             )
-        super().__init__(observation_spec, action_spec, config, seeds)
+        actor, critic = config.network.parts("actor", "critic")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = SquashedGaussianPolicy.build(
+                observation_spec, action_spec, actor, normalize=config.normalize_observation
+            )
+            size = policy.raw_action_spec.size
+            self.critic, self.target_critic = (
+                EnsembleNetwork(observation_spec, config.num_quantiles, config.num_critics, critic, action_size=size)
+                for _ in range(2)
+            )
+            self.temperature = Temperature(config.initial_temperature)
+        self.target_entropy = -float(size) if config.target_entropy is None else float(config.target_entropy)
+        adam = OptimizerOption("adam", {"lr": config.learning_rate})
+        slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
+        model = CoreModel(
+            {
+                "actor": policy.network,
+                "critic": self.critic,
+                "target_critic": self.target_critic,
+                "temperature": self.temperature,
+            },
+            {"actor": adam, "critic": adam, "temperature": slow},
+        )
+        model.sync("target_critic", source="critic")
         middle = (torch.arange(config.num_quantiles) + 0.5) / config.num_quantiles
         self._fraction = middle.repeat(config.num_critics)  # [K Q] the paper's tau
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    @staticmethod
-    def critic_size(config: Any) -> int:
-        """Quantiles of each critic.
-
-        Args:
-            config: hyperparameters.
-        """
-        return config.num_quantiles
+    def preprocess(self, batch: Any, source: DataSource) -> Transitions:
+        """Reduces n-step windows to transitions."""
+        return n_step_transitions(batch, self.value_of("gamma"))
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The random part of the actions at both observations."""
-        return self.with_action_noise(batch, generator)
+        return action_noise(batch, generator)
 
     def losses(self, batch: SoftBatch) -> Losses:
         """Equation (8) with the target of (6) and (7) for the critics, (9) for the actor."""
@@ -101,6 +158,10 @@ class QuantileSAC(SoftActorCritic):
             "temperature": self.temperature.loss(log_prob + self.target_entropy),
         }
         return Losses(terms, {"q_mean": quantile.mean(), "entropy": -log_prob.mean(), "alpha": temperature})
+
+    def after_step(self) -> None:
+        """Target critics follow the online ones."""
+        self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))
 
 
 def _pooled(quantile: Tensor) -> Tensor:

@@ -6,22 +6,32 @@ Departures: the Huber loss on unscaled values instead of the squared error on re
 their episode, the memory starts anew in the next one.
 """
 
-from __future__ import annotations
-
-import dataclasses
+import copy
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import NotNegative, Positive
-from palaestra.algorithms.parts import state_of
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
+from palaestra.algorithms.parts import epsilon_greedy_policy, plan_of, priorities, settings, state_of
 from palaestra.algorithms.records import Losses
-from palaestra.algorithms.value_based import QLearning, QLearningConfig
-from palaestra.core import Batch, ConfigError, DataSource, Replay, RunSeeds, Schedule, SpecTree
-from palaestra.nn import NetworkConfig
+from palaestra.core import (
+    Batch,
+    ConfigError,
+    DataSource,
+    Linear,
+    Replay,
+    RunSeeds,
+    Schedule,
+    SpecTree,
+    seeded_initialisation,
+)
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import greedy_action, huber, masked_mean, n_step_returns, valid_starts
+from palaestra.policies import ValueGreedyPolicy
 
 __all__ = ["R2D2", "R2D2Batch", "R2D2Config"]
 
@@ -29,36 +39,56 @@ _MAX_SHARE = 0.9  # η of section 2.3
 
 
 @dataclass(frozen=True, kw_only=True)
-class R2D2Config(QLearningConfig):
+class R2D2Config(AlgorithmConfig):
     """Hyperparameters of `R2D2`."""
 
     learning_rate: NotNegative[Schedule] = 5e-4
     """Step size of Adam; a number or a schedule."""
-    unroll_length: Positive[float] = 16
-    """Time steps collected from every environment before each update."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
     mini_batch_size: Positive[int] = 32
     """Sequences in a minibatch."""
-    mini_batch_length: Positive[int] = 20
-    """Time steps in a sequence that are learned from; memories are stored once in as many."""
-    burn_in: int = 10
-    """Time steps before them that only bring the memory up to date."""
-    n_step: Positive[int] = 5
-    """Rewards summed before bootstrapping."""
-    huber_delta: Positive[float] = 1.0
-    """Error above which the loss grows linearly."""
-    priority_alpha: float = 0.9
-    """Power of the priority, at least 0; 0 draws all equally often."""
-    priority_beta: Schedule = 0.6
-    """How far importance weights correct for that, in [0, 1]; 1 is completely."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
     network: NetworkConfig = field(
         default_factory=lambda: NetworkConfig(hidden_sizes=(128,), activation="relu", dueling=True, recurrent="lstm")
     )
     """Q-network behind a memory."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: Positive[int] = 5
+    """Rewards summed before bootstrapping."""
+    unroll_length: Positive[float] = 16
+    """Time steps collected from every environment before each update."""
+    capacity: Positive[int] = 100_000
+    """Rows the replay buffer keeps."""
+    learning_starts: NotNegative[int] = 1_000
+    """Env steps before the first gradient step."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
+    target_period: Positive[int] = 250
+    """Gradient steps between two copies of the online to the target network."""
+    epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
+    """Probability of a random action while collecting."""
+    max_grad_norm: Positive[float] = 10.0
+    """Longest gradient, Euclidean norm over all parameters."""
+    prioritized: bool = False
+    """Whether data of large error are drawn more often, as in Schaul et al. 2016."""
+    priority_alpha: float = 0.9
+    """Power of the priority, at least 0; 0 draws all equally often."""
+    priority_beta: Schedule = 0.6
+    """How far importance weights correct for that, in [0, 1]; 1 is completely."""
+    mini_batch_length: Positive[int] = 20
+    """Time steps in a sequence that are learned from; memories are stored once in as many."""
+    burn_in: int = 10
+    """Time steps before them that only bring the memory up to date."""
+    huber_delta: Positive[float] = 1.0
+    """Error above which the loss grows linearly."""
 
     @property
     def plan(self) -> Replay:
         """The data these settings ask for: sequences."""
-        return dataclasses.replace(super().plan, mini_batch_length=self.mini_batch_length, burn_in=self.burn_in)
+        return plan_of(Replay, self, prioritized=priorities(self))
 
 
 class R2D2Batch(Batch):
@@ -85,14 +115,8 @@ class R2D2Batch(Batch):
 
 
 @final
-class R2D2(QLearning):
+class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
     """Learns action values of a recurrent network from replayed sequences; acts greedily with probability 1 - epsilon.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: discrete.
-        config: hyperparameters.
-        seeds: of the run.
 
     Raises:
         ConfigError: the action space is not discrete, or the network has no memory.
@@ -104,18 +128,25 @@ class R2D2(QLearning):
     def __init__(
         self,
         observation_spec: SpecTree,
-        action_spec: SpecTree,
+        action_spec: Any,
         config: R2D2Config | None = None,
         seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
     ) -> None:
-        config = config or R2D2Config()
+        config, seeds = settings(config or R2D2Config(), seeds, network)
         if config.network.recurrent is None or config.mini_batch_length < 2:
             raise ConfigError(
                 f"R2D2 was given network.recurrent={config.network.recurrent} and mini_batch_length="
                 f"{config.mini_batch_length}; it needs a memory, lstm or gru, and sequences of at least 2 steps, else "
                 "use DQN"
             )
-        super().__init__(observation_spec, action_spec, config, seeds)
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = epsilon_greedy_policy(observation_spec, action_spec, config)
+        self.network: Any = policy.network
+        self.target_network: Any = copy.deepcopy(self.network)
+        adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
+        model = CoreModel({"q": self.network, "target_q": self.target_network}, {"q": adam})
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> R2D2Batch:
@@ -155,3 +186,8 @@ class R2D2(QLearning):
             with torch.no_grad():
                 _, state = network.remember(observation[:b], state, first[:b])
         return network(observation[b:], state, first[b:])[0]
+
+    def after_step(self) -> None:
+        """Copies the online to the target network every `target_period` gradient steps."""
+        if self.num_gradient_steps % self.config.target_period == 0:
+            self.model.sync("target_q", source="q")

@@ -6,51 +6,132 @@ Departures: noise is drawn for every row rather than once for a minibatch; explo
 the cross-entropy instead of the divergence.
 """
 
-from __future__ import annotations
-
+import copy
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
-from palaestra.algorithms.algorithm import Positive
-from palaestra.algorithms.c51 import C51, C51Config
-from palaestra.core import Schedule
-from palaestra.nn import NetworkConfig
+import torch
+
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.c51 import cross_entropy
+from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
+from palaestra.algorithms.parts import (
+    ValueBatch,
+    epsilon_greedy_policy,
+    layer_noise,
+    n_step_transitions,
+    plan_of,
+    priorities,
+    settings,
+    weighted_mean,
+)
+from palaestra.algorithms.records import Losses
+from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, ReturnDistribution
+from palaestra.policies import ValueGreedyPolicy
 
 __all__ = ["Rainbow", "RainbowConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RainbowConfig(C51Config):
+class RainbowConfig(AlgorithmConfig):
     """Hyperparameters of `Rainbow`."""
 
-    prioritized: bool = True
-    """Whether transitions of large error are drawn more often, as in Schaul et al. 2016."""
-    priority_alpha: float = 0.5
-    """Power of the priority, at least 0; 0 draws all equally often."""
-    n_step: Positive[int] = 3
-    """Rewards summed before bootstrapping."""
-    epsilon: Schedule = 0.0
-    """Probability of a random action while collecting; noisy layers explore without."""
-    double: bool = True
-    """Whether the online network chooses the action whose target distribution is used."""
+    learning_rate: NotNegative[Schedule] = 1e-3
+    """Step size of Adam; a number or a schedule."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
+    mini_batch_size: Positive[int] = 128
+    """Transitions in a minibatch."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
     network: NetworkConfig = field(
         default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu", dueling=True, noisy=True)
     )
     """Layers of the network."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: Positive[int] = 3
+    """Rewards summed before bootstrapping."""
+    unroll_length: Positive[float] = 1
+    """Time steps collected from every environment before each update."""
+    capacity: Positive[int] = 100_000
+    """Rows the replay buffer keeps."""
+    learning_starts: NotNegative[int] = 1_000
+    """Env steps before the first gradient step."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
+    target_period: Positive[int] = 250
+    """Gradient steps between two copies of the online to the target network."""
+    epsilon: Schedule = 0.0
+    """Probability of a random action while collecting; noisy layers explore without."""
+    max_grad_norm: Positive[float] = 10.0
+    """Longest gradient, Euclidean norm over all parameters."""
+    prioritized: bool = True
+    """Whether transitions of large error are drawn more often, as in Schaul et al. 2016."""
+    priority_alpha: float = 0.5
+    """Power of the priority, at least 0; 0 draws all equally often."""
+    priority_beta: Schedule = field(default_factory=lambda: Linear(0.4, 1.0))
+    """How far importance weights correct for that, in [0, 1]; 1 is completely."""
+    double: bool = True
+    """Whether the online network chooses the action whose target distribution is used."""
+    num_atoms: int = 51
+    """Possible returns, evenly spaced."""
+    min_return: float = -10.0
+    """Smallest of them; no return below it can be told apart."""
+    max_return: float = 10.0
+    """Largest of them. The best discounted return of the task has to lie below it."""
+
+    @property
+    def plan(self) -> Replay:
+        """The data these settings ask for."""
+        return plan_of(Replay, self, prioritized=priorities(self))
 
 
 @final
-class Rainbow(C51):
+class Rainbow(GradientAlgorithm[ValueGreedyPolicy]):
     """Learns the probability of every possible return from prioritised n-step transitions; explores by noisy layers.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: discrete.
-        config: hyperparameters.
-        seeds: of the run.
 
     Raises:
         ConfigError: the action space is not discrete, or there are no atoms from a low to a higher return.
     """
 
     config_class = RainbowConfig
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: Any,
+        config: RainbowConfig | None = None,
+        seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
+    ) -> None:
+        config, seeds = settings(config or RainbowConfig(), seeds, network)
+        returns = ReturnDistribution("atoms", config.num_atoms, config.min_return, config.max_return)
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = epsilon_greedy_policy(observation_spec, action_spec, config, returns)
+        self.network: Any = policy.network
+        self.target_network: Any = copy.deepcopy(self.network)
+        adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
+        model = CoreModel({"q": self.network, "target_q": self.target_network}, {"q": adam})
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+
+    def preprocess(self, batch: Any, source: DataSource) -> ValueBatch:
+        """Reduces n-step windows to transitions."""
+        return n_step_transitions(batch, self.value_of("gamma"), ValueBatch)
+
+    def noise(self, batch: ValueBatch, generator: torch.Generator) -> ValueBatch:
+        """Noise of noisy layers, if there are any."""
+        return layer_noise(batch, self.policy, generator)
+
+    def losses(self, batch: ValueBatch) -> Losses:
+        """C51's cross-entropy, each row times its importance weight; it is the row's priority."""
+        error, q = cross_entropy(self, batch, double=self.config.double)
+        priority = error.detach().abs() if self.config.prioritized else None
+        return Losses({"q": weighted_mean(error, batch)}, {"q_mean": q.mean()}, priority)
+
+    def after_step(self) -> None:
+        """Copies the online to the target network every `target_period` gradient steps."""
+        if self.num_gradient_steps % self.config.target_period == 0:
+            self.model.sync("target_q", source="q")

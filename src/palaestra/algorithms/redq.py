@@ -4,37 +4,78 @@ Paper: Chen et al. 2021, https://arxiv.org/abs/2101.05982, algorithm 1. Departur
 made together with the last one of the critics.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import Positive
-from palaestra.algorithms.off_policy import OffPolicyConfig
-from palaestra.algorithms.parts import SoftBatch
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
+from palaestra.algorithms.parts import (
+    SoftBatch,
+    Temperature,
+    Transitions,
+    action_noise,
+    n_step_transitions,
+    plan_of,
+    settings,
+)
 from palaestra.algorithms.records import Losses
-from palaestra.algorithms.soft import SoftActorCritic, SoftConfig
-from palaestra.core import Batch, ConfigError, RunSeeds, SpecTree
+from palaestra.core import Batch, ConfigError, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
+from palaestra.policies import SquashedGaussianPolicy
 
 __all__ = ["REDQ", "REDQBatch", "REDQConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class REDQConfig(SoftConfig, OffPolicyConfig):
+class REDQConfig(AlgorithmConfig):
     """Hyperparameters of `REDQ`."""
 
+    learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of Adam, of all components; a number or a schedule."""
     gradient_steps: Positive[int] = 20
     """Gradient steps in one update: the paper's update-to-data ratio G."""
+    mini_batch_size: Positive[int] = 256
+    """Transitions in a minibatch."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
+    """Layers of every network; they share no parameters."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: Positive[int] = 1
+    """Rewards summed before bootstrapping, without off-policy correction."""
+    unroll_length: Positive[float] = 1
+    """Time steps collected from every environment before each update."""
+    capacity: Positive[int] = 1_000_000
+    """Rows the replay buffer keeps."""
+    learning_starts: NotNegative[int] = 1_000
+    """Env steps before the first gradient step."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
+    tau: Fraction[Schedule] = 0.005
+    """Share of the way that target networks go towards the online ones, in [0, 1]."""
     num_critics: Positive[int] = 10
     """K, critics of the ensemble; the paper's N."""
+    initial_temperature: Positive[float] = 1.0
+    """Alpha at the start, units of return per nat."""
+    temperature_learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of the temperature; 0 leaves it as it is."""
+    target_entropy: float | None = None
+    """Entropy in nats that the temperature aims at; by default minus the number of action dimensions."""
     subset_size: int = 2
     """M, critics drawn for each gradient step, whose minimum is the target."""
     policy_period: Positive[int] = 20
     """Gradient steps of the critics from one of actor and temperature to the next."""
+
+    @property
+    def plan(self) -> Replay:
+        """The data these settings ask for."""
+        return plan_of(Replay, self)
 
 
 class REDQBatch(SoftBatch):
@@ -45,14 +86,8 @@ class REDQBatch(SoftBatch):
 
 
 @final
-class REDQ(SoftActorCritic):
+class REDQ(GradientAlgorithm[SquashedGaussianPolicy]):
     """Learns a soft policy from the mean of many critics, each of which learns from the minimum of a random few.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: a box with finite bounds.
-        config: hyperparameters.
-        seeds: of the run.
 
     Raises:
         ConfigError: the action space is something else, or the subset is larger than the ensemble.
@@ -66,23 +101,51 @@ class REDQ(SoftActorCritic):
         action_spec: SpecTree,
         config: REDQConfig | None = None,
         seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
     ) -> None:
-        config = config or REDQConfig()
+        config, seeds = settings(config or REDQConfig(), seeds, network)
         if not 1 <= config.subset_size <= config.num_critics:
             raise ConfigError(
                 f"algorithm.subset_size is {config.subset_size} of {config.num_critics} critics; it must be at least 1 "
                 "and at most their number"
             )
+        actor, critic = config.network.parts("actor", "critic")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = SquashedGaussianPolicy.build(
+                observation_spec, action_spec, actor, normalize=config.normalize_observation
+            )
+            size = policy.raw_action_spec.size
+            self.critic, self.target_critic = (
+                EnsembleNetwork(observation_spec, 1, config.num_critics, critic, action_size=size) for _ in range(2)
+            )
+            self.temperature = Temperature(config.initial_temperature)
+        self.target_entropy = -float(size) if config.target_entropy is None else float(config.target_entropy)
+        adam = OptimizerOption("adam", {"lr": config.learning_rate})
+        slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
+        model = CoreModel(
+            {
+                "actor": policy.network,
+                "critic": self.critic,
+                "target_critic": self.target_critic,
+                "temperature": self.temperature,
+            },
+            {"actor": adam, "critic": adam, "temperature": slow},
+        )
+        model.sync("target_critic", source="critic")
         self.term_periods = {"actor": config.policy_period, "temperature": config.policy_period}
-        super().__init__(observation_spec, action_spec, config, seeds)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+
+    def preprocess(self, batch: Any, source: DataSource) -> Transitions:
+        """Reduces n-step windows to transitions."""
+        return n_step_transitions(batch, self.value_of("gamma"))
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The random part of the actions at both observations, and a subset of critics for each minibatch."""
         config = self.config
         order = torch.rand(config.gradient_steps, config.num_critics, generator=generator)
         subset = order.argsort(-1)[:, : config.subset_size]  # [U, M]
-        fields: dict[str, Any] = dict(self.with_action_noise(batch, generator).items())
-        return REDQBatch.of({**fields, "subset": subset.repeat_interleave(config.mini_batch_size, 0)})
+        noisy = action_noise(batch, generator, REDQBatch)
+        return noisy.replace(subset=subset.repeat_interleave(config.mini_batch_size, 0))
 
     def losses(self, batch: REDQBatch) -> Losses:
         """Algorithm 1: line 9 is the target, line 10 the critics' loss, line 12 the actor's."""
@@ -103,3 +166,7 @@ class REDQ(SoftActorCritic):
             terms["temperature"] = self.temperature.loss(log_prob + self.target_entropy)
             metrics["entropy"] = -log_prob.mean()
         return Losses(terms, metrics)
+
+    def after_step(self) -> None:
+        """Target critics follow the online ones."""
+        self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))

@@ -5,8 +5,6 @@ Departures: only steps whose episode ended inside the unroll are learned from, s
 from; for the same reason a time limit counts as an end; the baseline is the mean return of the unroll.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -16,10 +14,10 @@ from torch import Tensor
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import state_fields, state_of
+from palaestra.algorithms.parts import plan_of, settings, state_fields, state_of
 from palaestra.algorithms.records import Losses
 from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
-from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import (
     discounted_returns,
     masked_mean,
@@ -48,6 +46,11 @@ class ReinforceConfig(AlgorithmConfig):
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
 
+    @property
+    def plan(self) -> OnPolicy:
+        """The data these settings ask for."""
+        return plan_of(OnPolicy, self)
+
 
 class ReinforceBatch(Batch):
     """The whole unroll; every field is [T, B, ...]."""
@@ -60,14 +63,7 @@ class ReinforceBatch(Batch):
 
 @final
 class Reinforce(GradientAlgorithm[StochasticPolicy]):
-    """Raises the probability of actions by the return that followed them; the smallest algorithm of the library.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: discrete, a box, or any nest of them.
-        config: hyperparameters.
-        seeds: of the run.
-    """
+    """Raises the probability of actions by the return that followed them; the smallest algorithm of the library."""
 
     config_class = ReinforceConfig
     recurrent = True
@@ -78,14 +74,14 @@ class Reinforce(GradientAlgorithm[StochasticPolicy]):
         action_spec: SpecTree,
         config: ReinforceConfig | None = None,
         seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
     ) -> None:
-        config, seeds = config or ReinforceConfig(), seeds or RunSeeds(0)
+        config, seeds = settings(config or ReinforceConfig(), seeds, network)
+        (encoded,) = config.network.parts("policy")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(observation_spec, action_spec, config.network)
+            policy = stochastic_policy(observation_spec, action_spec, encoded)
         model = CoreModel({"policy": policy.network}, {"policy": OptimizerOption("adam", {"lr": config.learning_rate})})
-        super().__init__(
-            config, policy=policy, model=model, plan=OnPolicy(unroll_length=config.unroll_length), seeds=seeds
-        )
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> ReinforceBatch:

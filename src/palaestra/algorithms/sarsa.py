@@ -7,8 +7,6 @@ under the epsilon-greedy policy (expected SARSA, Sutton and Barto 2018, equation
 nor a target network.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -18,6 +16,7 @@ from torch import Tensor
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
+from palaestra.algorithms.parts import plan_of, settings
 from palaestra.algorithms.records import Losses
 from palaestra.core import (
     Batch,
@@ -30,7 +29,7 @@ from palaestra.core import (
     SpecTree,
     seeded_initialisation,
 )
-from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import huber, lambda_returns, masked_mean, valid_starts
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
@@ -62,6 +61,11 @@ class SarsaConfig(AlgorithmConfig):
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
 
+    @property
+    def plan(self) -> OnPolicy:
+        """The data these settings ask for."""
+        return plan_of(OnPolicy, self)
+
 
 class SarsaBatch(Batch):
     """The whole unroll; every field is [T, B, ...]."""
@@ -76,12 +80,6 @@ class SarsaBatch(Batch):
 class Sarsa(GradientAlgorithm[ValueGreedyPolicy]):
     """Learns the action values of its own epsilon-greedy policy from each unroll, then discards it.
 
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: discrete.
-        config: hyperparameters.
-        seeds: of the run.
-
     Raises:
         ConfigError: the action space is not discrete, or the network is noisy.
     """
@@ -91,22 +89,23 @@ class Sarsa(GradientAlgorithm[ValueGreedyPolicy]):
     def __init__(
         self,
         observation_spec: SpecTree,
-        action_spec: SpecTree,
+        action_spec: Any,
         config: SarsaConfig | None = None,
         seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
     ) -> None:
-        config, seeds = config or SarsaConfig(), seeds or RunSeeds(0)
+        config, seeds = settings(config or SarsaConfig(), seeds, network)
+        (encoded,) = config.network.parts("q")
         if config.network.noisy:
             raise ConfigError("SARSA values the epsilon-greedy policy, without noisy layers; leave network.noisy off")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = ValueGreedyPolicy.build(
-                observation_spec, action_spec, config.network, normalize=config.normalize_observation
+                observation_spec, action_spec, encoded, normalize=config.normalize_observation
             )
         policy.exploration = EpsilonGreedy(action_spec.num, config.epsilon)
         option = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
         model = CoreModel({"q": policy.network}, {"q": option})
-        plan = OnPolicy(unroll_length=config.unroll_length)
-        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> SarsaBatch:

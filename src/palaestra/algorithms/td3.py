@@ -5,29 +5,53 @@ actor that is due is differentiated at the same weights as the critics, then ste
 units of raw actions, which lie in [-1, 1].
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
+from torch import Tensor
 
-from palaestra.algorithms.algorithm import NotNegative, Positive
-from palaestra.algorithms.deterministic import DeterministicActorCritic, SmoothedBatch
-from palaestra.algorithms.off_policy import OffPolicyConfig
-from palaestra.algorithms.parts import Transitions, n_step_transitions
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
+from palaestra.algorithms.parts import Transitions, n_step_transitions, plan_of, settings
 from palaestra.algorithms.records import Losses
-from palaestra.core import Batch, DataSource, RunSeeds, Schedule, SpecTree
-from palaestra.ops import squared_errors
-from palaestra.policies import GaussianNoise
+from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
+from palaestra.ops import squared_errors, td_target
+from palaestra.policies import DeterministicPolicy, GaussianNoise
 
-__all__ = ["TD3", "TD3Config"]
+__all__ = ["TD3", "TD3Batch", "TD3Config"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TD3Config(OffPolicyConfig):
+class TD3Config(AlgorithmConfig):
     """Hyperparameters of `TD3`."""
 
+    learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of Adam, of all components; a number or a schedule."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
+    mini_batch_size: Positive[int] = 256
+    """Transitions in a minibatch."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
+    """Layers of every network; they share no parameters."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: Positive[int] = 1
+    """Rewards summed before bootstrapping, without off-policy correction."""
+    unroll_length: Positive[float] = 1
+    """Time steps collected from every environment before each update."""
+    capacity: Positive[int] = 1_000_000
+    """Rows the replay buffer keeps."""
+    learning_starts: NotNegative[int] = 1_000
+    """Env steps before the first gradient step."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
+    tau: Fraction[Schedule] = 0.005
+    """Share of the way that target networks go towards the online ones, in [0, 1]."""
     exploration_std: NotNegative[Schedule] = 0.1
     """Standard deviation of the noise on actions while collecting, in raw units."""
     target_noise_std: NotNegative[float] = 0.2
@@ -37,16 +61,22 @@ class TD3Config(OffPolicyConfig):
     policy_period: Positive[int] = 2
     """Gradient steps of the critics from one of the actor, and of all target networks, to the next."""
 
+    @property
+    def plan(self) -> Replay:
+        """The data these settings ask for."""
+        return plan_of(Replay, self)
+
+
+class TD3Batch(Transitions):
+    """Transitions, and the noise on their target actions."""
+
+    noise: Tensor
+    """[N, A] clipped, raw units."""
+
 
 @final
-class TD3(DeterministicActorCritic):
+class TD3(GradientAlgorithm[DeterministicPolicy]):
     """Learns one action for each state by ascending a learned value, with targets from the lesser of two.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: a box with finite bounds.
-        config: hyperparameters.
-        seeds: of the run.
 
     Raises:
         ConfigError: the action space is something else.
@@ -60,9 +90,28 @@ class TD3(DeterministicActorCritic):
         action_spec: SpecTree,
         config: TD3Config | None = None,
         seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
     ) -> None:
-        super().__init__(observation_spec, action_spec, config, seeds)
-        self.policy.exploration = GaussianNoise(self.config.exploration_std, minimum=-1.0, maximum=1.0)
+        config, seeds = settings(config or TD3Config(), seeds, network)
+        actor, critic = config.network.parts("actor", "critic")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = DeterministicPolicy.build(
+                observation_spec, action_spec, actor, normalize=config.normalize_observation
+            )
+            size = policy.raw_action_spec.size
+            self.target_actor = Network(observation_spec, size, actor)
+            self.critic, self.target_critic = (
+                EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size) for _ in range(2)
+            )
+        policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
+        components = {"actor": policy.network, "critic": self.critic}
+        targets = {"target_actor": self.target_actor, "target_critic": self.target_critic}
+        adam = OptimizerOption("adam", {"lr": config.learning_rate})
+        model = CoreModel(components | targets, dict.fromkeys(components, adam))
+        model.sync("target_actor", source="actor")
+        model.sync("target_critic", source="critic")
+        self.term_periods = {"actor": config.policy_period}
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> Transitions:
         """Reduces n-step windows to transitions."""
@@ -70,14 +119,34 @@ class TD3(DeterministicActorCritic):
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """Equation (14): the smoothing noise of target actions."""
-        return self.with_target_noise(batch, generator)
+        noise = torch.empty(batch.action.shape).normal_(std=self.config.target_noise_std, generator=generator)
+        limit = self.config.target_noise_clip
+        return TD3Batch.of({**dict(batch.items()), "noise": noise.clamp_(-limit, limit)})
 
-    def losses(self, batch: SmoothedBatch) -> Losses:
+    def losses(self, batch: TD3Batch) -> Losses:
         """Equation (10) for the critics; the deterministic policy gradient for the actor, where it is due."""
         observation = self.policy.normalize(batch.observation)
         q = self.critic(observation, batch.action).squeeze(-1)  # [2, N]
-        terms = {"critic": squared_errors(q, self.target(batch, batch.noise))}
+        terms = {"critic": squared_errors(q, self.target(batch))}
         if self.is_due("actor"):
             action = self.policy.action(batch.observation)
             terms["actor"] = -self.critic(observation, action, members=slice(1)).mean()
         return Losses(terms, {"q_mean": q.mean()})
+
+    @torch.no_grad()
+    def target(self, batch: TD3Batch) -> Tensor:
+        """What the target networks say the actions were worth, the next one smoothed by noise: [N] units of return.
+
+        Args:
+            batch: the minibatch.
+        """
+        observation = self.policy.normalize(batch.next_observation)
+        action = (self.target_actor(observation).tanh() + batch.noise).clamp_(-1.0, 1.0)
+        next_q = self.target_critic(observation, action).squeeze(-1)  # [2, N]
+        return td_target(next_q.amin(0), batch.reward, batch.discount)
+
+    def after_step(self) -> None:
+        """Target networks follow, as often as the actor moves."""
+        if self.num_gradient_steps % self.config.policy_period == 0:
+            self.model.polyak_update("target_actor", source="actor", tau=float(self.value_of("tau")))
+            self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))

@@ -4,29 +4,44 @@ Paper: Fujimoto and Gu 2021, https://arxiv.org/abs/2106.06860, equations (3) to 
 scale of the action values in (5) is their mean over all the data of an update, before its first gradient step.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import NotNegative, Positive
-from palaestra.algorithms.deterministic import DeterministicActorCritic, SmoothedBatch
-from palaestra.algorithms.off_policy import OfflineConfig
-from palaestra.algorithms.parts import n_step_transitions
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
+from palaestra.algorithms.parts import Transitions, n_step_transitions, plan_of, settings
 from palaestra.algorithms.records import Losses
-from palaestra.core import Batch, DataSource, Schedule
-from palaestra.ops import squared_errors
+from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
+from palaestra.ops import squared_errors, td_target
+from palaestra.policies import DeterministicPolicy
 
 __all__ = ["TD3BC", "TD3BCBatch", "TD3BCConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TD3BCConfig(OfflineConfig):
+class TD3BCConfig(AlgorithmConfig):
     """Hyperparameters of `TD3BC`."""
 
+    learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of Adam, of all components; a number or a schedule."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
+    mini_batch_size: Positive[int] = 256
+    """Transitions in a minibatch."""
+    normalize_observation: bool = True
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
+    """Layers of every network; they share no parameters."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: Positive[int] = 1
+    """Rewards summed before bootstrapping, without off-policy correction."""
+    tau: Fraction[Schedule] = 0.005
+    """Share of the way that target networks go towards the online ones, in [0, 1]."""
     value_weight: Schedule = 2.5
     """Alpha of equation (5): how much values count beside imitation; 0 is behaviour cloning."""
     target_noise_std: NotNegative[float] = 0.2
@@ -35,32 +50,59 @@ class TD3BCConfig(OfflineConfig):
     """Largest noise on target actions, in raw units."""
     policy_period: Positive[int] = 2
     """Gradient steps of the critics from one of the actor, and of all target networks, to the next."""
-    normalize_observation: bool = True
-    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+
+    @property
+    def plan(self) -> Offline:
+        """The data these settings ask for."""
+        return plan_of(Offline, self)
 
 
-class TD3BCBatch(SmoothedBatch):
+class TD3BCBatch(Transitions):
     """Transitions, the noise on their target actions, and the scale of values."""
 
+    noise: Tensor
+    """[N, A] clipped, raw units."""
     q_scale: Tensor
     """[N] mean size of the action values; the same number in every row."""
 
 
 @final
-class TD3BC(DeterministicActorCritic):
+class TD3BC(GradientAlgorithm[DeterministicPolicy]):
     """Learns actions of high value close to those of the data.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: a box with finite bounds.
-        config: hyperparameters.
-        seeds: of the run.
 
     Raises:
         ConfigError: the action space is something else.
     """
 
     config_class = TD3BCConfig
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: TD3BCConfig | None = None,
+        seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
+    ) -> None:
+        config, seeds = settings(config or TD3BCConfig(), seeds, network)
+        actor, critic = config.network.parts("actor", "critic")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = DeterministicPolicy.build(
+                observation_spec, action_spec, actor, normalize=config.normalize_observation
+            )
+            size = policy.raw_action_spec.size
+            self.target_actor = Network(observation_spec, size, actor)
+            self.critic, self.target_critic = (
+                EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size) for _ in range(2)
+            )
+        components = {"actor": policy.network, "critic": self.critic}
+        targets = {"target_actor": self.target_actor, "target_critic": self.target_critic}
+        adam = OptimizerOption("adam", {"lr": config.learning_rate})
+        model = CoreModel(components | targets, dict.fromkeys(components, adam))
+        model.sync("target_actor", source="actor")
+        model.sync("target_critic", source="critic")
+        self.term_periods = {"actor": config.policy_period}
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> Batch:
@@ -72,13 +114,15 @@ class TD3BC(DeterministicActorCritic):
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The smoothing noise of target actions."""
-        return TD3BCBatch.of(dict(self.with_target_noise(batch, generator).items()))
+        noise = torch.empty(batch.action.shape).normal_(std=self.config.target_noise_std, generator=generator)
+        limit = self.config.target_noise_clip
+        return TD3BCBatch.of({**dict(batch.items()), "noise": noise.clamp_(-limit, limit)})
 
     def losses(self, batch: TD3BCBatch) -> Losses:
         """Equation (10) of TD3 for the critics; (3) with the weight of (5) for the actor, where it is due."""
         observation = self.policy.normalize(batch.observation)
         q = self.critic(observation, batch.action).squeeze(-1)  # [2, N]
-        terms = {"critic": squared_errors(q, self.target(batch, batch.noise))}
+        terms = {"critic": squared_errors(q, self.target(batch))}
         metrics = {"q_mean": q.mean()}
         if self.is_due("actor"):
             action = self.policy.action(batch.observation)
@@ -88,3 +132,21 @@ class TD3BC(DeterministicActorCritic):
             terms["actor"] = (distance - weight * value).mean()
             metrics["distance"] = distance.mean()
         return Losses(terms, metrics)
+
+    @torch.no_grad()
+    def target(self, batch: TD3BCBatch) -> Tensor:
+        """What the target networks say the actions were worth, the next one smoothed by noise: [N] units of return.
+
+        Args:
+            batch: the minibatch.
+        """
+        observation = self.policy.normalize(batch.next_observation)
+        action = (self.target_actor(observation).tanh() + batch.noise).clamp_(-1.0, 1.0)
+        next_q = self.target_critic(observation, action).squeeze(-1)  # [2, N]
+        return td_target(next_q.amin(0), batch.reward, batch.discount)
+
+    def after_step(self) -> None:
+        """Target networks follow, as often as the actor moves."""
+        if self.num_gradient_steps % self.config.policy_period == 0:
+            self.model.polyak_update("target_actor", source="actor", tau=float(self.value_of("tau")))
+            self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))

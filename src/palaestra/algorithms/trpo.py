@@ -6,33 +6,44 @@ line search starts at the longest step the quadratic model of the divergence all
 policy where no shorter one improves the surrogate.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from palaestra.algorithms.actor_critic import ActorCritic, MinibatchConfig
-from palaestra.algorithms.algorithm import Positive
-from palaestra.algorithms.parts import AdvantageBatch, FixedPolicy
+from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, Fraction, Positive
+from palaestra.algorithms.parts import AdvantageBatch, FixedPolicy, StateValue, advantages, plan_of, settings
 from palaestra.algorithms.records import UpdateInfo, require_finite_gradients
-from palaestra.core import DataSource, Schedule, minibatches
-from palaestra.nn import CoreModel, OptimizerOption
+from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, minibatches, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import conjugate_gradient, explained_variance, masked_mean
-from palaestra.policies import Phase, StochasticPolicy
+from palaestra.policies import Phase, StochasticPolicy, stochastic_policy
 
 __all__ = ["TRPO", "TRPOConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TRPOConfig(MinibatchConfig):
+class TRPOConfig(AlgorithmConfig):
     """Hyperparameters of `TRPO`."""
 
     unroll_length: Positive[float] = 1024
     """Time steps collected from every environment before each update."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    gae_lambda: Fraction[Schedule] = 0.95
+    """Trace decay of the advantage estimate, in [0, 1]; 1 is Monte Carlo, 0 is one-step TD."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by their running mean and variance."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    """Policy and value network. They share a memory where there is one; trained together, the code of pictures too."""
+    num_epochs: Positive[int] = 10
+    """How often the value network goes through each unroll."""
+    mini_batch_size: Positive[int] = 128
+    """Rows in a minibatch of the value network."""
+    standardize_advantage: bool = True
+    """Whether advantages of an unroll are given mean 0 and standard deviation 1."""
     target_kl: Positive[Schedule] = 0.01
     """Delta of equation (14): mean divergence of the new policy from the old one, nats."""
     damping: float = 0.1
@@ -43,21 +54,16 @@ class TRPOConfig(MinibatchConfig):
     """Step lengths tried, each 0.8 times the one before."""
     value_learning_rate: Schedule = 1e-3
     """Step size of Adam for the value network; a number or a schedule."""
-    num_epochs: Positive[int] = 10
-    """How often the value network goes through each unroll."""
-    mini_batch_size: Positive[int] = 128
-    """Rows in a minibatch of the value network."""
+
+    @property
+    def plan(self) -> OnPolicy:
+        """The data these settings ask for."""
+        return plan_of(OnPolicy, self, mini_batch_length=1)
 
 
 @final
-class TRPO(ActorCritic):
+class TRPO(Algorithm[StochasticPolicy]):
     """Learns a stochastic policy by natural gradient steps of bounded divergence, and a state value beside it.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: discrete, a box, or any nest of them.
-        config: hyperparameters.
-        seeds: of the run.
 
     Raises:
         ConfigError: the action space holds something else.
@@ -66,13 +72,25 @@ class TRPO(ActorCritic):
     config_class = TRPOConfig
     stored_fields = ("log_prob",)
 
-    def build_model(self, policy: StochasticPolicy, config: Any) -> CoreModel:
-        """The policy takes its natural step as it is; the value network has Adam."""
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: TRPOConfig | None = None,
+        seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
+    ) -> None:
+        config, seeds = settings(config or TRPOConfig(), seeds, network)
+        layers, _ = config.network.parts("policy", "value")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
+            self.value = StateValue(policy, observation_spec, config.network, shares=False)
         options = {
-            "policy": OptimizerOption("sgd", {"lr": 1.0}),
+            "policy": OptimizerOption("sgd", {"lr": 1.0}),  # the natural step is taken as it is
             "value": OptimizerOption("adam", {"lr": config.value_learning_rate}),
         }
-        return CoreModel({"policy": policy.network, "value": self.value.network}, options)
+        model = CoreModel({"policy": policy.network, "value": self.value.network}, options)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def update(self, source: DataSource) -> UpdateInfo:
         """One natural gradient step of the policy on the whole unroll, then many steps of the value network.
@@ -85,7 +103,7 @@ class TRPO(ActorCritic):
         """
         with self.policy.in_phase(Phase.UPDATE):
             drawn: Any = self.draw(source)
-            batch = AdvantageBatch.of(self.with_advantages(drawn))
+            batch = self._with_advantages(drawn)
             info = UpdateInfo(self.policy_version + 1, 1, int(batch.valid.sum()))
             info.records.append(self._improve(batch))
             self.num_gradient_steps += 1
@@ -95,6 +113,13 @@ class TRPO(ActorCritic):
                 info.rows_trained += int(minibatch["valid"].sum())
         self.finish_update(drawn)
         return info
+
+    @torch.no_grad()
+    def _with_advantages(self, batch: Any) -> AdvantageBatch:
+        value = self.value(batch.observation)  # [T+1, B]
+        gamma, lambda_ = self.value_of("gamma"), self.value_of("gae_lambda")
+        fields = advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=self.config.standardize_advantage)
+        return AdvantageBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
 
     def _improve(self, batch: Any) -> dict[str, Tensor]:
         """Appendix C: the direction by conjugate gradients, the length by the trust region, then a line search."""
