@@ -28,7 +28,7 @@ from palaestra.ops import Moments, masked_mean, merge, moments_of, valid_starts,
 from palaestra.policies import ObservationNormalizer, Policy
 from palaestra.policies.heads import head_of
 
-__all__ = ["BonusConfig", "CuriosityModule", "ExplorationBonus", "RandomNetworkDistillation", "exploration_bonus"]
+__all__ = ["BonusConfig", "CuriosityModule", "ExplorationBonus", "RandomNetworkDistillation", "bonus_of"]
 
 _CLIP = 5.0  # of normalised observations, in standard deviations: Burda et al. 2019, section 2.4
 _EPSILON = 1e-8  # keeps the scale of a constant bonus finite
@@ -276,7 +276,7 @@ class CuriosityModule(ExplorationBonus):
         return 0.5 * (foreseen - after).square().mean(-1)
 
 
-def exploration_bonus(
+def bonus_of(
     config: Any, policy: Policy, model: CoreModel, plan: Plan, seeds: RunSeeds
 ) -> ExplorationBonus | None:
     """The bonus that an algorithm's configuration asks for in its field `bonus`, if it has one.

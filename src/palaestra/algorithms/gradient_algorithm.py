@@ -9,7 +9,7 @@ from torch import Tensor
 
 from palaestra.algorithms.algorithm import Algorithm, PolicyT
 from palaestra.algorithms.compiled import CompiledSteps
-from palaestra.algorithms.exploration_bonus import exploration_bonus
+from palaestra.algorithms.exploration_bonus import bonus_of
 from palaestra.algorithms.records import (
     Gradients,
     Losses,
@@ -47,7 +47,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
     ) -> None:
         super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
-        self.bonus = exploration_bonus(config, policy, model, plan, seeds or RunSeeds(0))
+        self.bonus = bonus_of(config, policy, model, plan, seeds or RunSeeds(0))
         if self.bonus is not None and self.team:
             raise ConfigError(
                 f"bonus.kind is {config.bonus.kind!r}, but {type(self).__name__} learns for a team, and novelty is "

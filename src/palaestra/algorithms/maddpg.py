@@ -76,6 +76,7 @@ class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
         action_spec: of the team: a box [G, ...] with finite bounds.
         config: hyperparameters.
         seeds: of the run.
+        network: your own encoder, see `Algorithm`.
 
     Raises:
         ConfigError: the specs are not those of a team with such actions.

@@ -122,6 +122,7 @@ class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
         action_spec: of the team: discrete choices.
         config: hyperparameters.
         seeds: of the run.
+        network: your own encoder, see `Algorithm`.
 
     Raises:
         ConfigError: the specs are not those of a team with discrete actions.

@@ -117,7 +117,7 @@ class QRDQN(GradientAlgorithm[ValueGreedyPolicy]):
         """Reduces n-step windows to transitions."""
         return n_step_transitions(batch, self.value_of("gamma"), ValueBatch)
 
-    def noise(self, batch: ValueBatch, generator: torch.Generator) -> ValueBatch:
+    def noise(self, batch: Any, generator: torch.Generator) -> ValueBatch:
         """Noise of noisy layers, if there are any."""
         return layer_noise(batch, self.policy, generator)
 
