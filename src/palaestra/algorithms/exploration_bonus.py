@@ -276,9 +276,7 @@ class CuriosityModule(ExplorationBonus):
         return 0.5 * (foreseen - after).square().mean(-1)
 
 
-def bonus_of(
-    config: Any, policy: Policy, model: CoreModel, plan: Plan, seeds: RunSeeds
-) -> ExplorationBonus | None:
+def bonus_of(config: Any, policy: Policy, model: CoreModel, plan: Plan, seeds: RunSeeds) -> ExplorationBonus | None:
     """The bonus that an algorithm's configuration asks for in its field `bonus`, if it has one.
 
     Args:
