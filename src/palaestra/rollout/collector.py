@@ -248,7 +248,7 @@ class Collector:
             if preprocess is not None:
                 time_step, ended = preprocess(time_step), None if ended is None else preprocess(ended)
             if lanes is not None:
-                write(*tree_select((step.action, time_step, state), lanes), lanes, ended)
+                write(*tree_select((step.action, time_step, state), lanes), lanes=lanes, ended=ended)
             elif ended is not None:
                 write(step.action, time_step, state, None, ended)
             else:  # what `write` does, without the call
