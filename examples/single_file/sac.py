@@ -157,15 +157,15 @@ class Critics(nn.Module):
 
     def __init__(self, sizes: tuple[int, ...], count: int) -> None:
         super().__init__()
-        stacks = list(zip(*[mlp(sizes)[::2] for _ in range(count)], strict=True))
-        self.weights = nn.ParameterList(torch.stack([x.weight.detach().T for x in stack]) for stack in stacks)
-        self.biases = nn.ParameterList(torch.stack([x.bias.detach()[None] for x in stack]) for stack in stacks)
+        stacks = zip(*[mlp(sizes)[::2] for _ in range(count)], strict=True)
+        pairs = [([x.weight.T for x in stack], [x.bias[None] for x in stack]) for stack in stacks]
+        self.layers = nn.ParameterList(torch.stack(part).detach() for pair in pairs for part in pair)
 
     def forward(self, observation: Tensor, action: Tensor) -> Tensor:
         """Values [K, N] of N actions."""
-        x = torch.cat((observation, action), -1).expand(len(self.weights[0]), -1, -1)
-        for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = torch.bmm(x if index == 0 else x.relu(), weight) + bias
+        x = torch.cat((observation, action), -1).expand(len(self.layers[0]), -1, -1)
+        for index in range(0, len(self.layers), 2):  # a weight, then its bias
+            x = torch.bmm(x if index == 0 else x.relu(), self.layers[index]) + self.layers[index + 1]
         return x.squeeze(-1)
 
 
