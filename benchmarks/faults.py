@@ -85,11 +85,11 @@ def play_ours(fault: str, on_fault: str) -> str:
 
     import torch
 
-    from palaestra.envs import FaultPolicy, ProcessEnvironment
+    from palaestra.envs import FaultPolicy, ProcessDriver
 
     policy = FaultPolicy(on_fault=on_fault, timeout_s=TIMEOUT_S, reset_timeout_s=10.0)  # type: ignore[arg-type]
     factories = [functools.partial(ours_make, fault, lane) for lane in range(4)]
-    with ProcessEnvironment(factories, lane_seeds=[1, 2, 3, 4], num_workers=4, faults=policy) as env:
+    with LaneEnvironment(ProcessDriver(factories, num_workers=4, faults=policy), lane_seeds=[1, 2, 3, 4]) as env:
         env.reset()
         begin_to_wait()
         for number in range(STEP + 2):

@@ -20,7 +20,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 from benchmarks.record import origin, provenance, publish, table, write_json
-from palaestra.envs import NativeVectorEnvironment, ProcessEnvironment, SerialEnvironment, load, space_from_spec
+from palaestra.envs import LaneEnvironment, NativeVectorEnvironment, ProcessDriver, SerialDriver, load, space_from_spec
 from palaestra.envs.tiny import TensorCartPole
 
 RESULTS = Path(__file__).parent / "results"
@@ -80,11 +80,11 @@ def peer(env: Any) -> tuple[Step, Callable[[], None]]:
 
 
 def serial(name: str, num_envs: int) -> Any:
-    return ours(SerialEnvironment(factories(name, num_envs)))
+    return ours(LaneEnvironment(SerialDriver(factories(name, num_envs))))
 
 
 def process(name: str, num_envs: int, workers: int = 2) -> Any:
-    return ours(ProcessEnvironment(factories(name, num_envs), num_workers=workers))
+    return ours(LaneEnvironment(ProcessDriver(factories(name, num_envs), num_workers=workers)))
 
 
 def sync(name: str, num_envs: int) -> Any:

@@ -15,8 +15,8 @@ from palaestra.envs import (
     EnvConfig,
     GymEnvironment,
     NativeVectorEnvironment,
-    ProcessEnvironment,
-    SerialEnvironment,
+    ProcessDriver,
+    SerialDriver,
     TimeLimit,
     create_environment,
     load,
@@ -93,9 +93,9 @@ def test_arguments_reach_the_constructor():
 @pytest.mark.parametrize(
     ("vectorization", "kind"),
     [
-        ("auto", SerialEnvironment),
-        ("serial", SerialEnvironment),
-        ("process", ProcessEnvironment),
+        ("auto", SerialDriver),
+        ("serial", SerialDriver),
+        ("process", ProcessDriver),
         ("native", NativeVectorEnvironment),
     ],
 )
@@ -104,7 +104,7 @@ def test_the_vectorization_is_what_was_asked_for(vectorization, kind):
     workers = 1 if vectorization == "process" else None
     config = EnvConfig(num_envs=3, vectorization=vectorization, num_workers=workers, max_episode_steps=4)
     with create_environment(config, lane_seeds=SEEDS) as env:
-        assert type(env) is kind
+        assert type(getattr(env, "driver", env)) is kind
         zeros = torch.zeros(3, dtype=torch.int64)
         steps = [env.step(zeros) for _ in range(5)]
         assert steps[0].step_type.tolist() == [0, 0, 0]
@@ -232,7 +232,7 @@ def test_what_is_for_training_alone_is_not_there_in_evaluation():
     assert (judged.vectorization, judged.num_envs, judged.train_wrappers) == ("auto", 2, ())
     with create_environment(judged, seed=1) as evaluation:
         assert evaluation.observation_spec.shape == (2, 4)
-        assert isinstance(evaluation, SerialEnvironment)
+        assert isinstance(evaluation.driver, SerialDriver)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_workers_of_num_ready_are_as_many_as_this_process_may_use(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     with create_environment(EnvConfig(num_envs=4, vectorization="process", num_ready=2)) as env:
-        assert len(env.worker_pids) == 2
+        assert len(env.groups) == 2
 
 
 def test_specs_are_probed_without_the_faults_of_the_other_environments():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from palaestra.core import BoundedSpec, EnvError, RunSeeds, SpecError, episode_seed
-from palaestra.envs import EnvironmentWrapper, GymEnvironment, SerialEnvironment, load, space_from_spec
+from palaestra.envs import EnvironmentWrapper, GymEnvironment, LaneEnvironment, SerialDriver, load, space_from_spec
 from tests.envs.worlds import Counter, Doubled, Global, Nested, Reusing, counter
 
 
@@ -112,7 +112,7 @@ def test_a_layer_around_a_bare_gymnasium_environment_is_refused():
     with pytest.raises(SpecError, match=r"GymEnvironment\(Counter\(\)\)"):
         EnvironmentWrapper(Counter())
     with pytest.raises(SpecError, match=r"GymEnvironment\(Counter\(\)\)"):
-        SerialEnvironment([Counter()])
+        LaneEnvironment(SerialDriver([Counter()]))
 
 
 def test_specs_of_a_wrapper_are_those_of_what_it_emits():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from palaestra.core import ConfigError, EnvError, SpecError
-from palaestra.envs import EnvConfig, EnvironmentWrapper, SerialEnvironment, create_environment
+from palaestra.envs import EnvConfig, EnvironmentWrapper, LaneEnvironment, SerialDriver, create_environment
 from tests.envs.worlds import counter
 
 LANES = [5, 6, 7, 8]
@@ -75,7 +75,7 @@ def test_every_lane_gives_the_stream_that_it_gives_alone():
             for lane in time_step.env_id.tolist():
                 steps[lane] += 1
             time_step = env.recv()
-    with SerialEnvironment([counter(noisy=True) for _ in range(4)], lane_seeds=LANES) as env:
+    with LaneEnvironment(SerialDriver([counter(noisy=True) for _ in range(4)]), lane_seeds=LANES) as env:
         lanes, count = torch.arange(4), dict.fromkeys(range(4), 0)
         stream = [env.reset()]
         for _ in range(7):

@@ -1,6 +1,6 @@
 """Tests of `palaestra.envs.process`: what only worker processes can get wrong.
 
-That their stream is the one of `SerialEnvironment` is in `contracts/test_environments.py`.
+That their stream is the one of `SerialDriver` is in `contracts/test_environments.py`.
 """
 
 import functools
@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from palaestra.core import ConfigError, EnvError, SpecError
-from palaestra.envs import FaultPolicy, GymEnvironment, ProcessEnvironment, load
+from palaestra.envs import FaultPolicy, GymEnvironment, LaneEnvironment, ProcessDriver, load
 from tests.envs.worlds import counter, faulty, layered
 
 ZEROS = torch.zeros(2, dtype=torch.int64)
@@ -32,7 +32,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def repeat(env: ProcessEnvironment, count: int) -> None:
+def repeat(env: ProcessDriver, count: int) -> None:
     for _ in range(count):
         env.step(torch.zeros(env.batch_size, dtype=torch.int64))
 
@@ -43,29 +43,29 @@ def open_files() -> int:
 
 def test_environments_run_in_their_workers_and_none_is_left(wait_until):
     """ALF-47, ALF-49."""
-    with ProcessEnvironment([functools.partial(layered, "Pid")] * 4, num_workers=2) as env:
+    with LaneEnvironment(ProcessDriver([functools.partial(layered, "Pid")] * 4, num_workers=2)) as env:
         env.reset()
         pids = env.step(torch.zeros(4, dtype=torch.int64)).env_info.pid.long().tolist()
-        assert pids == [env.worker_pids[0]] * 2 + [env.worker_pids[1]] * 2
+        assert pids == [env.driver.worker_pids[0]] * 2 + [env.driver.worker_pids[1]] * 2
         assert os.getpid() not in pids
     assert all(gone(pid) for pid in pids)
     assert not multiprocessing.active_children()
 
 
 def test_there_are_never_more_workers_than_environments():
-    with ProcessEnvironment(TWO[:1], num_workers=8) as env:
-        assert len(env.worker_pids) == 1
+    with LaneEnvironment(ProcessDriver(TWO[:1], num_workers=8)) as env:
+        assert len(env.driver.worker_pids) == 1
     with pytest.raises(ConfigError, match="at least 1"):
-        ProcessEnvironment(TWO, num_workers=0)
+        LaneEnvironment(ProcessDriver(TWO, num_workers=0))
 
 
 def test_opening_and_closing_leaves_no_files_and_no_shared_memory():
     """F31."""
-    with ProcessEnvironment(TWO, num_workers=2) as env:
+    with LaneEnvironment(ProcessDriver(TWO, num_workers=2)) as env:
         env.reset()
     files, segments = open_files(), set(os.listdir("/dev/shm"))
     for _ in range(3):
-        with ProcessEnvironment(TWO, num_workers=2) as env:
+        with LaneEnvironment(ProcessDriver(TWO, num_workers=2)) as env:
             env.step(ZEROS)
     assert open_files() == files
     assert set(os.listdir("/dev/shm")) == segments
@@ -74,7 +74,7 @@ def test_opening_and_closing_leaves_no_files_and_no_shared_memory():
 @pytest.mark.fault
 def test_a_killed_worker_is_named_with_what_it_was_doing_within_a_second():
     """F3."""
-    env = ProcessEnvironment([counter, counter, functools.partial(faulty, "kill", 4)], num_workers=2)
+    env = LaneEnvironment(ProcessDriver([counter, counter, functools.partial(faulty, "kill", 4)], num_workers=2))
     actions = torch.tensor([0, 1, 2])
     env.reset()
     for _ in range(3):
@@ -94,7 +94,7 @@ def test_a_killed_worker_is_named_with_what_it_was_doing_within_a_second():
     )
     assert all(word in message for word in words), message
     assert "with action 2" in message
-    assert all(gone(pid) for pid in env.worker_pids)
+    assert all(gone(pid) for pid in env.driver.worker_pids)
     with pytest.raises(EnvError, match="has ended"):
         env.step(actions)
     env.close()
@@ -104,11 +104,11 @@ def test_a_killed_worker_is_named_with_what_it_was_doing_within_a_second():
 @pytest.mark.parametrize("when", [0, 3, 8])
 def test_a_worker_killed_from_outside_is_noticed_at_the_next_step(when):
     """F3."""
-    env = ProcessEnvironment(TWO, num_workers=2)
+    env = LaneEnvironment(ProcessDriver(TWO, num_workers=2))
     env.reset()
     for _ in range(when):
         env.step(ZEROS)
-    os.kill(env.worker_pids[1], signal.SIGKILL)
+    os.kill(env.driver.worker_pids[1], signal.SIGKILL)
     with pytest.raises(EnvError, match=r"environment 1 lost its worker .*SIGKILL"):
         repeat(env, 2)
     env.close()
@@ -117,7 +117,7 @@ def test_a_worker_killed_from_outside_is_noticed_at_the_next_step(when):
 @pytest.mark.fault
 def test_a_worker_that_exits_is_named_with_its_code():
     """F3."""
-    env = ProcessEnvironment([functools.partial(faulty, "exit")], num_workers=1)
+    env = LaneEnvironment(ProcessDriver([functools.partial(faulty, "exit")], num_workers=1))
     env.reset()
     with pytest.raises(EnvError, match="exited with code 0"):
         repeat(env, 3)
@@ -130,7 +130,7 @@ def test_a_worker_that_exits_is_named_with_its_code():
 )
 def test_any_exception_arrives_as_text_with_its_traceback(fault, words):
     """F1, F2: also of a class that cannot be pickled or rebuilt."""
-    with ProcessEnvironment([counter, functools.partial(faulty, fault)], num_workers=2) as env:
+    with LaneEnvironment(ProcessDriver([counter, functools.partial(faulty, fault)], num_workers=2)) as env:
         env.reset()
         for _ in range(2):
             env.step(ZEROS)
@@ -147,12 +147,14 @@ def test_any_exception_arrives_as_text_with_its_traceback(fault, words):
 @pytest.mark.parametrize("at", [0, 2])
 def test_a_hanging_environment_is_stopped_at_the_deadline_and_its_stack_shown(at):
     """F4."""
-    env = ProcessEnvironment(
-        [counter, functools.partial(faulty, "hang", at)],
-        num_workers=2,
-        faults=FaultPolicy(timeout_s=0.5, reset_timeout_s=1.5),
+    env = LaneEnvironment(
+        ProcessDriver(
+            [counter, functools.partial(faulty, "hang", at)],
+            num_workers=2,
+            faults=FaultPolicy(timeout_s=0.5, reset_timeout_s=1.5),
+        )
     )
-    pids = env.worker_pids
+    pids = env.driver.worker_pids
     started = time.monotonic()
     with pytest.raises(EnvError, match=r"environment 1 did not answer in time .*(step 2|its reset)") as caught:
         repeat(env, 4)
@@ -164,14 +166,14 @@ def test_a_hanging_environment_is_stopped_at_the_deadline_and_its_stack_shown(at
 @pytest.mark.fault
 def test_a_hanging_worker_does_not_hold_up_closing(monkeypatch):
     """F4: shutdown within seconds."""
-    monkeypatch.setattr("palaestra.envs.pool._CLOSE_S", 0.3)
-    env = ProcessEnvironment([functools.partial(faulty, "hang", 1)], num_workers=1)
+    monkeypatch.setattr("palaestra.envs.process._CLOSE_S", 0.3)
+    env = LaneEnvironment(ProcessDriver([functools.partial(faulty, "hang", 1)], num_workers=1))
     env.reset()
     env.send(ZEROS[:1])
     started = time.monotonic()
     env.close()
     assert time.monotonic() - started < 3
-    assert all(gone(pid) for pid in env.worker_pids)
+    assert all(gone(pid) for pid in env.driver.worker_pids)
 
 
 @pytest.mark.fault
@@ -180,7 +182,7 @@ def test_a_hanging_worker_does_not_hold_up_closing(monkeypatch):
 )
 def test_an_environment_that_cannot_be_made_is_named(fault, words):
     with pytest.raises(EnvError, match=words):
-        ProcessEnvironment([counter, functools.partial(faulty, fault, -1)], num_workers=1)
+        LaneEnvironment(ProcessDriver([counter, functools.partial(faulty, fault, -1)], num_workers=1))
     assert not multiprocessing.active_children()
 
 
@@ -189,13 +191,14 @@ def test_workers_end_when_their_parent_is_killed(wait_until):
     """F16: also one that hangs in a step."""
     script = (
         "import functools, os, sys, torch\n"
-        "from palaestra.envs import ProcessEnvironment\n"
+        "from palaestra.envs import LaneEnvironment, ProcessDriver\n"
         "from tests.envs.worlds import counter, faulty\n"
         "if __name__ == '__main__':\n"
-        "    env = ProcessEnvironment([counter, functools.partial(faulty, 'hang', 1)], num_workers=2)\n"
+        "    factories = [counter, functools.partial(faulty, 'hang', 1)]\n"
+        "    env = LaneEnvironment(ProcessDriver(factories, num_workers=2))\n"
         "    env.reset()\n"
         "    env.send(torch.zeros(2, dtype=torch.int64))\n"
-        "    sys.stdout.write(' '.join(map(str, env.worker_pids)) + '\\n')\n"
+        "    sys.stdout.write(' '.join(map(str, env.driver.worker_pids)) + '\\n')\n"
         "    sys.stdout.flush()\n"
         "    sys.stdin.read()\n"
     )
@@ -217,16 +220,16 @@ def test_workers_end_when_their_parent_is_killed(wait_until):
 
 def test_factories_that_cannot_be_sent_are_refused():
     with pytest.raises(ConfigError, match=r"functools\.partial"):
-        ProcessEnvironment([lambda: counter()])
+        LaneEnvironment(ProcessDriver([lambda: counter()]))
 
 
 def test_workers_with_different_specs_are_refused():
     with pytest.raises(SpecError, match="environment 1 has the specs"):
-        ProcessEnvironment([counter, functools.partial(layered, "Nested")], num_workers=2)
+        LaneEnvironment(ProcessDriver([counter, functools.partial(layered, "Nested")], num_workers=2))
 
 
 def test_send_and_recv_overlap_and_come_in_pairs():
-    with ProcessEnvironment(TWO, num_workers=1) as env:
+    with LaneEnvironment(ProcessDriver(TWO, num_workers=1)) as env:
         with pytest.raises(EnvError, match="without send"):
             env.recv()
         env.send(ZEROS)
@@ -243,7 +246,7 @@ def test_send_and_recv_overlap_and_come_in_pairs():
 
 def test_large_infos_do_not_block_anybody():
     """More than a pipe holds, from both workers."""
-    with ProcessEnvironment([talkative] * 2, num_workers=2) as env:
+    with LaneEnvironment(ProcessDriver([talkative] * 2, num_workers=2)) as env:
         env.reset()
         info = env.step(ZEROS).env_info
         assert len(info.keys()) == 20_000
@@ -260,13 +263,13 @@ def talkative() -> GymEnvironment:
 
 
 def test_spawned_workers_do_the_same():
-    with ProcessEnvironment(TWO, num_workers=1, context="spawn") as env:
+    with LaneEnvironment(ProcessDriver(TWO, num_workers=1, context="spawn")) as env:
         env.reset()
         assert env.step(ZEROS).reward.tolist() == [10, 10]
 
 
 def test_a_picture_of_the_first_environment():
-    with ProcessEnvironment([functools.partial(layered, "Drawing")] * 2, num_workers=2) as env:
+    with LaneEnvironment(ProcessDriver([functools.partial(layered, "Drawing")] * 2, num_workers=2)) as env:
         env.step(ZEROS)
         env.step(ZEROS)
         assert env.render().tolist() == np.ones((2, 3, 3)).tolist()
@@ -280,7 +283,7 @@ def test_a_picture_of_the_first_environment():
 def test_no_picture_of_an_environment_that_was_dropped():
     faults = FaultPolicy(on_fault="drop")
     factories = [functools.partial(faulty, "exit", 2), functools.partial(layered, "Drawing")]
-    with ProcessEnvironment(factories, num_workers=2, faults=faults) as env:
+    with LaneEnvironment(ProcessDriver(factories, num_workers=2, faults=faults)) as env:
         for _ in range(4):
             env.step(ZEROS)
         with pytest.raises(EnvError, match="environment 0, which pictures are of, was dropped"):
@@ -288,8 +291,8 @@ def test_no_picture_of_an_environment_that_was_dropped():
 
 
 def test_a_forgotten_environment_leaves_nothing(wait_until):
-    env = ProcessEnvironment([functools.partial(load, "CartPole-v1")], num_workers=1)
-    pids = env.worker_pids
+    env = LaneEnvironment(ProcessDriver([functools.partial(load, "CartPole-v1")], num_workers=1))
+    pids = env.driver.worker_pids
     del env
     wait_until(lambda: all(gone(pid) for pid in pids), 5, what="the workers to end")
 
@@ -301,7 +304,7 @@ def test_a_million_steps_and_a_hundred_openings_leave_nothing_behind():
     ones = torch.ones(64, dtype=torch.int64)
 
     def cycle(steps: int) -> None:
-        with ProcessEnvironment([make] * 64, num_workers=2) as env:
+        with LaneEnvironment(ProcessDriver([make] * 64, num_workers=2)) as env:
             env.reset()
             for _ in range(steps):
                 env.step(ones)
@@ -324,10 +327,10 @@ def resident_bytes() -> int:
 def test_info_travels_in_shared_memory_once_its_names_are_known():
     """Only new names go through the pipe; NaN is what an environment did not report, absent what nobody did."""
     factories = [functools.partial(layered, name) for name in ("Pid", "Counter")]
-    with ProcessEnvironment(factories, num_workers=2) as env:
+    with LaneEnvironment(ProcessDriver(factories, num_workers=2)) as env:
         assert env.reset().env_info == ()
         for _ in range(3):
             info = env.step(ZEROS).env_info
-            assert info.pid[0] == env.worker_pids[0]
+            assert info.pid[0] == env.driver.worker_pids[0]
             assert torch.isnan(info.pid[1])
         assert env.reset().env_info == ()

@@ -10,8 +10,8 @@ import torch
 from gymnasium import spaces
 
 from palaestra.core import Batch, EnvError, ShapeError, SpecError
-from palaestra.envs import FaultPolicy, GymEnvironment, SerialEnvironment, load
-from palaestra.envs.driving import remade
+from palaestra.envs import FaultPolicy, GymEnvironment, LaneEnvironment, SerialDriver, load
+from palaestra.envs.environment import remake
 from palaestra.envs.wrappers import EpisodicLife
 from tests.envs.worlds import Counter, Doubled, Drawing, Faulty, Nested, Pid, Reusing, Shifty, counter, layered
 from tests.envs.wrappers.worlds import Game
@@ -22,7 +22,7 @@ ZEROS = torch.zeros(2, dtype=torch.int64)
 def test_environments_run_in_this_process():
     """ALF-01."""
     before = len(multiprocessing.active_children())
-    env = SerialEnvironment([layered("Pid")])
+    env = LaneEnvironment(SerialDriver([layered("Pid")]))
     env.reset()
     info = env.step(torch.zeros(1, dtype=torch.int64)).env_info
     assert int(info.pid) == os.getpid()
@@ -31,7 +31,7 @@ def test_environments_run_in_this_process():
 
 def test_lanes_that_end_are_reset_alone():
     """ALF-33."""
-    env = SerialEnvironment([counter({2: "terminated"}), counter({3: "truncated"})], lane_seeds=[1, 2])
+    env = LaneEnvironment(SerialDriver([counter({2: "terminated"}), counter({3: "truncated"})]), lane_seeds=[1, 2])
     steps = [env.step(ZEROS + 1) for _ in range(5)]
     assert torch.stack([step.step_type for step in steps]).tolist() == [[0, 0], [1, 1], [2, 1], [0, 2], [1, 0]]
     assert torch.stack([step.discount for step in steps]).tolist() == [[1, 1], [1, 1], [0, 1], [1, 1], [1, 1]]
@@ -40,13 +40,13 @@ def test_lanes_that_end_are_reset_alone():
 
 
 def test_the_last_row_shows_the_true_final_observation():
-    env = SerialEnvironment([counter({2: "terminated"})], lane_seeds=[1])
+    env = LaneEnvironment(SerialDriver([counter({2: "terminated"})]), lane_seeds=[1])
     seen = [env.step(ZEROS[:1]).observation[0, 0].item() for _ in range(4)]
     assert seen == [0, 1, 2, 0]
 
 
 def test_a_reset_abandons_running_episodes_and_counts_on():
-    env = SerialEnvironment([counter(), counter()], lane_seeds=[1, 2])
+    env = LaneEnvironment(SerialDriver([counter(), counter()]), lane_seeds=[1, 2])
     env.reset()
     env.step(ZEROS)
     assert env.reset().step_type.tolist() == [0, 0]
@@ -54,7 +54,7 @@ def test_a_reset_abandons_running_episodes_and_counts_on():
 
 
 def test_time_steps_can_be_kept():
-    env = SerialEnvironment([GymEnvironment(Reusing()), GymEnvironment(Reusing())])
+    env = LaneEnvironment(SerialDriver([GymEnvironment(Reusing()), GymEnvironment(Reusing())]))
     ones = torch.ones(2, 1)
     steps = [env.reset(), *(env.step(ones) for _ in range(3))]
     assert [step.observation[0].item() for step in steps] == [0, 1, 2, 3]
@@ -64,7 +64,7 @@ def test_time_steps_can_be_kept():
 
 
 def test_changing_what_was_returned_does_no_harm():
-    env, twin = (SerialEnvironment([counter(noisy=True)] * 1, lane_seeds=[1]) for _ in range(2))
+    env, twin = (LaneEnvironment(SerialDriver([counter(noisy=True)] * 1), lane_seeds=[1]) for _ in range(2))
     for one in (env, twin):
         one.reset()
     for _ in range(3):
@@ -79,7 +79,7 @@ def test_changing_what_was_returned_does_no_harm():
 
 def test_nested_data_are_batches_and_info_comes_and_goes():
     """ALF-16, ALF-20."""
-    env = SerialEnvironment([GymEnvironment(Nested()) for _ in range(3)], lane_seeds=[1, 2, 3])
+    env = LaneEnvironment(SerialDriver([GymEnvironment(Nested()) for _ in range(3)]), lane_seeds=[1, 2, 3])
     first = env.reset()
     assert isinstance(first.observation, Batch)
     assert first.observation.body.shape == (3, 2, 3)
@@ -96,22 +96,22 @@ def test_nested_data_are_batches_and_info_comes_and_goes():
 
 
 def test_info_that_one_lane_reports_is_nan_in_the_others():
-    env = SerialEnvironment([layered("Pid"), layered("Counter")])
+    env = LaneEnvironment(SerialDriver([layered("Pid"), layered("Counter")]))
     env.reset()
     assert torch.isnan(env.step(ZEROS).env_info.pid).tolist() == [False, True]
-    assert SerialEnvironment([layered("Counter")]).reset().env_info == ()
+    assert LaneEnvironment(SerialDriver([layered("Counter")])).reset().env_info == ()
 
 
 @pytest.mark.parametrize("action", [torch.zeros(3, dtype=torch.int64), torch.zeros(2, 1), 0])
 def test_an_action_of_the_wrong_shape_is_refused(action):
     with pytest.raises(ShapeError, match=r"expected \(2,\)"):
-        SerialEnvironment([counter(), counter()]).step(action)
+        LaneEnvironment(SerialDriver([counter(), counter()])).step(action)
 
 
 def test_a_discrete_action_that_does_not_exist_is_refused_before_the_environment_sees_it():
     """F8."""
     gym_env = Counter()
-    env = SerialEnvironment([GymEnvironment(gym_env)])
+    env = LaneEnvironment(SerialDriver([GymEnvironment(gym_env)]))
     env.reset()
     for bad in (-1, 3):
         with pytest.raises(SpecError, match=f"environment 0 has value {bad}"):
@@ -120,7 +120,7 @@ def test_a_discrete_action_that_does_not_exist_is_refused_before_the_environment
 
 
 def test_actions_of_another_dtype_are_cast():
-    env = SerialEnvironment([load("Pendulum-v1")])
+    env = LaneEnvironment(SerialDriver([load("Pendulum-v1")]))
     env.reset()
     assert env.step(torch.zeros(1, 1, dtype=torch.float64)).prev_action.dtype == torch.float32
     assert env.step(torch.zeros(1, 1, requires_grad=True)).reward.shape == (1,)
@@ -129,7 +129,7 @@ def test_actions_of_another_dtype_are_cast():
 def test_a_failure_names_the_lane_and_the_others_go_on_with_new_episodes():
     """F1."""
     envs = [counter(), GymEnvironment(Faulty("raise", at=2))]
-    env = SerialEnvironment(envs, lane_seeds=[1, 2])
+    env = LaneEnvironment(SerialDriver(envs), lane_seeds=[1, 2])
     env.reset()
     env.step(ZEROS)
     with pytest.raises(EnvError, match=r"environment 1 raised KeyError in episode 0 \(seed \d+\), at step 2"):
@@ -143,18 +143,18 @@ def test_an_iterator_that_runs_out_in_an_environment_is_no_quiet_end():
         def step(self, action):
             return next(iter(()))
 
-    env = SerialEnvironment([counter(), GymEnvironment(Exhausted())])
+    env = LaneEnvironment(SerialDriver([counter(), GymEnvironment(Exhausted())]))
     env.reset()
     with pytest.raises(EnvError, match=r"(?s)environment 1 .*StopIteration"):
         env.step(ZEROS)
 
 
 def test_a_state_saved_after_a_failure_starts_new_episodes():
-    env = SerialEnvironment([counter(), GymEnvironment(Faulty("raise", at=1))], lane_seeds=[1, 2])
+    env = LaneEnvironment(SerialDriver([counter(), GymEnvironment(Faulty("raise", at=1))]), lane_seeds=[1, 2])
     env.reset()
     with pytest.raises(EnvError):
         env.step(ZEROS)
-    twin = SerialEnvironment([counter(), counter()], lane_seeds=[3, 4])
+    twin = LaneEnvironment(SerialDriver([counter(), counter()]), lane_seeds=[3, 4])
     twin.load_state_dict(env.state_dict())
     assert twin.step(ZEROS).step_type.tolist() == [0, 0]
     assert twin.state_dict()["episode"].tolist() == [1, 1]
@@ -165,7 +165,7 @@ def test_a_shape_that_changes_within_an_episode_is_named_and_not_broadcast(lane)
     """F7."""
     envs = [counter(), counter()]
     envs[lane] = GymEnvironment(Shifty())
-    env = SerialEnvironment(envs)
+    env = LaneEnvironment(SerialDriver(envs))
     env.reset()
     env.step(ZEROS)
     with pytest.raises(EnvError, match=rf"environment {lane} .*shape \(1,\), expected \(2,\)"):
@@ -173,7 +173,7 @@ def test_a_shape_that_changes_within_an_episode_is_named_and_not_broadcast(lane)
 
 
 def test_send_and_recv_come_in_pairs():
-    env = SerialEnvironment([counter()])
+    env = LaneEnvironment(SerialDriver([counter()]))
     with pytest.raises(EnvError, match="without send"):
         env.recv()
     env.send(ZEROS[:1])
@@ -185,7 +185,7 @@ def test_send_and_recv_come_in_pairs():
 
 
 def test_only_all_environments_can_be_stepped():
-    env = SerialEnvironment([counter(), counter()])
+    env = LaneEnvironment(SerialDriver([counter(), counter()]))
     env.send(ZEROS, torch.arange(2))
     env.recv()
     with pytest.raises(SpecError, match="leave env_id out"):
@@ -194,25 +194,25 @@ def test_only_all_environments_can_be_stepped():
 
 def test_environments_with_different_specs_are_refused():
     with pytest.raises(SpecError, match="environment 1 has the specs"):
-        SerialEnvironment([counter(), layered("Nested")])
+        LaneEnvironment(SerialDriver([counter(), layered("Nested")]))
     with pytest.raises(SpecError, match="at least one"):
-        SerialEnvironment([])
+        LaneEnvironment(SerialDriver([]))
 
 
 def test_seeds_must_be_different():
     """ALF-55."""
     with pytest.raises(SpecError, match="each needs one of its own"):
-        SerialEnvironment([counter(), counter()], lane_seeds=[1, 1])
+        LaneEnvironment(SerialDriver([counter(), counter()]), lane_seeds=[1, 1])
 
 
 def test_a_state_of_another_size_is_refused():
-    two, one = SerialEnvironment([counter(), counter()]), SerialEnvironment([counter()])
+    two, one = LaneEnvironment(SerialDriver([counter(), counter()])), LaneEnvironment(SerialDriver([counter()]))
     with pytest.raises(EnvError, match="of 2 environments and this has 1"):
         one.load_state_dict(two.state_dict())
 
 
 def test_rendering_and_closing():
-    with SerialEnvironment([GymEnvironment(Drawing()), GymEnvironment(Drawing())]) as env:
+    with LaneEnvironment(SerialDriver([GymEnvironment(Drawing()), GymEnvironment(Drawing())])) as env:
         env.reset()
         env.step(ZEROS)
         assert env.render().tolist() == np.ones((2, 3, 3)).tolist()
@@ -232,7 +232,7 @@ class Closing(Counter):
 
 def test_all_environments_are_closed_although_closing_one_fails():
     closed = []
-    env = SerialEnvironment([GymEnvironment(Closing(closed)) for _ in range(3)])
+    env = LaneEnvironment(SerialDriver([GymEnvironment(Closing(closed)) for _ in range(3)]))
     with pytest.raises(OSError, match="close number 1"):
         env.close()
     assert len(closed) == 3
@@ -251,7 +251,7 @@ class Spoiled(Reusing):
 @pytest.mark.parametrize("layer", [GymEnvironment, lambda env: Doubled(GymEnvironment(env))])
 def test_a_dropped_environment_shows_its_last_good_row_although_it_reuses_its_array(layer):
     faults = FaultPolicy(on_fault="drop", strict=True)
-    env = SerialEnvironment([layer(Reusing()), layer(Spoiled())], faults=faults)
+    env = LaneEnvironment(SerialDriver([layer(Reusing()), layer(Spoiled())], faults=faults))
     env.reset()
     actions = torch.zeros(2, 1)
     seen = [env.step(actions) for _ in range(5)]
@@ -261,8 +261,9 @@ def test_a_dropped_environment_shows_its_last_good_row_although_it_reuses_its_ar
 
 
 def test_the_row_shown_for_a_failure_right_after_a_restored_state_is_the_restored_one():
-    one, two = (SerialEnvironment([GymEnvironment(Reusing()), GymEnvironment(Spoiled())], lane_seeds=[1, 2],
-                                  faults=FaultPolicy(on_fault="drop")) for _ in range(2))  # fmt: skip
+    faults = FaultPolicy(on_fault="drop")
+    drivers = [SerialDriver([GymEnvironment(Reusing()), GymEnvironment(Spoiled())], faults=faults) for _ in range(2)]
+    one, two = (LaneEnvironment(driver, lane_seeds=[1, 2]) for driver in drivers)
     one.reset()
     for _ in range(2):
         one.step(torch.zeros(2, 1))
@@ -287,16 +288,16 @@ def test_running_statistics_outlive_a_restart(wrapper):
     """They go on from where the broken episode began."""
     LaterFault.taken = 0
     factory = functools.partial(load, "tests.envs.test_serial:LaterFault", max_episode_steps=5, wrappers=(wrapper,))
-    env = SerialEnvironment([factory], faults=FaultPolicy(on_fault="restart"))
+    env = LaneEnvironment(SerialDriver([factory], faults=FaultPolicy(on_fault="restart")))
     env.reset()
     for _ in range(5):
         env.step([0])
-    before = env._lanes.envs[0].snapshot()
+    before = env.driver.envs[0].snapshot()
     for _ in range(4):
         step = env.step([0])
     assert len(env.faults) == 1
     assert step.step_type.tolist() == [0]
-    assert env._lanes.envs[0].memory() == {f"0:{wrapper}": before}
+    assert env.driver.envs[0].carried_state() == {f"0:{wrapper}": before}
 
 
 def test_what_cannot_be_carried_over_a_restart_is_named_in_the_log(caplog):
@@ -305,7 +306,7 @@ def test_what_cannot_be_carried_over_a_restart_is_named_in_the_log(caplog):
     games[0].advance(2)
     games[0].begin_episode(2)
     made = iter([EpisodicLife(counter()), games[1]])
-    assert remade(games[0], lambda: next(made)) is games[1]
+    assert remake(games[0], lambda: next(made)) is games[1]
     assert "what the wrappers of environment 0 carried from earlier episodes (0:EpisodicLife) is lost" in caplog.text
 
 
@@ -315,7 +316,7 @@ def test_a_scalar_reward_may_come_as_an_array_of_one():
             observation, reward, *rest = super().step(action)
             return observation, np.array([reward]), *rest
 
-    env = SerialEnvironment([GymEnvironment(Wrapped()), GymEnvironment(Wrapped())])
+    env = LaneEnvironment(SerialDriver([GymEnvironment(Wrapped()), GymEnvironment(Wrapped())]))
     env.reset()
     assert env.step(ZEROS).reward.tolist() == [10, 10]
 
@@ -338,7 +339,7 @@ class Keys(Counter):
 )
 def test_an_action_that_casting_would_change_is_refused(space, action, words):
     """F8: 256 would be executed as 0."""
-    env = SerialEnvironment([GymEnvironment(Keys(space))])
+    env = LaneEnvironment(SerialDriver([GymEnvironment(Keys(space))]))
     env.reset()
     with pytest.raises(SpecError, match=words):
         env.step(torch.tensor([action]))
@@ -347,7 +348,7 @@ def test_an_action_that_casting_would_change_is_refused(space, action, words):
 @pytest.mark.parametrize("value", [0.5, -0.25, float("nan"), float("inf")])
 def test_a_fraction_is_no_discrete_action(value):
     """F8."""
-    env = SerialEnvironment([counter(), counter()], lane_seeds=[1, 2])
+    env = LaneEnvironment(SerialDriver([counter(), counter()]), lane_seeds=[1, 2])
     env.reset()
     with pytest.raises(SpecError, match=f"the action for environment 1 has value {value}, expected an integer"):
         env.step(torch.tensor([1.0, value]))
@@ -365,7 +366,7 @@ class Leaving(Counter):
 
 def test_an_environment_cannot_end_the_process_with_success():
     """F3."""
-    env = SerialEnvironment([GymEnvironment(Leaving())], lane_seeds=[1])
+    env = LaneEnvironment(SerialDriver([GymEnvironment(Leaving())]), lane_seeds=[1])
     env.reset()
     for _ in range(3):
         env.step(ZEROS[:1])

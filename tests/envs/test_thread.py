@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from palaestra.core import EnvError, SpecError
-from palaestra.envs import FaultPolicy, ThreadEnvironment
+from palaestra.envs import FaultPolicy, LaneEnvironment, ThreadDriver
 from tests.envs.worlds import Counter, counter, faulty, layered
 
 ZERO = torch.zeros(1, dtype=torch.int64)
@@ -34,7 +34,7 @@ def where():
 def test_one_environment_runs_in_a_thread_of_this_process():
     """ALF-48."""
     before = threading.active_count()
-    with ThreadEnvironment(where, lane_seeds=[1]) as env:
+    with LaneEnvironment(ThreadDriver(where), lane_seeds=[1]) as env:
         env.reset()
         info = env.step(ZERO).env_info
         assert env.batch_size == 1
@@ -46,7 +46,7 @@ def test_one_environment_runs_in_a_thread_of_this_process():
 
 def test_ctrl_c_interrupts_the_wait_and_the_environment_can_be_closed():
     """ALF-48: it interrupts cleanly."""
-    env = ThreadEnvironment(functools.partial(faulty, "hang", 1), lane_seeds=[1])
+    env = LaneEnvironment(ThreadDriver(functools.partial(faulty, "hang", 1)), lane_seeds=[1])
     env.reset()
     env.send(ZERO)
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -57,11 +57,11 @@ def test_ctrl_c_interrupts_the_wait_and_the_environment_can_be_closed():
 
 
 def test_after_an_interruption_a_new_episode_begins(monkeypatch):
-    env = ThreadEnvironment(counter, lane_seeds=[1])
+    env = LaneEnvironment(ThreadDriver(counter), lane_seeds=[1])
     env.reset()
     env.send(ZERO)
     with monkeypatch.context() as patch:
-        patch.setattr(env, "_collect", _interrupted)
+        patch.setattr(env.driver, "collect", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             env.recv()
     assert env.step(ZERO).step_type.tolist() == [0]
@@ -74,7 +74,7 @@ def _interrupted():
 
 
 def test_pictures_come_from_the_thread_and_a_closed_one_says_so():
-    env = ThreadEnvironment(functools.partial(layered, "Drawing"))
+    env = LaneEnvironment(ThreadDriver(functools.partial(layered, "Drawing")))
     env.step(ZERO)
     env.step(ZERO)
     assert int(env.render().mean()) == 1
@@ -86,8 +86,8 @@ def test_pictures_come_from_the_thread_and_a_closed_one_says_so():
 
 def test_an_environment_that_cannot_be_made_says_why():
     with pytest.raises(KeyError, match="wheel"):
-        ThreadEnvironment(functools.partial(faulty, "raise", -1))
+        LaneEnvironment(ThreadDriver(functools.partial(faulty, "raise", -1)))
     with pytest.raises(EnvError, match=r"(?s)not made within 0.2 s.*misbehave"):
-        ThreadEnvironment(functools.partial(faulty, "hang", -1), faults=FaultPolicy(reset_timeout_s=0.2))
+        LaneEnvironment(ThreadDriver(functools.partial(faulty, "hang", -1), faults=FaultPolicy(reset_timeout_s=0.2)))
     with pytest.raises(SpecError, match="give a function"):
-        ThreadEnvironment(counter())
+        LaneEnvironment(ThreadDriver(counter()))

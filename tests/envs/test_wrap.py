@@ -17,7 +17,7 @@ def test_text_class_and_value_mean_the_same():
     """ALF-38."""
     value = Wrap(FrameStack, num_frames=2)
     assert value == Wrap("FrameStack", num_frames=2) == Wrap.parse(" FrameStack( num_frames = 2 )")
-    assert value == Wrap("palaestra.envs.wrappers.frame_stack:FrameStack", num_frames=2)
+    assert value == Wrap("palaestra.envs.wrappers.observations:FrameStack", num_frames=2)
     assert value != Wrap(FrameStack, num_frames=3)
     assert value != Wrap(ClipReward)
     assert (value.text, hash(value)) == ("FrameStack(num_frames=2)", hash(Wrap(FrameStack)))

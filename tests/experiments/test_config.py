@@ -82,7 +82,7 @@ def test_wrappers_are_written_as_text_and_read_back_equal(tmp_path):
     mapping = config_to_mapping(config)
     assert mapping["env"]["wrappers"] == [
         "TimeLimit(duration=7)",
-        "palaestra.envs.environment_wrapper:EnvironmentWrapper",
+        "palaestra.envs.environment:EnvironmentWrapper",
     ]
     assert mapping["env"]["gym_wrappers"] == ["gymnasium.wrappers:ClipReward(min_reward=-1)"]
     save_config(config, tmp_path / "config.yaml")

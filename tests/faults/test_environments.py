@@ -22,9 +22,10 @@ from palaestra.envs import (
     Environment,
     FaultPolicy,
     GymEnvironment,
-    ProcessEnvironment,
-    SerialEnvironment,
-    ThreadEnvironment,
+    LaneEnvironment,
+    ProcessDriver,
+    SerialDriver,
+    ThreadDriver,
     load,
 )
 from palaestra.envs.wrappers import NormalizeReward
@@ -47,10 +48,10 @@ def batch(kind: str, rules: str, **policy) -> Environment:
     factories = [functools.partial(chaotic, f"{rules}#{BROKEN}", lane) for lane in range(SIZE)]
     faults = FaultPolicy(**QUICK | policy)
     if kind == "thread":
-        return ThreadEnvironment(factories[BROKEN], lane_seeds=[2], faults=faults)
+        return LaneEnvironment(ThreadDriver(factories[BROKEN], faults=faults), lane_seeds=[2])
     if kind == "serial":
-        return SerialEnvironment(factories, lane_seeds=[1, 2, 3], faults=faults)
-    return ProcessEnvironment(factories, lane_seeds=[1, 2, 3], num_workers=2, faults=faults)
+        return LaneEnvironment(SerialDriver(factories, faults=faults), lane_seeds=[1, 2, 3])
+    return LaneEnvironment(ProcessDriver(factories, num_workers=2, faults=faults), lane_seeds=[1, 2, 3])
 
 
 def play(env: Environment, steps: int):
@@ -178,9 +179,9 @@ def test_a_run_without_any_environment_left_stops_with_the_first_cause(kind):
     factories = [functools.partial(chaotic, f"raise@{2 + lane}", lane) for lane in range(2)]
     faults = FaultPolicy(on_fault="drop")
     if kind == "thread":
-        env: Environment = ThreadEnvironment(factories[0], faults=faults)
+        env: Environment = LaneEnvironment(ThreadDriver(factories[0], faults=faults))
     else:
-        env = (SerialEnvironment if kind == "serial" else ProcessEnvironment)(factories, faults=faults)
+        env = LaneEnvironment((SerialDriver if kind == "serial" else ProcessDriver)(factories, faults=faults))
     with env, pytest.raises(EnvError, match=r"(?s)last environment was dropped.*environment 0 raised"):
         play(env, 5)
 
@@ -193,8 +194,8 @@ def counted(rules: str):
 def test_statistics_that_are_gone_with_a_worker_are_named_once(kind, fault, caplog):
     factory, faults = functools.partial(counted, f"{fault}@2"), FaultPolicy(**QUICK, on_fault="restart")
     made = {
-        "process": lambda: ProcessEnvironment([factory], faults=faults),
-        "thread": lambda: ThreadEnvironment(factory, faults=faults),
+        "process": lambda: LaneEnvironment(ProcessDriver([factory], faults=faults)),
+        "thread": lambda: LaneEnvironment(ThreadDriver(factory, faults=faults)),
     }
     with made[kind]() as env:
         play(env, 4)
@@ -223,7 +224,9 @@ def test_workers_killed_at_random_points_are_replaced(number):
     random = np.random.default_rng(number)
     policy = FaultPolicy(on_fault="restart", max_restarts=100, backoff_s=0.0)
     ones = torch.ones(4, dtype=torch.int64)
-    with ProcessEnvironment([functools.partial(load, "CartPole-v1")] * 4, num_workers=2, faults=policy) as env:
+    with LaneEnvironment(
+        ProcessDriver([functools.partial(load, "CartPole-v1")] * 4, num_workers=2, faults=policy)
+    ) as env:
         before = env.reset()
         broken = 0
         for _ in range(25):
@@ -234,7 +237,7 @@ def test_workers_killed_at_random_points_are_replaced(number):
                 before = after
             env.send(ones)
             started = time.monotonic()
-            os.kill(env.worker_pids[random.integers(2)], signal.SIGKILL)
+            os.kill(env.driver.worker_pids[random.integers(2)], signal.SIGKILL)
             after = env.recv()
             broken += _legal(before, after)
             before = after
@@ -300,7 +303,7 @@ def bounded(rules: str):
 
 def test_observations_out_of_bounds_are_logged_once_with_counts(caplog):
     """F6."""
-    env = SerialEnvironment([bounded("out_of_bounds"), bounded("slow:0")], lane_seeds=[1, 2])
+    env = LaneEnvironment(SerialDriver([bounded("out_of_bounds"), bounded("slow:0")]), lane_seeds=[1, 2])
     with caplog.at_level(logging.WARNING):
         env.reset()
         for _ in range(40):
@@ -312,7 +315,7 @@ def test_observations_out_of_bounds_are_logged_once_with_counts(caplog):
 
 def test_observations_out_of_bounds_are_a_fault_where_that_is_strict():
     """F6."""
-    env = SerialEnvironment([bounded("out_of_bounds@3")], lane_seeds=[1], faults=FaultPolicy(strict=True))
+    env = LaneEnvironment(SerialDriver([bounded("out_of_bounds@3")], faults=FaultPolicy(strict=True)), lane_seeds=[1])
     with pytest.raises(EnvError, match=r"emitted observation\[0\] = .* outside \[.*at step 3"):
         play(env, 5)
 
@@ -327,7 +330,7 @@ class Surplus(Nested):
 def test_a_key_that_the_space_has_not_is_named():
     """F7."""
     with pytest.raises(EnvError, match=r"environment 0 .*'surplus'.*its space has not"):
-        SerialEnvironment([GymEnvironment(Surplus())]).reset()
+        LaneEnvironment(SerialDriver([GymEnvironment(Surplus())])).reset()
 
 
 @pytest.mark.parametrize("kind", ["serial", "process"])
@@ -337,8 +340,8 @@ def test_a_key_that_the_space_has_not_is_named():
 def test_a_bad_continuous_action_is_refused_before_any_environment_sees_it(kind, action, words):
     """F8."""
     factories = [functools.partial(load, "Pendulum-v1")] * 2
-    make = SerialEnvironment if kind == "serial" else functools.partial(ProcessEnvironment, num_workers=1)
-    with make(factories, lane_seeds=[1, 2]) as env:
+    make = SerialDriver if kind == "serial" else functools.partial(ProcessDriver, num_workers=1)
+    with LaneEnvironment(make(factories), lane_seeds=[1, 2]) as env:
         env.reset()
         with pytest.raises(SpecError, match=rf"environment 1 has {words}.*episode 0, step 1"):
             env.step(torch.tensor([[0.0], [action]]))
@@ -366,7 +369,7 @@ class Masked(Nested):
 
 def test_a_masked_action_is_refused_before_any_environment_sees_it():
     """F8."""
-    env = SerialEnvironment([GymEnvironment(Masked()), GymEnvironment(Masked())])
+    env = LaneEnvironment(SerialDriver([GymEnvironment(Masked()), GymEnvironment(Masked())]))
     env.reset()
     with pytest.raises(
         SpecError, match=r"environment 1 has value 0, which its action_mask forbids; it allows \[1, 2\]"

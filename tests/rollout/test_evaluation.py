@@ -8,7 +8,7 @@ import torch
 
 from palaestra import evaluate
 from palaestra.core import ConfigError, StepType
-from palaestra.envs import SerialEnvironment, load
+from palaestra.envs import LaneEnvironment, SerialDriver, load
 from palaestra.policies import Phase
 from tests.algorithms.parts import collected, environment, make
 
@@ -17,8 +17,9 @@ ENDLESS = "palaestra.envs.tiny:Endless"
 
 def test_short_episodes_are_not_preferred():
     """One environment's episodes take 1 step, the other's 9; the first 10 that end would be 9 short ones and 1 long."""
-    env = SerialEnvironment(
-        [load(ENDLESS, env_id=0, max_episode_steps=1), load(ENDLESS, env_id=1, max_episode_steps=9)], lane_seeds=[1, 2]
+    env = LaneEnvironment(
+        SerialDriver([load(ENDLESS, env_id=0, max_episode_steps=1), load(ENDLESS, env_id=1, max_episode_steps=9)]),
+        lane_seeds=[1, 2],
     )
     evaluation = evaluate(make("ppo", env).policy, env, episodes=10)
     assert evaluation.episodes == 10
@@ -35,8 +36,9 @@ def test_exactly_so_many_episodes_are_counted(episodes, num_envs):
 
 def test_the_interval_is_that_of_the_mean():
     """Returns 1 and 9, five each: standard deviation 4.2164 (n - 1), half width 1.96 times that over the root of 10."""
-    env = SerialEnvironment(
-        [load(ENDLESS, env_id=0, max_episode_steps=1), load(ENDLESS, env_id=1, max_episode_steps=9)], lane_seeds=[1, 2]
+    env = LaneEnvironment(
+        SerialDriver([load(ENDLESS, env_id=0, max_episode_steps=1), load(ENDLESS, env_id=1, max_episode_steps=9)]),
+        lane_seeds=[1, 2],
     )
     evaluation = evaluate(make("ppo", env).policy, env, episodes=10)
     assert evaluation.return_std == pytest.approx(math.sqrt(160 / 9))
@@ -128,21 +130,21 @@ def test_an_evaluation_does_not_explore():
 
 def test_a_time_limit_ends_an_evaluation_with_what_has_ended_and_says_so():
     """One environment's episodes take a step, the other's never end; without an episode there is nothing to say."""
-    env = SerialEnvironment(
-        [load(ENDLESS, env_id=0, max_episode_steps=1), load(ENDLESS, env_id=1, max_episode_steps=10**9)],
+    env = LaneEnvironment(
+        SerialDriver([load(ENDLESS, env_id=0, max_episode_steps=1), load(ENDLESS, env_id=1, max_episode_steps=10**9)]),
         lane_seeds=[1, 2],
     )
     policy = make("ppo", env).policy
     with pytest.warns(UserWarning, match=r"only 1 of 2 evaluation episodes ended within 0.05 s; long ones are missing"):
         assert evaluate(policy, env, episodes=2, time_limit_s=0.05).returns == [1.0]
-    endless = SerialEnvironment([load(ENDLESS, env_id=0, max_episode_steps=10**9)], lane_seeds=[1])
+    endless = LaneEnvironment(SerialDriver([load(ENDLESS, env_id=0, max_episode_steps=10**9)]), lane_seeds=[1])
     with pytest.raises(ConfigError, match=r"only 0 of 1 .* set a time limit on episodes"):
         evaluate(policy, endless, episodes=1, time_limit_s=0.05)
 
 
 def test_an_evaluation_in_which_nothing_ends_says_so_while_it_waits(caplog, monkeypatch):
     monkeypatch.setattr("palaestra.rollout.evaluation._LONG_S", 0.0)
-    env = SerialEnvironment([load(ENDLESS, env_id=0, max_episode_steps=5)], lane_seeds=[1])
+    env = LaneEnvironment(SerialDriver([load(ENDLESS, env_id=0, max_episode_steps=5)]), lane_seeds=[1])
     evaluate(make("ppo", env).policy, env, episodes=2)
     (record,) = caplog.records
     assert "no evaluation episode has ended after 0 s and 1 steps" in record.getMessage()

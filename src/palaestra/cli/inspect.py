@@ -24,7 +24,7 @@ from palaestra.cli.options import parse, positional, several
 from palaestra.core import ConfigError, available_devices, did_you_mean
 from palaestra.envs import CheckReport, EnvConfig
 from palaestra.envs.check import check
-from palaestra.envs.suites.registered import registered_environments
+from palaestra.envs.suites.gym import registered_environments
 from palaestra.experiments import (
     PRESETS,
     ExperimentConfig,

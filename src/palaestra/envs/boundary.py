@@ -1,33 +1,276 @@
-"""What may not pass from an environment to a learner, looked for in whole batches so that it costs almost nothing."""
+"""What passes between learner and environments: actions are checked on the way in, rows of arrays on the way out.
 
-from __future__ import annotations
+Both are looked at in whole batches, so that it costs almost nothing.
+"""
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from palaestra.core import (
     BoundedSpec,
     DiscreteSpec,
+    EnvError,
     MultiBinarySpec,
     MultiDiscreteSpec,
+    ShapeError,
+    SpecError,
     SpecTree,
     TensorSpec,
+    TimeStep,
+    numpy_dtype,
     spec_leaves,
-)
+)  # fmt: skip
 from palaestra.envs.faults import Failure
-from palaestra.envs.nest import leaf_dtypes, problem
+from palaestra.envs.nest import flatten, leaf_dtypes, neutral, problem, to_batched, unflatten
+from palaestra.envs.rows import Rows, Specs
 
-__all__ = ["Boundary", "leaf_bounds"]
+__all__ = ["ActionReader", "Boundary", "batched_time_step", "leaf_bounds", "require_all", "tolerant"]
 
 _log = logging.getLogger(__name__)
-
+_tensor = torch.from_numpy
 _dot: Any = np.vdot
 # Bounds and surplus keys are looked at in every so many steps, unless that is to be strict.
 _PERIOD = 16
+# Larger sets of discrete actions are not kept as scalars.
+_MOST_SCALARS = 4096
+
+
+class ActionReader:
+    """Reads batched actions into numpy, and refuses those that no environment may see.
+
+    Args:
+        specs: of one bare environment.
+        batch_size: B.
+    """
+
+    def __init__(self, specs: Specs, batch_size: int) -> None:
+        self._spec = spec = specs.action
+        self._plain = isinstance(spec, TensorSpec)
+        leaves = zip(spec_leaves(spec).items(), leaf_dtypes(spec), strict=True)
+        # Making a numpy scalar takes longer than finding one, and environments want numpy scalars.
+        self._scalars: dict[int, Any] | None = None
+        if isinstance(spec, DiscreteSpec) and spec.num <= _MOST_SCALARS:
+            kind = numpy_dtype(spec.dtype).type
+            self._scalars = {value: kind(value) for value in range(spec.start, spec.start + spec.num)}
+        self._given: tuple[Any, list[Any]] = None, []
+        self._expected = [(path, (batch_size, *leaf.shape), dtype) for (path, leaf), dtype in leaves]
+        self._bounds = [bounds and tolerant(bounds) for bounds in map(leaf_bounds, spec_leaves(spec).values())]
+        self._zeros = [np.zeros(int(np.prod(shape)), dtype) for _, shape, dtype in self._expected]
+        observation = specs.observation
+        self.masked = isinstance(spec, DiscreteSpec) and isinstance(observation, dict) and "action_mask" in observation
+        """Whether observations say which actions are allowed."""
+        self.mask: np.ndarray | None = None
+        """What the latest observations allow, bool [B, num]; `None` where all is."""
+
+    def checked(self, action: Any, first_id: int, where: Callable[[int], str]) -> list[np.ndarray]:
+        """Reads actions that environments may see.
+
+        Args:
+            action: as for `read`.
+            first_id: number of the environment in lane 0, for messages.
+            where: says where in its stream a lane is.
+
+        Raises:
+            SpecError: an action is NaN, outside its space, or forbidden by its mask.
+        """
+        actions = self.read(action)
+        wrong = self.wrong(actions) or (self._forbidden(actions[0], self.mask) if self.mask is not None else None)
+        if wrong is not None:
+            raise SpecError(f"the action for environment {first_id + wrong[0]} has {wrong[1]}{where(wrong[0])}")
+        return actions
+
+    def show(self, time_step: TimeStep) -> None:
+        """Takes the masks of the next actions from a time step, where it is `masked`.
+
+        Args:
+            time_step: the latest.
+        """
+        mask = time_step.observation.action_mask.numpy().astype(np.bool_)
+        mask[time_step.step_type.numpy() == 2] = True
+        self.mask = mask
+
+    def read(self, action: Any) -> list[np.ndarray]:
+        """Leaf arrays [B, ...] of a batched action, cast to the spec's dtypes, in memory of their own.
+
+        Args:
+            action: tensor, array, or a nest shaped like the spec.
+
+        Raises:
+            ShapeError: a shape differs from the spec.
+            SpecError: the action does not have the spec's structure, or an integer is needed and one is NaN, a
+                fraction, or more than the spec's dtype can hold.
+        """
+        if self._plain:
+            path, shape, dtype = self._expected[0]
+            if type(action) is torch.Tensor:
+                try:
+                    array = action.numpy()
+                    if array.shape == shape and array.dtype == dtype:
+                        return [array.copy()]
+                except (RuntimeError, TypeError):  # on another device, with a gradient, or of no dtype of numpy's
+                    pass
+            return [_array(action, path, shape, dtype, self._bounds[0])]
+        leaves = zip(flatten(action, self._spec), self._expected, self._bounds, strict=True)
+        return [_array(leaf, *expected, bounds) for leaf, expected, bounds in leaves]
+
+    def zeros(self) -> list[np.ndarray]:
+        """Leaf arrays [B, ...] of zeros."""
+        return [np.zeros(shape, dtype) for _, shape, dtype in self._expected]
+
+    def neutral(self) -> list[np.ndarray]:
+        """Leaf arrays [B, ...] of zeros, or of what the spec allows next to them."""
+        leaves = flatten(neutral(self._spec), self._spec)
+        pairs = zip(leaves, self._expected, strict=True)
+        return [np.broadcast_to(leaf, shape).astype(dtype) for leaf, (_, shape, dtype) in pairs]
+
+    def per_lane(self, arrays: list[np.ndarray]) -> Any:
+        """One action for every lane, as its bare environment takes it.
+
+        Args:
+            arrays: from `read`, with nothing `wrong`.
+        """
+        scalars = self._scalars
+        if scalars is not None:
+            array, given = self._given
+            return given if array is arrays[0] else [scalars[value] for value in arrays[0].tolist()]
+        if self._plain:
+            return arrays[0]
+        return [unflatten((array[lane] for array in arrays), self._spec) for lane in range(len(arrays[0]))]
+
+    def wrong(self, arrays: list[np.ndarray]) -> tuple[int, str] | None:
+        """The first action that no environment may see: NaN, infinite, or outside the bounds of its space.
+
+        Args:
+            arrays: from `read`.
+
+        Returns:
+            The lane and what is wrong with its action; `None` if all are well.
+        """
+        scalars = self._scalars
+        if scalars is not None:
+            try:
+                self._given = arrays[0], [scalars[value] for value in arrays[0].tolist()]
+            except KeyError:
+                return self._named(arrays)
+            return None
+        for array, bounds, zeros in zip(arrays, self._bounds, self._zeros, strict=True):
+            if zeros.dtype.kind == "f" and np.vdot(array, zeros) != 0.0:
+                return self._named(arrays)
+            if bounds is not None and ((array < bounds[0]).any() or (array > bounds[1]).any()):
+                return self._named(arrays)
+        return None
+
+    def _forbidden(self, action: np.ndarray, mask: np.ndarray) -> tuple[int, str] | None:
+        start = self._spec.start
+        allowed = mask[np.arange(len(action)), action - start]
+        if allowed.all():
+            return None
+        lane = int(np.flatnonzero(~allowed)[0])
+        choices = (np.flatnonzero(mask[lane]) + start).tolist()
+        return lane, f"value {action[lane]}, which its action_mask forbids; it allows {choices}"
+
+    def _named(self, arrays: list[np.ndarray]) -> tuple[int, str]:
+        for (path, _, dtype), bounds, array in zip(self._expected, self._bounds, arrays, strict=True):
+            bad = ~np.isfinite(array) if dtype.kind == "f" else np.zeros(array.shape, np.bool_)
+            if bounds is not None:
+                bad |= (array < bounds[0]) | (array > bounds[1])
+            if bad.any():
+                lane, *index = np.argwhere(bad)[0].tolist()
+                low, high = (
+                    np.broadcast_to(bound, array.shape[1:])[tuple(index)] for bound in bounds or (-np.inf, np.inf)
+                )
+                where = (f" at {path!r}" if path else "") + (f" at index {index}" if index else "")
+                return lane, f"value {array[(lane, *index)]}{where}, expected a number in [{low}, {high}]"
+        raise SpecError(f"the actions {arrays} do not fit {self._spec}")
+
+
+def require_all(env: Any, env_id: torch.Tensor | None, pending: bool) -> None:
+    """Refuses actions for some environments of a batch that is stepped as a whole, and those that come too early.
+
+    Args:
+        env: the batch.
+        env_id: that the actions are for; `None` for all.
+        pending: whether actions sent before have not been received.
+
+    Raises:
+        EnvError: they have not.
+        SpecError: they are not for all environments in order.
+    """
+    if env_id is not None and env_id.tolist() != list(range(env.batch_size)):
+        raise SpecError(
+            f"{type(env).__name__} steps its {env.batch_size} environments together, and was sent actions for "
+            f"{env_id.tolist()}; leave env_id out"
+        )
+    if pending:
+        raise EnvError("send was called twice without recv; every send needs its recv")
+
+
+def tolerant(bounds: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds that forgive the rounding of an action that was scaled to them.
+
+    Args:
+        bounds: the smallest and the largest action.
+    """
+    if bounds[0].dtype.kind != "f":
+        return bounds
+    low, high = bounds
+    with np.errstate(invalid="ignore"):
+        slack = np.nan_to_num(1e-5 * np.maximum(np.abs(low), np.abs(high)), nan=0.0, posinf=0.0).astype(low.dtype)
+    return low - slack, high + slack
+
+
+def _array(leaf: Any, path: str, shape: tuple[int, ...], dtype: np.dtype, bounds: Any) -> np.ndarray:
+    array = leaf
+    if not isinstance(leaf, np.ndarray):
+        array = np.asarray(leaf.numpy(force=True) if isinstance(leaf, torch.Tensor) else leaf)
+    if array.shape != shape:
+        where = f" at {path!r}" if path else ""
+        raise ShapeError(f"the action{where} has shape {array.shape}, expected {shape}")
+    if array.dtype == dtype:
+        return array.copy()
+    if dtype.kind not in "iub" or array.dtype.kind not in "iuf":
+        return array.astype(dtype)
+    with np.errstate(invalid="ignore"):
+        cast = array.astype(dtype)
+    changed = cast != array
+    if changed.any():
+        lane, *index = np.argwhere(changed)[0].tolist()
+        where = f" at {path!r}" if path else ""
+        low, high = (np.broadcast_to(bound, shape[1:])[tuple(index)] for bound in bounds or _limits(dtype))
+        raise SpecError(
+            f"the action for environment {lane} has value {array[changed][0]}{where}, expected an integer in "
+            f"[{low}, {high}]"
+        )
+    return cast
+
+
+def _limits(dtype: np.dtype) -> tuple[int, int]:
+    return (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+
+
+def batched_time_step(
+    rows: Rows, prev_action: Any, env_id: torch.Tensor, info: Any, observation_spec: SpecTree
+) -> TimeStep:
+    """A time step of tensors that share the rows' memory.
+
+    Args:
+        rows: that are not written to any more.
+        prev_action: a tensor or a `Batch`.
+        env_id: [B].
+        info: a `Batch` of numeric entries, or `()`.
+        observation_spec: of one bare environment.
+    """
+    step_type, reward, discount, arrays = rows
+    plain = isinstance(observation_spec, TensorSpec)
+    observation = _tensor(arrays[0]) if plain else to_batched(arrays, observation_spec)
+    # a NamedTuple's own constructor takes twice as long
+    fields = (_tensor(step_type), _tensor(reward), _tensor(discount), observation, prev_action, env_id, (), info)
+    return tuple.__new__(TimeStep, fields)
 
 
 class Boundary:

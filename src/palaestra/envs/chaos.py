@@ -1,7 +1,5 @@
 """`ChaosEnv`: an environment that misbehaves on purpose, to see what a run does about it."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -13,11 +11,11 @@ from typing import Any, Literal, final, get_args
 
 import numpy as np
 
-from palaestra.core import ConfigError, TensorSpec, TimeStep, did_you_mean
-from palaestra.envs.environment import SingleEnvironment
-from palaestra.envs.environment_wrapper import EnvironmentWrapper
+from palaestra.core import ConfigError, TensorSpec, TimeStep, did_you_mean, spec_leaves
+from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.nest import flatten, unflatten
 
-__all__ = ["ChaosEnv", "ChaosFault", "ChaosRule", "chaos_rules"]
+__all__ = ["ChaosEnv", "ChaosRule", "chaos_rules"]
 
 ChaosFault = Literal[
     "raise", "unpicklable", "kill", "exit", "hang", "slow", "nan", "inf", "nan_reward", "out_of_bounds", "shape",
@@ -98,9 +96,9 @@ class ChaosEnv(EnvironmentWrapper):
         rules: as `chaos_rules` reads them, or as values.
 
     Examples:
-        >>> from palaestra.envs import SerialEnvironment, load
+        >>> from palaestra.envs import LaneEnvironment, SerialDriver, load
         >>> env = ChaosEnv(load("CartPole-v1"), "nan@2")
-        >>> batch = SerialEnvironment([env], lane_seeds=[1])
+        >>> batch = LaneEnvironment(SerialDriver([env]), lane_seeds=[1])
         >>> _, _ = batch.reset(), batch.step([0])
         >>> batch.step([0])  # doctest: +ELLIPSIS
         Traceback (most recent call last):
@@ -119,43 +117,23 @@ class ChaosEnv(EnvironmentWrapper):
         self._leaked: list[bytearray] = []
 
     def begin_episode(self, seed: int) -> TimeStep:
-        """Starts an episode, unless a rule keeps it from it.
-
-        Args:
-            seed: of the episode, and of what goes wrong in it.
-        """
         self._random = np.random.default_rng([seed, 0xC4A05])
         self._steps = 0
-        struck: list[ChaosFault] = [
-            rule.fault
-            for rule in self._rules
-            if (rule.fault == "reset" or rule.step == 0) and self._random.random() < rule.probability
-        ]
-        for fault in struck:
-            self._disturb(fault)
-        time_step = self.env.begin_episode(seed)
-        for fault in struck:
-            time_step = self._corrupted(time_step, fault)
-        return time_step
+        struck = self._struck([rule for rule in self._rules if rule.fault == "reset" or rule.step == 0])
+        return self._corrupted(self.env.begin_episode(seed), struck)
 
     def advance(self, action: Any) -> TimeStep:
-        """Executes an action, unless a rule keeps it from it.
-
-        Args:
-            action: passed on.
-        """
         self._steps += 1
-        struck: list[ChaosFault] = [
-            rule.fault
-            for rule in self._rules
-            if rule.fault != "reset" and rule.step in (None, self._steps) and self._random.random() < rule.probability
-        ]
+        rules = [rule for rule in self._rules if rule.fault != "reset" and rule.step in (None, self._steps)]
+        struck = self._struck(rules)
+        return self._corrupted(self.env.advance(action), struck)
+
+    def _struck(self, rules: list[ChaosRule]) -> list[ChaosFault]:
+        """The faults of those rules that strike; what they do before a step is done."""
+        struck: list[ChaosFault] = [rule.fault for rule in rules if self._random.random() < rule.probability]
         for fault in struck:
             self._disturb(fault)
-        time_step = self.env.advance(action)
-        for fault in struck:
-            time_step = self._corrupted(time_step, fault)
-        return time_step
+        return struck
 
     def _disturb(self, fault: ChaosFault) -> None:
         match fault:
@@ -179,13 +157,16 @@ class ChaosEnv(EnvironmentWrapper):
             case _:
                 pass
 
-    def _corrupted(self, time_step: TimeStep, fault: ChaosFault) -> TimeStep:
-        if fault == "nan_reward":
-            return time_step._replace(reward=time_step.reward * np.nan)
-        change = _CORRUPTIONS.get(fault)
-        if change is None:
-            return time_step
-        return time_step._replace(observation=_first_changed(time_step.observation, self.observation_spec, change))
+    def _corrupted(self, time_step: TimeStep, struck: list[ChaosFault]) -> TimeStep:
+        spec = self.observation_spec
+        for fault in struck:
+            if fault == "nan_reward":
+                time_step = time_step._replace(reward=time_step.reward * np.nan)
+            elif fault in _CORRUPTIONS:
+                first, *others = flatten(time_step.observation, spec)
+                changed = _CORRUPTIONS[fault](np.asarray(first), next(iter(spec_leaves(spec).values())))
+                time_step = time_step._replace(observation=unflatten(iter([changed, *others]), spec))
+        return time_step
 
 
 def _filled(value: float) -> Any:
@@ -212,13 +193,3 @@ _CORRUPTIONS: dict[str, Any] = {
     "dtype": lambda array, _: array.astype("U8"),
     "key": lambda array, _: {"unexpected": array},
 }
-
-
-def _first_changed(observation: Any, spec: Any, change: Any) -> Any:
-    """The observation with its first leaf changed."""
-    if isinstance(spec, TensorSpec):
-        return change(np.asarray(observation), spec)
-    if isinstance(spec, dict):
-        key = next(iter(spec))
-        return {**observation, key: _first_changed(observation[key], spec[key], change)}
-    return (_first_changed(observation[0], spec[0], change), *observation[1:])

@@ -1,7 +1,5 @@
 """Checks an environment against the contract, and says what to change."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import traceback

@@ -1,7 +1,5 @@
 """The rules of `check` about how episodes end: what is most often wrong with an environment, and hardest to notice."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +13,7 @@ from palaestra.core import PalaestraError, TimeStep, episode_seed
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.nest import flatten
 from palaestra.envs.spaces import space_from_spec
-from palaestra.envs.wrappers.time_limit import TimeLimit
+from palaestra.envs.wrappers.episode_ends import TimeLimit
 
 __all__ = [
     "Finding",

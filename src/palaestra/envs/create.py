@@ -1,7 +1,5 @@
 """Environments by name: `load` for one, `create_environment` for a batch of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect
@@ -22,18 +20,19 @@ from palaestra.core import (
     import_object,
 )
 from palaestra.envs.chaos import ChaosEnv
+from palaestra.envs.driver import Driver
 from palaestra.envs.env_config import EnvConfig
 from palaestra.envs.environment import Environment, SingleEnvironment
 from palaestra.envs.faults import describe
 from palaestra.envs.first_ready import FirstReadyEnvironment
+from palaestra.envs.lane_environment import LaneEnvironment
 from palaestra.envs.native_vector import NativeVectorEnvironment
-from palaestra.envs.pool import cores
-from palaestra.envs.process import ProcessEnvironment
-from palaestra.envs.serial import SerialEnvironment
+from palaestra.envs.process import ProcessDriver, cores
+from palaestra.envs.serial import SerialDriver
 from palaestra.envs.suites import atari, envpool, gym
-from palaestra.envs.thread import ThreadEnvironment
+from palaestra.envs.thread import ThreadDriver
 from palaestra.envs.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
-from palaestra.envs.wrappers.time_limit import TimeLimit
+from palaestra.envs.wrappers.episode_ends import TimeLimit
 
 # A time limit that is never reached, for pools that cannot be without one and count in 32 bits.
 _NO_LIMIT = 1 << 30
@@ -154,14 +153,9 @@ def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence
     if config.vectorization == "native":
         return _native(config, lane_seeds)
     factories = [functools.partial(load_lane, config, lane) for lane in range(config.num_envs)]
-    faults = config.faults
-    if config.vectorization == "thread":
-        return ThreadEnvironment(factories[0], lane_seeds=lane_seeds, faults=faults)
     if config.num_ready is not None:
         return _first_ready(config, factories, lane_seeds)
-    if config.vectorization == "process":
-        return ProcessEnvironment(factories, lane_seeds=lane_seeds, num_workers=config.num_workers, faults=faults)
-    return SerialEnvironment(factories, lane_seeds=lane_seeds, faults=faults)
+    return LaneEnvironment(_driver(config, factories), lane_seeds=lane_seeds)
 
 
 def create_evaluation_environment(
@@ -171,10 +165,10 @@ def create_evaluation_environment(
 
     | `no_thread_env` | `evaluate` | is made |
     |---|---|---|
-    | yes | yes | a `ProcessEnvironment` with one environment |
+    | yes | yes | a `LaneEnvironment` of one, in a process |
     | yes | no | nothing |
-    | no | yes | a `ThreadEnvironment` |
-    | no | no | a `ThreadEnvironment` if training uses worker processes, else nothing |
+    | no | yes | a `LaneEnvironment` of one, in a thread |
+    | no | no | the same if training uses worker processes, else nothing |
 
     Args:
         config: of the training environments.
@@ -184,8 +178,8 @@ def create_evaluation_environment(
 
     Examples:
         >>> with create_evaluation_environment(EnvConfig(num_envs=8)) as env:
-        ...     type(env).__name__, env.batch_size
-        ('ThreadEnvironment', 1)
+        ...     type(env.driver).__name__, env.batch_size
+        ('ThreadDriver', 1)
     """
     if no_thread_env and not evaluate:
         return None
@@ -249,35 +243,45 @@ def _made(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         raise EnvError(f"{name!r} raised {kind} when it was made: {detail}") from error
 
 
+def _driver(config: EnvConfig, factories: Sequence[Callable[[], SingleEnvironment]]) -> Driver:
+    if config.vectorization == "thread":
+        return ThreadDriver(factories[0], faults=config.faults)
+    if config.vectorization == "process":
+        return ProcessDriver(factories, num_workers=config.num_workers, faults=config.faults)
+    return SerialDriver(factories, faults=config.faults)
+
+
 def _native(config: EnvConfig, lane_seeds: Sequence[int]) -> Environment:
     config.require_raising()
-    name, limit = config.name, config.max_episode_steps
     if config.gym_wrappers or config.all_wrappers:
         raise ConfigError("vectorization=native steps all environments as one, which wrappers cannot be put around")
+    if config.name.startswith(envpool.PREFIX) and config.vectorization not in ("auto", "native"):
+        raise ConfigError(f"{config.name!r} exists as a pool only; vectorization is native, not {config.vectorization}")
+    pool, stacked = _pool(config)
+    return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, stacked=stacked, strict=config.strict)
+
+
+def _pool(config: EnvConfig) -> tuple[VectorEnv[Any, Any, Any], int]:
+    """All environments as one, and how many frames the first axis of an observation stacks."""
+    name, size, limit, kwargs = config.name, config.num_envs, config.max_episode_steps, dict(config.all_kwargs)
     if name.startswith(envpool.PREFIX):
-        if config.vectorization not in ("auto", "native"):
-            raise ConfigError(f"{name!r} exists as a pool only; vectorization is native, not {config.vectorization}")
-        pool = envpool.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config.all_kwargs)
-        return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, strict=config.strict)
+        return envpool.pool(name, size, max_episode_steps=limit, kwargs=kwargs), 1
     if name.startswith(atari.PREFIX):
-        pool, stacked = atari.pool(name, config.num_envs, max_episode_steps=limit, kwargs=config.all_kwargs)
-        return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, stacked=stacked, strict=config.strict)
-    kwargs = dict(config.all_kwargs)
+        return atari.pool(name, size, max_episode_steps=limit, kwargs=kwargs)
     maker = _maker(name)
-    if maker is not None:
+    if maker is None:
         if limit is not None:
-            raise ConfigError(f"{name!r} brings its own time limit; leave max_episode_steps out")
-        pool = _made(name, maker, {**kwargs, "num_envs": config.num_envs})
-        if not isinstance(pool, VectorEnv):
-            raise ConfigError(
-                f"{name!r} made a {type(pool).__name__}; vectorization=native needs a gymnasium.vector.VectorEnv, made "
-                "with the argument num_envs"
-            )
-        return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, strict=config.strict)
+            kwargs["max_episode_steps"] = limit or _NO_LIMIT
+        return gym.pool(name, size, kwargs=kwargs), 1
     if limit is not None:
-        kwargs["max_episode_steps"] = limit or _NO_LIMIT
-    pool = gym.pool(name, config.num_envs, kwargs=kwargs)
-    return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, strict=config.strict)
+        raise ConfigError(f"{name!r} brings its own time limit; leave max_episode_steps out")
+    pool = _made(name, maker, {**kwargs, "num_envs": size})
+    if not isinstance(pool, VectorEnv):
+        raise ConfigError(
+            f"{name!r} made a {type(pool).__name__}; vectorization=native needs a gymnasium.vector.VectorEnv, made "
+            "with the argument num_envs"
+        )
+    return pool, 1
 
 
 def _first_ready(config: EnvConfig, factories: Sequence[Callable[[], Any]], lane_seeds: Sequence[int]) -> Environment:
@@ -288,14 +292,12 @@ def _first_ready(config: EnvConfig, factories: Sequence[Callable[[], Any]], lane
             "environments"
         )
     size = config.num_envs // workers
-    groups: list[ProcessEnvironment] = []
+    groups: list[LaneEnvironment] = []
     try:
         for first in range(0, config.num_envs, size):
             mine = slice(first, first + size)
-            group = ProcessEnvironment(
-                factories[mine], lane_seeds=lane_seeds[mine], num_workers=1, faults=config.faults, first_id=first
-            )
-            groups.append(group)
+            driver = ProcessDriver(factories[mine], num_workers=1, faults=config.faults, first_id=first)
+            groups.append(LaneEnvironment(driver, lane_seeds=lane_seeds[mine]))
         return FirstReadyEnvironment(groups, num_ready=config.num_ready or config.num_envs)
     except BaseException:
         for group in groups:

@@ -1,10 +1,8 @@
 """`EnvConfig`: which environments a run steps, and how."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from palaestra.core import ConfigError, did_you_mean
 from palaestra.envs.chaos import chaos_rules
@@ -110,7 +108,7 @@ class EnvConfig:
                 "vectorization=serial or process, or leave on_fault out"
             )
 
-    def for_evaluation(self, num_envs: int, **kwargs: Any) -> EnvConfig:
+    def for_evaluation(self, num_envs: int, **kwargs: Any) -> Self:
         """The same task without what is for training alone: in this process, or a pool where training uses one.
 
         Args:

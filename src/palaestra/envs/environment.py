@@ -4,22 +4,25 @@ Layers, inner to outer: a Gymnasium environment, Gymnasium wrappers, `GymEnviron
 `Environment` that steps several such stacks. Actions flow outside-in, time steps inside-out, through every layer.
 """
 
-from __future__ import annotations
-
+import contextlib
+import json
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, Literal, Self, final
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, Self, final
 
 import numpy as np
 import torch
 
 from palaestra.core import BoundedSpec, DiscreteSpec, EnvError, SpecError, SpecTree, TensorSpec, TimeStep
-from palaestra.envs.driving import mark, replay
-from palaestra.envs.episode_log import EpisodeLog
-from palaestra.envs.faults import Fault, failure_of
-from palaestra.envs.nest import copied, flatten, leaf_dtypes, problem, unflatten, zeros
+from palaestra.envs.episodes import Episode, EpisodeLog, digest, fresh_seeds
+from palaestra.envs.faults import Fault, Incident, failure_of
+from palaestra.envs.nest import copied, flatten, leaf_dtypes, problem, unflatten, unstacked, zeros
+from palaestra.envs.rows import Specs
 
-__all__ = ["Environment", "SingleEnvironment"]
+__all__ = ["Environment", "EnvironmentWrapper", "SingleEnvironment"]
+
+_log = logging.getLogger(__name__)
 
 _STEP_TYPE = DiscreteSpec(dtype=torch.int32, num=3)
 _DISCOUNT = BoundedSpec((), minimum=np.array(0), maximum=np.array(1))
@@ -33,8 +36,9 @@ class Environment(ABC):
     FIRST everywhere. What is returned is never written to again.
 
     Examples:
-        >>> from palaestra.envs import SerialEnvironment, load
-        >>> with SerialEnvironment([load("CartPole-v1"), load("CartPole-v1")], lane_seeds=[1, 2]) as env:
+        >>> from palaestra.envs import LaneEnvironment, SerialDriver, load
+        >>> two = SerialDriver([load("CartPole-v1"), load("CartPole-v1")])
+        >>> with LaneEnvironment(two, lane_seeds=[1, 2]) as env:
         ...     first = env.reset()
         ...     second = env.step(torch.tensor([0, 1]))
         >>> first.step_type, second.prev_action
@@ -46,7 +50,7 @@ class Environment(ABC):
     seeding: Literal["per_episode", "per_lane", "per_batch"]
     """What a seed determines: every episode of a lane by its number, a lane's whole stream, or the batch as a whole."""
     resume: Literal["exact", "statistical"]
-    """Whether a restored environment goes on with the very same stream, or with new episodes."""
+    """Whether a restored environment continues the very same stream, or begins new episodes."""
     device: torch.device = torch.device("cpu")
     """Where the tensors are that it emits."""
     ended: TimeStep | None = None
@@ -54,7 +58,7 @@ class Environment(ABC):
     checks_finite: bool = False
     """Whether it raises an error itself before it would emit NaN or infinity."""
     interrupted: bool = False
-    """Whether somebody else has stepped it since its collector last did; the collector then begins new episodes."""
+    """Whether it was stepped by others since its collector last did; the collector then begins new episodes."""
 
     @property
     def faults(self) -> Sequence[Fault]:
@@ -222,15 +226,15 @@ class SingleEnvironment(ABC):
             A MID or LAST time step.
         """
 
-    def memory(self) -> dict[str, Any]:
+    def carried_state(self) -> dict[str, Any]:
         """What was carried into the running episode from earlier ones, by layer, as JSON values; most carry nothing."""
         return {}
 
-    def recall(self, memory: dict[str, Any]) -> None:  # noqa: B027 - nothing was carried
-        """Takes over what `memory` gave, before the episode is replayed.
+    def load_carried_state(self, state: dict[str, Any]) -> None:  # noqa: B027 - nothing was carried
+        """Takes over what `carried_state` gave, before the episode is replayed.
 
         Args:
-            memory: of equal layers.
+            state: of equal layers.
         """
 
     def close(self) -> None:  # noqa: B027 - a layer that holds nothing has nothing to do
@@ -276,7 +280,7 @@ class SingleEnvironment(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Where the environment is: its episode's number, the actions so far, a digest of the latest observation."""
         latest = self._latest
-        return self._episodes().state_dict([mark(self, latest.observation) if latest else ""])
+        return self._episodes().state_dict([self.mark(latest.observation) if latest else ""])
 
     @final
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -293,16 +297,60 @@ class SingleEnvironment(ABC):
         log.restore(episodes, [0])
         self._latest = None
         try:
-            time_step = replay(self, episodes[0])
+            time_step = self.replay(episodes[0])
         except Exception as error:
             raise self._failure(log, error) from error
         if time_step is not None:
             self._emit(log, time_step, zeros(self.action_spec) if not log.steps(0) else log.last_action(0))
 
+    @final
+    def mark(self, observation: Any) -> str:
+        """What proves that an episode was replayed, and what replaying it takes: one word.
+
+        Args:
+            observation: the latest.
+
+        Returns:
+            A digest of the observation; after a colon, what the layers carried into the episode from earlier ones.
+        """
+        found, carried = digest(observation, self.observation_spec), self.carried_state()
+        return f"{found}:{json.dumps(carried, separators=(',', ':'))}".replace(" ", "\\u0020") if carried else found
+
+    @final
+    def replay(self, episode: Episode) -> TimeStep | None:
+        """Puts the environment where an episode had come to, through all layers.
+
+        Args:
+            episode: with its actions and its `mark`.
+
+        Returns:
+            The latest time step; `None` if no episode was running.
+
+        Raises:
+            EnvError: the digest differs.
+        """
+        if not episode.digest:
+            return None
+        expected, _, carried = episode.digest.partition(":")
+        if carried:
+            self.load_carried_state(json.loads(carried))
+        time_step = self.begin_episode(episode.seed)
+        for action in episode.actions:
+            time_step = self.advance(action)
+        found = digest(time_step.observation, self.observation_spec)
+        if found != expected:
+            raise EnvError(
+                f"the episode does not replay: after {len(episode.actions)} actions its observation hashes to {found}, "
+                f"in the saved run to {expected}. The environment draws from something other than the seed of its "
+                "reset (a global generator, the clock), keeps state "
+                "across episodes, or its code or settings have changed since"
+            )
+        return time_step
+
     def _episodes(self) -> EpisodeLog:
         if self._log is None:
             # unseeded: a fresh seed, which state_dict holds, so the episode can still be replayed
-            self.seed(int(np.random.SeedSequence().generate_state(1, np.uint64)[0]) >> 1)
+            self.seed(fresh_seeds(1)[0])
         assert self._log is not None
         return self._log
 
@@ -336,9 +384,132 @@ class SingleEnvironment(ABC):
         return self._latest
 
     def _failure(self, log: EpisodeLog, error: BaseException) -> Exception:
-        fault = Fault.of(log, failure_of(0, error), handled="raise", env_id=self.env_id)
+        fault = Fault.of(Incident(failure_of(0, error)), log.place(0), handled="raise", first_id=self.env_id)
         log.abandon()
         return fault.error()
+
+
+class EnvironmentWrapper(SingleEnvironment):
+    """A layer around a bare environment that passes everything through.
+
+    Override `advance` and `begin_episode` to change time steps or actions, and the specs of whatever is changed. A
+    layer that neither skips steps nor changes observations says `keeps_frames = True`.
+
+    Args:
+        env: the layer inside.
+
+    Raises:
+        SpecError: a Gymnasium environment was given, without the layer that converts it.
+
+    Examples:
+        >>> class SparseReward(EnvironmentWrapper):
+        ...     def advance(self, action):
+        ...         time_step = self.env.advance(action)
+        ...         return time_step._replace(reward=float(time_step.reward > 0))
+    """
+
+    keeps_frames: ClassVar[bool] = False
+    """Whether every step of this layer is one step of the inner layer, from its FIRST on, with the same observation.
+    The frames of a stack are then those of the steps before, and a buffer may store each frame once."""
+
+    def __init__(self, env: SingleEnvironment) -> None:
+        if not isinstance(env, SingleEnvironment):
+            kind, outer = type(env).__name__, type(self).__name__
+            raise SpecError(f"{outer} was given a {kind}; it goes around a SingleEnvironment: GymEnvironment({kind}())")
+        self.env = env
+        self.env_id = env.env_id
+
+    @property
+    def observation_spec(self) -> SpecTree:
+        # without `stacked` unless frames are kept
+        spec = self.env.observation_spec
+        return spec if self.keeps_frames else unstacked(spec)
+
+    @property
+    def action_spec(self) -> SpecTree:
+        return self.env.action_spec
+
+    @property
+    def reward_spec(self) -> TensorSpec:
+        return self.env.reward_spec
+
+    @property
+    def env_info_spec(self) -> SpecTree:
+        return self.env.env_info_spec
+
+    @property
+    def cut_off(self) -> bool:
+        return self.env.cut_off
+
+    def begin_episode(self, seed: int) -> TimeStep:
+        return self.env.begin_episode(seed)
+
+    def advance(self, action: Any) -> TimeStep:
+        return self.env.advance(action)
+
+    def carried_state(self) -> dict[str, Any]:
+        return self.env.carried_state()
+
+    def load_carried_state(self, state: dict[str, Any]) -> None:
+        self.env.load_carried_state(state)
+
+    def render(self) -> np.ndarray:
+        return self.env.render()
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def common_specs(envs: Sequence[SingleEnvironment]) -> Specs:
+    """The specs that all environments of a batch share.
+
+    Args:
+        envs: their outermost layers.
+
+    Raises:
+        SpecError: none were given, or they differ.
+    """
+    if not envs:
+        raise SpecError("no environments were given; at least one is needed")
+    for lane, env in enumerate(envs):
+        if not isinstance(env, SingleEnvironment):
+            kind = type(env).__name__
+            raise SpecError(f"environment {lane} is a {kind}, not a SingleEnvironment; use GymEnvironment({kind}())")
+    specs = [Specs(env.observation_spec, env.action_spec, env.reward_spec, env.env_info_spec) for env in envs]
+    for lane, other in enumerate(specs):
+        if other[:3] != specs[0][:3]:
+            raise SpecError(
+                f"environment {lane} has the specs {other[:3]} and environment 0 {specs[0][:3]}; "
+                "environments of one batch need equal ones"
+            )
+    return specs[0]
+
+
+def remake(env: SingleEnvironment, make: Callable[[], SingleEnvironment]) -> SingleEnvironment:
+    """The same environment made again, with what its layers carried into the episode in which it failed.
+
+    Args:
+        env: the outermost layer; it is closed.
+        make: makes the same layers.
+    """
+    carried: dict[str, Any] = {}
+    with contextlib.suppress(Exception):
+        carried = env.carried_state()
+    with contextlib.suppress(Exception):
+        env.close()
+    again = make()
+    if carried:
+        try:
+            again.load_carried_state(carried)
+        except Exception as error:
+            _log.warning(
+                "what the wrappers of environment %d carried from earlier episodes (%s) is lost: %s: %s",
+                again.env_id, ", ".join(carried), type(error).__name__, error,
+            )  # fmt: skip
+            with contextlib.suppress(Exception):
+                again.close()
+            return make()
+    return again
 
 
 def _time_step_spec(env: Environment | SingleEnvironment) -> TimeStep:

@@ -1,23 +1,21 @@
 """What happens when an environment fails: a policy, a record of every fault, and a budget of restarts."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 import traceback
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from palaestra.core import ConfigError, EnvError, NonFiniteError, PalaestraError, episode_seed
-from palaestra.envs.episode_log import EpisodeLog
+from palaestra.core import ConfigError, EnvError, NonFiniteError, PalaestraError
 
-__all__ = ["Failure", "Fault", "FaultPolicy", "RestartBudget", "describe", "failure_of"]
+__all__ = ["Fault", "FaultKind", "FaultPolicy", "RestartBudget", "describe"]
 
 OnFault = Literal["raise", "restart", "drop"]
 FaultKind = Literal["raised", "died", "timeout", "non-finite", "malformed"]
+"""What sort of fault it is."""
 
 _HOUR_S = 3600.0
 _LONGEST_WAIT_S = 30.0
@@ -68,6 +66,19 @@ class Failure(NamedTuple):
     """Traceback, stack or explanation."""
 
 
+class Incident(NamedTuple):
+    """A failure, and the other lanes that it cost their episode."""
+
+    failure: Failure
+    """What went wrong, with the lane of the batch."""
+    also: tuple[int, ...] = ()
+    """Other lanes of the worker that is gone."""
+    memory_bytes: int | None = None
+    """Peak memory of that worker."""
+    fatal: bool = False
+    """Whether the worker is gone, so that nothing of it can be stepped any more."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """One fault: what failed, where in its stream, and what was done about it."""
@@ -115,31 +126,31 @@ class Fault:
 
     @classmethod
     def of(
-        cls, log: EpisodeLog, failure: Failure, *, handled: OnFault, env_id: int | None = None, **fields: Any
-    ) -> Fault:
-        """The record of a failure.
+        cls, incident: Incident, place: tuple[int, int | None, int, Any], *, handled: OnFault, first_id: int
+    ) -> Self:
+        """The record of an incident.
 
         Args:
-            log: that the lane is in.
-            failure: what went wrong.
+            incident: what went wrong.
+            place: where in its stream the lane was, from `EpisodeLog.place`.
             handled: what is done about it.
-            env_id: the environment's number, where it is not the lane's.
-            fields: further ones.
+            first_id: number of the environment in lane 0.
         """
-        lane, kind, what, detail = failure
-        number, step = log.episodes[lane], log.steps(lane)
+        lane, kind, what, detail = incident.failure
+        episode, seed, step, action = place
         return cls(
-            env_id=lane if env_id is None else env_id,
+            env_id=first_id + lane,
             kind=kind,
             what=what,
             detail=detail,
-            episode=number,
-            seed=episode_seed(log.lane_seeds[lane], number) if number >= 0 else None,
+            episode=episode,
+            seed=seed,
             step=step,
-            action=_summary(log.last_action(lane)) if step else "",
+            action=_summary(action) if step else "",
             handled=handled,
+            also=tuple(first_id + other for other in incident.also),
+            memory_bytes=incident.memory_bytes,
             time_s=time.time(),
-            **fields,
         )
 
 

@@ -1,18 +1,17 @@
 """`FirstReadyEnvironment`: groups of environments that do not wait for each other."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 import numpy as np
+import optree
 import torch
 
 from palaestra.core import Batch, ConfigError, EnvError, SpecError, SpecTree, TensorSpec, TimeStep
 from palaestra.envs.environment import Environment
 from palaestra.envs.faults import Fault
-from palaestra.envs.process import ProcessEnvironment
+from palaestra.envs.lane_environment import LaneEnvironment
 
 __all__ = ["FirstReadyEnvironment"]
 
@@ -22,12 +21,12 @@ _NAP_S = 0.0002
 
 @final
 class FirstReadyEnvironment(Environment):
-    """Returns the time steps of the first n environments that are ready, so that a slow one holds up nobody.
+    """Returns the time steps of the first n environments that are ready, without waiting for slow ones.
 
-    Each group is a `ProcessEnvironment` of its own, so n is a multiple of the size of a group. `reset` returns all B
-    rows; after `send(action, env_id)`, `recv` returns n rows and says in `env_id` whose they are. Which come first
-    depends on the clock: every lane's stream is reproducible, their interleaving is not, and a restored run starts new
-    episodes.
+    Each group is a `LaneEnvironment` of its own, with one worker process, so n is a multiple of the size of a group.
+    `reset` returns all B rows; after `send(action, env_id)`, `recv` returns n rows and says in `env_id` whose they are.
+    Which come first depends on the clock: every lane's stream is reproducible, their interleaving is not, and a
+    restored run starts new episodes.
 
     Args:
         groups: of equal size.
@@ -38,8 +37,9 @@ class FirstReadyEnvironment(Environment):
 
     Examples:
         >>> from functools import partial
-        >>> from palaestra.envs import load
-        >>> groups = [ProcessEnvironment([partial(load, "CartPole-v1")], lane_seeds=[lane]) for lane in range(3)]
+        >>> from palaestra.envs import ProcessDriver, load
+        >>> drivers = [ProcessDriver([partial(load, "CartPole-v1")]) for _ in range(3)]
+        >>> groups = [LaneEnvironment(driver, lane_seeds=[lane]) for lane, driver in enumerate(drivers)]
         >>> with FirstReadyEnvironment(groups, num_ready=2) as env:
         ...     first = env.reset()
         ...     env.send(torch.zeros(3, dtype=torch.int64), first.env_id)
@@ -52,7 +52,7 @@ class FirstReadyEnvironment(Environment):
     seeding = "per_episode"
     resume = "statistical"
 
-    def __init__(self, groups: Sequence[ProcessEnvironment], *, num_ready: int) -> None:
+    def __init__(self, groups: Sequence[LaneEnvironment], *, num_ready: int) -> None:
         sizes = {group.batch_size for group in groups}
         size = max(sizes, default=0)
         if len(sizes) != 1 or num_ready % size or not 0 < num_ready <= size * len(groups):
@@ -61,54 +61,46 @@ class FirstReadyEnvironment(Environment):
                 f"num_ready is {num_ready} with {len(groups)} workers of {sorted(sizes)} environments; "
                 f"every worker needs as many, and num_ready is one of {choices}"
             )
-        self._groups, self._size, self._num_ready = list(groups), size, num_ready
+        self.groups = list(groups)
+        """Each a `LaneEnvironment`."""
+        self._size, self._num_ready = size, num_ready
         self.batch_size = size * len(groups)
         self._lanes = [torch.arange(number * size, (number + 1) * size) for number in range(len(groups))]
-        for number, group in enumerate(self._groups):
-            group.first_id = number * size
+        for number, group in enumerate(self.groups):
+            group.driver.first_id = number * size
+        self._slices = [slice(start, start + size) for start in range(0, self.batch_size, size)]
         self._waiting: list[int] = []
         self._latest: list[int] = list(range(len(groups)))
 
     @property
     def num_ready(self) -> int:
-        """Rows of what `recv` returns, n."""
         return self._num_ready
 
     @property
     def faults(self) -> list[Fault]:
-        """Every fault so far, group by group."""
-        return [fault for group in self._groups for fault in group.faults]
+        return [fault for group in self.groups for fault in group.faults]
 
     @property
     def observation_spec(self) -> SpecTree:
-        """Of one observation."""
-        return self._groups[0].observation_spec
+        return self.groups[0].observation_spec
 
     @property
     def action_spec(self) -> SpecTree:
-        """Of one action."""
-        return self._groups[0].action_spec
+        return self.groups[0].action_spec
 
     @property
     def reward_spec(self) -> TensorSpec:
-        """Of one reward."""
-        return self._groups[0].reward_spec
+        return self.groups[0].reward_spec
 
     @property
     def env_info_spec(self) -> SpecTree:
-        """Of the declared info entries."""
-        return self._groups[0].env_info_spec
-
-    @property
-    def worker_pids(self) -> list[int]:
-        """The process ids of the workers."""
-        return [pid for group in self._groups for pid in group.worker_pids]
+        return self.groups[0].env_info_spec
 
     def reset(self) -> TimeStep:
         """Starts the next episode everywhere and returns all B rows; actions sent are abandoned."""
         self._waiting = []
-        self._latest = list(range(len(self._groups)))
-        return self._joined(self._latest, [group.reset() for group in self._groups])
+        self._latest = list(range(len(self.groups)))
+        return self._joined(self._latest, [group.reset() for group in self.groups])
 
     def send(self, action: Any, env_id: torch.Tensor | None = None) -> None:
         """Hands actions to their workers, which start at once.
@@ -127,15 +119,15 @@ class FirstReadyEnvironment(Environment):
         if twice:
             lanes = self._lanes[twice[0]].tolist()
             raise EnvError(f"environments {lanes} were sent actions twice without recv; every send needs its recv")
-        given = set(_lengths(action))
+        given = {len(leaf) for leaf in optree.tree_leaves(action, is_leaf=_is_list)}
         if given != {len(numbers) * self._size}:
             raise SpecError(f"{len(numbers) * self._size} environments were sent {sorted(given)} actions")
         checked = [
-            self._groups[number].checked(_rows(action, slice(place * self._size, (place + 1) * self._size)))
-            for place, number in enumerate(numbers)
+            self.groups[number].checked(optree.tree_map(lambda leaf, at=place: leaf[at], action, is_leaf=_is_list))
+            for number, place in zip(numbers, self._slices, strict=False)
         ]
         for number, actions in zip(numbers, checked, strict=True):
-            self._groups[number].start(actions)
+            self.groups[number].start(actions)
             self._waiting.append(number)
 
     def recv(self) -> TimeStep:
@@ -152,11 +144,11 @@ class FirstReadyEnvironment(Environment):
         ready = self._first(count)
         self._waiting = [number for number in self._waiting if number not in ready]
         self._latest = ready
-        return self._joined(ready, [self._groups[number].recv() for number in ready])
+        return self._joined(ready, [self.groups[number].recv() for number in ready])
 
     def state_dict(self) -> dict[str, Any]:
         """Seeds and episode numbers of every lane."""
-        states = [group.lane_state() for group in self._groups]
+        states = [group.lane_state() for group in self.groups]
         return {key: np.concatenate([state[key] for state in states]) for key in states[0]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -170,23 +162,21 @@ class FirstReadyEnvironment(Environment):
         """
         if len(state["lane_seed"]) != self.batch_size:
             raise EnvError(f"the saved state is of {len(state['lane_seed'])} environments; this has {self.batch_size}")
-        self._waiting, self._latest = [], list(range(len(self._groups)))
-        for group, lanes in zip(self._groups, self._lanes, strict=True):
+        self._waiting, self._latest = [], list(range(len(self.groups)))
+        for group, lanes in zip(self.groups, self._lanes, strict=True):
             group.load_lane_state({key: np.asarray(state[key])[lanes.numpy()] for key in ("lane_seed", "episode")})
 
     def render(self) -> np.ndarray:
-        """A picture of environment 0."""
-        return self._groups[0].render()
+        return self.groups[0].render()
 
     def close(self) -> None:
-        """Ends all workers."""
-        for group in self._groups:
+        for group in self.groups:
             group.close()
 
     def _first(self, count: int) -> list[int]:
         spins = 0
         while True:
-            ready = [number for number in self._waiting if self._groups[number].answered]
+            ready = [number for number in self._waiting if self.groups[number].driver.answered]
             if len(ready) >= count:
                 return ready[:count]
             spins += 1
@@ -195,7 +185,7 @@ class FirstReadyEnvironment(Environment):
     def _numbers(self, env_id: torch.Tensor) -> list[int]:
         ids = env_id.tolist()
         numbers = [lane // self._size for lane in ids[:: self._size]]
-        whole = [lane for number in numbers if 0 <= number < len(self._groups) for lane in self._lanes[number].tolist()]
+        whole = [lane for number in numbers if 0 <= number < len(self.groups) for lane in self._lanes[number].tolist()]
         if whole != ids or len(set(numbers)) < len(numbers):
             raise SpecError(
                 f"actions were sent for environments {ids}; workers step {self._size} environments each, "
@@ -212,32 +202,15 @@ class FirstReadyEnvironment(Environment):
         return TimeStep(*fields)
 
 
-def _lengths(action: Any) -> Iterator[int]:
-    if isinstance(action, dict | tuple | Batch):
-        for value in action.values() if not isinstance(action, tuple) else action:
-            yield from _lengths(value)
-    else:
-        yield len(action)
-
-
-def _rows(action: Any, rows: slice) -> Any:
-    if isinstance(action, dict):
-        return {key: _rows(value, rows) for key, value in action.items()}
-    if isinstance(action, tuple):
-        return tuple(_rows(value, rows) for value in action)
-    return action[rows]
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
 
 
 def _cat(values: Sequence[Any], size: int) -> Any:
     """Joins rows; info entries that a group did not report are NaN, as those of a single environment are."""
     if all(isinstance(value, torch.Tensor) for value in values):
         return torch.cat(list(values))
-    if not any(isinstance(value, Batch) for value in values):
-        return ()
-    keys = dict.fromkeys(key for value in values if isinstance(value, Batch) for key in value.keys())  # noqa: SIM118
+    reported = [value if isinstance(value, Batch) else Batch() for value in values]
+    keys = dict.fromkeys(key for value in reported for key in value.keys())  # noqa: SIM118
     missing = torch.full((size,), torch.nan, dtype=torch.float64)
-    columns = {
-        key: _cat([value[key] if isinstance(value, Batch) and key in value else missing for value in values], size)
-        for key in keys
-    }
-    return Batch.of(columns)
+    return Batch.of({key: _cat([value.get(key, missing) for value in reported], size) for key in keys}) if keys else ()

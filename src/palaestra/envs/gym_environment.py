@@ -1,6 +1,4 @@
-"""`GymEnvironment`: the one place where Gymnasium's five values become a `TimeStep`."""
-
-from __future__ import annotations
+"""`GymEnvironment`: where Gymnasium's five values become a `TimeStep`."""
 
 from typing import Any, final
 
@@ -57,17 +55,14 @@ class GymEnvironment(SingleEnvironment):
 
     @property
     def observation_spec(self) -> SpecTree:
-        """From the observation space."""
         return self._observation_spec
 
     @property
     def action_spec(self) -> SpecTree:
-        """From the action space."""
         return self._action_spec
 
     @property
     def reward_spec(self) -> TensorSpec:
-        """A scalar, or what `reward_space` says."""
         return self._reward_spec
 
     @property
@@ -78,31 +73,19 @@ class GymEnvironment(SingleEnvironment):
     @property
     def cut_off(self) -> bool:
         """Whether `terminated` came with `truncated`."""
-        return self._cut_off
+        return bool(self._cut_off)
 
     def begin_episode(self, seed: int) -> TimeStep:
-        """Resets the Gymnasium environment.
-
-        Args:
-            seed: passed to `reset`.
-        """
         observation, info = self.gym_env.reset(seed=seed)
         reward = 0.0 if self._scalar else np.zeros(self._reward_spec.shape, np.float32)
         return TimeStep(0, reward, 1.0, observation, self._no_action, self.env_id, (), info)
 
     def advance(self, action: Any) -> TimeStep:
-        """Steps the Gymnasium environment.
-
-        Args:
-            action: passed to `step`.
-        """
         observation, reward, terminated, truncated, info = self._step(action)
         reward = self._number(reward) if self._scalar else self._vector(reward)
-        if terminated:
-            self._cut_off = bool(truncated)
-            return TimeStep(2, reward, 0.0, observation, action, self.env_id, (), info)
-        kind = 2 if truncated else 1
-        return _new(TimeStep, (kind, reward, self._discount, observation, action, self.env_id, (), info))
+        self._cut_off = truncated
+        kind, discount = end_of(terminated, truncated, self._discount)
+        return _new(TimeStep, (kind, reward, discount, observation, action, self.env_id, (), info))
 
     def render(self) -> np.ndarray:
         """The picture that the environment draws.
@@ -122,7 +105,6 @@ class GymEnvironment(SingleEnvironment):
         return picture
 
     def close(self) -> None:
-        """Closes the Gymnasium environment."""
         self.gym_env.close()
 
     def _number(self, reward: Any) -> float:
@@ -143,6 +125,23 @@ class GymEnvironment(SingleEnvironment):
                 f"its reward_space says {self._reward_spec.shape}"
             )
         return vector
+
+
+def end_of(terminated: Any, truncated: Any, discount: float = 1.0) -> tuple[int, float]:
+    """The step type and the discount that Gymnasium's two flags mean.
+
+    Args:
+        terminated: whether the task ended; it counts, whatever `truncated` is.
+        truncated: whether the episode was cut off.
+        discount: of every step that does not terminate.
+
+    Examples:
+        >>> end_of(True, True), end_of(False, True), end_of(False, False)
+        ((2, 0.0), (2, 1.0), (1, 1.0))
+    """
+    if terminated:
+        return 2, 0.0
+    return (2 if truncated else 1), discount
 
 
 def gym_env_of(env: SingleEnvironment) -> gymnasium.Env[Any, Any] | None:

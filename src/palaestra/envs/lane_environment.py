@@ -1,127 +1,203 @@
-"""What environments made of bare ones have in common: seeds, the log of episodes, and what to do when one fails."""
+"""`LaneEnvironment`: bare environments stepped together by a driver, which says where they run.
 
-from __future__ import annotations
+It checks actions, keeps the log of episodes, and decides what to do when an environment fails.
+"""
 
 import logging
 import time
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
 
-from palaestra.core import EnvError, TensorSpec, TimeStep
-from palaestra.envs.episode_log import Episode, EpisodeLog
-from palaestra.envs.faults import Failure, Fault, FaultPolicy, RestartBudget
-from palaestra.envs.lockstep import LockstepEnvironment
-from palaestra.envs.nest import to_batched
-from palaestra.envs.rows import Rows, Specs
-from palaestra.envs.vector import batched_time_step, check_seeds, fresh_seeds
+from palaestra.core import EnvError, SpecTree, TensorSpec, TimeStep
+from palaestra.envs.boundary import batched_time_step, require_all
+from palaestra.envs.driver import Driver
+from palaestra.envs.environment import Environment
+from palaestra.envs.episodes import Episode, EpisodeLog, lane_seeds_of
+from palaestra.envs.faults import Fault, Incident, RestartBudget
+from palaestra.envs.nest import batched_spec, to_batched
+from palaestra.envs.rows import Rows
 
-__all__ = ["Incident", "LaneEnvironment", "Outcome"]
+__all__ = ["LaneEnvironment"]
 
 _log = logging.getLogger(__name__)
 
 
-class Incident(NamedTuple):
-    """A failure, and the other lanes that it cost their episode."""
-
-    failure: Failure
-    """What went wrong, with the lane of the batch."""
-    also: tuple[int, ...] = ()
-    """Other lanes of the worker that is gone."""
-    memory_bytes: int | None = None
-    """Peak memory of that worker."""
-    fatal: bool = False
-    """Whether the worker is gone, so that nothing of it can be stepped any more."""
-
-
-Outcome = tuple[Rows, list[int], Any, Sequence[Incident]]
-"""Rows that nobody writes to any more, lanes whose episode ended, info (a `Batch` or `()`), and what went wrong."""
-
-
-class LaneEnvironment(LockstepEnvironment):
-    """Bare environments stepped together; a subclass says where.
+@final
+class LaneEnvironment(Environment):
+    """Bare environments stepped together; every driver gives the same stream, bit for bit.
 
     Args:
-        specs: that all of them share.
-        lane_seeds: one for each; fresh ones if `None`.
-        batch_size: B.
-        faults: what to do when one fails.
+        driver: `SerialDriver`, `ThreadDriver` or `ProcessDriver`, with the environments.
+        lane_seeds: one for each, from `RunSeeds.integer("environments", lane)`; fresh ones if left out.
+
+    Raises:
+        SpecError: there is another number of seeds, or two are equal.
+
+    Examples:
+        >>> from palaestra.envs import SerialDriver, load
+        >>> env = LaneEnvironment(SerialDriver([load("CartPole-v1"), load("CartPole-v1")]), lane_seeds=[1, 2])
+        >>> env.reset().step_type, env.step(torch.tensor([0, 1])).reward
+        (tensor([0, 0], dtype=torch.int32), tensor([1., 1.]))
     """
 
     seeding = "per_episode"
     resume = "exact"
+    checks_finite = True
 
-    def __init__(self, specs: Specs, lane_seeds: Sequence[int] | None, batch_size: int, faults: FaultPolicy) -> None:
-        super().__init__(specs, batch_size)
-        seeds = list(lane_seeds) if lane_seeds is not None else fresh_seeds(batch_size)
-        check_seeds(seeds, batch_size)
-        self._log = EpisodeLog(seeds, specs.action)
-        self._policy, self._budget = faults, RestartBudget(faults)
+    def __init__(self, driver: Driver, *, lane_seeds: Sequence[int] | None = None) -> None:
+        self.driver = driver
+        """What steps them."""
+        try:
+            seeds = lane_seeds_of(lane_seeds, driver.batch_size)
+        except BaseException:
+            driver.close()
+            raise
+        self.batch_size = driver.batch_size
+        self._specs, self._reader, self._policy = driver.specs, driver.reader, driver.faults
+        self._observation_spec, self._action_spec = (
+            batched_spec(self._specs.observation),
+            batched_spec(self._specs.action),
+        )
+        self._scalar_actions = isinstance(self._specs.action, TensorSpec) and not self._specs.action.shape
+        self._env_id = torch.arange(self.batch_size)
+        self._log = EpisodeLog(seeds, self._specs.action)
+        self._budget = RestartBudget(self._policy)
+        self._faults: list[Fault] = []
         self._seeds: dict[int, int] = {}
-        self._scalar_actions = isinstance(specs.action, TensorSpec) and not specs.action.shape
+        self._sent: list[np.ndarray] | None = None
         self._ended_by = ""
-        self._recorded: list[Fault] = []
-        self._told = False
+        self._said_lost = False
 
     @property
-    @final
-    def faults(self) -> Sequence[Fault]:
-        """Every fault so far, the oldest first."""
-        return self._recorded
+    def observation_spec(self) -> SpecTree:
+        return self._observation_spec
 
-    @final
+    @property
+    def action_spec(self) -> SpecTree:
+        return self._action_spec
+
+    @property
+    def reward_spec(self) -> TensorSpec:
+        return self._specs.reward
+
+    @property
+    def env_info_spec(self) -> SpecTree:
+        return self._specs.env_info
+
+    @property
+    def faults(self) -> Sequence[Fault]:
+        return self._faults
+
     def reset(self) -> TimeStep:
         """Starts the next episode everywhere; running ones, and actions sent, are abandoned."""
         self._check_open()
-        if self._sent is not None:
-            self._sent = None
-            self._give_up_step()
+        self._give_up_step()
         self._log.abandon()
-        self._begin(self._reader.neutral())
+        self.start(self._reader.neutral())
         self._sent = self._reader.zeros()
         return self.recv()
 
-    @final
+    def send(self, action: Any, env_id: torch.Tensor | None = None) -> None:
+        """Takes the actions, and starts to execute them where that is possible.
+
+        Args:
+            action: [B, ...].
+            env_id: all environments, or `None`.
+
+        Raises:
+            EnvError: the actions sent before have not been received, or the environment is closed.
+            SpecError: an action is NaN, outside its space, or not allowed; no environment has seen any of them.
+        """
+        if env_id is not None or self._sent is not None:
+            require_all(self, env_id, self._sent is not None)
+        self.start(self._reader.checked(action, self.driver.first_id, self._where))
+
+    def checked(self, action: Any) -> list[np.ndarray]:
+        """Actions as `start` takes them; environments have not seen them yet.
+
+        Args:
+            action: [B, ...].
+
+        Raises:
+            SpecError: as for `send`.
+        """
+        return self._reader.checked(action, self.driver.first_id, self._where)
+
+    def start(self, actions: list[np.ndarray]) -> None:
+        """Starts to execute actions, which `recv` then waits for.
+
+        Args:
+            actions: from `checked`.
+        """
+        if self._ended_by:
+            self._check_open()
+        self._seeds = seeds = self._log.send(actions)
+        self.driver.submit(actions, seeds)
+        self._sent = actions
+
+    def recv(self) -> TimeStep:
+        """Collects the time steps of the actions sent.
+
+        Raises:
+            EnvError: an environment failed, or nothing was sent.
+            NonFiniteError: an environment emitted NaN or infinity.
+        """
+        actions, log = self._sent, self._log
+        if actions is None:
+            raise EnvError("recv was called without send; every recv needs its send")
+        self._sent = None
+        try:
+            rows, log.due, info, incidents = self.driver.collect()
+        except BaseException:  # Ctrl-C, too: which lanes were stepped is not known
+            log.abandon()
+            raise
+        begun: Iterable[int] = self._seeds
+        if incidents or log.dropped:
+            begun = {*begun, *self._recover(incidents, rows), *log.dropped}
+        if not self._scalar_actions:
+            # an environment may have changed its row in place
+            actions = log.latest()
+        for lane in begun:
+            for array in actions:
+                array[lane] = 0
+        prev_action = torch.from_numpy(actions[0]) if self._scalar_actions else to_batched(actions, self._specs.action)
+        time_step = batched_time_step(rows, prev_action, self._env_id, info, self._specs.observation)
+        if self._reader.masked:
+            self._reader.show(time_step)
+        return time_step
+
     def state_dict(self) -> dict[str, Any]:
         """Every lane's episode number, its actions so far, and a digest of its latest observation."""
         self._check_open()
         if self._sent is not None:
             raise EnvError("state_dict was called between send and recv; receive first")
-        return self._log.state_dict(self._digests())
+        return self._log.state_dict(self._answer(self.driver.digests()))
 
-    @final
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replays every lane's running episode.
 
         Args:
-            state: from `state_dict`, of a serial, thread or process environment.
+            state: from `state_dict`, whatever the driver was.
 
         Raises:
             EnvError: it does not fit, or an environment does not replay.
         """
         self._check_open()
         episodes = self._log.episodes_of(state)
-        if self._sent is not None:
-            self._sent = None
-            self._give_up_step()
-        self._mask = None
-        self._log.restore(episodes, range(self.batch_size))
-        loaded = self._load(episodes)
-        if isinstance(loaded, Incident):
-            fault = self._record(loaded, "raise")
+        self._restore(episodes)
+        try:
+            self._log.due = self._answer(self.driver.load(episodes))
+        except BaseException:
             self._log.abandon()
-            raise fault.error()
-        self._log.due = loaded
+            raise
 
-    @final
     def lane_state(self) -> dict[str, np.ndarray]:
         """Every lane's seed and episode number, also while steps are on their way."""
         return {"lane_seed": np.array(self._log.lane_seeds), "episode": np.array(self._log.episodes)}
 
-    @final
     def load_lane_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Takes over seeds and episode numbers; the next step starts new episodes everywhere.
 
@@ -129,84 +205,45 @@ class LaneEnvironment(LockstepEnvironment):
             state: from `lane_state`.
         """
         self._check_open()
+        pairs = zip(state["lane_seed"].tolist(), state["episode"].tolist(), strict=True)
+        self._restore([Episode(seed, number, [], "") for seed, number in pairs])
+
+    def render(self) -> np.ndarray:
+        self._check_open()
         if self._sent is not None:
-            self._sent = None
-            self._give_up_step()
-        seeds, numbers = state["lane_seed"].tolist(), state["episode"].tolist()
-        self._mask = None
-        episodes = [Episode(seed, number, [], "") for seed, number in zip(seeds, numbers, strict=True)]
+            raise EnvError("render was called between send and recv; receive first")
+        return self._answer(self.driver.render())
+
+    def close(self) -> None:
+        if not self._ended_by:
+            self._ended_by = "it was closed"
+            self.driver.close()
+
+    # -- episodes
+
+    def _restore(self, episodes: Sequence[Episode]) -> None:
+        self._give_up_step()
+        self._reader.mask = None
         self._log.restore(episodes, range(self.batch_size))
 
-    # -- what a subclass provides
-
-    @abstractmethod
-    def _submit(self, actions: list[np.ndarray], seeds: dict[int, int]) -> None:
-        """Starts a step: an action in every lane, but an episode with its seed in some."""
-
-    @abstractmethod
-    def _collect(self) -> Outcome:
-        """Waits for that step."""
-
-    @abstractmethod
     def _give_up_step(self) -> None:
         """Makes sure that a step that was submitted does not disturb the next one."""
+        if self._sent is not None:
+            self._sent = None
+            *_, incidents = self.driver.collect()
+            for incident in incidents:
+                if incident.fatal:
+                    self._answer(incident)
 
-    @abstractmethod
-    def _restart(self, seeds: dict[int, int], *, fatal: bool) -> dict[int, list[np.ndarray]] | Incident:
-        """Makes the environments of some lanes (with a new worker, if the old one is gone) and starts episodes."""
+    def _where(self, lane: int) -> str:
+        number = self._log.episodes[lane]
+        return f" (episode {number}, step {self._log.steps(lane) + 1})" if number >= 0 else ""
 
-    @abstractmethod
-    def _drop(self, lanes: list[int], *, fatal: bool) -> None:
-        """Steps these lanes no more; their rows are FIRST and show what they showed before."""
-
-    @abstractmethod
-    def _stop(self, because: str) -> None:
-        """A worker is gone and the run stops: ends what is left."""
-
-    @abstractmethod
-    def _digests(self) -> list[str]:
-        """A digest of every lane's latest observation."""
-
-    @abstractmethod
-    def _load(self, episodes: Sequence[Episode]) -> list[int] | Incident:
-        """Replays episodes; returns the lanes whose next step starts one."""
-
-    # -- a step
-
-    @final
-    def _begin(self, actions: list[np.ndarray]) -> None:
-        if self._ended_by:
-            self._check_open()
-        self._seeds = self._log.send(actions)
-        self._submit(actions, self._seeds)
-
-    @final
-    def _finish(self, actions: list[np.ndarray]) -> TimeStep:
-        try:
-            rows, over, info, incidents = self._collect()
-        except BaseException:  # Ctrl-C, too: nobody knows which lanes were stepped
-            self._log.abandon()
-            raise
-        log = self._log
-        log.due = over
-        begun: Iterable[int] = self._seeds
-        if incidents:
-            begun = {*begun, *self._recover(incidents, rows)}
-        if log.dropped:
-            begun = {*begun, *log.dropped}
-        if not self._scalar_actions:
-            # an environment may have changed its row in place
-            actions = log.latest()
-        if begun:
-            for array in actions:
-                for lane in begun:
-                    array[lane] = 0
-        prev_action = torch.from_numpy(actions[0]) if self._scalar_actions else to_batched(actions, self._specs.action)
-        return batched_time_step(rows, prev_action, self._env_id, info, self._specs.observation)
+    # -- faults
 
     def _recover(self, incidents: Sequence[Incident], rows: Rows) -> list[int]:
         """Does what the policy says; returns the lanes that begin an episode in this very step."""
-        if self._policy.on_fault == "raise":
+        if incidents and self._policy.on_fault == "raise":
             faults = [self._record(incident, "raise") for incident in incidents]
             self._log.abandon()
             gone = next((incident for incident in incidents if incident.fatal), None)
@@ -215,25 +252,25 @@ class LaneEnvironment(LockstepEnvironment):
             raise faults[0].error()
         begun: list[int] = []
         for incident in incidents:
-            begun += self._go_on(incident, rows)
+            lanes = [lane for lane in (incident.failure.lane, *incident.also) if lane not in self._log.dropped]
+            if lanes:
+                begun += (self._drop if self._policy.on_fault == "drop" else self._restart)(incident, lanes, rows)
+        self._log.due = [lane for lane in self._log.due if lane not in begun]
         return begun
 
-    def _go_on(self, incident: Incident, rows: Rows) -> list[int]:
-        lanes = [lane for lane in (incident.failure.lane, *incident.also) if lane not in self._log.dropped]
-        if not lanes:
-            return []
-        if self._policy.on_fault == "drop":
-            fault = self._record(incident, "drop")
-            for lane in lanes:
-                self._log.drop(lane)
-                rows.step_type[lane], rows.reward[lane], rows.discount[lane] = 0, 0.0, 1.0
-            self._drop(lanes, fatal=incident.fatal)
-            self._log.due = [lane for lane in self._log.due if lane not in lanes]
-            if len(self._log.dropped) == self.batch_size:
-                self._stop("every environment was dropped")
-                raise EnvError(f"the last environment was dropped. The first fault was: {self._recorded[0]}")
-            _log.warning("environments %s are stepped no more: %s", lanes, fault)
-            return lanes
+    def _drop(self, incident: Incident, lanes: list[int], rows: Rows) -> list[int]:
+        fault = self._record(incident, "drop")
+        for lane in lanes:
+            self._log.drop(lane)
+            rows.make_first(lane)
+        self.driver.drop(lanes, fatal=incident.fatal)
+        if len(self._log.dropped) == self.batch_size:
+            self._stop("every environment was dropped")
+            raise EnvError(f"the last environment was dropped. The first fault was: {self._faults[0]}")
+        _log.warning("environments %s are stepped no more: %s", lanes, fault)
+        return lanes
+
+    def _restart(self, incident: Incident, lanes: list[int], rows: Rows) -> list[int]:
         while True:
             fault = self._record(incident, "restart")
             try:
@@ -244,44 +281,44 @@ class LaneEnvironment(LockstepEnvironment):
                 raise
             _log.warning("environments %s begin a new episode in %.1f s: %s", lanes, wait_s, fault)
             time.sleep(wait_s)
-            # whichever lane fails to come back, all that it took along are to be started again
+            # if another lane fails to come back, all that it took along are to be started again
             lanes = sorted({*lanes, incident.failure.lane, *incident.also})
-            restarted = self._restart({lane: self._log.restart(lane) for lane in lanes}, fatal=incident.fatal)
+            restarted = self.driver.restart({lane: self._log.restart(lane) for lane in lanes}, fatal=incident.fatal)
             if not isinstance(restarted, Incident):
                 break
             incident = restarted
-        for lane, leaves in restarted.items():
-            rows.step_type[lane], rows.reward[lane], rows.discount[lane] = 0, 0.0, 1.0
+        observations, lost = restarted
+        for lane, leaves in observations.items():
+            rows.make_first(lane)
             for array, leaf in zip(rows.observation, leaves, strict=True):
                 array[lane] = leaf
-        self._log.due = [lane for lane in self._log.due if lane not in lanes]
-        return lanes
-
-    @final
-    def _tell_lost(self, layers: Iterable[str]) -> None:
-        """Says once what a worker took along that nobody can ask any more."""
-        names = [layer.partition(":")[2] for layer in layers]
-        if names and not self._told:
-            self._told = True
+        names = [layer.partition(":")[2] for layer in lost]
+        if names and not self._said_lost:
+            self._said_lost = True
             _log.warning(
                 "what %s carried from earlier episodes (running statistics, counts) is lost with the worker of the "
                 "environments that were restarted; they begin from nothing. Said once", ", ".join(names),
             )  # fmt: skip
+        return lanes
 
-    def _record(self, incident: Incident, handled: Any) -> Fault:
-        also = tuple(self.first_id + lane for lane in incident.also)
-        fields = {"also": also, "memory_bytes": incident.memory_bytes}
-        env_id = self.first_id + incident.failure.lane
-        fault = Fault.of(self._log, incident.failure, handled=handled, env_id=env_id, **fields)
-        self._recorded.append(fault)
+    def _record(self, incident: Incident, handled: Literal["raise", "restart", "drop"]) -> Fault:
+        place = self._log.place(incident.failure.lane)
+        fault = Fault.of(incident, place, handled=handled, first_id=self.driver.first_id)
+        self._faults.append(fault)
         return fault
 
-    @final
-    def _where(self, lane: int) -> str:
-        number = self._log.episodes[lane]
-        return f" (episode {number}, step {self._log.steps(lane) + 1})" if number >= 0 else ""
+    def _answer(self, answer: Any) -> Any:
+        """What a driver answered; an incident is an error."""
+        if isinstance(answer, Incident):
+            if answer.fatal:
+                self._stop(answer.failure.what)
+            raise self._record(answer, "raise").error()
+        return answer
 
-    @final
+    def _stop(self, because: str) -> None:
+        self._ended_by, self._sent = f"an environment failed ({because})", None
+        self.driver.stop()
+
     def _check_open(self) -> None:
         if self._ended_by:
             raise EnvError(f"this {type(self).__name__} has ended: {self._ended_by}")

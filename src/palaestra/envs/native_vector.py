@@ -1,7 +1,5 @@
 """`NativeVectorEnvironment`: environments that Gymnasium, or a simulator, steps as one."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -16,18 +14,19 @@ from palaestra.core import (
     EnvError,
     NonFiniteError,
     SpecError,
+    SpecTree,
     TensorSpec,
     TimeStep,
     episode_seed,
     spec_leaves,
 )
-from palaestra.envs.boundary import Boundary
+from palaestra.envs.boundary import ActionReader, Boundary, batched_time_step, require_all
+from palaestra.envs.environment import Environment
+from palaestra.envs.episodes import lane_seeds_of
 from palaestra.envs.faults import describe
-from palaestra.envs.lockstep import LockstepEnvironment
-from palaestra.envs.nest import fits, flatten, leaf_dtypes, to_batched, unflatten
+from palaestra.envs.nest import batched_spec, fits, flatten, leaf_dtypes, to_batched, unflatten
 from palaestra.envs.rows import Rows, Specs
 from palaestra.envs.spaces import spec_from_space
-from palaestra.envs.vector import batched_time_step, check_seeds, fresh_seeds
 
 __all__ = ["NativeVectorEnvironment"]
 
@@ -37,7 +36,7 @@ _GIVE_NEW_ARRAYS = ("ale_py.vector_env",)
 
 
 @final
-class NativeVectorEnvironment(LockstepEnvironment):
+class NativeVectorEnvironment(Environment):
     """Adapts a Gymnasium `VectorEnv`, in any of its three ways to reset.
 
     NEXT_STEP is what this library does everywhere. One that resets within the step (SAME_STEP), or not by itself
@@ -47,7 +46,7 @@ class NativeVectorEnvironment(LockstepEnvironment):
     one starts new episodes.
 
     Args:
-        vector_env: that nobody else uses.
+        vector_env: that is not used elsewhere.
         lane_seeds: one for every environment; fresh ones if left out.
         stacked: how many frames the first axis of an observation holds, as `TensorSpec.stacked` says.
         strict: whether an observation outside its bounds is an error, looked for in every step; else it is logged once.
@@ -66,6 +65,7 @@ class NativeVectorEnvironment(LockstepEnvironment):
 
     seeding = "per_batch"
     resume = "statistical"
+    checks_finite = True
 
     def __init__(
         self,
@@ -87,11 +87,14 @@ class NativeVectorEnvironment(LockstepEnvironment):
         self._action = spec_from_space(vector_env.single_action_space, "action_space")
         space = getattr(vector_env, "single_reward_space", None)
         self._reward = TensorSpec(tuple(space.shape or ()) if space is not None else ())
-        super().__init__(Specs(self._observation, self._action, self._reward, {}), vector_env.num_envs)
+        self._batched = batched_spec(self._observation), batched_spec(self._action)
+        self.batch_size = vector_env.num_envs
+        self._env_id = torch.arange(self.batch_size)
+        self._reader = ActionReader(Specs(self._observation, self._action, self._reward, {}), self.batch_size)
+        self._sent: list[np.ndarray] | None = None
         self.vector_env = vector_env
         self._mode = AutoresetMode(mode)
-        self._seeds = list(lane_seeds) if lane_seeds is not None else fresh_seeds(self.batch_size)
-        check_seeds(self._seeds, self.batch_size)
+        self._seeds = lane_seeds_of(lane_seeds, self.batch_size)
         self._dtypes = leaf_dtypes(self._observation)
         leaves = spec_leaves(self._observation).items()
         self._shapes = [(path, (self.batch_size, *leaf.shape)) for path, leaf in leaves]
@@ -110,9 +113,45 @@ class NativeVectorEnvironment(LockstepEnvironment):
         self._over: np.ndarray | None = None  # lanes whose episode ended in the latest step, if any did
         self._mid, self._one = np.ones(self.batch_size, np.int32), np.ones(self.batch_size, np.float32)
 
+    @property
+    def observation_spec(self) -> SpecTree:
+        return self._batched[0]
+
+    @property
+    def action_spec(self) -> SpecTree:
+        return self._batched[1]
+
+    @property
+    def reward_spec(self) -> TensorSpec:
+        return self._reward
+
+    def send(self, action: Any, env_id: torch.Tensor | None = None) -> None:
+        """Takes the actions; `recv` steps the pool.
+
+        Args:
+            action: [B, ...].
+            env_id: all environments, or `None`.
+
+        Raises:
+            EnvError: the actions sent before have not been received.
+            SpecError: an action is NaN, outside its space, or not allowed; no environment has seen any of them.
+        """
+        if env_id is not None or self._sent is not None:
+            require_all(self, env_id, self._sent is not None)
+        self._sent = self._reader.checked(action, 0, self._where)
+
+    def recv(self) -> TimeStep:
+        actions, self._sent = self._sent, None
+        if actions is None:
+            raise EnvError("recv was called without send; every recv needs its send")
+        time_step = self._step(actions) if self._running else self._reset()
+        if self._reader.masked:
+            self._reader.show(time_step)
+        return time_step
+
     def reset(self) -> TimeStep:
         """Resets all environments with the next seed of the batch."""
-        self._running, self._mask = False, None
+        self._running, self._reader.mask = False, None
         self._sent = self._reader.zeros()
         return self.recv()
 
@@ -132,15 +171,10 @@ class NativeVectorEnvironment(LockstepEnvironment):
         rows = Rows(np.zeros(size, np.int32), reward, np.ones(size, np.float32), arrays)
         return self._emitted(rows, self._reader.zeros(), info)
 
-    def _begin(self, actions: list[np.ndarray]) -> None:
-        """Nothing yet: `recv` steps the pool."""
-
     def _where(self, lane: int) -> str:
         return f" (step {self._steps + 1} after reset {self._resets - 1})"
 
-    def _finish(self, actions: list[np.ndarray]) -> TimeStep:
-        if not self._running:
-            return self._reset()
+    def _step(self, actions: list[np.ndarray]) -> TimeStep:
         self.ended = None
         self._steps += 1
         try:
@@ -188,10 +222,10 @@ class NativeVectorEnvironment(LockstepEnvironment):
         if len(seeds) != self.batch_size:
             raise EnvError(f"the saved state is of {len(seeds)} environments and this has {self.batch_size}")
         self._seeds, self._resets = [int(seed) for seed in seeds], int(state["resets"])
-        self._sent, self._mask, self._running = None, None, False
+        self._sent, self._reader.mask, self._running = None, None, False
 
     def lane_state(self) -> dict[str, np.ndarray]:
-        """Every lane's seed, and how often the pool was reset: whoever goes on resets it with a seed of its own."""
+        """Every lane's seed, and how often the pool was reset; a run that continues resets it with the next seed."""
         return {"lane_seed": np.array(self._seeds, np.int64), "episode": np.full(self.batch_size, self._resets)}
 
     def load_lane_state(self, state: Mapping[str, np.ndarray]) -> None:
@@ -203,7 +237,6 @@ class NativeVectorEnvironment(LockstepEnvironment):
         self.load_state_dict({"lane_seed": state["lane_seed"], "resets": state["episode"][0]})
 
     def render(self) -> np.ndarray:
-        """A picture of environment 0."""
         try:
             pictures = self.vector_env.render()
         except NotImplementedError:
@@ -213,7 +246,6 @@ class NativeVectorEnvironment(LockstepEnvironment):
         return pictures[0]
 
     def close(self) -> None:
-        """Closes the pool."""
         if not self.vector_env.closed:
             self.vector_env.close()
 
@@ -257,7 +289,7 @@ class NativeVectorEnvironment(LockstepEnvironment):
             for lane, _, what, advice in self._boundary.out_of_bounds(rows.observation):
                 raise SpecError(f"environment {lane} {what}: {advice}")
         if not self._whole and not self._boundary.finite(rows.observation, rows.reward):
-            self._require_finite(rows, self._everyone)
+            self._require_finite(rows, range(self.batch_size))
         prev_action = torch.from_numpy(actions[0]) if self._flat_action else to_batched(actions, self._action)
         found = _info(info, self.batch_size) if info else ()
         return batched_time_step(rows, prev_action, self._env_id, found, self._observation)

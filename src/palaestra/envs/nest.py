@@ -1,13 +1,12 @@
 """Nested observations and actions: flat lists of leaf arrays, in the order of the spec."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import optree
 import torch
 
 from palaestra.core import Batch, BoundedSpec, DiscreteSpec, SpecError, SpecTree, TensorSpec, numpy_dtype, spec_leaves
@@ -51,13 +50,7 @@ def copied(value: Any) -> Any:
     Args:
         value: dicts, tuples and named tuples of arrays and anything else.
     """
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, dict):
-        return {key: copied(child) for key, child in value.items()}
-    if isinstance(value, tuple):
-        return tuple.__new__(type(value), [copied(child) for child in value])
-    return value
+    return optree.tree_map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, value)
 
 
 def leaf_dtypes(spec: SpecTree) -> list[np.dtype]:

@@ -1,31 +1,37 @@
-"""`ProcessEnvironment`: environments in worker processes, several in each, over shared memory."""
+"""`ProcessDriver`: environments in worker processes, several in each, over shared memory."""
 
-from __future__ import annotations
-
+import itertools
+import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Literal, final
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, final
 
 import numpy as np
+import torch
 
-from palaestra.core import EnvError
+from palaestra.core import Batch, ConfigError, EnvError, SpecError
+from palaestra.envs.boundary import ActionReader
+from palaestra.envs.driver import Driver, Outcome
 from palaestra.envs.environment import SingleEnvironment
-from palaestra.envs.episode_log import Episode
-from palaestra.envs.faults import FaultPolicy
-from palaestra.envs.lane_environment import Incident, LaneEnvironment, Outcome
-from palaestra.envs.pool import WorkerPool
-from palaestra.envs.rows import Rows
+from palaestra.envs.episodes import Episode
+from palaestra.envs.faults import Failure, FaultPolicy, Incident
+from palaestra.envs.rows import Rows, Specs
+from palaestra.envs.worker import BUSY, DONE, NEWS, STEP, Seat, View, layout
+from palaestra.runtime import SharedArrays, SupervisedProcess, stop_all
 
-__all__ = ["Context", "ProcessEnvironment"]
+__all__ = ["ProcessDriver"]
 
 Context = Literal["spawn", "forkserver"]
 _CONTEXT: Context = "forkserver" if sys.platform == "linux" else "spawn"
+_ANY_FAULT = FaultPolicy()
+_CLOSE_S = 5.0
 
 
 @final
-class ProcessEnvironment(LaneEnvironment):
-    """Steps environments in worker processes; gives the same stream as `SerialEnvironment`, bit for bit.
+class ProcessDriver(Driver):
+    """Steps environments in worker processes.
 
     Worth it for environments whose step takes more than about 10 microseconds. Observations, rewards, actions and
     numeric info lie in shared memory, and a semaphore for every worker says when they are ready. A worker that dies or
@@ -34,7 +40,6 @@ class ProcessEnvironment(LaneEnvironment):
     Args:
         factories: one for every environment; each makes its layers, and can be sent to another process (a function of
             a module, or `functools.partial` of one).
-        lane_seeds: one for each, from `RunSeeds.integer("environments", lane)`; fresh ones if left out.
         num_workers: W; as many as there are cores, and at most one for every environment, if left out.
         context: how workers start: `forkserver` imports this library once, `spawn` in every worker.
         faults: what to do when an environment fails, and how long to wait for one.
@@ -44,138 +49,275 @@ class ProcessEnvironment(LaneEnvironment):
         ConfigError: the factories cannot be sent to another process.
         EnvError: an environment cannot be made.
         SpecError: no environments, or other specs.
+
+    Examples:
+        >>> from functools import partial
+        >>> from palaestra.envs import LaneEnvironment, load
+        >>> factories = [partial(load, "CartPole-v1", env_id=lane) for lane in range(3)]
+        >>> with LaneEnvironment(ProcessDriver(factories, num_workers=2), lane_seeds=[1, 2, 3]) as env:
+        ...     first = env.reset()
+        >>> len(first.reward)
+        3
     """
 
     def __init__(
         self,
         factories: Sequence[Callable[[], SingleEnvironment]],
         *,
-        lane_seeds: Sequence[int] | None = None,
         num_workers: int | None = None,
         context: Context = _CONTEXT,
-        faults: FaultPolicy = FaultPolicy(),  # noqa: B008 - frozen
+        faults: FaultPolicy = _ANY_FAULT,
         first_id: int = 0,
     ) -> None:
-        self.first_id = first_id
-        self._pool = WorkerPool(factories, num_workers, context, faults, first_id)
+        if num_workers is not None and num_workers < 1:
+            raise ConfigError(f"num_workers is {num_workers}; it must be at least 1")
+        if not factories:
+            raise SpecError("no environments were given; at least one is needed")
+        self.batch_size, self.faults, self.first_id = len(factories), faults, first_id
+        self._factories, self._context = list(factories), context
+        self._deadline, self._started, self._ready = 0.0, False, False
+        self._processes: list[SupervisedProcess] = []
+        self._seats: dict[int, Seat] = {}
+        self._shared: SharedArrays | None = None
+        self._finalizer = weakref.finalize(self, _kill_all, self._processes)
+        # every worker gets contiguous lanes, as evenly as can be
+        count = min(num_workers or cores(), self.batch_size)
+        edges = [self.batch_size * number // count for number in range(count + 1)]
         try:
-            super().__init__(self._pool.specs, lane_seeds, len(factories), faults)
+            for number, (start, stop) in enumerate(itertools.pairwise(edges)):
+                self._seat(number, range(start, stop))
+            self.specs = self._meet()
+            self._share(count)
         except BaseException:
-            self._pool.close()
+            self.close()
             raise
-        self._deadline = 0.0
+        self.reader = ActionReader(self.specs, self.batch_size)
 
     @property
     def worker_pids(self) -> list[int]:
         """The process ids of the workers."""
-        return [process.pid for process in self._pool.processes]
+        return [process.pid for process in self._processes]
+
+    # -- starting
+
+    def _seat(self, number: int, lanes: range) -> Seat:
+        factories = self._factories[lanes.start : lanes.stop]
+        seat = self._seats[number] = Seat(number, lanes, factories, self._context, self.faults, self.first_id)
+        self._processes.append(seat.process)
+        return seat
+
+    def _meet(self) -> Specs:
+        deadline = time.monotonic() + self.faults.reset_timeout_s
+        found: list[Specs] = []
+        for seat in self._seats.values():
+            met = seat.meet(deadline)
+            if isinstance(met, Incident):
+                lane, _, what, detail = met.failure
+                if "could not be made" in what:
+                    raise EnvError(f"environment {self.first_id + lane} {what}: {detail}")
+                raise EnvError(
+                    f"{seat.process.name} {what} while it was making its environments: {detail} If its own output "
+                    'shows that it ran your script again, put the script\'s code under `if __name__ == "__main__":`'
+                )
+            found.append(met)
+            if met[:3] != found[0][:3]:
+                raise SpecError(
+                    f"environment {self.first_id + seat.lanes.start} has the specs {met[:3]} and environment "
+                    f"{self.first_id} {found[0][:3]}; environments of one batch need equal ones"
+                )
+        return found[0]
+
+    def _share(self, num_workers: int) -> None:
+        self._shared = shared = SharedArrays(layout(self.specs, self.batch_size, num_workers))
+        for seat in self._seats.values():
+            seat.share(shared)
+        if self.faults.on_fault != "restart":
+            shared.seal()
+        self._command, self._status, self._reported = (shared[name] for name in ("command", "status", "reported"))
+        self._view = View.of(shared, self.specs, slice(0, self.batch_size))
+        self._view.seed[:] = -1
+        self._ready = True
+
+    # -- a step
 
     @property
     def answered(self) -> bool:
-        """Whether `recv` would not wait."""
-        return self._pool.poll() or time.monotonic() >= self._deadline
+        busy = [seat for number, seat in self._seats.items() if self._status[number] == BUSY]
+        done = not busy or not all(seat.process.alive for seat in busy)
+        return done or time.monotonic() >= self._deadline
 
-    def _submit(self, actions: list[np.ndarray], seeds: dict[int, int]) -> None:
-        view = self._pool.view
+    def submit(self, actions: list[np.ndarray], seeds: dict[int, int]) -> None:
+        view = self._view
         for target, source in zip(view.action, actions, strict=True):
             target[:] = source
         if seeds:
             view.seed[list(seeds)] = list(seeds.values())
-        self._pool.step()
-        timeout_s = self._policy.reset_timeout_s if seeds else self._policy.timeout_s
-        self._deadline = time.monotonic() + timeout_s
+        self._started = bool(seeds)
+        self._command[:] = STEP
+        for number, seat in self._seats.items():
+            self._status[number] = BUSY
+            seat.go.release()
+        self._deadline = time.monotonic() + (self.faults.reset_timeout_s if seeds else self.faults.timeout_s)
 
-    def _collect(self) -> Outcome:
-        info, incidents = self._pool.collect(self._deadline)
-        if self._seeds:
-            self._pool.view.seed[:] = -1
-        step_type, reward, discount, observation = self._pool.view.rows
+    def collect(self) -> Outcome:
+        info, incidents = self._collect()
+        if self._started:
+            self._view.seed[:] = -1
+        step_type, reward, discount, observation = self._view.rows
         rows = Rows(step_type.copy(), reward.copy(), discount.copy(), [array.copy() for array in observation])
         kinds = rows.step_type.tolist()
         over = [lane for lane, kind in enumerate(kinds) if kind == 2] if 2 in kinds else []
         return rows, over, info, incidents
 
-    def _give_up_step(self) -> None:
-        _, incidents = self._pool.collect(self._deadline)
-        self._pool.view.seed[:] = -1
-        for incident in incidents:
-            if incident.fatal:
-                self._stop(incident.failure.what)
-                raise self._record(incident, "raise").error()
+    def _collect(self) -> tuple[Any, list[Incident]]:
+        """Waits for every worker; numeric info as a `Batch` or `()`, and what went wrong."""
+        incidents: list[Incident] = []
+        columns: dict[str, np.ndarray] = {}
+        for number, seat in self._seats.items():
+            lost = seat.wait(self._deadline)
+            if lost is not None:
+                incidents.append(lost)
+                continue
+            status = self._status[number]
+            if status == DONE:
+                continue
+            surplus: Any = {}
+            if status == NEWS:
+                message = seat.hear(self._deadline)
+                if isinstance(message, Incident):
+                    incidents.append(message)
+                    continue
+                failures, names, surplus = message
+                seat.keys += names
+                first = seat.lanes.start
+                incidents += [Incident(failure._replace(lane=first + failure.lane)) for failure in failures]
+                if not (names or surplus or self._reported[number].any()):
+                    continue
+            self._gather(seat, surplus, columns)
+        self._reported[:] = False
+        info = Batch.of({key: torch.from_numpy(column) for key, column in columns.items()}) if columns else ()
+        return info, incidents
 
-    def _restart(self, seeds: dict[int, int], *, fatal: bool) -> dict[int, list[np.ndarray]] | Incident:
-        pool, messages = self._pool, {}
-        for number, lanes in pool.workers.items():
-            mine = {lane - lanes.start: seeds[lane] for lane in lanes if lane in seeds}
+    def _gather(self, seat: Seat, surplus: Mapping[int, Mapping[str, float]], columns: dict[str, np.ndarray]) -> None:
+        first, stop = seat.lanes.start, seat.lanes.stop
+        values, reported = self._view.info[first:stop].T, self._reported[seat.number].tolist()
+        for column, key in enumerate(seat.keys):
+            if reported[column]:
+                if key not in columns:
+                    columns[key] = np.full(self.batch_size, np.nan)
+                columns[key][first:stop] = values[column]
+        for lane, entries in surplus.items():
+            for key, value in entries.items():
+                if key not in columns:
+                    columns[key] = np.full(self.batch_size, np.nan)
+                columns[key][first + lane] = value
+
+    # -- commands
+
+    def restart(
+        self, seeds: dict[int, int], *, fatal: bool
+    ) -> tuple[dict[int, list[np.ndarray]], Sequence[str]] | Incident:
+        messages: dict[int, tuple[Any, ...]] = {}
+        for number, seat in list(self._seats.items()):
+            mine = {lane - seat.lanes.start: seeds[lane] for lane in seat.lanes if lane in seeds}
             if mine:
-                incident = pool.replace(number) if fatal else None
+                incident = self._replace(number) if fatal else None
                 if incident is not None:
                     return incident
-                messages[number] = ("restart", mine, not fatal)
-        for answer in pool.ask(messages).values():
+                messages[number] = ("restart", mine, fatal)
+        lost: list[str] = []
+        for answer in self._ask(messages).values():
             if isinstance(answer, Incident):
                 return answer
-            if fatal:
-                self._tell_lost(answer)
-        return {lane: [array[lane].copy() for array in pool.view.rows.observation] for lane in seeds}
+            lost += answer
+        return {lane: [array[lane].copy() for array in self._view.rows.observation] for lane in seeds}, lost
 
-    def _drop(self, lanes: list[int], *, fatal: bool) -> None:
-        for number, mine in self._pool.workers.items():
-            dropped = [lane - mine.start for lane in lanes if lane in mine]
-            if dropped and fatal:
-                self._pool.retire(number)
+    def _replace(self, number: int) -> Incident | None:
+        """Puts a new worker into the place of one that is gone."""
+        assert self._shared is not None
+        self._processes.remove(self._seats[number].process)
+        seat = self._seat(number, self._seats[number].lanes)
+        met = seat.meet(time.monotonic() + self.faults.reset_timeout_s)
+        if isinstance(met, Incident):
+            return met
+        if met[:3] != self.specs[:3]:
+            failure = Failure(seat.lanes.start, "malformed", "has other specs than before", str(met[:3]))
+            return Incident(failure, fatal=True)
+        seat.share(self._shared)
+        return None
+
+    def drop(self, lanes: list[int], *, fatal: bool) -> None:
+        for number, seat in list(self._seats.items()):
+            dropped = [lane - seat.lanes.start for lane in lanes if lane in seat.lanes]
+            if dropped and fatal:  # the worker is gone; from now on its lanes show FIRST rows
+                self._view.rows.make_first(slice(seat.lanes.start, seat.lanes.stop))
+                self._processes.remove(self._seats.pop(number).process)
             elif dropped:
-                self._pool.ask({number: ("drop", dropped)})
+                self._ask({number: ("drop", dropped)})
 
-    def _stop(self, because: str) -> None:
-        self._ended_by = f"a worker failed ({because})" if because else because
-        self._sent = None
-        self._pool.kill()
-
-    def _digests(self) -> list[str]:
-        answers = self._ask("digests")
-        return [answers.get(lane, "") for lane in range(self.batch_size)]
-
-    def _ask(self, what: str) -> dict[int, str]:
-        found: dict[int, str] = {}
-        workers = self._pool.workers
-        for number, answer in self._pool.ask(dict.fromkeys(workers, (what,))).items():
+    def digests(self) -> list[str] | Incident:
+        found = [""] * self.batch_size
+        for number, answer in self._ask(dict.fromkeys(self._seats, ("digests",))).items():
             if isinstance(answer, Incident):
-                self._stop(answer.failure.what)
-                raise self._record(answer, "raise").error()
-            found |= dict(zip(workers[number], answer, strict=True))
+                return answer
+            found[self._seats[number].lanes.start : self._seats[number].lanes.stop] = answer
         return found
 
-    def _load(self, episodes: Sequence[Episode]) -> list[int] | Incident:
-        workers = self._pool.workers
-        messages = {number: ("load", episodes[lanes.start : lanes.stop]) for number, lanes in workers.items()}
+    def load(self, episodes: Sequence[Episode]) -> list[int] | Incident:
+        seats = self._seats.items()
+        messages = {number: ("load", episodes[seat.lanes.start : seat.lanes.stop]) for number, seat in seats}
         over: list[int] = []
-        for number, answer in sorted(self._pool.ask(messages).items()):
+        for number, answer in sorted(self._ask(messages).items()):
             if isinstance(answer, Incident):
-                if answer.fatal:
-                    self._stop(answer.failure.what)
                 return answer
-            over += [workers[number].start + lane for lane in answer]
+            over += [self._seats[number].lanes.start + lane for lane in answer]
         return over
 
-    def render(self) -> np.ndarray:
-        """A picture of environment 0.
-
-        Raises:
-            EnvError: it draws nothing, it was dropped, or actions sent have not been received.
-        """
-        self._check_open()
-        if self._sent is not None:
-            raise EnvError("render was called between send and recv; receive first")
-        if 0 not in self._pool.workers:
+    def render(self) -> np.ndarray | Incident:
+        if 0 not in self._seats:
             raise EnvError("environment 0, which pictures are of, was dropped with its worker")
-        answer = self._pool.ask({0: ("render",)})[0]
-        if isinstance(answer, Incident):
-            raise self._record(answer, "raise").error()
-        return answer
+        return self._ask({0: ("render",)})[0]
+
+    def _ask(self, messages: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Sends workers a message each; returns their answers, or the incident that kept one from answering."""
+        deadline = time.monotonic() + self.faults.reset_timeout_s
+        answers: dict[int, Any] = {}
+        for number, message in messages.items():
+            lost = self._seats[number].post(message)
+            if lost is not None:
+                answers[number] = lost
+        return answers | {number: self._seats[number].answer(deadline) for number in messages if number not in answers}
+
+    # -- the end
+
+    def stop(self) -> None:
+        _kill_all(self._processes)
+        self._release()
 
     def close(self) -> None:
         """Ends the workers: those that do not end by themselves within five seconds are killed."""
-        if not self._ended_by:
-            self._ended_by = "it was closed"
-            self._pool.close()
+        if not self._ready:  # no environment has been stepped yet
+            _kill_all(self._processes)
+        else:
+            for seat in self._seats.values():
+                if seat.process.alive:
+                    seat.post(("close",))
+        stop_all(self._processes, _CLOSE_S)
+        self._release()
+
+    def _release(self) -> None:
+        """Frees what was held when the workers have ended; a semaphore's name is freed with the object."""
+        self._finalizer.detach()
+        self._seats = {}
+        if self._shared is not None:
+            self._shared.close()
+
+
+def cores() -> int:
+    """The CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _kill_all(workers: Iterable[SupervisedProcess]) -> None:
+    for worker in workers:
+        worker.kill()

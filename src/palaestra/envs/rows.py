@@ -1,17 +1,15 @@
-"""The records that lanes, workers and batched environments hand to each other."""
-
-from __future__ import annotations
+"""The records that drivers, workers and batched environments hand to each other."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from palaestra.core import SpecError, SpecTree, TensorSpec
-from palaestra.envs.environment import SingleEnvironment
-from palaestra.envs.nest import flatten, leaf_dtypes, neutral
+from palaestra.core import Batch, SpecTree, TensorSpec
+from palaestra.envs.nest import problem
 
-__all__ = ["Infos", "Rows", "Specs", "common_specs", "neutral_rows", "numeric_infos"]
+__all__ = ["Infos", "Rows", "Specs", "batched_info", "numeric_infos", "stacked", "unreadable"]
 
 Infos = dict[int, dict[str, float]]
 """Numeric info entries by lane; lanes without any are left out."""
@@ -42,47 +40,60 @@ class Rows(NamedTuple):
     observation: list[np.ndarray]
     """One array [B, ...] for every leaf of the observation spec."""
 
+    def make_first(self, lanes: Any) -> None:
+        """Makes FIRST rows of some lanes; what they show stays.
 
-def neutral_rows(specs: Specs, size: int) -> Rows:
-    """FIRST rows that show nothing, for a step of which nobody knows what came.
-
-    Args:
-        specs: of one bare environment.
-        size: how many lanes.
-    """
-    leaves = zip(flatten(neutral(specs.observation), specs.observation), leaf_dtypes(specs.observation), strict=True)
-    observation = [np.stack([np.asarray(leaf, dtype)] * size) for leaf, dtype in leaves]
-    reward = np.zeros((size, *specs.reward.shape), np.float32)
-    return Rows(np.zeros(size, np.int32), reward, np.ones(size, np.float32), observation)
+        Args:
+            lanes: an index of the arrays.
+        """
+        self.step_type[lanes], self.reward[lanes], self.discount[lanes] = 0, 0.0, 1.0
 
 
-def common_specs(envs: Sequence[SingleEnvironment]) -> Specs:
-    """The specs that all environments of a batch share.
+def batched_info(infos: Infos | None, batch_size: int) -> Any:
+    """Info entries as a `Batch` of float64 tensors [B], NaN where a lane did not report one; `()` where none did.
 
     Args:
-        envs: their outermost layers.
-
-    Raises:
-        SpecError: none were given, or they differ.
+        infos: numeric info by lane.
+        batch_size: B.
     """
-    if not envs:
-        raise SpecError("no environments were given; at least one is needed")
-    for lane, env in enumerate(envs):
-        if not isinstance(env, SingleEnvironment):
-            kind = type(env).__name__
-            raise SpecError(f"environment {lane} is a {kind}, not a SingleEnvironment; use GymEnvironment({kind}())")
-    specs = [Specs(env.observation_spec, env.action_spec, env.reward_spec, env.env_info_spec) for env in envs]
-    for lane, other in enumerate(specs):
-        if other[:3] != specs[0][:3]:
-            raise SpecError(
-                f"environment {lane} has the specs {other[:3]} and environment 0 {specs[0][:3]}; "
-                "environments of one batch need equal ones"
-            )
-    return specs[0]
+    if infos is None:
+        return ()
+    columns: dict[str, np.ndarray] = {}
+    for lane, entries in infos.items():
+        for key, value in entries.items():
+            if key not in columns:
+                columns[key] = np.full(batch_size, np.nan)
+            columns[key][lane] = value
+    return Batch.of({key: torch.from_numpy(column) for key, column in columns.items()})
+
+
+def unreadable(result: Any, specs: Specs, *, direct: bool) -> str:
+    """Why a step's result cannot be put into rows; empty if it can.
+
+    Args:
+        result: a time step of a bare environment.
+        specs: that it should fit.
+        direct: whether it is Gymnasium's five values instead.
+    """
+    if direct:
+        if not isinstance(result, tuple) or len(result) != 5:
+            return f"step must return five values, and returned {type(result).__name__}"
+        observation, reward, *_, info = result
+    else:
+        observation, reward, info = result.observation, result.reward, result.env_info
+    wrong = problem(observation, specs.observation)
+    if wrong:
+        return f"the observation has {wrong}"
+    if not isinstance(info, dict) and info != ():
+        return f"info must be a dict, and is {info!r}"
+    shape, size = np.shape(np.asarray(reward, np.float32)), np.size(reward)
+    if shape != specs.reward.shape and (size != 1 or specs.reward.shape):
+        return f"the reward has shape {shape}, expected {specs.reward.shape}"
+    return ""
 
 
 def numeric_infos(infos: Iterable[Any]) -> Infos | None:
-    """The numeric entries of every lane's info, nested keys joined by a slash; `None` where nobody has any.
+    """The numeric entries of every lane's info, nested keys joined by a slash; `None` where there are none.
 
     Args:
         infos: one for every lane.
@@ -106,3 +117,15 @@ def _numbers(info: Any, prefix: str, out: dict[str, float]) -> None:
             _numbers(value, f"{prefix}{key}/", out)
         elif isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind in "fiub":
             out[f"{prefix}{key}"] = float(value)
+
+
+def stacked(column: Sequence[Any]) -> np.ndarray:
+    """Rows as one array; an empty one where their shapes differ.
+
+    Args:
+        column: one row for every lane.
+    """
+    try:
+        return np.array(column)
+    except ValueError:
+        return np.empty(0)

@@ -1,103 +1,400 @@
-"""`SerialEnvironment`: environments stepped one after another in this process."""
+"""`SerialDriver`: bare environments stepped one after another, right here.
 
-from __future__ import annotations
+A worker process runs it on its part of the batch, a thread on its one environment, so all give the same stream.
+"""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, final
+import contextlib
+import functools
+import logging
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from palaestra.core import ConfigError
-from palaestra.envs.environment import SingleEnvironment
-from palaestra.envs.episode_log import Episode
-from palaestra.envs.faults import Failure, FaultPolicy
-from palaestra.envs.lane_environment import Incident, LaneEnvironment, Outcome
-from palaestra.envs.lanes import Lanes
-from palaestra.envs.vector import batched_info
+from palaestra.core import ConfigError, SpecError, TensorSpec, TimeStep, spec_leaves
+from palaestra.envs.boundary import ActionReader, Boundary
+from palaestra.envs.driver import Driver, Outcome
+from palaestra.envs.environment import SingleEnvironment, common_specs, remake
+from palaestra.envs.episodes import NEVER, Episode, StepLimits
+from palaestra.envs.faults import Failure, FaultPolicy, Incident, failure_of
+from palaestra.envs.gym_environment import GymEnvironment, end_of
+from palaestra.envs.nest import fits, flatten, leaf_dtypes, neutral, problem, unflatten, zeros
+from palaestra.envs.rows import Infos, Rows, batched_info, numeric_infos, stacked, unreadable
+from palaestra.envs.wrappers.episode_ends import TimeLimit
 
-__all__ = ["SerialEnvironment"]
+__all__ = ["SerialDriver"]
+
+_call: Callable[[Callable[[Any], Any], Any], Any] = operator.call  # pyright: ignore[reportAssignmentType]
+# a NamedTuple's own constructor takes twice as long
+_new = tuple.__new__
+_log = logging.getLogger(__name__)
+_ANY_FAULT = FaultPolicy()
 
 
 @final
-class SerialEnvironment(LaneEnvironment):
+class SerialDriver(Driver):
     """Steps bare environments in this process: no sub-process exists, so a debugger works.
 
     The fastest choice for environments whose step takes less than about 10 microseconds. One that hangs or kills the
-    process cannot be helped here; worker processes are for those.
+    process cannot be helped here; worker processes are for those. One that fails does not keep the others from being
+    stepped.
 
     Args:
-        envs: the outermost layers, or what makes them; one batch, all with equal specs.
-        lane_seeds: one for each, from `RunSeeds.integer("environments", lane)`; fresh ones if left out.
+        envs: the outermost layers, or what makes them; all with equal specs.
         faults: what to do when one fails; `restart` needs what makes them.
+        factories: what made the `envs`, where these are made already.
+        cursor: element 0 is set to the lane being stepped, so that a watcher knows which one never came back.
+        first_id: number of the first environment, where this is a part of a larger batch.
 
     Raises:
-        SpecError: no environments, other specs, or another number of seeds.
+        SpecError: no environments, or other specs.
         ConfigError: environments that cannot be made again are to be restarted.
 
-    Examples:
-        >>> import torch
-        >>> from palaestra.envs import load
-        >>> env = SerialEnvironment([load("CartPole-v1"), load("CartPole-v1")], lane_seeds=[1, 2])
-        >>> env.reset().step_type, env.step(torch.tensor([0, 1])).reward
-        (tensor([0, 0], dtype=torch.int32), tensor([1., 1.]))
+    Attributes:
+        envs: the outermost layers.
+        specs: that all of them share.
+        reader: of their actions.
+        batch_size: B.
+        over: lanes whose episode ended in the latest step.
     """
 
     def __init__(
         self,
         envs: Sequence[SingleEnvironment | Callable[[], SingleEnvironment]],
         *,
-        lane_seeds: Sequence[int] | None = None,
-        faults: FaultPolicy = FaultPolicy(),  # noqa: B008 - frozen
+        faults: FaultPolicy = _ANY_FAULT,
+        factories: Sequence[Callable[[], SingleEnvironment]] = (),
+        cursor: np.ndarray | None = None,
+        first_id: int = 0,
     ) -> None:
-        factories: list[Any] = [env for env in envs if callable(env)]
-        if faults.on_fault == "restart" and len(factories) < len(envs):
+        self._factories: list[Any] = list(factories) or [env for env in envs if callable(env)]
+        if faults.on_fault == "restart" and len(self._factories) < len(envs):
             raise ConfigError(
                 'on_fault="restart" makes environments again; give what makes them, such as partial(load, ...)'
             )
-        made: list[Any] = [env() if callable(env) else env for env in envs]
-        self._lanes = Lanes(made, factories, strict=faults.strict)
-        super().__init__(self._lanes.specs, lane_seeds, len(made), faults)
-        self._given: Iterable[Any] = ()
+        self.envs: list[Any] = [env() if callable(env) else env for env in envs]
+        self.specs, self.batch_size = common_specs(self.envs), len(self.envs)
+        size, observation = self.batch_size, self.specs.observation
+        self.reader, self.faults, self.first_id = ActionReader(self.specs, size), faults, first_id
+        self._cursor, self._given = cursor, ((), {})
+        self._dtypes = leaf_dtypes(observation)
+        self._shapes = [(size, *leaf.shape) for leaf in spec_leaves(observation).values()]
+        self._plain = isinstance(observation, TensorSpec)
+        self._reward_shape = (size, *self.specs.reward.shape)
+        rewards = int(np.prod(self._reward_shape))
+        self._boundary = Boundary(observation, rewards, size, strict=faults.strict, first=first_id)
+        self._clock, self._bounds_period = 0, self._boundary.period
+        self._mid, self._one = np.ones(size, np.int32), np.ones(size, np.float32)
+        self._cast = set[tuple[int, np.dtype]]()
+        self._forget()
 
-    def _submit(self, actions: list[np.ndarray], seeds: dict[int, int]) -> None:
-        self._given = self._reader.per_lane(actions)
+    # -- as a driver
 
-    def _collect(self) -> Outcome:
-        rows, infos, failures = self._lanes.step(self._given, self._seeds)
-        info = () if infos is None else batched_info(infos, self.batch_size)
-        return rows, self._lanes.over, info, [Incident(failure) for failure in failures] if failures else ()
+    def submit(self, actions: list[np.ndarray], seeds: dict[int, int]) -> None:
+        self._given = self.reader.per_lane(actions), seeds
 
-    def _give_up_step(self) -> None:
-        self._given = ()
+    def collect(self) -> Outcome:
+        rows, infos, failures = self.step(*self._given)
+        info = batched_info(infos, self.batch_size) if infos else ()
+        return rows, self.over, info, [Incident(failure) for failure in failures] if failures else ()
 
-    def _restart(self, seeds: dict[int, int], *, fatal: bool) -> dict[int, list[np.ndarray]] | Incident:
+    def restart(
+        self, seeds: dict[int, int], *, fatal: bool
+    ) -> tuple[dict[int, list[np.ndarray]], Sequence[str]] | Incident:
+        # `fatal`: these environments have just been made, in the place of those of a worker that is gone
         found: dict[int, list[np.ndarray]] = {}
         for lane, seed in seeds.items():
-            restarted = self._lanes.restart(lane, seed)
+            self.mark(lane)
+            restarted = self._begin_again(lane, seed, remade=not fatal)
             if isinstance(restarted, Failure):
                 return Incident(restarted)
             found[lane] = restarted
-        return found
+        return found, list(self.envs[0].carried_state()) if fatal else ()
 
-    def _drop(self, lanes: list[int], *, fatal: bool) -> None:
+    def drop(self, lanes: list[int], *, fatal: bool) -> None:
         for lane in lanes:
-            self._lanes.drop(lane)
+            self.mark(lane)
+            with contextlib.suppress(Exception):
+                self.envs[lane].close()
+            self._dropped[lane] = self._stand_in(lane)
+        self._find_steps()
 
-    def _stop(self, because: str) -> None:
-        self._ended_by = because
-        self.close()
+    def digests(self) -> list[str]:
+        pairs = zip(self.envs, self._latest, strict=True)
+        return ["" if latest is None else env.mark(latest) for env, latest in pairs]
 
-    def _digests(self) -> list[str]:
-        return self._lanes.digests()
-
-    def _load(self, episodes: Sequence[Episode]) -> list[int] | Incident:
-        failure = self._lanes.load(episodes)
-        return self._lanes.over if failure is None else Incident(failure)
+    def load(self, episodes: Sequence[Episode]) -> list[int] | Incident:
+        self._forget()
+        latest: list[Any] = []
+        for lane, episode in enumerate(episodes):
+            self.mark(lane)
+            try:
+                time_step = self.envs[lane].replay(episode)
+            except (Exception, SystemExit) as error:
+                return Incident(failure_of(lane, error))
+            if time_step is None or time_step.step_type == 2:
+                self.over.append(lane)
+            else:
+                self._limits.begin(lane, len(episode.actions))
+            latest.append(None if time_step is None else time_step.observation)
+            if time_step is not None:
+                for shown, leaf in zip(self._shown, flatten(latest[lane], self.specs.observation), strict=True):
+                    shown[lane] = leaf
+        self._latest = latest
+        return self.over
 
     def render(self) -> np.ndarray:
-        """A picture of environment 0."""
-        return self._lanes.envs[0].render()
+        return self.envs[0].render()
 
     def close(self) -> None:
-        """Closes every environment."""
-        self._lanes.close()
+        """Closes every environment, also where closing one raises an error; the first is raised in the end."""
+        errors: list[Exception] = []
+        for lane, env in enumerate(self.envs):
+            if lane not in self._dropped:
+                try:
+                    env.close()
+                except Exception as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+
+    # -- a step
+
+    def step(self, actions: Iterable[Any], seeds: dict[int, int]) -> tuple[Rows, Infos | None, list[Failure]]:
+        """Executes an action in every lane, or starts an episode there.
+
+        Args:
+            actions: one for every lane, as its environment takes it.
+            seeds: of the lanes that start an episode instead.
+
+        Returns:
+            The rows; numeric info, or `None` where none was reported; and what went wrong. The row of a lane that
+            failed is FIRST and shows what the lane showed before.
+        """
+        steps = self._steps
+        if seeds:
+            steps = steps.copy()
+            for lane, seed in seeds.items():
+                steps[lane] = functools.partial(self._begin, lane, seed, -1)
+        results: list[Any] = []
+        failures: list[Failure] = []
+        # the loop without its overhead; after an exception it continues with the next lane
+        calls = map(_call, steps, actions) if self._cursor is None else self._watched(steps, actions, results)
+        while True:
+            try:
+                results.extend(calls)
+                if len(results) == len(steps):
+                    break
+                raise RuntimeError("the environment raised StopIteration")
+            except (Exception, SystemExit) as error:
+                failures.append(failure_of(len(results), error))
+                results.append(self._stand_in(len(results)))
+                if self._cursor is not None:
+                    calls = self._watched(steps, actions, results)
+        self._limited = self._limits.tick()
+        try:
+            rows, seen, infos = self._read(results, seeds)
+        except Exception:
+            failures += self._malformed(results)
+            rows, seen, infos = self._read(results, seeds)
+        if self._clock % self._bounds_period == 0:
+            failures += self._boundary.out_of_place(rows.observation, seen)
+        self._clock += 1
+        if not self._boundary.finite(rows.observation, rows.reward):
+            failures += self._boundary.not_finite(rows.observation, rows.reward)
+        if failures or self._dropped:
+            failures = [failure for failure in failures if failure.lane not in self._dropped]
+            seen = self._blank(rows, seen, {failure.lane for failure in failures} | self._dropped.keys())
+        self._latest, self._shown = seen, rows.observation
+        return rows, numeric_infos(infos) if any(infos) else None, failures
+
+    def _begin_again(self, lane: int, seed: int, *, remade: bool) -> list[np.ndarray] | Failure:
+        """Starts an episode in a lane that failed; returns its first observation, or what went wrong."""
+        try:
+            if remade:
+                env = remake(self.envs[lane], self._factories[lane])
+                common_specs([*self.envs[:1], env] if lane else [env, *self.envs[1:2]])
+                self.envs[lane] = env
+                self._find_steps()
+            result = self._begin(lane, seed, 0, None)
+            observation = result[0] if self._all_direct else result.observation
+            wrong = problem(observation, self.specs.observation)
+            if wrong:
+                return Failure(lane, "malformed", "emitted another observation", f"it has {wrong}")
+        except (Exception, SystemExit) as error:
+            return failure_of(lane, error)
+        leaves = flatten(observation, self.specs.observation)
+        arrays = [np.array(leaf, dtype) for leaf, dtype in zip(leaves, self._dtypes, strict=True)]
+        for array in arrays:
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                return Failure(lane, "non-finite", "emitted NaN or infinity", "look at the environment's reset")
+        for shown, array in zip(self._shown, arrays, strict=True):
+            shown[lane] = array
+        self._latest = [observation if number == lane else latest for number, latest in enumerate(self._latest)]
+        return arrays
+
+    def mark(self, lane: int) -> None:
+        """Tells a watcher that a lane is being worked on.
+
+        Args:
+            lane: which.
+        """
+        if self._cursor is not None:
+            self._cursor[0] = lane
+
+    def _forget(self) -> None:
+        """No episode runs in any lane, and no lane was dropped."""
+        self.over: list[int] = []
+        self._dropped = dict[int, Any]()
+        self._latest: Sequence[Any] = [None] * self.batch_size
+        leaves = flatten(neutral(self.specs.observation), self.specs.observation)
+        self._shown = [np.tile(leaf, (self.batch_size, *[1] * np.ndim(leaf))) for leaf in leaves]
+        self._limits = StepLimits([direct.duration if direct else NEVER for direct in map(_direct, self.envs)])
+        self._find_steps()
+
+    def _find_steps(self) -> None:
+        """What to call for a step: a Gymnasium environment itself, where no layer of any lane adds to it."""
+        self._direct = [_direct(env) for env in self.envs]
+        self._all_direct = all(direct is not None for direct in self._direct)
+        self._read: Any = self._read_direct if self._all_direct else self._read_layers
+        self._steps: list[Callable[[Any], Any]] = [
+            direct.step if direct and self._all_direct else env.advance
+            for direct, env in zip(self._direct, self.envs, strict=True)
+        ]
+        for lane in self._dropped:
+            self._steps[lane] = lambda action, lane=lane: self._stand_in(lane)
+
+    def _watched(self, steps: list[Any], actions: Iterable[Any], results: list[Any]) -> Iterator[Any]:
+        cursor, done = self._cursor, len(results)
+        assert cursor is not None
+        for lane, (step, action) in enumerate(zip(steps, actions, strict=True)):
+            if lane >= done:
+                cursor[0] = lane
+                yield step(action)
+
+    def _read_layers(self, results: list[TimeStep], seeds: dict[int, int]) -> tuple[Rows, Sequence[Any], Any]:
+        kinds, rewards, discounts, seen, _, _, _, infos = zip(*results, strict=True)
+        self.over = [lane for lane, kind in enumerate(kinds) if kind == 2] if 2 in kinds else []
+        step_type, discount = np.array(kinds, np.int32), np.array(discounts, np.float32)
+        return _new(Rows, (step_type, self._rewards(rewards), discount, self._gather(seen))), seen, infos
+
+    def _read_direct(self, results: list[Any], seeds: dict[int, int]) -> tuple[Rows, Sequence[Any], Any]:
+        """The same for `GymEnvironment`s under a `TimeLimit` or none, of what their Gymnasium environments return."""
+        seen, rewards, terminated, truncated, infos = zip(*results)  # noqa: B905 - every one has five
+        step_type, discount = self._mid.copy(), self._one.copy()
+        self.over = over = list(self._limited)
+        if any(terminated) or any(truncated):
+            ends = enumerate(zip(terminated, truncated))  # noqa: B905 - as above
+            self.over = over = sorted({*over, *(lane for lane, (ended, cut) in ends if ended or cut)})
+        for lane in over:
+            step_type[lane], discount[lane] = end_of(terminated[lane], True)
+        for lane in seeds:
+            step_type[lane] = 0
+        return _new(Rows, (step_type, self._rewards(rewards), discount, self._gather(seen))), seen, infos
+
+    def _rewards(self, rewards: Sequence[Any]) -> np.ndarray:
+        reward = np.array(rewards, np.float32)
+        if reward.shape == self._reward_shape:
+            return reward
+        if reward.size != len(self.envs) or len(self._reward_shape) > 1:
+            raise SpecError(f"the rewards have shape {reward.shape}, expected {self._reward_shape}")
+        return reward.reshape(self._reward_shape)
+
+    def _begin(self, lane: int, seed: int, steps: int, action: Any) -> Any:
+        self._limits.begin(lane, steps)
+        direct = self._direct[lane]
+        if direct is None or not self._all_direct:
+            return self.envs[lane].begin_episode(seed)
+        observation, info = direct.reset(seed=seed)
+        return observation, 0.0, False, False, info
+
+    def _stand_in(self, lane: int) -> Any:
+        """What stands for the step of a lane that gave none: what it showed before, and nothing else.
+
+        It is taken from the rows, because an environment may write every observation into the same array.
+        """
+        if lane in self._dropped:
+            return self._dropped[lane]
+        observation = unflatten((array[lane].copy() for array in self._shown), self.specs.observation)
+        if self._all_direct:
+            return observation, 0.0, False, False, {}
+        reward = zeros(self.specs.reward) if self.specs.reward.shape else 0.0
+        return TimeStep(0, reward, 1.0, observation, (), self.first_id + lane, (), {})
+
+    def _blank(self, rows: Rows, seen: Sequence[Any], lanes: set[int]) -> list[Any]:
+        """Makes the rows of these lanes FIRST; their observations, too, if they are not fit to be seen."""
+        seen = list(seen)
+        for lane in lanes:
+            rows.make_first(lane)
+            shown = self._stand_in(lane)
+            observation = seen[lane] = shown[0] if self._all_direct else shown.observation
+            for array, leaf in zip(rows.observation, flatten(observation, self.specs.observation), strict=True):
+                array[lane] = leaf
+        self.over = [lane for lane in self.over if lane not in lanes]
+        return seen
+
+    def _malformed(self, results: list[Any]) -> list[Failure]:
+        """Finds the lanes whose results cannot be read, and puts others in their place."""
+        found: list[Failure] = []
+        for lane, result in enumerate(results):
+            try:
+                wrong = unreadable(result, self.specs, direct=self._all_direct)
+            except Exception as error:
+                wrong = f"{type(error).__name__}: {error}"
+            if wrong:
+                what = "returned what cannot be read" if "observation" not in wrong else "emitted another observation"
+                found.append(Failure(lane, "malformed", what, wrong))
+                results[lane] = self._stand_in(lane)
+        return found
+
+    def _gather(self, seen: Sequence[Any]) -> list[np.ndarray]:
+        """One array for every leaf, and no broadcasting of a row that has another shape."""
+        if self._plain:
+            try:
+                array = np.array(seen)
+                if array.dtype == self._dtypes[0] and array.shape == self._shapes[0]:
+                    return [array]
+            except ValueError:  # ragged: found below
+                pass
+        spec = self.specs.observation
+        columns = [seen] if self._plain else zip(*[flatten(observation, spec) for observation in seen], strict=True)
+        arrays: list[np.ndarray] = []
+        for leaf, (column, shape, dtype) in enumerate(zip(columns, self._shapes, self._dtypes, strict=True)):
+            array = stacked(column)
+            if array.dtype != dtype or array.shape != shape:
+                if array.shape != shape or not fits(array, dtype):
+                    raise SpecError(f"an observation has shape {array.shape[1:]} and dtype {array.dtype}")
+                array = self._casted(leaf, array, dtype)
+            arrays.append(array)
+        return arrays
+
+    def _casted(self, leaf: int, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        if (leaf, array.dtype) not in self._cast:
+            self._cast.add((leaf, array.dtype))
+            if array.dtype.kind != dtype.kind:
+                name = f"observation.{list(spec_leaves(self.specs.observation))[leaf]}".removesuffix(".")
+                text = "%s comes as %s and its space says %s; it is cast in every step, which takes time. Said once"
+                _log.info(text, name, array.dtype, dtype)
+        with np.errstate(over="ignore"):
+            return array.astype(dtype)
+
+
+class _Direct(NamedTuple):
+    """A stack that adds nothing to a Gymnasium environment but a time limit: the loop over all lanes does its work."""
+
+    step: Callable[[Any], Any]
+    """Of the Gymnasium environment."""
+    reset: Callable[..., Any]
+    """The same."""
+    duration: int
+    """The time limit in env steps, or `NEVER`."""
+
+
+def _direct(env: SingleEnvironment) -> _Direct | None:
+    duration = NEVER
+    if type(env) is TimeLimit:
+        duration, env = env.duration, env.env
+    if type(env) is not GymEnvironment or not env.plain:
+        return None
+    return _Direct(env.gym_env.step, env.gym_env.reset, duration)

@@ -1,7 +1,5 @@
 """Specs from Gymnasium spaces and back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

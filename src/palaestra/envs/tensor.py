@@ -1,7 +1,5 @@
 """`TensorEnvironment`: environments whose states are tensors, all stepped by the same few operations on a device."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, final
@@ -10,10 +8,10 @@ import numpy as np
 import torch
 
 from palaestra.core import ConfigError, EnvError, ShapeError, SpecError, TensorSpec, TimeStep
-from palaestra.envs.boundary import leaf_bounds
+from palaestra.envs.boundary import leaf_bounds, require_all, tolerant
 from palaestra.envs.environment import Environment
+from palaestra.envs.episodes import lane_seeds_of
 from palaestra.envs.nest import neutral
-from palaestra.envs.vector import check_seeds, fresh_seeds, tolerant
 
 __all__ = ["TensorEnvironment"]
 
@@ -78,9 +76,7 @@ class TensorEnvironment(Environment):
                 f"batch_size is {batch_size} and max_episode_steps {max_episode_steps}; at least 1 and 0 are needed"
             )
         self.batch_size, self.device = batch_size, torch.device(device)
-        seeds = list(lane_seeds) if lane_seeds is not None else fresh_seeds(batch_size)
-        check_seeds(seeds, batch_size)
-        self._seeds = [int(seed) for seed in seeds]
+        self._seeds = lane_seeds_of(lane_seeds, batch_size)
         self._limit = max_episode_steps or _NEVER
         self._keys = self._keys_of(self._seeds)
         self._env_id = torch.arange(batch_size, device=self.device)
@@ -157,10 +153,7 @@ class TensorEnvironment(Environment):
             SpecError: fractions are given for whole numbers, or an action is NaN or outside its bounds (which is looked
                 at on the CPU only, where that costs next to nothing).
         """
-        if env_id is not None and env_id.tolist() != list(range(self.batch_size)):
-            raise SpecError(f"{type(self).__name__} steps all its environments together; leave env_id out")
-        if self._result is not None:
-            raise EnvError("send was called twice without recv; every send needs its recv")
+        require_all(self, env_id, self._result is not None)
         action = torch.as_tensor(action, device=self.device)
         if action.shape != self._none.shape:
             raise ShapeError(f"the action has shape {tuple(action.shape)}, expected {tuple(self._none.shape)}")
@@ -258,7 +251,7 @@ class TensorEnvironment(Environment):
         return state, _Progress(last, episode, steps), fields
 
     def _try_out(self) -> None:
-        """One step of the task's functions, so that what does not fit is found before anybody waits for it."""
+        """One step of the task's functions, so that what does not fit is found at once."""
         _, reward, terminated = self.transition(self._state, self._none)
         observation, spec = self.observe(self._state), self.observation_spec
         if not isinstance(spec, TensorSpec):

@@ -1,7 +1,6 @@
-"""`ThreadEnvironment`: one environment in a thread of this process, for evaluation and play."""
+"""`ThreadDriver`: one environment in a thread of this process, for evaluation and play."""
 
-from __future__ import annotations
-
+import functools
 import queue
 import sys
 import threading
@@ -14,78 +13,110 @@ from typing import Any, final
 import numpy as np
 
 from palaestra.core import EnvError, SpecError
+from palaestra.envs.boundary import ActionReader
+from palaestra.envs.driver import Driver, Outcome
 from palaestra.envs.environment import SingleEnvironment
-from palaestra.envs.episode_log import Episode
-from palaestra.envs.faults import Failure, FaultPolicy, describe
-from palaestra.envs.lane_environment import Incident, LaneEnvironment, Outcome
-from palaestra.envs.lanes import Lanes
-from palaestra.envs.rows import neutral_rows
-from palaestra.envs.vector import batched_info
+from palaestra.envs.episodes import Episode
+from palaestra.envs.faults import Failure, FaultPolicy, Incident, describe
+from palaestra.envs.nest import flatten, leaf_dtypes, neutral
+from palaestra.envs.rows import Rows, Specs
+from palaestra.envs.serial import SerialDriver
 
-__all__ = ["ThreadEnvironment"]
+__all__ = ["ThreadDriver"]
 
 _CLOSE_S = 5.0
+_ANY_FAULT = FaultPolicy()
 
 
 @final
-class ThreadEnvironment(LaneEnvironment):
+class ThreadDriver(Driver):
     """Steps one environment in a thread of its own: `batch_size` is 1, and no process is started.
 
-    It gives the stream of a `SerialEnvironment`. The environment is made, stepped and closed in the same thread, as
-    some renderers want it; the caller's thread is free between `send` and `recv`, waits with a deadline, and can be
-    interrupted with Ctrl-C. A thread that hangs cannot be ended: it is left behind, and ends with the process.
+    The environment is made, stepped and closed in the same thread, as some renderers want it; the caller's thread is
+    free between `send` and `recv`, waits with a deadline, and can be interrupted with Ctrl-C. A thread that hangs
+    cannot be ended: it is left behind, and ends with the process.
 
     Args:
         factory: makes the layers.
-        lane_seeds: one seed, from `RunSeeds.integer("evaluation")`; a fresh one if left out.
         faults: what to do when the environment fails, and how long to wait for it.
 
     Raises:
-        SpecError: there is another number of seeds.
+        SpecError: an environment is given, not what makes it.
         EnvError: the environment cannot be made in time.
 
     Examples:
         >>> import functools, torch
-        >>> from palaestra.envs import load
-        >>> with ThreadEnvironment(functools.partial(load, "CartPole-v1"), lane_seeds=[1]) as env:
+        >>> from palaestra.envs import LaneEnvironment, load
+        >>> with LaneEnvironment(ThreadDriver(functools.partial(load, "CartPole-v1")), lane_seeds=[1]) as env:
         ...     steps = [env.reset(), env.step(torch.tensor([1]))]
         >>> [step.step_type.tolist() for step in steps]
         [[0], [1]]
     """
 
-    def __init__(
-        self,
-        factory: Callable[[], SingleEnvironment],
-        *,
-        lane_seeds: Sequence[int] | None = None,
-        faults: FaultPolicy = FaultPolicy(),  # noqa: B008 - frozen
-    ) -> None:
+    batch_size = 1
+    first_id = 0
+
+    def __init__(self, factory: Callable[[], SingleEnvironment], *, faults: FaultPolicy = _ANY_FAULT) -> None:
         if not callable(factory):
-            raise SpecError(f"ThreadEnvironment was given a {type(factory).__name__}; give a function that makes it")
-        self._factory, self._policy = factory, faults
-        self._thread = _Thread(factory, faults.strict)
+            raise SpecError(f"ThreadDriver was given a {type(factory).__name__}; give a function that makes it")
+        self._factory, self.faults = factory, faults
+        self._thread = _Thread(factory, faults)
         try:
-            lanes = self._thread.lanes.result(faults.reset_timeout_s)
+            self.specs: Specs = self._thread.driver.result(faults.reset_timeout_s).specs
         except TimeoutError:
             raise EnvError(f"the environment was not made within {faults.reset_timeout_s} s. {self._doing()}") from None
-        super().__init__(lanes.specs, lane_seeds, 1, faults)
-        self._answer: Future[Any] | None = None
+        self.reader = ActionReader(self.specs, 1)
+        self._answer: Future[Any] = Future()
         self._deadline = 0.0
 
-    def _submit(self, actions: list[np.ndarray], seeds: dict[int, int]) -> None:
-        given = self._reader.per_lane(actions)
-        timeout_s = self._policy.reset_timeout_s if seeds else self._policy.timeout_s
-        self._deadline = time.monotonic() + timeout_s
-        self._answer = self._thread.call(lambda lanes: (*lanes.step(given, seeds), lanes.over))
+    @property
+    def answered(self) -> bool:
+        return self._answer.done() or time.monotonic() >= self._deadline
 
-    def _collect(self) -> Outcome:
-        assert self._answer is not None
+    def submit(self, actions: list[np.ndarray], seeds: dict[int, int]) -> None:
+        self._deadline = time.monotonic() + (self.faults.reset_timeout_s if seeds else self.faults.timeout_s)
+        self._answer = self._thread.call(functools.partial(_stepped, actions, seeds))
+
+    def collect(self) -> Outcome:
         found = self._wait(self._answer, self._deadline)
-        if isinstance(found, Incident):
-            return neutral_rows(self._specs, 1), [], (), [found]
-        rows, infos, failures, over = found
-        info = () if infos is None else batched_info(infos, 1)
-        return rows, over, info, [Incident(failure) for failure in failures]
+        return (_unknown(self.specs), [], (), [found]) if isinstance(found, Incident) else found
+
+    def restart(
+        self, seeds: dict[int, int], *, fatal: bool
+    ) -> tuple[dict[int, list[np.ndarray]], Sequence[str]] | Incident:
+        if fatal:
+            self._thread = _Thread(self._factory, self.faults)
+            try:
+                self._thread.driver.result(self.faults.reset_timeout_s)
+            except TimeoutError:
+                return Incident(Failure(0, "timeout", "was not made again in time", self._doing()), fatal=True)
+            except Exception as error:
+                kind, detail = describe(error)
+                return Incident(Failure(0, "raised", f"could not be made again: {kind}", detail), fatal=True)
+        return self._ask(lambda driver: driver.restart(seeds, fatal=fatal))
+
+    def drop(self, lanes: list[int], *, fatal: bool) -> None:
+        """It was the only environment, so the run stops."""
+
+    def digests(self) -> list[str] | Incident:
+        return self._ask(lambda driver: driver.digests())
+
+    def load(self, episodes: Sequence[Episode]) -> list[int] | Incident:
+        return self._ask(lambda driver: driver.load(episodes))
+
+    def render(self) -> np.ndarray | Incident:
+        return self._ask(lambda driver: driver.render())
+
+    def stop(self) -> None:
+        self._thread.leave()
+
+    def close(self) -> None:
+        """Closes the environment in its thread, and waits for that for at most five seconds."""
+        self._thread.leave()
+        self._thread.thread.join(_CLOSE_S)
+
+    def _ask(self, function: Callable[[SerialDriver], Any]) -> Any:
+        return self._wait(self._thread.call(function), time.monotonic() + self.faults.reset_timeout_s)
 
     def _wait(self, answer: Future[Any], deadline: float) -> Any:
         try:
@@ -94,108 +125,53 @@ class ThreadEnvironment(LaneEnvironment):
             what = "did not answer in time and was left behind"
             return Incident(Failure(0, "timeout", what, self._doing()), fatal=True)
 
-    def _ask(self, function: Callable[[Lanes], Any]) -> Any:
-        self._check_open()
-        return self._wait(self._thread.call(function), time.monotonic() + self._policy.reset_timeout_s)
-
     def _doing(self) -> str:
-        return f"Its thread was doing:\n{self._thread.stack()}"
-
-    def _give_up_step(self) -> None:
-        assert self._answer is not None
-        found = self._wait(self._answer, self._deadline)
-        if isinstance(found, Incident):
-            self._stop(found.failure.what)
-            raise self._record(found, "raise").error()
-
-    def _restart(self, seeds: dict[int, int], *, fatal: bool) -> dict[int, list[np.ndarray]] | Incident:
-        if fatal:
-            self._thread = _Thread(self._factory, self._policy.strict)
-            try:
-                self._thread.lanes.result(self._policy.reset_timeout_s)
-            except TimeoutError:
-                return Incident(Failure(0, "timeout", "was not made again in time", self._doing()), fatal=True)
-            except Exception as error:
-                kind, detail = describe(error)
-                return Incident(Failure(0, "raised", f"could not be made again: {kind}", detail), fatal=True)
-        found = self._ask(lambda lanes: (lanes.restart(0, seeds[0], again=not fatal), lanes.envs[0].memory()))
-        if isinstance(found, Incident):
-            return found
-        restarted, layers = found
-        if isinstance(restarted, Failure):
-            return Incident(restarted)
-        if fatal:
-            self._tell_lost(layers)
-        return {0: restarted}
-
-    def _drop(self, lanes: list[int], *, fatal: bool) -> None:
-        """The only environment: the caller stops the run."""
-
-    def _stop(self, because: str) -> None:
-        self._ended_by = because
-        self._thread.leave()
-
-    def _digests(self) -> list[str]:
-        return self._asked(lambda lanes: lanes.digests())
-
-    def _load(self, episodes: Sequence[Episode]) -> list[int] | Incident:
-        found = self._ask(lambda lanes: lanes.load(episodes) or lanes.over)
-        return Incident(found) if isinstance(found, Failure) else found
-
-    def render(self) -> np.ndarray:
-        """A picture of the environment."""
-        return self._asked(lambda lanes: lanes.envs[0].render())
-
-    def _asked(self, function: Callable[[Lanes], Any]) -> Any:
-        found = self._ask(function)
-        if isinstance(found, Incident):
-            self._stop(found.failure.what)
-            raise self._record(found, "raise").error()
-        return found
-
-    def close(self) -> None:
-        """Closes the environment in its thread, and waits for that for at most five seconds."""
-        if not self._ended_by:
-            self._ended_by = "it was closed"
-            self._thread.close(_CLOSE_S)
+        frame = sys._current_frames().get(self._thread.thread.ident or 0)
+        stack = "".join(traceback.format_stack(frame)) if frame else "nothing: it has ended"
+        return f"Its thread was doing:\n{stack}"
 
 
 class _Thread:
-    """A thread that makes an environment and does with it what it is told, one thing after another."""
+    """A thread that makes a driver and calls it as it is asked to, one call after another."""
 
-    def __init__(self, factory: Callable[[], SingleEnvironment], strict: bool) -> None:
-        self.lanes: Future[Lanes] = Future()
-        self._tasks: queue.SimpleQueue[tuple[Callable[[Lanes], Any], Future[Any]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, args=(factory, strict), name="environment", daemon=True)
-        self._thread.start()
+    def __init__(self, factory: Callable[[], SingleEnvironment], faults: FaultPolicy) -> None:
+        self.driver: Future[SerialDriver] = Future()
+        self._tasks: queue.SimpleQueue[tuple[Callable[[SerialDriver], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._run, args=(factory, faults), name="environment", daemon=True)
+        self.thread.start()
 
-    def call(self, function: Callable[[Lanes], Any]) -> Future[Any]:
+    def call(self, function: Callable[[SerialDriver], Any]) -> Future[Any]:
         answer: Future[Any] = Future()
         self._tasks.put((function, answer))
         return answer
 
-    def stack(self) -> str:
-        frame = sys._current_frames().get(self._thread.ident or 0)
-        return "".join(traceback.format_stack(frame)) if frame else "nothing: it has ended"
-
     def leave(self) -> None:
         self._tasks.put(None)
 
-    def close(self, timeout_s: float) -> None:
-        self.leave()
-        self._thread.join(timeout_s)
-
-    def _run(self, factory: Callable[[], SingleEnvironment], strict: bool) -> None:
+    def _run(self, factory: Callable[[], SingleEnvironment], faults: FaultPolicy) -> None:
         try:
-            lanes = Lanes([factory()], [factory], strict=strict)
+            driver = SerialDriver([factory], faults=faults)
         except BaseException as error:
-            self.lanes.set_exception(error)
+            self.driver.set_exception(error)
             return
-        self.lanes.set_result(lanes)
+        self.driver.set_result(driver)
         while (task := self._tasks.get()) is not None:
             function, answer = task
             try:
-                answer.set_result(function(lanes))
+                answer.set_result(function(driver))
             except BaseException as error:
                 answer.set_exception(error)
-        lanes.close()
+        driver.close()
+
+
+def _stepped(actions: list[np.ndarray], seeds: dict[int, int], driver: SerialDriver) -> Outcome:
+    driver.submit(actions, seeds)
+    return driver.collect()
+
+
+def _unknown(specs: Specs) -> Rows:
+    """One FIRST row that shows nothing, for a step whose outcome is not known."""
+    leaves = zip(flatten(neutral(specs.observation), specs.observation), leaf_dtypes(specs.observation), strict=True)
+    observation = [np.asarray(leaf, dtype)[None] for leaf, dtype in leaves]
+    reward = np.zeros((1, *specs.reward.shape), np.float32)
+    return Rows(np.zeros(1, np.int32), reward, np.ones(1, np.float32), observation)

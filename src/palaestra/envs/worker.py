@@ -1,28 +1,25 @@
-"""The worker side of `ProcessEnvironment`: a loop around `Lanes`, in a process of its own."""
-
-from __future__ import annotations
+"""One worker of a `ProcessDriver`, from both ends: `Seat` in the parent, `serve` in a process of its own."""
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Semaphore
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
 from palaestra.core import SpecTree, spec_leaves
-from palaestra.envs.environment import SingleEnvironment
-from palaestra.envs.faults import Failure, failure_of
-from palaestra.envs.lanes import Lanes
+from palaestra.envs.environment import SingleEnvironment, common_specs
+from palaestra.envs.faults import Failure, FaultPolicy, Incident, failure_of
 from palaestra.envs.nest import leaf_dtypes
 from palaestra.envs.rows import Infos, Rows, Specs
-from palaestra.envs.vector import ActionReader
-from palaestra.runtime import SharedArrays
+from palaestra.envs.serial import SerialDriver
+from palaestra.runtime import SharedArrays, SupervisedProcess, WorkerDiedError, WorkerTimeoutError
 from palaestra.runtime.supervision import spin_acquire
 
-__all__ = ["BUSY", "DONE", "INFO", "MESSAGE", "NEWS", "STEP", "View", "layout", "serve"]
+__all__ = ["BUSY", "DONE", "NEWS", "STEP", "Seat", "View", "layout", "serve"]
 
 # What a worker is told to do, and how it went, in one number of shared memory each. INFO: there are numbers in the info
 # block; NEWS: there is a message in the pipe.
@@ -33,9 +30,9 @@ BUSY, DONE, INFO, NEWS = 0, 1, 2, 3
 _INFO_COLUMNS = 32
 # Steps between two looks at the worker's memory, which is also looked at whenever an episode starts.
 _MEMORY_PERIOD = 64
-
 # How long a worker sleeps at a time; its parent's death ends it from another thread.
 _NAP_S = 3600.0
+_PRELOAD = ("palaestra.envs.worker",)
 
 
 def layout(specs: Specs, batch_size: int, num_workers: int) -> dict[str, tuple[tuple[int, ...], Any]]:
@@ -64,8 +61,7 @@ def layout(specs: Specs, batch_size: int, num_workers: int) -> dict[str, tuple[t
     return arrays
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """The rows of some lanes in shared memory."""
 
     seed: np.ndarray
@@ -78,7 +74,7 @@ class View:
     """float64 [n, columns]; NaN where nothing was reported."""
 
     @classmethod
-    def of(cls, shared: SharedArrays, specs: Specs, lanes: slice) -> View:
+    def of(cls, shared: SharedArrays, specs: Specs, lanes: slice) -> Self:
         """The view of some lanes.
 
         Args:
@@ -94,10 +90,128 @@ class View:
         return cls(shared["seed"][lanes], rows, action, shared["info"][lanes])
 
 
+class Seat:
+    """The place of one worker, in the parent; another one may take it when the first is gone.
+
+    Args:
+        number: of the place.
+        lanes: whose environments it steps.
+        factories: that make them.
+        context: how the process starts.
+        faults: timeouts, and whether bounds are strict.
+        first_id: number of the batch's first environment, for messages.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        lanes: range,
+        factories: Sequence[Callable[[], SingleEnvironment]],
+        context: Any,
+        faults: FaultPolicy,
+        first_id: int,
+    ) -> None:
+        ctx = get_context(context)
+        self.number, self.lanes = number, lanes
+        self.go, self.done = ctx.Semaphore(0), ctx.Semaphore(0)
+        self.keys: list[str] = []
+        """Names of the info columns that the worker uses."""
+        self._shared: SharedArrays | None = None
+        name = f"the worker of environments {first_id + lanes.start} to {first_id + lanes.stop - 1}"
+        args = (factories, (number, lanes.start, first_id), faults, self.go, self.done)
+        self.process = SupervisedProcess(serve, args, context=context, name=name, preload=_PRELOAD)
+
+    def meet(self, deadline: float) -> Specs | Incident:
+        """Waits until the worker has made its environments.
+
+        Args:
+            deadline: in `time.monotonic()` seconds.
+        """
+        message = self.hear(deadline)
+        if isinstance(message, Failure):
+            what = message.what.replace("raised", "could not be made:", 1)
+            return Incident(message._replace(what=what, lane=self.lanes.start + message.lane), fatal=True)
+        return message
+
+    def share(self, shared: SharedArrays) -> None:
+        """Gives the worker the arrays of `layout`.
+
+        Args:
+            shared: these.
+        """
+        self._shared = shared
+        shared["cursor"][self.number], shared["status"][self.number], shared["memory"][self.number] = 0, DONE, 0
+        shared.send(self.process.connection, self.process.pid)
+
+    def post(self, message: tuple[Any, ...]) -> Incident | None:
+        """Sends a message, whose answer `answer` waits for.
+
+        Args:
+            message: the name of a command, and its arguments.
+        """
+        assert self._shared is not None
+        self._shared["command"][self.number], self._shared["status"][self.number] = MESSAGE, BUSY
+        try:
+            self.process.send(message)
+        except WorkerDiedError as error:
+            return self._lost(error)
+        self.go.release()
+        return None
+
+    def wait(self, deadline: float) -> Incident | None:
+        """Waits until the worker has done what it was told.
+
+        Args:
+            deadline: in `time.monotonic()` seconds.
+        """
+        try:
+            self.process.acquire(self.done, deadline)
+        except (WorkerDiedError, WorkerTimeoutError) as error:
+            return self._lost(error)
+        return None
+
+    def hear(self, deadline: float) -> Any:
+        """Reads the worker's next message.
+
+        Args:
+            deadline: in `time.monotonic()` seconds.
+        """
+        try:
+            return self.process.receive(deadline)
+        except (WorkerDiedError, WorkerTimeoutError) as error:
+            return self._lost(error)
+
+    def answer(self, deadline: float) -> Any:
+        """Waits for the answer to a message; one that failed is an incident.
+
+        Args:
+            deadline: in `time.monotonic()` seconds.
+        """
+        answer = self.wait(deadline) or self.hear(deadline)
+        if isinstance(answer, Failure):
+            return Incident(answer._replace(lane=self.lanes.start + answer.lane))
+        return answer
+
+    def _lost(self, error: WorkerDiedError | WorkerTimeoutError) -> Incident:
+        """The worker is gone or silent: makes sure that it has ended, and says what it was doing."""
+        shared = self._shared
+        lane = self.lanes.start + (int(shared["cursor"][self.number]) if shared else 0)
+        if isinstance(error, WorkerDiedError):
+            failure = Failure(lane, "died", "lost its worker process", str(error))
+        else:
+            detail = f"{error}. It was doing:\n{self.process.stacks()}"
+            failure = Failure(lane, "timeout", "did not answer in time and was stopped", detail)
+        self.process.kill()
+        memory_bytes = int(shared["memory"][self.number]) if shared else 0
+        also = tuple(other for other in self.lanes if other != lane)
+        return Incident(failure, also, memory_bytes or None, fatal=True)
+
+
 def serve(
     connection: Connection,
     factories: Sequence[Callable[[], SingleEnvironment]],
-    place: tuple[int, int, int, bool],
+    place: tuple[int, int, int],
+    faults: FaultPolicy,
     go: Semaphore,
     done: Semaphore,
 ) -> None:
@@ -106,8 +220,8 @@ def serve(
     Args:
         connection: to the parent.
         factories: of this worker's environments.
-        place: number of the worker, and of its first lane; number of the batch's first environment, for messages; and
-            whether observations out of bounds are failures.
+        place: number of the worker, of its first lane, and of the batch's first environment, for messages.
+        faults: whether observations out of bounds are failures.
         go: released by the parent for every command.
         done: released when it was carried out.
     """
@@ -116,26 +230,29 @@ def serve(
     try:
         for factory in factories:
             envs.append(factory())
-        specs = Lanes(envs).specs
+        specs = common_specs(envs)
     except Exception as error:
         connection.send(failure_of(min(len(envs), len(factories) - 1), error))
         return
     connection.send(specs)
     shared = SharedArrays.receive(connection)
-    number, first, first_id, strict = place
-    lanes = Lanes(envs, factories, shared["cursor"][number : number + 1], strict=strict, first=first_id + first)
-    _Worker(connection, lanes, shared, number, first).run(go, done)
+    number, first, first_id = place
+    cursor = shared["cursor"][number : number + 1]
+    driver = SerialDriver(envs, faults=faults, factories=factories, cursor=cursor, first_id=first_id + first)
+    _Worker(connection, driver, shared, number, first).run(go, done)
 
 
 class _Worker:
-    def __init__(self, connection: Connection, lanes: Lanes, shared: SharedArrays, number: int, first: int) -> None:
-        self._connection, self._lanes = connection, lanes
+    """What a worker process does."""
+
+    def __init__(
+        self, connection: Connection, driver: SerialDriver, shared: SharedArrays, number: int, first: int
+    ) -> None:
+        self._connection, self._driver = connection, driver
         one = slice(number, number + 1)
         self._command, self._status, self._memory = (shared[name][one] for name in ("command", "status", "memory"))
         self._reported = shared["reported"][number]
-        size = len(lanes.envs)
-        self._view = View.of(shared, lanes.specs, slice(first, first + size))
-        self._reader = ActionReader(lanes.specs.action, size)
+        self._view = View.of(shared, driver.specs, slice(first, first + driver.batch_size))
         self._columns: dict[str, int] = {}
         self._clock = 0
 
@@ -168,8 +285,8 @@ class _Worker:
         if started or self._clock % _MEMORY_PERIOD == 0:
             self._memory[0] = _peak_memory_bytes()
         self._clock += 1
-        actions = self._reader.per_lane([array.copy() for array in view.action])
-        rows, infos, failures = self._lanes.step(actions, started)
+        actions = self._driver.reader.per_lane([array.copy() for array in view.action])
+        rows, infos, failures = self._driver.step(actions, started)
         target = view.rows
         target.step_type[:] = rows.step_type
         target.reward[:] = rows.reward
@@ -201,33 +318,31 @@ class _Worker:
                     self._reported[column] = True
         return new, surplus
 
-    def _restart(self, seeds: dict[int, int], again: bool) -> Failure | list[str]:
-        for lane, seed in seeds.items():
-            self._lanes.mark(lane)
-            leaves = self._lanes.restart(lane, seed, again=again)
-            if isinstance(leaves, Failure):
-                return leaves
+    def _restart(self, seeds: dict[int, int], fatal: bool) -> Failure | Sequence[str]:
+        restarted = self._driver.restart(seeds, fatal=fatal)
+        if isinstance(restarted, Incident):
+            return restarted.failure
+        observations, lost = restarted
+        for lane, leaves in observations.items():
             for array, leaf in zip(self._view.rows.observation, leaves, strict=True):
                 array[lane] = leaf
-        return list(self._lanes.envs[0].memory())
+        return lost
 
     def _drop(self, lanes: list[int]) -> None:
-        for lane in lanes:
-            self._lanes.mark(lane)
-            self._lanes.drop(lane)
+        self._driver.drop(lanes, fatal=False)
 
     def _load(self, episodes: list[Any]) -> list[int] | Failure:
-        failure = self._lanes.load(episodes)
-        return self._lanes.over if failure is None else failure
+        loaded = self._driver.load(episodes)
+        return loaded.failure if isinstance(loaded, Incident) else loaded
 
     def _digests(self) -> list[str]:
-        return self._lanes.digests()
+        return self._driver.digests()
 
     def _render(self) -> np.ndarray:
-        return self._lanes.envs[0].render()
+        return self._driver.render()
 
     def _close(self) -> str:
-        self._lanes.close()
+        self._driver.close()
         return "closed"
 
 

@@ -1,19 +1,17 @@
 """`Wrap`: a wrapper and its arguments as one value."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Self, final
 
 import gymnasium
 
 from palaestra.core import ConfigError, PalaestraError, did_you_mean, import_object, importable_name
 from palaestra.envs.faults import describe
 
-__all__ = ["GYM_WRAPPERS", "STEP_WRAPPERS", "Wrap", "as_values"]
+__all__ = ["Wrap"]
 
 STEP_WRAPPERS = "palaestra.envs.wrappers"
 """Where the names of time step wrappers are looked up that come without a module."""
@@ -57,7 +55,7 @@ class Wrap:
             self._resolve()
 
     @classmethod
-    def parse(cls, text: str, stock: str = STEP_WRAPPERS) -> Wrap:
+    def parse(cls, text: str, stock: str = STEP_WRAPPERS) -> Self:
         """The value of a text.
 
         Args:
@@ -187,9 +185,10 @@ def _with_module(name: str, stock: str) -> str:
         exported = importlib.import_module(stock)
         if not hasattr(exported, name) or not name.isidentifier():
             known = [key for key in getattr(exported, "__all__", dir(exported)) if key[:1].isupper()]
+            other = hasattr(importlib.import_module(GYM_WRAPPERS), name) and stock != GYM_WRAPPERS
+            hint = "; Gymnasium has one: put it into gym_wrappers" if other else did_you_mean(name, known)
             raise ConfigError(
-                f"unknown wrapper {name!r} of {stock}{did_you_mean(name, known)}; "
-                "one of your own is named my_package.module:attribute"
+                f"unknown wrapper {name!r} of {stock}{hint}; one of your own is named my_package.module:attribute"
             )
         return f"{stock}:{name}"
     for known in (STEP_WRAPPERS, GYM_WRAPPERS):

@@ -129,8 +129,8 @@ def test_the_bare_game_is_there_as_well():
 def test_sizes_and_wrappers_can_be_chosen():
     """ALF-44: our own wrappers go around the preprocessing."""
     kwargs = {"img_height": 40, "img_width": 36, "stack_num": 2}
-    env = load("ALE/Pong-v5", kwargs=kwargs, wrappers=("FlattenObservation",))
-    assert env.observation_spec.shape == (2 * 40 * 36,)
+    env = load("ALE/Pong-v5", kwargs=kwargs, wrappers=("FrameStack(num_frames=3)",))
+    assert env.observation_spec.shape == (3, 2, 40, 36)
     with batch(**kwargs) as pool:
         assert (pool.observation_spec.shape, pool.observation_spec.stacked) == ((2, 40, 36), 2)
 

@@ -121,7 +121,7 @@ def test_mujoco_warns_once_through_logging_and_writes_no_file(tmp_path, monkeypa
     """What Gymnasium's models use of the past is of no concern to users; an unstable simulation is, once."""
     mujoco = pytest.importorskip("mujoco")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gym, "_WARNED", set())
+    monkeypatch.setattr("palaestra.envs.suites.mujoco._WARNED", set())
     mujoco.set_mju_user_warning(None)  # dm_control has its own, which is left alone where it came first
     for _ in range(2):
         gym.load("HalfCheetah-v5").close()

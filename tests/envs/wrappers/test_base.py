@@ -1,4 +1,4 @@
-"""Tests of `palaestra.envs.wrappers.base`: layers on layers, the untransformed time step, and memory."""
+"""Tests of `palaestra.envs.wrappers.base`: layers on layers, the raw time step, carried state."""
 
 import json
 
@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from palaestra.core import EnvError, TimeStep
-from palaestra.envs import EnvironmentWrapper, GymEnvironment, SerialEnvironment, load
-from palaestra.envs.driving import mark
+from palaestra.envs import EnvironmentWrapper, GymEnvironment, LaneEnvironment, SerialDriver, load
 from palaestra.envs.wrappers import (
     ActionRepeat,
     ClipObservation,
@@ -94,24 +93,24 @@ def test_standard_gymnasium_wrappers_stack_below_our_own():
     assert np.abs(raw.observation).max() > 0.25
 
 
-def test_layers_carry_memory_as_one_word_that_names_them():
+def test_layers_carry_state_as_one_word_that_names_them():
     """F25."""
     env = NormalizeReward(NormalizeObservation(script(2.0, observations=OBSERVATIONS[:2])))
     episode(env, 1)
     observation = env.begin_episode(3).observation
-    digest, _, memory = mark(env, observation).partition(":")
+    digest, _, carried = env.mark(observation).partition(":")
     assert len(digest) == 24
-    assert json.loads(memory) == {
+    assert json.loads(carried) == {
         "0:NormalizeObservation": {"": [2, [27.5], [1012.5]]},  # of 5 and 50; not yet of the new episode's 5
         "1:NormalizeReward": [1, 2.0, 0.0],
     }
-    assert " " not in memory
+    assert " " not in carried
 
 
 def test_a_saved_state_of_other_layers_is_refused():
     """F12: resuming without the layer's part would go on with other numbers."""
-    one = SerialEnvironment([NormalizeObservation(script(1.0))], lane_seeds=[1])
-    two = SerialEnvironment([NormalizeReward(script(1.0))], lane_seeds=[1])
+    one = LaneEnvironment(SerialDriver([NormalizeObservation(script(1.0))]), lane_seeds=[1])
+    two = LaneEnvironment(SerialDriver([NormalizeReward(script(1.0))]), lane_seeds=[1])
     one.reset()
     with pytest.raises(EnvError, match=r"nothing for the layer 0:NormalizeReward; it has \['0:NormalizeObservation'\]"):
         two.load_state_dict(one.state_dict())

@@ -11,7 +11,6 @@ from palaestra.envs.wrappers import (
     ActionMask,
     CheckFinite,
     ClipObservation,
-    FlattenObservation,
     FrameStack,
     GrayscaleResize,
     NormalizeObservation,
@@ -121,37 +120,6 @@ def test_statistics_go_on_over_episodes_and_outliers_are_clipped():
     assert seen(env, 1) == [[0.0], [0.5]]  # the second would be 1
     # the third number is 1 again: of 1, 3, 1 the mean is 5/3 and the deviation 0.94, so it would be -0.707
     assert seen(env, 0) == [[-0.5]]
-
-
-# -- FlattenObservation
-
-
-def test_a_nest_becomes_one_vector_with_one_hot_codes():
-    space = spaces.Dict(
-        {
-            "box": spaces.Box(-1, 1, (2,), np.float64),
-            "kind": spaces.Discrete(3, start=4),
-            "two": spaces.MultiDiscrete([2, 3]),
-            "bits": spaces.MultiBinary(2),
-        }
-    )
-    value = {"box": np.array([0.5, -1.0]), "kind": 5, "two": np.array([1, 2]), "bits": np.array([1, 0], np.int8)}
-    env = FlattenObservation(script(0.0, observations=[value] * 2, space=space))
-    paths = list(spec_leaves(env.env.observation_spec))
-    codes = {"box": [0.5, -1], "kind": [0, 1, 0], "two": [0, 1, 0, 0, 1], "bits": [1, 0]}
-    vector = env.begin_episode(0).observation
-    assert vector.tolist() == [number for path in paths for number in codes[path]]
-    assert vector.dtype == np.float32
-    lows = {"box": [-1, -1], "kind": [0] * 3, "two": [0] * 5, "bits": [0] * 2}
-    assert env.observation_spec.minimum.tolist() == [number for path in paths for number in lows[path]]
-
-
-def test_the_action_mask_stays_beside_the_vector():
-    env = FlattenObservation(ActionMask(GymEnvironment(Masked()), key="allowed"))
-    observation = env.begin_episode(0).observation
-    assert observation["observation"].tolist() == [0.0]
-    assert observation["action_mask"].tolist() == [1, 1, 1]
-    assert set(env.observation_spec) == {"observation", "action_mask"}
 
 
 # -- GrayscaleResize

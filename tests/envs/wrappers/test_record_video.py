@@ -1,4 +1,4 @@
-"""Tests of `palaestra.envs.wrappers.record_video`."""
+"""Tests of `palaestra.envs.wrappers.video`."""
 
 import importlib
 
@@ -44,7 +44,7 @@ def test_counting_goes_on_in_a_restored_run(tmp_path):
     one, two = (RecordVideo(GymEnvironment(Drawn()), str(tmp_path), every=3, suffix="gif") for _ in range(2))
     for _ in range(3):
         episode(one, 6)
-    two.recall(one.memory())
+    two.load_carried_state(one.carried_state())
     assert two.snapshot() == 2  # what the running third episode began with
     two.begin_episode(0)
     two.close()

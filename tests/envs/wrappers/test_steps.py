@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from palaestra.core import ConfigError, EnvError, SpecError
-from palaestra.envs import GymEnvironment, SerialEnvironment, TimeLimit, load
+from palaestra.envs import GymEnvironment, LaneEnvironment, SerialDriver, TimeLimit, load
 from palaestra.envs.wrappers import (
     ActionMask,
     ActionRepeat,
@@ -67,7 +67,7 @@ def test_frames_and_env_steps_are_both_counted():
     """PARL-04: env steps are the tracker's, frames an info metric."""
     import torch
 
-    batch = SerialEnvironment([ActionRepeat(script(*range(1, 8)), repeat=5)], lane_seeds=[1])
+    batch = LaneEnvironment(SerialDriver([ActionRepeat(script(*range(1, 8)), repeat=5)]), lane_seeds=[1])
     tracker = EpisodeTracker(1)
     for time_step in (batch.reset(), *(batch.step(torch.zeros(1, dtype=torch.int64)) for _ in range(2))):
         tracker.add(time_step)
@@ -158,7 +158,7 @@ def test_an_action_outside_of_the_interval_is_clipped_alone_and_refused_in_a_bat
     raw.seed(1)
     raw.reset()
     assert raw.step(np.array([2.0], np.float32)).observation.tolist() == clipped.observation.tolist()
-    with SerialEnvironment([env]) as batch:
+    with LaneEnvironment(SerialDriver([env])) as batch:
         batch.reset()
         with pytest.raises(SpecError, match=r"value 1.5 at index \[0\], expected a number in \[-1"):
             batch.step([[1.5]])

@@ -1,11 +1,11 @@
-"""Tests of `palaestra.envs.wrappers.time_limit`."""
+"""Tests of `palaestra.envs.wrappers.episode_ends`."""
 
 import numpy as np
 import pytest
 import torch
 
 from palaestra.core import ConfigError
-from palaestra.envs import SerialEnvironment, TimeLimit, load
+from palaestra.envs import LaneEnvironment, SerialDriver, TimeLimit, load
 from palaestra.envs.wrappers import ActionRepeat, RandomNoop, ScaleReward
 from tests.envs.worlds import Doubled, counter
 
@@ -47,7 +47,7 @@ def test_the_registered_limit_is_the_default_and_can_be_changed():
 def test_the_limit_is_the_same_in_a_batch(wrap):
     """ALF-30, ALF-31: with and without the shorter way that a batch takes through plain layers."""
     scripts = [{}, {2: "terminated"}, {3: "terminated"}, {3: "truncated"}]
-    env = SerialEnvironment([wrap(counter(script, limit=3)) for script in scripts], lane_seeds=range(4))
+    env = LaneEnvironment(SerialDriver([wrap(counter(script, limit=3)) for script in scripts]), lane_seeds=range(4))
     actions = torch.zeros(4, dtype=torch.int64)
     steps = [env.step(actions) for _ in range(9)]
     for lane, script in enumerate(scripts):

@@ -7,8 +7,7 @@ truncates. With `episodic_life=True` it is an end; the pool then begins a new ga
 next life. The bare game, without preprocessing, is `ale_py:ALE/Pong-v5`.
 """
 
-from __future__ import annotations
-
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -18,16 +17,10 @@ from gymnasium.vector import VectorEnv
 from palaestra.core import ConfigError
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.suites import gym
-from palaestra.envs.wrappers import (
-    ActionRepeat,
-    ClipReward,
-    EpisodicLife,
-    FireReset,
-    FrameStack,
-    GrayscaleResize,
-    RandomNoop,
-)
-from palaestra.envs.wrappers.fire_reset import action_meanings
+from palaestra.envs.wrappers.actions import ActionRepeat
+from palaestra.envs.wrappers.atari import EpisodicLife, FireReset, GrayscaleResize, RandomNoop, action_meanings
+from palaestra.envs.wrappers.observations import FrameStack
+from palaestra.envs.wrappers.rewards import ClipReward
 
 __all__ = ["PREFIX", "load", "pool"]
 
@@ -94,9 +87,7 @@ def load(
     env = FrameStack(env, settings.stack_num)
     if settings.reward_clipping:
         env = ClipReward(env)
-    for wrapper in wrappers:
-        env = wrapper(env)
-    return env
+    return functools.reduce(lambda layer, wrapper: wrapper(layer), wrappers, env)
 
 
 def pool(

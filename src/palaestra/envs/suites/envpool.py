@@ -3,8 +3,6 @@
 They are stepped by threads and exist as pools only, so `vectorization` is native.
 """
 
-from __future__ import annotations
-
 import importlib
 import warnings
 from typing import Any

@@ -1,14 +1,10 @@
 """Environments of Gymnasium's registry."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
-import logging
-import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
@@ -18,13 +14,13 @@ from palaestra.core import ConfigError, EnvError, MissingExtraError, did_you_mea
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.faults import describe
 from palaestra.envs.gym_environment import GymEnvironment
-from palaestra.envs.wrappers.time_limit import TimeLimit
+from palaestra.envs.suites.mujoco import log_warnings
+from palaestra.envs.wrappers.episode_ends import TimeLimit
 
-__all__ = ["find_spec", "load", "pool", "wrap"]
+__all__ = ["RegisteredEnvironment", "find_spec", "load", "pool", "registered_environments", "wrap"]
 
-_log = logging.getLogger(__name__)
-_WARNED = set[str]()
-
+# Shells around environments of Gymnasium's predecessors; they cannot be made by their name alone.
+_ADAPTERS = ("GymV21Environment", "GymV26Environment")
 # Packages that register environments when they are imported, by how the ids begin: (package, extra).
 _REGISTERED_BY = {
     "ALE/": ("ale_py", "atari"),
@@ -43,6 +39,19 @@ _ENTRY_POINTS = (
     ("box2d", "Box2D", "box2d"),
     ("mujoco", "mujoco", "mujoco"),
 )
+
+
+class RegisteredEnvironment(NamedTuple):
+    """An environment that can be named."""
+
+    name: str
+    """Its id."""
+    suite: str
+    """Which family it is of, for example `classic_control`."""
+    max_episode_steps: int | None
+    """Its registered time limit."""
+    native: bool
+    """Whether it has a vectorised version of its own."""
 
 
 def load(
@@ -166,6 +175,36 @@ def find_spec(name: str) -> EnvSpec:
         ) from error
 
 
+def registered_environments() -> list[RegisteredEnvironment]:
+    """The newest version of every environment in the registry, by suite and name.
+
+    Examples:
+        >>> [env for env in registered_environments() if env.name == "CartPole-v1"][0].suite
+        'classic_control'
+    """
+    newest: dict[tuple[str | None, str], EnvSpec] = {}
+    for spec in gymnasium.registry.values():
+        if spec.name in _ADAPTERS:
+            continue
+        key = (spec.namespace, spec.name)
+        if key not in newest or (spec.version or 0) > (newest[key].version or 0):
+            newest[key] = spec
+    found = [
+        RegisteredEnvironment(spec.id, _suite(spec), spec.max_episode_steps, spec.vector_entry_point is not None)
+        for spec in newest.values()
+    ]
+    return sorted(found, key=lambda env: (env.suite, env.name))
+
+
+def _suite(spec: EnvSpec) -> str:
+    """`classic_control` of `gymnasium.envs.classic_control.cartpole:CartPoleEnv`; else the package."""
+    if spec.namespace:
+        return spec.namespace
+    place = spec.entry_point.__module__ if callable(spec.entry_point) else str(spec.entry_point)
+    parts = place.split(":")[0].split(".")
+    return parts[2] if parts[:2] == ["gymnasium", "envs"] and len(parts) > 2 else parts[0]
+
+
 def _made(spec: EnvSpec, kwargs: dict[str, Any] | None, make: Callable[[], Any]) -> Any:
     """What `make` makes, or an error that says what to install or to change."""
     needs = [(package, extra) for part, package, extra in _ENTRY_POINTS if part in str(spec.entry_point)]
@@ -188,17 +227,5 @@ def _import_quietly(package: str, name: str = "") -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = import_module(package, name or package)
-    if package == "mujoco" and module.get_mju_user_warning() is None:
-        module.set_mju_user_warning(_mujoco_warned)
-
-
-def _mujoco_warned(text: str) -> None:
-    """Logs each kind of warning once, whatever times and places it names.
-
-    MuJoCo itself would print, and write a file, for every environment that is made and every one that is unstable.
-    """
-    kind = re.sub(r"\d+", "", text)
-    if kind not in _WARNED:
-        _WARNED.add(kind)
-        level = logging.DEBUG if "deprecated" in text else logging.WARNING  # what is deprecated is Gymnasium's model
-        _log.log(level, "MuJoCo: %s", text)
+    if package == "mujoco":
+        log_warnings(module)

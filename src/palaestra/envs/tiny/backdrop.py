@@ -1,7 +1,5 @@
 """`Backdrop`: a walker whose place is hidden among many sensors, before a backdrop that every episode has anew."""
 
-from __future__ import annotations
-
 from typing import Any, final
 
 import gymnasium

@@ -1,7 +1,5 @@
 """`Bandit`: one decision, one reward."""
 
-from __future__ import annotations
-
 from typing import Any, final
 
 import gymnasium

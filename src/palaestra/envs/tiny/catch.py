@@ -1,7 +1,5 @@
 """`Catch`: a falling ball and a paddle, seen as pixels."""
 
-from __future__ import annotations
-
 from typing import Any, final
 
 import gymnasium

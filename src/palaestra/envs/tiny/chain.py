@@ -1,7 +1,5 @@
 """`Chain`: a corridor whose values are known."""
 
-from __future__ import annotations
-
 from typing import Any, final
 
 import gymnasium

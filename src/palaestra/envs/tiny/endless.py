@@ -1,7 +1,5 @@
 """`Endless`: an infinite horizon, where being cut off must not look like an end."""
 
-from __future__ import annotations
-
 from typing import Any, final
 
 import gymnasium

@@ -1,7 +1,5 @@
 """`FourRooms`: a point that should find its way through doors to a goal, and is told nothing before it is there."""
 
-from __future__ import annotations
-
 from typing import Any, final
 
 import gymnasium

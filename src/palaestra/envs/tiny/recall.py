@@ -1,7 +1,5 @@
 """`Recall`: a cue that has to be remembered."""
 
-from __future__ import annotations
-
 from typing import Any, final
 
 import gymnasium

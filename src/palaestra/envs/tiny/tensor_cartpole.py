@@ -1,7 +1,5 @@
 """`TensorCartPole`: the pole on a cart, thousands at a time."""
 
-from __future__ import annotations
-
 import math
 from typing import final
 

@@ -1,6 +1,4 @@
-"""What wrappers have in common: transforms of time steps, of observations, of rewards, and memory across episodes."""
-
-from __future__ import annotations
+"""What wrappers have in common: maps of time steps, observations and rewards, and state that outlives an episode."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -9,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from palaestra.core import BoundedSpec, ConfigError, EnvError, SpecTree, TensorSpec, TimeStep, did_you_mean, spec_leaves
-from palaestra.envs.environment import SingleEnvironment
-from palaestra.envs.environment_wrapper import EnvironmentWrapper
+from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.nest import flatten, unflatten
 
-__all__ = ["ObservationMap", "Remembering", "RewardMap", "TimeStepMap", "as_first", "is_numeric"]
+__all__ = ["ObservationMap", "RewardMap", "StatefulWrapper", "TimeStepMap"]
 
 
 class TimeStepMap(EnvironmentWrapper):
@@ -23,19 +20,9 @@ class TimeStepMap(EnvironmentWrapper):
     """
 
     def begin_episode(self, seed: int) -> TimeStep:
-        """Starts an episode in the inner layer.
-
-        Args:
-            seed: passed on.
-        """
         return self._changed(self.env.begin_episode(seed))
 
     def advance(self, action: Any) -> TimeStep:
-        """Executes one action in the inner layer.
-
-        Args:
-            action: passed on.
-        """
         return self._changed(self.env.advance(action))
 
     @abstractmethod
@@ -81,7 +68,6 @@ class ObservationMap(TimeStepMap):
 
     @property
     def observation_spec(self) -> SpecTree:
-        """Of the changed observation."""
         return self._spec
 
     def fits(self, spec: TensorSpec) -> bool:
@@ -111,11 +97,6 @@ class ObservationMap(TimeStepMap):
         """
 
     def change(self, time_step: TimeStep) -> TimeStep:
-        """Changes the leaves.
-
-        Args:
-            time_step: of the inner layer.
-        """
         first = bool(time_step.step_type == 0)
         pairs = zip(self._paths, flatten(time_step.observation, self._inner), strict=True)
         leaves = [leaf if path is None else self.leaf(np.asarray(leaf), path, first) for path, leaf in pairs]
@@ -136,11 +117,6 @@ class RewardMap(TimeStepMap):
         """
 
     def change(self, time_step: TimeStep) -> TimeStep:
-        """Changes the reward.
-
-        Args:
-            time_step: of the inner layer.
-        """
         if time_step.step_type == 0:
             return time_step
         reward = self.map(time_step.reward)
@@ -151,17 +127,17 @@ class RewardMap(TimeStepMap):
         return BoundedSpec(spec.shape, spec.dtype, minimum=np.array(minimum), maximum=np.array(maximum))
 
 
-class Remembering(EnvironmentWrapper):
+class StatefulWrapper(EnvironmentWrapper):
     """A layer that carries something from one episode into the next, and is restored with it when a run is resumed.
 
-    Put it before a map among the base classes: `class Normalize(Remembering, ObservationMap)`.
+    Put it before a map among the base classes: `class Normalize(StatefulWrapper, ObservationMap)`.
     """
 
     _begun: Any = None
 
     @abstractmethod
     def snapshot(self) -> Any:
-        """What the layer carries right now, as JSON values that nobody changes any more."""
+        """What the layer carries right now, as JSON values that are not changed any more."""
 
     @abstractmethod
     def restore(self, snapshot: Any) -> None:
@@ -172,39 +148,82 @@ class Remembering(EnvironmentWrapper):
         """
 
     def begin_episode(self, seed: int) -> TimeStep:
-        """Starts an episode in the inner layer.
-
-        Args:
-            seed: passed on.
-        """
         self._begun = self.snapshot()
         return super().begin_episode(seed)
 
-    def memory(self) -> dict[str, Any]:
-        """What this and the inner layers carried into the running episode."""
-        inner = self.env.memory()
+    def carried_state(self) -> dict[str, Any]:
+        inner = self.env.carried_state()
         return {**inner, self._key(inner): self.snapshot() if self._begun is None else self._begun}
 
-    def recall(self, memory: dict[str, Any]) -> None:
-        """Takes over what `memory` gave.
+    def load_carried_state(self, state: dict[str, Any]) -> None:
+        """Takes over what `carried_state` gave.
 
         Args:
-            memory: of equal layers.
+            state: of equal layers.
 
         Raises:
             EnvError: it is of other layers.
         """
-        key = self._key(self.env.memory())
-        if key not in memory:
+        key = self._key(self.env.carried_state())
+        if key not in state:
             raise EnvError(
-                f"the saved state has nothing for the layer {key}; it has {list(memory)}. Resume with the "
+                f"the saved state has nothing for the layer {key}; it has {list(state)}. Resume with the "
                 "wrappers of the saved run"
             )
-        self.env.recall(memory)
-        self.restore(memory[key])
+        self.env.load_carried_state(state)
+        self.restore(state[key])
 
     def _key(self, inner: dict[str, Any]) -> str:
         return f"{len(inner)}:{type(self).__name__}"
+
+
+class RunningMeanVariance:
+    """Running mean and variance of all arrays seen so far, element by element (Welford 1962).
+
+    Args:
+        shape: of each array.
+
+    Examples:
+        >>> running = RunningMeanVariance(())
+        >>> for value in (1.0, 3.0):
+        ...     running.update(np.array(value))
+        >>> float(running.mean), float(running.variance)
+        (2.0, 1.0)
+    """
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.count = 0
+        self.mean = np.zeros(shape)
+        self._square = np.zeros(shape)
+
+    @property
+    def variance(self) -> np.ndarray:
+        """Population variance; zeros before the first array."""
+        return self._square / max(self.count, 1)
+
+    def update(self, value: np.ndarray) -> None:
+        """Counts one array.
+
+        Args:
+            value: of the shape.
+        """
+        self.count += 1
+        before = value - self.mean
+        self.mean = self.mean + before / self.count
+        self._square = self._square + before * (value - self.mean)
+
+    def snapshot(self) -> list[Any]:
+        """As JSON values."""
+        return [self.count, self.mean.tolist(), self._square.tolist()]
+
+    def restore(self, snapshot: list[Any]) -> None:
+        """Takes over what `snapshot` gave.
+
+        Args:
+            snapshot: of equal shape.
+        """
+        self.count, mean, square = snapshot
+        self.mean, self._square = np.array(mean), np.array(square)
 
 
 def is_numeric(spec: TensorSpec) -> bool:

@@ -1,17 +1,25 @@
-"""`ActionRepeat`: one decision for several ticks of a simulator."""
-
-from __future__ import annotations
+"""Layers that change what is executed."""
 
 from collections import deque
-from typing import Any, final
+from typing import Any, TypeGuard, final
 
 import numpy as np
 
-from palaestra.core import ConfigError, DiscreteSpec, SpecError, TensorSpec, TimeStep
-from palaestra.envs.environment import SingleEnvironment
-from palaestra.envs.environment_wrapper import EnvironmentWrapper
+from palaestra.core import (
+    BoundedSpec,
+    ConfigError,
+    DiscreteSpec,
+    SpecError,
+    SpecTree,
+    TensorSpec,
+    TimeStep,
+    numpy_dtype,
+    spec_leaves,
+)
+from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.nest import flatten, unflatten
 
-__all__ = ["ActionRepeat"]
+__all__ = ["ActionRepeat", "NormalizeAction"]
 
 _MASK = "action_mask"
 
@@ -56,11 +64,6 @@ class ActionRepeat(EnvironmentWrapper):
         self._first_action = actions.start if masked else None
 
     def advance(self, action: Any) -> TimeStep:
-        """Executes the action until it was repeated K times or the episode ended.
-
-        Args:
-            action: the same for every frame.
-        """
         total: Any = 0.0
         raw_total: Any = 0.0
         newest: deque[np.ndarray] = deque(maxlen=self._pool)
@@ -84,3 +87,60 @@ class ActionRepeat(EnvironmentWrapper):
     def _forbidden(self, time_step: TimeStep, action: Any) -> bool:
         first = self._first_action
         return first is not None and not time_step.observation[_MASK][int(action) - first]
+
+
+@final
+class NormalizeAction(EnvironmentWrapper):
+    """Maps [-1, 1] linearly onto the bounds of each continuous action.
+
+    What lies outside of [-1, 1] is refused by a batched environment, and clipped to a bound by a single one. For
+    environments whose components have different units, where one exploration noise would fit none of them. Discrete
+    components of nested actions stay as they are.
+
+    Args:
+        env: the layer inside.
+
+    Raises:
+        ConfigError: no action component has two finite bounds.
+
+    Examples:
+        >>> from palaestra.envs import load
+        >>> env = NormalizeAction(load("Pendulum-v1"))  # torque in [-2, 2]
+        >>> env.action_spec.minimum, env.action_spec.maximum
+        (array([-1.], dtype=float32), array([1.], dtype=float32))
+    """
+
+    keeps_frames = True
+
+    def __init__(self, env: SingleEnvironment) -> None:
+        super().__init__(env)
+        self._inner = env.action_spec
+        leaves = spec_leaves(self._inner)
+        if not any(_bounded(spec) for spec in leaves.values()):
+            raise ConfigError(f"NormalizeAction finds no action component with two finite bounds: {leaves}")
+        self._leaves = [spec if _bounded(spec) else None for spec in leaves.values()]
+        specs = [_normal(spec) if _bounded(spec) else spec for spec in leaves.values()]
+        self._spec = unflatten(iter(specs), self._inner)
+
+    @property
+    def action_spec(self) -> SpecTree:
+        return self._spec
+
+    def advance(self, action: Any) -> TimeStep:
+        pairs = zip(self._leaves, flatten(action, self._inner), strict=True)
+        leaves = [leaf if spec is None else _denormalized(np.asarray(leaf), spec) for spec, leaf in pairs]
+        return self.env.advance(unflatten(iter(leaves), self._inner))
+
+
+def _bounded(spec: TensorSpec) -> TypeGuard[BoundedSpec]:
+    return isinstance(spec, BoundedSpec) and spec.dtype.is_floating_point and spec.bounded
+
+
+def _normal(spec: TensorSpec) -> BoundedSpec:
+    return BoundedSpec(spec.shape, spec.dtype, minimum=np.array(-1.0), maximum=np.array(1.0))
+
+
+def _denormalized(value: np.ndarray, spec: BoundedSpec) -> np.ndarray:
+    low, high = spec.minimum, spec.maximum
+    # rounding may leave the bounds by one unit in the last place
+    return np.clip(low + (value + 1) * 0.5 * (high - low), low, high).astype(numpy_dtype(spec.dtype))

@@ -1,7 +1,5 @@
 """`RecordVideo`: films of some episodes, as training sees them."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 from pathlib import Path
@@ -9,13 +7,13 @@ from typing import Any, final
 
 from palaestra.core import ConfigError, MissingExtraError, TimeStep
 from palaestra.envs.environment import SingleEnvironment
-from palaestra.envs.wrappers.base import Remembering
+from palaestra.envs.wrappers.base import StatefulWrapper
 
 __all__ = ["RecordVideo"]
 
 
 @final
-class RecordVideo(Remembering):
+class RecordVideo(StatefulWrapper):
     """Films every n-th episode of environment 0 into `directory/episode_<number>.mp4` (or .gif).
 
     A film that is there already is kept: the next free number is taken. Among `wrappers` it films evaluations, too;
@@ -61,11 +59,6 @@ class RecordVideo(Remembering):
         self._writer: Any = None
 
     def begin_episode(self, seed: int) -> TimeStep:
-        """Opens the film of an episode that is to be filmed.
-
-        Args:
-            seed: passed on.
-        """
         self._finish()
         time_step = super().begin_episode(seed)
         if self.env_id == 0 and self._number % self._every == 0:
@@ -79,11 +72,6 @@ class RecordVideo(Remembering):
         return time_step
 
     def advance(self, action: Any) -> TimeStep:
-        """Adds a frame.
-
-        Args:
-            action: passed on.
-        """
         time_step = self.env.advance(action)
         if self._writer is not None:
             self._writer.append_data(self.env.render())
@@ -92,19 +80,12 @@ class RecordVideo(Remembering):
         return time_step
 
     def snapshot(self) -> Any:
-        """How many episodes there were."""
         return self._number
 
     def restore(self, snapshot: Any) -> None:
-        """Goes on counting.
-
-        Args:
-            snapshot: from `snapshot`.
-        """
         self._number = snapshot
 
     def close(self) -> None:
-        """Finishes the film and closes the inner layer."""
         self._finish()
         self.env.close()
 

@@ -1,23 +1,24 @@
-"""What it takes to put an environment back where it was: the actions of its running episode, and a digest to check.
+"""Running episodes: their seeds, their actions, and how many steps they have left.
 
 A lane is one environment's stream. Its state is (seed of the lane, number of the episode, actions so far): replaying
 them through the whole stack of layers gives the same environment, and the digest of its latest observation proves it.
 """
 
-from __future__ import annotations
-
 import hashlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from palaestra.core import EnvError, SpecTree, episode_seed, spec_leaves
+from palaestra.core import EnvError, SpecError, SpecTree, episode_seed, spec_leaves
 from palaestra.envs.nest import flatten, leaf_dtypes, unflatten
 
-__all__ = ["Episode", "EpisodeLog", "digest"]
+__all__ = ["NEVER", "Episode", "EpisodeLog", "StepLimits", "digest", "fresh_seeds", "lane_seeds_of"]
 
+NEVER = sys.maxsize >> 1
+"""A number of steps that no episode reaches."""
 _FIRST_CAPACITY = 64
 
 
@@ -165,6 +166,16 @@ class EpisodeLog:
             return None
         return unflatten((rows[self._length - 1, lane] for rows in self._rows), self._spec)
 
+    def place(self, lane: int) -> tuple[int, int | None, int, Any]:
+        """Where in its stream a lane is: the episode, its seed, the step and its action.
+
+        Args:
+            lane: which.
+        """
+        number = self.episodes[lane]
+        seed = episode_seed(self.lane_seeds[lane], number) if number >= 0 else None
+        return number, seed, self.steps(lane), self.last_action(lane)
+
     def latest(self) -> list[np.ndarray]:
         """Copies of the leaf arrays [B, ...] recorded last."""
         return [rows[self._length - 1].copy() for rows in self._rows]
@@ -234,6 +245,78 @@ class EpisodeLog:
             rows[:kept] = source[drop : self._length].copy()
         self._begins = [begin - drop for begin in self._begins]
         self._length = kept
+
+
+class StepLimits:
+    """Counts the env steps of running episodes, and says which have come to their limit.
+
+    Args:
+        durations: the limit of every lane; `NEVER` where there is none.
+    """
+
+    def __init__(self, durations: Sequence[int]) -> None:
+        self._durations, self._clock = list(durations), 0
+        self._ends, self._next = [NEVER] * len(self._durations), NEVER
+
+    def begin(self, lane: int, steps: int = 0) -> None:
+        """An episode runs.
+
+        Args:
+            lane: in which lane.
+            steps: that it has already; -1 where the next `tick` is that of its FIRST step.
+        """
+        self._ends[lane] = end = self._clock + self._durations[lane] - steps
+        self._next = min(self._next, end)
+
+    def stop(self, lane: int) -> None:
+        """No episode runs any more.
+
+        Args:
+            lane: in which lane.
+        """
+        self._durations[lane] = self._ends[lane] = NEVER
+
+    def tick(self) -> Sequence[int]:
+        """Counts a step in every lane; returns those whose limit it is."""
+        self._clock += 1
+        if self._clock < self._next:
+            return ()
+        self._next = min((end for end in self._ends if end > self._clock), default=NEVER)
+        return [lane for lane, end in enumerate(self._ends) if end == self._clock]
+
+    def reached(self, lane: int) -> bool:
+        """Whether the running episode has come to its limit.
+
+        Args:
+            lane: in which lane.
+        """
+        return self._clock >= self._ends[lane]
+
+
+def fresh_seeds(count: int) -> list[int]:
+    """Different 63-bit lane seeds, from the operating system.
+
+    Args:
+        count: how many.
+    """
+    return [int(seed) >> 1 for seed in np.random.SeedSequence().generate_state(count, np.uint64)]
+
+
+def lane_seeds_of(lane_seeds: Sequence[int] | None, count: int) -> list[int]:
+    """One seed for every environment; fresh ones if none are given.
+
+    Args:
+        lane_seeds: as given.
+        count: number of environments.
+
+    Raises:
+        SpecError: their number is wrong, or two are equal.
+    """
+    if lane_seeds is None:
+        return fresh_seeds(count)
+    if len(lane_seeds) != count or len(set(lane_seeds)) != count:
+        raise SpecError(f"{count} environments were given the lane seeds {list(lane_seeds)}; each needs one of its own")
+    return [int(seed) for seed in lane_seeds]
 
 
 def digest(observation: Any, observation_spec: SpecTree) -> str:

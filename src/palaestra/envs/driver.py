@@ -1,0 +1,97 @@
+"""`Driver`: what steps the environments of a `LaneEnvironment`, and where."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from palaestra.envs.boundary import ActionReader
+from palaestra.envs.episodes import Episode
+from palaestra.envs.faults import FaultPolicy, Incident
+from palaestra.envs.rows import Rows, Specs
+
+__all__ = ["Driver"]
+
+Outcome = tuple[Rows, list[int], Any, Sequence[Incident]]
+"""Rows that are not written to any more, lanes whose episode ended, info (a `Batch` or `()`), and what went wrong."""
+
+
+class Driver(ABC):
+    """Steps the bare environments of a batch, somewhere: in this process, in a thread, in worker processes."""
+
+    specs: Specs
+    """That all of them share."""
+    reader: ActionReader
+    """Reads their actions."""
+    batch_size: int
+    """B."""
+    faults: FaultPolicy
+    """What to do when one fails, and how long to wait for one."""
+    first_id: int
+    """Number of the first environment in messages, where this is a part of a larger batch."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether `collect` would not wait for others."""
+        return True
+
+    @abstractmethod
+    def submit(self, actions: list[np.ndarray], seeds: dict[int, int]) -> None:
+        """Starts a step.
+
+        Args:
+            actions: leaf arrays [B, ...], with nothing wrong.
+            seeds: of the lanes that start an episode instead.
+        """
+
+    @abstractmethod
+    def collect(self) -> Outcome:
+        """Waits for that step."""
+
+    @abstractmethod
+    def restart(
+        self, seeds: dict[int, int], *, fatal: bool
+    ) -> tuple[dict[int, list[np.ndarray]], Sequence[str]] | Incident:
+        """Makes the environments of some lanes again (with a new worker, if the old one is gone) and starts episodes.
+
+        Args:
+            seeds: of the episodes, by lane.
+            fatal: whether the worker is gone.
+
+        Returns:
+            The leaves of their first observations, and the layers whose carried state is lost.
+        """
+
+    @abstractmethod
+    def drop(self, lanes: list[int], *, fatal: bool) -> None:
+        """Steps some lanes no more; their rows are FIRST and show what they showed before.
+
+        Args:
+            lanes: which.
+            fatal: whether their worker is gone.
+        """
+
+    @abstractmethod
+    def digests(self) -> list[str] | Incident:
+        """The mark of every lane's running episode; empty where none is running."""
+
+    @abstractmethod
+    def load(self, episodes: Sequence[Episode]) -> list[int] | Incident:
+        """Replays running episodes; returns the lanes whose next step starts one.
+
+        Args:
+            episodes: one for every lane.
+        """
+
+    @abstractmethod
+    def render(self) -> np.ndarray | Incident:
+        """A picture of environment 0."""
+
+    def stop(self) -> None:
+        """Ends what is left, now; by default as `close` does."""
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes every environment."""

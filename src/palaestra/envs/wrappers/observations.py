@@ -1,0 +1,272 @@
+"""Layers that change what is observed."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from palaestra.core import (
+    BoundedSpec,
+    ConfigError,
+    DiscreteSpec,
+    EnvError,
+    MultiBinarySpec,
+    NonFiniteError,
+    SpecTree,
+    TensorSpec,
+    TimeStep,
+    spec_leaves,
+)
+from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.nest import flatten
+from palaestra.envs.wrappers.base import ObservationMap, RunningMeanVariance, StatefulWrapper, TimeStepMap, is_numeric
+
+__all__ = ["ActionMask", "CheckFinite", "ClipObservation", "FrameStack", "NormalizeObservation"]
+
+_MASK = "action_mask"
+_EPSILON = 1e-8
+
+
+@final
+class ActionMask(TimeStepMap):
+    """Moves the mask that an environment reports in its `info` into the observation's key `action_mask`.
+
+    There policies honour it: when acting, exploring, learning and bootstrapping. An observation that is no dict becomes
+    the key `observation`. Executing an action that the mask forbids is an error here, not an undefined step.
+
+    Args:
+        env: the layer inside, with discrete actions.
+        key: of the `info` entry: 1 or true for each action that is allowed.
+
+    Raises:
+        ConfigError: the actions are not discrete, or the observation has such a key already.
+        EnvError: raised while stepping: there is no such entry, it has another length, or the action is forbidden.
+
+    Examples:
+        >>> from palaestra.envs import load
+        >>> env = ActionMask(load("Taxi-v4"))
+        >>> env.reset().observation["action_mask"].shape
+        (6,)
+    """
+
+    def __init__(self, env: SingleEnvironment, key: str = _MASK) -> None:
+        super().__init__(env)
+        spec, actions = env.observation_spec, env.action_spec
+        if not isinstance(actions, DiscreteSpec):
+            raise ConfigError(f"ActionMask needs discrete actions, and these are {actions}")
+        if isinstance(spec, dict) and _MASK in spec:
+            raise ConfigError(f"the observation has the key {_MASK!r} already; leave ActionMask out")
+        self._key, self._num, self._start = key, actions.num, actions.start
+        self._nested = isinstance(spec, dict)
+        self._mask = np.ones(self._num, np.int8)
+        observation = spec if self._nested else {"observation": spec}
+        self._spec: SpecTree = {**observation, _MASK: MultiBinarySpec((self._num,))}
+
+    @property
+    def observation_spec(self) -> SpecTree:
+        return self._spec
+
+    def advance(self, action: Any) -> TimeStep:
+        if not self._mask[int(action) - self._start]:
+            allowed = (np.flatnonzero(self._mask) + self._start).tolist()
+            raise EnvError(f"action {int(action)} is forbidden by the mask; allowed are {allowed}")
+        return super().advance(action)
+
+    def change(self, time_step: TimeStep) -> TimeStep:
+        info = time_step.env_info or {}
+        if self._key not in info:
+            raise EnvError(f"the info has no {self._key!r}, only {list(info)}; report the mask with every step")
+        mask = np.array(info[self._key]).astype(np.int8)
+        if mask.shape != (self._num,):
+            raise EnvError(f"the mask in info[{self._key!r}] has shape {mask.shape}, and there are {self._num} actions")
+        self._mask = mask
+        observation = time_step.observation if self._nested else {"observation": time_step.observation}
+        return time_step._replace(observation={**observation, _MASK: mask})
+
+
+@final
+class FrameStack(ObservationMap):
+    """Observes the newest K frames [K, ...], the newest last; zeros stand for frames before the episode.
+
+    The spec says `stacked=K`, so a buffer stores every frame once and not K times. Layers outside that skip steps or
+    change frames take that back, so put `ActionRepeat`, `RandomNoop`, `FireReset` and `EpisodicLife` inside.
+
+    Args:
+        env: the layer inside.
+        num_frames: K, at least 1.
+        keys: leaves to stack; by default all that hold numbers, pixels included.
+
+    Raises:
+        ConfigError: not an integer of at least 1, or there is nothing to stack.
+
+    Examples:
+        >>> from palaestra.envs import load
+        >>> env = FrameStack(load("palaestra.envs.tiny:Endless"), num_frames=3)
+        >>> env.reset().observation.tolist(), env.step(0).observation.tolist()
+        ([[0.0], [0.0], [1.0]], [[0.0], [1.0], [1.0]])
+    """
+
+    def __init__(self, env: SingleEnvironment, num_frames: int = 4, keys: Sequence[str] | None = None) -> None:
+        if type(num_frames) is not int or num_frames < 1:
+            raise ConfigError(f"FrameStack(num_frames={num_frames!r}); it must be an integer of at least 1")
+        self._num_frames = num_frames
+        self._stacks: dict[str, np.ndarray] = {}
+        super().__init__(env, keys)
+
+    def fits(self, spec: TensorSpec) -> bool:
+        return is_numeric(spec)
+
+    def leaf_spec(self, spec: TensorSpec) -> TensorSpec:
+        shape, stacked = (self._num_frames, *spec.shape), self._num_frames
+        if not isinstance(spec, BoundedSpec):
+            return TensorSpec(shape, spec.dtype, stacked=stacked)
+        low, high = np.minimum(spec.minimum, 0), np.maximum(spec.maximum, 0)
+        return BoundedSpec(shape, spec.dtype, minimum=low, maximum=high, stacked=stacked)
+
+    def leaf(self, value: np.ndarray, path: str, first: bool) -> np.ndarray:
+        # always a new array: what was returned before is not written to
+        before = np.zeros((self._num_frames, *value.shape), value.dtype) if first else self._stacks[path]
+        self._stacks[path] = stack = np.concatenate([before[1:], value[None]])
+        return stack
+
+
+@final
+class ClipObservation(ObservationMap):
+    """Clips every number of the observation, nested ones as well.
+
+    For simulators that return a huge velocity once in a million steps, which would ruin running statistics.
+
+    Args:
+        env: the layer inside.
+        minimum: smallest value let through.
+        maximum: largest value let through.
+        keys: leaves to clip; by default all of floating-point numbers.
+
+    Raises:
+        ConfigError: the minimum is not below the maximum, or there is nothing to clip.
+
+    Examples:
+        >>> from palaestra.envs import load
+        >>> env = ClipObservation(load("Pendulum-v1"), maximum=0.5, minimum=-0.5)
+        >>> env.observation_spec.maximum
+        array([0.5, 0.5, 0.5], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        env: SingleEnvironment,
+        minimum: float = -200.0,
+        maximum: float = 200.0,
+        keys: Sequence[str] | None = None,
+    ) -> None:
+        if not minimum < maximum:
+            raise ConfigError(f"ClipObservation(minimum={minimum}, maximum={maximum}); the minimum must be below")
+        self._minimum, self._maximum = minimum, maximum
+        super().__init__(env, keys)
+
+    def leaf_spec(self, spec: TensorSpec) -> TensorSpec:
+        low, high = (spec.minimum, spec.maximum) if isinstance(spec, BoundedSpec) else (-np.inf, np.inf)
+        low, high = (np.clip(bound, self._minimum, self._maximum) for bound in (low, high))
+        # the zeros of a stack that stand for frames before the episode have to stay zeros
+        stacked = spec.stacked if self._minimum <= 0 <= self._maximum else 1
+        return BoundedSpec(spec.shape, spec.dtype, minimum=low, maximum=high, stacked=stacked)
+
+    def leaf(self, value: np.ndarray, path: str, first: bool) -> np.ndarray:
+        return np.clip(value, self._minimum, self._maximum)
+
+
+@final
+class NormalizeObservation(StatefulWrapper, ObservationMap):
+    """Subtracts the running mean of what was observed so far and divides by the standard deviation.
+
+    Each environment counts for itself, and evaluation starts from nothing. Where that is not meant, let the policy
+    normalise (`normalize_observation=True` of most algorithms): its statistics are shared, saved and deployed with it.
+
+    Args:
+        env: the layer inside.
+        clip: largest absolute value that comes out.
+        keys: leaves to normalise; by default all of floating-point numbers.
+
+    Raises:
+        ConfigError: the clip is not positive, or there is nothing to normalise.
+
+    Examples:
+        >>> from palaestra.envs import load
+        >>> env = NormalizeObservation(load("Pendulum-v1"))
+        >>> env.reset().observation
+        array([0., 0., 0.], dtype=float32)
+    """
+
+    def __init__(self, env: SingleEnvironment, clip: float = 10.0, keys: Sequence[str] | None = None) -> None:
+        if not clip > 0:
+            raise ConfigError(f"NormalizeObservation(clip={clip}); it must be above 0")
+        self._clip = clip
+        super().__init__(env, keys)
+        leaves = spec_leaves(env.observation_spec)
+        self._running = {path: RunningMeanVariance(leaves[path].shape) for path in self._paths if path is not None}
+
+    def leaf_spec(self, spec: TensorSpec) -> TensorSpec:
+        low, high = np.array(-self._clip), np.array(self._clip)
+        return BoundedSpec(spec.shape, torch.float32, minimum=low, maximum=high)
+
+    def leaf(self, value: np.ndarray, path: str, first: bool) -> np.ndarray:
+        running = self._running[path]
+        running.update(value)
+        normal = (value - running.mean) / np.sqrt(running.variance + _EPSILON)
+        return np.clip(normal, -self._clip, self._clip).astype(np.float32)
+
+    def snapshot(self) -> Any:
+        return {path: running.snapshot() for path, running in self._running.items()}
+
+    def restore(self, snapshot: Any) -> None:
+        for path, running in self._running.items():
+            running.restore(snapshot[path])
+
+
+@final
+class CheckFinite(EnvironmentWrapper):
+    """Refuses an observation or a reward that is NaN or infinite, at the very layer where it stands.
+
+    The library checks what it collects anyway; between two layers this shows which of them is to blame.
+
+    Args:
+        env: the layer inside.
+
+    Raises:
+        NonFiniteError: raised while stepping; the message names the leaf, the index and the value.
+
+    Examples:
+        >>> from palaestra.envs import load
+        >>> CheckFinite(load("CartPole-v1")).reset().observation.shape
+        (4,)
+    """
+
+    keeps_frames = True
+
+    def __init__(self, env: SingleEnvironment) -> None:
+        super().__init__(env)
+        self._inner = env.observation_spec
+        self._paths = list(spec_leaves(self._inner))
+
+    def begin_episode(self, seed: int) -> TimeStep:
+        return self._checked(self.env.begin_episode(seed))
+
+    def advance(self, action: Any) -> TimeStep:
+        return self._checked(self.env.advance(action))
+
+    def _checked(self, time_step: TimeStep) -> TimeStep:
+        self._require("reward", time_step.reward)
+        for path, leaf in zip(self._paths, flatten(time_step.observation, self._inner), strict=True):
+            self._require(f"observation {path!r}" if path else "observation", leaf)
+        return time_step
+
+    def _require(self, name: str, value: Any) -> None:
+        array = np.asarray(value)
+        if array.dtype.kind != "f" or np.isfinite(array).all():
+            return
+        index = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        where = f" at index {list(index)}" if index else ""
+        raise NonFiniteError(
+            f"{type(self.env).__name__} returned the {name} with {array[index]}{where}; look at that layer, or clip"
+        )
