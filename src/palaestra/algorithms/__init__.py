@@ -28,7 +28,6 @@ from palaestra.algorithms.qr_dqn import *
 from palaestra.algorithms.quantile_sac import *
 from palaestra.algorithms.r2d2 import *
 from palaestra.algorithms.rainbow import *
-from palaestra.algorithms.records import *
 from palaestra.algorithms.redq import *
 from palaestra.algorithms.reinforce import *
 from palaestra.algorithms.sac import *

@@ -13,11 +13,10 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import AdvantageBatch, StateValue, advantages, plan_of, settings, state_of
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import explained_variance, masked_mean, policy_gradient
@@ -56,10 +55,10 @@ class A2CConfig(AlgorithmConfig):
     @property
     def plan(self) -> OnPolicy:
         """The data these settings ask for."""
-        return plan_of(OnPolicy, self)
+        return parts.plan_of(OnPolicy, self)
 
 
-class A2CBatch(AdvantageBatch):
+class A2CBatch(parts.AdvantageBatch):
     """The whole unroll; every field is [T, B, ...]."""
 
 
@@ -82,11 +81,11 @@ class A2C(GradientAlgorithm[StochasticPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or A2CConfig(), seeds, network)
+        config, seeds = parts.settings(config or A2CConfig(), seeds, network)
         layers, _ = config.network.parts("policy", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
-            self.value = StateValue(policy, observation_spec, config.network)
+            self.value = parts.StateValue(policy, observation_spec, config.network)
         networks = nn.ModuleDict({"policy": policy.network, "value": self.value.network})
         option = OptimizerOption("rmsprop", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
         model = CoreModel({"a2c": networks}, {"a2c": option})
@@ -95,14 +94,15 @@ class A2C(GradientAlgorithm[StochasticPolicy]):
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> A2CBatch:
         """Adds advantages and value targets to an unroll."""
-        value = self.value(batch.observation, *state_of(batch))  # [T+1, B]
+        value = self.value(batch.observation, *parts.state_of(batch))  # [T+1, B]
         gamma, lambda_ = self.value_of("gamma"), self.value_of("gae_lambda")
-        fields = advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=self.config.standardize_advantage)
+        standard = self.config.standardize_advantage
+        fields = parts.advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=standard)
         return A2CBatch.of(fields)
 
     def losses(self, batch: A2CBatch) -> Losses:
         """Algorithm S3, beta being `entropy_cost`: policy gradient, value error and entropy, means over valid rows."""
-        features, _ = self.policy.features(batch.observation, *state_of(batch))
+        features, _ = self.policy.features(batch.observation, *parts.state_of(batch))
         policy = self.policy.distribution_of(self.policy.head(features), self.policy.action_mask(batch.observation))
         gain = masked_mean(policy_gradient(policy.log_prob(batch.action), batch.advantage), batch.valid)
         value = self.value.of(features, batch.observation)

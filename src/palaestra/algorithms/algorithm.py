@@ -1,22 +1,24 @@
 """What an algorithm is: `Algorithm`, anything that learns a policy from data, and `AlgorithmConfig`, its settings."""
 
 import functools
+import math
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, final
 
 import torch
 from annotated_types import Ge, Gt, Interval
+from torch import Tensor
 
-from palaestra.algorithms.records import UpdateInfo
 from palaestra.core import (
     Batch,
     CheckpointError,
     ConfigError,
     DataSource,
     Linear,
+    NonFiniteError,
     OnPolicy,
     Piecewise,
     Plan,
@@ -37,6 +39,9 @@ __all__ = [
     "InsideFraction",
     "NotNegative",
     "Positive",
+    "UpdateInfo",
+    "mean_metrics",
+    "require_finite_gradients",
 ]
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
@@ -105,6 +110,25 @@ def _needed(bound: Any, least: float, most: float) -> str | None:
     if ge is not None:
         return "not be negative" if ge == 0 else f"be at least {ge}"
     return f"be greater than {gt}"
+
+
+@dataclass(slots=True)
+class UpdateInfo:
+    """What one update did. Metrics stay tensors until they are read, so that reporting costs nothing when unused."""
+
+    policy_version: int
+    """Version after the update."""
+    gradient_steps: int
+    """Optimizer steps made."""
+    rows_trained: int
+    """Rows learned from, each counted as often as it was used."""
+    records: list[dict[str, Tensor]] = field(default_factory=list)
+    """One dict of 0-dim metrics per gradient step."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The mean of every metric over the update's gradient steps."""
+        return mean_metrics(self.records)
 
 
 class Algorithm(ABC, Generic[PolicyT]):
@@ -290,3 +314,36 @@ class Algorithm(ABC, Generic[PolicyT]):
             prefix = "normalizer."
             saved = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
             self.policy.normalizer.load_state_dict(saved)
+
+
+def mean_metrics(records: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """The mean of each metric over records that have it.
+
+    Args:
+        records: dicts of 0-dim tensors.
+    """
+    columns: dict[str, list[Tensor]] = {}
+    for record in records:
+        for name, value in record.items():
+            columns.setdefault(name, []).append(value)
+    return {name: float(torch.stack(values).float().mean()) for name, values in columns.items()}
+
+
+def require_finite_gradients(metrics: Mapping[str, Tensor], num_gradient_steps: int) -> None:
+    """Refuses a gradient step whose gradient is NaN or infinite.
+
+    Args:
+        metrics: of the step, with `gradient_norm/<component>`.
+        num_gradient_steps: made before.
+
+    Raises:
+        NonFiniteError: names the component and has all metrics.
+    """
+    for name, value in metrics.items():
+        if name.startswith("gradient_norm/") and not math.isfinite(value):
+            state = {key: float(metric) for key, metric in metrics.items()}
+            raise NonFiniteError(
+                f"the gradient of {name.removeprefix('gradient_norm/')!r} is not finite after "
+                f"{num_gradient_steps} gradient steps; metrics of this step: {state}. "
+                "Lower the learning rate or look at the observations and rewards"
+            )

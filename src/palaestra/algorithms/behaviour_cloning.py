@@ -7,10 +7,9 @@ likelihood estimation.
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, NotNegative, Positive
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import plan_of, settings
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.policies import StochasticPolicy, stochastic_policy
@@ -38,7 +37,7 @@ class BehaviourCloningConfig(AlgorithmConfig):
     @property
     def plan(self) -> Offline:
         """The data these settings ask for."""
-        return plan_of(Offline, self)
+        return parts.plan_of(Offline, self)
 
 
 class BehaviourCloningBatch(Batch):
@@ -66,7 +65,7 @@ class BehaviourCloning(GradientAlgorithm[StochasticPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or BehaviourCloningConfig(), seeds, network)
+        config, seeds = parts.settings(config or BehaviourCloningConfig(), seeds, network)
         (encoded,) = config.network.parts("policy")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = stochastic_policy(observation_spec, action_spec, encoded, normalize=config.normalize_observation)

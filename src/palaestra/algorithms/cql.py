@@ -11,18 +11,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import (
-    SoftBatch,
-    Temperature,
-    Transitions,
-    action_noise,
-    n_step_transitions,
-    plan_of,
-    settings,
-)
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
@@ -67,10 +58,10 @@ class CQLConfig(AlgorithmConfig):
     @property
     def plan(self) -> Offline:
         """The data these settings ask for."""
-        return plan_of(Offline, self)
+        return parts.plan_of(Offline, self)
 
 
-class CQLBatch(SoftBatch):
+class CQLBatch(parts.SoftBatch):
     """Transitions, the noise that actions are made of, and the actions that stand for all."""
 
     uniform: Tensor
@@ -97,7 +88,7 @@ class CQL(GradientAlgorithm[SquashedGaussianPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or CQLConfig(), seeds, network)
+        config, seeds = parts.settings(config or CQLConfig(), seeds, network)
         actor, critic = config.network.parts("actor", "critic")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = SquashedGaussianPolicy.build(
@@ -107,7 +98,7 @@ class CQL(GradientAlgorithm[SquashedGaussianPolicy]):
             self.critic, self.target_critic = (
                 EnsembleNetwork(observation_spec, 1, config.num_critics, critic, action_size=size) for _ in range(2)
             )
-            self.temperature = Temperature(config.initial_temperature)
+            self.temperature = parts.Temperature(config.initial_temperature)
         self.target_entropy = -float(size) if config.target_entropy is None else float(config.target_entropy)
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
@@ -123,9 +114,9 @@ class CQL(GradientAlgorithm[SquashedGaussianPolicy]):
         model.sync("target_critic", source="critic")
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> Transitions:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.Transitions:
         """Reduces n-step windows to transitions."""
-        return n_step_transitions(batch, self.value_of("gamma"))
+        return parts.n_step_transitions(batch, self.value_of("gamma"))
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The random part of the actions at both observations, and of those that stand for all actions."""
@@ -133,7 +124,7 @@ class CQL(GradientAlgorithm[SquashedGaussianPolicy]):
         shape = (rows, self.config.num_actions, size)
         uniform = torch.empty(shape).uniform_(-1.0, 1.0, generator=generator)
         normal = torch.empty(rows, 2 * shape[1], size).normal_(generator=generator)
-        return action_noise(batch, generator, CQLBatch).replace(uniform=uniform, sample_noise=normal)
+        return parts.action_noise(batch, generator, CQLBatch).replace(uniform=uniform, sample_noise=normal)
 
     def losses(self, batch: CQLBatch) -> Losses:
         """Equation (4) for the critics; actor and temperature as in SAC."""

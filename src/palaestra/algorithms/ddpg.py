@@ -11,11 +11,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import Transitions, n_step_transitions, plan_of, settings
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
@@ -58,7 +57,7 @@ class DDPGConfig(AlgorithmConfig):
     @property
     def plan(self) -> Replay:
         """The data these settings ask for."""
-        return plan_of(Replay, self)
+        return parts.plan_of(Replay, self)
 
 
 @final
@@ -79,7 +78,7 @@ class DDPG(GradientAlgorithm[DeterministicPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or DDPGConfig(), seeds, network)
+        config, seeds = parts.settings(config or DDPGConfig(), seeds, network)
         actor, critic = config.network.parts("actor", "critic")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = DeterministicPolicy.build(
@@ -99,11 +98,11 @@ class DDPG(GradientAlgorithm[DeterministicPolicy]):
         model.sync("target_critic", source="critic")
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> Transitions:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.Transitions:
         """Reduces n-step windows to transitions."""
-        return n_step_transitions(batch, self.value_of("gamma"))
+        return parts.n_step_transitions(batch, self.value_of("gamma"))
 
-    def losses(self, batch: Transitions) -> Losses:
+    def losses(self, batch: parts.Transitions) -> Losses:
         """Equations (4) and (5) for the critic; (6), the deterministic policy gradient, for the actor."""
         observation = self.policy.normalize(batch.observation)
         q = self.critic(observation, batch.action).squeeze(-1)  # [1, N]
@@ -111,7 +110,7 @@ class DDPG(GradientAlgorithm[DeterministicPolicy]):
         return Losses({"critic": squared_errors(q, self.target(batch)), "actor": -gain}, {"q_mean": q.mean()})
 
     @torch.no_grad()
-    def target(self, batch: Transitions) -> Tensor:
+    def target(self, batch: parts.Transitions) -> Tensor:
         """What the target networks say the actions were worth: [N] units of return.
 
         Args:

@@ -10,10 +10,9 @@ from typing import Any, final
 
 import torch
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import Transitions, n_step_transitions, plan_of, settings
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import ConfigError, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, QNetwork
 from palaestra.ops import double_q_target, huber
@@ -50,7 +49,7 @@ class DiscreteCQLConfig(AlgorithmConfig):
     @property
     def plan(self) -> Offline:
         """The data these settings ask for."""
-        return plan_of(Offline, self)
+        return parts.plan_of(Offline, self)
 
 
 @final
@@ -71,7 +70,7 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or DiscreteCQLConfig(), seeds, network)
+        config, seeds = parts.settings(config or DiscreteCQLConfig(), seeds, network)
         (encoded,) = config.network.parts("q")
         if config.network.noisy:
             raise ConfigError("discrete CQL collects nothing that noisy layers could explore; leave network.noisy off")
@@ -87,11 +86,11 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
         model.sync("target_q", source="q")
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> Transitions:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.Transitions:
         """Reduces n-step windows to transitions."""
-        return n_step_transitions(batch, self.value_of("gamma"))
+        return parts.n_step_transitions(batch, self.value_of("gamma"))
 
-    def losses(self, batch: Transitions) -> Losses:
+    def losses(self, batch: parts.Transitions) -> Losses:
         """Equation (4): double Q-learning, and the gap between the soft maximum and the data's actions."""
         with torch.no_grad():
             target = double_q_target(

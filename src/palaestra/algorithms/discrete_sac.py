@@ -10,11 +10,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import Temperature, Transitions, n_step_transitions, plan_of, settings
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
@@ -63,7 +62,7 @@ class DiscreteSACConfig(AlgorithmConfig):
     @property
     def plan(self) -> Replay:
         """The data these settings ask for."""
-        return plan_of(Replay, self)
+        return parts.plan_of(Replay, self)
 
 
 @final
@@ -84,7 +83,7 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or DiscreteSACConfig(), seeds, network)
+        config, seeds = parts.settings(config or DiscreteSACConfig(), seeds, network)
         actor, critic = config.network.parts("actor", "critic")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = CategoricalPolicy.build(
@@ -94,7 +93,7 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
                 EnsembleNetwork(observation_spec, policy.raw_action_spec.num, config.num_critics, critic)
                 for _ in range(2)
             )
-            self._temperature = Temperature(config.initial_temperature)
+            self._temperature = parts.Temperature(config.initial_temperature)
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         model = CoreModel(
             {
@@ -112,11 +111,11 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
         model.sync("target_critic", source="critic")
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> Transitions:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.Transitions:
         """Reduces n-step windows to transitions."""
-        return n_step_transitions(batch, self.value_of("gamma"))
+        return parts.n_step_transitions(batch, self.value_of("gamma"))
 
-    def losses(self, batch: Transitions) -> Losses:
+    def losses(self, batch: parts.Transitions) -> Losses:
         """Equation (10) in the critics' target, (12) for the actor, (11) for the temperature."""
         observation, temperature = self.policy.normalize(batch.observation), self._temperature()
         with torch.no_grad():

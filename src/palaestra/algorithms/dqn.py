@@ -14,21 +14,10 @@ from typing import Any, final
 
 import torch
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import (
-    ValueBatch,
-    epsilon_greedy_policy,
-    layer_noise,
-    layer_noises,
-    n_step_transitions,
-    plan_of,
-    priorities,
-    settings,
-    weighted_mean,
-)
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import double_q_target, huber, q_target
@@ -83,7 +72,7 @@ class DQNConfig(AlgorithmConfig):
     @property
     def plan(self) -> Replay:
         """The data these settings ask for."""
-        return plan_of(Replay, self, prioritized=priorities(self))
+        return parts.plan_of(Replay, self, prioritized=parts.priorities(self))
 
 
 @final
@@ -111,26 +100,26 @@ class DQN(GradientAlgorithm[ValueGreedyPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or DQNConfig(), seeds, network)
+        config, seeds = parts.settings(config or DQNConfig(), seeds, network)
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = epsilon_greedy_policy(observation_spec, action_spec, config)
+            policy = parts.epsilon_greedy_policy(observation_spec, action_spec, config)
         self.network: Any = policy.network
         self.target_network: Any = copy.deepcopy(self.network)
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
         model = CoreModel({"q": self.network, "target_q": self.target_network}, {"q": adam})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> ValueBatch:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.ValueBatch:
         """Reduces n-step windows to transitions."""
-        return n_step_transitions(batch, self.value_of("gamma"), ValueBatch)
+        return parts.n_step_transitions(batch, self.value_of("gamma"), parts.ValueBatch)
 
-    def noise(self, batch: Any, generator: torch.Generator) -> ValueBatch:
+    def noise(self, batch: Any, generator: torch.Generator) -> parts.ValueBatch:
         """Noise of noisy layers, if there are any."""
-        return layer_noise(batch, self.policy, generator)
+        return parts.layer_noise(batch, self.policy, generator)
 
-    def losses(self, batch: ValueBatch) -> Losses:
+    def losses(self, batch: parts.ValueBatch) -> Losses:
         """Equation (2) of Mnih et al., with the target of van Hasselt et al. where `double` is set."""
-        noise, target_noise, next_noise = layer_noises(batch)
+        noise, target_noise, next_noise = parts.layer_noises(batch)
         with torch.no_grad():
             mask = self.policy.action_mask(batch.next_observation)
             next_observation = self.policy.normalize(batch.next_observation)
@@ -143,7 +132,7 @@ class DQN(GradientAlgorithm[ValueGreedyPolicy]):
         values = self.policy.q_values(batch.observation, noise=noise)
         q = values.gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
         error = q - target
-        loss = weighted_mean(huber(error, delta=self.config.huber_delta), batch)
+        loss = parts.weighted_mean(huber(error, delta=self.config.huber_delta), batch)
         priority = error.detach().abs() if self.config.prioritized else None
         return Losses({"q": loss}, {"q_mean": q.mean()}, priority)
 

@@ -12,9 +12,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, NotNegative, Positive
-from palaestra.algorithms.parts import plan_of, settings
-from palaestra.algorithms.records import UpdateInfo
+from palaestra.algorithms import parts
+from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, NotNegative, Positive, UpdateInfo
 from palaestra.core import (
     Batch,
     ConfigError,
@@ -55,7 +54,7 @@ class EvolutionStrategiesConfig(AlgorithmConfig):
     @property
     def plan(self) -> OnPolicy:
         """The data these settings ask for."""
-        return plan_of(OnPolicy, self)
+        return parts.plan_of(OnPolicy, self)
 
 
 @final
@@ -77,7 +76,7 @@ class EvolutionStrategies(Algorithm[PopulationPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or EvolutionStrategiesConfig(), seeds, network)
+        config, seeds = parts.settings(config or EvolutionStrategiesConfig(), seeds, network)
         (layers,) = config.network.parts("policy")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = PopulationPolicy.build(

@@ -2,28 +2,47 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias, final
+from typing import Any, ClassVar, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import Algorithm, PolicyT
+from palaestra.algorithms.algorithm import Algorithm, PolicyT, UpdateInfo, require_finite_gradients
 from palaestra.algorithms.compiled import CompiledSteps
 from palaestra.algorithms.exploration_bonus import bonus_of
-from palaestra.algorithms.records import (
-    Gradients,
-    Losses,
-    StepResult,
-    UpdateInfo,
-    num_rows,
-    num_valid,
-    require_finite_gradients,
-)
 from palaestra.core import Batch, ConfigError, DataSource, NonFiniteError, Plan, RunSeeds, minibatches
 from palaestra.nn import CoreModel, combine_gradients
 from palaestra.policies import Phase
 
-__all__ = ["GradientAlgorithm", "GradientStep"]
+__all__ = ["GradientAlgorithm", "GradientStep", "Gradients", "Losses", "StepResult"]
+
+
+class Losses(NamedTuple):
+    """What `GradientAlgorithm.losses` states for one minibatch."""
+
+    terms: dict[str, Tensor]
+    """Scalars to minimise, each a mean over valid rows."""
+    metrics: dict[str, Tensor]
+    """Scalars to report."""
+    priority: Tensor | None = None
+    """[N] how much each row should be sampled again; `None` where the algorithm has no opinion."""
+
+
+class Gradients(NamedTuple):
+    """What a gradient worker returns for one minibatch."""
+
+    values: dict[str, Tensor]
+    """Gradient by the parameter's full name."""
+    num_valid: Tensor | int
+    """Rows that counted: the weight when shards are combined."""
+    metrics: dict[str, Tensor]
+    """Scalars to report, without gradient."""
+    priority: Tensor | None
+    """[N] new priorities."""
+
+
+StepResult: TypeAlias = tuple[dict[str, Tensor], Tensor | None]
+"""What one gradient step reports: its metrics, and new priorities of its rows where the algorithm has any."""
 
 GradientStep: TypeAlias = Callable[[Batch], StepResult]
 """Makes one gradient step on a minibatch, with gradients from wherever it gets them."""
@@ -271,3 +290,27 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                     f"{type(self).__name__}.losses returned a term that trains {component!r}, but the optimizers are "
                     f"{sorted(self.model.optimizers)}; every term needs one, or an entry in `trains`"
                 )
+
+
+def num_valid(batch: Batch) -> Tensor | int:
+    """How many rows of a minibatch count.
+
+    Args:
+        batch: ready for `losses`.
+    """
+    return batch["valid"].sum() if "valid" in vars(batch) else num_rows(batch)
+
+
+def num_rows(batch: Batch) -> int:
+    """How many rows of a minibatch count, as a number.
+
+    Args:
+        batch: ready for `losses`.
+    """
+    fields = vars(batch)
+    if "valid" in fields:
+        return int(fields["valid"].sum())
+    leaf = next(iter(fields.values()))
+    while isinstance(leaf, Batch):
+        leaf = next(iter(vars(leaf).values()))
+    return leaf.shape[0]

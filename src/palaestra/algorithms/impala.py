@@ -12,11 +12,10 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import StateValue, plan_of, settings, state_of
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, ConfigError, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import VTraceClip, approximate_kl, masked_mean, policy_gradient, vtrace
@@ -69,7 +68,7 @@ class IMPALAConfig(AlgorithmConfig):
     @property
     def plan(self) -> OnPolicy:
         """The data these settings ask for: whole sequences."""
-        return plan_of(OnPolicy, self)
+        return parts.plan_of(OnPolicy, self)
 
 
 class IMPALABatch(Batch):
@@ -111,11 +110,11 @@ class IMPALA(GradientAlgorithm[StochasticPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or IMPALAConfig(), seeds, network)
+        config, seeds = parts.settings(config or IMPALAConfig(), seeds, network)
         layers, _ = config.network.parts("policy", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
-            self.value = StateValue(policy, observation_spec, config.network)
+            self.value = parts.StateValue(policy, observation_spec, config.network)
         networks = nn.ModuleDict({"policy": policy.network, "value": self.value.network})
         option = OptimizerOption("rmsprop", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
         model = CoreModel({"impala": networks}, {"impala": option})
@@ -138,7 +137,7 @@ class IMPALA(GradientAlgorithm[StochasticPolicy]):
 
     def losses(self, batch: IMPALABatch) -> Losses:
         """Section 4.2: policy gradient with V-trace advantages, value error and entropy, means over valid rows."""
-        features, _ = self.policy.features(batch.observation, *state_of(batch))
+        features, _ = self.policy.features(batch.observation, *parts.state_of(batch))
         mask = self.policy.action_mask(batch.observation[:-1])
         policy = self.policy.distribution_of(self.policy.head(features[:-1]), mask)
         log_prob = policy.log_prob(batch.action)

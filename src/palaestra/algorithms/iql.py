@@ -11,10 +11,9 @@ from typing import Any, final
 
 import torch
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, InsideFraction, NotNegative, Positive
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import Transitions, n_step_transitions, plan_of, settings
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import expectile_loss, squared_errors, td_target
@@ -53,7 +52,7 @@ class IQLConfig(AlgorithmConfig):
     @property
     def plan(self) -> Offline:
         """The data these settings ask for."""
-        return plan_of(Offline, self)
+        return parts.plan_of(Offline, self)
 
 
 @final
@@ -74,7 +73,7 @@ class IQL(GradientAlgorithm[GaussianPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or IQLConfig(), seeds, network)
+        config, seeds = parts.settings(config or IQLConfig(), seeds, network)
         actor, critic, value = config.network.parts("actor", "critic", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = GaussianPolicy.build(observation_spec, action_spec, actor, normalize=config.normalize_observation)
@@ -89,11 +88,11 @@ class IQL(GradientAlgorithm[GaussianPolicy]):
         model.sync("target_critic", source="critic")
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> Transitions:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.Transitions:
         """Reduces n-step windows to transitions."""
-        return n_step_transitions(batch, self.value_of("gamma"))
+        return parts.n_step_transitions(batch, self.value_of("gamma"))
 
-    def losses(self, batch: Transitions) -> Losses:
+    def losses(self, batch: parts.Transitions) -> Losses:
         """Equation (5) for the value, (6) for the critics, (7) for the actor."""
         observation = self.policy.normalize(batch.observation)
         with torch.no_grad():

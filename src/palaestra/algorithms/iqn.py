@@ -12,19 +12,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import (
-    ValueBatch,
-    epsilon_greedy_policy,
-    n_step_transitions,
-    plan_of,
-    priorities,
-    settings,
-    weighted_mean,
-)
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, ReturnDistribution
 from palaestra.ops import greedy_action, quantile_huber
@@ -85,10 +76,10 @@ class IQNConfig(AlgorithmConfig):
     @property
     def plan(self) -> Replay:
         """The data these settings ask for."""
-        return plan_of(Replay, self, prioritized=priorities(self))
+        return parts.plan_of(Replay, self, prioritized=parts.priorities(self))
 
 
-class IQNBatch(ValueBatch):
+class IQNBatch(parts.ValueBatch):
     """One minibatch; every field is [N, ...]."""
 
     fraction: Tensor
@@ -115,19 +106,19 @@ class IQN(GradientAlgorithm[ValueGreedyPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or IQNConfig(), seeds, network)
+        config, seeds = parts.settings(config or IQNConfig(), seeds, network)
         returns = ReturnDistribution("implicit", config.num_acting_fractions)
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = epsilon_greedy_policy(observation_spec, action_spec, config, returns)
+            policy = parts.epsilon_greedy_policy(observation_spec, action_spec, config, returns)
         self.network: Any = policy.network
         self.target_network: Any = copy.deepcopy(self.network)
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
         model = CoreModel({"q": self.network, "target_q": self.target_network}, {"q": adam})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> ValueBatch:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.ValueBatch:
         """Reduces n-step windows to transitions."""
-        return n_step_transitions(batch, self.value_of("gamma"), ValueBatch)
+        return parts.n_step_transitions(batch, self.value_of("gamma"), parts.ValueBatch)
 
     def noise(self, batch: Any, generator: torch.Generator) -> IQNBatch:
         """The random fractions of the prediction and the target."""
@@ -150,7 +141,7 @@ class IQN(GradientAlgorithm[ValueGreedyPolicy]):
         loss = quantile_huber(quantile, target, batch.fraction, delta=self.config.huber_delta)
         q = quantile.mean(-1)
         priority = (target.mean(-1) - q).detach().abs() if self.config.prioritized else None
-        return Losses({"q": weighted_mean(loss, batch)}, {"q_mean": q.mean()}, priority)
+        return Losses({"q": parts.weighted_mean(loss, batch)}, {"q_mean": q.mean()}, priority)
 
     def after_step(self) -> None:
         """Copies the online to the target network every `target_period` gradient steps."""

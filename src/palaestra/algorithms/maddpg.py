@@ -13,11 +13,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import Transitions, plan_of, settings
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import n_step_targets, td_target
@@ -60,10 +59,10 @@ class MADDPGConfig(AlgorithmConfig):
     @property
     def plan(self) -> Replay:
         """The data these settings ask for."""
-        return plan_of(Replay, self)
+        return parts.plan_of(Replay, self)
 
 
-class MADDPGBatch(Transitions):
+class MADDPGBatch(parts.Transitions):
     """One minibatch; every field is [N, ...], rewards and discounts are [N, G]."""
 
 
@@ -93,7 +92,7 @@ class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or MADDPGConfig(), seeds, network)
+        config, seeds = parts.settings(config or MADDPGConfig(), seeds, network)
         actor, critic = config.network.parts("actor", team="critic")
         self.num_agents = team_size(observation_spec, action_spec)
         with seeded_initialisation(seeds.integer("initialisation")):

@@ -12,10 +12,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Annealed, Fraction, NotNegative, Positive
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import advantages, plan_of, settings
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import clipped_surrogate, explained_variance, row_weights, weighted_sum
@@ -58,7 +57,7 @@ class MAPPOConfig(AlgorithmConfig):
     @property
     def plan(self) -> OnPolicy:
         """The data these settings ask for."""
-        return plan_of(OnPolicy, self, mini_batch_length=1)
+        return parts.plan_of(OnPolicy, self, mini_batch_length=1)
 
 
 class MAPPOBatch(Batch):
@@ -103,7 +102,7 @@ class MAPPO(GradientAlgorithm[TeamCategoricalPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or MAPPOConfig(), seeds, network)
+        config, seeds = parts.settings(config or MAPPOConfig(), seeds, network)
         members, central = config.network.parts("policy", team="value")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = TeamCategoricalPolicy.build(
@@ -132,7 +131,8 @@ class MAPPO(GradientAlgorithm[TeamCategoricalPolicy]):
         value = self.value(batch.observation)  # [T+1, B]
         batch = batch.replace(reward=batch.reward.mean(-1))
         gamma, lambda_ = self.value_of("gamma"), self.value_of("gae_lambda")
-        fields = advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=self.config.standardize_advantage)
+        standard = self.config.standardize_advantage
+        fields = parts.advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=standard)
         return MAPPOBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
 
     def losses(self, batch: MAPPOBatch) -> Losses:

@@ -12,9 +12,17 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, Annealed, Fraction, NotNegative, Positive
-from palaestra.algorithms.parts import AdvantageBatch, FixedPolicy, StateValue, advantages, plan_of, settings
-from palaestra.algorithms.records import UpdateInfo, require_finite_gradients
+from palaestra.algorithms import parts
+from palaestra.algorithms.algorithm import (
+    Algorithm,
+    AlgorithmConfig,
+    Annealed,
+    Fraction,
+    NotNegative,
+    Positive,
+    UpdateInfo,
+    require_finite_gradients,
+)
 from palaestra.core import (
     Batch,
     CheckpointError,
@@ -71,7 +79,7 @@ class PPGConfig(AlgorithmConfig):
     @property
     def plan(self) -> OnPolicy:
         """The data these settings ask for."""
-        return plan_of(OnPolicy, self, mini_batch_length=1)
+        return parts.plan_of(OnPolicy, self, mini_batch_length=1)
 
 
 @final
@@ -97,11 +105,11 @@ class PPG(Algorithm[StochasticPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or PPGConfig(), seeds, network)
+        config, seeds = parts.settings(config or PPGConfig(), seeds, network)
         layers, _ = config.network.parts("policy", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
-            self.value = StateValue(policy, observation_spec, config.network, shares=False)
+            self.value = parts.StateValue(policy, observation_spec, config.network, shares=False)
             self._torso = next(part for part in policy.network.modules() if isinstance(part, Network))
             self._auxiliary = nn.Linear(self._torso.hidden_size, 1)
         option = OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
@@ -137,7 +145,7 @@ class PPG(Algorithm[StochasticPolicy]):
                 self._step(self._policy_phase(minibatch), info, int(minibatch["valid"].sum()))
             self._keep(batch)
             if (self.policy_version + 1) % self.config.num_policy_phases == 0:
-                old = FixedPolicy(self.policy)
+                old = parts.FixedPolicy(self.policy)
                 for minibatch in self._kept_minibatches():
                     self._step(self._auxiliary_phase(minibatch, old), info, len(minibatch["value_target"]))
                 self._kept = None
@@ -145,11 +153,12 @@ class PPG(Algorithm[StochasticPolicy]):
         return info
 
     @torch.no_grad()
-    def _with_advantages(self, batch: Any) -> AdvantageBatch:
+    def _with_advantages(self, batch: Any) -> parts.AdvantageBatch:
         value = self.value(batch.observation)  # [T+1, B]
         gamma, lambda_ = self.value_of("gamma"), self.value_of("gae_lambda")
-        fields = advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=self.config.standardize_advantage)
-        return AdvantageBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
+        standard = self.config.standardize_advantage
+        fields = parts.advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=standard)
+        return parts.AdvantageBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
 
     def _policy_phase(self, batch: Any) -> tuple[list[tuple[Tensor, list[str]]], dict[str, Tensor]]:
         """Losses with the components they train, and metrics: equation (1) and the entropy; equation (4)."""
@@ -169,7 +178,7 @@ class PPG(Algorithm[StochasticPolicy]):
         return [(surrogate - self.value_of("entropy_cost") * entropy, ["policy"]), (0.5 * error, ["value"])], metrics
 
     def _auxiliary_phase(
-        self, batch: Any, old: FixedPolicy
+        self, batch: Any, old: parts.FixedPolicy
     ) -> tuple[list[tuple[Tensor, list[str]]], dict[str, Tensor]]:
         """Equations (2) and (3) for the policy's layers, equation (4) for the value network."""
         clone = old.distribution(batch.observation).kl(self.policy.distribution(batch.observation)).mean()

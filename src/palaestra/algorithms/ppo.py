@@ -13,11 +13,10 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Annealed, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import AdvantageBatch, StateValue, advantages, plan_of, settings, state_of
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import clipped_surrogate, explained_variance, row_weights, weighted_sum
@@ -68,10 +67,10 @@ class PPOConfig(AlgorithmConfig):
         """The data these settings ask for: rows, or sequences where the network is recurrent."""
         length = self.mini_batch_length if self.network.recurrent else 1
         size = max(1, self.mini_batch_size // length)
-        return plan_of(OnPolicy, self, mini_batch_size=size, mini_batch_length=length)
+        return parts.plan_of(OnPolicy, self, mini_batch_size=size, mini_batch_length=length)
 
 
-class PPOBatch(AdvantageBatch):
+class PPOBatch(parts.AdvantageBatch):
     """One minibatch; every field is [N, ...], or [T, N, ...] for a recurrent network."""
 
     log_prob: Tensor
@@ -104,11 +103,11 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or PPOConfig(), seeds, network)
+        config, seeds = parts.settings(config or PPOConfig(), seeds, network)
         layers, _ = config.network.parts("policy", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
-            self.value = StateValue(policy, observation_spec, config.network)
+            self.value = parts.StateValue(policy, observation_spec, config.network)
         networks = nn.ModuleDict({"policy": policy.network, "value": self.value.network})
         adam = OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
         model = CoreModel({"ppo": networks}, {"ppo": adam})
@@ -117,15 +116,16 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> PPOBatch:
         """Adds advantages and value targets to an unroll."""
-        value = self.value(batch.observation, *state_of(batch))  # [T+1, B]
+        value = self.value(batch.observation, *parts.state_of(batch))  # [T+1, B]
         gamma, lambda_ = self.value_of("gamma"), self.value_of("gae_lambda")
-        fields = advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=self.config.standardize_advantage)
+        standard = self.config.standardize_advantage
+        fields = parts.advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=standard)
         return PPOBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
 
     def losses(self, batch: PPOBatch) -> Losses:
         """Equation (9): clipped surrogate, value error and entropy, each a mean over valid rows."""
         weight = row_weights(batch.valid)
-        features, _ = self.policy.features(batch.observation, *state_of(batch))
+        features, _ = self.policy.features(batch.observation, *parts.state_of(batch))
         policy = self.policy.distribution_of(self.policy.head(features), self.policy.action_mask(batch.observation))
         log_ratio = policy.log_prob(batch.action) - batch.log_prob
         surrogate = weighted_sum(clipped_surrogate(log_ratio, batch.advantage, epsilon=self.value_of("clip")), weight)

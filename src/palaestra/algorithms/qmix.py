@@ -14,11 +14,10 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import Transitions, n_step_transitions, plan_of, settings
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import greedy_action, td_target
@@ -67,7 +66,7 @@ class QMIXConfig(AlgorithmConfig):
     @property
     def plan(self) -> Replay:
         """The data these settings ask for."""
-        return plan_of(Replay, self)
+        return parts.plan_of(Replay, self)
 
 
 class Mixer(nn.Module):
@@ -139,7 +138,7 @@ class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or QMIXConfig(), seeds, network)
+        config, seeds = parts.settings(config or QMIXConfig(), seeds, network)
         members, mixer = config.network.parts("members", team="mixer")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = TeamGreedyPolicy.build(
@@ -153,11 +152,11 @@ class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
         model = CoreModel({"qmix": networks, "target_qmix": self.target}, {"qmix": option})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> Transitions:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.Transitions:
         """Reduces n-step windows of the team's mean reward to transitions."""
-        return n_step_transitions(batch.replace(reward=batch.reward.mean(-1)), self.value_of("gamma"))
+        return parts.n_step_transitions(batch.replace(reward=batch.reward.mean(-1)), self.value_of("gamma"))
 
-    def losses(self, batch: Transitions) -> Losses:
+    def losses(self, batch: parts.Transitions) -> Losses:
         """Equation (6): the error of the mixed value against the target networks' mixture of the best actions."""
         policy, observation = self.policy, batch.observation
         q = policy.q_values(observation).gather(-1, batch.action.unsqueeze(-1)).squeeze(-1) * observation.alive
@@ -166,7 +165,7 @@ class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
         return Losses({"qmix": error.square().mean()}, {"q_mean": total.mean()})
 
     @torch.no_grad()
-    def _target(self, batch: Transitions) -> Tensor:
+    def _target(self, batch: parts.Transitions) -> Tensor:
         policy, after = self.policy, batch.next_observation
         seen = policy.normalize(after)
         values = self.target["members"](seen).unflatten(-1, (policy.num_agents, policy.num_actions))

@@ -10,19 +10,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import (
-    SoftBatch,
-    Temperature,
-    Transitions,
-    action_noise,
-    n_step_transitions,
-    plan_of,
-    settings,
-)
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, ConfigError, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import quantile_huber
@@ -75,7 +66,7 @@ class QuantileSACConfig(AlgorithmConfig):
     @property
     def plan(self) -> Replay:
         """The data these settings ask for."""
-        return plan_of(Replay, self)
+        return parts.plan_of(Replay, self)
 
 
 @final
@@ -96,7 +87,7 @@ class QuantileSAC(GradientAlgorithm[SquashedGaussianPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or QuantileSACConfig(), seeds, network)
+        config, seeds = parts.settings(config or QuantileSACConfig(), seeds, network)
         if not 0 <= config.num_dropped < config.num_quantiles:
             raise ConfigError(
                 f"algorithm.num_dropped is {config.num_dropped} of {config.num_quantiles} quantiles; it must be at "
@@ -112,7 +103,7 @@ class QuantileSAC(GradientAlgorithm[SquashedGaussianPolicy]):
                 EnsembleNetwork(observation_spec, config.num_quantiles, config.num_critics, critic, action_size=size)
                 for _ in range(2)
             )
-            self.temperature = Temperature(config.initial_temperature)
+            self.temperature = parts.Temperature(config.initial_temperature)
         self.target_entropy = -float(size) if config.target_entropy is None else float(config.target_entropy)
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
@@ -130,15 +121,15 @@ class QuantileSAC(GradientAlgorithm[SquashedGaussianPolicy]):
         self._fraction = middle.repeat(config.num_critics)  # [K Q] the paper's tau
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> Transitions:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.Transitions:
         """Reduces n-step windows to transitions."""
-        return n_step_transitions(batch, self.value_of("gamma"))
+        return parts.n_step_transitions(batch, self.value_of("gamma"))
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The random part of the actions at both observations."""
-        return action_noise(batch, generator)
+        return parts.action_noise(batch, generator)
 
-    def losses(self, batch: SoftBatch) -> Losses:
+    def losses(self, batch: parts.SoftBatch) -> Losses:
         """Equation (8) with the target of (6) and (7) for the critics, (9) for the actor."""
         observation, temperature = self.policy.normalize(batch.observation), self.temperature()
         with torch.no_grad():

@@ -13,11 +13,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import epsilon_greedy_policy, plan_of, priorities, settings, state_of
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import (
     Batch,
     ConfigError,
@@ -88,7 +87,7 @@ class R2D2Config(AlgorithmConfig):
     @property
     def plan(self) -> Replay:
         """The data these settings ask for: sequences."""
-        return plan_of(Replay, self, prioritized=priorities(self))
+        return parts.plan_of(Replay, self, prioritized=parts.priorities(self))
 
 
 class R2D2Batch(Batch):
@@ -133,7 +132,7 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or R2D2Config(), seeds, network)
+        config, seeds = parts.settings(config or R2D2Config(), seeds, network)
         if config.network.recurrent is None or config.mini_batch_length < 2:
             raise ConfigError(
                 f"R2D2 was given network.recurrent={config.network.recurrent} and mini_batch_length="
@@ -141,7 +140,7 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
                 "use DQN"
             )
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = epsilon_greedy_policy(observation_spec, action_spec, config)
+            policy = parts.epsilon_greedy_policy(observation_spec, action_spec, config)
         self.network: Any = policy.network
         self.target_network: Any = copy.deepcopy(self.network)
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
@@ -161,7 +160,7 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
     def losses(self, batch: R2D2Batch) -> Losses:
         """Errors of all steps after the burn-in against n-step double Q-learning targets."""
         b = self.config.burn_in
-        state, first = state_of(batch)
+        state, first = parts.state_of(batch)
         q = self._q(self.network, batch, state, first)  # [L+1-b, N, A]
         with torch.no_grad():
             mask = self.policy.action_mask(batch.observation[b:])

@@ -10,19 +10,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import (
-    SoftBatch,
-    Temperature,
-    Transitions,
-    action_noise,
-    n_step_transitions,
-    plan_of,
-    settings,
-)
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, ConfigError, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
@@ -75,10 +66,10 @@ class REDQConfig(AlgorithmConfig):
     @property
     def plan(self) -> Replay:
         """The data these settings ask for."""
-        return plan_of(Replay, self)
+        return parts.plan_of(Replay, self)
 
 
-class REDQBatch(SoftBatch):
+class REDQBatch(parts.SoftBatch):
     """Transitions, the noise that actions are made of, and the critics that are asked for targets."""
 
     subset: Tensor
@@ -103,7 +94,7 @@ class REDQ(GradientAlgorithm[SquashedGaussianPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or REDQConfig(), seeds, network)
+        config, seeds = parts.settings(config or REDQConfig(), seeds, network)
         if not 1 <= config.subset_size <= config.num_critics:
             raise ConfigError(
                 f"algorithm.subset_size is {config.subset_size} of {config.num_critics} critics; it must be at least 1 "
@@ -118,7 +109,7 @@ class REDQ(GradientAlgorithm[SquashedGaussianPolicy]):
             self.critic, self.target_critic = (
                 EnsembleNetwork(observation_spec, 1, config.num_critics, critic, action_size=size) for _ in range(2)
             )
-            self.temperature = Temperature(config.initial_temperature)
+            self.temperature = parts.Temperature(config.initial_temperature)
         self.target_entropy = -float(size) if config.target_entropy is None else float(config.target_entropy)
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
@@ -135,16 +126,16 @@ class REDQ(GradientAlgorithm[SquashedGaussianPolicy]):
         self.term_periods = {"actor": config.policy_period, "temperature": config.policy_period}
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> Transitions:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.Transitions:
         """Reduces n-step windows to transitions."""
-        return n_step_transitions(batch, self.value_of("gamma"))
+        return parts.n_step_transitions(batch, self.value_of("gamma"))
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The random part of the actions at both observations, and a subset of critics for each minibatch."""
         config = self.config
         order = torch.rand(config.gradient_steps, config.num_critics, generator=generator)
         subset = order.argsort(-1)[:, : config.subset_size]  # [U, M]
-        noisy = action_noise(batch, generator, REDQBatch)
+        noisy = parts.action_noise(batch, generator, REDQBatch)
         return noisy.replace(subset=subset.repeat_interleave(config.mini_batch_size, 0))
 
     def losses(self, batch: REDQBatch) -> Losses:

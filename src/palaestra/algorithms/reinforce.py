@@ -11,11 +11,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import plan_of, settings, state_fields, state_of
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import (
@@ -49,7 +48,7 @@ class ReinforceConfig(AlgorithmConfig):
     @property
     def plan(self) -> OnPolicy:
         """The data these settings ask for."""
-        return plan_of(OnPolicy, self)
+        return parts.plan_of(OnPolicy, self)
 
 
 class ReinforceBatch(Batch):
@@ -76,7 +75,7 @@ class Reinforce(GradientAlgorithm[StochasticPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or ReinforceConfig(), seeds, network)
+        config, seeds = parts.settings(config or ReinforceConfig(), seeds, network)
         (encoded,) = config.network.parts("policy")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = stochastic_policy(observation_spec, action_spec, encoded)
@@ -94,13 +93,13 @@ class Reinforce(GradientAlgorithm[StochasticPolicy]):
                 "action": batch.action,
                 "advantage": standardize(returns, valid),
                 "valid": valid,
-                **state_fields(batch),
+                **parts.state_fields(batch),
             }
         )
 
     def losses(self, batch: ReinforceBatch) -> Losses:
         """Sutton and Barto's equation (13.8), averaged over steps."""
-        policy = self.policy.distribution(batch.observation, *state_of(batch))
+        policy = self.policy.distribution(batch.observation, *parts.state_of(batch))
         loss = masked_mean(policy_gradient(policy.log_prob(batch.action), batch.advantage), batch.valid)
         return Losses({"policy": loss}, {"entropy": masked_mean(policy.entropy(), batch.valid)})
 

@@ -10,19 +10,10 @@ from typing import Any, final
 
 import torch
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import (
-    SoftBatch,
-    Temperature,
-    Transitions,
-    action_noise,
-    n_step_transitions,
-    plan_of,
-    settings,
-)
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
@@ -71,7 +62,7 @@ class SACConfig(AlgorithmConfig):
     @property
     def plan(self) -> Replay:
         """The data these settings ask for."""
-        return plan_of(Replay, self)
+        return parts.plan_of(Replay, self)
 
 
 @final
@@ -99,7 +90,7 @@ class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or SACConfig(), seeds, network)
+        config, seeds = parts.settings(config or SACConfig(), seeds, network)
         actor, critic = config.network.parts("actor", "critic")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = SquashedGaussianPolicy.build(
@@ -109,7 +100,7 @@ class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
             self.critic, self.target_critic = (
                 EnsembleNetwork(observation_spec, 1, config.num_critics, critic, action_size=size) for _ in range(2)
             )
-            self.temperature = Temperature(config.initial_temperature)
+            self.temperature = parts.Temperature(config.initial_temperature)
         self.target_entropy = -float(size) if config.target_entropy is None else float(config.target_entropy)
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
@@ -120,15 +111,15 @@ class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
         model.sync("target_critic", source="critic")
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> Transitions:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.Transitions:
         """Reduces n-step windows to transitions."""
-        return n_step_transitions(batch, self.value_of("gamma"))
+        return parts.n_step_transitions(batch, self.value_of("gamma"))
 
-    def noise(self, batch: Batch, generator: torch.Generator) -> SoftBatch:
+    def noise(self, batch: Batch, generator: torch.Generator) -> parts.SoftBatch:
         """The random part of the actions at both observations."""
-        return action_noise(batch, generator)
+        return parts.action_noise(batch, generator)
 
-    def losses(self, batch: SoftBatch) -> Losses:
+    def losses(self, batch: parts.SoftBatch) -> Losses:
         """Equation (5) with the target of (6) for the critics, (9) for the actor, (18) for the temperature."""
         observation, temperature = self.policy.normalize(batch.observation), self.temperature()
         with torch.no_grad():

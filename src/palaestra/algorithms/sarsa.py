@@ -13,11 +13,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import plan_of, settings
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import (
     Batch,
     ConfigError,
@@ -64,7 +63,7 @@ class SarsaConfig(AlgorithmConfig):
     @property
     def plan(self) -> OnPolicy:
         """The data these settings ask for."""
-        return plan_of(OnPolicy, self)
+        return parts.plan_of(OnPolicy, self)
 
 
 class SarsaBatch(Batch):
@@ -94,7 +93,7 @@ class Sarsa(GradientAlgorithm[ValueGreedyPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or SarsaConfig(), seeds, network)
+        config, seeds = parts.settings(config or SarsaConfig(), seeds, network)
         (encoded,) = config.network.parts("q")
         if config.network.noisy:
             raise ConfigError("SARSA values the epsilon-greedy policy, without noisy layers; leave network.noisy off")

@@ -11,11 +11,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.exploration_bonus import BonusConfig
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import Transitions, n_step_transitions, plan_of, settings
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
@@ -64,10 +63,10 @@ class TD3Config(AlgorithmConfig):
     @property
     def plan(self) -> Replay:
         """The data these settings ask for."""
-        return plan_of(Replay, self)
+        return parts.plan_of(Replay, self)
 
 
-class TD3Batch(Transitions):
+class TD3Batch(parts.Transitions):
     """Transitions, and the noise on their target actions."""
 
     noise: Tensor
@@ -92,7 +91,7 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or TD3Config(), seeds, network)
+        config, seeds = parts.settings(config or TD3Config(), seeds, network)
         actor, critic = config.network.parts("actor", "critic")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = DeterministicPolicy.build(
@@ -113,9 +112,9 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
         self.term_periods = {"actor": config.policy_period}
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> Transitions:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.Transitions:
         """Reduces n-step windows to transitions."""
-        return n_step_transitions(batch, self.value_of("gamma"))
+        return parts.n_step_transitions(batch, self.value_of("gamma"))
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """Equation (14): the smoothing noise of target actions."""

@@ -10,10 +10,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
-from palaestra.algorithms.gradient_algorithm import GradientAlgorithm
-from palaestra.algorithms.parts import Transitions, n_step_transitions, plan_of, settings
-from palaestra.algorithms.records import Losses
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
@@ -54,10 +53,10 @@ class TD3BCConfig(AlgorithmConfig):
     @property
     def plan(self) -> Offline:
         """The data these settings ask for."""
-        return plan_of(Offline, self)
+        return parts.plan_of(Offline, self)
 
 
-class TD3BCBatch(Transitions):
+class TD3BCBatch(parts.Transitions):
     """Transitions, the noise on their target actions, and the scale of values."""
 
     noise: Tensor
@@ -84,7 +83,7 @@ class TD3BC(GradientAlgorithm[DeterministicPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or TD3BCConfig(), seeds, network)
+        config, seeds = parts.settings(config or TD3BCConfig(), seeds, network)
         actor, critic = config.network.parts("actor", "critic")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = DeterministicPolicy.build(
@@ -107,7 +106,7 @@ class TD3BC(GradientAlgorithm[DeterministicPolicy]):
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> Batch:
         """Reduces n-step windows to transitions, and measures the size of action values: the divisor in (5)."""
-        found = n_step_transitions(batch, self.value_of("gamma"))
+        found = parts.n_step_transitions(batch, self.value_of("gamma"))
         observation = self.policy.normalize(found.observation)
         q = self.critic(observation, self.policy.action(found.observation), members=slice(1))
         return Batch.of({**dict(found.items()), "q_scale": q.abs().mean().expand(len(found.index))})

@@ -13,9 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, Fraction, Positive
-from palaestra.algorithms.parts import AdvantageBatch, FixedPolicy, StateValue, advantages, plan_of, settings
-from palaestra.algorithms.records import UpdateInfo, require_finite_gradients
+from palaestra.algorithms import parts
+from palaestra.algorithms.algorithm import (
+    Algorithm,
+    AlgorithmConfig,
+    Fraction,
+    Positive,
+    UpdateInfo,
+    require_finite_gradients,
+)
 from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, minibatches, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import conjugate_gradient, explained_variance, masked_mean
@@ -58,7 +64,7 @@ class TRPOConfig(AlgorithmConfig):
     @property
     def plan(self) -> OnPolicy:
         """The data these settings ask for."""
-        return plan_of(OnPolicy, self, mini_batch_length=1)
+        return parts.plan_of(OnPolicy, self, mini_batch_length=1)
 
 
 @final
@@ -80,11 +86,11 @@ class TRPO(Algorithm[StochasticPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = settings(config or TRPOConfig(), seeds, network)
+        config, seeds = parts.settings(config or TRPOConfig(), seeds, network)
         layers, _ = config.network.parts("policy", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
-            self.value = StateValue(policy, observation_spec, config.network, shares=False)
+            self.value = parts.StateValue(policy, observation_spec, config.network, shares=False)
         options = {
             "policy": OptimizerOption("sgd", {"lr": 1.0}),  # the natural step is taken as it is
             "value": OptimizerOption("adam", {"lr": config.value_learning_rate}),
@@ -115,16 +121,17 @@ class TRPO(Algorithm[StochasticPolicy]):
         return info
 
     @torch.no_grad()
-    def _with_advantages(self, batch: Any) -> AdvantageBatch:
+    def _with_advantages(self, batch: Any) -> parts.AdvantageBatch:
         value = self.value(batch.observation)  # [T+1, B]
         gamma, lambda_ = self.value_of("gamma"), self.value_of("gae_lambda")
-        fields = advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=self.config.standardize_advantage)
-        return AdvantageBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
+        standard = self.config.standardize_advantage
+        fields = parts.advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=standard)
+        return parts.AdvantageBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
 
     def _improve(self, batch: Any) -> dict[str, Tensor]:
         """Appendix C: the direction by conjugate gradients, the length by the trust region, then a line search."""
         parameters: list[Any] = self.model.optimizers["policy"].parameters
-        old = FixedPolicy(self.policy).distribution(batch.observation)
+        old = parts.FixedPolicy(self.policy).distribution(batch.observation)
 
         def measured() -> tuple[Tensor, Tensor]:
             new = self.policy.distribution(batch.observation)
