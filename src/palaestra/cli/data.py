@@ -1,24 +1,14 @@
 """`palaestra data`: data sets for offline training."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys
 from dataclasses import dataclass, field, replace
 
+from palaestra import experiments
 from palaestra.cli.options import parse, positional
 from palaestra.core import ConfigError, did_you_mean
 from palaestra.envs import EnvConfig
-from palaestra.experiments import (
-    DataSummary,
-    RunDirectory,
-    collect_by_chance,
-    export_data,
-    export_minari,
-    find_run,
-    policies_of_run,
-)
 from palaestra.multiagent import AgentsConfig
 
 __all__ = ["data"]
@@ -94,13 +84,13 @@ def data(arguments: list[str]) -> int:
     return 0
 
 
-def _export(arguments: list[str]) -> tuple[DataSummary, bool]:
+def _export(arguments: list[str]) -> tuple[experiments.DataSummary, bool]:
     (run, folder), rest = positional(arguments, ("the run", "the folder"), "palaestra data export RUN FOLDER")
     options = parse(ExportOptions, rest, prog="palaestra data export RUN FOLDER")
-    return export_data(run, folder, root=options.root), options.json
+    return experiments.export_data(run, folder, root=options.root), options.json
 
 
-def _collect(arguments: list[str]) -> tuple[DataSummary, bool]:
+def _collect(arguments: list[str]) -> tuple[experiments.DataSummary, bool]:
     usage, chance = "palaestra data collect RUN|random ENVIRONMENT FOLDER [--steps N]", arguments[:1] == ["random"]
     names = ("random", "the environment", "the folder") if chance else ("the run", "the folder")
     (*who, folder), rest = positional(arguments, names, usage)
@@ -108,7 +98,7 @@ def _collect(arguments: list[str]) -> tuple[DataSummary, bool]:
     if chance:
         options = parse(CollectOptions, rest, prog=usage, default=replace(options, env=EnvConfig(name=who[1])))
         return _record(None, options, folder), options.json
-    run = find_run(who[0], options.root)
+    run = experiments.find_run(who[0], options.root)
     own = {"env": run.config.env.for_evaluation(1), "agents": run.config.agents}
     options = parse(CollectOptions, rest, prog=usage, default=replace(options, **own))
     if options.agents != run.config.agents:
@@ -116,19 +106,19 @@ def _collect(arguments: list[str]) -> tuple[DataSummary, bool]:
     return _record(run, options, folder), options.json
 
 
-def _record(run: RunDirectory | None, options: CollectOptions, folder: str) -> DataSummary:
+def _record(run: experiments.RunDirectory | None, options: CollectOptions, folder: str) -> experiments.DataSummary:
     """What the policies of a run do, or chance."""
     if run is not None:
-        learner, policies = policies_of_run(run, options.which)
+        learner, policies = experiments.policies_of_run(run, options.which)
         return learner.record(policies, options.env, folder, steps=options.steps, seed=options.seed)
-    return collect_by_chance(options.env, options.agents, folder, steps=options.steps, seed=options.seed)
+    return experiments.collect_by_chance(options.env, options.agents, folder, steps=options.steps, seed=options.seed)
 
 
-def _minari(arguments: list[str]) -> tuple[DataSummary, bool]:
+def _minari(arguments: list[str]) -> tuple[experiments.DataSummary, bool]:
     usage = "palaestra data minari FOLDER DATASET"
     (folder, dataset), rest = positional(arguments, ("the folder", "the id of the dataset"), usage)
     options = parse(MinariOptions, rest, prog=usage)
-    return export_minari(folder, dataset), options.json
+    return experiments.export_minari(folder, dataset), options.json
 
 
 _WHAT = {"export": _export, "collect": _collect, "minari": _minari}

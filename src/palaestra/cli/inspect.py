@@ -1,7 +1,5 @@
 """`palaestra list`, `show-code`, `bench`, `check-env` and `doctor`: what there is, and whether it works."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json
@@ -20,23 +18,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from palaestra import experiments
 from palaestra.cli.options import parse, positional, several
 from palaestra.core import ConfigError, available_devices, did_you_mean
 from palaestra.envs import CheckReport, EnvConfig
 from palaestra.envs.check import check
 from palaestra.envs.suites.gym import registered_environments
-from palaestra.experiments import (
-    PRESETS,
-    ExperimentConfig,
-    RunDirectory,
-    algorithm_catalogue,
-    algorithm_source,
-    bench_environment,
-    dry_run,
-    list_groups,
-    list_runs,
-    preset,
-)
 from palaestra.multiagent import check_multi_agent_env, is_multi_agent, load_multi_agent_env
 
 __all__ = ["bench", "check_env", "doctor", "list_all", "show_code"]
@@ -78,20 +65,24 @@ def list_all(arguments: list[str]) -> int:
 
 def _json(what: str, root: str) -> list[Any]:
     if what == "algorithms":
-        return [entry.to_json() for entry in algorithm_catalogue()]
+        return [entry.to_json() for entry in experiments.algorithm_catalogue()]
     if what == "envs":
         return [env._asdict() for env in registered_environments()]
     if what == "presets":
-        return [list(key) for key in PRESETS]
-    groups = {path: json.loads((path / "group.json").read_text()).get("seeds") for path in list_groups(root)}
-    runs = [{"path": str(path), "status": RunDirectory(path).status} for path in list_runs(root)]
+        return [list(key) for key in experiments.PRESETS]
+    groups = {
+        path: json.loads((path / "group.json").read_text()).get("seeds") for path in experiments.list_groups(root)
+    }
+    runs = [
+        {"path": str(path), "status": experiments.RunDirectory(path).status} for path in experiments.list_runs(root)
+    ]
     return runs + [{"path": str(path), "seeds": seeds} for path, seeds in groups.items()]
 
 
 def _show(what: str, root: str, console: Console) -> None:
     if what == "algorithms":
         table = Table(Column("algorithm", no_wrap=True), "what it does", "data", "actions", "features", box=None)
-        for entry in algorithm_catalogue():
+        for entry in experiments.algorithm_catalogue():
             actions, features = ", ".join(entry.actions), ", ".join(entry.features)
             table.add_row(entry.name, entry.summary, entry.data, actions, features)
     elif what == "envs":
@@ -100,8 +91,8 @@ def _show(what: str, root: str, console: Console) -> None:
             table.add_row(env.name, env.suite, str(env.max_episode_steps or ""), "yes" if env.native else "")
     elif what == "presets":
         table = Table(Column("algorithm", no_wrap=True), "tuned for", box=None)
-        for algorithm in dict.fromkeys(key[0] for key in PRESETS):
-            table.add_row(algorithm, ", ".join(env for name, env in PRESETS if name == algorithm))
+        for algorithm in dict.fromkeys(key[0] for key in experiments.PRESETS):
+            table.add_row(algorithm, ", ".join(env for name, env in experiments.PRESETS if name == algorithm))
     else:
         _show_runs(root, console)
         return
@@ -109,13 +100,13 @@ def _show(what: str, root: str, console: Console) -> None:
 
 
 def _show_runs(root: str, console: Console) -> None:
-    runs = list_runs(root)
+    runs = experiments.list_runs(root)
     if not runs:
         console.print("no runs yet; start one with `palaestra train ppo CartPole-v1`")
         return
     table = Table(Column("run", overflow="fold"), "status", "env steps", "best return", box=None)
     for path in runs[-_NEWEST:]:
-        run = RunDirectory(path)
+        run = experiments.RunDirectory(path)
         best = run.info.get("best_return")
         table.add_row(
             escape(str(path)), run.status, str(run.info.get("env_steps", "")), "" if best is None else f"{best:.1f}"
@@ -123,8 +114,8 @@ def _show_runs(root: str, console: Console) -> None:
     console.print(table)
     if len(runs) > _NEWEST:
         console.print(f"the newest {_NEWEST} of {len(runs)}; --json has all", highlight=False)
-    for path in list_groups(root)[-_NEWEST:]:
-        states = [RunDirectory(child.parent).status for child in sorted(path.glob("*/run.json"))]
+    for path in experiments.list_groups(root)[-_NEWEST:]:
+        states = [experiments.RunDirectory(child.parent).status for child in sorted(path.glob("*/run.json"))]
         line = f"{path}  {states.count('done')} of {len(states)} seeds done"
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
@@ -147,7 +138,7 @@ def show_code(arguments: list[str]) -> int:
     """
     (name,), rest = positional(arguments, ("the algorithm",), "palaestra show-code ppo")
     options = parse(ShowOptions, rest, prog="palaestra show-code ALGORITHM")
-    path = _single_file(name) if options.flat else algorithm_source(name)
+    path = _single_file(name) if options.flat else experiments.algorithm_source(name)
     text = path.read_text(encoding="utf-8")
     if options.json:
         sys.stdout.write(json.dumps({"path": str(path), "code": text}) + "\n")
@@ -162,7 +153,7 @@ def show_code(arguments: list[str]) -> int:
 
 def _single_file(name: str) -> Path:
     """Where the single-file script of an algorithm is: in an installed package, or in a checkout's examples."""
-    algorithm_source(name)
+    experiments.algorithm_source(name)
     package = Path(__file__).resolve().parents[1]
     folders = (package / "single_file", package.parents[1] / "examples" / "single_file")
     scripts = {path.stem: path for folder in folders for path in sorted(folder.glob("*.py"))}
@@ -209,14 +200,14 @@ def bench(arguments: list[str]) -> int:
     if len(names) > 2:
         raise ConfigError(f"unexpected {names[2]!r}: {usage}")
     if len(names) == 2:
-        base = preset(*names)
-        config = parse(ExperimentConfig, [a for a in rest if a != "--json"], prog=usage, default=base)
-        estimate = dry_run(config)
+        base = experiments.preset(*names)
+        config = parse(experiments.ExperimentConfig, [a for a in rest if a != "--json"], prog=usage, default=base)
+        estimate = experiments.dry_run(config)
         print(estimate.to_json() if "--json" in rest else str(estimate).split("\n")[0])
         return 0
     default = BenchOptions(env=EnvConfig(name=names[0] if names else "CartPole-v1"))
     options = parse(BenchOptions, rest, prog="palaestra bench ENVIRONMENT", default=default)
-    speed = bench_environment(options.env, duration_s=options.duration_s, repetitions=options.repetitions)
+    speed = experiments.bench_environment(options.env, duration_s=options.duration_s, repetitions=options.repetitions)
     print(json.dumps(speed.to_json()) if options.json else str(speed))
     return 0
 

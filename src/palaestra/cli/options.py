@@ -1,7 +1,5 @@
 """Reading options: the same paths, types and checks as in files; tyro writes the help."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import typing

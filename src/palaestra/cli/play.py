@@ -1,7 +1,5 @@
 """`palaestra play`: watch a policy, or film it where there is no screen."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -13,12 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from palaestra import experiments
 from palaestra.cli.options import parse, positional
 from palaestra.core import ConfigError, MissingExtraError
-from palaestra.experiments import (
-    find_run,
-    policies_of_run,
-)
 
 __all__ = ["grid", "labelled", "play", "write_film"]
 
@@ -60,8 +55,8 @@ def play(arguments: list[str]) -> int:
             raise ConfigError(f"--{option} is {getattr(options, option)}; it must be at least 1")
     if options.output is not None and Path(options.output).suffix not in (".mp4", ".gif"):
         raise ConfigError(f"--output is {options.output!r}; give a file that ends with .mp4 or .gif")
-    directory = find_run(name, options.root)
-    learner, policies = policies_of_run(directory, options.which)
+    directory = experiments.find_run(name, options.root)
+    learner, policies = experiments.policies_of_run(directory, options.which)
     screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform in ("darwin", "win32"))
     window = options.output is None and not options.grid and screen and learner.has_window
     if not window:

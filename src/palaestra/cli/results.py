@@ -1,7 +1,5 @@
 """`palaestra eval`, `plot`, `report` and `compare`: what runs have reached."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import dataclass
@@ -10,18 +8,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from palaestra import experiments
 from palaestra.cli.options import parse, positional, several
 from palaestra.core import ConfigError
-from palaestra.experiments import (
-    RunDirectory,
-    compare_runs,
-    curves_of,
-    evaluate_runs,
-    find_runs,
-    save_plot,
-    terminal_plot,
-    write_report,
-)
 from palaestra.experiments.curves import Axis, Statistic
 from palaestra.experiments.plots import require_plot_name
 
@@ -58,7 +47,7 @@ def evaluate(arguments: list[str]) -> int:
     options = parse(EvalOptions, rest, prog="palaestra eval RUN...")
     if options.episodes < 1:
         raise ConfigError(f"--episodes is {options.episodes}; it must be at least 1")
-    result = evaluate_runs(
+    result = experiments.evaluate_runs(
         names,
         root=options.root,
         baseline=options.baseline,
@@ -109,19 +98,21 @@ def plot(arguments: list[str]) -> int:
     options = parse(PlotOptions, rest, prog="palaestra plot RUN...")
     if options.output is not None:
         require_plot_name(options.output)
-    runs = find_runs(names, options.root)
-    curves = curves_of(runs, metric=options.metric, x=options.x, statistic=options.statistic)
+    runs = experiments.find_runs(names, options.root)
+    curves = experiments.curves_of(runs, metric=options.metric, x=options.x, statistic=options.statistic)
     if options.json:
         listing = [
             {key: value if key == "label" else value.tolist() for key, value in vars(curve).items()} for curve in curves
         ]
         sys.stdout.write(json.dumps(listing) + "\n")
     elif options.output is not None:
-        path = save_plot(curves, options.output, x=options.x, metric=options.metric)
+        path = experiments.save_plot(curves, options.output, x=options.x, metric=options.metric)
         sys.stdout.write(f"plot        {path}\n")
     else:
         console = Console()
-        console.print(terminal_plot(curves, x=options.x, metric=options.metric, width=min(110, console.width)))
+        console.print(
+            experiments.terminal_plot(curves, x=options.x, metric=options.metric, width=min(110, console.width))
+        )
     return 0
 
 
@@ -147,13 +138,13 @@ def report(arguments: list[str]) -> int:
     options = parse(ReportOptions, rest, prog="palaestra report RUN...")
     if options.output is not None and Path(options.output).suffix != ".html":
         raise ConfigError(f"--output is {options.output!r}; give a file that ends with .html")
-    runs = find_runs(names, options.root)
-    path = write_report([run.path for run in runs], options.output or _home(runs) / "report.html")
+    runs = experiments.find_runs(names, options.root)
+    path = experiments.write_report([run.path for run in runs], options.output or _home(runs) / "report.html")
     sys.stdout.write(json.dumps({"report": str(path)}) + "\n" if options.json else f"report      {path}\n")
     return 0
 
 
-def _home(runs: list[RunDirectory]) -> Path:
+def _home(runs: list[experiments.RunDirectory]) -> Path:
     """The run, the group that all runs are of, or this folder."""
     if len(runs) == 1:
         return runs[0].path
@@ -184,7 +175,7 @@ def compare(arguments: list[str]) -> int:
     """
     (first, second), rest = positional(arguments, ("the first run", "the second run"), "palaestra compare RUN RUN")
     options = parse(CompareOptions, rest, prog="palaestra compare RUN RUN")
-    result = compare_runs(first, second, root=options.root, metric=options.metric, x=options.x)
+    result = experiments.compare_runs(first, second, root=options.root, metric=options.metric, x=options.x)
     if options.json:
         sys.stdout.write(json.dumps(result.to_json()) + "\n")
         return 0
@@ -193,6 +184,8 @@ def compare(arguments: list[str]) -> int:
     for path, (one, other) in result.differences.items():
         table.add_row(path, str(one), str(other))
     console.print(table if result.differences else "the settings are the same")
-    console.print(terminal_plot(result.curves, x=options.x, metric=options.metric, width=min(110, console.width)))
+    console.print(
+        experiments.terminal_plot(result.curves, x=options.x, metric=options.metric, width=min(110, console.width))
+    )
     console.print(str(result), highlight=False, soft_wrap=True, markup=False)
     return 0

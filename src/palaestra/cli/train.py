@@ -1,7 +1,5 @@
 """`palaestra train` and `resume`."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
@@ -15,27 +13,10 @@ import tyro
 import yaml
 from rich.console import Console
 
+from palaestra import experiments
 from palaestra.algorithms import ALGORITHMS
 from palaestra.cli.options import parse, positional
 from palaestra.core import ConfigError
-from palaestra.experiments import (
-    ExperimentConfig,
-    GroupResult,
-    RunDirectory,
-    RunResult,
-    changes_between,
-    config_to_mapping,
-    dry_run,
-    find_runs,
-    group_summary,
-    load_config,
-    preset,
-    require_same_task,
-    resume_seeds,
-    train_seeds,
-)
-from palaestra.experiments import resume as resume_run
-from palaestra.experiments import run as run_experiment
 from palaestra.experiments.run_directory import changed_config
 from palaestra.training import ConsoleLogger
 
@@ -45,7 +26,7 @@ _UNITS_S = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainCommand(ExperimentConfig):
+class TrainCommand(experiments.ExperimentConfig):
     """All settings of a run, and what `palaestra train` itself can be told."""
 
     config: str | None = None
@@ -72,14 +53,14 @@ class TrainCommand(ExperimentConfig):
         if self.time_limit is not None:
             seconds(self.time_limit)
 
-    def experiment(self) -> ExperimentConfig:
+    def experiment(self) -> experiments.ExperimentConfig:
         """The settings of the run alone."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(ExperimentConfig)}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(experiments.ExperimentConfig)}
         if self.time_limit is not None:
             values["trainer"] = dataclasses.replace(self.trainer, time_limit_s=seconds(self.time_limit))
         if self.chaos is not None:
             values["env"] = dataclasses.replace(self.env, chaos=self.chaos)
-        return ExperimentConfig(**values)
+        return experiments.ExperimentConfig(**values)
 
 
 def seconds(text: str) -> float:
@@ -110,13 +91,14 @@ def train(arguments: list[str]) -> int:
     usage = "palaestra train ALGORITHM ENVIRONMENT [--config FILE] [--seeds K] [options]"
     file, named = _config_file(arguments), None
     if file is not None and arguments[0].startswith("-"):
-        base, rest = load_config(file), arguments
+        base, rest = experiments.load_config(file), arguments
     else:
         (algorithm, env), rest = positional(arguments, ("the algorithm", "the environment"), usage)
         if env in ALGORITHMS and algorithm not in ALGORITHMS:
             raise ConfigError(f"the algorithm comes first: palaestra train {env} {algorithm}")
         named = algorithm or "ppo", env or "CartPole-v1"  # of the help, where they may be missing
-        base = preset(*named) if file is None else load_config(file, base=preset(*named))
+        tuned = experiments.preset(*named)
+        base = tuned if file is None else experiments.load_config(file, base=tuned)
     command = parse(
         TrainCommand,
         rest,
@@ -126,12 +108,12 @@ def train(arguments: list[str]) -> int:
     )
     config, console = command.experiment(), Console()
     if named is not None:
-        require_same_task(config, *named)
+        experiments.require_same_task(config, *named)
     if command.print_config:
-        sys.stdout.write(yaml.safe_dump(config_to_mapping(config), sort_keys=False))
+        sys.stdout.write(yaml.safe_dump(experiments.config_to_mapping(config), sort_keys=False))
         return 0
     if command.dry_run:
-        estimate = dry_run(config)
+        estimate = experiments.dry_run(config)
         each = "" if command.seeds is None else f"\nseeds       all of this for each of {command.seeds}"
         sys.stdout.write((estimate.to_json() if command.json else f"{estimate}{each}") + "\n")
         return 0
@@ -140,8 +122,8 @@ def train(arguments: list[str]) -> int:
         _say(console, f"run         {os.path.relpath(path)}")
 
     if command.seeds is not None:
-        return _report_group(train_seeds(config, command.seeds, progress=True, on_start=announce), console)
-    return _report(run_experiment(config, loggers=[_console_logger(config, console)], on_start=announce), console)
+        return _report_group(experiments.train_seeds(config, command.seeds, progress=True, on_start=announce), console)
+    return _report(experiments.run(config, loggers=[_console_logger(config, console)], on_start=announce), console)
 
 
 def _say(console: Console, line: str) -> None:
@@ -149,7 +131,7 @@ def _say(console: Console, line: str) -> None:
     console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def _console_logger(config: ExperimentConfig, console: Console) -> ConsoleLogger:
+def _console_logger(config: experiments.ExperimentConfig, console: Console) -> ConsoleLogger:
     return ConsoleLogger(f"{config.algorithm_name} on {config.env.name}", config.trainer.total_env_steps, console)
 
 
@@ -191,16 +173,16 @@ def resume(arguments: list[str]) -> int:
     if options.name is not None and not options.fork:
         raise ConfigError("--name names the new run of --fork; give both, or neither")
     typed = _overrides(options)
-    console, directories = Console(), find_runs([name], options.root)
+    console, directories = Console(), experiments.find_runs([name], options.root)
     if (directories[0].path.parent / "group.json").is_file() and directories[0].path.name not in name:
         if typed or options.fork:
             raise ConfigError(f"{name} is a group; settings can change, and forks begin, in one of its runs at a time")
         _say(console, f"resuming {directories[0].path.parent}")
-        return _report_group(resume_seeds(directories[0].path.parent, progress=True), console)
+        return _report_group(experiments.resume_seeds(directories[0].path.parent, progress=True), console)
     (directory,) = directories
     before = directory.config
-    config = parse(ExperimentConfig, typed, prog="palaestra resume RUN", default=before)
-    changes = changes_between(before, config)
+    config = parse(experiments.ExperimentConfig, typed, prog="palaestra resume RUN", default=before)
+    changes = experiments.changes_between(before, config)
     changed_config(directory, {path: new for path, (_, new) in changes.items()})  # before it is said to be changed
     nothing_left = directory.status == "done" and not changes
 
@@ -211,7 +193,7 @@ def resume(arguments: list[str]) -> int:
         for changed, (old, new) in changes.items():
             _say(console, f"changed     {changed}: {old} -> {new}")
 
-    done = resume_run(
+    done = experiments.resume(
         directory.path,
         fork=(options.name or True) if options.fork else False,
         loggers=[_console_logger(config, console)],
@@ -232,9 +214,9 @@ def _overrides(options: ResumeOptions) -> list[str]:
     return typed
 
 
-def _report(done: RunResult, console: Console) -> int:
+def _report(done: experiments.RunResult, console: Console) -> int:
     result, run = done.result, shlex.quote(os.path.relpath(done.directory))
-    info = RunDirectory(done.directory).info
+    info = experiments.RunDirectory(done.directory).info
     lines = []
     if result.evaluation is not None:
         lines.append(f"evaluation  {result.evaluation}")
@@ -259,9 +241,9 @@ def _report(done: RunResult, console: Console) -> int:
     return result.exit_code
 
 
-def _report_group(done: GroupResult, console: Console) -> int:
+def _report_group(done: experiments.GroupResult, console: Console) -> int:
     group = shlex.quote(os.path.relpath(done.directory))
-    lines = [*group_summary(done), f"group       {group}"]
+    lines = [*experiments.group_summary(done), f"group       {group}"]
     if done.exit_code:
         lines.append(f"next        palaestra resume {group}")
     else:

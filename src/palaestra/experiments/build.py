@@ -1,7 +1,5 @@
 """A run put together from its configuration: what learns, and the trainer with all that it writes."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What there is: algorithms with the spaces and features that each supports, found out by asking each of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """The configuration of a run: frozen dataclasses, read from and written to YAML with every mistake named."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import typing

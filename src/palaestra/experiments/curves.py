@@ -1,7 +1,5 @@
 """Learning curves: read from run directories, averaged over seeds with intervals, compared."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Hindsight replay in a run: the reward function of its environment, tried out before anything starts."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """`Learner`: what learns in a run. Which of three kinds it is decides all that differs between kinds of runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import logging

@@ -1,7 +1,5 @@
 """What a run will take, and how fast an environment is by itself, found out by trying for a second."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

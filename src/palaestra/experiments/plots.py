@@ -1,7 +1,5 @@
 """Pictures of learning curves: png, svg, csv, in a terminal, and inside the report."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Sequence
 from html import escape

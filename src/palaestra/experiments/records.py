@@ -1,7 +1,5 @@
 """What a run writes down about itself: where it comes from, and `faults/NNNN.json`, what went wrong."""
 
-from __future__ import annotations
-
 import datetime
 import importlib.metadata
 import json

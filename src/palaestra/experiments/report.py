@@ -1,7 +1,5 @@
 """`report.html`: everything about a run, or several, in one file that needs neither server nor network."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """`RobotLearner`: runs of robots, whose agents collect and say when their tasks learn."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """From a configuration to a finished run, and on from where one stopped."""
 
-from __future__ import annotations
-
 import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence

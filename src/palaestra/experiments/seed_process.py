@@ -1,7 +1,5 @@
 """The process of one seed: `python -m palaestra.experiments.seed_process RUN [ENTRY OF THE PYTHON PATH ...]`."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

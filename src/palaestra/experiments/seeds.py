@@ -1,7 +1,5 @@
 """Several seeds side by side: a process for each, a bounded number at a time, in one group directory."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import signal

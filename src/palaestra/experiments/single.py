@@ -1,7 +1,5 @@
 """`SingleLearner`: runs of one policy, in environments with one agent."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """`TeamLearner`: runs with many agents, each of which acts by one of several policies."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Single settings: from YAML, Python or the command line to the type that a field asks for."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools

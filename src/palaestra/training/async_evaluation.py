@@ -1,7 +1,5 @@
 """Evaluation in the main process, or asynchronously in another while training continues."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import multiprocessing

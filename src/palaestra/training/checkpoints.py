@@ -1,7 +1,5 @@
 """Checkpoints that survive whatever stops a run: written to a temporary folder, hashed, then renamed."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """`TrainerConfig`: how long to train, and how often to do what besides."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """What a person sees of a run: a live panel on a terminal, plain lines elsewhere; and where the time goes."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence

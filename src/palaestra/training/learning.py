@@ -1,7 +1,5 @@
 """What a trainer keeps count of while it learns: whose turn it is, averages of metrics, skipped updates."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """`Logger`: what takes metrics; into files, and for TensorBoard."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """What a trainer is put together from: a collector, and what learns, by the names of the policies."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol, runtime_checkable
 

@@ -1,7 +1,5 @@
 """Metrics to a service that may be slow, down or gone: Weights & Biases, MLflow, Trackio."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import logging

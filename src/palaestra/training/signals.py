@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM: once to finish and save, twice to stop at once."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`Trainer`: the one training loop."""
 
-from __future__ import annotations
-
 import logging
 import time
 import warnings
