@@ -1,4 +1,4 @@
-"""`FourRooms`: a point that should find its way through doors to a goal, and is told nothing before it is there."""
+"""Environments of a few states, whose best values are known in closed form."""
 
 from typing import Any, final
 
@@ -6,7 +6,157 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-__all__ = ["FourRooms"]
+__all__ = ["Bandit", "Chain", "Endless", "FourRooms"]
+
+
+@final
+class Bandit(gymnasium.Env[np.ndarray, np.int64]):
+    """One step per episode; arm i of k pays i / (k - 1) on average.
+
+    The best policy always pulls the last arm: its return is 1, for every gamma. A uniform policy's is 1/2.
+
+    Args:
+        num_arms: k, at least 2.
+        noise: standard deviation of the Gaussian noise on the reward.
+
+    Examples:
+        >>> env = Bandit(3)
+        >>> _ = env.reset(seed=0)
+        >>> env.step(np.int64(1))[1:3]
+        (0.5, True)
+    """
+
+    def __init__(self, num_arms: int = 3, noise: float = 0.0) -> None:
+        self.observation_space = spaces.Box(0, 1, (1,), np.float32)
+        self.action_space = spaces.Discrete(num_arms)
+        self._num_arms = num_arms
+        self._noise = noise
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Shows the only state.
+
+        Args:
+            seed: of the noise.
+            options: none exist.
+        """
+        super().reset(seed=seed)
+        return np.ones(1, np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Pulls an arm.
+
+        Args:
+            action: which.
+        """
+        reward = float(action) / (self._num_arms - 1)
+        if self._noise:
+            reward += self._noise * float(self.np_random.standard_normal())
+        return np.ones(1, np.float32), reward, True, False, {}
+
+
+@final
+class Chain(gymnasium.Env[np.ndarray, np.int64]):
+    """States 0 ... n - 1 in a row; going right from the last one pays 1 and terminates.
+
+    Action 1 goes right, 0 goes left (and stays in state 0). The best policy always goes right:
+
+        V(s) = gamma^(n - 1 - s),   Q(s, right) = V(s),   Q(s, left) = gamma V(max(s - 1, 0))
+
+    Going left for ever earns nothing, so give it a time limit.
+
+    Args:
+        num_states: n, at least 1.
+
+    Examples:
+        >>> env = Chain(2)
+        >>> env.reset(seed=0)[0], env.step(np.int64(1))[1:3], env.step(np.int64(1))[1:3]
+        (array([1., 0.], dtype=float32), (0.0, False), (1.0, True))
+    """
+
+    def __init__(self, num_states: int = 5) -> None:
+        self.observation_space = spaces.Box(0, 1, (num_states,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._num_states = num_states
+        self._state = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Starts in state 0.
+
+        Args:
+            seed: nothing is random.
+            options: none exist.
+        """
+        super().reset(seed=seed)
+        self._state = 0
+        return self._one_hot(), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Goes one state to the left or right.
+
+        Args:
+            action: 0 or 1.
+        """
+        if action == 1 and self._state == self._num_states - 1:
+            return self._one_hot(), 1.0, True, False, {}
+        self._state = self._state + 1 if action == 1 else max(self._state - 1, 0)
+        return self._one_hot(), 0.0, False, False, {}
+
+    def _one_hot(self) -> np.ndarray:
+        observation = np.zeros(self._num_states, np.float32)
+        observation[self._state] = 1
+        return observation
+
+
+@final
+class Endless(gymnasium.Env[np.ndarray, np.int64]):
+    """Pays 1 every step, whatever is done, and never terminates.
+
+    The value of every state and action is 1 / (1 - gamma), with any time limit around it: a learner that takes
+    truncation for termination finds less.
+
+    Args:
+        random: whether observations are uniform noise in [0, 1] rather than ones.
+        size: numbers in an observation.
+
+    Examples:
+        >>> env = Endless()
+        >>> env.reset(seed=0)[0], env.step(np.int64(0))[1:4]
+        (array([1.], dtype=float32), (1.0, False, False))
+    """
+
+    def __init__(self, random: bool = False, size: int = 1) -> None:
+        self.observation_space = spaces.Box(0, 1, (size,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._random = random
+        self._size = size
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Starts an episode.
+
+        Args:
+            seed: of the observations.
+            options: none exist.
+        """
+        super().reset(seed=seed)
+        return self._observation(), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Pays 1.
+
+        Args:
+            action: does nothing.
+        """
+        return self._observation(), 1.0, False, False, {}
+
+    def _observation(self) -> np.ndarray:
+        return self.np_random.random(self._size, np.float32) if self._random else np.ones(self._size, np.float32)
+
 
 _SIZE = 64  # of the picture, pixels
 _GAP = 1e-3  # between a point and the wall that stopped it
