@@ -54,7 +54,6 @@ class A2CConfig(AlgorithmConfig):
 
     @property
     def plan(self) -> OnPolicy:
-        """The data these settings ask for."""
         return parts.plan_of(OnPolicy, self)
 
 

@@ -77,6 +77,11 @@ class AlgorithmConfig:
         palaestra.core.errors.ConfigError: algorithm.gamma is 1.5; it must lie in [0, 1]
     """
 
+    @property
+    def plan(self) -> Plan:
+        """The data these settings ask for; each configuration replaces it."""
+        raise NotImplementedError(f"{type(self).__name__} states no plan; define the property `plan`")
+
     def __post_init__(self) -> None:
         problems = [
             f"algorithm.{name} is {value}; it must {needed}"

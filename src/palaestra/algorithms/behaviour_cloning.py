@@ -36,7 +36,6 @@ class BehaviourCloningConfig(AlgorithmConfig):
 
     @property
     def plan(self) -> Offline:
-        """The data these settings ask for."""
         return parts.plan_of(Offline, self)
 
 

@@ -74,7 +74,6 @@ class C51Config(AlgorithmConfig):
 
     @property
     def plan(self) -> Replay:
-        """The data these settings ask for."""
         return parts.plan_of(Replay, self, prioritized=parts.priorities(self))
 
 

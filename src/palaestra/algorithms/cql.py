@@ -57,7 +57,6 @@ class CQLConfig(AlgorithmConfig):
 
     @property
     def plan(self) -> Offline:
-        """The data these settings ask for."""
         return parts.plan_of(Offline, self)
 
 

@@ -56,7 +56,6 @@ class DDPGConfig(AlgorithmConfig):
 
     @property
     def plan(self) -> Replay:
-        """The data these settings ask for."""
         return parts.plan_of(Replay, self)
 
 

@@ -48,7 +48,6 @@ class DiscreteCQLConfig(AlgorithmConfig):
 
     @property
     def plan(self) -> Offline:
-        """The data these settings ask for."""
         return parts.plan_of(Offline, self)
 
 

@@ -71,7 +71,6 @@ class DQNConfig(AlgorithmConfig):
 
     @property
     def plan(self) -> Replay:
-        """The data these settings ask for."""
         return parts.plan_of(Replay, self, prioritized=parts.priorities(self))
 
 

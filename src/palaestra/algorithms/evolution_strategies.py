@@ -53,7 +53,6 @@ class EvolutionStrategiesConfig(AlgorithmConfig):
 
     @property
     def plan(self) -> OnPolicy:
-        """The data these settings ask for."""
         return parts.plan_of(OnPolicy, self)
 
 

@@ -51,7 +51,6 @@ class IQLConfig(AlgorithmConfig):
 
     @property
     def plan(self) -> Offline:
-        """The data these settings ask for."""
         return parts.plan_of(Offline, self)
 
 

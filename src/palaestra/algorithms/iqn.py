@@ -75,7 +75,6 @@ class IQNConfig(AlgorithmConfig):
 
     @property
     def plan(self) -> Replay:
-        """The data these settings ask for."""
         return parts.plan_of(Replay, self, prioritized=parts.priorities(self))
 
 

@@ -58,7 +58,6 @@ class MADDPGConfig(AlgorithmConfig):
 
     @property
     def plan(self) -> Replay:
-        """The data these settings ask for."""
         return parts.plan_of(Replay, self)
 
 

@@ -56,7 +56,6 @@ class MAPPOConfig(AlgorithmConfig):
 
     @property
     def plan(self) -> OnPolicy:
-        """The data these settings ask for."""
         return parts.plan_of(OnPolicy, self, mini_batch_length=1)
 
 

@@ -65,7 +65,6 @@ class QMIXConfig(AlgorithmConfig):
 
     @property
     def plan(self) -> Replay:
-        """The data these settings ask for."""
         return parts.plan_of(Replay, self)
 
 

@@ -70,7 +70,6 @@ class QRDQNConfig(AlgorithmConfig):
 
     @property
     def plan(self) -> Replay:
-        """The data these settings ask for."""
         return parts.plan_of(Replay, self, prioritized=parts.priorities(self))
 
 

@@ -47,7 +47,6 @@ class ReinforceConfig(AlgorithmConfig):
 
     @property
     def plan(self) -> OnPolicy:
-        """The data these settings ask for."""
         return parts.plan_of(OnPolicy, self)
 
 

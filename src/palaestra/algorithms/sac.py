@@ -61,7 +61,6 @@ class SACConfig(AlgorithmConfig):
 
     @property
     def plan(self) -> Replay:
-        """The data these settings ask for."""
         return parts.plan_of(Replay, self)
 
 

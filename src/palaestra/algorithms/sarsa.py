@@ -62,7 +62,6 @@ class SarsaConfig(AlgorithmConfig):
 
     @property
     def plan(self) -> OnPolicy:
-        """The data these settings ask for."""
         return parts.plan_of(OnPolicy, self)
 
 

@@ -62,7 +62,6 @@ class TD3Config(AlgorithmConfig):
 
     @property
     def plan(self) -> Replay:
-        """The data these settings ask for."""
         return parts.plan_of(Replay, self)
 
 

@@ -52,7 +52,6 @@ class TD3BCConfig(AlgorithmConfig):
 
     @property
     def plan(self) -> Offline:
-        """The data these settings ask for."""
         return parts.plan_of(Offline, self)
 
 
