@@ -77,6 +77,9 @@ class AlgorithmConfig:
         palaestra.core.errors.ConfigError: algorithm.gamma is 1.5; it must lie in [0, 1]
     """
 
+    optimizers: dict[str, Any] = field(default_factory=dict)
+    """Other optimizers for components of the model: a name, or a mapping of cls, params and max_grad_norm."""
+
     @property
     def plan(self) -> Plan:
         """The data these settings ask for; each configuration replaces it."""
@@ -172,6 +175,7 @@ class Algorithm(ABC, Generic[PolicyT]):
         self.config: Any = config
         self.policy: PolicyT = policy
         self.model, self.plan = model, plan
+        model.replace_optimizers(getattr(config, "optimizers", {}))
         self.device = torch.device("cpu")
         """Where it learns."""
         self._moves = False  # whether that is not the CPU

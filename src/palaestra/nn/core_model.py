@@ -86,6 +86,25 @@ class CoreModel(MovableModule):
             named = {f"{name}.{key}": parameter for key, parameter in parameters.items()}
             self.optimizers[name] = ComponentOptimizer(named, option)
 
+    def replace_optimizers(self, options: Mapping[str, Any]) -> None:
+        """Takes other optimizers for some components, before anything is learned.
+
+        Args:
+            options: what `OptimizerOption.of` takes, by the component's name.
+
+        Raises:
+            ConfigError: no optimizer trains such a component, or an option is wrong.
+        """
+        for name, option in options.items():
+            if name not in self.optimizers:
+                raise ConfigError(
+                    f"an optimizer is given for {name!r}{did_you_mean(name, self.optimizers)}; trained components are "
+                    f"{', '.join(self.optimizers)}"
+                )
+            old = self.optimizers[name]
+            parameters: Any = dict(zip(old.names, old.parameters, strict=True))
+            self.optimizers[name] = ComponentOptimizer(parameters, OptimizerOption.of(option, old.option))
+
     # -- learning
 
     def step(self, loss: Tensor) -> None:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import CheckpointError, ConfigError, Linear, Piecewise, Schedule, did_you_mean, schedule_value
+from palaestra.core import (
+    CheckpointError,
+    ConfigError,
+    Linear,
+    Piecewise,
+    Schedule,
+    did_you_mean,
+    import_object,
+    parse_schedule,
+    schedule_value,
+)
 from palaestra.nn.fast import adam_step, flatten
 
 __all__ = ["ComponentOptimizer", "OptimizerOption", "step_together"]
@@ -44,19 +55,19 @@ class OptimizerOption:
         0.0003
     """
 
-    cls: Literal["adam", "adamw", "rmsprop", "sgd"] = "adam"
-    """Which of torch's optimizers."""
+    cls: str | type[torch.optim.Optimizer] = "adam"
+    """Which of torch's optimizers: adam, adamw, rmsprop, sgd, the name of a class of `torch.optim`, or a class."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """Its parameters under torch's names; `lr` may be a schedule over the run."""
     max_grad_norm: float | None = None
     """The component's gradient is scaled down to this Euclidean norm where it is longer."""
 
     def __post_init__(self) -> None:
-        if self.cls not in _DEFAULTS:
-            raise ConfigError(f"unknown optimizer {self.cls!r}{did_you_mean(self.cls, _DEFAULTS)}")
+        own = self.torch_class
+        known = _DEFAULTS[str(self.cls)] if own is None else inspect.signature(own).parameters
         for name in self.params:
-            if name not in _DEFAULTS[self.cls]:
-                raise ConfigError(f"{self.cls} has no parameter {name!r}{did_you_mean(name, _DEFAULTS[self.cls])}")
+            if name not in known:
+                raise ConfigError(f"{self.cls} has no parameter {name!r}{did_you_mean(name, known)}")
         for name, value in {**self.params, "max_grad_norm": self.max_grad_norm}.items():
             numbers = value if isinstance(value, tuple | list) else [value]
             if any(isinstance(number, int | float) and not number >= 0 for number in numbers):
@@ -65,6 +76,51 @@ class OptimizerOption:
             raise ConfigError(f"{self.cls} was given betas = {self.params['betas']}; they must lie in [0, 1)")
         if self.params.get("nesterov") and not self.params.get("momentum"):
             raise ConfigError("Nesterov's method needs a momentum above 0")
+
+    @property
+    def torch_class(self) -> type[torch.optim.Optimizer] | None:
+        """The class that makes the steps; `None` for the four that the library makes itself."""
+        if self.cls in _DEFAULTS:
+            return None
+        found: Any = self.cls
+        if isinstance(found, str):
+            classes = {name.lower(): kind for name, kind in vars(torch.optim).items() if isinstance(kind, type)}
+            found = import_object(found) if ":" in found else classes.get(found.lower().rpartition(".")[2])
+            if found is None:
+                hint = did_you_mean(str(self.cls), _DEFAULTS) or did_you_mean(str(self.cls), classes)
+                raise ConfigError(f"unknown optimizer {self.cls!r}{hint}")
+        if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)) or found is torch.optim.LBFGS:
+            raise ConfigError(
+                f"the optimizer {self.cls!r} is {found!r}; a class of torch.optim is needed whose steps take gradients "
+                "alone, which those of LBFGS do not"
+            )
+        return found
+
+    @classmethod
+    def of(cls, value: Any, default: OptimizerOption) -> OptimizerOption:
+        """What a user set for a component, on top of what the algorithm has.
+
+        Args:
+            value: an option, a class, a name such as `"sgd"`, or a mapping of `cls`, `params` and `max_grad_norm`.
+            default: the algorithm's, whose learning rate and longest gradient stay unless the value has others, and
+                whose other parameters stay with the same class.
+
+        Raises:
+            ConfigError: it is nothing of the kind.
+        """
+        if isinstance(value, str | type):
+            value = {"cls": value}
+        elif isinstance(value, OptimizerOption):
+            value = {"cls": value.cls, "params": value.params, "max_grad_norm": value.max_grad_norm}
+        if not isinstance(value, Mapping) or value.keys() - {"cls", "params", "max_grad_norm"}:
+            raise ConfigError(f"an optimizer is {value!r}; give a name, or a mapping of cls, params and max_grad_norm")
+        kind, limit = value.get("cls", default.cls), value.get("max_grad_norm")
+        kept = {name: given for name, given in default.params.items() if name == "lr" or kind == default.cls}
+        given = {
+            name: parse_schedule(one) if name == "lr" and isinstance(one, str) else one
+            for name, one in (value.get("params") or {}).items()
+        }
+        return cls(kind, {**kept, **given}, default.max_grad_norm if limit is None else limit)
 
 
 class ComponentOptimizer:
@@ -83,16 +139,19 @@ class ComponentOptimizer:
         self.names = tuple(parameters)
         self.parameters: list[Tensor] = list(parameters.values())
         self.option = option
-        self._settings = {**_DEFAULTS[option.cls], **option.params}
+        own = option.torch_class
+        defaults = _DEFAULTS[str(option.cls)] if own is None else {"lr": 1e-3}
+        self._settings: dict[str, Any] = {**defaults, **option.params}
         self._schedule: Schedule = self._settings.pop("lr")
         self._rate = schedule_value(self._schedule, 0.0)
         self.learning_rate = torch.tensor(self._rate, dtype=torch.float32)
         """0-dim tensor, so that a compiled step sees its changes."""
         self.state: dict[str, list[Tensor]] = {
             name: [torch.zeros_like(parameter) for parameter in self.parameters]
-            for name, setting in _STATE[option.cls].items()
+            for name, setting in (_STATE[str(option.cls)] if own is None else {}).items()
             if setting is None or self._settings[setting]
         }
+        self._own: Any = None if own is None or not self.parameters else own(self.parameters, **self._own_settings())
         """What it remembers of every parameter, by name."""
         self.steps = torch.zeros(())
         """0-dim, gradient steps made."""
@@ -140,6 +199,8 @@ class ComponentOptimizer:
 
     def _step_in_graph(self, grads: list[Tensor], norm: Tensor, finite: Tensor) -> None:
         """A step as part of compiled code."""
+        if self._own is not None:
+            raise ConfigError(f"steps of {self.option.cls} cannot be compiled; leave out --compile, or use adam")
         if self.option.max_grad_norm is not None:
             scale = (self.option.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
             grads = [grad * scale for grad in grads]
@@ -176,10 +237,25 @@ class ComponentOptimizer:
                 grads = [part.view_as(grad) for part, grad in zip(parts, gradients, strict=True)]
         else:
             grads = [grad * scale for grad in measured] if scale < 1 else measured
-        if self._fused:
+        if self._own is not None:
+            self._step_own(grads)
+        elif self._fused:
             self._update_fused(grads)
         else:
             self._update(grads, self._rate, None)
+
+    def _own_settings(self) -> dict[str, Any]:
+        return {"lr": self._rate, **self._settings}
+
+    def _step_own(self, grads: Sequence[Tensor]) -> None:
+        """By an optimizer of PyTorch, or of the user."""
+        self.steps += self._one
+        for group in self._own.param_groups:
+            group["lr"] = self._rate
+        for parameter, grad in zip(self.parameters, grads, strict=True):
+            parameter.grad = grad
+        self._own.step()
+        self._own.zero_grad()
 
     def _update_fused(self, grads: Sequence[Tensor]) -> None:
         self.steps += self._one
@@ -226,6 +302,10 @@ class ComponentOptimizer:
             for kind, tensors in self.state.items()
             for name, tensor in zip(self.names, tensors, strict=True)
         }
+        if self._own is not None:
+            for name, parameter in zip(self.names, self.parameters, strict=True):
+                kept = self._own.state.get(parameter, {}).items()
+                tensors |= {f"{kind}.{name}": torch.as_tensor(value) for kind, value in kept if value is not None}
         return {"steps": self.steps, **tensors}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -237,6 +317,9 @@ class ComponentOptimizer:
         Raises:
             CheckpointError: names or shapes differ.
         """
+        if self._own is not None:
+            self._load_own(tensors)
+            return
         mine = self.state_tensors()
         different = mine.keys() ^ tensors.keys()
         different |= {name for name in mine.keys() & tensors.keys() if mine[name].shape != tensors[name].shape}
@@ -244,6 +327,21 @@ class ComponentOptimizer:
             raise CheckpointError(f"the saved optimizer state does not fit {self.option.cls}: {sorted(different)[:4]}")
         for name, tensor in mine.items():
             tensor.copy_(tensors[name])
+
+    def _load_own(self, tensors: Mapping[str, Tensor]) -> None:
+        """An optimizer of PyTorch makes its state in its first step, so there may be none yet to compare with."""
+        rest = set(tensors) - {"steps"}
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            mine = [key for key in rest if key.endswith(f".{name}") and "." not in key.removesuffix(f".{name}")]
+            rest -= set(mine)
+            state = {key.removesuffix(f".{name}"): tensors[key].clone() for key in mine}
+            if any(value.ndim and value.shape != parameter.shape for value in state.values()):
+                raise CheckpointError(f"the saved optimizer state does not fit {self.option.cls}: {sorted(mine)[:4]}")
+            if state:
+                self._own.state[parameter] = state
+        if rest or "steps" not in tensors:
+            raise CheckpointError(f"the saved optimizer state does not fit {self.option.cls}: {sorted(rest)[:4]}")
+        self.steps.copy_(tensors["steps"])
 
 
 def step_together(optimizers: Sequence[ComponentOptimizer], gradients: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
