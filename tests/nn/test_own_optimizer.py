@@ -63,7 +63,7 @@ def test_each_component_of_an_algorithm_gets_the_optimizer_that_is_set():
     ("optimizers", "words"),
     [
         ({"critics": "sgd"}, "given for 'critics' — did you mean 'critic'"),
-        ({"critic": "adadelt"}, "unknown optimizer 'adadelt' — did you mean 'adadelta'"),
+        ({"critic": "rprob"}, "unknown optimizer 'rprob' — did you mean"),
         ({"critic": "lbfgs"}, "those of LBFGS do not"),
         ({"critic": {"class": "sgd"}}, "give a name, or a mapping of cls, params and max_grad_norm"),
         ({"critic": {"cls": "adagrad", "params": {"momentum": 1.0}}}, "has no parameter 'momentum'"),

@@ -55,6 +55,12 @@ _OF_ALL: list[Any] = [getattr(_modules, f"_global{name}", None) for name in _HOO
 
 
 def _quick_call(module: Any, x: Any) -> Any:
+    """`module(x)`, hooks included; where there are none, without the way there, as long as a small layer takes.
+
+    Args:
+        module: of one input.
+        x: the input.
+    """
     if (
         module._forward_hooks
         or module._forward_pre_hooks
@@ -72,7 +78,6 @@ def _quick_call(module: Any, x: Any) -> Any:
 
 _has_all = all(hasattr(nn.Identity(), name) for name in (*_HOOKS, "_compiled_call_impl")) and None not in _OF_ALL
 call: Callable[[nn.Module, Any], Any] = _quick_call if _has_all else public_call
-"""`module(x)`, hooks included; where there are none, without the way there, which takes as long as a small layer."""
 
 
 class MovableModule(nn.Module):

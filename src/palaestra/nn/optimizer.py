@@ -23,6 +23,7 @@ from palaestra.core import (
     parse_schedule,
     schedule_value,
 )
+from palaestra.nn import rules
 from palaestra.nn.fast import adam_step, flatten
 
 __all__ = ["ComponentOptimizer", "OptimizerOption", "step_together"]
@@ -276,13 +277,13 @@ class ComponentOptimizer:
 
     def _update(self, grads: list[Tensor], rate: Any, finite: Tensor | None) -> None:
         """The step in plain operations; where `finite` is false, everything keeps its value."""
-        rule = {"adam": _adam, "adamw": _adam, "rmsprop": _rmsprop, "sgd": _sgd}[self.option.cls]
+        rule = {"adam": rules.adam, "adamw": rules.adam, "rmsprop": rules.rmsprop, "sgd": rules.sgd}[self.option.cls]
         settings = {**self._settings, "decoupled": self.option.cls == "adamw"}
         _write(self.steps, self.steps + 1, finite)
         if "betas" in settings:
             steps = self.steps.double()  # 1 - 0.999 loses half of its digits in float32
             beta1, beta2 = settings["betas"]
-            settings["corrections"] = _correction(beta1, steps, 1.0), _correction(beta2, steps, 0.5)
+            settings["corrections"] = rules.correction(beta1, steps, 1.0), rules.correction(beta2, steps, 0.5)
         for i, (parameter, grad) in enumerate(zip(self.parameters, grads, strict=True)):
             old = {name: tensors[i] for name, tensors in self.state.items()}
             change, new = rule(parameter, grad, old, settings)
@@ -393,48 +394,3 @@ def _in_order_of(parameter: Tensor, grad: Tensor) -> Tensor:
 
 def _write(old: Tensor, new: Tensor, finite: Tensor | None) -> None:
     old.copy_(new if finite is None else torch.where(finite, new, old))
-
-
-_State = dict[str, Tensor]
-
-
-def _correction(beta: float, steps: Tensor, power: float) -> Tensor:
-    """(1 - beta^steps)^-power, as exponentials: compiled code computes those once, and other powers in inner loops."""
-    if not beta:
-        return torch.ones_like(steps)
-    return torch.exp(torch.log1p(-torch.exp(steps * math.log(beta))) * -power)
-
-
-def _adam(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any]) -> tuple[Tensor, _State]:
-    """Kingma and Ba 2015, algorithm 1; with `decoupled`, the weight decay of Loshchilov and Hutter 2019."""
-    (beta1, beta2), (correction1, correction2) = settings["betas"], settings["corrections"]
-    if settings["weight_decay"] and not settings["decoupled"]:
-        g = g + settings["weight_decay"] * p
-    mean, square = old["exp_avg"].lerp(g, 1 - beta1), old["exp_avg_sq"].lerp(g * g, 1 - beta2)
-    deviation = square.sqrt() * correction2 + settings["eps"]
-    return mean * correction1 / deviation, {"exp_avg": mean, "exp_avg_sq": square}
-
-
-def _rmsprop(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any]) -> tuple[Tensor, _State]:
-    """Tieleman and Hinton 2012, lecture 6.5; centred as in Graves 2013, equations (38) to (41)."""
-    if settings["weight_decay"]:
-        g = g + settings["weight_decay"] * p
-    new = {"square_avg": old["square_avg"].lerp(g * g, 1 - settings["alpha"])}
-    variance = new["square_avg"]
-    if settings["centered"]:
-        new["grad_avg"] = old["grad_avg"].lerp(g, 1 - settings["alpha"])
-        variance = variance - new["grad_avg"] ** 2
-    change = g / (variance.sqrt() + settings["eps"])
-    if settings["momentum"]:
-        change = new["momentum_buffer"] = settings["momentum"] * old["momentum_buffer"] + change
-    return change, new
-
-
-def _sgd(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any]) -> tuple[Tensor, _State]:
-    """Sutskever et al. 2013, section 2, in torch's form: the learning rate is outside the momentum."""
-    if settings["weight_decay"]:
-        g = g + settings["weight_decay"] * p
-    if not settings["momentum"]:
-        return g, {}
-    buffer = g.add(old["momentum_buffer"], alpha=settings["momentum"])
-    return g.add(buffer, alpha=settings["momentum"]) if settings["nesterov"] else buffer, {"momentum_buffer": buffer}

@@ -1,0 +1,53 @@
+"""The rules of Adam, RMSProp and SGD in plain operations, which compiled code can fuse."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["adam", "correction", "rmsprop", "sgd"]
+
+_State = dict[str, Tensor]
+
+
+def correction(beta: float, steps: Tensor, power: float) -> Tensor:
+    """(1 - beta^steps)^-power, as exponentials: compiled code computes those once, and other powers in inner loops."""
+    if not beta:
+        return torch.ones_like(steps)
+    return torch.exp(torch.log1p(-torch.exp(steps * math.log(beta))) * -power)
+
+
+def adam(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any]) -> tuple[Tensor, _State]:
+    """Kingma and Ba 2015, algorithm 1; with `decoupled`, the weight decay of Loshchilov and Hutter 2019."""
+    (beta1, beta2), (correction1, correction2) = settings["betas"], settings["corrections"]
+    if settings["weight_decay"] and not settings["decoupled"]:
+        g = g + settings["weight_decay"] * p
+    mean, square = old["exp_avg"].lerp(g, 1 - beta1), old["exp_avg_sq"].lerp(g * g, 1 - beta2)
+    deviation = square.sqrt() * correction2 + settings["eps"]
+    return mean * correction1 / deviation, {"exp_avg": mean, "exp_avg_sq": square}
+
+
+def rmsprop(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any]) -> tuple[Tensor, _State]:
+    """Tieleman and Hinton 2012, lecture 6.5; centred as in Graves 2013, equations (38) to (41)."""
+    if settings["weight_decay"]:
+        g = g + settings["weight_decay"] * p
+    new = {"square_avg": old["square_avg"].lerp(g * g, 1 - settings["alpha"])}
+    variance = new["square_avg"]
+    if settings["centered"]:
+        new["grad_avg"] = old["grad_avg"].lerp(g, 1 - settings["alpha"])
+        variance = variance - new["grad_avg"] ** 2
+    change = g / (variance.sqrt() + settings["eps"])
+    if settings["momentum"]:
+        change = new["momentum_buffer"] = settings["momentum"] * old["momentum_buffer"] + change
+    return change, new
+
+
+def sgd(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any]) -> tuple[Tensor, _State]:
+    """Sutskever et al. 2013, section 2, in torch's form: the learning rate is outside the momentum."""
+    if settings["weight_decay"]:
+        g = g + settings["weight_decay"] * p
+    if not settings["momentum"]:
+        return g, {}
+    buffer = g.add(old["momentum_buffer"], alpha=settings["momentum"])
+    return g.add(buffer, alpha=settings["momentum"]) if settings["nesterov"] else buffer, {"momentum_buffer": buffer}
