@@ -112,25 +112,25 @@ def test_s1_targets_follow_the_table_of_episode_ends():
     rows = trajectory()
     value = torch.arange(10.0, 19.0)  # V of each row
     reward, step_type = torch.from_numpy(rows.reward), torch.from_numpy(rows.step_type)
-    discount = GAMMA * torch.from_numpy(rows.discount)
+    discount = torch.from_numpy(rows.discount)
     valid = valid_starts(step_type)
     assert valid.tolist() == [True, True, True, False, True, True, False, True]  # LAST rows are not learned
     # TD(0), from the transitions' own flags: bootstrap unless the episode terminated, also where it was truncated
     transitions = transitions_from_rows(rows).to_torch()
     index = valid.nonzero().squeeze(-1)
     expected = transitions.reward + GAMMA * ~transitions.terminated * value[index + 1]
-    assert_close(td_target(value[1:], reward[1:], discount[1:])[index], expected)
+    assert_close(td_target(value[1:], reward[1:], GAMMA * discount[1:])[index], expected)
     assert expected[2] == 4.0  # terminated: the value of the final observation is not used
     assert expected[4] == pytest.approx(16.0 + GAMMA * 16.0)  # truncated: it is
     # GAE with λ = 0 is the same target; with λ it stops at every end
     delta = torch.zeros(8).index_put((index,), expected - value[index])
     columns = [x[:, None] for x in (value, reward, discount, step_type)]
-    assert_close(gae(*columns, lambda_=0.0)[:, 0], delta)
+    assert_close(gae(*columns, gamma=GAMMA, lambda_=0.0)[:, 0], delta)
     advantage, carried = torch.zeros(8), 0.0
     for t in reversed(range(8)):
         carried = float(delta[t]) + GAMMA * LAMBDA * carried * float(rows.discount[t + 1]) * bool(valid[t])
         advantage[t] = carried = carried * bool(valid[t])
-    assert_close(gae(*columns, lambda_=LAMBDA)[:, 0], advantage)
+    assert_close(gae(*columns, gamma=GAMMA, lambda_=LAMBDA)[:, 0], advantage)
     # three steps from row 0 end at row 3, three from row 1 end there too, with nothing of the next episode
     for start, total, factor, steps in [
         (0, 1 + 0.9 * 2 + 0.81 * 4, 0.0, 3),
@@ -138,8 +138,8 @@ def test_s1_targets_follow_the_table_of_episode_ends():
         (4, 8 + 0.9 * 16, 0.81, 2),
     ]:
         window = [x[start : start + 4] for x in columns[1:]]
-        result = n_step_targets(*window)
-        assert (result.reward.item(), result.discount.item(), result.steps.item()) == (
+        result = n_step_targets(*window, gamma=GAMMA)
+        assert (result.reward.item(), result.bootstrap.item(), result.steps.item()) == (
             pytest.approx(total),
             pytest.approx(factor),
             steps,

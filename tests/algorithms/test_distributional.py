@@ -51,7 +51,7 @@ def row(action: int, reward: float, discount: float, next_observation: Any = Non
             "action": torch.tensor([action]),
             "next_observation": torch.zeros(1, 2) if next_observation is None else next_observation,
             "reward": torch.tensor([reward]),
-            "discount": torch.tensor([discount]),
+            "bootstrap": torch.tensor([discount]),
             "index": torch.tensor([0]),
         }
     )
@@ -113,7 +113,7 @@ def test_a_termination_leaves_only_the_reward(name):
     batch = algorithm.noise(algorithm.preprocess(drawn, collector.buffer), torch.Generator().manual_seed(2))
     other = batch.replace(next_observation=1 - batch.next_observation)
     for discount, same in ((0.0, True), (0.9, False)):
-        changes = {"discount": torch.full_like(batch.discount, discount)}
+        changes = {"bootstrap": torch.full_like(batch.bootstrap, discount)}
         losses = [algorithm.losses(b.replace(**changes)).terms["q"].item() for b in (batch, other)]
         assert (abs(losses[0] - losses[1]) < 1e-5) is same
 

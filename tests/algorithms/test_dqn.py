@@ -39,7 +39,7 @@ def row(observation: Any, action: int, next_observation: Any, reward: float, dis
             "action": torch.tensor([action]),
             "next_observation": torch.tensor([next_observation]),
             "reward": torch.tensor([reward]),
-            "discount": torch.tensor([discount]),
+            "bootstrap": torch.tensor([discount]),
             "index": torch.tensor([0]),
         }
     )
@@ -89,7 +89,7 @@ def test_n_step_targets_respect_the_end_of_an_episode():
     )
     batch = algorithm.preprocess(windows, source=None)
     assert_close(batch.reward, torch.tensor([2.0, 2.0, 1.0, 1.0]))
-    assert_close(batch.discount, torch.tensor([0.25, 0.0, 0.0, 0.5]))
+    assert_close(batch.bootstrap, torch.tensor([0.25, 0.0, 0.0, 0.5]))
 
 
 def test_the_target_network_follows_every_target_period_gradient_steps():

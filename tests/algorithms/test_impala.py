@@ -38,7 +38,8 @@ def test_an_older_policy_is_corrected_for():
     older = batch.replace(log_prob=batch.log_prob + 1.0)
     value = algorithm.value(batch.observation).detach()
     log_prob = algorithm.policy.distribution(batch.observation[:-1]).log_prob(batch.action)
-    trace = vtrace(value, batch.reward, batch.discount, batch.step_type, (log_prob - older.log_prob).detach())
+    rows = (value, batch.reward, batch.discount, batch.step_type, (log_prob - older.log_prob).detach())
+    trace = vtrace(*rows, gamma=algorithm.config.gamma)
     expected = -(log_prob * trace.advantage * batch.valid).sum() / batch.valid.sum()
     loss = algorithm.losses(older)
     assert_close(loss.terms["impala"], expected)
@@ -52,7 +53,7 @@ def test_the_row_after_the_unroll_is_bootstrapped_from_and_gets_no_gradient():
     batch = batch.replace(
         observation=observation,
         step_type=torch.ones_like(batch.step_type),
-        discount=torch.full_like(batch.discount, 0.9),
+        discount=torch.ones_like(batch.discount),
     )
     loss = algorithm.losses(batch).terms["impala"]
     (gradient,) = torch.autograd.grad(loss, observation)

@@ -62,7 +62,7 @@ def test_preprocess_adds_advantages_and_targets_in_one_pass():
     drawn = unroll(algorithm, collector)
     batch = algorithm.preprocess(drawn, collector.buffer)
     value = algorithm.value(drawn.observation).detach()
-    expected = gae(value, drawn.reward, 0.9 * drawn.discount, drawn.step_type, lambda_=0.7)
+    expected = gae(value, drawn.reward, drawn.discount, drawn.step_type, gamma=0.9, lambda_=0.7)
     assert_close(batch.advantage, expected)
     assert_close(batch.value_target, value[:-1] + expected)
     last = drawn.step_type[:-1] == StepType.LAST

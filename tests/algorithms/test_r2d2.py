@@ -27,7 +27,7 @@ def test_the_loss_is_the_one_of_a_loop_over_rows():
     online, target = algorithm.policy.network, algorithm.model.component["target_q"]
     errors = []
     for n in range(batch.reward.shape[1]):
-        kinds = batch.step_type[:, n].tolist()
+        kinds, gamma = batch.step_type[:, n].tolist(), algorithm.config.gamma
         values, target_values = [], []
         states = [batch.state[0, n : n + 1]] * 2
         for t, kind in enumerate(kinds):
@@ -45,7 +45,7 @@ def test_the_loss_is_the_one_of_a_loop_over_rows():
             goal, weight = 0.0, 1.0
             end = min(t + 2, len(kinds) - 1)
             for u in range(t + 1, end + 1):
-                goal, weight = goal + weight * batch.reward[u, n], weight * batch.discount[u, n]
+                goal, weight = goal + weight * batch.reward[u, n], weight * gamma * batch.discount[u, n]
                 if kinds[u] == StepType.LAST:
                     end = u
                     break

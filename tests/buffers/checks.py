@@ -43,7 +43,7 @@ def valid(rows: list[Row], *, one_episode: bool) -> list[float]:
 
 def check_windows(windows: Windows, world: World, n_step: int, *, fixed: bool = False) -> None:
     """Every window against a sum that walks along its lane."""
-    targets = n_step_targets(windows.reward, GAMMA * windows.discount, windows.step_type)
+    targets = n_step_targets(windows.reward, windows.discount, windows.step_type, gamma=GAMMA)
     for i, serial in enumerate(windows.observation.tolist()):
         lane, start = world.find(serial)
         assert start in lane.starts(n_step, fixed=fixed)
@@ -51,4 +51,4 @@ def check_windows(windows: Windows, world: World, n_step: int, *, fixed: bool = 
         assert windows.action[i] == lane.stream[start].action
         assert windows.next_observation[i] == last.serial
         assert targets.reward[i].item() == pytest.approx(total, rel=1e-5)
-        assert targets.discount[i].item() == pytest.approx(discount, rel=1e-5)
+        assert targets.bootstrap[i].item() == pytest.approx(discount, rel=1e-5)

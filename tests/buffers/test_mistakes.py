@@ -48,10 +48,10 @@ def test_maro_terminal_transitions_are_drawn_and_not_bootstrapped():
     for discount, bootstrapped in ((0.0, 0.0), (1.0, GAMMA)):
         buffer = episode([FIRST, MID, LAST], [1.0, 1.0, discount])
         drawn = buffer.draw(replay(mini_batch_size=50), generator())
-        targets = n_step_targets(drawn.reward, GAMMA * drawn.discount, drawn.step_type)
+        targets = n_step_targets(drawn.reward, drawn.discount, drawn.step_type, gamma=GAMMA)
         ends = drawn.next_observation == 2
         assert ends.any()
-        assert targets.discount[ends].tolist() == pytest.approx([bootstrapped] * int(ends.sum()))
+        assert targets.bootstrap[ends].tolist() == pytest.approx([bootstrapped] * int(ends.sum()))
         assert set(targets.reward[ends].tolist()) == {1.0}
 
 
@@ -79,8 +79,8 @@ def test_tianshou_n_steps_bootstrap_at_a_time_limit():
     for discount, factor in ((1.0, GAMMA**2), (0.0, 0.0)):
         buffer = episode([FIRST, MID, LAST, FIRST, MID, MID], [1.0, 1.0, discount, 1.0, 1.0, 1.0])
         windows = buffer.windows(np.array([0]), 3)
-        targets = n_step_targets(windows.reward, GAMMA * windows.discount, windows.step_type)
-        assert targets.discount.item() == pytest.approx(factor)
+        targets = n_step_targets(windows.reward, windows.discount, windows.step_type, gamma=GAMMA)
+        assert targets.bootstrap.item() == pytest.approx(factor)
         assert targets.reward.item() == pytest.approx(1 + GAMMA)
         assert windows.next_observation.item() == 2
 

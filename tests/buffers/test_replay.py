@@ -68,7 +68,7 @@ def test_the_two_step_example_of_the_document():
     windows = buffer.windows(index[inside].numpy(), 2)
     assert torch.equal(windows.next_observation, bootstrap[inside])
     assert torch.equal(
-        n_step_targets(windows.reward, GAMMA * windows.discount, windows.step_type).reward, returns[inside]
+        n_step_targets(windows.reward, windows.discount, windows.step_type, gamma=GAMMA).reward, returns[inside]
     )
 
 

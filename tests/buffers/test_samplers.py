@@ -86,7 +86,7 @@ def test_ts_22_the_last_rows_of_an_ended_episode_are_drawn_from_fixed_data(name,
         buffer.append(torch.tensor([0, 0]), step([kind, kind], torch.tensor([t, 10 + t]), reward))
     drawn = buffer.draw(Offline(mini_batch_size=200, n_step=n_step), generator())
     assert set(drawn.observation.tolist()) == {0, 1, 2, 3, 10, 11, 12, 13}
-    targets = n_step_targets(drawn.reward, drawn.discount, drawn.step_type)
+    targets = n_step_targets(drawn.reward, drawn.discount, drawn.step_type, gamma=1.0)
     for start, total, following in zip(drawn.observation, targets.reward, drawn.next_observation, strict=True):
         end = min(int(start) % 10 + n_step, 4)
         assert int(following) == int(start) // 10 * 10 + end

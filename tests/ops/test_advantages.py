@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from palaestra.core import ShapeError
-from palaestra.ops import VTraceClip, discounted_returns, gae, lambda_returns, valid_starts, vtrace
+from palaestra.ops import VTraceClip, valid_starts
+from tests.ops.per_step import discounted_returns, gae, lambda_returns, vtrace
 from tests.ops.trajectories import (
     FIRST,
     GAMMA,

@@ -34,21 +34,21 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "check_action_mask": ((MASK,), {}),
     "clipped_surrogate": ((LOG_RATIO, LOG_RATIO), {"epsilon": 0.2}),
     "conjugate_gradient": ((lambda vector: 2 * vector, VALUE[0]), {"num_steps": 3}),
-    "discounted_returns": ((REWARD, DISCOUNT, STEP_TYPE, VALUE), {}),
+    "discounted_returns": ((REWARD, DISCOUNT, STEP_TYPE, VALUE), {"gamma": 0.99}),
     "double_q_target": ((LOGITS, LOGITS, REWARD[0], DISCOUNT[0], MASK), {}),
     "episode_returns": ((REWARD, STEP_TYPE), {}),
     "expectile_loss": ((LOG_RATIO,), {"expectile": 0.7}),
     "explained_variance": ((LOG_RATIO, REWARD[1:], VALID), {}),
-    "gae": (TIME, {"lambda_": 0.9}),
+    "gae": (TIME, {"gamma": 0.99, "lambda_": 0.9}),
     "greedy_action": ((LOGITS, MASK), {}),
     "huber": ((LOG_RATIO,), {"delta": 1.0}),
-    "lambda_returns": (TIME, {"lambda_": 0.9}),
+    "lambda_returns": (TIME, {"gamma": 0.99, "lambda_": 0.9}),
     "masked_mean": ((LOG_RATIO, VALID.float()), {}),
     "merge": ((MOMENTS, MOMENTS), {}),
     "moments_of": ((LOG_RATIO, (0, 1)), {}),
     "n_step_end": ((STEP_TYPE,), {}),
-    "n_step_returns": (TIME, {"n": 3}),
-    "n_step_targets": ((REWARD, DISCOUNT, STEP_TYPE), {}),
+    "n_step_returns": (TIME, {"gamma": 0.99, "n": 3}),
+    "n_step_targets": ((REWARD, DISCOUNT, STEP_TYPE), {"gamma": 0.99}),
     "policy_gradient": ((LOG_RATIO, LOG_RATIO), {}),
     "q_target": ((LOGITS, REWARD[0], DISCOUNT[0]), {}),
     "quantile_huber": ((LOGITS, LOGITS[:, :3], torch.linspace(0.1, 0.9, 4)), {"delta": 0.5}),
@@ -60,7 +60,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "td_target": ((VALUE[1], REWARD[1], DISCOUNT[1]), {}),
     "valid_starts": ((STEP_TYPE,), {}),
     "variance": ((MOMENTS,), {}),
-    "vtrace": ((*TIME, LOG_RATIO), {"lambda_": 0.9}),
+    "vtrace": ((*TIME, LOG_RATIO), {"gamma": 0.99, "lambda_": 0.9}),
     "weighted_sum": ((LOG_RATIO, VALID.float()), {}),
 }
 
@@ -83,6 +83,20 @@ def compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
 def test_every_public_function_is_in_the_table_of_calls():
     functions = {name for name, value in vars(ops).items() if isinstance(value, FunctionType)}
     assert functions == CALLS.keys()
+
+
+@pytest.mark.parametrize("gamma", [0.97, torch.tensor(0.97)], ids=["number", "tensor"])
+@pytest.mark.parametrize("name", [name for name, (_, options) in CALLS.items() if "gamma" in options])
+def test_gamma_is_a_factor_of_every_discount(name, gamma):
+    """ALF-22: bit for bit; the environment's discount marks ends, gamma is the algorithm's."""
+    arguments, options = CALLS[name]
+    scaled = tuple(gamma * x if x is DISCOUNT else x for x in arguments)
+    apart, together = (
+        getattr(ops, name)(*given, **{**options, "gamma": factor})
+        for given, factor in ((arguments, gamma), (scaled, 1.0))
+    )
+    pairs = zip(apart, together, strict=True) if isinstance(apart, tuple) else [(apart, together)]
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_annotations_are_checked_in_these_tests():

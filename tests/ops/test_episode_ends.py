@@ -8,17 +8,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from palaestra.core import ShapeError
-from palaestra.ops import (
-    discounted_returns,
-    gae,
-    lambda_returns,
-    n_step_end,
-    n_step_returns,
-    n_step_targets,
-    td_target,
-    valid_starts,
-    vtrace,
-)
+from palaestra.ops import n_step_end, td_target, valid_starts
+from tests.ops.per_step import discounted_returns, gae, lambda_returns, n_step_returns, n_step_targets, vtrace
 from tests.ops.trajectories import (
     FIRST,
     GAMMA,
@@ -57,7 +48,7 @@ def two_step_windows(trajectory: Trajectory) -> Tensor:
     for t in range(len(value) - 2):
         window = n_step_targets(reward[t : t + 3], discount[t : t + 3], step_type[t : t + 3])
         bootstrap = value[t : t + 3].gather(0, window.steps[None]).squeeze(0)
-        rows.append(window.reward + window.discount * bootstrap)
+        rows.append(window.reward + window.bootstrap * bootstrap)
     return torch.stack(rows)
 
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from palaestra.core import ShapeError
-from palaestra.ops import discounted_returns, lambda_returns, n_step_end, n_step_returns, n_step_targets, valid_starts
+from palaestra.ops import n_step_end, valid_starts
+from tests.ops.per_step import discounted_returns, lambda_returns, n_step_returns, n_step_targets
 from tests.ops.trajectories import (
     FIRST,
     GAMMA,
@@ -133,7 +134,7 @@ def test_two_step_targets_are_those_of_the_dqn_example():
     arguments = window([9, 1, 2], [GAMMA] * 3, [MID, MID, MID])
     result = n_step_targets(*arguments)
     assert result.reward.item() == pytest.approx(1 + GAMMA * 2)
-    assert result.discount.item() == pytest.approx(GAMMA**2)
+    assert result.bootstrap.item() == pytest.approx(GAMMA**2)
     assert result.steps.item() == 2
 
 
@@ -143,7 +144,11 @@ def test_n_step_targets_stop_at_a_termination_inside_the_window():
         [9, 1, 2, 0, 50], [GAMMA, GAMMA, 0, GAMMA, GAMMA], [MID, MID, LAST, FIRST, MID]
     )
     result = n_step_targets(reward, discount, step_type)
-    assert (result.reward.item(), result.discount.item(), result.steps.item()) == (pytest.approx(1 + GAMMA * 2), 0.0, 2)
+    assert (result.reward.item(), result.bootstrap.item(), result.steps.item()) == (
+        pytest.approx(1 + GAMMA * 2),
+        0.0,
+        2,
+    )
     mutant = n_step_targets(reward, discount.clamp(min=GAMMA), torch.ones_like(step_type))
     assert mutant.reward.item() > result.reward.item() + 30
 
@@ -152,14 +157,14 @@ def test_n_step_targets_bootstrap_from_a_truncation_inside_the_window():
     """TS-22, ALF-26."""
     result = n_step_targets(*window([9, 1, 2, 0, 50], [GAMMA] * 5, [MID, MID, LAST, FIRST, MID]))
     assert result.reward.item() == pytest.approx(1 + GAMMA * 2)
-    assert result.discount.item() == pytest.approx(GAMMA**2)
+    assert result.bootstrap.item() == pytest.approx(GAMMA**2)
     assert result.steps.item() == 2
 
 
 def test_n_step_targets_stop_before_a_broken_fragment():
     result = n_step_targets(*window([9, 1, 2, 0, 50], [GAMMA] * 5, [MID, MID, MID, FIRST, MID]))
     assert result.reward.item() == pytest.approx(1 + GAMMA * 2)
-    assert result.discount.item() == pytest.approx(GAMMA**2)
+    assert result.bootstrap.item() == pytest.approx(GAMMA**2)
     assert result.steps.item() == 2
 
 
@@ -171,7 +176,7 @@ def test_n_step_targets_match_the_sum_in_the_book(n, seed):
     reward, discount, steps = n_step_window_reference(*arguments)
     result = n_step_targets(*arguments)
     assert_close(result.reward, reward, check_dtype=False)
-    assert_close(result.discount, discount, check_dtype=False)
+    assert_close(result.bootstrap, discount, check_dtype=False)
     assert torch.equal(result.steps, steps)
     assert torch.equal(n_step_end(arguments[2]), steps)
 
@@ -182,7 +187,7 @@ def test_n_step_targets_and_n_step_returns_agree():
     value, reward, discount, step_type = (x.squeeze(-1) for x in trajectory)
     for t in valid_starts(step_type)[:37].nonzero().squeeze(-1).tolist():
         result = n_step_targets(*(x[t : t + 4, None] for x in (reward, discount, step_type)))
-        target = result.reward + result.discount * value[t + result.steps]
+        target = result.reward + result.bootstrap * value[t + result.steps]
         assert target.item() == pytest.approx(returns[t].item())
 
 
@@ -192,7 +197,7 @@ def test_a_window_that_begins_at_an_end_has_no_target(n, beginning):
     """A sampler never draws one; if it did, nothing of the next episode would be learned."""
     rows = beginning + [MID] * (n - 1)
     result = n_step_targets(*window([7, 0, 5, 5][: n + 1], [GAMMA] * (n + 1), rows))
-    assert (result.reward.item(), result.discount.item(), result.steps.item()) == (0.0, 0.0, 1)
+    assert (result.reward.item(), result.bootstrap.item(), result.steps.item()) == (0.0, 0.0, 1)
 
 
 def test_n_step_targets_do_not_read_rows_after_the_end():
@@ -208,7 +213,7 @@ def test_returns_name_both_arrays_when_shapes_differ():
     ones, step_type = torch.ones(5, 2), torch.ones(5, 2, dtype=torch.int32)
     with pytest.raises(ShapeError, match=r"reward has shape \[4, 2\] and discount has shape \[5, 2\]; both must be"):
         discounted_returns(ones[:4], ones, step_type)
-    with pytest.raises(ShapeError, match=r"reward has shape \[5, 2\] and bootstrap has shape \[2\]; both must be"):
+    with pytest.raises(ShapeError, match=r"reward has shape \[5, 2\] and value has shape \[2\]; both must be"):
         discounted_returns(ones, ones, step_type, ones[0])
     with pytest.raises(ShapeError, match=r"value has shape \[4, 2\] and reward has shape \[5, 2\]; both must be"):
         lambda_returns(ones[:4], ones, ones, step_type, lambda_=0.5)

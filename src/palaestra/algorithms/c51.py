@@ -145,7 +145,7 @@ def cross_entropy(algorithm: Any, batch: parts.ValueBatch, *, double: bool) -> t
         next_q = network(next_observation, next_noise) if double else target.values(next_logits)
         next_action = greedy_action(next_q, policy.action_mask(batch.next_observation))
         next_probs = next_logits[rows, next_action].softmax(-1)
-        wanted = categorical_projection(next_probs, network.support, batch.reward, batch.discount)  # [N, Q]
+        wanted = categorical_projection(next_probs, network.support, batch.reward, batch.bootstrap)  # [N, Q]
     logits = network.outputs(policy.normalize(batch.observation), noise)[rows, batch.action]
     error = -(wanted * logits.log_softmax(-1)).sum(-1)
     with torch.no_grad():

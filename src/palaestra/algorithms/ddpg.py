@@ -117,7 +117,7 @@ class DDPG(GradientAlgorithm[DeterministicPolicy]):
         """
         observation = self.policy.normalize(batch.next_observation)
         next_q = self.target_critic(observation, self.target_actor(observation).tanh()).squeeze(-1)  # [1, N]
-        return td_target(next_q.amin(0), batch.reward, batch.discount)
+        return td_target(next_q.amin(0), batch.reward, batch.bootstrap)
 
     def after_step(self) -> None:
         """Target networks follow."""

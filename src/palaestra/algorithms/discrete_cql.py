@@ -96,7 +96,7 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
                 self.policy.q_values(batch.next_observation),
                 self._target_network(self.policy.normalize(batch.next_observation)),
                 batch.reward,
-                batch.discount,
+                batch.bootstrap,
                 self.policy.action_mask(batch.next_observation),
             )
         values, mask = self.policy.q_values(batch.observation), self.policy.action_mask(batch.observation)

@@ -121,7 +121,7 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
             following = self.policy.distribution(batch.next_observation)
             next_q = self._target_critic(self.policy.normalize(batch.next_observation)).amin(0)  # [N, A]
             soft_value = (following.probs * next_q).sum(-1) + temperature * following.entropy()
-            target = td_target(soft_value, batch.reward, batch.discount)
+            target = td_target(soft_value, batch.reward, batch.bootstrap)
         all_q = self._critic(observation)  # [K, N, A]
         index = batch.action.long()[None, :, None].expand(len(all_q), -1, 1)
         q = all_q.gather(-1, index).squeeze(-1)  # [K, N]

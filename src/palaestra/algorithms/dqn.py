@@ -125,9 +125,9 @@ class DQN(GradientAlgorithm[ValueGreedyPolicy]):
             next_target = self.target_network(next_observation, target_noise)
             if self.config.double:
                 next_online = self.network(next_observation, next_noise)
-                target = double_q_target(next_online, next_target, batch.reward, batch.discount, mask)
+                target = double_q_target(next_online, next_target, batch.reward, batch.bootstrap, mask)
             else:
-                target = q_target(next_target, batch.reward, batch.discount, mask)
+                target = q_target(next_target, batch.reward, batch.bootstrap, mask)
         values = self.policy.q_values(batch.observation, noise=noise)
         q = values.gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
         error = q - target

@@ -83,7 +83,7 @@ class IMPALABatch(Batch):
     reward: Tensor
     """[T+1, B]."""
     discount: Tensor
-    """[T+1, B] gamma times continuation."""
+    """[T+1, B] continuation."""
     step_type: Tensor
     """[T+1, B]."""
     valid: Tensor
@@ -128,7 +128,7 @@ class IMPALA(GradientAlgorithm[StochasticPolicy]):
                 "action": batch.action,
                 "log_prob": batch.policy_info.log_prob,
                 "reward": batch.reward,
-                "discount": self.value_of("gamma") * batch.discount,
+                "discount": batch.discount,
                 "step_type": batch.step_type,
                 "valid": batch.valid,
                 **({"state": batch["state"]} if "state" in batch else {}),
@@ -149,6 +149,7 @@ class IMPALA(GradientAlgorithm[StochasticPolicy]):
             batch.discount,
             batch.step_type,
             log_ratio,
+            gamma=self.value_of("gamma"),
             clip=VTraceClip(self.config.rho_clip, self.config.trace_clip),
             lambda_=self.value_of("gae_lambda"),
         )

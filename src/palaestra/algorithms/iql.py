@@ -96,7 +96,7 @@ class IQL(GradientAlgorithm[GaussianPolicy]):
         observation = self.policy.normalize(batch.observation)
         with torch.no_grad():
             next_value = self._value(self.policy.normalize(batch.next_observation)).squeeze(-1)
-            target = td_target(next_value, batch.reward, batch.discount)
+            target = td_target(next_value, batch.reward, batch.bootstrap)
             least_q = self._target_critic(observation, batch.action).amin(0).squeeze(-1)
         advantage = least_q - self._value(observation).squeeze(-1)
         q = self._critic(observation, batch.action).squeeze(-1)  # [2, N]

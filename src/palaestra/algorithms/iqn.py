@@ -134,7 +134,7 @@ class IQN(GradientAlgorithm[ValueGreedyPolicy]):
             chooser = network if self.config.double else self.target_network
             next_action = greedy_action(chooser(next_observation), self.policy.action_mask(batch.next_observation))
             next_quantile = self.target_network.outputs(next_observation, batch.next_fraction)[rows, next_action]
-            target = batch.reward[:, None] + batch.discount[:, None] * next_quantile  # [N, Q']
+            target = batch.reward[:, None] + batch.bootstrap[:, None] * next_quantile  # [N, Q']
         outputs = network.outputs(self.policy.normalize(batch.observation), batch.fraction)
         quantile = outputs[rows, batch.action]  # [N, Q]
         loss = quantile_huber(quantile, target, batch.fraction, delta=self.config.huber_delta)

@@ -112,17 +112,16 @@ class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
         """Reduces n-step windows to transitions, the reward of every member by itself."""
         members = (-1, batch.reward.shape[1], self.num_agents)
         discount, step_type = (
-            field.unsqueeze(-1).expand(members).flatten(1)
-            for field in (self.value_of("gamma") * batch.discount, batch.step_type)
+            field.unsqueeze(-1).expand(members).flatten(1) for field in (batch.discount, batch.step_type)
         )
-        steps = n_step_targets(batch.reward.flatten(1), discount, step_type)
+        steps = n_step_targets(batch.reward.flatten(1), discount, step_type, gamma=self.value_of("gamma"))
         return MADDPGBatch.of(
             {
                 "observation": batch.observation,
                 "action": batch.action,
                 "next_observation": batch.next_observation,
                 "reward": steps.reward.unflatten(0, members[1:]),
-                "discount": steps.discount.unflatten(0, members[1:]),
+                "bootstrap": steps.bootstrap.unflatten(0, members[1:]),
                 "index": batch.index,
             }
         )
@@ -146,7 +145,7 @@ class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
         observation = self.policy.normalize(batch.next_observation)
         action = self.target_actor(observation).tanh()
         value = self.target_critic(central_view(observation), action).squeeze(-1)  # [G, N]
-        return td_target(value.T, batch.reward, batch.discount)
+        return td_target(value.T, batch.reward, batch.bootstrap)
 
     def after_step(self) -> None:
         """Target networks follow."""

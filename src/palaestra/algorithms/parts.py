@@ -151,7 +151,7 @@ def advantages(batch: Any, value: Tensor, *, gamma: Any, lambda_: Any, standardi
     Returns:
         Fields [T, B, ...] of `AdvantageBatch`, and those that `state_of` needs.
     """
-    advantage = gae(value, batch.reward, gamma * batch.discount, batch.step_type, lambda_=lambda_)  # [T, B]
+    advantage = gae(value, batch.reward, batch.discount, batch.step_type, gamma=gamma, lambda_=lambda_)  # [T, B]
     return {
         "observation": batch.observation[:-1],
         "action": batch.action,
@@ -232,8 +232,8 @@ class Transitions(Batch):
     next_observation: Any
     reward: Tensor
     """Sum of the rewards up to `next_observation`, discounted."""
-    discount: Tensor
-    """Gamma to the number of steps up to `next_observation`; 0 where the episode terminated there."""
+    bootstrap: Tensor
+    """What the next value counts: gamma to the number of steps; 0 where the episode terminated there."""
     index: Tensor
 
 
@@ -245,13 +245,13 @@ def n_step_transitions(windows: Any, gamma: float, layout: type[_BatchT] = Trans
         gamma: discount per env step.
         layout: of what is returned; fields that it adds to `Transitions` are left to the caller, but for `weight`.
     """
-    steps = n_step_targets(windows.reward, gamma * windows.discount, windows.step_type)
+    steps = n_step_targets(windows.reward, windows.discount, windows.step_type, gamma=gamma)
     fields: Mapping[str, Any] = {
         "observation": windows.observation,
         "action": windows.action,
         "next_observation": windows.next_observation,
         "reward": steps.reward,
-        "discount": steps.discount,
+        "bootstrap": steps.bootstrap,
         "index": windows.index,
     }
     return layout.of({**fields, "weight": windows.weight} if "weight" in windows else fields)

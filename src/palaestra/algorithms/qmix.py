@@ -170,7 +170,7 @@ class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
         values = self.target["members"](seen).unflatten(-1, (policy.num_agents, policy.num_actions))
         best = greedy_action(policy.q_values(after) if self.config.double else values, policy.masks(after))
         q = values.gather(-1, best.unsqueeze(-1)).squeeze(-1) * after.alive
-        return td_target(self.target["mixer"](q, central_view(seen)), batch.reward, batch.discount)
+        return td_target(self.target["mixer"](q, central_view(seen)), batch.reward, batch.bootstrap)
 
     def after_step(self) -> None:
         """Copies the online to the target networks every `target_period` gradient steps."""

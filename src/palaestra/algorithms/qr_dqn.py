@@ -118,7 +118,7 @@ class QRDQN(GradientAlgorithm[ValueGreedyPolicy]):
             next_quantile = self.target_network.outputs(next_observation, target_noise)  # [N, A, Q]
             next_q = network(next_observation, next_noise) if self.config.double else next_quantile.mean(-1)
             next_action = greedy_action(next_q, self.policy.action_mask(batch.next_observation))
-            target = batch.reward[:, None] + batch.discount[:, None] * next_quantile[rows, next_action]  # [N, Q]
+            target = batch.reward[:, None] + batch.bootstrap[:, None] * next_quantile[rows, next_action]  # [N, Q]
         outputs = network.outputs(self.policy.normalize(batch.observation), noise)
         quantile = outputs[rows, batch.action]  # [N, Q]
         loss = quantile_huber(quantile, target, network.support, delta=self.config.huber_delta)

@@ -136,7 +136,7 @@ class QuantileSAC(GradientAlgorithm[SquashedGaussianPolicy]):
             pooled = _pooled(self.target_critic(self.policy.normalize(batch.next_observation), next_action))
             kept = pooled.sort(-1).values[:, : -self.config.num_dropped * self.config.num_critics or None]
             soft_value = kept - temperature * next_log_prob[:, None]
-            target = batch.reward[:, None] + batch.discount[:, None] * soft_value  # [N, K (Q - d)]
+            target = batch.reward[:, None] + batch.bootstrap[:, None] * soft_value  # [N, K (Q - d)]
         quantile = _pooled(self.critic(observation, batch.action))  # [N, K Q]
         fraction = self._fraction.to(quantile.device)
         action, log_prob = self.policy.distribution(batch.observation).at(batch.noise)

@@ -100,7 +100,7 @@ class R2D2Batch(Batch):
     reward: Tensor
     """[L+1, N]."""
     discount: Tensor
-    """[L+1, N] gamma times continuation."""
+    """[L+1, N] continuation."""
     action: Tensor
     """[L, N]."""
     state: Any
@@ -149,12 +149,11 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> R2D2Batch:
-        """Takes what the loss needs; `discount` becomes gamma times continuation."""
+        """Takes what the loss needs."""
         valid = valid_starts(batch.step_type).to(torch.float32)
         valid[: self.config.burn_in] = 0
-        names = ("observation", "step_type", "reward", "action", "state", "index")
-        fields = {name: batch[name] for name in names}
-        fields |= {"discount": self.value_of("gamma") * batch.discount, "valid": valid}
+        names = ("observation", "step_type", "reward", "discount", "action", "state", "index")
+        fields = {**{name: batch[name] for name in names}, "valid": valid}
         return R2D2Batch.of({**fields, "weight": batch.weight} if self.config.prioritized else fields)
 
     def losses(self, batch: R2D2Batch) -> Losses:
@@ -167,7 +166,7 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
             best = greedy_action(q, mask).unsqueeze(-1)
             value = self._q(self.target_network, batch, state, first).gather(-1, best).squeeze(-1)
             rows = (batch.reward[b:], batch.discount[b:], batch.step_type[b:])
-            target = n_step_returns(value, *rows, n=self.config.n_step)  # [L-b, N]
+            target = n_step_returns(value, *rows, gamma=self.value_of("gamma"), n=self.config.n_step)  # [L-b, N]
         taken = q[:-1].gather(-1, batch.action[b:].unsqueeze(-1)).squeeze(-1)
         valid, error = batch.valid[b:], taken - target
         loss = huber(error, delta=self.config.huber_delta)

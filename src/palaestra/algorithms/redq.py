@@ -145,7 +145,7 @@ class REDQ(GradientAlgorithm[SquashedGaussianPolicy]):
             next_action, next_log_prob = self.policy.distribution(batch.next_observation).at(batch.next_noise)
             next_q = self.target_critic(next_observation, next_action, members=batch.subset[0])  # [M, N, 1]
             soft_value = next_q.amin(0).squeeze(-1) - temperature * next_log_prob
-            target = td_target(soft_value, batch.reward, batch.discount)
+            target = td_target(soft_value, batch.reward, batch.bootstrap)
         q = self.critic(observation, batch.action).squeeze(-1)  # [K, N]
         terms = {"critic": 0.5 * squared_errors(q, target)}
         metrics = {"q_mean": q.mean(), "q_std": q.std(0, correction=0).mean(), "alpha": temperature}

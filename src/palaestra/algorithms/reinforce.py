@@ -84,7 +84,8 @@ class Reinforce(GradientAlgorithm[StochasticPolicy]):
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> ReinforceBatch:
         """Adds standardised returns, and masks the steps whose episode goes on after the unroll."""
-        returns = discounted_returns(batch.reward, self.value_of("gamma") * batch.discount, batch.step_type)  # [T, B]
+        gamma = self.value_of("gamma")
+        returns = discounted_returns(batch.reward, batch.discount, batch.step_type, gamma=gamma)  # [T, B]
         valid = batch.valid * _reaches_end(batch.step_type)
         return ReinforceBatch.of(
             {

@@ -125,7 +125,7 @@ class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
             next_action, next_log_prob = self.policy.distribution(batch.next_observation).at(batch.next_noise)
             next_q = self.target_critic(self.policy.normalize(batch.next_observation), next_action)  # [K, N, 1]
             soft_value = next_q.amin(0).squeeze(-1) - temperature * next_log_prob
-            target = td_target(soft_value, batch.reward, batch.discount)
+            target = td_target(soft_value, batch.reward, batch.bootstrap)
         q = self.critic(observation, batch.action).squeeze(-1)  # [K, N]
         action, log_prob = self.policy.distribution(batch.observation).at(batch.noise)
         least_q = self.critic(observation, action).amin(0).squeeze(-1)

@@ -113,8 +113,8 @@ class Sarsa(GradientAlgorithm[ValueGreedyPolicy]):
         taken = q[:-1].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
         acted = valid_starts(batch.step_type)  # no action follows on the last row of an episode
         value = torch.cat((torch.where(acted, taken, expected[:-1]), expected[-1:]))
-        discount = self.value_of("gamma") * batch.discount
-        target = lambda_returns(value, batch.reward, discount, batch.step_type, lambda_=self.value_of("trace_decay"))
+        decay = {"gamma": self.value_of("gamma"), "lambda_": self.value_of("trace_decay")}
+        target = lambda_returns(value, batch.reward, batch.discount, batch.step_type, **decay)
         return SarsaBatch.of(
             {"observation": batch.observation[:-1], "action": batch.action, "target": target, "valid": batch.valid}
         )

@@ -141,7 +141,7 @@ class TD3BC(GradientAlgorithm[DeterministicPolicy]):
         observation = self.policy.normalize(batch.next_observation)
         action = (self.target_actor(observation).tanh() + batch.noise).clamp_(-1.0, 1.0)
         next_q = self.target_critic(observation, action).squeeze(-1)  # [2, N]
-        return td_target(next_q.amin(0), batch.reward, batch.discount)
+        return td_target(next_q.amin(0), batch.reward, batch.bootstrap)
 
     def after_step(self) -> None:
         """Target networks follow, as often as the actor moves."""

@@ -67,7 +67,7 @@ def n_step_end(step_type: Integer[Tensor, "n1 *N"]) -> Int[Tensor, "*N"]:
 
     Returns:
         [N] k in 1 .. n: the first LAST row, or the last row before a FIRST that follows no LAST (a broken fragment),
-        or n. Where row 0 is no valid start, k is 1 (and `n_step_targets` gives discount 0).
+        or n. Where row 0 is no valid start, k is 1 (and `n_step_targets` gives bootstrap 0).
 
     Raises:
         ShapeError: there are fewer than two rows.

@@ -33,40 +33,43 @@ def discounted_returns(
     reward: Float[Tensor, "T1 *B"],
     discount: Float[Tensor, "T1 *B"],
     step_type: Integer[Tensor, "T1 *B"],
-    bootstrap: Float[Tensor, "T1 *B"] | None = None,
+    value: Float[Tensor, "T1 *B"] | None = None,
+    *,
+    gamma: float | Tensor,
 ) -> Float[Tensor, "T1-1 *B"]:
     """Discounted sums of the rewards up to the end of each episode.
 
-        Gₜ = rₜ₊₁ + γₜ₊₁ Gₜ₊₁,   G is the bootstrap value on rows that are no valid starts and on row T
+        Gₜ = rₜ₊₁ + γₜ₊₁ Gₜ₊₁,   G is V on rows that are no valid starts and on row T
 
     Sutton and Barto 2018, equations (3.8) and (3.9).
-    Departs from the source: the discount is per step and holds the continuation; what lies beyond a truncation or the
-    end of the unroll is taken from `bootstrap`.
+    Departs from the source: what lies beyond a truncation or the
+    end of the unroll is taken from `value`.
 
     Args:
         reward: [T+1, B] reward of the action taken at the row before; row 0 is not read.
-        discount: [T+1, B] gamma times continuation, in [0, 1]; 0 where the episode terminated; row 0 is not read.
+        discount: [T+1, B] continuation: 0 where the episode terminated, else 1; row 0 is not read.
         step_type: [T+1, B] `StepType` of each row.
-        bootstrap: [T+1, B] V(x₀) … V(x_T), units of return. Default 0 everywhere: Monte Carlo returns of what was seen,
+        value: [T+1, B] V(x₀) … V(x_T), units of return. Default 0 everywhere: Monte Carlo returns of what was seen,
             too small where a time limit or the end of the unroll cut the episode short.
+        gamma: γ in [0, 1], what a reward one step later counts; a number or a 0-dim tensor.
 
     Returns:
-        [T, B] returns, differentiable; on rows that are no valid starts the bootstrap value of that row.
+        [T, B] returns, differentiable; on rows that are no valid starts the value of that row.
 
     Raises:
         ShapeError: the arrays differ in shape, or there are fewer than two time steps; the message names both arrays.
 
     Examples:
-        >>> reward, discount = torch.ones(4, 1), torch.tensor([[0.5], [0.5], [0.5], [0.0]])
-        >>> discounted_returns(reward, discount, torch.tensor([[0], [1], [1], [2]])).squeeze()
+        >>> reward, discount = torch.ones(4, 1), torch.tensor([[1.0], [1.0], [1.0], [0.0]])
+        >>> discounted_returns(reward, discount, torch.tensor([[0], [1], [1], [2]]), gamma=0.5).squeeze()
         tensor([1.7500, 1.5000, 1.0000])
     """
-    if bootstrap is None:
-        bootstrap = torch.zeros_like(reward)
-    require_time_steps(reward=reward, discount=discount, step_type=step_type, bootstrap=bootstrap)
+    if value is None:
+        value = torch.zeros_like(reward)
+    require_time_steps(reward=reward, discount=discount, step_type=step_type, value=value)
     valid = valid_starts(step_type)
     return reverse_linear_recurrence(
-        torch.where(valid, reward[1:], bootstrap[:-1]), torch.where(valid, discount[1:], 0.0), bootstrap[-1]
+        torch.where(valid, reward[1:], value[:-1]), torch.where(valid, gamma * discount[1:], 0.0), value[-1]
     )
 
 
@@ -76,6 +79,7 @@ def lambda_returns(
     discount: Float[Tensor, "T1 *B"],
     step_type: Integer[Tensor, "T1 *B"],
     *,
+    gamma: float | Tensor,
     lambda_: float | Tensor,
 ) -> Float[Tensor, "T1-1 *B"]:
     """Mixtures of n-step returns with weights that decay by lambda.
@@ -88,8 +92,9 @@ def lambda_returns(
     Args:
         value: [T+1, B] V(x₀) … V(x_T), units of return.
         reward: [T+1, B] reward of the action taken at the row before; row 0 is not read.
-        discount: [T+1, B] gamma times continuation, in [0, 1]; 0 where the episode terminated; row 0 is not read.
+        discount: [T+1, B] continuation: 0 where the episode terminated, else 1; row 0 is not read.
         step_type: [T+1, B] `StepType` of each row.
+        gamma: γ in [0, 1], what a reward one step later counts; a number or a 0-dim tensor.
         lambda_: trace decay in [0, 1]; 1 is Monte Carlo, 0 is one-step TD; a number or a 0-dim tensor.
 
     Returns:
@@ -99,14 +104,15 @@ def lambda_returns(
         ShapeError: the arrays differ in shape, or there are fewer than two time steps; the message names both arrays.
 
     Examples:
-        >>> value, reward, discount = torch.full((3, 1), 10.0), torch.ones(3, 1), torch.full((3, 1), 0.5)
-        >>> lambda_returns(value, reward, discount, torch.tensor([[0], [1], [1]]), lambda_=0.5).squeeze()
+        >>> value, reward, discount = torch.full((3, 1), 10.0), torch.ones(3, 1), torch.ones(3, 1)
+        >>> lambda_returns(value, reward, discount, torch.tensor([[0], [1], [1]]), gamma=0.5, lambda_=0.5).squeeze()
         tensor([5., 6.])
     """
     require_time_steps(value=value, reward=reward, discount=discount, step_type=step_type)
     valid = valid_starts(step_type)
-    decay = lambda_ * discount[1:]
-    one_step = torch.addcmul(reward[1:], discount[1:] - decay, value[1:])
+    discount = gamma * discount[1:]
+    decay = lambda_ * discount
+    one_step = torch.addcmul(reward[1:], discount - decay, value[1:])
     return reverse_linear_recurrence(
         torch.where(valid, one_step, value[:-1]), torch.where(valid, decay, 0.0), value[-1]
     )
@@ -118,6 +124,7 @@ def n_step_returns(
     discount: Float[Tensor, "T1 *B"],
     step_type: Integer[Tensor, "T1 *B"],
     *,
+    gamma: float | Tensor,
     n: int,
 ) -> Float[Tensor, "T1-1 *B"]:
     """Returns that bootstrap after n steps, or where the episode or the unroll ends before.
@@ -130,8 +137,9 @@ def n_step_returns(
     Args:
         value: [T+1, B] V(x₀) … V(x_T), units of return.
         reward: [T+1, B] reward of the action taken at the row before; row 0 is not read.
-        discount: [T+1, B] gamma times continuation, in [0, 1]; 0 where the episode terminated; row 0 is not read.
+        discount: [T+1, B] continuation: 0 where the episode terminated, else 1; row 0 is not read.
         step_type: [T+1, B] `StepType` of each row.
+        gamma: γ in [0, 1], what a reward one step later counts; a number or a 0-dim tensor.
         n: number of rewards, at least 1.
 
     Returns:
@@ -142,24 +150,24 @@ def n_step_returns(
         ValueError: n is less than 1.
 
     Examples:
-        >>> value, reward, discount = torch.full((4, 1), 8.0), torch.ones(4, 1), torch.full((4, 1), 0.5)
-        >>> n_step_returns(value, reward, discount, torch.tensor([[0], [1], [1], [1]]), n=2).squeeze()
+        >>> value, reward, discount = torch.full((4, 1), 8.0), torch.ones(4, 1), torch.ones(4, 1)
+        >>> n_step_returns(value, reward, discount, torch.tensor([[0], [1], [1], [1]]), gamma=0.5, n=2).squeeze()
         tensor([3.5000, 3.5000, 5.0000])
     """
     require_time_steps(value=value, reward=reward, discount=discount, step_type=step_type)
     valid = valid_starts(step_type)
     return reverse_linear_steps(
-        torch.where(valid, reward[1:], value[:-1]), torch.where(valid, discount[1:], 0.0), value, n=n
+        torch.where(valid, reward[1:], value[:-1]), torch.where(valid, gamma * discount[1:], 0.0), value, n=n
     )
 
 
 class NStep(NamedTuple):
-    """What `n_step_targets` returns: the target of row 0 is `reward + discount * bootstrap value of row steps`."""
+    """What `n_step_targets` returns: the target of row 0 is `reward + bootstrap * value of row steps`."""
 
     reward: Float[Tensor, "*N"]
     """[N] discounted sum of the rewards up to row `steps`."""
-    discount: Float[Tensor, "*N"]
-    """[N] product of the discounts up to row `steps`; 0 where the episode terminated there."""
+    bootstrap: Float[Tensor, "*N"]
+    """[N] what the value of row `steps` counts: gamma to the power of `steps`, 0 where the episode terminated there."""
     step_type: Integer[Tensor, "n1 *N"]
     """[n+1, N] as it was given."""
 
@@ -170,7 +178,11 @@ class NStep(NamedTuple):
 
 
 def n_step_targets(
-    reward: Float[Tensor, "n1 *N"], discount: Float[Tensor, "n1 *N"], step_type: Integer[Tensor, "n1 *N"]
+    reward: Float[Tensor, "n1 *N"],
+    discount: Float[Tensor, "n1 *N"],
+    step_type: Integer[Tensor, "n1 *N"],
+    *,
+    gamma: float | Tensor,
 ) -> NStep:
     """Reduces windows of n + 1 replayed rows to one transition each.
 
@@ -180,30 +192,31 @@ def n_step_targets(
 
     Args:
         reward: [n+1, N] reward of the action taken at the row before; row 0 is not read.
-        discount: [n+1, N] gamma times continuation, in [0, 1]; 0 where the episode terminated; row 0 is not read.
+        discount: [n+1, N] continuation: 0 where the episode terminated, else 1; row 0 is not read.
         step_type: [n+1, N] `StepType` of each row; row 0 is a valid start.
+        gamma: γ in [0, 1], what a reward one step later counts; a number or a 0-dim tensor.
 
     Returns:
-        `NStep` with reward [N], discount [N] and steps [N]. Where row 0 is no valid start, the discount is 0 and the
+        `NStep` with reward [N], bootstrap [N] and steps [N]. Where row 0 is no valid start, bootstrap is 0 and the
         reward that of a reset, 0. With n = 1 the reward is a view of the argument.
 
     Raises:
         ShapeError: the arrays differ in shape, or there are fewer than two rows; the message names both arrays.
 
     Examples:
-        >>> reward, discount = torch.tensor([[9.0], [1.0], [1.0], [5.0]]), torch.full((4, 1), 0.5)
-        >>> targets = n_step_targets(reward, discount, torch.tensor([[0], [1], [2], [0]]))
-        >>> targets.reward, targets.discount, targets.steps
+        >>> reward, discount = torch.tensor([[9.0], [1.0], [1.0], [5.0]]), torch.ones(4, 1)
+        >>> targets = n_step_targets(reward, discount, torch.tensor([[0], [1], [2], [0]]), gamma=0.5)
+        >>> targets.reward, targets.bootstrap, targets.steps
         (tensor([1.5000]), tensor([0.2500]), tensor([2]))
     """
     require_same_shape("[n+1, N]", reward=reward, discount=discount, step_type=step_type)
     if reward.shape[0] < 2:
         raise ShapeError(f"reward has shape {list(reward.shape)}; at least two rows [n+1, N] are needed, so n >= 1")
     if reward.shape[0] == 2:
-        return NStep(reward[1], discount[1] * (step_type[1] != _FIRST), step_type)
+        return NStep(reward[1], gamma * discount[1] * (step_type[1] != _FIRST), step_type)
     count = valid_starts(step_type).cumprod(0)  # [n, N] 1 as long as no row before has been an end
     inside = count > 0
-    product = torch.where(inside, discount[1:], 1.0).cumprod(0)
+    product = torch.where(inside, gamma * discount[1:], 1.0).cumprod(0)
     gained = torch.where(inside, reward[1:], 0.0)
     total = gained[0] + (product[:-1] * gained[1:]).sum(0)
     return NStep(total, product[-1] * inside[0], step_type)
@@ -250,6 +263,7 @@ def gae(
     discount: Float[Tensor, "T1 *B"],
     step_type: Integer[Tensor, "T1 *B"],
     *,
+    gamma: float | Tensor,
     lambda_: float | Tensor,
 ) -> Float[Tensor, "T1-1 *B"]:
     """Generalised advantage estimates.
@@ -258,15 +272,16 @@ def gae(
 
     Schulman et al. 2016, https://arxiv.org/abs/1506.02438, equation (16), in the truncated form of Schulman et al.
     2017, https://arxiv.org/abs/1707.06347, equations (11) and (12).
-    Departs from the papers: rewards are indexed by the step they arrive with, as in `TimeStep`; the discount is per
-    step and holds the continuation, so a truncated episode bootstraps from its final observation, a terminated one
+    Departs from the papers: rewards are indexed by the step they arrive with, as in `TimeStep`; γₜ is
+    gamma times the continuation, so a truncated episode bootstraps from its final observation, a terminated one
     does not.
 
     Args:
         value: [T+1, B] V(x₀) … V(x_T), units of return.
         reward: [T+1, B] reward of the action taken at the row before; row 0 is not read.
-        discount: [T+1, B] gamma times continuation, in [0, 1]; 0 where the episode terminated; row 0 is not read.
+        discount: [T+1, B] continuation: 0 where the episode terminated, else 1; row 0 is not read.
         step_type: [T+1, B] `StepType` of each row.
+        gamma: γ in [0, 1], what a reward one step later counts; a number or a 0-dim tensor.
         lambda_: trace decay in [0, 1]; 1 is Monte Carlo, 0 is one-step TD; a number or a 0-dim tensor.
 
     Returns:
@@ -277,12 +292,12 @@ def gae(
 
     Examples:
         >>> value, reward, discount = torch.zeros(4, 1), torch.ones(4, 1), torch.ones(4, 1)
-        >>> gae(value, reward, discount, torch.tensor([[0], [1], [2], [0]]), lambda_=1.0).squeeze()
+        >>> gae(value, reward, discount, torch.tensor([[0], [1], [2], [0]]), gamma=1.0, lambda_=1.0).squeeze()
         tensor([2., 1., 0.])
     """
     require_time_steps(value=value, reward=reward, discount=discount, step_type=step_type)
     valid = valid_starts(step_type)
-    discount = discount[1:]
+    discount = gamma * discount[1:]
     error = torch.addcmul(reward[1:], discount, value[1:]).sub_(value[:-1])
     return reverse_linear_recurrence(torch.where(valid, error, 0.0), torch.where(valid, lambda_ * discount, 0.0))
 
@@ -316,6 +331,7 @@ def vtrace(
     step_type: Integer[Tensor, "T1 *B"],
     log_ratio: Float[Tensor, "T1-1 *B"],
     *,
+    gamma: float | Tensor,
     clip: VTraceClip = _PAPER_CLIP,
     lambda_: float | Tensor = 1.0,
 ) -> VTrace:
@@ -332,9 +348,10 @@ def vtrace(
     Args:
         value: [T+1, B] V(x₀) … V(x_T), units of return.
         reward: [T+1, B] reward of the action taken at the row before; row 0 is not read.
-        discount: [T+1, B] gamma times continuation, in [0, 1]; 0 where the episode terminated; row 0 is not read.
+        discount: [T+1, B] continuation: 0 where the episode terminated, else 1; row 0 is not read.
         step_type: [T+1, B] `StepType` of each row.
         log_ratio: [T, B] log π(aₜ|xₜ) − log μ(aₜ|xₜ), nats; not read on rows that are no valid starts.
+        gamma: γ in [0, 1], what a reward one step later counts; a number or a 0-dim tensor.
         clip: ρ̄ and c̄; default both 1, as in the paper.
         lambda_: trace decay in [0, 1]; a number or a 0-dim tensor.
 
@@ -346,7 +363,7 @@ def vtrace(
 
     Examples:
         >>> zeros, ones, mid = torch.zeros(3, 1), torch.ones(3, 1), torch.ones(3, 1, dtype=torch.int32)
-        >>> vtrace(zeros, ones, ones, mid, torch.zeros(2, 1)).target.squeeze()
+        >>> vtrace(zeros, ones, ones, mid, torch.zeros(2, 1), gamma=1.0).target.squeeze()
         tensor([2., 1.])
     """
     require_time_steps(value=value, reward=reward, discount=discount, step_type=step_type)
@@ -354,7 +371,7 @@ def vtrace(
     valid = valid_starts(step_type)
     ratio = log_ratio.exp()
     rho = ratio.clamp(max=clip.rho)
-    discount = discount[1:]
+    discount = gamma * discount[1:]
     error = torch.addcmul(reward[1:], discount, value[1:]).sub_(value[:-1]).mul_(rho)
     error = torch.where(valid, error, 0.0)
     decay = lambda_ * discount

@@ -1,7 +1,7 @@
 """One-step targets of values and action values.
 
-None of them looks at step types: a transition's discount says whether to bootstrap, and a replay buffer gives out valid
-starts only. Gradient flows into every argument; wrap the call in `torch.no_grad()` to hold the target fixed.
+None of them looks at step types: a transition's `bootstrap` says what its next value counts, and a replay buffer gives
+out valid starts only. Gradient flows into every argument; wrap the call in `torch.no_grad()` to hold the target fixed.
 """
 
 import torch
@@ -41,18 +41,18 @@ def greedy_action(q: Float[Tensor, "*N A"], action_mask: Shaped[Tensor, "*N A"] 
 
 
 def td_target(
-    next_value: Float[Tensor, "*N"], reward: Float[Tensor, "*N"], discount: Float[Tensor, "*N"]
+    next_value: Float[Tensor, "*N"], reward: Float[Tensor, "*N"], bootstrap: Float[Tensor, "*N"]
 ) -> Float[Tensor, "*N"]:
     """What a transition says its first state is worth.
 
         y = r + γ V(x′)
 
-    Sutton and Barto 2018, equation (6.2). With n-step rewards and discounts (`n_step_targets`), equation (7.1).
+    Sutton and Barto 2018, equation (6.2). With the rewards and bootstraps of `n_step_targets`, equation (7.1).
 
     Args:
         next_value: [N] value of the state (and, for a critic, the action) to bootstrap from, units of return.
         reward: [N] reward of the transition.
-        discount: [N] gamma times continuation, in [0, 1]; 0 where the episode terminated.
+        bootstrap: [N] what the next value counts, in [0, 1]: gamma times continuation, 0 where the episode terminated.
 
     Returns:
         [N] targets.
@@ -64,14 +64,14 @@ def td_target(
         >>> td_target(torch.tensor([10.0, 10.0]), torch.tensor([1.0, 1.0]), torch.tensor([0.9, 0.0]))
         tensor([10.,  1.])
     """
-    require_same_shape("[N]", next_value=next_value, reward=reward, discount=discount)
-    return torch.addcmul(reward, discount, next_value)
+    require_same_shape("[N]", next_value=next_value, reward=reward, bootstrap=bootstrap)
+    return torch.addcmul(reward, bootstrap, next_value)
 
 
 def q_target(
     next_q: Float[Tensor, "*N A"],
     reward: Float[Tensor, "*N"],
-    discount: Float[Tensor, "*N"],
+    bootstrap: Float[Tensor, "*N"],
     action_mask: Shaped[Tensor, "*N A"] | None = None,
 ) -> Float[Tensor, "*N"]:
     """What a transition says its action was worth, if the best action follows.
@@ -81,12 +81,12 @@ def q_target(
     Mnih et al. 2015, https://doi.org/10.1038/nature14236, the target of algorithm 1; van Hasselt et al. 2016,
     https://arxiv.org/abs/1509.06461, equation (3).
     Departs from the papers: the maximum is over allowed actions; where none is allowed (often so after an end) it is
-    the first one's value, which the discount of a terminated episode removes.
+    the first one's value, which `bootstrap` of a terminated episode removes.
 
     Args:
         next_q: [N, A] action values of the next observation, by the target network.
         reward: [N] reward of the transition.
-        discount: [N] gamma times continuation, in [0, 1]; 0 where the episode terminated.
+        bootstrap: [N] what the next value counts, in [0, 1]: gamma times continuation, 0 where the episode terminated.
         action_mask: [N, A] which next actions are allowed, bool or 0/1; default all.
 
     Returns:
@@ -101,17 +101,17 @@ def q_target(
         tensor([1.5000])
     """
     if action_mask is not None:
-        return double_q_target(next_q, next_q, reward, discount, action_mask)
-    require_same_shape("[N]", reward=reward, discount=discount)
+        return double_q_target(next_q, next_q, reward, bootstrap, action_mask)
+    require_same_shape("[N]", reward=reward, bootstrap=bootstrap)
     require_action_values(next_q=next_q, reward=reward)
-    return torch.addcmul(reward, discount, next_q.amax(-1))
+    return torch.addcmul(reward, bootstrap, next_q.amax(-1))
 
 
 def double_q_target(
     next_q_online: Float[Tensor, "*N A"],
     next_q_target: Float[Tensor, "*N A"],
     reward: Float[Tensor, "*N"],
-    discount: Float[Tensor, "*N"],
+    bootstrap: Float[Tensor, "*N"],
     action_mask: Shaped[Tensor, "*N A"] | None = None,
 ) -> Float[Tensor, "*N"]:
     """What a transition says its action was worth, with the next action chosen by one network and valued by another.
@@ -126,7 +126,7 @@ def double_q_target(
         next_q_online: [N, A] action values of the next observation, by the network that learns.
         next_q_target: [N, A] the same by the target network.
         reward: [N] reward of the transition.
-        discount: [N] gamma times continuation, in [0, 1]; 0 where the episode terminated.
+        bootstrap: [N] what the next value counts, in [0, 1]: gamma times continuation, 0 where the episode terminated.
         action_mask: [N, A] which next actions are allowed, bool or 0/1; default all.
 
     Returns:
@@ -141,17 +141,17 @@ def double_q_target(
         tensor([6.])
     """
     require_same_shape("[N, A]", next_q_online=next_q_online, next_q_target=next_q_target)
-    require_same_shape("[N]", reward=reward, discount=discount)
+    require_same_shape("[N]", reward=reward, bootstrap=bootstrap)
     require_action_values(next_q=next_q_target, reward=reward)
     action = greedy_action(next_q_online, action_mask).unsqueeze(-1)
-    return torch.addcmul(reward, discount, next_q_target.gather(-1, action).squeeze(-1))
+    return torch.addcmul(reward, bootstrap, next_q_target.gather(-1, action).squeeze(-1))
 
 
 def categorical_projection(
     next_probs: Float[Tensor, "*N Q"],
     support: Float[Tensor, "Q"],
     reward: Float[Tensor, "*N"],
-    discount: Float[Tensor, "*N"],
+    bootstrap: Float[Tensor, "*N"],
 ) -> Float[Tensor, "*N Q"]:
     """The distribution of r + γ Z, brought back onto the atoms of Z.
 
@@ -163,7 +163,7 @@ def categorical_projection(
         next_probs: [N, Q] p, probabilities of the atoms of the next return.
         support: [Q] z, evenly spaced and rising, units of return; at least two atoms.
         reward: [N] reward of the transition.
-        discount: [N] gamma times continuation, in [0, 1]; 0 where the episode terminated.
+        bootstrap: [N] what the next value counts, in [0, 1]: gamma times continuation, 0 where the episode terminated.
 
     Returns:
         [N, Q] probabilities of the same atoms; their mean is r + γ E[Z] where nothing is clipped.
@@ -176,7 +176,7 @@ def categorical_projection(
         >>> categorical_projection(torch.tensor([[0.0, 0.0, 1.0]]), support, torch.tensor([0.5]), torch.tensor([0.5]))
         tensor([[0.0000, 0.5000, 0.5000]])
     """
-    require_same_shape("[N]", reward=reward, discount=discount)
+    require_same_shape("[N]", reward=reward, bootstrap=bootstrap)
     if next_probs.shape != (*reward.shape, *support.shape) or support.numel() < 2:
         raise ShapeError(
             f"next_probs has shape {list(next_probs.shape)}, support {list(support.shape)} and reward "
@@ -184,7 +184,7 @@ def categorical_projection(
         )
     low, high = support[0], support[-1]
     count = support.numel()
-    moved = torch.minimum(torch.maximum(reward.unsqueeze(-1) + discount.unsqueeze(-1) * support, low), high)  # [N, Q]
+    moved = torch.minimum(torch.maximum(reward.unsqueeze(-1) + bootstrap.unsqueeze(-1) * support, low), high)  # [N, Q]
     place = ((moved - low) * ((count - 1) / (high - low))).clamp(0, count - 1)
     below = place.detach().floor().clamp(max=count - 2)
     share = place - below  # of the atom above
