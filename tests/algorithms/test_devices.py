@@ -5,9 +5,8 @@ import torch
 from torch.testing import assert_close
 
 import palaestra.nn.optimizer
-from palaestra.algorithms import ALGORITHMS, GradientAlgorithm
-from palaestra.algorithms.compiled import CompiledSteps
-from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms import ALGORITHMS, BonusConfig, GradientAlgorithm
+from palaestra.algorithms.gradient_algorithm import CompiledSteps
 from palaestra.core import ConfigError, Linear, to_device
 from tests.algorithms.parts import any_kind, collected, collector_for, environment, make
 from tests.contracts.states import different
@@ -110,7 +109,7 @@ def test_compiled_code_is_for_one_device(monkeypatch):
         made.append(algorithm.device.type)
         return lambda batch: None
 
-    monkeypatch.setattr("palaestra.algorithms.compiled.compiled_method", compiled)
+    monkeypatch.setattr("palaestra.algorithms.gradient_algorithm.compiled_method", compiled)
     algorithm, collector = collected("dqn", "discrete")
     steps = CompiledSteps(algorithm, GradientAlgorithm._unchecked_step)
     steps((), algorithm.draw(collector.buffer))

@@ -6,7 +6,6 @@ from palaestra.algorithms.a2c import *
 from palaestra.algorithms.algorithm import *
 from palaestra.algorithms.behaviour_cloning import *
 from palaestra.algorithms.c51 import *
-from palaestra.algorithms.compiled import *
 from palaestra.algorithms.cql import *
 from palaestra.algorithms.ddpg import *
 from palaestra.algorithms.discrete_cql import *

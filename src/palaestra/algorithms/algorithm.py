@@ -6,7 +6,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, final
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar, final
 
 import torch
 from annotated_types import Ge, Gt, Interval
@@ -23,6 +23,7 @@ from palaestra.core import (
     Piecewise,
     Plan,
     RunSeeds,
+    did_you_mean,
     require_device,
     schedule_range,
     schedule_value,
@@ -35,6 +36,7 @@ __all__ = [
     "Algorithm",
     "AlgorithmConfig",
     "Annealed",
+    "BonusConfig",
     "Fraction",
     "InsideFraction",
     "NotNegative",
@@ -118,6 +120,29 @@ def _needed(bound: Any, least: float, most: float) -> str | None:
     if ge is not None:
         return "not be negative" if ge == 0 else f"be at least {ge}"
     return f"be greater than {gt}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BonusConfig:
+    """An exploration bonus; none by default."""
+
+    kind: Literal["rnd", "icm"] | None = None
+    """What measures novelty: random network distillation, or the intrinsic curiosity module."""
+    weight: float = 0.1
+    """Reward for a bonus of one running standard deviation."""
+    learning_rate: float = 1e-3
+    """Step size of Adam for what measures novelty."""
+    hidden_sizes: tuple[int, ...] = (64,)
+    """Units of each hidden layer of its networks."""
+    feature_size: int = 32
+    """Features into which observations are coded."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in (None, "rnd", "icm"):
+            raise ConfigError(f"unknown exploration bonus {self.kind!r}{did_you_mean(str(self.kind), ('rnd', 'icm'))}")
+        for name in ("weight", "learning_rate", "feature_size"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"bonus.{name} is {getattr(self, name)}; it must be greater than 0")
 
 
 @dataclass(slots=True)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
-from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
@@ -97,11 +96,11 @@ class DDPG(GradientAlgorithm[DeterministicPolicy]):
         model.sync("target_critic", source="critic")
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> parts.Transitions:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         """Reduces n-step windows to transitions."""
         return parts.n_step_transitions(batch, self.value_of("gamma"))
 
-    def losses(self, batch: parts.Transitions) -> Losses:
+    def losses(self, batch: parts.TransitionBatch) -> Losses:
         """Equations (4) and (5) for the critic; (6), the deterministic policy gradient, for the actor."""
         observation = self.policy.normalize(batch.observation)
         q = self.critic(observation, batch.action).squeeze(-1)  # [1, N]
@@ -109,7 +108,7 @@ class DDPG(GradientAlgorithm[DeterministicPolicy]):
         return Losses({"critic": squared_errors(q, self.target(batch)), "actor": -gain}, {"q_mean": q.mean()})
 
     @torch.no_grad()
-    def target(self, batch: parts.Transitions) -> Tensor:
+    def target(self, batch: parts.TransitionBatch) -> Tensor:
         """What the target networks say the actions were worth: [N] units of return.
 
         Args:

@@ -85,11 +85,11 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
         model.sync("target_q", source="q")
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> parts.Transitions:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         """Reduces n-step windows to transitions."""
         return parts.n_step_transitions(batch, self.value_of("gamma"))
 
-    def losses(self, batch: parts.Transitions) -> Losses:
+    def losses(self, batch: parts.TransitionBatch) -> Losses:
         """Equation (4): double Q-learning, and the gap between the soft maximum and the data's actions."""
         with torch.no_grad():
             target = double_q_target(

@@ -5,12 +5,12 @@ learns beside the algorithm: its loss is a term of its own, of the same minibatc
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
+from palaestra.algorithms.algorithm import BonusConfig
 from palaestra.core import (
     Batch,
     ConfigError,
@@ -19,7 +19,6 @@ from palaestra.core import (
     RunSeeds,
     SpecTree,
     TensorSpec,
-    did_you_mean,
     seeded_initialisation,
     spec_leaves,
 )
@@ -28,33 +27,10 @@ from palaestra.ops import Moments, masked_mean, merge, moments_of, valid_starts,
 from palaestra.policies import ObservationNormalizer, Policy
 from palaestra.policies.heads import head_of
 
-__all__ = ["BonusConfig", "CuriosityModule", "ExplorationBonus", "RandomNetworkDistillation", "bonus_of"]
+__all__ = ["CuriosityModule", "ExplorationBonus", "RandomNetworkDistillation", "bonus_of"]
 
 _CLIP = 5.0  # of normalised observations, in standard deviations: Burda et al. 2019, section 2.4
 _EPSILON = 1e-8  # keeps the scale of a constant bonus finite
-
-
-@dataclass(frozen=True, kw_only=True)
-class BonusConfig:
-    """An exploration bonus; none by default."""
-
-    kind: Literal["rnd", "icm"] | None = None
-    """What measures novelty: random network distillation, or the intrinsic curiosity module."""
-    weight: float = 0.1
-    """Reward for a bonus of one running standard deviation."""
-    learning_rate: float = 1e-3
-    """Step size of Adam for what measures novelty."""
-    hidden_sizes: tuple[int, ...] = (64,)
-    """Units of each hidden layer of its networks."""
-    feature_size: int = 32
-    """Features into which observations are coded."""
-
-    def __post_init__(self) -> None:
-        if self.kind not in (None, "rnd", "icm"):
-            raise ConfigError(f"unknown exploration bonus {self.kind!r}{did_you_mean(str(self.kind), ('rnd', 'icm'))}")
-        for name in ("weight", "learning_rate", "feature_size"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"bonus.{name} is {getattr(self, name)}; it must be greater than 0")
 
 
 class ExplorationBonus(ABC):

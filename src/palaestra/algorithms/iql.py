@@ -87,11 +87,11 @@ class IQL(GradientAlgorithm[GaussianPolicy]):
         model.sync("target_critic", source="critic")
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> parts.Transitions:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         """Reduces n-step windows to transitions."""
         return parts.n_step_transitions(batch, self.value_of("gamma"))
 
-    def losses(self, batch: parts.Transitions) -> Losses:
+    def losses(self, batch: parts.TransitionBatch) -> Losses:
         """Equation (5) for the value, (6) for the critics, (7) for the actor."""
         observation = self.policy.normalize(batch.observation)
         with torch.no_grad():

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
-from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
@@ -61,7 +60,7 @@ class MADDPGConfig(AlgorithmConfig):
         return parts.plan_of(Replay, self)
 
 
-class MADDPGBatch(parts.Transitions):
+class MADDPGBatch(parts.TransitionBatch):
     """One minibatch; every field is [N, ...], rewards and discounts are [N, G]."""
 
 

@@ -14,27 +14,7 @@ from palaestra.nn import EncoderOption, Network, NetworkConfig, ReturnDistributi
 from palaestra.ops import gae, n_step_targets, standardize
 from palaestra.policies import EpsilonGreedy, Policy, StochasticPolicy, ValueGreedyPolicy
 
-__all__ = [
-    "AdvantageBatch",
-    "FixedPolicy",
-    "SoftBatch",
-    "StateValue",
-    "Temperature",
-    "Transitions",
-    "ValueBatch",
-    "action_noise",
-    "advantages",
-    "epsilon_greedy_policy",
-    "layer_noise",
-    "layer_noises",
-    "n_step_transitions",
-    "plan_of",
-    "priorities",
-    "settings",
-    "state_fields",
-    "state_of",
-    "weighted_mean",
-]
+__all__ = ["AdvantageBatch", "FixedPolicy", "SoftBatch", "StateValue", "Temperature", "TransitionBatch", "ValueBatch"]
 
 _ConfigT = TypeVar("_ConfigT", bound=AlgorithmConfig)
 _PlanT = TypeVar("_PlanT", bound=Plan)
@@ -224,7 +204,7 @@ class FixedPolicy:
 # -- learning from stored transitions
 
 
-class Transitions(Batch):
+class TransitionBatch(Batch):
     """One minibatch; every field is [N, ...]."""
 
     observation: Any
@@ -237,13 +217,13 @@ class Transitions(Batch):
     index: Tensor
 
 
-def n_step_transitions(windows: Any, gamma: float, layout: type[_BatchT] = Transitions) -> _BatchT:
+def n_step_transitions(windows: Any, gamma: float, layout: type[_BatchT] = TransitionBatch) -> _BatchT:
     """Reduces n-step windows to transitions.
 
     Args:
         windows: `buffers.Windows`.
         gamma: discount per env step.
-        layout: of what is returned; fields that it adds to `Transitions` are left to the caller, but for `weight`.
+        layout: of what is returned; fields that it adds to `TransitionBatch` are left to the caller, but for `weight`.
     """
     steps = n_step_targets(windows.reward, windows.discount, windows.step_type, gamma=gamma)
     fields: Mapping[str, Any] = {
@@ -260,7 +240,7 @@ def n_step_transitions(windows: Any, gamma: float, layout: type[_BatchT] = Trans
 # -- action values
 
 
-class ValueBatch(Transitions):
+class ValueBatch(TransitionBatch):
     """One minibatch; every field is [N, ...]."""
 
     weight: Tensor
@@ -337,7 +317,7 @@ def weighted_mean(loss: Tensor, batch: Batch) -> Tensor:
 # -- soft policies
 
 
-class SoftBatch(Transitions):
+class SoftBatch(TransitionBatch):
     """Transitions, and the noise that actions are made of."""
 
     noise: Tensor

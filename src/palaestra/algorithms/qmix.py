@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
-from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
@@ -151,11 +150,11 @@ class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
         model = CoreModel({"qmix": networks, "target_qmix": self.target}, {"qmix": option})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> parts.Transitions:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         """Reduces n-step windows of the team's mean reward to transitions."""
         return parts.n_step_transitions(batch.replace(reward=batch.reward.mean(-1)), self.value_of("gamma"))
 
-    def losses(self, batch: parts.Transitions) -> Losses:
+    def losses(self, batch: parts.TransitionBatch) -> Losses:
         """Equation (6): the error of the mixed value against the target networks' mixture of the best actions."""
         policy, observation = self.policy, batch.observation
         q = policy.q_values(observation).gather(-1, batch.action.unsqueeze(-1)).squeeze(-1) * observation.alive
@@ -164,7 +163,7 @@ class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
         return Losses({"qmix": error.square().mean()}, {"q_mean": total.mean()})
 
     @torch.no_grad()
-    def _target(self, batch: parts.Transitions) -> Tensor:
+    def _target(self, batch: parts.TransitionBatch) -> Tensor:
         policy, after = self.policy, batch.next_observation
         seen = policy.normalize(after)
         values = self.target["members"](seen).unflatten(-1, (policy.num_agents, policy.num_actions))

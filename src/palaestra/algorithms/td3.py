@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
-from palaestra.algorithms.exploration_bonus import BonusConfig
+from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
@@ -65,7 +64,7 @@ class TD3Config(AlgorithmConfig):
         return parts.plan_of(Replay, self)
 
 
-class TD3Batch(parts.Transitions):
+class TD3Batch(parts.TransitionBatch):
     """Transitions, and the noise on their target actions."""
 
     noise: Tensor
@@ -111,7 +110,7 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
         self.term_periods = {"actor": config.policy_period}
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> parts.Transitions:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         """Reduces n-step windows to transitions."""
         return parts.n_step_transitions(batch, self.value_of("gamma"))
 

@@ -55,7 +55,7 @@ class TD3BCConfig(AlgorithmConfig):
         return parts.plan_of(Offline, self)
 
 
-class TD3BCBatch(parts.Transitions):
+class TD3BCBatch(parts.TransitionBatch):
     """Transitions, the noise on their target actions, and the scale of values."""
 
     noise: Tensor

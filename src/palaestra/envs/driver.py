@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from palaestra.envs.boundary import ActionReader
-from palaestra.envs.episodes import Episode
+from palaestra.envs.episodes import LaneEpisode
 from palaestra.envs.faults import FaultPolicy, Incident
 from palaestra.envs.rows import Rows, Specs
 
@@ -77,7 +77,7 @@ class Driver(ABC):
         """The mark of every lane's running episode; empty where none is running."""
 
     @abstractmethod
-    def load(self, episodes: Sequence[Episode]) -> list[int] | Incident:
+    def load(self, episodes: Sequence[LaneEpisode]) -> list[int] | Incident:
         """Replays running episodes; returns the lanes whose next step starts one.
 
         Args:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from palaestra.core import BoundedSpec, DiscreteSpec, EnvError, SpecError, SpecTree, TensorSpec, TimeStep
-from palaestra.envs.episodes import Episode, EpisodeLog, digest, fresh_seeds
+from palaestra.envs.episodes import EpisodeLog, LaneEpisode, digest, fresh_seeds
 from palaestra.envs.faults import Fault, Incident, failure_of
 from palaestra.envs.nest import copied, flatten, leaf_dtypes, problem, unflatten, unstacked, zeros
 from palaestra.envs.rows import Specs
@@ -317,7 +317,7 @@ class SingleEnvironment(ABC):
         return f"{found}:{json.dumps(carried, separators=(',', ':'))}".replace(" ", "\\u0020") if carried else found
 
     @final
-    def replay(self, episode: Episode) -> TimeStep | None:
+    def replay(self, episode: LaneEpisode) -> TimeStep | None:
         """Puts the environment where an episode had come to, through all layers.
 
         Args:

@@ -15,7 +15,7 @@ import numpy as np
 from palaestra.core import EnvError, SpecError, SpecTree, episode_seed, spec_leaves
 from palaestra.envs.nest import flatten, leaf_dtypes, unflatten
 
-__all__ = ["NEVER", "Episode", "EpisodeLog", "StepLimits", "digest", "fresh_seeds", "lane_seeds_of"]
+__all__ = ["NEVER", "EpisodeLog", "LaneEpisode", "StepLimits", "digest", "fresh_seeds", "lane_seeds_of"]
 
 NEVER = sys.maxsize >> 1
 """A number of steps that no episode reaches."""
@@ -23,7 +23,7 @@ _FIRST_CAPACITY = 64
 
 
 @dataclass(frozen=True)
-class Episode:
+class LaneEpisode:
     """One lane's running episode."""
 
     lane_seed: int
@@ -128,7 +128,7 @@ class EpisodeLog:
         self._silent.add(lane)
         self._begins[lane] = self._length
 
-    def restore(self, episodes: Sequence[Episode], due: Sequence[int]) -> None:
+    def restore(self, episodes: Sequence[LaneEpisode], due: Sequence[int]) -> None:
         """Takes over running episodes that were replayed.
 
         Args:
@@ -198,7 +198,7 @@ class EpisodeLog:
             state[f"action.{path}" if path else "action"] = np.concatenate(parts)
         return state
 
-    def episodes_of(self, state: dict[str, Any]) -> list[Episode]:
+    def episodes_of(self, state: dict[str, Any]) -> list[LaneEpisode]:
         """The running episodes that `state_dict` wrote.
 
         Args:
@@ -221,7 +221,7 @@ class EpisodeLog:
         leaves = [np.asarray(state[name]) for name in names]
         ends = np.cumsum(steps)
         return [
-            Episode(
+            LaneEpisode(
                 int(seeds[lane]),
                 int(numbers[lane]),
                 [unflatten((leaf[row] for leaf in leaves), self._spec) for row in range(end - steps[lane], end)],

@@ -15,7 +15,7 @@ from palaestra.core import EnvError, SpecTree, TensorSpec, TimeStep
 from palaestra.envs.boundary import batched_time_step, require_all
 from palaestra.envs.driver import Driver
 from palaestra.envs.environment import Environment
-from palaestra.envs.episodes import Episode, EpisodeLog, lane_seeds_of
+from palaestra.envs.episodes import EpisodeLog, LaneEpisode, lane_seeds_of
 from palaestra.envs.faults import Fault, Incident, RestartBudget
 from palaestra.envs.nest import batched_spec, to_batched
 from palaestra.envs.rows import Rows
@@ -206,7 +206,7 @@ class LaneEnvironment(Environment):
         """
         self._check_open()
         pairs = zip(state["lane_seed"].tolist(), state["episode"].tolist(), strict=True)
-        self._restore([Episode(seed, number, [], "") for seed, number in pairs])
+        self._restore([LaneEpisode(seed, number, [], "") for seed, number in pairs])
 
     def render(self) -> np.ndarray:
         self._check_open()
@@ -221,7 +221,7 @@ class LaneEnvironment(Environment):
 
     # -- episodes
 
-    def _restore(self, episodes: Sequence[Episode]) -> None:
+    def _restore(self, episodes: Sequence[LaneEpisode]) -> None:
         self._give_up_step()
         self._reader.mask = None
         self._log.restore(episodes, range(self.batch_size))

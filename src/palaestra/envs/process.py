@@ -15,7 +15,7 @@ from palaestra.core import Batch, ConfigError, EnvError, SpecError
 from palaestra.envs.boundary import ActionReader
 from palaestra.envs.driver import Driver, Outcome
 from palaestra.envs.environment import SingleEnvironment
-from palaestra.envs.episodes import Episode
+from palaestra.envs.episodes import LaneEpisode
 from palaestra.envs.faults import Failure, FaultPolicy, Incident
 from palaestra.envs.rows import Rows, Specs
 from palaestra.envs.worker import BUSY, DONE, NEWS, STEP, Seat, View, layout
@@ -263,7 +263,7 @@ class ProcessDriver(Driver):
             found[self._seats[number].lanes.start : self._seats[number].lanes.stop] = answer
         return found
 
-    def load(self, episodes: Sequence[Episode]) -> list[int] | Incident:
+    def load(self, episodes: Sequence[LaneEpisode]) -> list[int] | Incident:
         seats = self._seats.items()
         messages = {number: ("load", episodes[seat.lanes.start : seat.lanes.stop]) for number, seat in seats}
         over: list[int] = []

@@ -16,7 +16,7 @@ from palaestra.core import ConfigError, SpecError, TensorSpec, TimeStep, spec_le
 from palaestra.envs.boundary import ActionReader, Boundary
 from palaestra.envs.driver import Driver, Outcome
 from palaestra.envs.environment import SingleEnvironment, common_specs, remake
-from palaestra.envs.episodes import NEVER, Episode, StepLimits
+from palaestra.envs.episodes import NEVER, LaneEpisode, StepLimits
 from palaestra.envs.faults import Failure, FaultPolicy, Incident, failure_of
 from palaestra.envs.gym_environment import GymEnvironment, end_of
 from palaestra.envs.nest import fits, flatten, leaf_dtypes, neutral, problem, unflatten, zeros
@@ -124,7 +124,7 @@ class SerialDriver(Driver):
         pairs = zip(self.envs, self._latest, strict=True)
         return ["" if latest is None else env.mark(latest) for env, latest in pairs]
 
-    def load(self, episodes: Sequence[Episode]) -> list[int] | Incident:
+    def load(self, episodes: Sequence[LaneEpisode]) -> list[int] | Incident:
         self._forget()
         latest: list[Any] = []
         for lane, episode in enumerate(episodes):

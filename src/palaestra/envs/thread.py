@@ -16,7 +16,7 @@ from palaestra.core import EnvError, SpecError
 from palaestra.envs.boundary import ActionReader
 from palaestra.envs.driver import Driver, Outcome
 from palaestra.envs.environment import SingleEnvironment
-from palaestra.envs.episodes import Episode
+from palaestra.envs.episodes import LaneEpisode
 from palaestra.envs.faults import Failure, FaultPolicy, Incident, describe
 from palaestra.envs.nest import flatten, leaf_dtypes, neutral
 from palaestra.envs.rows import Rows, Specs
@@ -101,7 +101,7 @@ class ThreadDriver(Driver):
     def digests(self) -> list[str] | Incident:
         return self._ask(lambda driver: driver.digests())
 
-    def load(self, episodes: Sequence[Episode]) -> list[int] | Incident:
+    def load(self, episodes: Sequence[LaneEpisode]) -> list[int] | Incident:
         return self._ask(lambda driver: driver.load(episodes))
 
     def render(self) -> np.ndarray | Incident:

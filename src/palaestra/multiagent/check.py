@@ -18,7 +18,7 @@ from palaestra.policies import Phase, RandomPolicy
 __all__ = ["check_multi_agent_env"]
 
 
-class _Played(NamedTuple):
+class _RandomRun(NamedTuple):
     """What a run with random actions showed."""
 
     digests: list[str]
@@ -77,7 +77,7 @@ def check_multi_agent_env(env: str | Callable[[], MultiAgentEnv], *, steps: int 
     return CheckReport(name, findings)
 
 
-def _play(make: Callable[[], MultiAgentEnv], steps: int, seed: int) -> _Played:
+def _play(make: Callable[[], MultiAgentEnv], steps: int, seed: int) -> _RandomRun:
     digests: list[str] = []
     agents: set[str] = set()
     ends = 0
@@ -100,7 +100,7 @@ def _play(make: Callable[[], MultiAgentEnv], steps: int, seed: int) -> _Played:
                     mapped.take(0, outcomes[0])
                     mapped.act(Phase.EVAL, actions=actions)
             outcomes = envs.step(actions)
-        return _Played(digests, agents, ends, envs.state_dict())
+        return _RandomRun(digests, agents, ends, envs.state_dict())
 
 
 def _replays(make: Callable[[], MultiAgentEnv], state: dict[str, Any], fix: str) -> Finding:
