@@ -18,7 +18,7 @@ def main() -> None:
     torch.set_num_threads(1)
     envs = MultiAgentEnvs([Meeting] * 8, lane_seeds=range(8))
     policy_specs = assign_policies(
-        envs.agents, {"agent_0": "stubborn", "*": "team"}, joint=["team"], state_spec=envs.state_spec
+        envs.agents, {"agent_0": "stubborn", "*": "team"}, teams=["team"], state_spec=envs.state_spec
     )
     rule = RulePolicy(go_left, policy_specs["stubborn"].observation_spec, policy_specs["stubborn"].action_spec)
     config = MAPPOConfig(unroll_length=32, learning_rate=1e-3, entropy_cost=Linear(0.1, 0.0), mini_batch_size=128)

@@ -21,7 +21,7 @@ RANDOM = EnvConfig(name="tests.multiagent.parts:RandomWorld", num_envs=4, kwargs
 def actors(env, mapping, rule=""):
     """Roles, an algorithm for each policy, and perhaps one that acts at random."""
     with create_multi_agent_envs(env) as envs:
-        policy_specs = AgentsConfig(mapping=mapping).policy_specs(envs.agents, joint=(), state_spec=None)
+        policy_specs = AgentsConfig(mapping=mapping).policy_specs(envs.agents, teams=(), state_spec=None)
     config = DQNConfig(network=NetworkConfig(hidden_sizes=(8,)), capacity=4_000, learning_starts=0)
     made = {
         name: RandomPolicy(spec.observation_spec, spec.action_spec)

@@ -39,8 +39,8 @@ def envs_of(make, seed, num_envs=8, name="environments"):
 def trained(make, kind, config, env_steps, seed, sharing="shared"):
     """Policies by name after training, and their roles."""
     envs = envs_of(make, seed)
-    joint = None if kind.team else ()
-    policy_specs = AgentsConfig(sharing=sharing).policy_specs(envs.agents, joint=joint, state_spec=envs.state_spec)
+    teams = None if kind.team else ()
+    policy_specs = AgentsConfig(sharing=sharing).policy_specs(envs.agents, teams=teams, state_spec=envs.state_spec)
     algorithms = {
         name: kind(spec.observation_spec, spec.action_spec, config, RunSeeds(100 * seed + number))
         for number, (name, spec) in enumerate(policy_specs.items())
@@ -117,6 +117,6 @@ def test_maddpg_finds_the_balance_in_closed_form():
     config = MADDPGConfig(learning_rate=1e-3, learning_starts=200, mini_batch_size=64, tau=0.02)
     policies, policy_specs = trained(Balance, MADDPG, config, 6_000, 0)
     ((name, policy),) = policies.items()
-    assert policy_specs[name].joint
+    assert policy_specs[name].team
     observation = {"observation": np.ones((2, 1), np.float32), "alive": np.ones(2, np.float32)}
     assert np.allclose(policy(observation).reshape(-1), 0.2, atol=0.05)

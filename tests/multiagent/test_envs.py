@@ -40,7 +40,7 @@ BEGIN = MultiAgentStep({"a": FIRST, "b": FIRST})
 MISTAKES = {
     "an agent that nobody knows": ([MultiAgentStep({"c": FIRST})], "'c' is none of the environment's agents"),
     "MID before FIRST": ([MultiAgentStep({"a": MID})], "'a' got MID, but its episode has not begun"),
-    "FIRST twice": ([BEGIN, MultiAgentStep({"a": FIRST})], "'a' got FIRST, but its episode goes on"),
+    "FIRST twice": ([BEGIN, MultiAgentStep({"a": FIRST})], "'a' got FIRST, but its episode has begun"),
     "an end without LAST": ([BEGIN, MultiAgentStep({"a": DEAD}, True)], r"agents \['b'\] got no LAST"),
     "a reward before any action": ([MultiAgentStep({"a": FIRST._replace(reward=1.0)})], "reward 1.0 with FIRST"),
     "a discount of gamma": ([BEGIN, MultiAgentStep({"a": MID._replace(discount=0.9)})], "discount is 0 only with LAST"),

@@ -20,7 +20,7 @@ SMALL = NetworkConfig(hidden_sizes=(8,))
 def team_of(make, num_envs=2, seed=0, kind=QMIX, mapping=None):
     envs = MultiAgentEnvs([make] * num_envs, lane_seeds=range(seed, seed + num_envs))
     mapping = mapping or {"*": "team"}
-    policy_specs = assign_policies(envs.agents, mapping, joint=set(mapping.values()), state_spec=envs.state_spec)
+    policy_specs = assign_policies(envs.agents, mapping, teams=set(mapping.values()), state_spec=envs.state_spec)
     actors = {
         name: kind(spec.observation_spec, spec.action_spec, kind.config_class(network=SMALL), RunSeeds(seed))
         for name, spec in policy_specs.items()

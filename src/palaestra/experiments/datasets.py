@@ -160,7 +160,7 @@ def collect_by_chance(
     if agents.policies:
         raise ConfigError("chance acts for everybody; leave out --agents.policies, or collect with a run that has them")
     with create_multi_agent_envs(replace(env, num_envs=1)) as envs:
-        policy_specs = agents.policy_specs(envs.agents, joint=(), state_spec=None)
+        policy_specs = agents.policy_specs(envs.agents, teams=(), state_spec=None)
     by_chance = {name: RandomPolicy(spec.observation_spec, spec.action_spec) for name, spec in policy_specs.items()}
     return collect_agents(policy_specs, by_chance, env, directory, steps=steps, seed=seed)
 

@@ -237,7 +237,7 @@ def _play(config: EnvConfig) -> Generator[tuple[int, float]]:
 def _play_envs(config: EnvConfig) -> Generator[tuple[int, float]]:
     """The same of environments, whose agents choose among what masks allow in between, when the clock stands still."""
     with create_multi_agent_envs(config) as envs:
-        policy_specs = AgentsConfig().policy_specs(envs.agents, joint=(), state_spec=None)
+        policy_specs = AgentsConfig().policy_specs(envs.agents, teams=(), state_spec=None)
         actors = [
             MappedPolicy(RandomPolicy(spec.observation_spec, spec.action_spec), spec, envs.batch_size, delayed=False)
             for spec in policy_specs.values()

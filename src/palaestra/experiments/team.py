@@ -172,7 +172,7 @@ def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], di
         raise ConfigError(f"agents.policies names {', '.join(unknown)}, but the policies are {', '.join(names)}")
     chosen = {name: _chosen(config, name) for name in names}
     teams = [name for name, (kind, _) in chosen.items() if isinstance(kind, str) and algorithm_class(kind).team]
-    policy_specs = config.agents.policy_specs(agents, joint=teams, state_spec=state_spec)
+    policy_specs = config.agents.policy_specs(agents, teams=teams, state_spec=state_spec)
     actors: dict[str, Algorithm[Any] | Policy] = {}
     seeds = RunSeeds(config.run.seed)
     for number, name in enumerate(names):
@@ -196,7 +196,7 @@ def _made(
     try:
         algorithm: Algorithm[Any] = algorithm_class(kind)(spec.observation_spec, spec.action_spec, settings, seeds)
     except ConfigError as error:
-        fits = ", ".join(suitable_algorithms(spec.observation_spec, spec.action_spec, team=spec.joint)) or "none"
+        fits = ", ".join(suitable_algorithms(spec.observation_spec, spec.action_spec, team=spec.team)) or "none"
         raise ConfigError(
             f"{kind} does not fit the policy {name!r} of {', '.join(spec.agents)}: {error}. Algorithms that fit: {fits}"
         ) from error

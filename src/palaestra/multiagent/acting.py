@@ -160,12 +160,12 @@ class MappedPolicy:
         self._member_dtypes = leaf_dtypes(policy_spec.member.observation)
         self._state_dtypes = leaf_dtypes(policy_spec.state_spec) if policy_spec.state_spec is not None else []
         self._num_leaves = len(leaf_dtypes(policy_spec.observation_spec))
-        self._alive_leaf = list(spec_leaves(policy_spec.observation_spec)).index("alive") if policy_spec.joint else -1
+        self._alive_leaf = list(spec_leaves(policy_spec.observation_spec)).index("alive") if policy_spec.team else -1
         self._zero_action = _zeros(policy.raw_action_spec)
         self.begin()
 
     def begin(self) -> None:
-        """Forgets everything that is going on."""
+        """Forgets all running episodes."""
         count = self.num_lanes
         self.state: Any = self.policy.initial_state(count)
         self.due: dict[int, tuple[list[np.ndarray], bool]] = {}
@@ -173,12 +173,12 @@ class MappedPolicy:
         self.taken: dict[int, Choice] = {}
         """By lane, the action whose outcome is not known yet."""
         self._running: list[set[str]] = [set() for _ in range(self.num_envs)]
-        self._seen: list[list[Any]] = [self._unseen() for _ in range(self.num_envs)] if self.policy_spec.joint else []
+        self._seen: list[list[Any]] = [self._unseen() for _ in range(self.num_envs)] if self.policy_spec.team else []
         self._unrewarded: dict[tuple[int, str], deque[tuple[Row, int]]] = {}
         self._early: dict[tuple[int, str], deque[float]] = {}
 
     def forget(self, env: int) -> None:
-        """Forgets what is going on in one environment: its episode broke off.
+        """Forgets the running episode of one environment, which broke off.
 
         Args:
             env: its number.
@@ -209,7 +209,7 @@ class MappedPolicy:
             New rows, at most one for each lane. Rewards that come late are added to rows of this and earlier calls.
         """
         mine = {name: step for name, step in outcome.time_steps.items() if name in self._slot}
-        rows = self._team_rows(env, mine, global_state) if self.policy_spec.joint else self._rows(env, mine)
+        rows = self._team_rows(env, mine, global_state) if self.policy_spec.team else self._rows(env, mine)
         if self._delayed:
             self._pay(env, outcome.late_rewards)
         return rows
@@ -298,7 +298,7 @@ class MappedPolicy:
             rows = self._unrewarded.get((env, name))
             while early and rows:
                 row, slot = rows.popleft()
-                row.reward[slot if self.policy_spec.joint else ...] += early.popleft()
+                row.reward[slot if self.policy_spec.team else ...] += early.popleft()
                 row.waiting.remove(slot)
 
     # -- acting
@@ -337,7 +337,7 @@ class MappedPolicy:
             mine = [leaf[row] for leaf in taken]
             self.taken[lane] = Choice(leaves, mine, [leaf[row] for leaf in memory], first, version)
             members = self.policy_spec.member_actions(done, row)
-            if self.policy_spec.joint:
+            if self.policy_spec.team:
                 alive = leaves[self._alive_leaf]
                 actions[lane] |= {name: members[slot] for name, slot in self._slot.items() if alive[slot]}
             else:
@@ -403,7 +403,7 @@ class MappedPolicy:
             self._early[env, name] = deque(rewards)
         for row in waiting:
             for slot in row.waiting:
-                env, member = (row.lane, slot) if self.policy_spec.joint else divmod(row.lane, count)
+                env, member = (row.lane, slot) if self.policy_spec.team else divmod(row.lane, count)
                 self._unrewarded.setdefault((env, self.policy_spec.agents[member]), deque()).append((row, slot))
 
 

@@ -82,7 +82,7 @@ def _play(make: Callable[[], MultiAgentEnv], steps: int, seed: int) -> _RandomRu
     agents: set[str] = set()
     ends = 0
     with MultiAgentEnvs([make], lane_seeds=[seed]) as envs:
-        policy_specs = AgentsConfig(sharing="separate").policy_specs(envs.agents, joint=(), state_spec=None)
+        policy_specs = AgentsConfig(sharing="separate").policy_specs(envs.agents, teams=(), state_spec=None)
         mapped_policies = [
             MappedPolicy(RandomPolicy(spec.observation_spec, spec.action_spec), spec, 1, delayed=False)
             for spec in policy_specs.values()

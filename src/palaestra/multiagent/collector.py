@@ -106,7 +106,7 @@ class MultiAgentCollector:
         return self._quota.left > 0
 
     def pause(self) -> None:
-        """Ends a running unroll after its step; the next `unroll` goes on with it."""
+        """Ends a running unroll after its step; the next `unroll` continues it."""
         self._pausing = True
 
     def unroll(self, length: float, *, random: Collection[str] = ()) -> CollectInfo:

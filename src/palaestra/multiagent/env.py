@@ -27,7 +27,7 @@ class MultiAgentStep(NamedTuple):
     """What has happened in an environment since its agents acted last."""
 
     time_steps: Mapping[str, TimeStep]
-    """By agent, bare. Whoever gets one that is not LAST acts next; an agent that is left out waits."""
+    """By agent, bare. An agent that gets one which is not LAST acts next; an agent that is left out waits."""
     over: bool = False
     """Whether the environment's episode ends here; every agent whose own episode was running gets its LAST then."""
     late_rewards: Mapping[str, Sequence[float]] = {}
@@ -41,7 +41,7 @@ class MultiAgentEnv(ABC):
 
     Each agent has episodes of its own, which follow the table of episode ends: FIRST, MID, ..., LAST, with discount 0
     where the agent's task ended and 1 where it was cut off. An agent may appear and die at any step, and come back
-    with a new FIRST; when the episode of the environment is over, no agent's episode goes on.
+    with a new FIRST; when the episode of the environment is over, no agent's episode continues.
 
     A subclass defines `agents`, `begin_episode` and `advance`.
 
@@ -79,7 +79,7 @@ class MultiAgentEnv(ABC):
 
     @abstractmethod
     def advance(self, actions: Mapping[str, Any]) -> MultiAgentStep:
-        """Executes actions and goes on until somebody is to act again.
+        """Executes actions and runs until an agent is to act again.
 
         Args:
             actions: of exactly those agents that got a time step which was not LAST in the step before.

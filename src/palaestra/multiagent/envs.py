@@ -80,7 +80,7 @@ class MultiAgentEnvs:
     """
 
     resume: Literal["exact"] = "exact"
-    """Restored environments go on with the very same stream."""
+    """Restored environments continue the very same stream."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class MultiAgentEnvs:
             raise EnvError("no environments were given; at least one is needed")
         self._policy = faults or FaultPolicy()
         if self._policy.on_fault == "drop":
-            raise ConfigError("on_fault is 'drop', but environments cannot go on without one of them; use 'restart'")
+            raise ConfigError("on_fault is 'drop', but environments cannot continue without one of them; use 'restart'")
         self._factories, self._budget = list(factories), RestartBudget(self._policy)
         envs = [factory() for factory in factories]
         self.agents: Mapping[str, AgentSpec] = dict(envs[0].agents)
@@ -106,7 +106,7 @@ class MultiAgentEnvs:
         self.delayed = envs[0].delayed
         """Whether rewards come later than time steps."""
         self.interrupted = False
-        """Whether somebody else has stepped them since their collector last did; it then begins new episodes."""
+        """Whether something else has stepped them since their collector last did; it then begins new episodes."""
         self.faults: list[Fault] = []
         """Every fault, in order."""
         self.restarted: frozenset[int] = frozenset()

@@ -81,13 +81,13 @@ class AsParallelEnv(_Spaces, ParallelEnv[str, Any, Any]):
     def step(
         self, actions: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
-        """Everybody acts.
+        """All agents act.
 
         Args:
             actions: by agent.
 
         Raises:
-            EnvError: somebody alive was not asked.
+            EnvError: an agent that is alive was not asked.
         """
         outcome = self.env.advance({name: actions[name] for name in self.agents})
         if waiting := sorted(set(self.agents) - set(outcome.time_steps)):
@@ -104,7 +104,7 @@ class AsParallelEnv(_Spaces, ParallelEnv[str, Any, Any]):
 
 
 class AsAECEnv(_Spaces, AECEnv[str, Any, Any]):
-    """An environment whose agents are asked one after another; it goes on when all that act in a step have answered.
+    """An environment whose agents are asked one after another; it steps when all that act in a step have answered.
 
     Args:
         env: any.

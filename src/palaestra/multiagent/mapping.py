@@ -44,20 +44,20 @@ class PolicySpec:
     """Of the policy: a member's, or that of the whole team."""
     action_spec: SpecTree
     """Of the policy."""
-    joint: bool
-    """Whether they are a team that learns together, with one lane per environment; else everyone has a lane."""
+    team: bool
+    """Whether they are a team that learns together, with one lane per environment; else every agent has a lane."""
     state_spec: SpecTree | None = None
     """Of the global state that a team sees; `None` where it sees none."""
 
     @property
     def reward_spec(self) -> TensorSpec:
         """One number, or [G] of a team."""
-        return TensorSpec((len(self.agents),)) if self.joint else TensorSpec(())
+        return TensorSpec((len(self.agents),)) if self.team else TensorSpec(())
 
     @property
     def lanes_per_env(self) -> int:
         """1 of a team, else one for each agent."""
-        return 1 if self.joint else len(self.agents)
+        return 1 if self.team else len(self.agents)
 
     def member_actions(self, leaves: list[np.ndarray], row: int) -> list[Any]:
         """The actions of every member from those of the policy, as the agents' action spec says.
@@ -69,7 +69,7 @@ class PolicySpec:
         Returns:
             One for each agent of a team; of others, the one action of the lane.
         """
-        if not self.joint:
+        if not self.team:
             return [unflatten((leaf[row][()] for leaf in leaves), self.member.action)]
         (leaf,) = leaves
         start = getattr(self.member.action, "start", 0)
@@ -81,7 +81,7 @@ def assign_policies(
     agents: Mapping[str, AgentSpec],
     mapping: Mapping[str, str],
     *,
-    joint: Collection[str] = (),
+    teams: Collection[str] = (),
     state_spec: SpecTree | None = None,
 ) -> dict[str, PolicySpec]:
     """The specs of all policies, by policy name.
@@ -89,7 +89,7 @@ def assign_policies(
     Args:
         agents: of the environment.
         mapping: from agents, or patterns of names such as `buyer_*`, to policies; the first that fits counts.
-        joint: policies whose agents are a team.
+        teams: policies whose agents are a team.
         state_spec: of the environment's global state.
 
     Raises:
@@ -124,7 +124,7 @@ def assign_policies(
                 f"{members[0]} and {other} share the policy {policy!r}, but see or do different things: "
                 f"{first} and {agents[other]}; give them policies of their own"
             )
-        if policy in joint:
+        if policy in teams:
             observation, action = team_specs(first, len(members), state_spec)
             policy_specs[policy] = PolicySpec(policy, members, first, observation, action, True, state_spec)
         else:
@@ -198,7 +198,7 @@ def _stacked(spec: SpecTree, count: int) -> SpecTree:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentsConfig:
-    """Who acts by which policy, where an environment has many agents."""
+    """Which agent acts by which policy, where an environment has many agents."""
 
     mapping: dict[str, Any] = field(default_factory=dict)
     """From names of agents, or patterns such as `buyer_*`, to names of policies; the first that fits counts. Without,
@@ -230,21 +230,21 @@ class AgentsConfig:
         return {name: f"shared_{kinds.index(spec)}" for name, spec in agents.items()}
 
     def policy_specs(
-        self, agents: Mapping[str, AgentSpec], *, joint: Collection[str] | None, state_spec: SpecTree | None
+        self, agents: Mapping[str, AgentSpec], *, teams: Collection[str] | None, state_spec: SpecTree | None
     ) -> dict[str, PolicySpec]:
         """The specs of all policies.
 
         Args:
             agents: of the environment.
-            joint: policies that learn for a team; `None` is all.
+            teams: policies that learn for a team; `None` is all.
             state_spec: of the environment's global state.
 
         Raises:
             ConfigError: see `assign_policies`.
         """
         mapping = self.mapping_for(agents)
-        teams = set(mapping.values()) if joint is None else joint
-        return assign_policies(agents, mapping, joint=teams, state_spec=state_spec if self.global_state else None)
+        teams = set(mapping.values()) if teams is None else teams
+        return assign_policies(agents, mapping, teams=teams, state_spec=state_spec if self.global_state else None)
 
 
 def require_policies(policy_specs: Mapping[str, PolicySpec], policies: Mapping[str, Policy]) -> None:

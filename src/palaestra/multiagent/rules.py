@@ -89,7 +89,7 @@ class StepCheck:
         if kind not in (0, 1, 2) or discount not in (0.0, 1.0) or (discount == 0 and kind != StepType.LAST):
             raise SpecError(f"agent {name!r} got (step type {kind}, discount {discount}); discount is 0 only with LAST")
         if running == (kind == StepType.FIRST):
-            ought = "goes on, so MID or LAST is due" if running else "has not begun, so FIRST is due"
+            ought = "has begun, so MID or LAST is due" if running else "has not begun, so FIRST is due"
             raise SpecError(f"agent {name!r} got {StepType(kind).name}, but its episode {ought}")
         if self._delayed and float(time_step.reward) != 0:
             raise SpecError(

@@ -16,13 +16,13 @@ __all__ = ["Meeting"]
 class Meeting(MultiAgentEnv):
     """Agents on a line of cells earn 1 each when all stand in one cell, and every move before costs 0.1.
 
-    Everybody moves at the same time: left, right or not at all; `action_mask` forbids to leave the line. The gap
+    All agents move at the same time: left, right or not at all; `action_mask` forbids to leave the line. The gap
     between the outermost agents shrinks by at most 2 cells in a move, so the best return of each agent is
 
         1 - 0.1 ceil((max - min) / 2)
 
     with the cells in which the episode begins, not all the same. An agent sees its own cell and how many agents are in
-    each cell; the global state is lanes_or_all's cell. Episodes are cut off after `max_moves`.
+    each cell; the global state is every agent's cell. Episodes are cut off after `max_moves`.
 
     Args:
         num_agents: G, at least 2.
@@ -48,7 +48,7 @@ class Meeting(MultiAgentEnv):
         }
         self._agents = {name: AgentSpec(observation, DiscreteSpec(num=3)) for name in self._names}
         self.cells = np.zeros(num_agents, np.int64)
-        """[G] where lanes_or_all stands."""
+        """[G] where every agent stands."""
         self._moves = 0
 
     @property
@@ -67,7 +67,7 @@ class Meeting(MultiAgentEnv):
         return 1.0 - 0.1 * float(-(-(self.cells.max() - self.cells.min()) // 2))
 
     def begin_episode(self, seed: int) -> MultiAgentStep:
-        """Puts lanes_or_all into a random cell, not all into the same."""
+        """Puts every agent into a random cell, not all into the same."""
         rng = np.random.default_rng(seed)
         self._moves = 0
         self.cells = rng.integers(0, self._num_cells, len(self._names))
@@ -76,7 +76,7 @@ class Meeting(MultiAgentEnv):
         return MultiAgentStep({name: restart(self._seen(index)) for index, name in enumerate(self._names)})
 
     def advance(self, actions: Mapping[str, Any]) -> MultiAgentStep:
-        """Moves lanes_or_all."""
+        """Moves every agent."""
         moves = np.array([int(actions[name]) - 1 for name in self._names])
         self.cells = np.clip(self.cells + moves, 0, self._num_cells - 1)
         self._moves += 1

@@ -95,7 +95,7 @@ class RobotCollector:
     # -- what a trainer asks for
 
     resume: Literal["statistical"] = "statistical"
-    """A resumed run goes on with new episodes."""
+    """A resumed run begins new episodes."""
 
     @property
     def evaluated_by(self) -> AgentFactory:
@@ -125,7 +125,7 @@ class RobotCollector:
             random: ignored; tasks that have learned nothing yet act at random by themselves.
 
         Raises:
-            AgentError: an agent failed, or nobody has moved for `timeout_s`.
+            AgentError: an agent failed, or none has moved for `timeout_s`.
         """
         self._pausing = False
         group, began = self._start(), time.perf_counter()
@@ -164,7 +164,8 @@ class RobotCollector:
             state: of a collector with as many agents.
         """
         self.env_steps = int(state["env_steps"])
-        self._incarnations = {number: int(count) + 1 for number, count in enumerate(state["incarnations"])}
+        counts = state["incarnations"] if "incarnations" in state else state["lives"]  # as older versions named it
+        self._incarnations = {number: int(count) + 1 for number, count in enumerate(counts)}
 
     def metrics(self) -> dict[str, float]:
         """Batch sizes and waits of every task so far."""

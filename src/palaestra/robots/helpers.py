@@ -129,7 +129,7 @@ class AgentHelper(ABC):
         """Asks the task to learn from what is stored, and waits unless it learns in the background.
 
         Returns:
-            The metrics of the update; `None` where there is too little to learn from, or it goes on in the background.
+            The metrics of the update; `None` where there is too little to learn from, or it learns in the background.
 
         Raises:
             RequestError: learning failed.
@@ -146,7 +146,7 @@ class AgentHelper(ABC):
         return self.metrics
 
     def finish(self) -> None:
-        """Waits for learning that goes on in the background.
+        """Waits for learning in the background.
 
         Raises:
             RequestError: it failed.
@@ -293,7 +293,7 @@ def info_row(info: Any) -> Batch | tuple[()]:
     """The numbers of a bare environment's info, float64 [1].
 
     Args:
-        info: what an environment reported; what is no number is left out.
+        info: what an environment reported; what is not a number is left out.
     """
     if not info:
         return ()

@@ -187,7 +187,7 @@ class Collector:
         return info
 
     def pause(self) -> None:
-        """Ends a running unroll after its step, from a signal handler say; the next `unroll` goes on with it."""
+        """Ends a running unroll after its step, from a signal handler say; the next `unroll` continues it."""
         self._pausing = True
 
     @property
@@ -216,7 +216,7 @@ class Collector:
         step = self.policy.act(time_step, state, phase=Phase.COLLECT)
         if not random:
             return step
-        self._random.draw_from(self.policy.generator)  # the memory goes on as if the policy had acted
+        self._random.draw_from(self.policy.generator)  # the hidden state continues as if the policy had acted
         return step._replace(action=self._random.act(time_step).action)
 
     def _run(self, rows: int, info: CollectInfo, random: bool) -> int:
@@ -358,7 +358,7 @@ class Collector:
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Puts back what `state` gave. Environments that cannot go on exactly begin new episodes.
+        """Puts back what `state` gave. Environments that cannot continue exactly begin new episodes.
 
         Args:
             state: of a collector with the same environments.

@@ -72,7 +72,7 @@ def evaluate(
 ) -> Evaluation:
     """Runs exactly so many episodes, shared out evenly over the environments, so that short ones are not preferred.
 
-    The policy's acting noise comes from a generator of its own, so that training goes on as if nothing had happened.
+    The policy's acting noise comes from a generator of its own, so that training continues as if nothing had happened.
 
     Args:
         policy: acts in `Phase.EVAL`; observation statistics stay frozen.

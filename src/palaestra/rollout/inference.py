@@ -119,7 +119,7 @@ class _Request:
 
 
 class Clients:
-    """Who may ask, and how many of them wait: a batch need not wait for others once nobody is left who could ask.
+    """Who may ask, and how many of them wait: a batch need not wait for others once no client is left that could ask.
 
     Servers that the same clients ask share one of these.
     """
@@ -132,7 +132,7 @@ class Clients:
         self.waiting = 0
         """Clients that can ask nothing at present: they wait for an answer, or are absent."""
         self.all_waited_s = float("-inf")
-        """When last everybody waited, by the monotonic clock: older requests wait for nobody any more."""
+        """When last all clients waited, by the monotonic clock: older requests wait for no other any more."""
 
     def connect(self, client: int) -> None:
         """Adds a client.
@@ -169,7 +169,7 @@ class Clients:
             self.note()
 
     def note(self) -> None:
-        """Wakes whoever waits for a change; called with the lock held."""
+        """Wakes the threads that wait for a change; called with the lock held."""
         if self.waiting >= len(self.connected):
             self.all_waited_s = time.monotonic()
         self.changed.notify_all()
@@ -275,7 +275,7 @@ class InferenceServer:
             timeout_s: how long it may take.
 
         Raises:
-            RequestError: the function still runs after that; whoever waits gets the same error.
+            RequestError: the function still runs after that; all that wait get the same error.
         """
         with self.clients.changed:
             self._stopping = True
@@ -305,7 +305,7 @@ class InferenceServer:
                 if self._current:
                     self._compute(self._current)
                 self._current = []
-        except BaseException as error:  # nobody may wait for a thread that is gone
+        except BaseException as error:  # no client may wait for a thread that is gone
             with self.clients.changed:
                 self._stopping = True
             self._fail([*self._current, *self._take_all()], error)
