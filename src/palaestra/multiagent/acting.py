@@ -1,6 +1,6 @@
 """`MappedPolicy`: a policy that acts for its agents in several environments, each lane at its own times."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +29,7 @@ class Choice:
     action: list[np.ndarray]
     """Leaves, as the policy sampled it."""
     state: list[np.ndarray]
-    """Leaves of the policy's memory before it chose; none without memory."""
+    """Leaves of the policy's hidden state before it chose; none without."""
     first: bool
     """Whether an episode began with the observation."""
     version: int
@@ -67,6 +67,17 @@ def stacked(rows: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
     return [np.stack(leaf) for leaf in zip(*rows, strict=True)]
 
 
+def unstacked(leaves: Sequence[Any], count: int) -> list[list[np.ndarray]]:
+    """What `stacked` was given.
+
+    Args:
+        leaves: from it.
+        count: n.
+    """
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    return [[array[row] for array in arrays] for row in range(count)]
+
+
 def pack_choices(choices: Sequence[Choice]) -> dict[str, Any]:
     """Choices as JSON values and a few arrays.
 
@@ -91,15 +102,10 @@ def unpack_choices(packed: Mapping[str, Any]) -> list[Choice]:
     Args:
         packed: from it.
     """
-    columns = {name: [np.asarray(leaf) for leaf in packed[name]] for name in ("observation", "action", "state", "info")}
-    choices: list[Choice] = []
-    infos = 0
-    for row, reported in enumerate(packed["told"]):
-        info = [leaf[infos] for leaf in columns["info"]] if reported else None
-        infos += reported
-        seen, action, state = ([leaf[row] for leaf in columns[name]] for name in ("observation", "action", "state"))
-        choices.append(Choice(seen, action, state, packed["first"][row], packed["version"][row], info))
-    return choices
+    nests = (unstacked(packed[name], len(packed["first"])) for name in ("observation", "action", "state"))
+    infos = iter(unstacked(packed["info"], sum(packed["told"])))
+    told = (next(infos) if reported else None for reported in packed["told"])
+    return [Choice(*values) for values in zip(*nests, packed["first"], packed["version"], told, strict=True)]
 
 
 def pack_rows(rows: Sequence[Row]) -> dict[str, Any]:
@@ -126,24 +132,20 @@ def unpack_rows(packed: Mapping[str, Any]) -> list[Row]:
     Args:
         packed: from it.
     """
-    observation = [np.asarray(leaf) for leaf in packed["observation"]]
-    rewards = [np.asarray(leaf) for leaf in packed["reward"]]
+    plain = (packed[name] for name in ("lane", "step_type", "discount"))
+    observations = unstacked(packed["observation"], len(packed["lane"]))
+    rewards = (np.array(reward) for (reward,) in unstacked(packed["reward"], len(packed["lane"])))
     choices = iter(unpack_choices(packed["choices"]))
-    rows: list[Row] = []
-    for number, (lane, kind, discount) in enumerate(
-        zip(packed["lane"], packed["step_type"], packed["discount"], strict=True)
-    ):
-        choice = next(choices) if packed["chosen"][number] else None
-        seen, reward = [leaf[number] for leaf in observation], np.array(rewards[0][number])
-        rows.append(Row(lane, kind, discount, seen, reward, choice, list(packed["waiting"][number])))
-    return rows
+    chosen = (next(choices) if reported else None for reported in packed["chosen"])
+    waiting = map(list, packed["waiting"])
+    return [Row(*values) for values in zip(*plain, observations, rewards, chosen, waiting, strict=True)]
 
 
 class MappedPolicy:
     """A policy that acts for the agents that are mapped to it in B environments.
 
-    A lane is an agent of an environment, or the team of an environment. `take` tells it what has happened;
-    `act` chooses for the lanes that are to act.
+    A lane is an agent of an environment, or the team of an environment. `take` gives it what has happened; `act`
+    chooses for the lanes that are to act.
 
     Args:
         policy: how to act.
@@ -159,23 +161,21 @@ class MappedPolicy:
         self._random = RandomPolicy(policy.observation_spec, policy.raw_action_spec)
         self._member_dtypes = leaf_dtypes(policy_spec.member.observation)
         self._state_dtypes = leaf_dtypes(policy_spec.state_spec) if policy_spec.state_spec is not None else []
-        self._num_leaves = len(leaf_dtypes(policy_spec.observation_spec))
         self._alive_leaf = list(spec_leaves(policy_spec.observation_spec)).index("alive") if policy_spec.team else -1
         self._zero_action = _zeros(policy.raw_action_spec)
         self.begin()
 
     def begin(self) -> None:
         """Forgets all running episodes."""
-        count = self.num_lanes
-        self.state: Any = self.policy.initial_state(count)
+        self.state: Any = self.policy.initial_state(self.num_lanes)
         self.due: dict[int, tuple[list[np.ndarray], bool]] = {}
         """By lane, what it sees and whether its episode begins."""
         self.taken: dict[int, Choice] = {}
         """By lane, the action whose outcome is not known yet."""
         self._running: list[set[str]] = [set() for _ in range(self.num_envs)]
         self._seen: list[list[Any]] = [self._unseen() for _ in range(self.num_envs)] if self.policy_spec.team else []
-        self._unrewarded: dict[tuple[int, str], deque[tuple[Row, int]]] = {}
-        self._early: dict[tuple[int, str], deque[float]] = {}
+        self._unrewarded: dict[tuple[int, str], deque[tuple[Row, int]]] = defaultdict(deque)
+        self._early: dict[tuple[int, str], deque[float]] = defaultdict(deque)
 
     def forget(self, env: int) -> None:
         """Forgets the running episode of one environment, which broke off.
@@ -289,13 +289,12 @@ class MappedPolicy:
 
     def _expect(self, env: int, name: str, row: Row, slot: int) -> None:
         row.waiting.append(slot)
-        self._unrewarded.setdefault((env, name), deque()).append((row, slot))
+        self._unrewarded[env, name].append((row, slot))
 
     def _pay(self, env: int, late_rewards: Mapping[str, Sequence[float]]) -> None:
         for name in self.policy_spec.agents:
-            early = self._early.setdefault((env, name), deque())
+            early, rows = self._early[env, name], self._unrewarded[env, name]
             early.extend(late_rewards.get(name, ()))
-            rows = self._unrewarded.get((env, name))
             while early and rows:
                 row, slot = rows.popleft()
                 row.reward[slot if self.policy_spec.team else ...] += early.popleft()
@@ -353,31 +352,24 @@ class MappedPolicy:
         Returns:
             Tensors [n, ...], in a `Batch` where the observation is a nest.
         """
-        arrays = [np.stack([row[leaf] for row in rows]) for leaf in range(self._num_leaves)]
-        return to_batched(arrays, self.policy_spec.observation_spec)
+        return to_batched(stacked(rows), self.policy_spec.observation_spec)
 
     # -- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Who is to act, whose outcomes are open, and the policy's memories."""
+        """Lanes that are to act, actions whose outcomes are open, and the policy's hidden state."""
         due = {
             "lanes": list(self.due),
             "first": [first for _, first in self.due.values()],
-            "observation": [np.stack(leaf) for leaf in zip(*(leaves for leaves, _ in self.due.values()), strict=True)],
+            "observation": stacked([leaves for leaves, _ in self.due.values()]),
         }
         member = self.policy_spec.member.observation
-        seen = [
-            np.stack(leaf)
-            for leaf in zip(
-                *(self._leaves(one, member, self._member_dtypes) for team in self._seen for one in team), strict=True
-            )
-        ]
         return {
             "memory": self.state,
             "due": due,
             "taken": {"lanes": list(self.taken), "choices": pack_choices(list(self.taken.values()))},
             "running": [sorted(running) for running in self._running],
-            "seen": seen,
+            "seen": stacked([self._leaves(one, member, self._member_dtypes) for team in self._seen for one in team]),
             "early": [[env, name, list(rewards)] for (env, name), rewards in self._early.items() if rewards],
         }
 
@@ -390,21 +382,20 @@ class MappedPolicy:
         """
         self.begin()
         self.state = state["memory"]
-        columns = [np.asarray(leaf) for leaf in state["due"]["observation"]]
-        for row, (lane, first) in enumerate(zip(state["due"]["lanes"], state["due"]["first"], strict=True)):
-            self.due[lane] = [column[row] for column in columns], first
+        due = state["due"]
+        seen = zip(unstacked(due["observation"], len(due["lanes"])), due["first"], strict=True)
+        self.due = dict(zip(due["lanes"], seen, strict=True))
         self.taken = dict(zip(state["taken"]["lanes"], unpack_choices(state["taken"]["choices"]), strict=True))
         self._running = [set(names) for names in state["running"]]
-        count, leaves = len(self.policy_spec.agents), [np.asarray(leaf) for leaf in state["seen"]]
-        for number in range(len(self._seen) * count):
-            mine = unflatten((leaf[number] for leaf in leaves), self.policy_spec.member.observation)
-            self._seen[number // count][number % count] = mine
+        count, member = len(self.policy_spec.agents), self.policy_spec.member.observation
+        for number, leaves in enumerate(unstacked(state["seen"], len(self._seen) * count)):
+            self._seen[number // count][number % count] = unflatten(iter(leaves), member)
         for env, name, rewards in state["early"]:
             self._early[env, name] = deque(rewards)
         for row in waiting:
             for slot in row.waiting:
                 env, member = (row.lane, slot) if self.policy_spec.team else divmod(row.lane, count)
-                self._unrewarded.setdefault((env, self.policy_spec.agents[member]), deque()).append((row, slot))
+                self._unrewarded[env, self.policy_spec.agents[member]].append((row, slot))
 
 
 def _zeros(spec: Any) -> list[np.ndarray]:

@@ -27,8 +27,7 @@ class MultiAgentCollector:
     """Lets several policies act in environments, and stores for each what its agents experience.
 
     Every algorithm has an ordinary buffer of its own, whose lanes are its agents in each environment, or whole teams.
-    An env step is one step of one environment. It does for `Trainer` what `Collector` does for one
-    agent.
+    An env step is one step of one environment. It does for `Trainer` what `Collector` does for one agent.
 
     Args:
         envs: where to act; reset at the first use.
@@ -66,7 +65,7 @@ class MultiAgentCollector:
         self.env_steps = 0
         """Steps executed so far, over all environments."""
         self.num_lanes = envs.batch_size
-        """MultiAgentEnvs stepped side by side."""
+        """Environments stepped side by side."""
         self._mapped = {
             name: MappedPolicy(policies[name], spec, envs.batch_size, delayed=envs.delayed)
             for name, spec in policy_specs.items()
@@ -81,7 +80,10 @@ class MultiAgentCollector:
             elif records and name in records:
                 self._streams[name] = Stream(self._mapped[name], records[name])
         self._rules = [name for name, one in algorithms.items() if not isinstance(one, Algorithm)]
-        self._sources: dict[str, DataSource] = {name: stream.buffer for name, stream in self._streams.items()}
+        self.buffers: dict[str, ReplayBuffer] = {name: stream.buffer for name, stream in self._streams.items()}
+        """The buffer of every policy that learns, and of those that are recorded."""
+        self.sources: dict[str, DataSource] = {**self.buffers}
+        """What each policy learns from."""
         self._episodes = MultiAgentEpisodes(envs.batch_size, policy_specs)
         self._sees_all = any(spec.state_spec is not None for spec in policy_specs.values())
         self._began, self._pausing = False, False
@@ -89,16 +91,6 @@ class MultiAgentCollector:
         self._quota = Quota()
 
     # -- as the trainer sees it
-
-    @property
-    def buffers(self) -> dict[str, ReplayBuffer]:
-        """The buffer of every policy that learns, and of those that are recorded."""
-        return {name: stream.buffer for name, stream in self._streams.items()}
-
-    @property
-    def sources(self) -> dict[str, DataSource]:
-        """What each policy learns from."""
-        return self._sources
 
     @property
     def unfinished(self) -> bool:
@@ -120,7 +112,7 @@ class MultiAgentCollector:
             ConfigError: a policy is to act at random although its buffer keeps what it says about its choices.
             PalaestraError: an environment failed, or emitted what it may not.
         """
-        if bad := [name for name in random if name in self._streams and self._streams[name].buffer.info_fields]:
+        if bad := [name for name in random if name in self.buffers and self.buffers[name].info_fields]:
             raise ConfigError(f"random actions have nothing that {', '.join(bad)} would say about them")
         began = time.perf_counter()
         quota = self._quota
@@ -178,10 +170,8 @@ class MultiAgentCollector:
         """Begins new episodes; running ones break off, which buffers see as fragments that end with no LAST."""
         for mapped in self._mapped.values():
             mapped.begin()
-        for stream in self._streams.values():
-            stream.begin()
         for env in range(self.num_lanes):
-            self._episodes.abandon(env)
+            self._break_off(env)
         begin = time.perf_counter()
         outcomes = self.envs.reset()
         info.env_s += time.perf_counter() - begin

@@ -11,16 +11,8 @@ import torch
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import Batch, StepType, TimeStep
 from palaestra.envs.nest import to_batched
-from palaestra.multiagent.acting import (
-    Choice,
-    MappedPolicy,
-    Row,
-    pack_choices,
-    pack_rows,
-    stacked,
-    unpack_choices,
-    unpack_rows,
-)
+from palaestra.multiagent import acting
+from palaestra.multiagent.acting import Choice, MappedPolicy, Row, stacked
 
 __all__ = ["Stream"]
 
@@ -40,21 +32,11 @@ class Stream:
     def __init__(self, mapped: MappedPolicy, buffer: ReplayBuffer, window: int = 1) -> None:
         self.mapped, self.buffer, self._window = mapped, buffer, window
         policy = mapped.policy
-        self._spec, self._action_spec, self._state_spec = (
-            mapped.policy_spec.observation_spec,
-            policy.raw_action_spec,
-            policy.state_spec or None,
-        )
+        self._action_spec, self._state_spec = policy.raw_action_spec, policy.state_spec or None
         self._no_info = [np.zeros(policy.behaviour_spec[name].shape, np.float32) for name in buffer.info_fields]
         self._waiting: list[deque[Row]] = [deque() for _ in range(mapped.num_lanes)]
         self._kinds = [_UNOPENED] * mapped.num_lanes
         self._fresh: list[list[Choice]] = [[] for _ in range(mapped.num_lanes)]
-
-    def begin(self) -> None:
-        """Drops what waits: whatever comes next begins new episodes."""
-        for waiting in self._waiting:
-            waiting.clear()
-        self._kinds = [_MID if kind != _UNOPENED else kind for kind in self._kinds]
 
     def forget(self, env: int) -> None:
         """Drops what waits of one environment: its episode broke off.
@@ -88,10 +70,11 @@ class Stream:
             if row.choice is None and self._kinds[row.lane] != _LAST:  # a new lane, or a stream that broke off
                 opening.append(row)
                 continue
-            choice = row.choice or self._no_choice(row)
-            written.setdefault(choice.version, []).append(row)
-            self._fresh[row.lane].append(choice)
-            row.choice = choice
+            if row.choice is None:  # what stands with a LAST row, whose action is not executed, a mask may forbid
+                row.choice = self.mapped.no_choice(row.observation, first=False)
+                row.choice.info = list(self._no_info)
+            written.setdefault(row.choice.version, []).append(row)
+            self._fresh[row.lane].append(row.choice)
         for row in rows:
             self._kinds[row.lane] = row.step_type
         if opening:
@@ -99,18 +82,17 @@ class Stream:
         for version, mine in written.items():
             choices = [row.choice for row in mine if row.choice is not None]
             action = to_batched(stacked([choice.action for choice in choices]), self._action_spec)
-            memory: dict[str, Any] = {}
-            if self._state_spec is not None:
-                memory["state"] = to_batched(stacked([choice.state for choice in choices]), self._state_spec)
-            lanes = [row.lane for row in mine]
-            lanes_or_all = None if lanes == list(range(self.mapped.num_lanes)) else lanes
-            self.buffer.append(action, self._time_step(mine), policy_version=version, env_id=lanes_or_all, **memory)
+            lanes: list[int] | None = [row.lane for row in mine]
+            if lanes == list(range(self.mapped.num_lanes)):
+                lanes = None
+            state = self._state(choices)
+            self.buffer.append(action, self._time_step(mine), policy_version=version, state=state, env_id=lanes)
 
-    def _no_choice(self, row: Row) -> Choice:
-        """What stands with a LAST row, whose action is not executed, which a mask may forbid."""
-        choice = self.mapped.no_choice(row.observation, first=False)
-        choice.info = list(self._no_info)
-        return choice
+    def _state(self, choices: Sequence[Choice]) -> Any:
+        """The hidden state before each choice; `None` without."""
+        if self._state_spec is None:
+            return None
+        return to_batched(stacked([choice.state for choice in choices]), self._state_spec)
 
     def _time_step(self, rows: Sequence[Row]) -> TimeStep:
         return TimeStep(
@@ -122,29 +104,21 @@ class Stream:
 
     # -- what policies say about their choices, before new weights are taken
 
-    @property
-    def fresh_rows(self) -> int:
-        """Rows that the lane with most of them has got since `complete`."""
-        return max(map(len, self._fresh))
-
     def complete(self) -> int:
         """Adds behaviour to the rows appended since the last call, and to choices whose rows are still to come.
 
         Returns:
             How many rows the lane with most of them has got; 0 also where nothing can be learned from them yet.
         """
-        rows = self.fresh_rows
+        rows = max(map(len, self._fresh))
         if self.buffer.info_fields:
-            self._ask([*self._open_choices(), *(choice for lane in self._fresh for choice in lane)])
+            waiting = (row.choice for lane in self._waiting for row in lane if row.choice is not None)
+            self._ask([*waiting, *self.mapped.taken.values(), *itertools.chain(*self._fresh)])
             if rows:
                 self._write_info(rows)
         for lane in self._fresh:
             lane.clear()
         return rows if self.buffer.positions.counts.max() >= self._window else 0
-
-    def _open_choices(self) -> list[Choice]:
-        waiting = [row.choice for lane in self._waiting for row in lane if row.choice is not None]
-        return [*waiting, *self.mapped.taken.values()]
 
     def _ask(self, choices: Sequence[Choice]) -> None:
         """One batched pass over all choices that have no info yet: the weights are those that chose."""
@@ -154,12 +128,9 @@ class Stream:
         policy = self.mapped.policy
         observation = self.mapped.batch([choice.observation for choice in asked])
         action = to_batched(stacked([choice.action for choice in asked]), self._action_spec)
-        memory: tuple[Any, ...] = ()
-        if self._state_spec is not None:
-            state = to_batched(stacked([choice.state for choice in asked]), self._state_spec)
-            memory = (state, torch.tensor([choice.first for choice in asked]))
+        state, first = self._state(asked), torch.tensor([choice.first for choice in asked])
         with torch.inference_mode():
-            info = policy.behaviour(observation, action, *memory)
+            info = policy.behaviour(observation, action, *(() if state is None else (state, first)))
         columns = [info[name].numpy() for name in self.buffer.info_fields]
         for row, choice in enumerate(asked):
             choice.info = [column[row] for column in columns]
@@ -181,12 +152,14 @@ class Stream:
 
     def state(self) -> dict[str, Any]:
         """Rows and choices that are on their way, and where the policy is."""
-        fresh = [choice for lane in self._fresh for choice in lane]
         return {
             "actor": self.mapped.state_dict(),
             "kinds": list(self._kinds),
-            "waiting": pack_rows([row for lane in self._waiting for row in lane]),
-            "fresh": {"counts": [len(lane) for lane in self._fresh], "choices": pack_choices(fresh)},
+            "waiting": acting.pack_rows(list(itertools.chain(*self._waiting))),
+            "fresh": {
+                "counts": [len(lane) for lane in self._fresh],
+                "choices": acting.pack_choices(list(itertools.chain(*self._fresh))),
+            },
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -195,11 +168,11 @@ class Stream:
         Args:
             state: of a stream with the same lanes.
         """
-        rows = unpack_rows(state["waiting"])
+        rows = acting.unpack_rows(state["waiting"])
         self.mapped.load_state_dict(state["actor"], rows)
         self._kinds = list(state["kinds"])
         self._waiting = [deque() for _ in self._waiting]
         for row in rows:
             self._waiting[row.lane].append(row)
-        choices = iter(unpack_choices(state["fresh"]["choices"]))
+        choices = iter(acting.unpack_choices(state["fresh"]["choices"]))
         self._fresh = [list(itertools.islice(choices, count)) for count in state["fresh"]["counts"]]
