@@ -103,7 +103,7 @@ def test_an_offender_is_named_with_file_and_line(rule, path, text):
     ("path", "text"),
     [
         ("cli/main.py", "from palaestra.core import Batch\nimport yaml"),
-        ("algorithms/ppo.py", "from palaestra.policies.categorical import Categorical\nfrom .base import Algorithm"),
+        ("algorithms/ppo.py", "from palaestra.policies.stochastic import Categorical\nfrom .base import Algorithm"),
         ("envs/gym.py", "import gymnasium"),
         ("runtime/ray.py", "import ray"),
         ("training/video.py", "def f():\n    import imageio"),

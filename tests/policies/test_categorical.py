@@ -1,4 +1,4 @@
-"""Tests of `palaestra.policies.categorical`."""
+"""Tests of `palaestra.policies.stochastic`."""
 
 import pytest
 import torch
@@ -88,8 +88,8 @@ def test_observations_are_normalised_once_and_everywhere():
 @pytest.mark.parametrize(
     ("space", "advice"),
     [
-        (BoundedSpec((2,)), "For continuous actions use PPO or REINFORCE"),
-        (MultiBinarySpec((2,)), "For actions with several parts use PPO or REINFORCE"),
+        (BoundedSpec((2,)), "GaussianPolicy"),
+        (MultiBinarySpec((2,)), "CompositePolicy"),
     ],
     ids=["box", "multi-binary"],
 )

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.policies.composite`, `heads`, `action_mask` and `action_range`."""
+"""Tests of `palaestra.policies.stochastic`, `heads`, `action_mask` and `action_range`."""
 
 import numpy as np
 import pytest

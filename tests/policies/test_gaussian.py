@@ -1,4 +1,4 @@
-"""Tests of `palaestra.policies.gaussian`."""
+"""Tests of `palaestra.policies.stochastic`."""
 
 import dataclasses
 
@@ -112,9 +112,9 @@ def test_sample_gives_actions_and_their_log_probabilities():
 @pytest.mark.parametrize(
     ("space", "advice"),
     [
-        (DiscreteSpec(num=2), "For discrete actions use DQN, PPO"),
-        (box([0], [3], torch.int64), "No algorithm takes boxes of integers"),
-        ({"a": TensorSpec((1,))}, "For actions with several parts use PPO"),
+        (DiscreteSpec(num=2), "CategoricalPolicy, ValueGreedyPolicy"),
+        (box([0], [3], torch.int64), "No policy takes boxes of integers"),
+        ({"a": TensorSpec((1,))}, "CompositePolicy"),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.policies.raw_actions` and `ActionRange.inverse`: the way back from what was executed."""
+"""Tests of `palaestra.policies.actions` and `ActionRange.inverse`: the way back from what was executed."""
 
 import numpy as np
 import pytest

@@ -82,5 +82,5 @@ def test_a_dueling_network_can_be_built():
 
 
 def test_a_continuous_action_space_is_refused_with_what_fits():
-    with pytest.raises(ConfigError, match=r"ValueGreedyPolicy needs a discrete action space.*use PPO or REINFORCE"):
+    with pytest.raises(ConfigError, match=r"ValueGreedyPolicy needs a discrete action space.*GaussianPolicy"):
         policy_for(BoundedSpec((1,)))

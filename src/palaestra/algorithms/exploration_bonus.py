@@ -25,7 +25,7 @@ from palaestra.core import (
 from palaestra.nn import CompositeNetwork, CoreModel, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import Moments, masked_mean, merge, moments_of, valid_starts, variance
 from palaestra.policies import ObservationNormalizer, Policy
-from palaestra.policies.heads import head_of
+from palaestra.policies.actions import head_of
 
 __all__ = ["CuriosityModule", "ExplorationBonus", "RandomNetworkDistillation", "bonus_of"]
 

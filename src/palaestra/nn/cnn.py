@@ -1,7 +1,5 @@
 """`NatureCNN`: the convolutional network of the Atari experiments."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

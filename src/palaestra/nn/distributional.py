@@ -1,7 +1,5 @@
 """Networks that give every action a distribution of returns instead of one value."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """`Encoder`: one flat feature vector from any nest of observations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

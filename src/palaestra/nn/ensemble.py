@@ -1,7 +1,5 @@
 """Ensembles: K networks of one shape, computed side by side in one batched product per layer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

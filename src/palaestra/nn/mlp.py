@@ -1,7 +1,5 @@
 """`MLP`: fully connected layers with the least cost per call that PyTorch allows."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Networks that algorithms are built from: observation in, numbers out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

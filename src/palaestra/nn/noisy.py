@@ -1,7 +1,5 @@
 """`NoisyMLP`: fully connected layers whose weights are random, so that acting explores by itself."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`LSTM` and `GRU`: memory that starts anew where an episode does."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any, NamedTuple
 

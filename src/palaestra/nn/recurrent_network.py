@@ -1,7 +1,5 @@
 """`RecurrentNetwork` and `EncodedNetwork`: any network behind a memory, or behind an encoder that others share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """A policy as a directory to deploy: `policy.json` says what it is, `weights.safetensors` holds its tensors."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -23,15 +21,12 @@ from palaestra.core import (
     spec_to_json,
 )
 from palaestra.nn import EncoderOption, NetworkConfig, encoder_name
-from palaestra.policies.categorical import CategoricalPolicy
-from palaestra.policies.composite import CompositePolicy
-from palaestra.policies.deterministic import DeterministicPolicy
-from palaestra.policies.gaussian import GaussianPolicy
 from palaestra.policies.network_policy import NetworkPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import Policy
 from palaestra.policies.population import PopulationPolicy
-from palaestra.policies.squashed_gaussian import SquashedGaussianPolicy
+from palaestra.policies.squashed import DeterministicPolicy, SquashedGaussianPolicy
+from palaestra.policies.stochastic import CategoricalPolicy, CompositePolicy, GaussianPolicy
 from palaestra.policies.team import TeamCategoricalPolicy, TeamDeterministicPolicy, TeamGreedyPolicy
 from palaestra.policies.value_greedy import ValueGreedyPolicy
 

@@ -1,7 +1,5 @@
 """Exploration: how actions depart from the policy's choice while experience is collected."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any, final
 

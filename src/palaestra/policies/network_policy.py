@@ -1,7 +1,5 @@
 """`NetworkPolicy` and `StochasticPolicy`: what policies with one network have in common."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Any, ClassVar, Self
 
@@ -9,12 +7,12 @@ from torch import Tensor, nn
 
 from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, SpecTree, TensorSpec, spec_leaves, to_device
 from palaestra.nn import EncodedNetwork, NetworkConfig, RecurrentNetwork, call
-from palaestra.policies.action_mask import require_mask_spec
+from palaestra.policies.actions import require_mask_spec
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import Policy, PolicyStep
 
-__all__ = ["NetworkPolicy", "StochasticPolicy", "require_continuous", "require_discrete"]
+__all__ = ["NetworkPolicy", "StochasticPolicy"]
 
 
 class NetworkPolicy(Policy):
@@ -264,7 +262,7 @@ def require_discrete(policy: str, observation_spec: SpecTree, action_spec: SpecT
         action_spec: what the environment's action looks like.
 
     Raises:
-        ConfigError: names the space, and the policies and algorithms that fit it.
+        ConfigError: names the space, and the policies that fit it.
     """
     if isinstance(action_spec, DiscreteSpec):
         require_mask_spec(observation_spec, action_spec)
@@ -280,7 +278,7 @@ def require_continuous(policy: str, action_spec: SpecTree) -> TensorSpec:
         action_spec: what the environment's action looks like.
 
     Raises:
-        ConfigError: names the space, and the policies and algorithms that fit it.
+        ConfigError: names the space, and the policies that fit it.
     """
     if _is_continuous(action_spec):
         return action_spec
@@ -288,14 +286,20 @@ def require_continuous(policy: str, action_spec: SpecTree) -> TensorSpec:
 
 
 def _is_continuous(spec: SpecTree) -> bool:
-    return type(spec) in (TensorSpec, BoundedSpec) and spec.dtype.is_floating_point
+    return _is_box(spec) and spec.dtype.is_floating_point
+
+
+def _is_box(spec: SpecTree) -> bool:
+    return type(spec) in (TensorSpec, BoundedSpec)
 
 
 def _advice(spec: SpecTree) -> str:
     if isinstance(spec, DiscreteSpec):
-        return "For discrete actions use DQN, PPO, REINFORCE or discrete SAC"
-    if _is_continuous(spec):
-        return "For continuous actions use PPO or REINFORCE; with finite bounds SAC or TD3"
-    if any(type(leaf) in (TensorSpec, BoundedSpec) and not _is_continuous(leaf) for leaf in spec_leaves(spec).values()):
-        return "No algorithm takes boxes of integers; wrap the environment so that they are Discrete or MultiDiscrete"
-    return "For actions with several parts use PPO or REINFORCE"
+        fits = "CategoricalPolicy, ValueGreedyPolicy"
+    elif _is_continuous(spec):
+        fits = "GaussianPolicy, and with finite bounds SquashedGaussianPolicy and DeterministicPolicy"
+    elif any(_is_box(leaf) and not _is_continuous(leaf) for leaf in spec_leaves(spec).values()):
+        return "No policy takes boxes of integers; wrap the environment so that they are Discrete or MultiDiscrete"
+    else:
+        fits = "CompositePolicy"
+    return f"Policies that fit it: {fits}; `palaestra list algorithms` shows what learns in which action spaces"

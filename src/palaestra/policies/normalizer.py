@@ -1,7 +1,5 @@
 """`ObservationNormalizer`: observations with mean 0 and standard deviation 1, by running statistics."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

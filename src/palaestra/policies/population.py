@@ -1,7 +1,5 @@
 """`PopulationPolicy`: every lane acts with parameters of its own."""
 
-from __future__ import annotations
-
 from typing import Any, final
 
 import torch
@@ -9,7 +7,7 @@ from torch import Tensor, nn
 
 from palaestra.core import Batch, ConfigError, DiscreteSpec, ShapeError, SpecTree, TensorSpec, spec_leaves
 from palaestra.nn import Network, NetworkConfig
-from palaestra.policies.action_range import ActionRange
+from palaestra.policies.actions import ActionRange
 from palaestra.policies.network_policy import NetworkPolicy, require_discrete
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import PolicyStep

@@ -1,7 +1,5 @@
 """Policies that learn nothing: a user's rule, and uniform chance."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, final
 
@@ -19,7 +17,7 @@ from palaestra.core import (
     TensorSpec,
     spec_leaves,
 )
-from palaestra.policies.action_mask import children_of
+from palaestra.policies.actions import children_of
 from palaestra.policies.policy import Policy, PolicyStep
 
 __all__ = ["RandomPolicy", "RulePolicy"]

@@ -1,21 +1,22 @@
-"""`SquashedPolicy`: what policies for boxes have in common whose actions end in tanh."""
-
-from __future__ import annotations
+"""Policies whose actions end within bounds: squashed Gaussian and deterministic."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, final
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from palaestra.core import BoundedSpec, ConfigError, SpecTree, TensorSpec
-from palaestra.policies.action_range import ActionRange
+from palaestra.nn import Network, NetworkConfig
+from palaestra.ops import SquashedGaussian
+from palaestra.policies.actions import ActionRange
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.network_policy import NetworkPolicy, require_continuous
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import PolicyStep
 
-__all__ = ["SquashedPolicy", "require_box"]
+__all__ = ["DeterministicPolicy", "SquashedGaussianPolicy"]
 
 
 class SquashedPolicy(NetworkPolicy):
@@ -76,7 +77,7 @@ def require_box(policy: str, action_spec: SpecTree) -> BoundedSpec:
     if not isinstance(spec, BoundedSpec) or not (np.isfinite(spec.minimum).all() and np.isfinite(spec.maximum).all()):
         raise ConfigError(
             f"{policy} needs two finite bounds for every dimension of the action and was given {action_spec}; "
-            "rescale or clip the actions in a wrapper that says its bounds, or use PPO"
+            "rescale or clip the actions in a wrapper that says its bounds, or use GaussianPolicy, which needs none"
         )
     return spec
 
@@ -88,3 +89,109 @@ def raw_box(spec: TensorSpec) -> BoundedSpec:
         spec: of the environment's action.
     """
     return BoundedSpec((spec.size,), minimum=np.full(spec.size, -1.0), maximum=np.ones(spec.size))
+
+
+_LOG_STD_RANGE = (-20.0, 2.0)
+
+
+@final
+class SquashedGaussianPolicy(SquashedPolicy):
+    """Draws an action from a normal distribution pressed into [-1, 1] by tanh, and maps it onto the action space.
+
+    Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905, appendix C. Mean and log standard deviation are two halves
+    of one network's output; the latter is clipped to [-20, 2] as in the paper's code.
+
+    Args:
+        network: observation [..., *observation] -> [..., 2A].
+        observation_spec: what an observation looks like, without leading dimensions.
+        action_spec: a floating-point tensor of A elements with two finite bounds each.
+        normalizer: applied to every observation.
+        exploration: noise added in `Phase.COLLECT`; usually none, for the policy is random itself.
+
+    Raises:
+        ConfigError: the action space is not such a box.
+
+    Examples:
+        >>> import numpy as np
+        >>> from palaestra.core import BoundedSpec, TensorSpec
+        >>> box = BoundedSpec((2,), minimum=np.zeros(2), maximum=np.ones(2))
+        >>> policy = SquashedGaussianPolicy.build(TensorSpec((4,)), box)
+        >>> policy([0.0, 0.0, 0.0, 0.0])
+        array([0.5, 0.5], dtype=float32)
+    """
+
+    @classmethod
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
+        return Network(observation_spec, 2 * require_box(cls.__name__, action_spec).size, config)
+
+    def distribution(self, observation: Any) -> SquashedGaussian:
+        """The distribution over raw actions, with gradients.
+
+        Args:
+            observation: raw, leaves [..., *observation].
+
+        Returns:
+            Over [..., A] raw actions in (-1, 1).
+        """
+        mean, log_std = self._outputs(observation).chunk(2, -1)
+        return SquashedGaussian(mean, log_std.clamp(*_LOG_STD_RANGE))
+
+    def sample(self, observation: Any) -> tuple[Tensor, Tensor]:
+        distribution = self.distribution(observation)
+        return distribution.at(torch.empty_like(distribution.mean).normal_(generator=self.generator))
+
+    def _action(self, observation: Any, deterministic: bool) -> Tensor:
+        if deterministic:
+            return self._outputs(observation).chunk(2, -1)[0].tanh()
+        return self.distribution(observation).sample(self.generator)
+
+
+@final
+class DeterministicPolicy(SquashedPolicy):
+    """The tanh of a network's output, mapped onto the action space; `exploration` adds noise while collecting.
+
+    Args:
+        network: observation [..., *observation] -> [..., A].
+        observation_spec: what an observation looks like, without leading dimensions.
+        action_spec: a floating-point tensor of A elements with two finite bounds each.
+        normalizer: applied to every observation.
+        exploration: usually `GaussianNoise`, in units of raw actions, which lie in [-1, 1].
+
+    Raises:
+        ConfigError: the action space is not such a box.
+
+    Examples:
+        >>> import numpy as np
+        >>> from palaestra.core import BoundedSpec, TensorSpec
+        >>> box = BoundedSpec((2,), minimum=np.zeros(2), maximum=np.ones(2))
+        >>> policy = DeterministicPolicy.build(TensorSpec((4,)), box)
+        >>> policy([0.0, 0.0, 0.0, 0.0])
+        array([0.5, 0.5], dtype=float32)
+    """
+
+    @classmethod
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
+        return Network(observation_spec, require_box(cls.__name__, action_spec).size, config)
+
+    def action(self, observation: Any) -> Tensor:
+        """The raw action, with gradients.
+
+        Args:
+            observation: raw, leaves [..., *observation].
+
+        Returns:
+            [..., A] in [-1, 1].
+        """
+        return self._outputs(observation).tanh()
+
+    def sample(self, observation: Any) -> tuple[Tensor, Tensor]:
+        """The actions; their log-probabilities are 0.
+
+        Args:
+            observation: raw, leaves [..., *observation].
+        """
+        action = self.action(observation)
+        return action, torch.zeros(action.shape[:-1], device=action.device)
+
+    def _action(self, observation: Any, deterministic: bool) -> Tensor:
+        return self.action(observation)

@@ -4,8 +4,6 @@ A team's observation is a dict: `observation` (leaves [..., G, ...]), `alive` ([
 ([..., G x A]) where there are masks, and `global_state`, which no member sees but central critics do.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, final
 

@@ -1,7 +1,5 @@
 """`ValueGreedyPolicy`: takes the most valuable action."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Self, final
 

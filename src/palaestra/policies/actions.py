@@ -1,0 +1,342 @@
+"""Actions as sampled and as executed: masks, ranges, and heads of action spaces with several parts."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from palaestra.core import (
+    Batch,
+    BoundedSpec,
+    ConfigError,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpecTree,
+    TensorSpec,
+    to_device,
+)
+from palaestra.nn import ACTION_MASK
+from palaestra.ops import Categorical, DiagonalGaussian, Joint, MultiBernoulli, MultiCategorical, check_action_mask
+
+__all__ = ["ActionRange", "raw_actions"]
+
+
+def children_of(spec: SpecTree) -> dict[str, SpecTree]:
+    """The children of a dict or tuple by the names that they have in a `Batch`.
+
+    Args:
+        spec: of a dict or tuple.
+    """
+    return {str(key): child for key, child in (spec.items() if isinstance(spec, dict) else enumerate(spec))}
+
+
+def require_mask_spec(observation_spec: SpecTree, action_spec: SpecTree) -> None:
+    """Refuses an observation whose `action_mask` does not fit the actions.
+
+    Args:
+        observation_spec: may have the key `action_mask`.
+        action_spec: what the environment's action looks like.
+
+    Raises:
+        ConfigError: names the mask's spec and what it has to be.
+    """
+    if isinstance(observation_spec, dict) and ACTION_MASK in observation_spec:
+        _require(observation_spec[ACTION_MASK], action_spec, ACTION_MASK)
+
+
+def check_masks(mask: Any, action_spec: SpecTree, last: Any = None) -> None:
+    """Refuses a mask that leaves some choice without any action.
+
+    Args:
+        mask: [..., A], or a `Batch` of masks.
+        action_spec: what the environment's action looks like.
+        last: [...] rows whose action is never executed, so nothing need be allowed there.
+
+    Raises:
+        SpecError: a row allows nothing; the message names the first one.
+    """
+    if not isinstance(mask, Tensor):
+        for name, child in children_of(action_spec).items():
+            if name in mask:
+                check_masks(mask[name], child, last)
+        return
+    allowed = mask.bool()
+    if isinstance(last, Tensor):
+        allowed = allowed | last.to(allowed.device).unsqueeze(-1)
+    choices = allowed.split(list(action_spec.nvec), -1) if isinstance(action_spec, MultiDiscreteSpec) else (allowed,)
+    for choice in choices:
+        check_action_mask(choice)
+
+
+def _require(mask: SpecTree, action: SpecTree, path: str) -> None:
+    if isinstance(action, dict | tuple):
+        children = children_of(action)
+        masks = children_of(mask) if isinstance(mask, dict | tuple) else {}
+        if not masks or set(masks) - set(children):
+            raise ConfigError(
+                f"the observation key {path!r} has the spec {mask}; for an action with the parts {list(children)} it "
+                "needs masks by those names"
+            )
+        for name, child in masks.items():
+            _require(child, children[name], f"{path}.{name}")
+        return
+    if not isinstance(action, DiscreteSpec | MultiDiscreteSpec):
+        raise ConfigError(f"the observation key {path!r} masks {action}; only discrete choices can be masked")
+    if not isinstance(mask, TensorSpec) or mask.shape != (action.encoded_size,):
+        raise ConfigError(
+            f"the observation key {path!r} has the spec {mask}; for {action.encoded_size} actions it needs "
+            f"the shape ({action.encoded_size},)"
+        )
+
+
+class ActionRange:
+    """Rescales raw actions to the bounds of a spec and clips them: 0 is the middle of a dimension, ±1 its ends.
+
+    Dimensions without two finite bounds are not rescaled.
+
+    Args:
+        spec: a floating-point tensor with A elements, bounded or not.
+
+    Examples:
+        >>> spec = BoundedSpec((2,), minimum=np.array([0.0, -np.inf]), maximum=np.array([4.0, np.inf]))
+        >>> ActionRange(spec)(torch.tensor([[0.0, 0.0], [3.0, 3.0]]))
+        tensor([[2., 0.],
+                [4., 3.]])
+    """
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self._shape, self._dtype = spec.shape, spec.dtype
+        self._rescales = isinstance(spec, BoundedSpec) and bool(
+            np.isfinite(spec.minimum).any() or np.isfinite(spec.maximum).any()
+        )
+        self._bounds: dict[torch.device, dict[str, Tensor]] = {}  # actions elsewhere than on the CPU have copies
+        if not isinstance(spec, BoundedSpec):
+            return
+        low, high = (np.array(bound, dtype=np.float64).reshape(-1) for bound in (spec.minimum, spec.maximum))
+        both = np.isfinite(low) & np.isfinite(high)
+        finite_low, finite_high = np.where(both, low, -1.0), np.where(both, high, 1.0)
+        center, half_range = finite_low / 2 + finite_high / 2, finite_high / 2 - finite_low / 2
+        bounds = {"low": low, "high": high, "center": center, "half_range": half_range}
+        cpu = torch.device("cpu")
+        self._bounds[cpu] = {name: torch.as_tensor(bound, dtype=spec.dtype) for name, bound in bounds.items()}
+
+    def _on(self, device: torch.device) -> dict[str, Tensor]:
+        if device not in self._bounds:
+            self._bounds[device] = to_device(self._bounds[torch.device("cpu")], device)
+        return self._bounds[device]
+
+    def __call__(self, action: Tensor) -> Tensor:
+        """What the environment executes.
+
+        Args:
+            action: [..., A] raw.
+
+        Returns:
+            [..., *shape] of the spec's dtype, inside its bounds.
+        """
+        if self._rescales:
+            bounds = self._on(action.device)
+            action = torch.addcmul(bounds["center"], bounds["half_range"], action)
+            action = action.clamp_(bounds["low"], bounds["high"])
+        if len(self._shape) != 1:
+            action = action.reshape(*action.shape[:-1], *self._shape)
+        return action.to(self._dtype)
+
+    def inverse(self, action: Tensor) -> Tensor:
+        """The raw action that an executed one comes from; of one that was clipped, the nearest.
+
+        Args:
+            action: [..., *shape] as the environment executed it.
+
+        Returns:
+            [..., A].
+        """
+        action = action.reshape(*action.shape[: action.ndim - len(self._shape)], math.prod(self._shape))
+        if not self._rescales:
+            return action
+        bounds = self._on(action.device)
+        center, half_range = bounds["center"], bounds["half_range"]
+        return torch.where(half_range > 0, (action - center) / half_range.clamp(min=torch.finfo(action.dtype).tiny), 0)
+
+
+def raw_actions(action: Any, action_spec: SpecTree, raw_action_spec: SpecTree) -> Any:
+    """Actions of the environment in the units that a policy samples in: `Policy.env_action` leads back.
+
+    Choices are counted from 0; boxes are flat, with 0 for the middle of a bounded dimension and ±1 for its ends.
+
+    Args:
+        action: [..., *action] as executed.
+        action_spec: what the environment's action looks like.
+        raw_action_spec: of the policy.
+
+    Examples:
+        >>> import numpy as np, torch
+        >>> box = BoundedSpec((1,), minimum=np.array([-2.0]), maximum=np.array([2.0]))
+        >>> raw_actions(torch.tensor([[1.0], [2.0]]), box, TensorSpec((1,)))
+        tensor([[0.5000],
+                [1.0000]])
+    """
+    if isinstance(action_spec, dict | tuple):
+        children, raw = children_of(action_spec), children_of(raw_action_spec)
+        return Batch.of({name: raw_actions(action[name], spec, raw[name]) for name, spec in children.items()})
+    assert isinstance(raw_action_spec, TensorSpec)
+    if action_spec == raw_action_spec:
+        return action
+    if isinstance(action_spec, DiscreteSpec):
+        return (action - action_spec.start).to(raw_action_spec.dtype)
+    if type(action_spec) in (TensorSpec, BoundedSpec):
+        return ActionRange(action_spec).inverse(action).to(raw_action_spec.dtype)
+    leading = action.shape[: action.ndim - len(action_spec.shape)]
+    return action.reshape(*leading, *raw_action_spec.shape).to(raw_action_spec.dtype)
+
+
+class Head(nn.Module, ABC):
+    """One part of an action: it reads `size` numbers and `num_std` standard deviations.
+
+    Args:
+        spec: of the part.
+    """
+
+    size: int
+    num_std: int = 0
+    raw_spec: SpecTree
+    """What is sampled and stored."""
+
+    def __init__(self, spec: SpecTree) -> None:
+        super().__init__()
+        self.spec = spec
+
+    @abstractmethod
+    def distribution(self, numbers: Tensor, log_std: Tensor | None, mask: Any) -> Any:
+        """The distribution over raw actions.
+
+        Args:
+            numbers: [..., size].
+            log_std: [num_std], or `None`.
+            mask: which actions are allowed; `None` is all.
+        """
+
+    @abstractmethod
+    def env_action(self, action: Any) -> Any:
+        """What the environment executes.
+
+        Args:
+            action: raw, leaves [..., *raw_spec].
+        """
+
+
+@final
+class _Choice(Head):
+    def __init__(self, spec: DiscreteSpec) -> None:
+        super().__init__(spec)
+        self.size, self.raw_spec = spec.num, DiscreteSpec(num=spec.num)
+
+    def distribution(self, numbers: Tensor, log_std: Tensor | None, mask: Any) -> Categorical:
+        return Categorical(numbers, mask)
+
+    def env_action(self, action: Tensor) -> Tensor:
+        return (action + self.spec.start).to(self.spec.dtype)
+
+
+@final
+class _Choices(Head):
+    def __init__(self, spec: MultiDiscreteSpec) -> None:
+        super().__init__(spec)
+        self.size, self.raw_spec = sum(spec.nvec), MultiDiscreteSpec(nvec=spec.nvec)
+
+    def distribution(self, numbers: Tensor, log_std: Tensor | None, mask: Any) -> MultiCategorical:
+        return MultiCategorical(numbers, self.spec.nvec, mask)
+
+    def env_action(self, action: Tensor) -> Tensor:
+        return action.to(self.spec.dtype)
+
+
+@final
+class _Switches(Head):
+    def __init__(self, spec: MultiBinarySpec) -> None:
+        super().__init__(spec)
+        self.size, self.raw_spec = spec.size, MultiBinarySpec((spec.size,))
+
+    def distribution(self, numbers: Tensor, log_std: Tensor | None, mask: Any) -> MultiBernoulli:
+        return MultiBernoulli(numbers)
+
+    def env_action(self, action: Tensor) -> Tensor:
+        return action.reshape(*action.shape[:-1], *self.spec.shape).to(self.spec.dtype)
+
+
+@final
+class _Box(Head):
+    def __init__(self, spec: TensorSpec) -> None:
+        super().__init__(spec)
+        self.size = self.num_std = spec.size
+        self.raw_spec, self.range = TensorSpec((spec.size,)), ActionRange(spec)
+
+    def distribution(self, numbers: Tensor, log_std: Tensor | None, mask: Any) -> DiagonalGaussian:
+        assert log_std is not None  # the network was built for it
+        return DiagonalGaussian(numbers, log_std)
+
+    def env_action(self, action: Tensor) -> Tensor:
+        return self.range(action)
+
+
+@final
+class _Parts(Head):
+    def __init__(self, spec: SpecTree, children: dict[str, Head]) -> None:
+        super().__init__(spec)
+        self._names, self._heads = list(children), nn.ModuleList(children.values())
+        self.size = sum(head.size for head in children.values())
+        self.num_std = sum(head.num_std for head in children.values())
+        self.raw_spec = {name: head.raw_spec for name, head in children.items()}
+
+    def distribution(self, numbers: Tensor, log_std: Tensor | None, mask: Any) -> Joint:
+        parts: dict[str, Any] = {}
+        start = std_start = 0
+        for name, head in self._children():
+            end, std_end = start + head.size, std_start + head.num_std
+            std = log_std[std_start:std_end] if log_std is not None and head.num_std else None
+            allowed = None if mask is None else mask.get(name)
+            parts[name] = head.distribution(numbers[..., start:end], std, allowed)
+            start, std_start = end, std_end
+        return Joint(parts)
+
+    def env_action(self, action: Any) -> Batch:
+        return Batch.of({name: head.env_action(action[name]) for name, head in self._children()})
+
+    def _children(self) -> Any:
+        return zip(self._names, self._heads, strict=True)
+
+
+def head_of(spec: SpecTree, path: str = "") -> Head:
+    """The head for any action.
+
+    Args:
+        spec: of the action.
+        path: where it lies in the whole action, for the message.
+
+    Raises:
+        ConfigError: a leaf is an integer tensor, or there is nothing to decide.
+    """
+    if isinstance(spec, dict | tuple) and spec:
+        children = children_of(spec)
+        return _Parts(spec, {name: head_of(child, f"{path}.{name}".strip(".")) for name, child in children.items()})
+    if isinstance(spec, DiscreteSpec):
+        return _Choice(spec)
+    if isinstance(spec, MultiDiscreteSpec):
+        return _Choices(spec)
+    if isinstance(spec, MultiBinarySpec) and spec.size:
+        return _Switches(spec)
+    if (
+        isinstance(spec, TensorSpec)
+        and type(spec) in (TensorSpec, BoundedSpec)
+        and spec.dtype.is_floating_point
+        and spec.size
+    ):
+        return _Box(spec)
+    raise ConfigError(
+        f"no policy can sample the action{f' {path!r}' if path else ''} {spec}: its leaves may be Discrete, "
+        "MultiDiscrete, MultiBinary and Box of floats; wrap the environment so that it takes one of them"
+    )
