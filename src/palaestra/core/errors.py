@@ -3,8 +3,6 @@
 Every class carries the exit code that the command line ends with.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from typing import Any

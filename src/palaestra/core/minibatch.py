@@ -1,7 +1,5 @@
 """Cutting the data of one update into minibatches."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

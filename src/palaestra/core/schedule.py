@@ -1,7 +1,5 @@
 """Settings that change over a run: a function of the env steps taken so far."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

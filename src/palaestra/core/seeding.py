@@ -4,8 +4,6 @@ Nothing in the library draws from a global generator. `RunSeeds` derives childre
 name, so adding a consumer never shifts the numbers that another one sees.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Literal, get_args

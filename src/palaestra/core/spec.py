@@ -4,8 +4,6 @@ A spec tree is one spec, or a dict or tuple of spec trees. `envs.spaces` convert
 are built from specs.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias

@@ -11,8 +11,6 @@ terminated. The four legal pairs, and what learning does with them:
 | LAST, 1 (truncated) | yes | no |
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 from typing import Any, NamedTuple
 

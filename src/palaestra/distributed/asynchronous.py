@@ -1,7 +1,5 @@
 """How asynchronous learning goes: how stale data may be, how much is learned from at a time, and who waits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

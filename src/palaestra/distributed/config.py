@@ -1,7 +1,5 @@
 """The configuration of a distributed run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

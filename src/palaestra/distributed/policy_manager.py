@@ -1,7 +1,5 @@
 """`DistributedPolicyManager` and `PolicyHost`: policies that learn on hosts of their own, at the same time."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import queue

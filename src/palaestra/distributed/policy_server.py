@@ -1,7 +1,5 @@
 """`PolicyServer`: actors that wait for nobody, and learning from whatever arrives, as long as it is fresh enough."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`RolloutManager`: collects with workers, in place of a collector."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`RolloutWorker`: acts in environments of its own, wherever it lives, and sends what happened."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass

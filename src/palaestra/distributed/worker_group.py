@@ -1,7 +1,5 @@
 """`WorkerGroup`: workers of one kind on a runtime. Those that die are replaced; with too few of them the run stops."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import math

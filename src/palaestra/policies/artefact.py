@@ -150,7 +150,7 @@ def _described(config: NetworkConfig) -> dict[str, Any]:
 def _network_config(data: dict[str, Any], path: Path, own: EncoderOption) -> NetworkConfig:
     try:
         fields = dict(data["network"])
-        saved = fields.pop("encoder", None)
+        saved: Any = fields.pop("encoder", None)
         config = NetworkConfig(**{**fields, "hidden_sizes": tuple(fields["hidden_sizes"])})
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
@@ -163,7 +163,7 @@ def _network_config(data: dict[str, Any], path: Path, own: EncoderOption) -> Net
     if own is None and saved is not None:
         raise ConfigError(
             f"the policy in {path.parent} has an encoder of your own without a name that could be imported: "
-            f"{saved.get('shown')}. Pass it as load_policy(directory, network=...)"
+            f"{saved['shown']}. Pass it as load_policy(directory, network=...)"
         )
     return dataclasses.replace(config, encoder=own)
 

@@ -1,7 +1,5 @@
 """The records of a runtime: calls and their results, workers and how they are."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`LocalRuntime`: workers in this process. What it does is what the other runtimes have to do."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from typing import Any, final

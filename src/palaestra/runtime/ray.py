@@ -1,7 +1,5 @@
 """`RayRuntime`: workers on the machines of a Ray cluster. The only file that imports ray."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """`Runtime`: objects that live somewhere else, and calls of their methods that never block."""
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping

@@ -4,8 +4,6 @@ A worker ignores Ctrl-C (its parent decides), ends when its parent does, and pri
 on request, even if it hangs in native code.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import multiprocessing
