@@ -1,7 +1,6 @@
 """Many agents and many policies: environments, the bridge to simulators, collection, evaluation."""
 
 from palaestra.multiagent.acting import *
-from palaestra.multiagent.check import *
 from palaestra.multiagent.collector import *
 from palaestra.multiagent.env import *
 from palaestra.multiagent.envs import *

@@ -7,9 +7,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from palaestra.core import EnvError, SpecTree, TimeStep, restart, transition
-from palaestra.core import termination as terminated
-from palaestra.core import truncation as truncated
+from palaestra.core import EnvError, SpecTree, TimeStep, restart, termination, transition, truncation
 
 __all__ = ["AgentSpec", "EnvWrapper", "MultiAgentEnv", "MultiAgentStep"]
 
@@ -244,7 +242,7 @@ class EnvWrapper(MultiAgentEnv):
         rewards = self._evaluated(everything=over)
         if not over:
             return MultiAgentStep(self._asked(deciding), False, rewards)
-        end = terminated if self.terminated else truncated
+        end = termination if self.terminated else truncation
         time_steps = {agent: end(self.get_state(agent), 0.0) for agent in self.agents if agent in self._began}
         return MultiAgentStep(time_steps, True, rewards, dict(self.tracker))
 

@@ -1,20 +1,25 @@
-"""What agents and policies earn: `MultiAgentEpisodes`, and `evaluate_agents`, which runs episodes without learning."""
+"""Many agents without learning: `evaluate_agents` says what they earn, `check_multi_agent_env` which rules hold."""
 
 import dataclasses
-import math
-from collections.abc import Generator, Mapping, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from palaestra import rollout
+from palaestra.core import EnvError, NonFiniteError, PalaestraError, SpecError
+from palaestra.envs import CheckReport, Finding
 from palaestra.multiagent.acting import MappedPolicy
-from palaestra.multiagent.env import MultiAgentStep
-from palaestra.multiagent.envs import MultiAgentEnvs
-from palaestra.multiagent.mapping import PolicySpec, require_policies
-from palaestra.policies import Phase, Policy
-from palaestra.rollout import Episode, Evaluation, evaluation_noise, evaluation_of, first_episodes
+from palaestra.multiagent.env import MultiAgentEnv, MultiAgentStep
+from palaestra.multiagent.envs import MultiAgentEnvs, load_multi_agent_env
+from palaestra.multiagent.mapping import AgentsConfig, PolicySpec, require_policies
+from palaestra.multiagent.rules import step_digest
+from palaestra.policies import Phase, Policy, RandomPolicy
+from palaestra.rollout import Episode, Evaluation
 
-__all__ = ["evaluate_agents", "play_multi_agent_envs"]
+__all__ = ["check_multi_agent_env", "evaluate_agents", "play_multi_agent_envs"]
 
 
 class MultiAgentEpisodes:
@@ -141,10 +146,11 @@ def evaluate_agents(
         True
     """
     play = play_multi_agent_envs(policies, envs, policy_specs, deterministic=deterministic)
-    finished = first_episodes(play, envs.batch_size, episodes, time_limit_s=time_limit_s)
-    return dataclasses.replace(
-        evaluation_of(finished, list(seeds), deterministic=deterministic), parts=_means(finished)
-    )
+    finished = rollout.first_episodes(play, envs.batch_size, episodes, time_limit_s=time_limit_s)
+    means = rollout.AverageOf("", lambda episode: episode.info, window=episodes)
+    means.add(0, finished)
+    result = rollout.evaluation_of(finished, list(seeds), deterministic=deterministic)
+    return dataclasses.replace(result, parts=dict(means.result()))
 
 
 def play_multi_agent_envs(
@@ -170,36 +176,112 @@ def play_multi_agent_envs(
     """
     require_policies(policy_specs, policies)
     record = MultiAgentEpisodes(envs.batch_size, policy_specs)
-    mapped_policies = [
-        MappedPolicy(policies[name], spec, envs.batch_size, delayed=False) for name, spec in policy_specs.items()
-    ]
-    with evaluation_noise({policy: number for number, policy in enumerate(policies.values())}), torch.inference_mode():
+    noise = rollout.evaluation_noise({policy: number for number, policy in enumerate(policies.values())})
+    with noise, torch.inference_mode():
         try:
-            outcomes = envs.reset()
-            while True:
-                states: list[Any] = [None] * envs.batch_size
-                if any(spec.state_spec is not None for spec in policy_specs.values()):
-                    states = envs.global_state()
-                for env, outcome in enumerate(outcomes):
-                    record.add(env, outcome)
-                    for mapped in mapped_policies:
-                        mapped.take(env, outcome, states[env])
-                yield record.finished()
-                actions: list[dict[str, Any]] = [{} for _ in outcomes]
-                for mapped in mapped_policies:
-                    mapped.act(Phase.EVAL, deterministic=deterministic, actions=actions)
-                outcomes = envs.step(actions)
+            for outcomes in _steps(policies, envs, policy_specs, deterministic=deterministic):
                 for env in envs.restarted:
                     record.abandon(env)
-                    for mapped in mapped_policies:
-                        mapped.forget(env)
+                for env, outcome in enumerate(outcomes):
+                    record.add(env, outcome)
+                yield record.finished()
         finally:
             envs.interrupted = True
 
 
-def _means(episodes: Sequence[Episode]) -> dict[str, float]:
-    columns: dict[str, list[float]] = {}
-    for episode in episodes:
-        for name, value in episode.info.items():
-            columns.setdefault(name, []).append(value)
-    return {name: math.fsum(values) / len(values) for name, values in columns.items()}
+def _steps(
+    policies: Mapping[str, Policy],
+    envs: MultiAgentEnvs,
+    policy_specs: Mapping[str, PolicySpec],
+    *,
+    deterministic: bool = False,
+) -> Generator[list[MultiAgentStep]]:
+    """Steps environments without end."""
+    count = envs.batch_size
+    mapped_policies = [MappedPolicy(policies[name], spec, count, delayed=False) for name, spec in policy_specs.items()]
+    sees_all = any(spec.state_spec is not None for spec in policy_specs.values())
+    outcomes = envs.reset()
+    while True:
+        yield outcomes
+        states = envs.global_state() if sees_all else [None] * count
+        actions: list[dict[str, Any]] = [{} for _ in outcomes]
+        for mapped in mapped_policies:
+            for env, outcome in enumerate(outcomes):
+                mapped.take(env, outcome, states[env])
+            mapped.act(Phase.EVAL, deterministic=deterministic, actions=actions)
+        outcomes = envs.step(actions)
+        for env in envs.restarted:
+            for mapped in mapped_policies:
+                mapped.forget(env)
+
+
+def check_multi_agent_env(env: str | Callable[[], MultiAgentEnv], *, steps: int = 500, seed: int = 0) -> CheckReport:
+    """Plays with random actions that the masks allow and compares what is emitted with the contract of environments.
+
+    Args:
+        env: a name as `load_multi_agent_env` takes it, or a class or function that makes one.
+        steps: steps of each of the runs that are compared.
+        seed: of environment and actions.
+
+    Returns:
+        Findings, each with what was expected, what came and what to do.
+
+    Examples:
+        >>> from palaestra.multiagent import Meeting
+        >>> check_multi_agent_env(Meeting, steps=30).ok
+        True
+    """
+    name = env if isinstance(env, str) else getattr(env, "__name__", repr(env))
+    make = functools.partial(load_multi_agent_env, env) if isinstance(env, str) else env
+    rule = "The environment can be made, and keeps the rules of steps"
+    try:
+        digests, idle, ends, state = _play_at_random(make, steps, seed)
+        findings = [Finding(rule, True)]
+    except (SpecError, NonFiniteError, EnvError) as error:
+        needed = "see `MultiAgentEnv` and `MultiAgentStep`"
+        return CheckReport(name, [Finding(rule, False, needed, str(error), "see the message")])
+    except Exception as error:
+        got = f"{type(error).__name__}: {error}"
+        fix = "see the message" if isinstance(error, PalaestraError) else "let it be made without arguments"
+        return CheckReport(name, [Finding(rule, False, "a MultiAgentEnv", got, fix)])
+    seeded = "take all randomness from the seed that an episode begins with"
+    again = _play_at_random(make, steps, seed)[0]
+    apart = next((step for step, pair in enumerate(zip(digests, again, strict=True)) if pair[0] != pair[1]), None)
+    differs = f"step {apart} differs"
+    findings.append(Finding("Equal seeds and actions give equal steps", apart is None, "", differs, seeded))
+    findings.append(_replays(make, state, seeded))
+    ended = f"none of {steps} steps was the last of an episode"
+    findings.append(Finding("Episodes end", ends > 0, "", ended, "give it a time limit", level="warning"))
+    never = f"{idle} never did"
+    findings.append(Finding("Every agent acts", not idle, "", never, "leave out those that never act", level="warning"))
+    return CheckReport(name, findings)
+
+
+def _play_at_random(
+    make: Callable[[], MultiAgentEnv], steps: int, seed: int
+) -> tuple[list[str], str, int, dict[str, Any]]:
+    """Digests of all steps, agents that never acted, how many episodes ended, and the state at the end."""
+    digests: list[str] = []
+    ends = 0
+    with MultiAgentEnvs([make], lane_seeds=[seed]) as envs:
+        idle = set(envs.agents)
+        policy_specs = AgentsConfig(sharing="separate").policy_specs(envs.agents, teams=(), state_spec=None)
+        policies = {name: RandomPolicy(spec.observation_spec, spec.action_spec) for name, spec in policy_specs.items()}
+        for number, policy in enumerate(policies.values()):
+            policy.seed(seed + number)
+        with torch.inference_mode():
+            for (outcome,) in itertools.islice(_steps(policies, envs, policy_specs), steps + 1):
+                digests.append(step_digest(outcome, envs.agents))
+                idle -= set(outcome.time_steps)
+                ends += outcome.over
+        return digests, ", ".join(sorted(idle)), ends, envs.state_dict()
+
+
+def _replays(make: Callable[[], MultiAgentEnv], state: dict[str, Any], fix: str) -> Finding:
+    rule = "A running episode can be replayed, so that a run is resumed exactly"
+    with MultiAgentEnvs([make], lane_seeds=[0]) as envs:
+        try:
+            envs.load_state_dict(state)
+        except PalaestraError as error:
+            return Finding(rule, False, "what was shown before", str(error), fix)
+    return Finding(rule, True)

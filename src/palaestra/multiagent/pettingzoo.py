@@ -7,19 +7,8 @@ from typing import Any, final
 
 import numpy as np
 
-from palaestra.core import (
-    ConfigError,
-    EnvError,
-    MissingExtraError,
-    MultiBinarySpec,
-    SpecTree,
-    TimeStep,
-    did_you_mean,
-    restart,
-    transition,
-)
-from palaestra.core import termination as terminated
-from palaestra.core import truncation as truncated
+from palaestra import core
+from palaestra.core import ConfigError, EnvError, MissingExtraError, MultiBinarySpec, SpecTree, TimeStep, did_you_mean
 from palaestra.envs import spec_from_space
 from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
 
@@ -31,8 +20,8 @@ _MASK = "action_mask"
 
 def _ended(observation: Any, reward: float, termination: bool, truncation: bool) -> TimeStep:
     if termination or truncation:
-        return (terminated if termination else truncated)(observation, reward)
-    return transition(observation, reward)
+        return (core.termination if termination else core.truncation)(observation, reward)
+    return core.transition(observation, reward)
 
 
 class _PettingZooAdapter(MultiAgentEnv):
@@ -77,12 +66,11 @@ class _PettingZooAdapter(MultiAgentEnv):
         return self._env.infos[name]
 
     def _agent_spec(self, name: Any) -> AgentSpec:
-        observation, action = self._env.observation_space(name), self._env.action_space(name)
-        spec = spec_from_space(observation)
+        spec = spec_from_space(self._env.observation_space(name))
+        action: Any = spec_from_space(self._env.action_space(name))
         if self._mask_in_info:
-            action_spec = spec_from_space(action)
-            spec = {"observation": spec, _MASK: MultiBinarySpec((action_spec.encoded_size,))}
-        return AgentSpec(spec, spec_from_space(action))
+            spec = {"observation": spec, _MASK: MultiBinarySpec((action.encoded_size,))}
+        return AgentSpec(spec, action)
 
     def _observed(self, observation: Any, info: Mapping[str, Any], spec: AgentSpec) -> Any:
         if not self._mask_in_info:
@@ -105,7 +93,9 @@ class ParallelAdapter(_PettingZooAdapter):
 
     def begin_episode(self, seed: int) -> MultiAgentStep:
         observations, infos = self._env.reset(seed=seed)
-        return MultiAgentStep({str(name): restart(self._of(name, observations, infos)) for name in self._env.agents})
+        return MultiAgentStep(
+            {str(name): core.restart(self._of(name, observations, infos)) for name in self._env.agents}
+        )
 
     def advance(self, actions: Mapping[str, Any]) -> MultiAgentStep:
         given = {self._keys[name]: action for name, action in actions.items()}
@@ -114,9 +104,9 @@ class ParallelAdapter(_PettingZooAdapter):
         for name in given:
             observation = self._of(name, observations, infos)
             time_steps[str(name)] = _ended(observation, float(rewards[name]), ends[name], cuts[name])
-        for name in self._env.agents:  # who has just appeared
+        for name in self._env.agents:  # those that have just appeared
             if name not in given:
-                time_steps[str(name)] = restart(self._of(name, observations, infos))
+                time_steps[str(name)] = core.restart(self._of(name, observations, infos))
         return MultiAgentStep(time_steps, not self._env.agents)
 
     def _of(self, name: Any, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> Any:
@@ -144,15 +134,16 @@ class AECAdapter(_PettingZooAdapter):
     def begin_episode(self, seed: int) -> MultiAgentStep:
         self._env.reset(seed=seed)
         self._began: set[str] = set()
-        return self._selected({})
+        return self._selected()
 
     def advance(self, actions: Mapping[str, Any]) -> MultiAgentStep:
         (action,) = actions.values()
         self._env.step(action)
-        return self._selected({})
+        return self._selected()
 
-    def _selected(self, time_steps: dict[str, TimeStep]) -> MultiAgentStep:
-        """Goes past agents that are dead, to the one that acts next."""
+    def _selected(self) -> MultiAgentStep:
+        """Steps past agents that are dead, to the one that acts next."""
+        time_steps: dict[str, TimeStep] = {}
         while self._env.agents:
             name = str(self._env.agent_selection)
             seen, reward, termination, truncation, info = self._env.last()
@@ -160,7 +151,7 @@ class AECAdapter(_PettingZooAdapter):
             if not (termination or truncation):
                 begun = name in self._began
                 self._began.add(name)
-                time_steps[name] = transition(observation, float(reward)) if begun else restart(observation)
+                time_steps[name] = core.transition(observation, float(reward)) if begun else core.restart(observation)
                 return MultiAgentStep(time_steps)
             if name in self._began:
                 time_steps[name] = _ended(observation, float(reward), termination, truncation)

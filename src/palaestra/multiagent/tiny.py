@@ -5,8 +5,7 @@ from typing import Any, final
 
 import numpy as np
 
-from palaestra.core import BoundedSpec, DiscreteSpec, MultiBinarySpec, TimeStep, restart, termination, transition
-from palaestra.core import truncation as truncated
+from palaestra.core import BoundedSpec, DiscreteSpec, MultiBinarySpec, restart, termination, transition, truncation
 from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
 
 __all__ = ["Meeting"]
@@ -82,11 +81,9 @@ class Meeting(MultiAgentEnv):
         self._moves += 1
         met = bool(self.cells.min() == self.cells.max())
         over = met or self._moves == self._max_moves
-        arrive = termination if met else truncated if over else transition
-        time_steps: dict[str, TimeStep] = {
-            name: arrive(self._seen(index), 0.9 if met else -0.1) for index, name in enumerate(self._names)
-        }
-        return MultiAgentStep(time_steps, over)
+        arrive = termination if met else truncation if over else transition
+        reward = 0.9 if met else -0.1
+        return MultiAgentStep({n: arrive(self._seen(index), reward) for index, n in enumerate(self._names)}, over)
 
     def global_state(self) -> np.ndarray:
         """[G x cells] one code for each agent, with a 1 where it stands."""
