@@ -13,13 +13,11 @@ from palaestra.core import (
     device_of,
     require_device,
     to_device,
-    tree_cat,
     tree_leaves,
     tree_map,
     tree_paths,
     tree_select,
     tree_split,
-    tree_stack,
 )
 from tests.devices import FarTensor, pretend_device
 
@@ -44,25 +42,18 @@ def test_leaves_are_named_by_their_path():
     assert tree_paths(3) == {"": 3}
 
 
-def test_rows_are_selected_split_and_joined():
+def test_rows_are_selected_and_split():
     parts = tree_split(TREE, [1, 0, 2])
     assert [len(part["b"][0]) for part in parts] == [1, 0, 2]
-    for whole in (tree_cat(parts), tree_map(lambda leaf: leaf[0], tree_stack([TREE, TREE]))):
-        for left, right in zip(tree_leaves(whole), tree_leaves(TREE), strict=True):
-            assert type(left) is type(right)
-            np.testing.assert_array_equal(left, right)
+    for last, whole in zip(tree_leaves(parts[2]), tree_leaves(TREE), strict=True):
+        assert type(last) is type(whole)
+        np.testing.assert_array_equal(last, whole[1:])
     assert tree_select(TREE, [2, 0])["b"][0].tolist() == [2, 0]
 
 
 def test_trees_that_do_not_fit_are_refused():
     with pytest.raises(ShapeError, match=r"leaf 'a' has 3 rows, but parts of \[1, 1\] rows were asked for"):
         tree_split({"a": torch.zeros(3)}, [1, 1])
-    with pytest.raises(ShapeError, match="2 trees cannot be joined"):
-        tree_stack([{"a": torch.zeros(3)}, {"b": torch.zeros(3)}])
-    with pytest.raises(ShapeError, match="2 trees cannot be joined"):
-        tree_stack([{"a": torch.zeros(3)}, {"a": torch.zeros(2)}])
-    with pytest.raises(ShapeError, match="at least one is needed"):
-        tree_cat([])
 
 
 def test_a_nest_moves_as_a_whole_and_keeps_its_kinds():

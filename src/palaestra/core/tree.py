@@ -21,13 +21,11 @@ __all__ = [
     "device_of",
     "require_device",
     "to_device",
-    "tree_cat",
     "tree_leaves",
     "tree_map",
     "tree_paths",
     "tree_select",
     "tree_split",
-    "tree_stack",
 ]
 
 
@@ -87,32 +85,8 @@ def tree_select(tree: Any, index: Any) -> Any:
     return optree.tree_map(lambda leaf: leaf[index], tree)
 
 
-def tree_stack(trees: Sequence[Any]) -> Any:
-    """One tree whose leaves have a new first dimension that numbers the trees.
-
-    Args:
-        trees: at least one, all of one structure with leaves of equal shapes.
-
-    Raises:
-        ShapeError: they differ.
-    """
-    return _joined(trees, torch.stack, np.stack)
-
-
-def tree_cat(trees: Sequence[Any]) -> Any:
-    """One tree with the rows of all trees, one after another.
-
-    Args:
-        trees: at least one, all of one structure.
-
-    Raises:
-        ShapeError: they differ.
-    """
-    return _joined(trees, torch.cat, np.concatenate)
-
-
 def tree_split(tree: Any, sizes: Sequence[int]) -> list[Any]:
-    """The inverse of `tree_cat`: parts of so many rows each, which share memory with the whole.
+    """Parts of so many rows each, one after another, which share memory with the whole.
 
     Args:
         tree: of arrays or tensors.
@@ -131,19 +105,6 @@ def tree_split(tree: Any, sizes: Sequence[int]) -> list[Any]:
             raise ShapeError(f"{what} has {len(leaf)} rows, but parts of {list(sizes)} rows were asked for")
     ends = np.cumsum(sizes).tolist()
     return [tree_select(tree, slice(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
-
-
-def _joined(trees: Sequence[Any], torch_join: Callable[..., Any], numpy_join: Callable[..., Any]) -> Any:
-    if not trees:
-        raise ShapeError("no trees were given; at least one is needed")
-
-    def join(*leaves: Any) -> Any:
-        return (torch_join if isinstance(leaves[0], torch.Tensor) else numpy_join)(leaves)
-
-    try:
-        return optree.tree_map(join, *trees)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ShapeError(f"{len(trees)} trees cannot be joined: {error}") from None
 
 
 class _Fields(tuple[str, ...]):
