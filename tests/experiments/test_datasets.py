@@ -1,4 +1,4 @@
-"""Tests of `palaestra.experiments.datasets`: data sets from runs, policies and chance."""
+"""Tests of `palaestra.experiments.data`: data sets from runs, policies and chance."""
 
 import dataclasses
 

@@ -17,7 +17,7 @@ from palaestra.core import POLICY, ConfigError
 from palaestra.experiments import ExperimentConfig, HindsightConfig, RunDirectory, dry_run, preset
 from palaestra.experiments.build import make_algorithm, make_learner
 from palaestra.experiments.config import config_from_mapping, nested
-from palaestra.experiments.hindsight import hindsight_sampler
+from palaestra.experiments.single import hindsight_sampler
 from palaestra.training import CheckpointStore
 from tests.cli.parts import exit_code
 from tests.experiments.data import saved

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.experiments.plots` and `report`: files, terminal, and the page about a run."""
+"""Tests of `palaestra.experiments.curves` and `report`: files, terminal, and the page about a run."""
 
 import csv
 import re

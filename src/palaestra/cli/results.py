@@ -11,8 +11,7 @@ from rich.table import Table
 from palaestra import experiments
 from palaestra.cli.options import parse, positional, several
 from palaestra.core import ConfigError
-from palaestra.experiments.curves import Axis, Statistic
-from palaestra.experiments.plots import require_plot_name
+from palaestra.experiments.curves import Axis, Statistic, require_plot_name
 
 __all__ = ["compare", "evaluate", "plot", "report"]
 

@@ -1,14 +1,12 @@
 """Runs: typed configuration, tuned presets, run directories, and functions that train, compare and report."""
 
 from palaestra.experiments.build import *
-from palaestra.experiments.catalogue import *
 from palaestra.experiments.config import *
 from palaestra.experiments.curves import *
-from palaestra.experiments.datasets import *
+from palaestra.experiments.data import *
 from palaestra.experiments.evaluation import *
 from palaestra.experiments.learner import *
 from palaestra.experiments.measure import *
-from palaestra.experiments.plots import *
 from palaestra.experiments.presets import *
 from palaestra.experiments.records import *
 from palaestra.experiments.report import *

@@ -1,43 +1,46 @@
-"""A run put together from its configuration: what learns, and the trainer with all that it writes."""
+"""What is made by name: what learns in a run, and the list of what algorithms there are and can do."""
 
+import dataclasses
 import functools
+import inspect
 import json
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from palaestra.algorithms import Algorithm
-from palaestra.core import POLICY, CheckpointError, ConfigError, require_device
+from palaestra import training
+from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
+from palaestra.core import (
+    POLICY,
+    BoundedSpec,
+    CheckpointError,
+    ConfigError,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpecTree,
+    TensorSpec,
+    require_device,
+)
 from palaestra.distributed import EvaluationWorker
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
-from palaestra.experiments.learner import Collecting, Evaluate, Learner
+from palaestra.experiments.learner import Collecting, Evaluate, Learner, attempt
+from palaestra.experiments.presets import PRESETS
 from palaestra.experiments.robot import RobotLearner
 from palaestra.experiments.single import SingleLearner
 from palaestra.experiments.team import TeamLearner
-from palaestra.multiagent import is_multi_agent
+from palaestra.multiagent import AgentSpec, is_multi_agent, team_specs
 from palaestra.policies import Policy, RandomPolicy, save_policy
 from palaestra.rollout import Evaluation
-from palaestra.training import (
-    Callback,
-    CheckpointStore,
-    Evaluated,
-    FileLogger,
-    Health,
-    Logger,
-    MLflowLogger,
-    TensorBoardLogger,
-    TrackioLogger,
-    Trainer,
-    WandbLogger,
-    named_policies,
-)
 
-__all__ = ["learner_of", "make_algorithm", "make_learner"]
+__all__ = ["AlgorithmEntry", "algorithm_catalogue", "algorithm_source", "learner_of", "make_algorithm", "make_learner"]
 
-_SERVICES = {"wandb": WandbLogger, "mlflow": MLflowLogger, "trackio": TrackioLogger}
+_SERVICES = {"wandb": training.WandbLogger, "mlflow": training.MLflowLogger, "trackio": training.TrackioLogger}
 
 
 def learner_of(config: ExperimentConfig) -> Learner:
@@ -99,14 +102,14 @@ def evaluate_training(
     """
     trainer = config.trainer
     return evaluation(
-        named_policies(acting),
+        training.named_policies(acting),
         episodes=trainer.eval_episodes,
         seed=config.run.seed,
         time_limit_s=trainer.eval_time_limit_s,
     )
 
 
-class KeepEvaluations(Callback):
+class KeepEvaluations(training.Callback):
     """Writes every evaluation, and the policy of the best one, into a run directory.
 
     Args:
@@ -116,7 +119,7 @@ class KeepEvaluations(Callback):
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def evaluated(self, trainer: Trainer, result: Evaluated) -> None:
+    def evaluated(self, trainer: training.Trainer, result: training.Evaluated) -> None:
         """See `Callback.evaluated`.
 
         Raises:
@@ -127,16 +130,18 @@ class KeepEvaluations(Callback):
         except (OSError, SafetensorError) as error:  # a full disk is the second where tensors are written
             raise CheckpointError(f"the evaluation in {self._path} cannot be written: {error}") from error
 
-    def _write(self, result: Evaluated) -> None:
+    def _write(self, result: training.Evaluated) -> None:
         text = json.dumps(result.evaluation.to_json(), indent=2) + "\n"
         (self._path / "evals" / f"{result.env_steps}.json").write_text(text)
         if result.best:
-            for name, policy in named_policies(result.policy).items():
+            for name, policy in training.named_policies(result.policy).items():
                 if not isinstance(policy, RandomPolicy):  # that of a task which only watches
                     save_policy(policy, self._path / "policy" / ("" if name == POLICY else name))
 
 
-def make_trainer(learner: Learner, collecting: Collecting, path: Path, loggers: Sequence[Logger] = ()) -> Trainer:
+def make_trainer(
+    learner: Learner, collecting: Collecting, path: Path, loggers: Sequence[training.Logger] = ()
+) -> training.Trainer:
     """The trainer of a run, with everything that it writes into the run directory.
 
     Args:
@@ -146,19 +151,128 @@ def make_trainer(learner: Learner, collecting: Collecting, path: Path, loggers: 
         loggers: besides the run's own.
     """
     config = learner.config
-    own: list[Logger] = [FileLogger(path)]
+    own: list[training.Logger] = [training.FileLogger(path)]
     if config.run.tensorboard:
-        own.append(TensorBoardLogger(path / "tensorboard"))
+        own.append(training.TensorBoardLogger(path / "tensorboard"))
     own += [_SERVICES[name]("palaestra", path, config=flat_settings(config)) for name in config.run.loggers]
     evaluate: Any = functools.partial(evaluate_training, learner.evaluation(), config)
     if collecting.runtime is not None:
         evaluate = EvaluationWorker(collecting.runtime, evaluate)
-    return Trainer(
+    return training.Trainer(
         collecting.collector,
         learner.manager_on(collecting.runtime),
         config.trainer,
         evaluate=evaluate,
-        checkpoints=CheckpointStore(path / "checkpoints", keep=config.trainer.keep_checkpoints),
+        checkpoints=training.CheckpointStore(path / "checkpoints", keep=config.trainer.keep_checkpoints),
         loggers=[*own, *loggers],
-        callbacks=[Health(), KeepEvaluations(path), *collecting.views],
+        callbacks=[training.Health(), KeepEvaluations(path), *collecting.views],
     )
+
+
+_BOX = BoundedSpec((2,), minimum=np.full(2, -1.0), maximum=np.full(2, 1.0))
+_ACTIONS: dict[str, SpecTree] = {
+    "discrete": DiscreteSpec(num=3),
+    "box": _BOX,
+    "multi-discrete": MultiDiscreteSpec(nvec=(2, 3)),
+    "multi-binary": MultiBinarySpec((2,)),
+    "nested": {"move": _BOX, "choice": DiscreteSpec(num=2)},
+}
+_IMAGE = BoundedSpec((36, 36, 3), torch.uint8, minimum=np.array(0), maximum=np.array(255))
+_OBSERVATIONS: dict[str, SpecTree] = {
+    "vector": TensorSpec((4,)),
+    "image": _IMAGE,
+    "nested": {"image": _IMAGE, "vector": TensorSpec((4,))},
+}
+
+
+@dataclass(frozen=True)
+class AlgorithmEntry:
+    """One algorithm and what it can do."""
+
+    name: str
+    """On the command line."""
+    summary: str
+    """What it does, in a sentence."""
+    data: str
+    """What it learns from: `on-policy`, `replay` or `offline`."""
+    actions: tuple[str, ...]
+    """Action spaces: `discrete`, `box`, `multi-discrete`, `multi-binary`, `nested`."""
+    observations: tuple[str, ...]
+    """Observation spaces: `vector`, `image`, `nested`."""
+    features: tuple[str, ...]
+    """What it can do besides: `memory`, its network can have one; `n-step`, it can sum rewards before bootstrapping;
+    `priorities`, it can replay rows by their error; `bonus`, it takes an exploration bonus; `gradient workers`, these
+    can share a minibatch; `team`, it learns for a team of agents, and the spaces are those of a member."""
+    tuned_for: tuple[str, ...]
+    """Environments with settings of their own."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+
+def algorithm_catalogue() -> list[AlgorithmEntry]:
+    """Every algorithm, made with its default settings for one space of each kind: what can be made is supported.
+
+    Examples:
+        >>> [entry.actions for entry in algorithm_catalogue() if entry.name == "dqn"]
+        [('discrete',)]
+    """
+    return [_entry(name) for name in sorted(ALGORITHMS)]
+
+
+def _entry(name: str) -> AlgorithmEntry:
+    kind: Any = ALGORITHMS[name]
+    vector = _OBSERVATIONS["vector"]
+    made = {action: _attempt(kind, vector, spec) for action, spec in _ACTIONS.items()}
+    actions = tuple(action for action, algorithm in made.items() if algorithm is not None)
+    plan = next((algorithm.plan for algorithm in made.values() if algorithm is not None), None)
+    spec = _ACTIONS[actions[0]] if actions else _ACTIONS["discrete"]
+    return AlgorithmEntry(
+        name=name,
+        summary=(inspect.getdoc(kind) or "").splitlines()[0],
+        data="replay" if plan is None else plan.data,
+        actions=actions,
+        observations=tuple(key for key, shape in _OBSERVATIONS.items() if _attempt(kind, shape, spec) is not None),
+        features=_features(kind),
+        tuned_for=tuple(env for algorithm, env in PRESETS if algorithm == name),
+    )
+
+
+def _attempt(kind: Any, observation_spec: SpecTree, action_spec: SpecTree) -> Any:
+    """An algorithm for these spaces, or for a team of two with them; `None` if it refuses."""
+    if not kind.team:
+        return attempt(kind, observation_spec, action_spec)
+    try:
+        team = team_specs(AgentSpec(observation_spec, action_spec), 2)
+    except ConfigError:
+        return None
+    return attempt(kind, *team)
+
+
+def _features(kind: Any) -> tuple[str, ...]:
+    settings = {field.name for field in dataclasses.fields(kind.config_class)}
+    has = {
+        "memory": kind.recurrent,
+        "n-step": "n_step" in settings,
+        "priorities": "prioritized" in settings,
+        "bonus": "bonus" in settings and not kind.team,
+        "gradient workers": issubclass(kind, GradientAlgorithm),
+        "team": kind.team,
+    }
+    return tuple(feature for feature, there in has.items() if there)
+
+
+def algorithm_source(name: str) -> Path:
+    """The file that is an algorithm.
+
+    Args:
+        name: of the library, or `my_package:MyAlgorithm`.
+
+    Raises:
+        ConfigError: there is none of this name, or it was not written in a file.
+    """
+    try:
+        return Path(inspect.getsourcefile(algorithm_class(name)) or "")
+    except TypeError as error:
+        raise ConfigError(f"the algorithm {name!r} has no source file: {error}") from error

@@ -1,5 +1,6 @@
-"""Learning curves: read from run directories, averaged over seeds with intervals, compared."""
+"""Learning curves: read from run directories, averaged over seeds with intervals, compared and drawn."""
 
+import csv
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -8,12 +9,23 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from rich.text import Text
 
-from palaestra.core import CheckpointError, ConfigError, did_you_mean
+from palaestra.core import CheckpointError, ConfigError, MissingExtraError, did_you_mean
 from palaestra.experiments.config import ExperimentConfig, flat_settings
 from palaestra.experiments.run_directory import RunDirectory, changes_between, find_runs
 
-__all__ = ["Axis", "Comparison", "Curve", "Statistic", "compare_runs", "curves_of", "read_metrics"]
+__all__ = [
+    "Axis",
+    "Comparison",
+    "Curve",
+    "Statistic",
+    "compare_runs",
+    "curves_of",
+    "read_metrics",
+    "save_plot",
+    "terminal_plot",
+]
 
 Axis: TypeAlias = Literal["steps", "time", "episodes"]
 """What lies on the x axis of a curve."""
@@ -262,3 +274,139 @@ def _only_curve(runs: Sequence[RunDirectory], name: str | Path, metric: str, x: 
     if len(curves) > 1:
         raise ConfigError(f"the runs of {name} differ in their settings or env steps; compare single runs of it")
     return dataclasses.replace(curves[0], label=str(name))
+
+
+_X_LABELS = {"steps": "env steps", "time": "training time (s)", "episodes": "episodes"}
+_COLORS = ("cyan", "yellow", "magenta", "green", "red", "blue")
+# Dots of a braille character by column and row, the lowest row last.
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+
+
+def save_plot(curves: Sequence[Curve], path: str | Path, *, x: Axis = "steps", metric: str = "return_mean") -> Path:
+    """Writes curves with their 95% intervals into a file.
+
+    Args:
+        curves: from `curves_of`.
+        path: ends with .png, .svg or .csv.
+        x: what the curves have on the x axis.
+        metric: what they have on the y axis.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: another ending.
+        MissingExtraError: a picture needs matplotlib.
+    """
+    path = require_plot_name(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".csv":
+        _write_csv(curves, path, x, metric)
+    else:
+        _draw(curves, path, x, metric)
+    return path
+
+
+def require_plot_name(path: str | Path) -> Path:
+    """A file name that a plot can be written to.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ConfigError: it ends with something else than .png, .svg or .csv.
+    """
+    if Path(path).suffix not in (".png", ".svg", ".csv"):
+        raise ConfigError(f"--output is {str(path)!r}; give a file that ends with .png, .svg or .csv")
+    return Path(path)
+
+
+def _write_csv(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["label", _X_LABELS[x].replace(" ", "_"), metric, "low95", "high95", "runs"])
+        for curve in curves:
+            for row in zip(curve.x, curve.value, curve.low, curve.high, curve.num_runs, strict=True):
+                writer.writerow([curve.label, *(f"{number:.10g}" for number in row)])
+
+
+def _draw(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "plot", f"drawing {path.name}") from error
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes: Any = figure.subplots()
+    for curve in curves:
+        (line,) = axes.plot(curve.x, curve.value, label=f"{curve.label} ({_count(curve)})", linewidth=1.6)
+        axes.fill_between(curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.2, linewidth=0)
+    axes.set_xlabel(_X_LABELS[x])
+    axes.set_ylabel(metric.replace("_", " "))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize="small")
+    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _count(curve: Curve) -> str:
+    most, least = int(curve.num_runs.max()), int(curve.num_runs.min())
+    runs = f"{most} run{'s' if most > 1 else ''}"
+    return runs if least == most else f"{runs}, {least} at the end"
+
+
+def terminal_plot(
+    curves: Sequence[Curve], *, x: Axis = "steps", metric: str = "return_mean", width: int = 80, height: int = 14
+) -> Text:
+    """Curves drawn with braille characters, a colour for each; intervals are in the legend.
+
+    Args:
+        curves: from `curves_of`.
+        x: what the curves have on the x axis.
+        metric: what they have on the y axis.
+        width: of the whole, in characters.
+        height: of the picture, in lines.
+    """
+    low = min(float(curve.value.min()) for curve in curves)
+    high = max(float(curve.value.max()) for curve in curves)
+    last = max(float(curve.x[-1]) for curve in curves)
+    ticks = [_number(high), _number((low + high) / 2), _number(low)]
+    margin = max(map(len, ticks)) + 1
+    columns = max(10, width - margin - 2)
+    cells = np.zeros((height, columns), int)
+    colors = np.zeros((height, columns), int)
+    for number, curve in enumerate(curves):
+        places = np.linspace(0, last, 2 * columns)
+        inside = (places >= curve.x[0]) & (places <= curve.x[-1])
+        share = (np.interp(places, curve.x, curve.value) - low) / ((high - low) or 1.0)
+        rows = ((1 - share) * (4 * height - 1)).round().astype(int)
+        for place in np.flatnonzero(inside):
+            before = rows[place - 1] if place and inside[place - 1] else rows[place]
+            for row in range(min(before, rows[place]), max(before, rows[place]) + 1):
+                cells[row // 4, place // 2] |= _DOTS[place % 2][row % 4]
+                colors[row // 4, place // 2] = number
+    text = Text(f"{metric.replace('_', ' ')}\n", no_wrap=True)
+    for row in range(height):
+        tick = {0: ticks[0], height // 2: ticks[1], height - 1: ticks[2]}.get(row, "")
+        text.append(f"{tick:>{margin}} ┤")
+        for column in range(columns):
+            text.append(chr(0x2800 + cells[row, column]), style=_COLORS[colors[row, column] % len(_COLORS)])
+        text.append("\n")
+    end = _number(last)
+    text.append(f"{'':>{margin}} └{'─' * columns}\n{'':>{margin}}  0{_X_LABELS[x]:^{columns - 1 - len(end)}}{end}\n")
+    for number, curve in enumerate(curves):
+        text.append("  ━ ", style=_COLORS[number % len(_COLORS)])
+        text.append(f"{curve.label}: {_legend(curve)}\n")
+    return text
+
+
+def _legend(curve: Curve) -> str:
+    end = f"{curve.value[-1]:.4g} at the end"
+    several = curve.num_runs[-1] > 1
+    interval = f", 95% interval {curve.low[-1]:.4g} to {curve.high[-1]:.4g}" if several else ""
+    return f"{end}{interval} ({_count(curve)})"
+
+
+def _number(value: float) -> str:
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            return f"{value / (1e3 if unit == 'k' else limit):.4g}{unit}"
+    return f"{value:.4g}"

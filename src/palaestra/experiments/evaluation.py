@@ -10,7 +10,7 @@ from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments.build import learner_of
 from palaestra.experiments.config import ExperimentConfig, on_cpu
 from palaestra.experiments.curves import mean_interval
-from palaestra.experiments.datasets import DataSummary, require_new, save_data
+from palaestra.experiments.data import DataSummary, require_new, save_data
 from palaestra.experiments.learner import Learner
 from palaestra.experiments.run_directory import RunDirectory, find_run, find_runs
 from palaestra.policies import Policy

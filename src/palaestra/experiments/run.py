@@ -1,9 +1,13 @@
 """From a configuration to a finished run, and on from where one stopped."""
 
 import logging
+import os
 import shlex
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
@@ -11,7 +15,7 @@ from typing import Any, overload
 import torch
 
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import ConfigError, EnvError
+from palaestra.core import ConfigError, EnvError, PalaestraError
 from palaestra.experiments.build import make_learner, make_trainer
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, nested, save_config
 from palaestra.experiments.learner import Learner
@@ -302,3 +306,34 @@ def _end(directory: RunDirectory, facts: dict[str, Any]) -> None:
             write_report([directory.path], directory.path / "report.html")
     except Exception as error:  # a picture must not end a run in another way
         _log.warning("the report of %s could not be written: %r", directory.path, error)
+
+
+def seed_process(run: str, *path: str) -> int:
+    """Trains one seed of a group, or goes on with it, in a process of its own; returns the exit code.
+
+    Args:
+        run: its run directory, which exists.
+        path: entries of the Python path that the parent had; the user's environment may lie there.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s  %(message)s")
+    sys.path += [entry for entry in path if entry not in sys.path]
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    directory = RunDirectory(Path(run))
+    try:
+        resumed = directory.status != "created"
+        learner = make_learner(directory.config)
+        with active(directory, learner, data=learner.load_data(), resumed=resumed) as trainer:
+            return ended(directory, trainer, trainer.run()).result.exit_code
+    except PalaestraError as error:
+        sys.stderr.write(f"{type(error).__name__}  {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _end_with_parent() -> None:
+    """The pipe from the parent ends when the parent does; what has been learned is saved then."""
+    with suppress(OSError):
+        while os.read(0, 4096):  # not `sys.stdin`, whose lock would be held when the interpreter ends
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)

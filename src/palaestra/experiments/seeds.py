@@ -20,8 +20,7 @@ from rich.table import Table
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import ExperimentConfig
-from palaestra.experiments.curves import curves_of, mean_interval
-from palaestra.experiments.plots import terminal_plot
+from palaestra.experiments.curves import curves_of, mean_interval, terminal_plot
 from palaestra.experiments.records import num_cores, provenance
 from palaestra.experiments.run_directory import RunDirectory, find_runs, new_directory
 from palaestra.training import StopSignals
@@ -149,6 +148,7 @@ def _number(value: float | None, form: str = "{:.1f}") -> str:
     return "–" if value is None else form.format(value)
 
 
+_PROCESS = "import sys; from palaestra.experiments.run import seed_process; sys.exit(seed_process(*sys.argv[1:]))"
 _POLL_S = 0.2
 _GRACE_S = 60.0
 """How long a seed may take to save after Ctrl-C before it is ended."""
@@ -276,16 +276,13 @@ class _Child:
         # The pipe to its stdin ends when we do, however we end; the child then saves and ends as well.
         with (self.directory.path / "output.txt").open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "palaestra.experiments.seed_process", *self._arguments()],
+                [sys.executable, "-c", _PROCESS, str(self.directory.path), *filter(None, sys.path)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         return self
-
-    def _arguments(self) -> list[str]:
-        return [str(self.directory.path), *(entry for entry in sys.path if entry)]
 
     @property
     def running(self) -> bool:

@@ -16,8 +16,7 @@ from palaestra.core import ConfigError, RunSeeds, import_object
 from palaestra.distributed import AgentsFactory
 from palaestra.envs import EnvConfig
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping, on_cpu
-from palaestra.experiments.data import MINARI, load_for, mixed
-from palaestra.experiments.datasets import DataSummary, collect_agents
+from palaestra.experiments.data import MINARI, DataSummary, collect_agents, load_for, mixed
 from palaestra.experiments.learner import (
     Collecting,
     Evaluate,
