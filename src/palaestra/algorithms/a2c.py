@@ -19,7 +19,7 @@ from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import explained_variance, masked_mean, policy_gradient
-from palaestra.policies import StochasticPolicy, stochastic_policy
+from palaestra.policies import StochasticPolicy
 
 __all__ = ["A2C", "A2CBatch", "A2CConfig"]
 
@@ -80,10 +80,8 @@ class A2C(GradientAlgorithm[StochasticPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or A2CConfig(), seeds, network)
-        layers, _ = config.network.parts("policy", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
-            self.value = parts.StateValue(policy, observation_spec, config.network)
+            policy, self.value = parts.policy_and_value(observation_spec, action_spec, config)
         networks = nn.ModuleDict({"policy": policy.network, "value": self.value.network})
         option = OptimizerOption("rmsprop", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
         model = CoreModel({"a2c": networks}, {"a2c": option})
@@ -93,10 +91,7 @@ class A2C(GradientAlgorithm[StochasticPolicy]):
     def preprocess(self, batch: Any, source: DataSource) -> A2CBatch:
         """Adds advantages and value targets to an unroll."""
         value = self.value(batch.observation, *parts.state_of(batch))  # [T+1, B]
-        gamma, lambda_ = self.value_of("gamma"), self.value_of("gae_lambda")
-        standard = self.config.standardize_advantage
-        fields = parts.advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=standard)
-        return A2CBatch.of(fields)
+        return A2CBatch.of(parts.advantages(self, batch, value))
 
     def losses(self, batch: A2CBatch) -> Losses:
         """Algorithm S3, beta being `entropy_cost`: policy gradient, value error and entropy, means over valid rows."""

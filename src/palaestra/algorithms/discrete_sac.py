@@ -14,7 +14,7 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
+from palaestra.nn import EncoderOption, NetworkConfig
 from palaestra.ops import squared_errors, td_target
 from palaestra.policies import CategoricalPolicy
 
@@ -87,26 +87,11 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
             policy = CategoricalPolicy.build(
                 observation_spec, action_spec, actor, normalize=config.normalize_observation
             )
-            self._critic, self._target_critic = (
-                EnsembleNetwork(observation_spec, policy.raw_action_spec.num, config.num_critics, critic)
-                for _ in range(2)
+            self._critic, self._target_critic = parts.critics(
+                observation_spec, policy.raw_action_spec.num, config.num_critics, critic
             )
             self._temperature = parts.Temperature(config.initial_temperature)
-        adam = OptimizerOption("adam", {"lr": config.learning_rate})
-        model = CoreModel(
-            {
-                "actor": policy.network,
-                "critic": self._critic,
-                "target_critic": self._target_critic,
-                "temperature": self._temperature,
-            },
-            {
-                "actor": adam,
-                "critic": adam,
-                "temperature": OptimizerOption("adam", {"lr": config.temperature_learning_rate}),
-            },
-        )
-        model.sync("target_critic", source="critic")
+        model = parts.soft_model(config, policy, self._critic, self._target_critic, self._temperature)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:

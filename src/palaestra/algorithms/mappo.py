@@ -129,9 +129,7 @@ class MAPPO(GradientAlgorithm[TeamCategoricalPolicy]):
         """Adds advantages and value targets to an unroll."""
         value = self.value(batch.observation)  # [T+1, B]
         batch = batch.replace(reward=batch.reward.mean(-1))
-        gamma, lambda_ = self.value_of("gamma"), self.value_of("gae_lambda")
-        standard = self.config.standardize_advantage
-        fields = parts.advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=standard)
+        fields = parts.advantages(self, batch, value)
         return MAPPOBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
 
     def losses(self, batch: MAPPOBatch) -> Losses:

@@ -33,10 +33,11 @@ from palaestra.core import (
     SpecTree,
     minibatches,
     seeded_initialisation,
+    tree_paths,
 )
 from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import approximate_kl, clipped_surrogate, masked_mean
-from palaestra.policies import Phase, StochasticPolicy, stochastic_policy
+from palaestra.policies import Phase, StochasticPolicy
 
 __all__ = ["PPG", "PPGConfig"]
 
@@ -105,10 +106,8 @@ class PPG(Algorithm[StochasticPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or PPGConfig(), seeds, network)
-        layers, _ = config.network.parts("policy", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
-            self.value = parts.StateValue(policy, observation_spec, config.network, shares=False)
+            policy, self.value = parts.policy_and_value(observation_spec, action_spec, config, shares=False)
             self._torso = next(part for part in policy.network.modules() if isinstance(part, Network))
             self._auxiliary = nn.Linear(self._torso.hidden_size, 1)
         option = OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
@@ -154,9 +153,7 @@ class PPG(Algorithm[StochasticPolicy]):
     @torch.no_grad()
     def _with_advantages(self, batch: Any) -> parts.AdvantageBatch:
         value = self.value(batch.observation)  # [T+1, B]
-        gamma, lambda_ = self.value_of("gamma"), self.value_of("gae_lambda")
-        standard = self.config.standardize_advantage
-        fields = parts.advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=standard)
+        fields = parts.advantages(self, batch, value)
         return parts.AdvantageBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
 
     def _policy_phase(self, batch: Any) -> tuple[list[tuple[Tensor, list[str]]], dict[str, Tensor]]:
@@ -219,7 +216,7 @@ class PPG(Algorithm[StochasticPolicy]):
 
     def state_tensors(self) -> dict[str, Any]:
         """See `Algorithm.state_tensors`; the kept rows are part of it."""
-        kept = {} if self._kept is None else {f"kept.{name}": leaf for name, leaf in _flat(self._kept)}
+        kept = {} if self._kept is None else {f"kept.{path}": leaf for path, leaf in tree_paths(self._kept).items()}
         return {**super().state_tensors(), **kept}
 
     def load_state_tensors(self, state: Mapping[str, Any]) -> None:
@@ -232,14 +229,6 @@ class PPG(Algorithm[StochasticPolicy]):
                 _put(self._kept, name.removeprefix("kept.").split("."), self.on_device(leaf))
         if self._kept is not None and "value_target" not in self._kept:
             raise CheckpointError("the saved rows for the auxiliary phase have no value targets")
-
-
-def _flat(batch: Batch, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    for name, leaf in batch.items():
-        if isinstance(leaf, Batch):
-            yield from _flat(leaf, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", leaf
 
 
 def _put(batch: Batch, path: list[str], leaf: Tensor) -> None:

@@ -19,7 +19,7 @@ from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import clipped_surrogate, explained_variance, row_weights, weighted_sum
-from palaestra.policies import StochasticPolicy, stochastic_policy
+from palaestra.policies import StochasticPolicy
 
 __all__ = ["PPO", "PPOBatch", "PPOConfig"]
 
@@ -103,10 +103,8 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or PPOConfig(), seeds, network)
-        layers, _ = config.network.parts("policy", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
-            self.value = parts.StateValue(policy, observation_spec, config.network)
+            policy, self.value = parts.policy_and_value(observation_spec, action_spec, config)
         networks = nn.ModuleDict({"policy": policy.network, "value": self.value.network})
         adam = OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
         model = CoreModel({"ppo": networks}, {"ppo": adam})
@@ -116,9 +114,7 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
     def preprocess(self, batch: Any, source: DataSource) -> PPOBatch:
         """Adds advantages and value targets to an unroll."""
         value = self.value(batch.observation, *parts.state_of(batch))  # [T+1, B]
-        gamma, lambda_ = self.value_of("gamma"), self.value_of("gae_lambda")
-        standard = self.config.standardize_advantage
-        fields = parts.advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=standard)
+        fields = parts.advantages(self, batch, value)
         return PPOBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
 
     def losses(self, batch: PPOBatch) -> Losses:

@@ -6,7 +6,6 @@ Departures: the Huber loss on unscaled values instead of the squared error on re
 their episode, the memory starts anew in the next one.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -16,18 +15,8 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import (
-    Batch,
-    ConfigError,
-    DataSource,
-    Linear,
-    Replay,
-    RunSeeds,
-    Schedule,
-    SpecTree,
-    seeded_initialisation,
-)
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, ConfigError, DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree
+from palaestra.nn import EncoderOption, NetworkConfig
 from palaestra.ops import greedy_action, huber, masked_mean, n_step_returns, valid_starts
 from palaestra.policies import ValueGreedyPolicy
 
@@ -138,12 +127,9 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
                 f"{config.mini_batch_length}; it needs a memory, lstm or gru, and sequences of at least 2 steps, else "
                 "use DQN"
             )
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = parts.epsilon_greedy_policy(observation_spec, action_spec, config)
+        policy, model = parts.q_learner(observation_spec, action_spec, config, seeds)
         self.network: Any = policy.network
-        self.target_network: Any = copy.deepcopy(self.network)
-        adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
-        model = CoreModel({"q": self.network, "target_q": self.target_network}, {"q": adam})
+        self.target_network: Any = model.component["target_q"]
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     @torch.no_grad()

@@ -11,19 +11,12 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from palaestra import ops
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
-from palaestra.ops import (
-    discounted_returns,
-    masked_mean,
-    policy_gradient,
-    reverse_linear_recurrence,
-    standardize,
-    valid_starts,
-)
 from palaestra.policies import StochasticPolicy, stochastic_policy
 
 __all__ = ["Reinforce", "ReinforceBatch", "ReinforceConfig"]
@@ -84,13 +77,13 @@ class Reinforce(GradientAlgorithm[StochasticPolicy]):
     def preprocess(self, batch: Any, source: DataSource) -> ReinforceBatch:
         """Adds standardised returns, and masks the steps whose episode goes on after the unroll."""
         gamma = self.value_of("gamma")
-        returns = discounted_returns(batch.reward, batch.discount, batch.step_type, gamma=gamma)  # [T, B]
+        returns = ops.discounted_returns(batch.reward, batch.discount, batch.step_type, gamma=gamma)  # [T, B]
         valid = batch.valid * _reaches_end(batch.step_type)
         return ReinforceBatch.of(
             {
                 "observation": batch.observation[:-1],
                 "action": batch.action,
-                "advantage": standardize(returns, valid),
+                "advantage": ops.standardize(returns, valid),
                 "valid": valid,
                 **parts.state_fields(batch),
             }
@@ -99,12 +92,12 @@ class Reinforce(GradientAlgorithm[StochasticPolicy]):
     def losses(self, batch: ReinforceBatch) -> Losses:
         """Sutton and Barto's equation (13.8), averaged over steps."""
         policy = self.policy.distribution(batch.observation, *parts.state_of(batch))
-        loss = masked_mean(policy_gradient(policy.log_prob(batch.action), batch.advantage), batch.valid)
-        return Losses({"policy": loss}, {"entropy": masked_mean(policy.entropy(), batch.valid)})
+        loss = ops.masked_mean(ops.policy_gradient(policy.log_prob(batch.action), batch.advantage), batch.valid)
+        return Losses({"policy": loss}, {"entropy": ops.masked_mean(policy.entropy(), batch.valid)})
 
 
 def _reaches_end(step_type: Tensor) -> Tensor:
     """[T, B] 1 where the row's own episode ends inside the unroll, and not after it or by breaking off; else 0."""
     ends = (step_type == StepType.LAST).float()  # [T+1, B]
-    goes_on = valid_starts(step_type)
-    return reverse_linear_recurrence(ends[:-1] * ~goes_on, goes_on.float(), ends[-1])
+    goes_on = ops.valid_starts(step_type)
+    return ops.reverse_linear_recurrence(ends[:-1] * ~goes_on, goes_on.float(), ends[-1])

@@ -14,9 +14,9 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
-from palaestra.ops import squared_errors, td_target
+from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree
+from palaestra.nn import EncoderOption, NetworkConfig
+from palaestra.ops import squared_errors
 from palaestra.policies import DeterministicPolicy, GaussianNoise
 
 __all__ = ["TD3", "TD3Batch", "TD3Config"]
@@ -90,23 +90,10 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or TD3Config(), seeds, network)
-        actor, critic = config.network.parts("actor", "critic")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = DeterministicPolicy.build(
-                observation_spec, action_spec, actor, normalize=config.normalize_observation
-            )
-            size = policy.raw_action_spec.size
-            self.target_actor = Network(observation_spec, size, actor)
-            self.critic, self.target_critic = (
-                EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size) for _ in range(2)
-            )
+        policy, model, self.target_actor, self.critic, self.target_critic = parts.deterministic_actor_critic(
+            observation_spec, action_spec, config, seeds, num_critics=2
+        )
         policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
-        components = {"actor": policy.network, "critic": self.critic}
-        targets = {"target_actor": self.target_actor, "target_critic": self.target_critic}
-        adam = OptimizerOption("adam", {"lr": config.learning_rate})
-        model = CoreModel(components | targets, dict.fromkeys(components, adam))
-        model.sync("target_actor", source="actor")
-        model.sync("target_critic", source="critic")
         self.term_periods = {"actor": config.policy_period}
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
@@ -116,9 +103,7 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """Equation (14): the smoothing noise of target actions."""
-        noise = torch.empty(batch.action.shape).normal_(std=self.config.target_noise_std, generator=generator)
-        limit = self.config.target_noise_clip
-        return TD3Batch.of({**dict(batch.items()), "noise": noise.clamp_(-limit, limit)})
+        return parts.smoothing_noise(batch, self.config, generator, TD3Batch)
 
     def losses(self, batch: TD3Batch) -> Losses:
         """Equation (10) for the critics; the deterministic policy gradient for the actor, where it is due."""
@@ -137,10 +122,7 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
         Args:
             batch: the minibatch.
         """
-        observation = self.policy.normalize(batch.next_observation)
-        action = (self.target_actor(observation).tanh() + batch.noise).clamp_(-1.0, 1.0)
-        next_q = self.target_critic(observation, action).squeeze(-1)  # [2, N]
-        return td_target(next_q.amin(0), batch.reward, batch.bootstrap)
+        return parts.smoothed_target(self, batch)
 
     def after_step(self) -> None:
         """Target networks follow, as often as the actor moves."""

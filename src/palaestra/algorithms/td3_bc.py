@@ -13,9 +13,9 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
-from palaestra.ops import squared_errors, td_target
+from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree
+from palaestra.nn import EncoderOption, NetworkConfig
+from palaestra.ops import squared_errors
 from palaestra.policies import DeterministicPolicy
 
 __all__ = ["TD3BC", "TD3BCBatch", "TD3BCConfig"]
@@ -83,22 +83,9 @@ class TD3BC(GradientAlgorithm[DeterministicPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or TD3BCConfig(), seeds, network)
-        actor, critic = config.network.parts("actor", "critic")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = DeterministicPolicy.build(
-                observation_spec, action_spec, actor, normalize=config.normalize_observation
-            )
-            size = policy.raw_action_spec.size
-            self.target_actor = Network(observation_spec, size, actor)
-            self.critic, self.target_critic = (
-                EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size) for _ in range(2)
-            )
-        components = {"actor": policy.network, "critic": self.critic}
-        targets = {"target_actor": self.target_actor, "target_critic": self.target_critic}
-        adam = OptimizerOption("adam", {"lr": config.learning_rate})
-        model = CoreModel(components | targets, dict.fromkeys(components, adam))
-        model.sync("target_actor", source="actor")
-        model.sync("target_critic", source="critic")
+        policy, model, self.target_actor, self.critic, self.target_critic = parts.deterministic_actor_critic(
+            observation_spec, action_spec, config, seeds, num_critics=2
+        )
         self.term_periods = {"actor": config.policy_period}
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
@@ -112,9 +99,7 @@ class TD3BC(GradientAlgorithm[DeterministicPolicy]):
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The smoothing noise of target actions."""
-        noise = torch.empty(batch.action.shape).normal_(std=self.config.target_noise_std, generator=generator)
-        limit = self.config.target_noise_clip
-        return TD3BCBatch.of({**dict(batch.items()), "noise": noise.clamp_(-limit, limit)})
+        return parts.smoothing_noise(batch, self.config, generator, TD3BCBatch)
 
     def losses(self, batch: TD3BCBatch) -> Losses:
         """Equation (10) of TD3 for the critics; (3) with the weight of (5) for the actor, where it is due."""
@@ -138,10 +123,7 @@ class TD3BC(GradientAlgorithm[DeterministicPolicy]):
         Args:
             batch: the minibatch.
         """
-        observation = self.policy.normalize(batch.next_observation)
-        action = (self.target_actor(observation).tanh() + batch.noise).clamp_(-1.0, 1.0)
-        next_q = self.target_critic(observation, action).squeeze(-1)  # [2, N]
-        return td_target(next_q.amin(0), batch.reward, batch.bootstrap)
+        return parts.smoothed_target(self, batch)
 
     def after_step(self) -> None:
         """Target networks follow, as often as the actor moves."""

@@ -25,7 +25,7 @@ from palaestra.algorithms.algorithm import (
 from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, minibatches, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import conjugate_gradient, explained_variance, masked_mean
-from palaestra.policies import Phase, StochasticPolicy, stochastic_policy
+from palaestra.policies import Phase, StochasticPolicy
 
 __all__ = ["TRPO", "TRPOConfig"]
 
@@ -86,10 +86,8 @@ class TRPO(Algorithm[StochasticPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or TRPOConfig(), seeds, network)
-        layers, _ = config.network.parts("policy", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
-            self.value = parts.StateValue(policy, observation_spec, config.network, shares=False)
+            policy, self.value = parts.policy_and_value(observation_spec, action_spec, config, shares=False)
         options = {
             "policy": OptimizerOption("sgd", {"lr": 1.0}),  # the natural step is taken as it is
             "value": OptimizerOption("adam", {"lr": config.value_learning_rate}),
@@ -122,9 +120,7 @@ class TRPO(Algorithm[StochasticPolicy]):
     @torch.no_grad()
     def _with_advantages(self, batch: Any) -> parts.AdvantageBatch:
         value = self.value(batch.observation)  # [T+1, B]
-        gamma, lambda_ = self.value_of("gamma"), self.value_of("gae_lambda")
-        standard = self.config.standardize_advantage
-        fields = parts.advantages(batch, value, gamma=gamma, lambda_=lambda_, standardized=standard)
+        fields = parts.advantages(self, batch, value)
         return parts.AdvantageBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
 
     def _improve(self, batch: Any) -> dict[str, Tensor]:
