@@ -153,7 +153,7 @@ def test_specs_can_be_had_without_keeping_an_environment():
         ("CartPole-v9", "did you mean 'CartPole-v1'"),
         ("palaestra.envs.tiny:Chian", "did you mean 'Chain'"),
         ("no_such_package:Thing", "cannot be imported"),
-        ("palaestra.envs.tiny:__all__", "a class or function"),
+        ("palaestra.envs.wrap:STEP_WRAPPERS", "a class or function"),
         ("tests.envs.worlds:Constant", "create_environment"),
         ("os:getcwd", "made a str"),
     ],
