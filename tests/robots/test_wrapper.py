@@ -108,8 +108,8 @@ def test_shorter_unrolls_are_padded_in_front_where_nothing_is_valid():
     packed = PackedUnrolls(sent).draw(task.plan, torch.Generator())
     assert packed.valid.tolist() == [[0, 1], [0, 1], [1, 1]]
     assert packed.observation[:, 0, 0].tolist() == [0, 0, 0, 10] and packed.reward[:, 1].tolist() == [0, 1, 2, 3]
-    apart = [task.algorithm.with_advantages(unroll)["advantage"] for unroll in sent]
-    together = task.algorithm.with_advantages(packed)["advantage"]
+    apart = [task.algorithm.preprocess(unroll, PackedUnrolls([unroll])).advantage for unroll in sent]
+    together = task.algorithm.preprocess(packed, PackedUnrolls(sent)).advantage
     assert torch.allclose(together[2:, :1], apart[0]) and torch.allclose(together[:, 1:], apart[1])
 
 

@@ -1,6 +1,5 @@
 """PettingZoo environments as environments, and environments as PettingZoo environments."""
 
-import importlib
 import importlib.util
 from collections.abc import Mapping
 from typing import Any, final

@@ -2,7 +2,6 @@
 
 from palaestra.robots.agent import *
 from palaestra.robots.collector import *
-from palaestra.robots.evaluation import *
 from palaestra.robots.helpers import *
 from palaestra.robots.robot import *
 from palaestra.robots.serving import *

@@ -1,26 +1,29 @@
-"""`RobotCollector`: a robot at work, as a trainer sees it: env steps, episodes, and buffers to save."""
+"""`RobotCollector`: a robot at work, as a trainer sees it; and `evaluate_robot`: episodes without learning."""
 
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from typing import Any, Literal, Self, final
 
-from palaestra.buffers import ReplayBuffer
-from palaestra.core import ConfigError
+from palaestra.core import ConfigError, TimeStep
 from palaestra.envs import SingleEnvironment
-from palaestra.robots.agent import Agent, AgentError, AgentFactory
-from palaestra.robots.group import AgentGroup
+from palaestra.policies import Phase, Policy
+from palaestra.robots.agent import Agent, AgentError, AgentFactory, AgentGroup, Permission
+from palaestra.robots.helpers import AgentHelper
 from palaestra.robots.remote import RemoteAgentGroup
 from palaestra.robots.robot import Robot
-from palaestra.robots.serving import ComputationWrapper, RobotConfig
-from palaestra.rollout import Clients, CollectInfo, Episode
+from palaestra.robots.serving import Communicator, ComputationWrapper, Kind, RobotConfig
+from palaestra.robots.task import act
+from palaestra.rollout import Clients, CollectInfo, Episode, Evaluation, evaluation_noise, evaluation_of, pack
 from palaestra.runtime import Runtime
 
-__all__ = ["RobotCollector"]
+__all__ = ["RobotCollector", "evaluate_robot"]
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.05
 _LONGEST_POLL_S = 1.0  # whatever is longer was no waiting: the whole process was stopped
+_PATIENCE = 10  # returns of `run_one_episode` for each episode of an evaluation, at most
 _START_S = 120.0  # that workers may take to be there
 
 
@@ -72,7 +75,11 @@ class RobotCollector:
         """Of the tasks, by name."""
         for task in robot.tasks.values():
             task.make_buffer(num_agents)
-        self._factory = AgentFactory(
+        self.buffers = {name: task.buffer for name, task in robot.tasks.items() if task.buffer is not None}
+        """Of the tasks that replay."""
+        self.sources = self.buffers
+        """What tasks learn from, besides what their agents send."""
+        self.evaluated_by = AgentFactory(
             agent_class=robot.agent_class,
             config=robot.config,
             specs=robot.specs,
@@ -80,6 +87,7 @@ class RobotCollector:
             num_agents=num_agents,
             seed=seed,
         )
+        """Makes agents like these, to be evaluated; see `evaluate_robot`."""
         self.on_fault: Literal["raise", "restart", "drop"] = "raise"
         """When an agent fails: stop; restart it; or continue without it."""
         self.max_restarts = 10
@@ -97,25 +105,8 @@ class RobotCollector:
     resume: Literal["statistical"] = "statistical"
     """A resumed run begins new episodes."""
 
-    @property
-    def evaluated_by(self) -> AgentFactory:
-        """Makes agents like these, to be evaluated; see `evaluate_robot`."""
-        return self._factory
-
-    @property
-    def buffers(self) -> dict[str, ReplayBuffer]:
-        """Of the tasks that replay."""
-        return {name: task.buffer for name, task in self.robot.tasks.items() if task.buffer is not None}
-
-    @property
-    def sources(self) -> dict[str, ReplayBuffer]:
-        """What tasks learn from, besides what their agents send."""
-        return self.buffers
-
-    @property
-    def unfinished(self) -> bool:
-        """Never: an unroll that was paused is merely shorter."""
-        return False
+    unfinished = False
+    """Never: an unroll that was paused is merely shorter."""
 
     def unroll(self, length: float, *, random: Collection[str] = ()) -> CollectInfo:
         """Lets every agent execute so many actions, and waits until they have.
@@ -152,10 +143,7 @@ class RobotCollector:
 
     def state(self) -> dict[str, Any]:
         """Env steps, and how often each agent was started before."""
-        return {
-            "env_steps": self.env_steps,
-            "incarnations": [self._incarnations[number] for number in sorted(self._incarnations)],
-        }
+        return {"env_steps": self.env_steps, "incarnations": [count for _, count in sorted(self._incarnations.items())]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state` gave; agents begin new episodes, which none of the saved run was.
@@ -181,13 +169,14 @@ class RobotCollector:
                 clients = self.clients
                 self._group = AgentGroup(self._make_agent, on_pause=clients.absent, on_end=clients.disconnect)
             else:
-                self._group = RemoteAgentGroup(self._factory, self.wrappers, self._runtime, self._num_workers)
+                self._group = RemoteAgentGroup(self.evaluated_by, self.wrappers, self._runtime, self._num_workers)
             self._group.start(self._incarnations)
         return self._group
 
-    def _make_agent(self, agent_id: int, *, incarnation: int, permission: Any) -> Agent:
+    def _make_agent(self, agent_id: int, incarnation: int, permission: Permission) -> Agent:
         communicators = {name: wrapper.create_communicator(agent_id) for name, wrapper in self.wrappers.items()}
-        return self._factory.make(agent_id, communicators.__getitem__, incarnation=incarnation, permission=permission)
+        make, communicator = self.evaluated_by.make, communicators.__getitem__
+        return make(agent_id, communicator, incarnation=incarnation, permission=permission)
 
     def _wait_until_settled(self, group: AgentGroup | RemoteAgentGroup) -> None:
         moved, still_s, polled_at = -1, 0.0, time.monotonic()
@@ -245,3 +234,64 @@ class RobotCollector:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@final
+class _Spectator(AgentHelper):
+    """Asks and stores nothing."""
+
+    def open_stream(self, row: TimeStep) -> None:
+        """Nothing is stored."""
+
+    def append(self, choice: Any, row: TimeStep, state: Any) -> None:
+        """Nothing is stored."""
+
+    def learn(self) -> None:
+        """Nothing is learned."""
+
+    def learning_data(self) -> None:
+        """Nothing is sent."""
+
+
+def evaluate_robot(
+    factory: AgentFactory, policies: Mapping[str, Policy], *, episodes: int = 20, generator_seed: int = 0
+) -> Evaluation:
+    """Runs episodes of one agent after another, in the calling thread.
+
+    Args:
+        factory: makes the agents; each plays an equal share of the episodes.
+        policies: of the tasks, by name; they act in `Phase.EVAL`.
+        episodes: how many.
+        generator_seed: of the policies' noise where they sample.
+
+    Raises:
+        ConfigError: a task has no policy.
+        AgentError: agents return again and again before their episode has ended.
+    """
+    if missing := sorted(set(factory.specs) - set(policies)):
+        raise ConfigError(f"the tasks {missing} have no policy to evaluate; given are {sorted(policies)}")
+    finished = []
+    with evaluation_noise(dict.fromkeys(policies.values(), generator_seed)):
+        for number in range(min(factory.num_agents, episodes)):
+            agent = factory.make(number, lambda name: _communicator(name, policies[name], factory), helper=_Spectator)
+            quota = episodes // factory.num_agents + (number < episodes % factory.num_agents)
+            for _ in range(_PATIENCE * quota):
+                if len(agent.env.finished) < quota:
+                    agent.run_one_episode()
+            if len(agent.env.finished) < quota:
+                raise AgentError(f"run_one_episode returned {_PATIENCE * quota} times, most before its episode's end")
+            finished += agent.env.finished[:quota]
+            agent.env.env.close()
+    seeds = [factory.lane_seed(number, 0) for number in range(factory.num_agents)]
+    return evaluation_of(finished, seeds, deterministic=True)
+
+
+def _communicator(name: str, policy: Policy, factory: AgentFactory) -> Communicator:
+    spec = factory.specs[name].input_spec
+
+    def send(kind: Kind, agent_id: int, payload: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+        answer.set_result(act(policy, pack([payload], spec), phase=Phase.EVAL) if kind == "predict" else None)
+        return answer
+
+    return Communicator(0, name, send)

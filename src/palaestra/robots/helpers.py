@@ -115,10 +115,8 @@ class AgentHelper(ABC):
         """
         choice = self._choice if action is None else {"action": action, "version": torch.zeros(1, dtype=torch.int64)}
         if choice is None:
-            raise ConfigError(
-                f"store_data of the task {self.spec.name!r} was called without a prediction since the last call; call "
-                "predict before it, or give the action"
-            )
+            why = "was called without a prediction since the last call; call predict before it, or give the action"
+            raise ConfigError(f"store_data of the task {self.spec.name!r} {why}")
         self.append(choice, time_step_row(time_step, self.spec.observation_spec), self._state_before)
         self._choice = None
         self._rows += 1
@@ -235,7 +233,6 @@ class OffPolicyHelper(AgentHelper):
 
     def learning_data(self) -> None:
         """Nothing: all is stored already."""
-        return
 
 
 def helper_for(spec: TaskSpec, communicator: Communicator, clock: Clock) -> AgentHelper:
@@ -250,42 +247,27 @@ def helper_for(spec: TaskSpec, communicator: Communicator, clock: Clock) -> Agen
     return kind(spec, communicator, clock)
 
 
-def observation_row(observation: Any, spec: SpecTree) -> Any:
-    """An observation with a leading dimension of 1, with its own storage.
-
-    Args:
-        observation: bare: arrays, tensors or numbers in dicts and tuples.
-        spec: of it.
-
-    Raises:
-        SpecError: an entry is missing.
-    """
-    leaves = zip(flatten(observation, spec), leaf_dtypes(spec), strict=True)
-    return to_batched([_row(_detached(leaf), dtype) for leaf, dtype in leaves], spec)
-
-
 def _row(leaf: Any, dtype: Any) -> np.ndarray:
-    array = np.array(leaf, dtype)
-    return array.reshape(1, *array.shape)
-
-
-def _detached(leaf: Any) -> Any:
-    """Tensors as arrays, without a gradient: nothing differentiable passes from one task to another."""
-    return leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf
+    """[1, ...] a copy; of tensors without a gradient: nothing differentiable passes from one task to another."""
+    return np.array(leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf, dtype)[None]
 
 
 def time_step_row(time_step: TimeStep, spec: SpecTree) -> TimeStep:
-    """A bare time step with a leading dimension of 1.
+    """A bare time step with a leading dimension of 1, with its own storage.
 
     Args:
         time_step: bare.
         spec: of its observation.
+
+    Raises:
+        SpecError: an entry of the observation is missing.
     """
+    leaves = zip(flatten(time_step.observation, spec), leaf_dtypes(spec), strict=True)
     return TimeStep(
         step_type=torch.tensor([int(time_step.step_type)], dtype=torch.int32),
         reward=torch.from_numpy(_row(time_step.reward, np.float32)),
         discount=torch.tensor([float(time_step.discount)]),
-        observation=observation_row(time_step.observation, spec),
+        observation=to_batched([_row(leaf, dtype) for leaf, dtype in leaves], spec),
     )
 
 

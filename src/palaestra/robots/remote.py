@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, final
 import torch
 
 from palaestra.core import PalaestraError
-from palaestra.robots.agent import Agent, AgentError, AgentFactory
-from palaestra.robots.group import AgentGroup
+from palaestra.robots.agent import Agent, AgentError, AgentFactory, AgentGroup, Permission
 from palaestra.robots.serving import Communicator, ComputationWrapper, Kind
 from palaestra.rollout import Episode, RequestError
 from palaestra.runtime import Call, Result, Runtime
@@ -136,7 +135,7 @@ class AgentHost:
                     return
                 self._group.changed.wait(left)
 
-    def _make_agent(self, agent_id: int, *, incarnation: int, permission: Any) -> Agent:
+    def _make_agent(self, agent_id: int, incarnation: int, permission: Permission) -> Agent:
         def communicator(task: str) -> Communicator:
             return Communicator(agent_id, task, partial(self._send, task), timeout_s=self._timeout_s)
 

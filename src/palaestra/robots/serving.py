@@ -1,9 +1,10 @@
 """A task served to many agents: `ComputationWrapper`, and the `Communicator` by which an agent asks it."""
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from palaestra.core import ConfigError
 from palaestra.robots.task import ComputationTask
@@ -17,18 +18,8 @@ Kind: TypeAlias = Literal["predict", "learn", "learn_later", "await", "store"]
 """What is asked for. `learn_later` is `learn` by an agent that does not wait; by `await` it says that it does now."""
 
 
-class Send(Protocol):
-    """Hands a request to a task, in this process or in another."""
-
-    def __call__(self, kind: Kind, agent_id: int, payload: Any) -> Future[Any]:
-        """Asks without waiting.
-
-        Args:
-            kind: what for.
-            agent_id: that asks.
-            payload: what the task gets.
-        """
-        ...
+Send: TypeAlias = Callable[[Kind, int, Any], Future[Any]]
+"""Hands a request to a task, here or in another process, without waiting: what for, the agent, what the task gets."""
 
 
 class Communicator:
@@ -178,7 +169,7 @@ class ComputationWrapper:
         )
         """Answers `predict`."""
         self.training = InferenceServer(
-            self._learn,
+            lambda requests: [task.learn(requests)] * len(requests),
             max_batch_size=config.max_batch_size,
             min_batch_size=config.learn_min_batch_size,
             max_wait_s=config.learn_max_wait_s,
@@ -207,14 +198,15 @@ class ComputationWrapper:
         """
         if kind == "predict":
             return self.prediction.submit(agent_id, payload)
-        if kind == "store":
-            self.task.store(agent_id, *payload)
-            return _done()
-        if kind == "await":
-            later = self._later[agent_id]
-            self.clients.absent(+1)  # the agent asks nothing until then
-            later.add_done_callback(lambda _: self.clients.absent(-1))
-            return _done()
+        if kind in ("store", "await"):
+            if kind == "store":
+                self.task.store(agent_id, *payload)
+            else:
+                self.clients.absent(+1)  # the agent asks nothing until then
+                self._later[agent_id].add_done_callback(lambda _: self.clients.absent(-1))
+            done: Future[Any] = Future()
+            done.set_result(None)
+            return done
         answer = self.training.submit(agent_id, payload, blocks=kind == "learn")
         if kind == "learn_later":
             self._later[agent_id] = answer
@@ -250,12 +242,3 @@ class ComputationWrapper:
 
     def __exit__(self, *error: object) -> None:
         self.stop()
-
-    def _learn(self, requests: list[Any]) -> list[Any]:
-        return [self.task.learn(requests)] * len(requests)
-
-
-def _done() -> Future[Any]:
-    done: Future[Any] = Future()
-    done.set_result(None)
-    return done

@@ -137,10 +137,8 @@ class ComputationTask:
         plan, name = algorithm.plan, type(algorithm).__name__
         if isinstance(plan, Offline):
             raise ConfigError(f"{name} learns from loaded data, but a robot's tasks learn from what its agents store")
-        if isinstance(plan, Replay) and algorithm.stored_fields:
-            raise ConfigError(
-                f"{name} replays {', '.join(algorithm.stored_fields)}, which a robot's buffer does not keep"
-            )
+        if isinstance(plan, Replay) and (stored := ", ".join(algorithm.stored_fields)):
+            raise ConfigError(f"{name} replays {stored}, which a robot's buffer does not keep")
         if plan.unroll_length != int(plan.unroll_length) or (isinstance(plan, OnPolicy) and not plan.clear):
             raise ConfigError(f"a robot's task learns after whole numbers of new rows, which {plan} does not ask for")
         self.algorithm, self.plan, self.period_steps = algorithm, plan, period_steps
@@ -158,6 +156,7 @@ class ComputationTask:
         self.updates: list[UpdateInfo | NonFiniteError] = []
         """What was learned since it was last asked for."""
         policy = algorithm.policy
+        self._fields = tuple(name for name in policy.behaviour_fields if name in algorithm.stored_fields)
         self._random = RandomPolicy(policy.observation_spec, policy.raw_action_spec)
         self._reference = None if sync_every_updates is None else copy.deepcopy(policy)
         self._data_lock = threading.Lock()
@@ -171,24 +170,20 @@ class ComputationTask:
         Args:
             name: of the task.
         """
-        policy, fields = self.algorithm.policy, self._fields
+        policy = self.algorithm.policy
         return TaskSpec(
             name=name,
             observation_spec=policy.observation_spec,
             raw_action_spec=policy.raw_action_spec,
             action_spec=policy.action_spec,
             state_spec=policy.state_spec,
-            info_spec={field: TensorSpec(()) for field in fields},
+            info_spec={field: TensorSpec(()) for field in self._fields},
             reward_spec=self.reward_spec,
             plan=self.plan,
             learning=self.learning,
             period_steps=self.period_steps,
             helper=self.helper,
         )
-
-    @property
-    def _fields(self) -> tuple[str, ...]:
-        return tuple(name for name in self.algorithm.policy.behaviour_fields if name in self.algorithm.stored_fields)
 
     def make_buffer(self, num_agents: int) -> None:
         """Makes the replay buffer, if the plan wants one: each agent writes a lane of its own.
@@ -220,8 +215,7 @@ class ComputationTask:
     @property
     def acts_randomly(self) -> bool:
         """Whether nothing can have been learned yet, so that chance explores best."""
-        plan = self.plan
-        return isinstance(plan, Replay) and self.rows_stored < plan.learning_starts
+        return isinstance(self.plan, Replay) and self.rows_stored < self.plan.learning_starts
 
     def predict(self, inputs: Batch) -> dict[str, Any]:
         """One forward pass for all requests.

@@ -1,6 +1,5 @@
 """Acting: collection, evaluation, episode statistics, batched inference."""
 
-from palaestra.rollout.buffer_for import *
 from palaestra.rollout.collection import *
 from palaestra.rollout.collector import *
 from palaestra.rollout.episodes import *

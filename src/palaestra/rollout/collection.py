@@ -1,16 +1,18 @@
-"""What a collection gives, how many rows an unroll still needs, and loaded data in the place of a collector."""
+"""What a collection needs (a buffer, a number of rows) and gives, and loaded data in the place of a collector."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
-from palaestra.buffers import ReplayBuffer
-from palaestra.core import POLICY, ShapeError
+from palaestra.algorithms import Algorithm
+from palaestra.buffers import DeviceMemory, ReplayBuffer, sampler_of
+from palaestra.core import POLICY, OnPolicy, Replay, ShapeError, SpecTree, TensorSpec, schedule_value
 from palaestra.rollout.episodes import Episode
 
-__all__ = ["CollectInfo", "OfflineData", "Quota"]
+__all__ = ["CollectInfo", "OfflineData", "Quota", "buffer_for", "episode_discount"]
 
 
 @dataclass(slots=True)
@@ -112,29 +114,17 @@ class OfflineData:
         sources = {POLICY: data} if isinstance(data, ReplayBuffer) else dict(data)
         if not sources or not all(len(buffer) for buffer in sources.values()):
             raise ShapeError("the buffer of an offline run is empty; load or collect data into it first")
-        self._sources = sources
+        self.sources = sources
+        """What each policy learns from: its buffer."""
+        self.num_lanes = sum(buffer.num_lanes for buffer in sources.values())
+        """Streams of the data."""
+        self.buffers: dict[str, ReplayBuffer] = {}
+        """None: loaded data does not change, so it is not part of checkpoints."""
         self.env_steps = 0
         """Updates so far."""
 
-    @property
-    def num_lanes(self) -> int:
-        """Streams of the data."""
-        return sum(buffer.num_lanes for buffer in self._sources.values())
-
-    @property
-    def buffers(self) -> dict[str, ReplayBuffer]:
-        """None: loaded data does not change, so it is no part of checkpoints."""
-        return {}
-
-    @property
-    def sources(self) -> dict[str, ReplayBuffer]:
-        """What each policy learns from: its buffer."""
-        return self._sources
-
-    @property
-    def unfinished(self) -> bool:
-        """Never: nothing is collected."""
-        return False
+    unfinished = False
+    """Never: nothing is collected."""
 
     def unroll(self, length: float, *, random: Collection[str] = ()) -> CollectInfo:
         """Counts one update; nothing is collected.
@@ -164,3 +154,55 @@ class OfflineData:
             state: of a run on the same data.
         """
         self.env_steps = state["env_steps"]
+
+
+def buffer_for(
+    algorithm: Algorithm[Any],
+    num_lanes: int,
+    *,
+    observation_spec: SpecTree,
+    reward_spec: TensorSpec,
+    complete_episodes_only: bool = False,
+    fragments: bool = False,
+    device: torch.device | None = None,
+) -> ReplayBuffer:
+    """An empty buffer with the size, fields and sampler that an algorithm's plan and policy ask for.
+
+    Args:
+        algorithm: that will learn from it.
+        num_lanes: streams that are written side by side.
+        observation_spec: of the environment.
+        reward_spec: of the environment.
+        complete_episodes_only: whether only episodes that have ended are learned from.
+        fragments: whether the buffer only holds what is on its way to the one that is learned from: it grows, keeps a
+            policy's hidden state with every row, and nothing is sampled from it.
+        device: where rows come from; those of a GPU stay there.
+
+    Raises:
+        ConfigError: the plan collects nothing.
+    """
+    plan, policy = algorithm.plan, algorithm.policy
+    capacity = plan.capacity_for(num_lanes)
+    return ReplayBuffer(
+        None if fragments else capacity,
+        num_lanes,
+        sampler=sampler_of(plan) if isinstance(plan, Replay) and not fragments else None,
+        observation_spec=observation_spec,
+        action_spec=policy.raw_action_spec,
+        info_spec={name: spec for name, spec in policy.behaviour_spec.items() if name in algorithm.stored_fields},
+        reward_spec=reward_spec,
+        state_spec=policy.state_spec or None,
+        state_period=1 if isinstance(plan, OnPolicy) or fragments else plan.mini_batch_length,
+        complete_episodes_only=complete_episodes_only,
+        storage=None if device is None or device.type == "cpu" else DeviceMemory(device),
+    )
+
+
+def episode_discount(algorithm: Algorithm[Any]) -> float | None:
+    """The discount that episodes are reported with: the algorithm's at the end of its schedule, if it has one.
+
+    Args:
+        algorithm: that learns.
+    """
+    gamma = getattr(algorithm.config, "gamma", None)
+    return None if gamma is None else schedule_value(gamma, 1.0)

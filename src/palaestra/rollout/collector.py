@@ -14,8 +14,7 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, DataSource, StepType, TimeStep, tree_select
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy, PolicyStep, RandomPolicy
-from palaestra.rollout.buffer_for import buffer_for, episode_discount
-from palaestra.rollout.collection import CollectInfo, Quota
+from palaestra.rollout.collection import CollectInfo, Quota, buffer_for, episode_discount
 from palaestra.rollout.episodes import Episode, EpisodeTracker
 from palaestra.rollout.rows import RowWriter, put_rows, require_finite
 

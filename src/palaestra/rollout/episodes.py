@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 import torch
@@ -243,46 +243,43 @@ class Metric(ABC):
         """
 
 
-@final
-class EnvironmentSteps(Metric):
-    """`env_steps`: actions executed over all environments; resets are none."""
+class _Count(Metric):
+    """A number that grows."""
+
+    name: ClassVar[str]
 
     def __init__(self) -> None:
         self.count = 0
         """So far."""
+
+    def result(self) -> Mapping[str, float]:
+        return {self.name: self.count}
+
+    def state(self) -> Any:
+        return self.count
+
+    def load_state(self, state: Any) -> None:
+        self.count = state
+
+
+@final
+class EnvironmentSteps(_Count):
+    """`env_steps`: actions executed over all environments; resets are none."""
+
+    name = "env_steps"
 
     def add(self, env_steps: int, episodes: Sequence[Episode]) -> None:
         self.count = env_steps
 
-    def result(self) -> Mapping[str, float]:
-        return {"env_steps": self.count}
-
-    def state(self) -> Any:
-        return self.count
-
-    def load_state(self, state: Any) -> None:
-        self.count = state
-
 
 @final
-class NumberOfEpisodes(Metric):
+class NumberOfEpisodes(_Count):
     """`episodes`: that have ended."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        """So far."""
+    name = "episodes"
 
     def add(self, env_steps: int, episodes: Sequence[Episode]) -> None:
         self.count += len(episodes)
-
-    def result(self) -> Mapping[str, float]:
-        return {"episodes": self.count}
-
-    def state(self) -> Any:
-        return self.count
-
-    def load_state(self, state: Any) -> None:
-        self.count = state
 
 
 class AverageOf(Metric):

@@ -25,12 +25,13 @@ from palaestra.core import (
 __all__ = ["Clients", "InferenceServer", "RequestError", "ServerStatistics", "pack"]
 
 
-def pack(inputs: Sequence[Any], spec: SpecTree) -> Any:
+def pack(inputs: Sequence[Any], spec: SpecTree, path: str = "") -> Any:
     """The rows of several inputs, one after another, as one.
 
     Args:
         inputs: nests shaped like the spec, arrays or tensors [n_i, ...]; numbers of rows may differ.
         spec: of one row.
+        path: of the inputs in a larger nest, for messages.
 
     Returns:
         A tensor [N, ...] of the spec's dtype, or a `Batch` of them; tuples get the keys "0", "1", ...
@@ -42,16 +43,12 @@ def pack(inputs: Sequence[Any], spec: SpecTree) -> Any:
         >>> pack([np.zeros((2, 3)), np.ones((1, 3))], TensorSpec((3,))).shape
         torch.Size([3, 3])
     """
-    return _packed(inputs, spec, "")
-
-
-def _packed(inputs: Sequence[Any], spec: SpecTree, path: str) -> Any:
     if not isinstance(spec, TensorSpec):
         items = spec.items() if isinstance(spec, dict) else ((str(i), child) for i, child in enumerate(spec))
         packed = {}
         for key, child in items:
             inner = f"{path}.{key}" if path else key
-            packed[key] = _packed([_child(x, key, i, inner) for i, x in enumerate(inputs)], child, inner)
+            packed[key] = pack([_child(x, key, i, inner) for i, x in enumerate(inputs)], child, inner)
         return Batch.of(packed)
     arrays = [np.asarray(leaf, numpy_dtype(spec.dtype)) for leaf in inputs]
     for number, array in enumerate(arrays):
@@ -326,13 +323,10 @@ class InferenceServer:
                     continue
                 since_s = self._queue[0].since_s
                 left_s = since_s + self._max_wait_s - time.monotonic()
-                alone = since_s <= self.clients.all_waited_s
-                if left_s <= 0 or alone or self._stopping or self._rows() >= self._least:
+                alone, rows = since_s <= self.clients.all_waited_s, sum(request.rows for request in self._queue)
+                if left_s <= 0 or alone or self._stopping or rows >= self._least:
                     return self._taken(), []
                 changed.wait(left_s)
-
-    def _rows(self) -> int:
-        return sum(request.rows for request in self._queue)
 
     def _taken(self) -> list[_Request]:
         count, rows = 1, self._queue[0].rows
