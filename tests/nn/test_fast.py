@@ -70,7 +70,7 @@ def minibatch(algorithm, count=6) -> Batch:
     """Random rows with all fields that one of the three learns from."""
     generator = torch.Generator().manual_seed(1)
     rows = {name: torch.randn(count, 4, generator=generator) for name in ("observation", "next_observation")}
-    names = ("reward", "advantage", "value", "value_target", "log_prob", "discount", "index")
+    names = ("reward", "advantage", "value", "value_target", "log_prob", "bootstrap", "index")
     rows |= {name: torch.rand(count, generator=generator) for name in names}
     rows |= {"valid": torch.ones(count), "action": torch.zeros(count, dtype=torch.int64)}
     if isinstance(algorithm, SAC):

@@ -6,7 +6,7 @@ from palaestra.nn.core_model import CoreModel, combine_gradients, create_algorit
 from palaestra.nn.distributional import ImplicitQuantileNetwork, ReturnDistribution, ReturnNetwork
 from palaestra.nn.encoder import ACTION_MASK, Encoder, OwnEncoder, has_pictures
 from palaestra.nn.ensemble import EnsembleNetwork
-from palaestra.nn.fast import MovableModule, call, compiled_method
+from palaestra.nn.fast import MovableModule, call, compiled_method, submodules
 from palaestra.nn.mlp import MLP, Activation, Initialisation
 from palaestra.nn.network import CompositeNetwork, GaussianNetwork, Network, QNetwork
 from palaestra.nn.noisy import NoisyMLP
@@ -48,6 +48,7 @@ __all__ = [
     "create_algorithm_func",
     "encoder_name",
     "has_pictures",
+    "submodules",
     "with_memory",
     "with_shared_features",
 ]

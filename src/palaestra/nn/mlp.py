@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import ConfigError, did_you_mean
-from palaestra.nn.fast import Linear, call
+from palaestra.nn.fast import Linear, call, submodules
 
 __all__ = ["MLP", "Activation", "Initialisation"]
 
@@ -92,7 +92,7 @@ class MLP(nn.Module):
             [..., out_size]. Without layers, `x` itself.
         """
         function, num_activations = self._function, self._num_activations
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(submodules(submodules(self)["layers"]).values()):
             x = call(layer, x)
             if index < num_activations:
                 x = function(x)

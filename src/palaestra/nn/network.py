@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from palaestra.core import ConfigError, SpecTree
 from palaestra.nn.config import NetworkConfig
 from palaestra.nn.encoder import encoder_of
-from palaestra.nn.fast import call
+from palaestra.nn.fast import call, submodules
 from palaestra.nn.mlp import MLP
 from palaestra.nn.noisy import NoisyMLP
 
@@ -62,7 +62,7 @@ class Network(nn.Module):
         Returns:
             [..., out_size].
         """
-        return call(self.mlp, self.encoder(observation) if self._encodes else observation)
+        return call(submodules(self)["mlp"], self.encoder(observation) if self._encodes else observation)
 
     @property
     def hidden_size(self) -> int:
@@ -144,7 +144,7 @@ class QNetwork(nn.Module):
             observation = self.encoder(observation)
         if noise is not None or self._dueling:
             return self._streams(observation, noise)
-        out = call(self.mlp, observation)
+        out = call(submodules(self)["mlp"], observation)
         return out if self._num_outputs is None else out.unflatten(-1, (self.num_actions, self._num_outputs))
 
     def _streams(self, x: Tensor, noise: Tensor | None) -> Tensor:
@@ -202,7 +202,7 @@ class GaussianNetwork(nn.Module):
         Returns:
             Mean [..., A], and log σ [A], the same for all rows: `ops.DiagonalGaussian` takes the two as they are.
         """
-        return call(self.mean, observation), self.log_std
+        return call(submodules(self)["mean"], observation), self.log_std
 
 
 class CompositeNetwork(nn.Module):

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, SpecTree, TensorSpec, spec_leaves, to_device
-from palaestra.nn import EncodedNetwork, NetworkConfig, RecurrentNetwork, call
+from palaestra.nn import EncodedNetwork, NetworkConfig, RecurrentNetwork, call, submodules
 from palaestra.policies.actions import require_mask_spec
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.normalizer import ObservationNormalizer
@@ -164,7 +164,8 @@ class NetworkPolicy(Policy):
             features: from `features`.
             noise: of networks that take some.
         """
-        network: Any = self.network.head if self.splits else self.network
+        network = submodules(self)["network"]
+        network = submodules(network)["head"] if self.splits else network
         return network(features, *noise) if noise else call(network, features)
 
     def _outputs(self, observation: Any, state: Any = (), first: Tensor | None = None) -> Any:
