@@ -109,6 +109,19 @@ def test_a_parameter_has_one_optimizer():
         model.step(model.component["frozen"](torch.ones(1, 2)).sum())
 
 
+def test_parameters_that_the_user_froze_stay_frozen():
+    """A pretrained layer in a trained component: no gradient, no optimizer, no change."""
+    network = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    network[0].requires_grad_(False)
+    model = CoreModel({"q": network}, {"q": OptimizerOption("adam", {"weight_decay": 0.1})})
+    before = parameters(model)
+    model.step(network(torch.ones(1, 2)).sum())
+    assert [parameter.requires_grad for parameter in network.parameters()] == [False, False, True, True]
+    assert model.optimizers["q"].names == ("q.1.weight", "q.1.bias")
+    changed = [name for name, value in parameters(model).items() if not torch.equal(before[name], value)]
+    assert changed == ["component.q.1.weight", "component.q.1.bias"]
+
+
 def test_gradients_are_named_and_leave_the_model_alone():
     """MARO-38: name → gradient, equal to autograd's."""
     model, twin = ac_model(), ac_model()

@@ -27,7 +27,8 @@ class _Sampler(Protocol):
 class CoreModel(MovableModule):
     """Network components with embedded optimizers, so that an algorithm knows nothing of either.
 
-    A component without an option is frozen: it gets no gradients (target networks). Subclass it and define `forward`
+    A component without an option is frozen: it gets no gradients (target networks). In the others, parameters whose
+    `requires_grad` is off stay as they are. Subclass it and define `forward`
     for a model whose components call each other. Passing the same module, or the same model, to several users shares
     its parameters; `clone` and `create_algorithm_func` give new ones.
 
@@ -72,11 +73,14 @@ class CoreModel(MovableModule):
         options = {name: option for name, option in (optim_option or {}).items() if option is not None}
         if unknown := sorted(set(options) - set(component)):
             raise ConfigError(f"optimizers are given for {unknown}, but the components are {sorted(component)}")
+        trained = {id(parameter) for name in options for parameter in component[name].parameters()}
         for name in component.keys() - options.keys():
-            component[name].requires_grad_(False)
+            for parameter in component[name].parameters():
+                if id(parameter) not in trained:
+                    parameter.requires_grad_(False)
         owner = {id(p): name for name, optimizer in self.optimizers.items() for p in optimizer.parameters}
         for name, option in options.items():
-            parameters = dict(component[name].requires_grad_().named_parameters())
+            parameters = {key: p for key, p in component[name].named_parameters() if p.requires_grad}
             for key, parameter in parameters.items():
                 if other := owner.get(id(parameter)):
                     raise ConfigError(
@@ -142,7 +146,10 @@ class CoreModel(MovableModule):
             names = (*names, *optimizer.names) if names else optimizer.names
             parameters = [*parameters, *optimizer.parameters] if parameters else optimizer.parameters
         if not parameters:
-            raise ConfigError(f"no optimizer trains any of the components {list(self.component)}; give `optim_option`")
+            raise ConfigError(
+                f"no optimizer trains any of the components {list(self.component)}; give `optim_option`, and leave "
+                "`requires_grad` on in what is trained"
+            )
         if False in [parameter.requires_grad for parameter in parameters]:
             frozen = [name for name, parameter in zip(names, parameters, strict=True) if not parameter.requires_grad]
             raise ConfigError(
