@@ -160,10 +160,11 @@ def _network_config(data: dict[str, Any], path: Path, own: EncoderOption) -> Net
         raise ConfigError(f"the policy in {path.parent} has no encoder of your own; leave out network={own!r}")
     if own is None and isinstance(saved, str):
         own = _importable(saved, path)
-    if own is None and saved is not None:
+    elif own is None and saved is not None:
+        shown = dict(saved)["shown"]
         raise ConfigError(
-            f"the policy in {path.parent} has an encoder of your own without a name that could be imported: "
-            f"{saved['shown']}. Pass it as load_policy(directory, network=...)"
+            f"the policy in {path.parent} has an encoder of your own without a name that could be imported: {shown}. "
+            "Pass it as load_policy(directory, network=...)"
         )
     return dataclasses.replace(config, encoder=own)
 
