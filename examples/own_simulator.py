@@ -2,16 +2,9 @@
 
 import numpy as np
 
-from palaestra import PPO, PPOConfig, RunSeeds
+from palaestra import PPO, PPOConfig, RunSeeds, multiagent
 from palaestra.core import BoundedSpec, DiscreteSpec
-from palaestra.multiagent import (
-    AgentSpec,
-    EnvWrapper,
-    MultiAgentCollector,
-    MultiAgentEnvs,
-    assign_policies,
-    evaluate_agents,
-)
+from palaestra.multiagent import AgentSpec, EnvWrapper, MultiAgentCollector, MultiAgentEnvs
 from palaestra.training import SimplePolicyManager, Trainer, TrainerConfig
 
 SPEC = AgentSpec(BoundedSpec((4,), minimum=np.array(0), maximum=np.array(50)), DiscreteSpec(num=4))
@@ -56,7 +49,7 @@ class Lifts(EnvWrapper):
 
 if __name__ == "__main__":
     envs = MultiAgentEnvs([lambda: Lifts(reward_eval_delay=8)] * 4, lane_seeds=range(4))
-    policy_specs = assign_policies(envs.agents, {"slow": "slow", "fast": "fast"})
+    policy_specs = multiagent.assign_policies(envs.agents, {"slow": "slow", "fast": "fast"})
     ppo = {name: PPO(SPEC.observation, SPEC.action, CONFIG, RunSeeds(7)) for name in policy_specs}
     collector = MultiAgentCollector(envs, policy_specs, ppo)
     test = MultiAgentEnvs([Lifts], lane_seeds=[99])
@@ -64,4 +57,4 @@ if __name__ == "__main__":
         if total:
             Trainer(collector, SimplePolicyManager(ppo), TrainerConfig(total_env_steps=total)).run()
         policies = {name: algorithm.policy for name, algorithm in ppo.items()}
-        print(f"{total:>6,} env steps:", evaluate_agents(policies, test, policy_specs, deterministic=False))
+        print(f"{total:>6,} env steps:", multiagent.evaluate_agents(policies, test, policy_specs, deterministic=False))

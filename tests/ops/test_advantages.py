@@ -139,7 +139,7 @@ def test_vtrace_matches_the_sum_in_the_paper(rho_clip, c_clip, lambda_):
     for trajectory in (table(), random_trajectory(6, 25, 3)):
         log_ratio = log_ratios(0, *trajectory.value[:-1].shape)
         target, advantage = vtrace_reference(trajectory, log_ratio, rho_clip=rho_clip, c_clip=c_clip, lambda_=lambda_)
-        result = vtrace(*trajectory, log_ratio, clip=VTraceClip(rho_clip, c_clip), lambda_=lambda_)
+        result = vtrace(*trajectory, log_ratio, clip=VTraceClip(rho_clip, c_clip, lambda_))
         assert_close(result.target, target)
         assert_close(result.advantage, advantage)
 
@@ -148,7 +148,7 @@ def test_vtrace_matches_the_sum_in_the_paper(rho_clip, c_clip, lambda_):
 @given(seed=st.integers(0, 10**6), num_steps=st.integers(1, 16), lambda_=st.floats(0, 1))
 def test_vtrace_on_policy_is_the_lambda_return_and_its_advantage_is_gae(seed, num_steps, lambda_):
     trajectory = random_trajectory(seed, num_steps, 2)
-    result = vtrace(*trajectory, torch.zeros(num_steps, 2, dtype=torch.float64), lambda_=lambda_)
+    result = vtrace(*trajectory, torch.zeros(num_steps, 2, dtype=torch.float64), clip=VTraceClip(lambda_=lambda_))
     assert_close(result.target, lambda_returns(*trajectory, lambda_=lambda_))
     assert_close(result.advantage, gae(*trajectory, lambda_=lambda_))
 

@@ -147,8 +147,7 @@ class IMPALA(GradientAlgorithm[StochasticPolicy]):
             batch.step_type,
             log_ratio,
             gamma=self.value_of("gamma"),
-            clip=VTraceClip(self.config.rho_clip, self.config.trace_clip),
-            lambda_=self.value_of("gae_lambda"),
+            clip=VTraceClip(self.config.rho_clip, self.config.trace_clip, self.value_of("gae_lambda")),
         )
         gain = masked_mean(policy_gradient(log_prob, trace.advantage), batch.valid)
         value_error = masked_mean((value[:-1] - trace.target).square(), batch.valid)

@@ -303,12 +303,14 @@ def gae(
 
 
 class VTraceClip(NamedTuple):
-    """Upper bounds of importance weights in `vtrace`."""
+    """Upper bounds of importance weights in `vtrace`, and how its traces decay."""
 
     rho: float = 1.0
     """ρ̄, bound of the weight of each error; it decides which policy's value is learned (infinite: the learner's)."""
     c: float = 1.0
     """c̄ ≤ ρ̄, bound of the traces; it decides how fast corrections travel, not what is learned."""
+    lambda_: float | Tensor = 1.0
+    """λ of remark 2, decay of the traces in [0, 1]; a number or a 0-dim tensor."""
 
 
 _PAPER_CLIP = VTraceClip()
@@ -333,7 +335,6 @@ def vtrace(
     *,
     gamma: float | Tensor,
     clip: VTraceClip = _PAPER_CLIP,
-    lambda_: float | Tensor = 1.0,
 ) -> VTrace:
     """Off-policy corrected values and advantages (V-trace).
 
@@ -352,8 +353,7 @@ def vtrace(
         step_type: [T+1, B] `StepType` of each row.
         log_ratio: [T, B] log π(aₜ|xₜ) − log μ(aₜ|xₜ), nats; not read on rows that are no valid starts.
         gamma: γ in [0, 1], what a reward one step later counts; a number or a 0-dim tensor.
-        clip: ρ̄ and c̄; default both 1, as in the paper.
-        lambda_: trace decay in [0, 1]; a number or a 0-dim tensor.
+        clip: ρ̄, c̄ and λ; by default all 1, as in the paper.
 
     Returns:
         `VTrace(target [T, B], advantage [T, B])`, without gradient.
@@ -374,7 +374,7 @@ def vtrace(
     discount = gamma * discount[1:]
     error = torch.addcmul(reward[1:], discount, value[1:]).sub_(value[:-1]).mul_(rho)
     error = torch.where(valid, error, 0.0)
-    decay = lambda_ * discount
+    decay = clip.lambda_ * discount
     correction = reverse_linear_recurrence(error, torch.where(valid, decay * ratio.clamp(max=clip.c), 0.0))
     next_correction = torch.cat((correction[1:], torch.zeros_like(correction[:1])))  # vₜ₊₁ − V(xₜ₊₁)
     advantage = torch.addcmul(error, torch.where(valid, decay * rho, 0.0), next_correction)
