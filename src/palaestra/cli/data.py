@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, field, replace
 
 from palaestra import experiments
-from palaestra.cli.options import parse, positional
+from palaestra.cli.options import RunOptions, parse, positional
 from palaestra.core import ConfigError, did_you_mean
 from palaestra.envs import EnvConfig
 from palaestra.multiagent import AgentsConfig
@@ -26,17 +26,12 @@ usage: palaestra data WHAT ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions:
+class ExportOptions(RunOptions):
     """Options of `palaestra data export`."""
-
-    json: bool = False
-    """Print JSON."""
-    root: str = "runs"
-    """Where runs are."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectOptions:
+class CollectOptions(RunOptions):
     """Options of `palaestra data collect`."""
 
     steps: int = 10_000
@@ -49,10 +44,6 @@ class CollectOptions:
     """Environment; by default that of the run, one at a time."""
     agents: AgentsConfig = field(default_factory=AgentsConfig)
     """Who acts by which policy, where chance acts for many agents: each policy has a folder of its own."""
-    json: bool = False
-    """Print JSON."""
-    root: str = "runs"
-    """Where runs are."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from palaestra import experiments
-from palaestra.cli.options import parse, positional, several
+from palaestra.cli.options import RunOptions, parse, positional, several
 from palaestra.core import ConfigError, available_devices, did_you_mean
 from palaestra.envs import CheckReport, EnvConfig
 from palaestra.envs.check import check
@@ -34,13 +34,8 @@ _WHAT = ("algorithms", "envs", "presets", "runs")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListOptions:
+class ListOptions(RunOptions):
     """Options of `palaestra list`."""
-
-    json: bool = False
-    """Print JSON."""
-    root: str = "runs"
-    """Where runs are."""
 
 
 def list_all(arguments: list[str]) -> int:

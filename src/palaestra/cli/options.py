@@ -3,8 +3,10 @@
 import dataclasses
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import tyro
@@ -17,9 +19,25 @@ from palaestra.experiments.config import algorithms_with
 from palaestra.experiments.values import closest, dataclass_of, type_name, value_from_words
 from palaestra.nn import EncoderOption
 
-__all__ = ["parse", "positional", "several"]
+__all__ = ["JsonOptions", "RunOptions", "parse", "positional", "several"]
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonOptions:
+    """Options of verbs that print."""
+
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(JsonOptions):
+    """Options of verbs that look at runs."""
+
+    root: str = "runs"
+    """Where runs are."""
 
 
 def positional(arguments: list[str], names: Sequence[str], usage: str) -> tuple[list[str], list[str]]:
@@ -197,56 +215,36 @@ def _meant(base: Any, name: str, known: Mapping[str, str]) -> str:
     return f"; it is a setting of {', '.join(others)}" if others else "; --help lists all"
 
 
+def _parts(value: Any) -> list[str]:
+    """What would be typed for a value."""
+    return [str(part) for item in value.items() for part in item] if isinstance(value, dict) else [str(value)]
+
+
+_FORMS: tuple[tuple[Any, type, Any, str, Callable[[list[str]], Any]], ...] = (
+    (Schedule, object, 1, "NUMBER|SCHEDULE", lambda words: parse_schedule(words[0])),
+    (EncoderOption, object, "*", "MODULE:NAME|[PART MODULE:NAME ...]", partial(value_from_words, EncoderOption)),
+    (dict[str, Any], dict, "*", "[NAME VALUE ...]", partial(value_from_words, dict[str, Any])),
+    (Wrap, Wrap, 1, "WRAPPER", lambda words: Wrap.parse(words[0])),
+)
+"""Types that tyro does not know: class of a value, number of words, what the help shows, and what reads the words."""
+
+
 @contextmanager
 def _registry() -> Iterator[None]:
     registry = ConstructorRegistry()
 
     @registry.primitive_rule
-    def schedule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        if info.type != Schedule:
+    def form(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        found = next((entry for entry in _FORMS if entry[0] == info.type), None)
+        if found is None:
             return None
+        _, kind, nargs, metavar, read = found
         return PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="NUMBER|SCHEDULE",
-            instance_from_str=lambda args: parse_schedule(args[0]),
-            is_instance=lambda value: True,
-            str_from_instance=lambda value: [str(value)],
-        )
-
-    @registry.primitive_rule
-    def encoder(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        if info.type != EncoderOption:
-            return None
-        return PrimitiveConstructorSpec(
-            nargs="*",
-            metavar="MODULE:NAME|[PART MODULE:NAME ...]",
-            instance_from_str=lambda words: value_from_words(EncoderOption, words),
-            is_instance=lambda value: True,
-            str_from_instance=lambda value: [str(value)],
-        )
-
-    @registry.primitive_rule
-    def settings(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        if info.type != dict[str, Any]:
-            return None
-        return PrimitiveConstructorSpec(
-            nargs="*",
-            metavar="[NAME VALUE ...]",
-            instance_from_str=lambda words: value_from_words(dict[str, Any], words),
-            is_instance=lambda value: isinstance(value, dict),
-            str_from_instance=lambda value: [str(part) for item in value.items() for part in item],
-        )
-
-    @registry.primitive_rule
-    def wrapper(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        if info.type is not Wrap:
-            return None
-        return PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="WRAPPER",
-            instance_from_str=lambda words: Wrap.parse(words[0]),
-            is_instance=lambda value: isinstance(value, Wrap),
-            str_from_instance=lambda value: [str(value)],
+            nargs=nargs,
+            metavar=metavar,
+            instance_from_str=read,
+            is_instance=lambda value: isinstance(value, kind),
+            str_from_instance=_parts,
         )
 
     with registry:

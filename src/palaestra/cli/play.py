@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from palaestra import experiments
-from palaestra.cli.options import parse, positional
+from palaestra.cli.options import RunOptions, parse, positional
 from palaestra.core import ConfigError, MissingExtraError
 
 __all__ = ["grid", "labelled", "play", "write_film"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlayOptions:
+class PlayOptions(RunOptions):
     """Options of `palaestra play`."""
 
     episodes: int = 1
@@ -36,10 +36,6 @@ class PlayOptions:
     """Write step, action, reward and return on the film."""
     grid: bool = False
     """Show the episodes side by side in one film."""
-    json: bool = False
-    """Print JSON."""
-    root: str = "runs"
-    """Where runs are."""
 
 
 def play(arguments: list[str]) -> int:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from palaestra import experiments
-from palaestra.cli.options import parse, positional, several
+from palaestra.cli.options import RunOptions, parse, positional, several
 from palaestra.core import ConfigError
 from palaestra.experiments.curves import Axis, Statistic, require_plot_name
 
@@ -17,7 +17,7 @@ __all__ = ["compare", "evaluate", "plot", "report"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalOptions:
+class EvalOptions(RunOptions):
     """Options of `palaestra eval`."""
 
     episodes: int = 20
@@ -30,10 +30,6 @@ class EvalOptions:
     """Sample actions instead of taking the best."""
     baseline: bool = False
     """Evaluate random actions as well."""
-    json: bool = False
-    """Print JSON."""
-    root: str = "runs"
-    """Where runs are."""
 
 
 def evaluate(arguments: list[str]) -> int:
@@ -116,15 +112,11 @@ def plot(arguments: list[str]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions:
+class ReportOptions(RunOptions):
     """Options of `palaestra report`."""
 
     output: str | None = None
     """File to write; by default `report.html` in the run or group."""
-    json: bool = False
-    """Print JSON."""
-    root: str = "runs"
-    """Where runs are."""
 
 
 def report(arguments: list[str]) -> int:
@@ -153,17 +145,13 @@ def _home(runs: list[experiments.RunDirectory]) -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions:
+class CompareOptions(RunOptions):
     """Options of `palaestra compare`."""
 
     metric: str = "return_mean"
     """Column of `metrics.jsonl`."""
     x: Axis = "steps"
     """What lies on the x axis."""
-    json: bool = False
-    """Print JSON."""
-    root: str = "runs"
-    """Where runs are."""
 
 
 def compare(arguments: list[str]) -> int:
