@@ -1,4 +1,4 @@
-"""Tests of `palaestra.nn.cnn`."""
+"""Tests of `palaestra.nn.encoder`."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.nn.ensemble`."""
+"""Tests of `palaestra.nn.network`."""
 
 import pytest
 import torch

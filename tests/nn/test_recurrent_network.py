@@ -1,4 +1,4 @@
-"""Tests of `palaestra.nn.recurrent_network`."""
+"""Tests of `palaestra.nn.recurrent`."""
 
 import pytest
 import torch

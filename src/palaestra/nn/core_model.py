@@ -14,7 +14,7 @@ from palaestra.core import CheckpointError, ConfigError, ShapeError, did_you_mea
 from palaestra.nn.fast import MovableModule, differentiate
 from palaestra.nn.optimizer import ComponentOptimizer, OptimizerOption, step_together
 
-__all__ = ["CoreModel", "combine_gradients"]
+__all__ = ["CoreModel", "combine_gradients", "create_algorithm_func"]
 
 
 _Numbers = tuple[list[Tensor], list[Tensor]]

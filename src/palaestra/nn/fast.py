@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
-__all__ = ["Linear", "MovableModule", "adam_step", "call", "compiled_method", "differentiate", "flatten", "submodules"]
+__all__ = ["MovableModule", "call", "compiled_method", "submodules"]
 
 _engine: Any = getattr(getattr(torch.autograd, "Variable", None), "_execution_engine", None)
 _KERNELS: dict[bool, Any] = {

@@ -26,7 +26,7 @@ from palaestra.core import (
 from palaestra.nn import rules
 from palaestra.nn.fast import adam_step, flatten
 
-__all__ = ["ComponentOptimizer", "OptimizerOption", "step_together"]
+__all__ = ["OptimizerOption"]
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},

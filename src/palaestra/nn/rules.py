@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["adam", "correction", "rmsprop", "sgd"]
+__all__ = []
 
 _State = dict[str, Tensor]
 
