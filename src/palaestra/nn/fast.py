@@ -145,7 +145,8 @@ def public_flatten(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-flatten: Callable[[Sequence[Tensor]], Tensor] = getattr(torch._utils, "_flatten_dense_tensors", public_flatten)
+_utils: Any = getattr(torch, "_utils", None)
+flatten: Callable[[Sequence[Tensor]], Tensor] = getattr(_utils, "_flatten_dense_tensors", public_flatten)
 """Tensors as one vector."""
 
 
@@ -171,8 +172,8 @@ def public_adam_step(
         settings: `lr`, `beta1`, `beta2`, `weight_decay` and `eps`.
     """
     counts = [steps - 1 for _ in parameters]  # these raise the numbers themselves
-    rule, flags = adamw if decoupled else adam, {"amsgrad": False, "maximize": False}
-    rule(parameters, list(gradients), means, squares, [], counts, fused=True, **settings, **flags)
+    settings |= {"amsgrad": False, "maximize": False}
+    (adamw if decoupled else adam)(parameters, list(gradients), means, squares, [], counts, fused=True, **settings)
 
 
 def _kernel_adam_step(

@@ -277,7 +277,9 @@ class ComponentOptimizer:
 
     def _update(self, grads: list[Tensor], rate: Any, finite: Tensor | None) -> None:
         """The step in plain operations; where `finite` is false, everything keeps its value."""
-        rule = {"adam": rules.adam, "adamw": rules.adam, "rmsprop": rules.rmsprop, "sgd": rules.sgd}[self.option.cls]
+        rule = {"adam": rules.adam, "adamw": rules.adam, "rmsprop": rules.rmsprop, "sgd": rules.sgd}[
+            str(self.option.cls)
+        ]
         settings = {**self._settings, "decoupled": self.option.cls == "adamw"}
         _write(self.steps, self.steps + 1, finite)
         if "betas" in settings:
