@@ -60,7 +60,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "td_target": ((VALUE[1], REWARD[1], DISCOUNT[1]), {}),
     "valid_starts": ((STEP_TYPE,), {}),
     "variance": ((MOMENTS,), {}),
-    "vtrace": ((*TIME, LOG_RATIO), {"gamma": 0.99, "lambda_": 0.9}),
+    "vtrace": ((*TIME, LOG_RATIO), {"gamma": 0.99, "clip": ops.VTraceClip(lambda_=0.9)}),
     "weighted_sum": ((LOG_RATIO, VALID.float()), {}),
 }
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from palaestra.core import ShapeError
-from palaestra.ops import n_step_end, td_target, valid_starts
+from palaestra.ops import VTraceClip, n_step_end, td_target, valid_starts
 from tests.ops.per_step import discounted_returns, gae, lambda_returns, n_step_returns, n_step_targets, vtrace
 from tests.ops.trajectories import (
     FIRST,
@@ -54,8 +54,8 @@ def two_step_windows(trajectory: Trajectory) -> Tensor:
 
 FUNCTIONS: dict[str, Callable[[Trajectory], Tensor]] = {
     "gae": lambda x: gae(*x, lambda_=0.8),
-    "vtrace target": lambda x: vtrace(*x, off_policy(x), lambda_=0.8).target,
-    "vtrace advantage": lambda x: vtrace(*x, off_policy(x), lambda_=0.8).advantage,
+    "vtrace target": lambda x: vtrace(*x, off_policy(x), clip=VTraceClip(lambda_=0.8)).target,
+    "vtrace advantage": lambda x: vtrace(*x, off_policy(x), clip=VTraceClip(lambda_=0.8)).advantage,
     "lambda_returns": lambda x: lambda_returns(*x, lambda_=0.8),
     "discounted_returns": lambda x: discounted_returns(x.reward, x.discount, x.step_type, x.value),
     "n_step_returns": lambda x: n_step_returns(*x, n=2),
