@@ -188,8 +188,8 @@ def _shorthands(config: Any, prefix: str = "") -> dict[str, str]:
         child, name = getattr(config, f.name), f"{prefix}{f.name}"
         if dataclasses.is_dataclass(child) and not isinstance(child, type):
             found |= _shorthands(child, f"{name}.")
-            if hasattr(child, "shorthand"):
-                found[name.replace("_", "-")] = f"{name}.{child.shorthand}"
+            if shorthand := getattr(child, "shorthand", None):
+                found[name.replace("_", "-")] = f"{name}.{shorthand}"
     return found
 
 

@@ -259,8 +259,8 @@ def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, probl
             problems.append(f"unknown key {where}{_suggestion(kind, values, str(key), path)}")
             continue
         nested = dataclass_of(hints[key])
-        if isinstance(value, str) and hasattr(nested, "shorthand"):
-            value = {nested.shorthand: value}
+        if isinstance(value, str) and (shorthand := getattr(nested, "shorthand", None)):
+            value = {shorthand: value}
         if nested is None or isinstance(value, nested):
             try:
                 values[key] = value if nested else value_of(hints[key], value)

@@ -128,7 +128,7 @@ class Learner(ABC):
         """Leaves out the steps before learning starts; the rest of every plan is as it is."""
         for one in self.algorithms.values():
             if one.plan.data == "replay":
-                one.plan = dataclasses.replace(one.plan, learning_starts=0)  # type: ignore[call-arg]
+                one.plan = dataclasses.replace(one.plan, learning_starts=0)
 
     def num_threads(self, *, side_by_side: int = 1) -> int:
         """Threads of torch for a run of this learner.

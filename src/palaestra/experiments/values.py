@@ -52,7 +52,10 @@ def closest(name: str, known: Iterable[str]) -> list[str]:
     return [names[found] for found in renamed or difflib.get_close_matches(name, names, n=1)]
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # the first is ten times as fast
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is ten times as fast
+
+
+class _Loader(_SafeLoader):
     """YAML in which `1e5` and `3e-4` are numbers, as everywhere else, and no key stands twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
