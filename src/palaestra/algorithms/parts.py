@@ -475,11 +475,11 @@ def soft_model(
         target_critic: another, of the same layers.
         temperature: learned at a speed of its own.
     """
-    components = {"actor": policy.network, "critic": critic, "temperature": temperature}
+    networks = {"actor": policy.network, "critic": critic, "target_critic": target_critic}
     adam = OptimizerOption("adam", {"lr": config.learning_rate})
     slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
     options = {"actor": adam, "critic": adam, "temperature": slow}
-    model = CoreModel({**components, "target_critic": target_critic}, options)
+    model = CoreModel({**networks, "temperature": temperature}, options)
     model.sync("target_critic", source="critic")
     return model
 

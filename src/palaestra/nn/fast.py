@@ -91,6 +91,11 @@ def public_submodules(module: nn.Module) -> Mapping[str, Any]:
 
 
 def _table_of_submodules(module: nn.Module) -> Mapping[str, Any]:
+    """The modules right inside one, by name, without a search.
+
+    Args:
+        module: whose they are.
+    """
     return module._modules
 
 
