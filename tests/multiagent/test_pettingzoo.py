@@ -44,14 +44,14 @@ def play(env: MultiAgentEnv, seed: int, steps: int = 200) -> list[dict[str, tupl
 
 
 @pytest.mark.parametrize("make", [Meeting, Shop, RandomWorld])
-def test_pettingzoo_accepts_a_environment_as_an_aec_env(make):
+def test_pettingzoo_accepts_an_environment_as_an_aec_env(make):
     """USERS need 5: PettingZoo's own test of environments whose agents act one after another."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         api_test(aec_env(make()), num_cycles=100)
 
 
-def test_pettingzoo_accepts_a_environment_as_a_parallel_env():
+def test_pettingzoo_accepts_an_environment_as_a_parallel_env():
     """USERS need 5: its own test of environments whose agents act together."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
