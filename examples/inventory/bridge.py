@@ -20,7 +20,7 @@ class Ports(EnvWrapper):
     """Ports as agents; for an action, a port earns how many orders less were lost than a rule would have lost.
 
     What counts is lost anywhere until a vessel calls at the port again. The rule is at work in a second simulator, on
-    the same tape, so most of what is nobody's merit or fault cancels: booms hit both. Which policy is best does not
+    the same tape, so most of what no decision caused cancels: booms hit both. Which policy is best does not
     depend on that, since nothing that ports do changes what the rule loses.
 
     Args:

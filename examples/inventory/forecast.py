@@ -36,7 +36,7 @@ class Forecast:
 
         Args:
             simulator: standing at a call, or at the end.
-            trust: how much of what was ordered lately beyond the season's expectation is expected to go on.
+            trust: how much of what was ordered lately beyond the season's expectation is expected to last.
         """
         now = simulator.tick
         if now < RECENT_TICKS:

@@ -244,7 +244,7 @@ class RollingPlan:
     cover_cost: float = 0.02
     """Of a container and tick below that, in lost orders."""
     trust: float = 0.5
-    """How far recent orders are believed to go on, in [0, 1]; 0 expects the average of the season."""
+    """How far recent orders are expected to last, in [0, 1]; 0 expects the average of the season."""
     recent_ticks: int = 8
     """Over which recent orders are averaged."""
 
@@ -276,7 +276,7 @@ class RollingPlan:
             ]
         )
         surprise = simulator.recent_orders(self.recent_ticks) / usual - 1
-        # A boom that goes on now is over, sooner or later.
+        # A boom of now ends, sooner or later.
         fading = np.exp(-np.arange(self.horizon)[:, None] / env.boom_ticks)
         return mean * np.maximum(0, 1 + self.trust * surprise * fading)
 

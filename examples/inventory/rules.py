@@ -60,7 +60,7 @@ class Levels:
 
 @dataclass(frozen=True)
 class Greedy:
-    """Each port takes what it expects to lack in the ticks to come, and gives away the rest, whoever needs it."""
+    """Each port takes what it expects to lack in the ticks to come, and gives away the rest."""
 
     cover_ticks: int = 15
     """How far it looks ahead."""
@@ -84,7 +84,7 @@ class Shares:
     part: float = 0.8
     """Of the empty containers in stock and aboard, how much is shared out."""
     trust: float = 0.5
-    """How much of what was ordered lately beyond the season's expectation is expected to go on."""
+    """How much of what was ordered lately beyond the season's expectation is expected to last."""
 
     def wanted(self, simulator: Simulator) -> np.ndarray:
         """Stock that each port wants, [port].

@@ -87,7 +87,7 @@ class Simulator:
         self._run()
 
     def decide(self, ashore: int) -> None:
-        """Answers the call, and lets time go on to the next one.
+        """Answers the call and runs to the next one.
 
         Args:
             ashore: empty containers to put ashore; taken aboard if negative.
