@@ -29,6 +29,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 CATALOGUE = "docs/requirements.yaml"
 PAGE = "docs/coverage.md"
+BAR = r"\|"  # within a cell of a table
 
 IN_NAME = re.compile(r"test((?:_(?:alf|maro|ts|parl)_\d{2}|_[fs]\d{1,2})+)(?:_|$)")
 ONE_IN_NAME = re.compile(r"(alf|maro|ts|parl)_(\d{2})|([fs])(\d{1,2})")
@@ -139,7 +140,7 @@ def page(root: Path = ROOT) -> str:
         lines += ["", f"## {title}", "", "| id | promise | tests |", "|---|---|---|"]
         for id_, promise in ids.items():
             named = "<br>".join(f"`{test}`" for test in sorted(tests.get(id_, ()))) or "no test yet"
-            lines.append(f"| {id_} | {promise} | {named} |")
+            lines.append(f"| {id_} | {promise.replace('|', BAR)} | {named} |")
     return "\n".join(lines) + "\n"
 
 
