@@ -106,6 +106,18 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         run_python(block, namespace)
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/coming_from").glob("*.md")), ids=name)
+def test_a_page_for_migrating_users_is_a_script(page, tmp_path):
+    """Its blocks in one file, as a reader would paste them: worker processes import that file."""
+    script = tmp_path / "page.py"
+    pasted = [block.code for block in blocks(page, "python") if ">>>" not in block.code and NOT_RUN not in block.code]
+    script.write_text("\n".join(pasted), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("verb", sorted(verbs()))
 def test_the_command_line_has_every_verb_that_is_named(verb):
     done = subprocess.run([*COMMAND_LINE, verb, "--help"], capture_output=True, text=True, timeout=300, check=False)
