@@ -49,6 +49,10 @@ coverage: $(DEV_READY) ## Regenerate docs/coverage.md: which requirement is prov
 bench: $(RUN_READY) ## Run the speed benchmarks beside their peers
 	$(BIN)/python -m benchmarks.speed
 
+.PHONY: mutants
+mutants: $(DEV_READY) ## Change the library in 300 places and count what the tests notice (hours)
+	$(BIN)/python tools/mutants.py --jobs $(WORKERS)
+
 .PHONY: clean
 clean: ## Remove .venv, caches and build outputs; keep runs/
 	rm -rf $(VENV) site build dist .cache .pytest_cache .ruff_cache .hypothesis
