@@ -55,9 +55,6 @@ class Mutant(NamedTuple):
     """Of the changed text, in bytes of UTF-8."""
     text: str
 
-    def module(self) -> tuple[str, str]:
-        return Path(self.file).parts[2], Path(self.file).stem
-
     def changed(self) -> bytes:
         source = (ROOT / self.file).read_bytes()
         return source[: self.start] + self.text.encode() + source[self.end :]
@@ -130,19 +127,19 @@ def changes(node: ast.expr | ast.stmt) -> Iterator[str]:
             yield "pass"
 
 
-def draw(number: int, seed: int) -> list[Mutant]:
-    """So many of all mutants, at random."""
+def draw(number: int) -> list[Mutant]:
+    """So many of all mutants, at random; the same ones each time."""
     files = sorted(file for package in PACKAGES for file in (ROOT / "src/palaestra" / package).rglob("*.py"))
-    return random.Random(seed).sample([mutant for file in files for mutant in mutants(file)], number)
+    return random.Random(0).sample([mutant for file in files for mutant in mutants(file)], number)
 
 
-def tests(package: str, module: str = "") -> list[str]:
+def targets(package: str, module: str = "") -> list[str]:
     """What to run, the likeliest to notice first."""
     near = sorted((ROOT / "tests" / package).glob("test_*.py"), key=lambda path: module not in path.stem)
     return [*(str(path.relative_to(ROOT)) for path in near), *BEYOND[package]]
 
 
-def run(mutant: Mutant | None, targets: list[str]) -> tuple[str, str]:
+def run(mutant: Mutant | None, paths: list[str]) -> tuple[str, str]:
     """(`killed`, `survived` or `timed out`; what the tests printed), in a copy of the tree."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         root = Path(folder) / "tree"
@@ -151,10 +148,9 @@ def run(mutant: Mutant | None, targets: list[str]) -> tuple[str, str]:
             (root / mutant.file).write_bytes(mutant.changed())
         environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow and not fault", "-p", "no:cacheprovider"]
+        command += paths
         try:
-            done = subprocess.run(
-                [*command, *targets], cwd=root, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
-            )
+            done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return "timed out", ""
     return "survived" if done.returncode == 0 else "killed", done.stdout + done.stderr
@@ -183,18 +179,20 @@ def main() -> int:
     """Draws, tests and reports mutants."""
     parser = argparse.ArgumentParser(description="Change the library in small places and see what the tests notice.")
     parser.add_argument("--number", type=int, default=300, help="how many mutants")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--jobs", type=int, default=2, help="how many at once")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the draw; prints what the tests said")
     options = parser.parse_args()
-    drawn = list(enumerate(draw(options.number, options.seed)))
+    drawn = list(enumerate(draw(options.number)))
     chosen = drawn if options.only is None else [drawn[number] for number in options.only]
     results: dict[int, tuple[Mutant, str]] = {}
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        for package, (result, said) in zip(PACKAGES, pool.map(run, [None] * 6, map(tests, PACKAGES)), strict=True):
+        for package, (result, said) in zip(PACKAGES, pool.map(run, [None] * 6, map(targets, PACKAGES)), strict=True):
             if result != "survived":
                 sys.exit(f"the tests of {package} fail without any mutant:\n{said}")
-        waiting = {pool.submit(run, mutant, tests(*mutant.module())): (number, mutant) for number, mutant in chosen}
+        waiting = {
+            pool.submit(run, mutant, targets(Path(mutant.file).parts[2], Path(mutant.file).stem)): (number, mutant)
+            for number, mutant in chosen
+        }
         for future in concurrent.futures.as_completed(waiting):
             (number, mutant), (result, said) = waiting[future], future.result()
             results[number] = mutant, result
