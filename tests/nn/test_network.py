@@ -47,7 +47,9 @@ def test_dueling_values_are_the_state_value_plus_centred_advantages():
 
 
 def test_dueling_works_without_hidden_layers():
-    assert QNetwork(VECTOR, 3, NetworkConfig(hidden_sizes=(), dueling=True))(rows(5)).shape == (5, 3)
+    q = QNetwork(VECTOR, 3, NetworkConfig(hidden_sizes=(), dueling=True))
+    advantage = q.advantage(rows(5))
+    assert_close(q(rows(5)), q.value(rows(5)) + advantage - advantage.mean(-1, keepdim=True))
 
 
 def test_dueling_is_refused_where_there_are_no_action_values():

@@ -60,9 +60,9 @@ def test_behaviour_is_the_log_probability_of_what_was_done():
 def test_sample_gives_actions_and_their_log_probabilities():
     """MARO-36."""
     policy = CategoricalPolicy.build(VECTOR, DiscreteSpec(num=3), SMALL)
-    action, log_prob = policy.sample(torch.randn(7, 4))
-    assert action.shape == (7,)
-    assert log_prob.shape == (7,)
+    observation = torch.randn(7, 4)
+    action, log_prob = policy.sample(observation)
+    assert_close(log_prob, policy.network(observation).log_softmax(-1).gather(-1, action[:, None]).squeeze(-1))
     assert log_prob.requires_grad
 
 

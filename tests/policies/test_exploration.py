@@ -85,6 +85,16 @@ def test_few_rows_explore_as_often_as_many():
     assert_close(frequencies(result, 4), torch.tensor([0.05, 0.05, 0.05, 0.85]), atol=0.02, rtol=0)
 
 
+@pytest.mark.parametrize("lanes", [2, 16, 17])
+def test_each_of_few_lanes_explores_by_itself(lanes):
+    exploration = EpsilonGreedy(num_actions=4, epsilon=0.2)
+    result = torch.stack([exploration(torch.full((lanes,), 3)) for _ in range(MANY // 4)])
+    for lane in range(lanes):
+        assert_close(frequencies(result[:, lane], 4), torch.tensor([0.05, 0.05, 0.05, 0.85]), atol=0.02, rtol=0)
+    alone = ((result != 3).sum(-1) == 1).float().mean().item()
+    assert alone == pytest.approx(lanes * 0.15 * 0.85 ** (lanes - 1), abs=0.02)
+
+
 def test_epsilon_greedy_explores_among_allowed_actions_only():
     """MARO-46."""
     mask = np.tile([True, False, True, True], (MANY, 1))

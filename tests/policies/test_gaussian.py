@@ -104,9 +104,11 @@ def test_noise_is_added_only_while_collecting():
 
 def test_sample_gives_actions_and_their_log_probabilities():
     """MARO-36."""
-    action, log_prob = policy_for(TensorSpec((2,))).sample(torch.randn(7, 4))
-    assert action.shape == (7, 2)
-    assert log_prob.shape == (7,)
+    policy, observation = policy_for(TensorSpec((2,))), torch.randn(7, 4)
+    action, log_prob = policy.sample(observation)
+    mean, log_std = policy.network(observation)
+    assert_close(log_prob, torch.distributions.Normal(mean, log_std.exp()).log_prob(action).sum(-1))
+    assert not torch.equal(action, mean)
 
 
 @pytest.mark.parametrize(

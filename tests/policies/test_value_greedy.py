@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, MultiBinarySpec, TensorSpec, TimeStep
 from palaestra.nn import NetworkConfig
@@ -78,7 +79,9 @@ def test_nothing_is_kept_about_how_actions_were_chosen():
 
 def test_a_dueling_network_can_be_built():
     policy = ValueGreedyPolicy.build(VECTOR, DiscreteSpec(num=4), NetworkConfig(hidden_sizes=(8,), dueling=True))
-    assert policy.q_values(Q).shape == (2, 4)
+    torso = policy.network.mlp(Q)
+    advantage = policy.network.advantage(torso)
+    assert_close(policy.q_values(Q), policy.network.value(torso) + advantage - advantage.mean(-1, keepdim=True))
 
 
 def test_a_continuous_action_space_is_refused_with_what_fits():

@@ -1,5 +1,6 @@
 """Tests of `palaestra.rollout.collector` with environments that do not answer together."""
 
+import copy
 import itertools
 
 import numpy as np
@@ -79,20 +80,26 @@ def test_the_actions_stored_are_those_executed():
         assert stored == env.actions[lane]
 
 
-def test_behaviour_is_computed_for_new_rows_only():
-    """A lane with fewer new rows than the others keeps what its older rows were given by the weights that acted."""
-    env = Numbered([4, 4, 4], num_ready=1)
+@pytest.mark.parametrize("num_ready", [1, 3])
+def test_every_row_has_the_log_probability_of_the_weights_that_acted(num_ready):
+    """Lanes that begin an episode within a step have more new rows than others, and older rows keep what they have."""
+    env = Numbered([3, 9, 5], same_step=True, num_ready=num_ready)
     algorithm = make("ppo", env, unroll_length=5)
     collector = Collector.of(env, algorithm, complete_episodes_only=True)
-    for _ in range(4):
+    acted, older = {}, 0
+    for _ in range(6):
+        acted[algorithm.policy_version] = copy.deepcopy(algorithm.policy)
         collector.unroll(5)
         drawn = collector.buffer.draw(algorithm.plan, torch.Generator())
-        old = drawn.policy_version < algorithm.policy_version
-        with torch.no_grad():
-            now = algorithm.policy.behaviour(drawn.observation[:-1], drawn.action).log_prob
         rows = drawn.valid.bool()
-        assert torch.equal(drawn.policy_info.log_prob[rows & ~old], now[rows & ~old])
+        for version, policy in acted.items():
+            with torch.no_grad():
+                given = policy.behaviour(drawn.observation[:-1], drawn.action).log_prob
+            its = rows & (drawn.policy_version == version)
+            assert torch.equal(drawn.policy_info.log_prob[its], given[its])
+            older += int(its.sum()) if version < algorithm.policy_version else 0
         algorithm.update(collector.buffer)
+    assert older
 
 
 @pytest.mark.parametrize("same_step", [False, True])

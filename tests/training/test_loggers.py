@@ -86,6 +86,10 @@ def test_a_run_that_logs_nothing_writes_no_tensorboard_file(tmp_path):
     logger.start(START)
     logger.close()
     assert not (tmp_path / "tensorboard").exists()
+    logger.start(START)
+    logger.metrics({"env_steps": 3, "return_mean": 1.0})
+    logger.close()
+    assert list((tmp_path / "tensorboard").glob("events.*"))  # the first number makes it
 
 
 def test_averages_do_not_depend_on_where_a_run_was_cut():

@@ -78,7 +78,6 @@ class Collector:
         self._time_step: TimeStep | None = None
         self._state: Any = ()
         self._quota = Quota()
-        self._fresh_rows = 0
         self._pausing = False
 
     @classmethod
@@ -149,7 +148,7 @@ class Collector:
                     "set a time limit (env.max_episode_steps), or ask for n_step",
                     stacklevel=2,
                 )
-        self._complete()
+        self._writer.write_log_probs()
         info.total_s = time.perf_counter() - began
         return info
 
@@ -179,7 +178,7 @@ class Collector:
         if rows := self._quota.begin(length):
             self._quota.left -= self._run(rows, info, bool(random))
         if not self._quota.left:
-            self._complete()
+            self._writer.write_log_probs()
         if len(self._tracker) >= _FLUSH_ROWS:
             info.episodes = self._tracker.finished()
         info.total_s = time.perf_counter() - began
@@ -224,14 +223,15 @@ class Collector:
         with torch.inference_mode():
             run = self._run_overlapped if self._num_ready < self.num_lanes else self._run_in_lockstep
             rows = run(rows, info, random)
-            self._check(rows, info)
+            self._check()
+        info.rows += rows
         return rows
 
     def _run_in_lockstep(self, rows: int, info: CollectInfo, random: bool, lanes: np.ndarray | None = None) -> int:
         """The hot loop: steps all environments together; of all, or only of `lanes`, rows are stored and counted."""
         env, policy, preprocess, clock = self.env, self.policy, self.preprocess, time.perf_counter
         write, append, add, version = self._writer.write, self.buffer.append, self._tracker.add, policy.version
-        env_s, inference_s, resets, done = 0.0, 0.0, 0, 0
+        env_s, inference_s, resets, done, appended = 0.0, 0.0, 0, 0, 0
         time_step, state = self._current(), self._state
         while done < rows and not self._pausing:
             kinds = time_step.step_type if lanes is None else time_step.step_type[lanes]
@@ -253,9 +253,11 @@ class Collector:
             else:  # what `write` does, without the call
                 append(step.action, time_step, policy_version=version, state=None if type(state) is tuple else state)
                 add(time_step)
+                appended += 1
             state = step.state
             done += 1
         self._time_step, self._state = time_step, state
+        self._writer.new += appended
         self._count(info, done * (self.num_lanes if lanes is None else len(lanes)) - resets, env_s, inference_s)
         return done
 
@@ -307,18 +309,17 @@ class Collector:
                 f"{self.num_lanes} environments, or one number for all of them together"
             )
         self._refuse_random(random)
-        rows = 0
         with torch.inference_mode():
             time_step = self._time_step = self._start()
             while left.any() and not self._pausing:
                 lanes = np.flatnonzero(left)
-                rows += self._run_in_lockstep(1, info, random, lanes)
+                info.rows += self._run_in_lockstep(1, info, random, lanes)
                 time_step = self._time_step
                 ended = np.asarray(time_step.step_type) == _LAST
                 if self.env.ended is not None:
                     ended[np.asarray(self.env.ended.env_id)] = True
                 left[lanes] -= ended[lanes]
-            self._check(rows, info)
+            self._check()
         self._time_step = None  # lanes stopped at different steps: the next collection begins new episodes
 
     def _refuse_random(self, random: bool) -> None:
@@ -327,16 +328,11 @@ class Collector:
                 f"random actions have no {', '.join(self.buffer.info_fields)} of the policy, which the buffer keeps"
             )
 
-    def _check(self, rows: int, info: CollectInfo) -> None:
-        """Refuses new rows that are not finite, and counts the others."""
+    def _check(self) -> None:
+        """Refuses new rows that are not finite."""
         assert self._time_step is not None
+        rows = int(self._writer.new.max())
         require_finite(self.env, self.buffer, self._time_step, rows, changed=self.preprocess is not None)
-        self._fresh_rows += rows
-        info.rows += rows
-
-    def _complete(self) -> None:
-        rows, self._fresh_rows = self._fresh_rows, 0
-        self._writer.write_log_probs(rows)
 
     def _count(self, info: CollectInfo, env_steps: int, env_s: float, inference_s: float) -> None:
         self.env_steps += env_steps
@@ -349,7 +345,7 @@ class Collector:
     def state(self) -> dict[str, Any]:
         """Where collection is, by name: tensors and JSON values, for a checkpoint."""
         state: dict[str, Any] = {"env_steps": self.env_steps, "tracker": self._tracker.state()}
-        state |= {**self._quota.state(), "fresh_rows": self._fresh_rows}
+        state |= {**self._quota.state(), "fresh_rows": int(self._writer.new.max())}
         if self._time_step is not None:
             state["env"] = self.env.state_dict()
             state["time_step"] = self._time_step._asdict() | {"env_info": (), "untransformed": ()}
@@ -362,7 +358,7 @@ class Collector:
         Args:
             state: of a collector with the same environments.
         """
-        self.env_steps, self._fresh_rows = state["env_steps"], state["fresh_rows"]
+        self.env_steps, self._writer.new[:] = state["env_steps"], state["fresh_rows"]
         self._quota.load_state(state)
         self._tracker.load_state(state["tracker"])
         if "env" in state:

@@ -38,6 +38,8 @@ class RowWriter:
 
     def __init__(self, buffer: ReplayBuffer, policy: Policy, tracker: EpisodeTracker) -> None:
         self._buffer, self._policy, self._tracker = buffer, policy, tracker
+        self.new = np.zeros(buffer.num_lanes, np.int64)
+        """[B] rows since the last `write_log_probs`; an episode that ends and begins in one step has one more."""
 
     def write(
         self,
@@ -66,18 +68,18 @@ class RowWriter:
             its_action, its_state = tree_select((action, hidden), place[numbers])
             append(its_action, mine, policy_version=version, state=its_state, env_id=numbers)
             self._tracker.add(mine, numbers)
+            self.new[numbers] += 1
         append(action, time_step, policy_version=version, state=hidden, env_id=lanes)
         self._tracker.add(time_step, lanes)
+        self.new[... if lanes is None else lanes] += 1
 
-    def write_log_probs(self, rows: int) -> None:
+    def write_log_probs(self) -> None:
         """Adds log-probabilities of the newest actions, and whatever else losses need of the policy that acted.
 
         Acting only chooses. This is one batched pass over the rows just stored, with the same weights.
-
-        Args:
-            rows: that the lane with most of them has new.
         """
-        buffer, policy = self._buffer, self._policy
+        buffer, policy, rows = self._buffer, self._policy, int(self.new.max())
+        self.new[:] = 0
         if not rows or not buffer.info_fields:
             return
         with torch.inference_mode():
