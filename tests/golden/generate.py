@@ -1,7 +1,8 @@
-"""Writes the golden losses: the first 10 of each algorithm, on small environments.
+"""Writes the golden losses, the first 10 of each algorithm on small environments, and all default settings.
 
     python tests/golden/generate.py                     # show what they are now, write nothing
     python tests/golden/generate.py --overwrite ppo     # accept them, after a change that is meant to move them
+    python tests/golden/generate.py --overwrite defaults
 
 A refactoring must not move them. A commit that does says why.
 """
@@ -63,6 +64,21 @@ def losses_by_kind(name: str) -> dict[str, list[float]]:
     return {kind: first_losses(name, kind) for algorithm, kind in CASES if algorithm == name}
 
 
+def default_settings() -> dict[str, dict[str, str]]:
+    """Every setting of every algorithm and of a run, as it is where nothing is said."""
+    from palaestra import EnvConfig
+    from palaestra.algorithms import ALGORITHMS
+    from palaestra.distributed import DistributedConfig
+    from palaestra.training import TrainerConfig
+
+    kinds = {name: kind.config_class for name, kind in ALGORITHMS.items()}
+    kinds |= {"env": EnvConfig, "trainer": TrainerConfig, "distributed": DistributedConfig}
+    return {
+        name: {field.name: repr(getattr(kind(), field.name)) for field in dataclasses.fields(kind)}
+        for name, kind in kinds.items()
+    }
+
+
 def main() -> None:
     """The command."""
     import torch
@@ -70,11 +86,14 @@ def main() -> None:
     from palaestra.algorithms import ALGORITHMS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--overwrite", nargs="+", choices=[*ALGORITHMS, "all"], default=[], help="which files to write")
+    parser.add_argument(
+        "--overwrite", nargs="+", choices=[*ALGORITHMS, "defaults", "all"], default=[], help="which files to write"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    for name in ALGORITHMS:
-        text = json.dumps(losses_by_kind(name), indent=1) + "\n"
+    for name in ("defaults", *ALGORITHMS):
+        content = default_settings() if name == "defaults" else losses_by_kind(name)
+        text = json.dumps(content, indent=1) + "\n"
         sys.stdout.write(f"{name}: {text}")
         if {name, "all"} & set(options.overwrite):
             golden_file(name).write_text(text)
