@@ -16,7 +16,7 @@ from palaestra.buffers import HindsightSampler, ReplayBuffer
 from palaestra.core import POLICY, ConfigError, MissingExtraError, RunSeeds, SpecTree, StepType, TensorSpec
 from palaestra.distributed import CollectorFactory
 from palaestra.envs import EnvConfig, Environment, SingleEnvironment, create_environment, load_lane, space_from_spec
-from palaestra.envs.check_ends import sample
+from palaestra.envs.check_rules import sample
 from palaestra.envs.faults import describe
 from palaestra.envs.gym_environment import gym_env_of
 from palaestra.experiments.config import ExperimentConfig
