@@ -11,36 +11,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # imported when first used: `palaestra --help` and `palaestra list` wait for nothing
-    from palaestra.algorithms import (
-        DQN,
-        PPO,
-        Algorithm,
-        AlgorithmConfig,
-        DQNConfig,
-        GradientAlgorithm,
-        Losses,
-        PPOConfig,
-        Reinforce,
-        ReinforceConfig,
-    )
-    from palaestra.buffers import ReplayBuffer
-    from palaestra.core import Batch, ExperienceSet, Linear, OnPolicy, Replay, RunSeeds, StepType, TimeStep
-    from palaestra.envs import EnvConfig, create_environment
-    from palaestra.experiments import (
-        ExperimentConfig,
-        RunConfig,
-        RunResult,
-        evaluate_run,
-        load_config,
-        preset,
-        resume,
-        run,
-        train,
-    )
-    from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
-    from palaestra.policies import Phase, Policy, load_policy, save_policy, stochastic_policy
-    from palaestra.rollout import Collector, Evaluation, evaluate
-    from palaestra.training import ConsoleLogger, Trainer, TrainerConfig
+    from palaestra.algorithms import *
+    from palaestra.buffers import *
+    from palaestra.core import *
+    from palaestra.envs import *
+    from palaestra.experiments import *
+    from palaestra.nn import *
+    from palaestra.policies import *
+    from palaestra.rollout import *
+    from palaestra.training import *
 
 __version__ = "0.1.0"
 
