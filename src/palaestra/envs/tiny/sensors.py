@@ -2,9 +2,10 @@
 
 from typing import Any, final
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
+
+from palaestra.envs.tiny.tabular import TinyEnv
 
 __all__ = ["Backdrop", "Catch", "Recall"]
 
@@ -13,7 +14,7 @@ _MOVES = np.array([(1, 0), (-1, 0), (0, 1), (0, -1)])
 
 
 @final
-class Backdrop(gymnasium.Env[np.ndarray, np.int64]):
+class Backdrop(TinyEnv):
     """A square field of `num_cells`² places; standing on one of them, always the same, pays 1 and terminates.
 
     Every other step pays 0, so the return is 1 or 0. The walker begins anywhere else. Actions go right, left, up or
@@ -47,33 +48,18 @@ class Backdrop(gymnasium.Env[np.ndarray, np.int64]):
         self._goal = np.array([num_cells // 3, 2 * num_cells // 3])
         self._place, self._behind = self._goal, np.zeros(num_sensors)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Draws a backdrop and a place.
-
-        Args:
-            seed: of both, and of the noise.
-            options: none exist.
-        """
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self._behind = self._backdrop * self.np_random.standard_normal(self._behind.shape)
         place = int(self.np_random.integers(self._num_cells**2 - 1))
         place += place >= self._goal @ (self._num_cells, 1)
         self._place = np.array(divmod(place, self._num_cells))
-        return self._readings(), {}
 
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Moves the walker.
-
-        Args:
-            action: 0 right, 1 left, 2 up, 3 down.
-        """
+    def _act(self, action: Any) -> tuple[float, bool]:
         self._place = np.clip(self._place + _MOVES[action], 0, self._num_cells - 1)
         there = bool((self._place == self._goal).all())
-        return self._readings(), float(there), there, False, {}
+        return float(there), there
 
-    def _readings(self) -> np.ndarray:
+    def _observation(self) -> np.ndarray:
         place = 2 * self._place / (self._num_cells - 1) - 1
         noise = self._noise * self.np_random.standard_normal(self._behind.shape)
         readings = self._scale * (place @ self._mixing + self._behind + noise)
@@ -81,7 +67,7 @@ class Backdrop(gymnasium.Env[np.ndarray, np.int64]):
 
 
 @final
-class Catch(gymnasium.Env[np.ndarray, np.int64]):
+class Catch(TinyEnv):
     """A ball falls one row a step from a random column; the paddle in the last row catches it for +1, else -1.
 
     Actions are left, stay, right. An episode takes `num_rows` - 1 steps. The paddle starts in the middle, and reaches
@@ -107,34 +93,18 @@ class Catch(gymnasium.Env[np.ndarray, np.int64]):
         self._num_rows, self._num_columns = num_rows, num_columns
         self._row = self._column = self._paddle = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Drops a ball.
-
-        Args:
-            seed: of the ball's column.
-            options: none exist.
-        """
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self._row = 0
         self._column = int(self.np_random.integers(self._num_columns))
         self._paddle = self._num_columns // 2
-        return self._board(), {}
 
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Moves the paddle, then the ball.
-
-        Args:
-            action: 0 left, 1 stay, 2 right.
-        """
+    def _act(self, action: Any) -> tuple[float, bool]:
         self._paddle = min(max(self._paddle + int(action) - 1, 0), self._num_columns - 1)
         self._row += 1
         landed = self._row == self._num_rows - 1
-        reward = 0.0 if not landed else 1.0 if self._paddle == self._column else -1.0
-        return self._board(), reward, landed, False, {}
+        return (0.0 if not landed else 1.0 if self._paddle == self._column else -1.0), landed
 
-    def _board(self) -> np.ndarray:
+    def _observation(self) -> np.ndarray:
         board = np.zeros((self._num_rows, self._num_columns), np.float32)
         board[self._row, self._column] = 1
         board[-1, self._paddle] = 1
@@ -142,7 +112,7 @@ class Catch(gymnasium.Env[np.ndarray, np.int64]):
 
 
 @final
-class Recall(gymnasium.Env[np.ndarray, np.int64]):
+class Recall(TinyEnv):
     """The first observation shows one of k cues; `delay` steps later a question is asked, and the cue is the answer.
 
     Observations have k + 1 numbers: the cue as a one-hot code in the first one only, and a last number that is 1 where
@@ -167,32 +137,16 @@ class Recall(gymnasium.Env[np.ndarray, np.int64]):
         self._num_cues, self._delay = num_cues, delay
         self._cue = self._steps = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Draws and shows a cue.
-
-        Args:
-            seed: of the cue.
-            options: none exist.
-        """
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self._cue, self._steps = int(self.np_random.integers(self._num_cues)), 0
-        return self._shown(self._cue), {}
 
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Waits, or answers.
-
-        Args:
-            action: the answer, where the question was asked.
-        """
-        if self._steps == self._delay:
-            return self._shown(None), float(action == self._cue), True, False, {}
+    def _act(self, action: Any) -> tuple[float, bool]:
         self._steps += 1
-        return self._shown(self._num_cues if self._steps == self._delay else None), 0.0, False, False, {}
+        over = self._steps > self._delay
+        return float(over and action == self._cue), over
 
-    def _shown(self, index: int | None) -> np.ndarray:
+    def _observation(self) -> np.ndarray:
         observation = np.zeros(self._num_cues + 1, np.float32)
-        if index is not None:
-            observation[index] = 1
+        observation[self._cue] = self._steps == 0
+        observation[-1] = self._steps == self._delay
         return observation

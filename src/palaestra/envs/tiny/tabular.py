@@ -1,5 +1,6 @@
 """Environments of a few states, whose best values are known in closed form."""
 
+from abc import abstractmethod
 from typing import Any, final
 
 import gymnasium
@@ -9,8 +10,43 @@ from gymnasium import spaces
 __all__ = ["Bandit", "Chain", "Endless", "FourRooms"]
 
 
+class TinyEnv(gymnasium.Env[Any, Any]):
+    """What the small environments share: an episode begins, actions are executed, and what there is to see is shown."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Starts an episode.
+
+        Args:
+            seed: of all that is random.
+            options: none exist.
+        """
+        super().reset(seed=seed)
+        self._begin()
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Executes an action.
+
+        Args:
+            action: one of the action space.
+        """
+        reward, terminated = self._act(action)
+        return self._observation(), reward, terminated, False, {}
+
+    def _begin(self) -> None:
+        """Draws what an episode begins with."""
+
+    @abstractmethod
+    def _act(self, action: Any) -> tuple[float, bool]:
+        """The reward, and whether the task is over."""
+
+    @abstractmethod
+    def _observation(self) -> Any:
+        """What can be seen now."""
+
+
 @final
-class Bandit(gymnasium.Env[np.ndarray, np.int64]):
+class Bandit(TinyEnv):
     """One step per episode; arm i of k pays i / (k - 1) on average.
 
     The best policy always pulls the last arm: its return is 1, for every gamma. A uniform policy's is 1/2.
@@ -32,32 +68,18 @@ class Bandit(gymnasium.Env[np.ndarray, np.int64]):
         self._num_arms = num_arms
         self._noise = noise
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Shows the only state.
-
-        Args:
-            seed: of the noise.
-            options: none exist.
-        """
-        super().reset(seed=seed)
-        return np.ones(1, np.float32), {}
-
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Pulls an arm.
-
-        Args:
-            action: which.
-        """
+    def _act(self, action: Any) -> tuple[float, bool]:
         reward = float(action) / (self._num_arms - 1)
         if self._noise:
             reward += self._noise * float(self.np_random.standard_normal())
-        return np.ones(1, np.float32), reward, True, False, {}
+        return reward, True
+
+    def _observation(self) -> np.ndarray:
+        return np.ones(1, np.float32)
 
 
 @final
-class Chain(gymnasium.Env[np.ndarray, np.int64]):
+class Chain(TinyEnv):
     """States 0 ... n - 1 in a row; going right from the last one pays 1 and terminates.
 
     Action 1 goes right, 0 goes left (and stays in state 0). The best policy always goes right:
@@ -81,38 +103,23 @@ class Chain(gymnasium.Env[np.ndarray, np.int64]):
         self._num_states = num_states
         self._state = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts in state 0.
-
-        Args:
-            seed: nothing is random.
-            options: none exist.
-        """
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self._state = 0
-        return self._one_hot(), {}
 
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Goes one state to the left or right.
-
-        Args:
-            action: 0 or 1.
-        """
+    def _act(self, action: Any) -> tuple[float, bool]:
         if action == 1 and self._state == self._num_states - 1:
-            return self._one_hot(), 1.0, True, False, {}
+            return 1.0, True
         self._state = self._state + 1 if action == 1 else max(self._state - 1, 0)
-        return self._one_hot(), 0.0, False, False, {}
+        return 0.0, False
 
-    def _one_hot(self) -> np.ndarray:
+    def _observation(self) -> np.ndarray:
         observation = np.zeros(self._num_states, np.float32)
         observation[self._state] = 1
         return observation
 
 
 @final
-class Endless(gymnasium.Env[np.ndarray, np.int64]):
+class Endless(TinyEnv):
     """Pays 1 every step, whatever is done, and never terminates.
 
     The value of every state and action is 1 / (1 - gamma), with any time limit around it: a learner that takes
@@ -134,25 +141,8 @@ class Endless(gymnasium.Env[np.ndarray, np.int64]):
         self._random = random
         self._size = size
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts an episode.
-
-        Args:
-            seed: of the observations.
-            options: none exist.
-        """
-        super().reset(seed=seed)
-        return self._observation(), {}
-
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Pays 1.
-
-        Args:
-            action: does nothing.
-        """
-        return self._observation(), 1.0, False, False, {}
+    def _act(self, action: Any) -> tuple[float, bool]:
+        return 1.0, False
 
     def _observation(self) -> np.ndarray:
         return self.np_random.random(self._size, np.float32) if self._random else np.ones(self._size, np.float32)
@@ -163,7 +153,7 @@ _GAP = 1e-3  # between a point and the wall that stopped it
 
 
 @final
-class FourRooms(gymnasium.Env[Any, np.ndarray]):
+class FourRooms(TinyEnv):
     """The square [-1, 1]² in four rooms, joined by four doors in the middle of their walls.
 
     An action moves the point by at most `speed` along each axis; walls stop it. It begins somewhere in the lower left
@@ -211,32 +201,17 @@ class FourRooms(gymnasium.Env[Any, np.ndarray]):
         """
         return reached(achieved_goal, desired_goal, self._radius)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Puts point and goal into their rooms.
-
-        Args:
-            seed: of both places.
-            options: none exist.
-        """
-        super().reset(seed=seed)
+    def _begin(self) -> None:
         self._place = self.np_random.uniform(-0.9, -0.1, 2).astype(np.float32)
         self._goal = self.np_random.uniform(0.1, 0.9, 2).astype(np.float32)
-        return self._observation(), {}
 
-    def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
-        """Moves the point, first along x, then along y.
-
-        Args:
-            action: [2] in [-1, 1].
-        """
+    def _act(self, action: Any) -> tuple[float, bool]:
         place = self._place.astype(np.float64)
         for axis, move in enumerate(self._speed * np.clip(action, -1, 1)):
             place[axis] = self._stopped(place[axis], place[axis] + move, place[1 - axis])
         self._place = place.astype(np.float32)
         there = bool(self.compute_reward(self._place, self._goal, {}))
-        return self._observation(), float(there), there, False, {}
+        return float(there), there
 
     def _stopped(self, before: float, after: float, across: float) -> float:
         """Where a move along one axis ends."""
