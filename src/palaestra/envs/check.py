@@ -14,9 +14,8 @@ from palaestra.envs.check_rules import SHORT, Finding, Stream, end_rules, equal,
 from palaestra.envs.create import load, load_lane
 from palaestra.envs.env_config import EnvConfig
 from palaestra.envs.environment import SingleEnvironment
-from palaestra.envs.gym_environment import gym_env_of
+from palaestra.envs.gym_environment import GymEnvironment, gym_env_of
 from palaestra.envs.spaces import space_from_spec
-from palaestra.envs.suites.gym import wrap
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 
 __all__ = ["CheckReport", "Finding", "check"]
@@ -100,7 +99,7 @@ def _layered(make: Callable[[], Any]) -> SingleEnvironment:
         return env
     if not isinstance(env, gymnasium.Env):
         raise SpecError(f"{type(env).__name__} is neither a gymnasium.Env nor a SingleEnvironment")
-    return wrap(env)
+    return GymEnvironment(env)
 
 
 def _tried(

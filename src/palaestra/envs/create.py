@@ -1,5 +1,6 @@
 """Environments by name: `load` for one, `create_environment` for a batch of them."""
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -7,24 +8,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from palaestra.core import (
-    ConfigError,
-    EnvError,
-    PalaestraError,
-    RunSeeds,
-    SpecTree,
-    TensorSpec,
-    import_module,
-    import_object,
-)
+from palaestra.core import ConfigError, EnvError, PalaestraError, RunSeeds, SpecTree, TensorSpec
+from palaestra.core.importing import import_module, import_object
 from palaestra.envs.chaos import ChaosEnv
 from palaestra.envs.driver import Driver
 from palaestra.envs.env_config import EnvConfig
 from palaestra.envs.environment import Environment, SingleEnvironment
 from palaestra.envs.faults import describe
 from palaestra.envs.first_ready import FirstReadyEnvironment
+from palaestra.envs.gym_environment import GymEnvironment
 from palaestra.envs.lane_environment import LaneEnvironment
 from palaestra.envs.native_vector import NativeVectorEnvironment
 from palaestra.envs.process import ProcessDriver, cores
@@ -33,9 +28,6 @@ from palaestra.envs.suites import atari, envpool, gym
 from palaestra.envs.thread import ThreadDriver
 from palaestra.envs.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
 from palaestra.envs.wrappers.episode_ends import TimeLimit
-
-# A time limit that is never reached, for pools that cannot be without one and count in 32 bits.
-_NO_LIMIT = 1 << 30
 
 __all__ = ["create_environment", "create_evaluation_environment", "load", "load_lane", "probe_specs"]
 
@@ -49,10 +41,13 @@ def load(
     wrappers: Sequence[Any] = (),
     kwargs: dict[str, Any] | None = None,
 ) -> SingleEnvironment:
-    """One environment with all its layers; see `suites.gym.load` for their order.
+    """One environment with all its layers.
+
+    From the inside to the outside: the environment, `gym_wrappers` in list order, `GymEnvironment`, `TimeLimit`,
+    `wrappers` in list order. Gymnasium's own time limit, order check and environment check are left out.
 
     Args:
-        name: an id of the registry, or `my_package:MyEnvironment`.
+        name: an id of the registry such as `CartPole-v1`, or `my_package:MyEnvironment`.
         env_id: which environment of a batch this is.
         max_episode_steps: the time limit; `None` for the registered one, 0 for none.
         gym_wrappers: as in `EnvConfig`; not for a `SingleEnvironment`.
@@ -72,33 +67,38 @@ def load(
     inner, outer = as_values(gym_wrappers, GYM_WRAPPERS), as_values(wrappers, STEP_WRAPPERS)
     if name.startswith(envpool.PREFIX):
         raise ConfigError(f"{name!r} exists as a pool only; use create_environment with vectorization=native")
-    maker = _maker(name)
-    if maker is None:
-        suite = atari if name.startswith(atari.PREFIX) else gym
-        return suite.load(
-            name,
-            env_id=env_id,
-            max_episode_steps=max_episode_steps,
-            gym_wrappers=inner,
-            wrappers=outer,
-            kwargs=kwargs,
-        )
-    env = _made(name, maker, kwargs or {})
+    maker, kwargs, registered = _maker(name), kwargs or {}, None
+    if maker is not None:
+        env = _made(name, maker, kwargs)
+        if isinstance(env, gymnasium.Env) and env.spec is not None:
+            registered = env.spec.max_episode_steps
+    else:
+        if name.startswith(atari.PREFIX):  # the game itself counts frames
+            kwargs, layer = atari.preprocessing(name, kwargs, max_episode_steps)
+            outer, max_episode_steps = (layer, *outer), 0
+        env, registered = gym.make(name, kwargs)
+    duration = (registered or 0) if max_episode_steps is None else max_episode_steps
     if isinstance(env, gymnasium.Env):
-        registered = env.spec.max_episode_steps if env.spec else None
-        duration = max_episode_steps if max_episode_steps is not None else registered or 0
-        return gym.wrap(env, env_id=env_id, duration=duration, gym_wrappers=inner, wrappers=outer)
-    if not isinstance(env, SingleEnvironment):
+        env = GymEnvironment(_gym_wrapped(env, duration, inner))
+    elif not isinstance(env, SingleEnvironment):
         raise ConfigError(
             f"{name!r} made a {type(env).__name__}; load needs a gymnasium.Env or a SingleEnvironment "
             "(a batched environment says so by the attribute `batched = True`, and is made by create_environment)"
         )
-    if inner:
+    elif inner:
         raise ConfigError(f"{name!r} is a SingleEnvironment, which gym_wrappers cannot be put around; use wrappers")
     env.env_id = env_id
-    if max_episode_steps:
-        env = TimeLimit(env, max_episode_steps)
+    if duration:
+        env = TimeLimit(env, duration)
     return functools.reduce(lambda layer, wrapper: wrapper(layer), outer, env)
+
+
+def _gym_wrapped(env: gymnasium.Env[Any, Any], duration: int, wrappers: Sequence[Any]) -> gymnasium.Env[Any, Any]:
+    if duration:  # for wrappers that look the limit up; it is not Gymnasium that applies it
+        bare = env.unwrapped
+        bare.spec = copy.copy(bare.spec) if bare.spec else EnvSpec(type(bare).__name__)
+        bare.spec.max_episode_steps = duration
+    return functools.reduce(lambda layer, wrapper: wrapper(layer), wrappers, env)
 
 
 def load_lane(config: EnvConfig, lane: int) -> SingleEnvironment:
@@ -181,9 +181,7 @@ def create_evaluation_environment(
         ...     type(env.driver).__name__, env.batch_size
         ('ThreadDriver', 1)
     """
-    if no_thread_env and not evaluate:
-        return None
-    if not evaluate and config.vectorization != "process":
+    if not evaluate and (no_thread_env or config.vectorization != "process"):
         return None
     kind = "process" if no_thread_env else "thread"
     one = dataclasses.replace(config.for_evaluation(1), vectorization=kind)
@@ -263,16 +261,14 @@ def _native(config: EnvConfig, lane_seeds: Sequence[int]) -> Environment:
 
 def _pool(config: EnvConfig) -> tuple[VectorEnv[Any, Any, Any], int]:
     """All environments as one, and how many frames the first axis of an observation stacks."""
-    name, size, limit, kwargs = config.name, config.num_envs, config.max_episode_steps, dict(config.all_kwargs)
+    name, size, limit, kwargs = config.name, config.num_envs, config.max_episode_steps, config.all_kwargs
     if name.startswith(envpool.PREFIX):
-        return envpool.pool(name, size, max_episode_steps=limit, kwargs=kwargs), 1
+        return envpool.pool(name, size, kwargs, limit), 1
     if name.startswith(atari.PREFIX):
-        return atari.pool(name, size, max_episode_steps=limit, kwargs=kwargs)
+        return atari.pool(name, size, kwargs, limit)
     maker = _maker(name)
     if maker is None:
-        if limit is not None:
-            kwargs["max_episode_steps"] = limit or _NO_LIMIT
-        return gym.pool(name, size, kwargs=kwargs), 1
+        return gym.pool(name, size, kwargs, limit), 1
     if limit is not None:
         raise ConfigError(f"{name!r} brings its own time limit; leave max_episode_steps out")
     pool = _made(name, maker, {**kwargs, "num_envs": size})

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_load_adds_the_registered_limit_and_the_wrappers():
     """ALF-44."""
-    env = gym.load("MountainCar-v0", env_id=2, wrappers=[Doubled])
+    env = load("MountainCar-v0", env_id=2, wrappers=[Doubled])
     assert isinstance(env, Doubled)
     assert isinstance(env.env, TimeLimit)
     assert env.env.duration == 200
@@ -47,12 +47,12 @@ def test_a_gymnasium_wrapper_that_refuses_the_environment_is_named():
 
 def test_an_unknown_id_is_refused_with_a_suggestion():
     with pytest.raises(ConfigError, match="MountainCar"):
-        gym.load("MountianCar-v0")
+        load("MountianCar-v0")
 
 
 def test_arguments_that_the_environment_does_not_take_are_refused():
     with pytest.raises(ConfigError, match="colour"):
-        gym.load("CartPole-v1", kwargs={"colour": "red"})
+        load("CartPole-v1", kwargs={"colour": "red"})
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(name, package,
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda found: None if found == package else find(found))
     with pytest.raises(MissingExtraError, match=rf"'{package}': pip install 'palaestra\[{extra}\]'"):
-        gym.load(name)
+        load(name)
 
 
 def test_every_extra_that_is_named_exists():
@@ -100,7 +100,7 @@ def test_a_suite_keeps_the_rules_of_environments(name, package):
 
 def test_a_goal_environment_observes_what_was_reached_and_what_is_wanted():
     pytest.importorskip("gymnasium_robotics")
-    env = gym.load("PointMaze_UMaze-v3")
+    env = load("PointMaze_UMaze-v3")
     assert set(env.observation_spec) == {"observation", "achieved_goal", "desired_goal"}
     assert env.duration == 300
 
@@ -114,17 +114,17 @@ def test_dm_control_goes_through_shimmy():
         pytest.skip(f"dm_control does not run with the MuJoCo installed: {error}")
     report = check("dm_control/cartpole-balance-v0", steps=60)
     assert report.ok, report
-    assert set(gym.load("dm_control/cartpole-balance-v0").observation_spec) == {"position", "velocity"}
+    assert set(load("dm_control/cartpole-balance-v0").observation_spec) == {"position", "velocity"}
 
 
 def test_mujoco_warns_once_through_logging_and_writes_no_file(tmp_path, monkeypatch, caplog, capfd):
     """What Gymnasium's models use of the past is of no concern to users; an unstable simulation is, once."""
     mujoco = pytest.importorskip("mujoco")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("palaestra.envs.suites.mujoco._WARNED", set())
+    monkeypatch.setattr("palaestra.envs.suites.gym._WARNED", set())
     mujoco.set_mju_user_warning(None)  # dm_control has its own, which is left alone where it came first
     for _ in range(2):
-        gym.load("HalfCheetah-v5").close()
+        load("HalfCheetah-v5").close()
     falling = mujoco.MjModel.from_xml_string(
         "<mujoco><worldbody><body><freejoint/><geom size='1'/></body></worldbody></mujoco>"
     )

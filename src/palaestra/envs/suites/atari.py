@@ -8,7 +8,7 @@ next life. The bare game, without preprocessing, is `ale_py:ALE/Pong-v5`.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -22,12 +22,10 @@ from palaestra.envs.wrappers.atari import EpisodicLife, FireReset, GrayscaleResi
 from palaestra.envs.wrappers.observations import FrameStack
 from palaestra.envs.wrappers.rewards import ClipReward
 
-__all__ = ["PREFIX", "load", "pool"]
+__all__ = ["PREFIX", "pool", "preprocessing"]
 
 PREFIX = "ALE/"
 """Names that this suite is for."""
-
-_NO_LIMIT = 1 << 30  # frames; a pool cannot be without a limit and counts in 32 bits
 
 
 @dataclass(frozen=True)
@@ -46,35 +44,31 @@ class _Preprocessing:
     reward_clipping: bool = False
 
 
-def load(
-    name: str,
-    *,
-    env_id: int = 0,
-    max_episode_steps: int | None = None,
-    gym_wrappers: Sequence[Callable[..., Any]] = (),
-    wrappers: Sequence[Callable[..., Any]] = (),
-    kwargs: dict[str, Any] | None = None,
-) -> SingleEnvironment:
-    """One game in Python: a debugger works, runs resume exactly, and Gymnasium wrappers can be put inside.
+def preprocessing(
+    name: str, kwargs: dict[str, Any], max_episode_steps: int | None
+) -> tuple[dict[str, Any], Callable[[SingleEnvironment], SingleEnvironment]]:
+    """The same in Python: a debugger works, runs resume exactly, and Gymnasium wrappers can be put inside.
 
     Args:
         name: such as `"ALE/Pong-v5"`.
-        env_id: which environment of a batch this is.
+        kwargs: of `AtariVectorEnv` or of the bare game.
         max_episode_steps: the time limit in env steps, those before the agent's first included; `None` for 108,000
             frames, 0 for none.
-        gym_wrappers: around the bare game, below the preprocessing.
-        wrappers: around the preprocessing.
-        kwargs: of `AtariVectorEnv` or of the bare game.
+
+    Returns:
+        The arguments of the bare game, and the layers around it as one.
 
     Raises:
-        ConfigError: no such game, or its constructor refuses the arguments.
-        MissingExtraError: ale-py is not installed.
+        ConfigError: colours are asked for.
     """
     settings, rest = _split(kwargs)
     if not settings.grayscale:
         raise ConfigError("grayscale=False needs vectorization=native; colours without stacking are in ale_py:" + name)
     game = {**_limit(max_episode_steps, settings), **rest, "obs_type": "grayscale", "frameskip": 1}
-    env = gym.load(name, env_id=env_id, max_episode_steps=0, gym_wrappers=gym_wrappers, kwargs=game)
+    return game, functools.partial(_layered, settings=settings)
+
+
+def _layered(env: SingleEnvironment, settings: _Preprocessing) -> SingleEnvironment:
     fire = settings.use_fire_reset and "FIRE" in action_meanings(env)
     if settings.noop_max:
         env = RandomNoop(env, settings.noop_max)
@@ -85,21 +79,19 @@ def load(
     if fire:
         env = FireReset(env)
     env = FrameStack(env, settings.stack_num)
-    if settings.reward_clipping:
-        env = ClipReward(env)
-    return functools.reduce(lambda layer, wrapper: wrapper(layer), wrappers, env)
+    return ClipReward(env) if settings.reward_clipping else env
 
 
 def pool(
-    name: str, num_envs: int, *, max_episode_steps: int | None = None, kwargs: dict[str, Any] | None = None
+    name: str, num_envs: int, kwargs: dict[str, Any], max_episode_steps: int | None = None
 ) -> tuple[VectorEnv[Any, Any, Any], int]:
     """A C++ pool of one game.
 
     Args:
         name: such as `"ALE/Pong-v5"`.
         num_envs: how many.
-        max_episode_steps: as for `load`.
         kwargs: of `AtariVectorEnv`.
+        max_episode_steps: as for `preprocessing`.
 
     Returns:
         The pool, and how many frames the first axis of its observations stacks.
@@ -110,17 +102,16 @@ def pool(
     """
     settings, rest = _split(kwargs)
     arguments = {**vars(settings), **_limit(max_episode_steps, settings), **rest}
-    return gym.pool(name, num_envs, kwargs=arguments), settings.stack_num
+    return gym.pool(name, num_envs, arguments), settings.stack_num
 
 
-def _split(kwargs: dict[str, Any] | None) -> tuple[_Preprocessing, dict[str, Any]]:
+def _split(kwargs: dict[str, Any]) -> tuple[_Preprocessing, dict[str, Any]]:
     names = {field.name for field in fields(_Preprocessing)}
-    given = kwargs or {}
-    settings = _Preprocessing(**{key: value for key, value in given.items() if key in names})
-    return settings, {key: value for key, value in given.items() if key not in names}
+    settings = _Preprocessing(**{key: value for key, value in kwargs.items() if key in names})
+    return settings, {key: value for key, value in kwargs.items() if key not in names}
 
 
 def _limit(max_episode_steps: int | None, settings: _Preprocessing) -> dict[str, int]:
     if max_episode_steps is None:
         return {}
-    return {"max_num_frames_per_episode": max_episode_steps * settings.frameskip or _NO_LIMIT}
+    return {"max_num_frames_per_episode": max_episode_steps * settings.frameskip or gym.NO_LIMIT}

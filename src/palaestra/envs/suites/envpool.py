@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from palaestra.core import ConfigError, MissingExtraError, did_you_mean
+from palaestra.envs.suites.gym import NO_LIMIT
 
 __all__ = ["PREFIX", "EnvPoolVectorEnv", "pool"]
 
@@ -73,24 +74,23 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
 
 
 def pool(
-    name: str, num_envs: int, *, max_episode_steps: int | None = None, kwargs: dict[str, Any] | None = None
+    name: str, num_envs: int, kwargs: dict[str, Any], max_episode_steps: int | None = None
 ) -> VectorEnv[Any, Any, Any]:
     """A pool of one task.
 
     Args:
         name: `envpool:` and EnvPool's id.
         num_envs: how many.
-        max_episode_steps: the time limit in env steps; `None` for EnvPool's own.
         kwargs: for `envpool.make`.
+        max_episode_steps: the time limit in env steps; `None` for EnvPool's own, 0 for none.
 
     Raises:
         ConfigError: no such task, or EnvPool refuses the arguments.
         MissingExtraError: EnvPool is not installed.
     """
-    arguments = dict(kwargs or {})
     if max_episode_steps is not None:
-        arguments["max_episode_steps"] = max_episode_steps or np.iinfo(np.int32).max
-    return EnvPoolVectorEnv(name.removeprefix(PREFIX), num_envs, arguments)
+        kwargs = {**kwargs, "max_episode_steps": max_episode_steps or NO_LIMIT}
+    return EnvPoolVectorEnv(name.removeprefix(PREFIX), num_envs, kwargs)
 
 
 def _make(task: str, kwargs: dict[str, Any]) -> Any:

@@ -1,9 +1,12 @@
 """Environments of Gymnasium's registry."""
 
 import copy
+import functools
 import importlib.util
+import logging
+import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -11,14 +14,15 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from palaestra.core import ConfigError, EnvError, MissingExtraError, did_you_mean, import_module
-from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.faults import describe
-from palaestra.envs.gym_environment import GymEnvironment
-from palaestra.envs.suites.mujoco import log_warnings
-from palaestra.envs.wrappers.episode_ends import TimeLimit
 
-__all__ = ["RegisteredEnvironment", "find_spec", "load", "pool", "registered_environments", "wrap"]
+__all__ = ["NO_LIMIT", "RegisteredEnvironment", "find_spec", "make", "pool", "registered_environments"]
 
+NO_LIMIT = 1 << 30
+"""A time limit that is never reached, for pools that cannot be without one and count in 32 bits."""
+
+_log = logging.getLogger(__name__)
+_WARNED = set[str]()
 # Shells around environments of Gymnasium's predecessors; they cannot be made by their name alone.
 _ADAPTERS = ("GymV21Environment", "GymV26Environment")
 # Packages that register environments when they are imported, by how the ids begin: (package, extra).
@@ -54,54 +58,37 @@ class RegisteredEnvironment(NamedTuple):
     """Whether it has a vectorised version of its own."""
 
 
-def load(
-    name: str,
-    *,
-    env_id: int = 0,
-    max_episode_steps: int | None = None,
-    gym_wrappers: Sequence[Callable[..., Any]] = (),
-    wrappers: Sequence[Callable[..., Any]] = (),
-    kwargs: dict[str, Any] | None = None,
-) -> SingleEnvironment:
-    """One environment of the registry with all its layers.
-
-    From the inside to the outside: the environment, `gym_wrappers` in list order, `GymEnvironment`, `TimeLimit`,
-    `wrappers` in list order. Gymnasium's own time limit, order check and environment check are left out.
+def make(name: str, kwargs: dict[str, Any]) -> tuple[gymnasium.Env[Any, Any], int | None]:
+    """A bare environment of the registry: without Gymnasium's own time limit, order check and environment check.
 
     Args:
         name: an id such as `"CartPole-v1"`.
-        env_id: which environment of a batch this is.
-        max_episode_steps: the time limit; `None` for the registered one, 0 for none.
-        gym_wrappers: each takes and returns a Gymnasium environment.
-        wrappers: each takes and returns a `SingleEnvironment`.
-        kwargs: for the environment's constructor.
+        kwargs: for its constructor.
+
+    Returns:
+        The environment, and its registered time limit; `None` if it has none.
 
     Raises:
         ConfigError: no such id, or its constructor refuses the arguments.
         MissingExtraError: it needs an optional package.
-
-    Examples:
-        >>> load("CartPole-v1").duration
-        500
     """
     spec = find_spec(name)
     bare = copy.deepcopy(spec)
     bare.order_enforce = False
-    gym_env = _made(
-        spec, kwargs, lambda: gymnasium.make(bare, max_episode_steps=-1, disable_env_checker=True, **kwargs or {})
-    )
-    if max_episode_steps is None:
-        max_episode_steps = spec.max_episode_steps or 0
-    return wrap(gym_env, env_id=env_id, duration=max_episode_steps, gym_wrappers=gym_wrappers, wrappers=wrappers)
+    made = functools.partial(gymnasium.make, bare, max_episode_steps=-1, disable_env_checker=True, **kwargs)
+    return _made(spec, kwargs, made), spec.max_episode_steps
 
 
-def pool(name: str, num_envs: int, *, kwargs: dict[str, Any] | None = None) -> VectorEnv[Any, Any, Any]:
+def pool(
+    name: str, num_envs: int, kwargs: dict[str, Any], max_episode_steps: int | None = None
+) -> VectorEnv[Any, Any, Any]:
     """The vectorised version that an id is registered with.
 
     Args:
         name: an id such as `"CartPole-v1"`.
         num_envs: how many.
         kwargs: for its constructor.
+        max_episode_steps: the time limit; `None` for the registered one, 0 for none.
 
     Raises:
         ConfigError: no such id, it has no such version, or its constructor refuses the arguments.
@@ -110,39 +97,10 @@ def pool(name: str, num_envs: int, *, kwargs: dict[str, Any] | None = None) -> V
     spec = find_spec(name)
     if spec.vector_entry_point is None:
         raise ConfigError(f"{name!r} has no vectorised version of its own; use vectorization=serial or process")
+    if max_episode_steps is not None:
+        kwargs = {**kwargs, "max_episode_steps": max_episode_steps or NO_LIMIT}
     mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
-    return _made(spec, kwargs, lambda: gymnasium.make_vec(spec, num_envs, vectorization_mode=mode, **kwargs or {}))
-
-
-def wrap(
-    gym_env: gymnasium.Env[Any, Any],
-    *,
-    env_id: int = 0,
-    duration: int = 0,
-    gym_wrappers: Sequence[Callable[..., Any]] = (),
-    wrappers: Sequence[Callable[..., Any]] = (),
-) -> SingleEnvironment:
-    """The layers of `load` around an environment that exists.
-
-    Args:
-        gym_env: the innermost layer.
-        env_id: which environment of a batch this is.
-        duration: the time limit in env steps; 0 for none.
-        gym_wrappers: each takes and returns a Gymnasium environment.
-        wrappers: each takes and returns a `SingleEnvironment`.
-    """
-    if duration > 0:  # for wrappers that look the limit up; it is not Gymnasium that applies it
-        bare = gym_env.unwrapped
-        bare.spec = copy.copy(bare.spec) if bare.spec else EnvSpec(type(bare).__name__)
-        bare.spec.max_episode_steps = duration
-    for gym_wrapper in gym_wrappers:
-        gym_env = gym_wrapper(gym_env)
-    env: SingleEnvironment = GymEnvironment(gym_env, env_id)
-    if duration > 0:
-        env = TimeLimit(env, duration)
-    for wrapper in wrappers:
-        env = wrapper(env)
-    return env
+    return _made(spec, kwargs, functools.partial(gymnasium.make_vec, spec, num_envs, vectorization_mode=mode, **kwargs))
 
 
 def find_spec(name: str) -> EnvSpec:
@@ -205,7 +163,7 @@ def _suite(spec: EnvSpec) -> str:
     return parts[2] if parts[:2] == ["gymnasium", "envs"] and len(parts) > 2 else parts[0]
 
 
-def _made(spec: EnvSpec, kwargs: dict[str, Any] | None, make: Callable[[], Any]) -> Any:
+def _made(spec: EnvSpec, kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
     """What `make` makes, or an error that says what to install or to change."""
     needs = [(package, extra) for part, package, extra in _ENTRY_POINTS if part in str(spec.entry_point)]
     for package, extra in needs[:1]:
@@ -217,7 +175,7 @@ def _made(spec: EnvSpec, kwargs: dict[str, Any] | None, make: Callable[[], Any])
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise ConfigError(f"the environment {spec.id!r} needs a package that is not installed: {error}") from error
     except (TypeError, gymnasium.error.Error) as error:
-        raise ConfigError(f"{spec.id!r} cannot be made with the arguments {kwargs or {}}: {error}") from error
+        raise ConfigError(f"{spec.id!r} cannot be made with the arguments {kwargs}: {error}") from error
     except Exception as error:
         raise EnvError(f"{spec.id!r} raised {': '.join(describe(error))}") from error
 
@@ -228,4 +186,22 @@ def _import_quietly(package: str, name: str = "") -> None:
         warnings.simplefilter("ignore")
         module = import_module(package, name or package)
     if package == "mujoco":
-        log_warnings(module)
+        _log_warnings(module)
+
+
+def _log_warnings(mujoco: Any) -> None:
+    """Sends MuJoCo's warnings to the log, unless the program has a place for them already.
+
+    MuJoCo itself would print, and write a file, for every environment that is made and every one that is unstable.
+    """
+    if mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(_warned)
+
+
+def _warned(text: str) -> None:
+    """Logs each kind of warning once, whatever times and places it names."""
+    kind = re.sub(r"\d+", "", text)
+    if kind not in _WARNED:
+        _WARNED.add(kind)
+        level = logging.DEBUG if "deprecated" in text else logging.WARNING  # what is deprecated is Gymnasium's model
+        _log.log(level, "MuJoCo: %s", text)
