@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # imported when first used: `palaestra --help` and `palaestra
     from palaestra.core import *
     from palaestra.envs import *
     from palaestra.experiments import *
+    from palaestra.experiments.run import run  # the documentation takes the star's for the file
     from palaestra.nn import *
     from palaestra.policies import *
     from palaestra.rollout import *
