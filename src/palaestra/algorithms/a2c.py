@@ -19,7 +19,7 @@ from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import explained_variance, masked_mean, policy_gradient
-from palaestra.policies import StochasticPolicy
+from palaestra.policies import StochasticPolicy, stochastic_policy
 
 __all__ = ["A2C", "A2CBatch", "A2CConfig"]
 
@@ -80,8 +80,12 @@ class A2C(GradientAlgorithm[StochasticPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or A2CConfig(), seeds, network)
+        policy_layers, _ = config.network.parts("policy", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy, self.value = parts.policy_and_value(observation_spec, action_spec, config)
+            policy = stochastic_policy(
+                observation_spec, action_spec, policy_layers, normalize=config.normalize_observation
+            )
+            self.value = parts.StateValue(policy, observation_spec, config.network)
         networks = nn.ModuleDict({"policy": policy.network, "value": self.value.network})
         option = OptimizerOption("rmsprop", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
         model = CoreModel({"a2c": networks}, {"a2c": option})

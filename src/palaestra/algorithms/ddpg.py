@@ -5,6 +5,7 @@ independent Gaussian instead of Ornstein-Uhlenbeck noise; one learning rate; nei
 normalisation; actor and critic are differentiated at the same weights, then stepped together.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -14,8 +15,8 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree
-from palaestra.nn import EncoderOption, NetworkConfig
+from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
 from palaestra.policies import DeterministicPolicy, GaussianNoise
 
@@ -77,9 +78,20 @@ class DDPG(GradientAlgorithm[DeterministicPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or DDPGConfig(), seeds, network)
-        policy, model, self.target_actor, self.critic, self.target_critic = parts.deterministic_actor_critic(
-            observation_spec, action_spec, config, seeds, num_critics=1
-        )
+        actor, critic = config.network.parts("actor", "critic")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = DeterministicPolicy.build(
+                observation_spec, action_spec, actor, normalize=config.normalize_observation
+            )
+            size = policy.raw_action_spec.size
+            self.target_actor = Network(observation_spec, size, actor)
+            self.critic = EnsembleNetwork(observation_spec, 1, 1, critic, action_size=size)
+        self.target_critic = copy.deepcopy(self.critic)
+        networks = {"actor": policy.network, "critic": self.critic}
+        targets = {"target_actor": self.target_actor, "target_critic": self.target_critic}
+        adam = OptimizerOption("adam", {"lr": config.learning_rate})
+        model = CoreModel(networks | targets, dict.fromkeys(networks, adam))
+        model.sync("target_actor", source="actor")
         policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 

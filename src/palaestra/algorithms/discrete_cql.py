@@ -5,6 +5,7 @@ al. 2016, https://arxiv.org/abs/1509.06461, equation (4)). Departures: the sum o
 follows slowly; the Huber loss; scalar instead of quantile values.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -14,7 +15,7 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import ConfigError, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, QNetwork
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import double_q_target, huber
 from palaestra.policies import ValueGreedyPolicy
 
@@ -77,12 +78,9 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
             policy = ValueGreedyPolicy.build(
                 observation_spec, action_spec, encoded, normalize=config.normalize_observation
             )
-            self._target_network = QNetwork(observation_spec, policy.raw_action_spec.num, encoded)
-        model = CoreModel(
-            {"q": policy.network, "target_q": self._target_network},
-            {"q": OptimizerOption("adam", {"lr": config.learning_rate})},
-        )
-        model.sync("target_q", source="q")
+        self._target_network: Any = copy.deepcopy(policy.network)
+        adam = OptimizerOption("adam", {"lr": config.learning_rate})
+        model = CoreModel({"q": policy.network, "target_q": self._target_network}, {"q": adam})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:

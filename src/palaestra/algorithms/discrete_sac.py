@@ -4,6 +4,7 @@ Paper: Christodoulou 2019, https://arxiv.org/abs/1910.07207, equations (10) to (
 of `SAC`; the target entropy is a share of the entropy of the uniform distribution over allowed actions.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -14,7 +15,7 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import EncoderOption, NetworkConfig
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
 from palaestra.policies import CategoricalPolicy
 
@@ -87,11 +88,14 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
             policy = CategoricalPolicy.build(
                 observation_spec, action_spec, actor, normalize=config.normalize_observation
             )
-            self._critic, self._target_critic = parts.critics(
-                observation_spec, policy.raw_action_spec.num, config.num_critics, critic
-            )
-            self._temperature = parts.Temperature(config.initial_temperature)
-        model = parts.soft_model(config, policy, self._critic, self._target_critic, self._temperature)
+            self._critic = EnsembleNetwork(observation_spec, policy.raw_action_spec.num, config.num_critics, critic)
+        self._target_critic = copy.deepcopy(self._critic)
+        self._temperature = parts.Temperature(config.initial_temperature)
+        networks = {"actor": policy.network, "critic": self._critic, "target_critic": self._target_critic}
+        adam = OptimizerOption("adam", {"lr": config.learning_rate})
+        slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
+        options = {"actor": adam, "critic": adam, "temperature": slow}
+        model = CoreModel({**networks, "temperature": self._temperature}, options)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:

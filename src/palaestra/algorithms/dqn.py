@@ -8,6 +8,7 @@ Fortunato et al. 2018, https://arxiv.org/abs/1706.10295, equation (12); n-step t
 Departures: Adam instead of RMSProp; the Huber loss stands for the clipped error.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -16,10 +17,10 @@ import torch
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree
-from palaestra.nn import EncoderOption, NetworkConfig
+from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import double_q_target, huber, q_target
-from palaestra.policies import ValueGreedyPolicy
+from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
 __all__ = ["DQN", "DQNConfig"]
 
@@ -98,9 +99,16 @@ class DQN(GradientAlgorithm[ValueGreedyPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or DQNConfig(), seeds, network)
-        policy, model = parts.q_learner(observation_spec, action_spec, config, seeds)
+        (layers,) = config.network.parts("q")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = ValueGreedyPolicy.build(
+                observation_spec, action_spec, layers, normalize=config.normalize_observation
+            )
+        policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
         self.network: Any = policy.network
-        self.target_network: Any = model.component["target_q"]
+        self.target_network: Any = copy.deepcopy(policy.network)
+        adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
+        model = CoreModel({"q": self.network, "target_q": self.target_network}, {"q": adam})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.ValueBatch:

@@ -15,7 +15,7 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, InsideFraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import expectile_loss, squared_errors, td_target
 from palaestra.policies import GaussianPolicy
 
@@ -77,7 +77,9 @@ class IQL(GradientAlgorithm[GaussianPolicy]):
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = GaussianPolicy.build(observation_spec, action_spec, actor, normalize=config.normalize_observation)
             size = policy.raw_action_spec.size
-            self._critic, self._target_critic = parts.critics(observation_spec, 1, 2, critic, size)
+            self._critic, self._target_critic = (
+                EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size) for _ in range(2)
+            )
             self._value = Network(observation_spec, 1, value)
         components = {"actor": policy.network, "critic": self._critic, "value": self._value}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})

@@ -5,6 +5,7 @@ Departures: acting averages evenly spaced fractions instead of random ones, so i
 distortions are left out. N-step targets and double Q-learning are optional.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -14,10 +15,10 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree
-from palaestra.nn import EncoderOption, NetworkConfig, ReturnDistribution
+from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, ReturnDistribution
 from palaestra.ops import greedy_action, quantile_huber
-from palaestra.policies import ValueGreedyPolicy
+from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
 __all__ = ["IQN", "IQNBatch", "IQNConfig"]
 
@@ -105,9 +106,16 @@ class IQN(GradientAlgorithm[ValueGreedyPolicy]):
     ) -> None:
         config, seeds = parts.settings(config or IQNConfig(), seeds, network)
         returns = ReturnDistribution("implicit", config.num_acting_fractions)
-        policy, model = parts.q_learner(observation_spec, action_spec, config, seeds, returns)
+        (layers,) = config.network.parts("q")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = ValueGreedyPolicy.build(
+                observation_spec, action_spec, layers, normalize=config.normalize_observation, returns=returns
+            )
+        policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
         self.network: Any = policy.network
-        self.target_network: Any = model.component["target_q"]
+        self.target_network: Any = copy.deepcopy(policy.network)
+        adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
+        model = CoreModel({"q": self.network, "target_q": self.target_network}, {"q": adam})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.ValueBatch:

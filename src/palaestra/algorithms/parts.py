@@ -1,6 +1,5 @@
 """What algorithms share: functions and small objects, from the settings of a constructor to targets and noise."""
 
-import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar, final
@@ -11,17 +10,9 @@ from torch.func import functional_call
 
 from palaestra import policies
 from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig
-from palaestra.core import Batch, Plan, Prioritized, RunSeeds, SpecTree, StepType, seeded_initialisation
-from palaestra.nn import (
-    CoreModel,
-    EncoderOption,
-    EnsembleNetwork,
-    Network,
-    NetworkConfig,
-    OptimizerOption,
-    ReturnDistribution,
-)
-from palaestra.ops import gae, n_step_targets, standardize, td_target
+from palaestra.core import Batch, Plan, Prioritized, RunSeeds, SpecTree, StepType
+from palaestra.nn import EncoderOption, Network, NetworkConfig
+from palaestra.ops import gae, n_step_targets, standardize
 
 __all__ = ["AdvantageBatch", "FixedPolicy", "SoftBatch", "StateValue", "Temperature", "TransitionBatch", "ValueBatch"]
 
@@ -129,22 +120,6 @@ class StateValue:
             [...] in units of return.
         """
         return self.network(features if self._shares else self._policy.normalize(observation)).squeeze(-1)
-
-
-def policy_and_value(
-    observation_spec: SpecTree, action_spec: SpecTree, config: Any, *, shares: bool = True
-) -> tuple[policies.StochasticPolicy, StateValue]:
-    """A stochastic policy for any actions, and what states are worth to it.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment.
-        config: with `network`, whose parts are "policy" and "value", and `normalize_observation`.
-        shares: see `StateValue`.
-    """
-    layers, _ = config.network.parts("policy", "value")
-    policy = policies.stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
-    return policy, StateValue(policy, observation_spec, config.network, shares=shares)
 
 
 @torch.no_grad()
@@ -288,39 +263,6 @@ def priorities(config: Any) -> Prioritized | None:
     return Prioritized(alpha=config.priority_alpha, beta=config.priority_beta) if config.prioritized else None
 
 
-def q_learner(
-    observation_spec: SpecTree,
-    action_spec: Any,
-    config: Any,
-    seeds: RunSeeds,
-    returns: ReturnDistribution | None = None,
-) -> tuple[policies.ValueGreedyPolicy, CoreModel]:
-    """A policy on a new network of action values, which explores by random actions, and the model that trains it.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: discrete.
-        config: with `network`, whose only part is "q", `normalize_observation`, `epsilon`, `learning_rate` and
-            `max_grad_norm`.
-        seeds: of the run.
-        returns: how the network describes the distribution of returns; by default it says one value for each action.
-
-    Returns:
-        The policy, and a model with the components `q`, trained by Adam, and `target_q`, its copy.
-
-    Raises:
-        ConfigError: the action space is not discrete.
-    """
-    (layers,) = config.network.parts("q")
-    with seeded_initialisation(seeds.integer("initialisation")):
-        policy = policies.ValueGreedyPolicy.build(
-            observation_spec, action_spec, layers, normalize=config.normalize_observation, returns=returns
-        )
-    policy.exploration = policies.EpsilonGreedy(action_spec.num, config.epsilon)
-    adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
-    return policy, CoreModel({"q": policy.network, "target_q": copy.deepcopy(policy.network)}, {"q": adam})
-
-
 def layer_noise(batch: ValueBatch, policy: policies.ValueGreedyPolicy, generator: torch.Generator) -> ValueBatch:
     """Adds the noise of noisy layers, own to every row, if there are any.
 
@@ -352,27 +294,6 @@ def weighted_mean(loss: Tensor, batch: Batch) -> Tensor:
         batch: the minibatch, with `weight` [N] where rows are drawn by priority.
     """
     return (batch["weight"] * loss).mean() if "weight" in batch else loss.mean()
-
-
-# -- critics
-
-
-def critics(
-    observation_spec: SpecTree, num_outputs: int, num_critics: int, layers: NetworkConfig, action_size: int = 0
-) -> tuple[EnsembleNetwork, EnsembleNetwork]:
-    """An ensemble of critics, and another one for targets; `CoreModel.sync` makes them equal.
-
-    Args:
-        observation_spec: of the environment.
-        num_outputs: numbers that each of them says.
-        num_critics: how many there are.
-        layers: of each.
-        action_size: numbers of the actions that they judge; 0 where they say something about every action.
-    """
-    online, target = (
-        EnsembleNetwork(observation_spec, num_outputs, num_critics, layers, action_size=action_size) for _ in range(2)
-    )
-    return online, target
 
 
 # -- soft policies
@@ -423,103 +344,7 @@ class Temperature(nn.Module):
         return -self.log * excess.detach().mean()
 
 
-def target_entropy(config: Any, policy: policies.SquashedGaussianPolicy) -> float:
-    """The entropy that the temperature aims at, nats: by default minus one for each number of an action.
-
-    Args:
-        config: with `target_entropy`.
-        policy: whose actions they are.
-    """
-    return -float(policy.raw_action_spec.size) if config.target_entropy is None else float(config.target_entropy)
-
-
-def soft_actor_critic(
-    observation_spec: SpecTree, action_spec: SpecTree, config: Any, seeds: RunSeeds, num_outputs: int = 1
-) -> tuple[policies.SquashedGaussianPolicy, CoreModel, EnsembleNetwork, EnsembleNetwork, Temperature]:
-    """The networks of soft actor-critic, and the model that trains them.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: a box.
-        config: with `network`, whose parts are "actor" and "critic", `normalize_observation`, `num_critics`,
-            `initial_temperature` and what `soft_model` takes.
-        seeds: of the run.
-        num_outputs: numbers that a critic says about an action.
-
-    Returns:
-        Policy, model, critics, target critics and temperature.
-
-    Raises:
-        ConfigError: the action space is something else.
-    """
-    actor, critic = config.network.parts("actor", "critic")
-    with seeded_initialisation(seeds.integer("initialisation")):
-        policy = policies.SquashedGaussianPolicy.build(
-            observation_spec, action_spec, actor, normalize=config.normalize_observation
-        )
-        size = policy.raw_action_spec.size
-        online, target = critics(observation_spec, num_outputs, config.num_critics, critic, size)
-        temperature = Temperature(config.initial_temperature)
-    return policy, soft_model(config, policy, online, target, temperature), online, target, temperature
-
-
-def soft_model(
-    config: Any, policy: policies.NetworkPolicy, critic: Any, target_critic: Any, temperature: Temperature
-) -> CoreModel:
-    """A model that trains actor, critics and temperature by Adam; the target critics begin as the critics are.
-
-    Args:
-        config: with `learning_rate` and `temperature_learning_rate`.
-        policy: whose network is the actor.
-        critic: an ensemble.
-        target_critic: another, of the same layers.
-        temperature: learned at a speed of its own.
-    """
-    networks = {"actor": policy.network, "critic": critic, "target_critic": target_critic}
-    adam = OptimizerOption("adam", {"lr": config.learning_rate})
-    slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
-    options = {"actor": adam, "critic": adam, "temperature": slow}
-    model = CoreModel({**networks, "temperature": temperature}, options)
-    model.sync("target_critic", source="critic")
-    return model
-
-
 # -- deterministic policies
-
-
-def deterministic_actor_critic(
-    observation_spec: SpecTree, action_spec: SpecTree, config: Any, seeds: RunSeeds, *, num_critics: int
-) -> tuple[policies.DeterministicPolicy, CoreModel, Network, EnsembleNetwork, EnsembleNetwork]:
-    """The networks of deterministic policy gradients, and the model that trains them by Adam.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: a box.
-        config: with `network`, whose parts are "actor" and "critic", `normalize_observation` and `learning_rate`.
-        seeds: of the run.
-        num_critics: how many there are.
-
-    Returns:
-        Policy, model, target actor, critics and target critics.
-
-    Raises:
-        ConfigError: the action space is something else.
-    """
-    actor, critic = config.network.parts("actor", "critic")
-    with seeded_initialisation(seeds.integer("initialisation")):
-        policy = policies.DeterministicPolicy.build(
-            observation_spec, action_spec, actor, normalize=config.normalize_observation
-        )
-        size = policy.raw_action_spec.size
-        target_actor = Network(observation_spec, size, actor)
-        online, target = critics(observation_spec, 1, num_critics, critic, size)
-    components = {"actor": policy.network, "critic": online}
-    adam = OptimizerOption("adam", {"lr": config.learning_rate})
-    targets = {"target_actor": target_actor, "target_critic": target}
-    model = CoreModel(components | targets, dict.fromkeys(components, adam))
-    model.sync("target_actor", source="actor")
-    model.sync("target_critic", source="critic")
-    return policy, model, target_actor, online, target
 
 
 def smoothing_noise(batch: Batch, config: Any, generator: torch.Generator, layout: type[_BatchT]) -> _BatchT:
@@ -534,16 +359,3 @@ def smoothing_noise(batch: Batch, config: Any, generator: torch.Generator, layou
     noise = torch.empty(batch["action"].shape).normal_(std=config.target_noise_std, generator=generator)
     limit = config.target_noise_clip
     return layout.of({**dict(batch.items()), "noise": noise.clamp_(-limit, limit)})
-
-
-def smoothed_target(algorithm: Any, batch: Any) -> Tensor:
-    """The lesser of what two target critics say of the target actor's actions with noise: [N] units of return.
-
-    Args:
-        algorithm: with `policy`, `target_actor` and `target_critic`.
-        batch: after `smoothing_noise`.
-    """
-    observation = algorithm.policy.normalize(batch.next_observation)
-    action = (algorithm.target_actor(observation).tanh() + batch.noise).clamp_(-1.0, 1.0)
-    next_q = algorithm.target_critic(observation, action).squeeze(-1)  # [2, N]
-    return td_target(next_q.amin(0), batch.reward, batch.bootstrap)

@@ -37,7 +37,7 @@ from palaestra.core import (
 )
 from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import approximate_kl, clipped_surrogate, masked_mean
-from palaestra.policies import Phase, StochasticPolicy
+from palaestra.policies import Phase, StochasticPolicy, stochastic_policy
 
 __all__ = ["PPG", "PPGConfig"]
 
@@ -106,8 +106,12 @@ class PPG(Algorithm[StochasticPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or PPGConfig(), seeds, network)
+        policy_layers, _ = config.network.parts("policy", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy, self.value = parts.policy_and_value(observation_spec, action_spec, config, shares=False)
+            policy = stochastic_policy(
+                observation_spec, action_spec, policy_layers, normalize=config.normalize_observation
+            )
+            self.value = parts.StateValue(policy, observation_spec, config.network, shares=False)
             self._torso = next(part for part in policy.network.modules() if isinstance(part, Network))
             self._auxiliary = nn.Linear(self._torso.hidden_size, 1)
         option = OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)

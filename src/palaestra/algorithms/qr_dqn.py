@@ -5,6 +5,7 @@ Departures: n-step targets, double Q-learning, dueling and noisy layers are opti
 Q-learning is off, as in the paper. The Huber loss is divided by its delta, as in the authors' next paper (IQN).
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -13,10 +14,10 @@ import torch
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree
-from palaestra.nn import EncoderOption, NetworkConfig, ReturnDistribution
+from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, ReturnDistribution
 from palaestra.ops import greedy_action, quantile_huber
-from palaestra.policies import ValueGreedyPolicy
+from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
 __all__ = ["QRDQN", "QRDQNConfig"]
 
@@ -91,9 +92,16 @@ class QRDQN(GradientAlgorithm[ValueGreedyPolicy]):
     ) -> None:
         config, seeds = parts.settings(config or QRDQNConfig(), seeds, network)
         returns = ReturnDistribution("quantiles", config.num_quantiles)
-        policy, model = parts.q_learner(observation_spec, action_spec, config, seeds, returns)
+        (layers,) = config.network.parts("q")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = ValueGreedyPolicy.build(
+                observation_spec, action_spec, layers, normalize=config.normalize_observation, returns=returns
+            )
+        policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
         self.network: Any = policy.network
-        self.target_network: Any = model.component["target_q"]
+        self.target_network: Any = copy.deepcopy(policy.network)
+        adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
+        model = CoreModel({"q": self.network, "target_q": self.target_network}, {"q": adam})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.ValueBatch:

@@ -4,6 +4,7 @@ Paper: Kuznetsov et al. 2020, https://arxiv.org/abs/2005.04269, equations (5) to
 of `SAC`.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -13,8 +14,8 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, ConfigError, DataSource, Replay, RunSeeds, Schedule, SpecTree
-from palaestra.nn import EncoderOption, NetworkConfig
+from palaestra.core import Batch, ConfigError, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import quantile_huber
 from palaestra.policies import SquashedGaussianPolicy
 
@@ -91,10 +92,23 @@ class QuantileSAC(GradientAlgorithm[SquashedGaussianPolicy]):
                 f"algorithm.num_dropped is {config.num_dropped} of {config.num_quantiles} quantiles; it must be at "
                 "least 0 and below their number"
             )
-        policy, model, self.critic, self.target_critic, self.temperature = parts.soft_actor_critic(
-            observation_spec, action_spec, config, seeds, config.num_quantiles
-        )
-        self.target_entropy = parts.target_entropy(config, policy)
+        actor, critic = config.network.parts("actor", "critic")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = SquashedGaussianPolicy.build(
+                observation_spec, action_spec, actor, normalize=config.normalize_observation
+            )
+            size = policy.raw_action_spec.size
+            self.critic = EnsembleNetwork(
+                observation_spec, config.num_quantiles, config.num_critics, critic, action_size=size
+            )
+        self.target_critic = copy.deepcopy(self.critic)
+        self.temperature = parts.Temperature(config.initial_temperature)
+        self.target_entropy = -float(size) if config.target_entropy is None else config.target_entropy
+        networks = {"actor": policy.network, "critic": self.critic, "target_critic": self.target_critic}
+        adam = OptimizerOption("adam", {"lr": config.learning_rate})
+        slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
+        options = {"actor": adam, "critic": adam, "temperature": slow}
+        model = CoreModel({**networks, "temperature": self.temperature}, options)
         middle = (torch.arange(config.num_quantiles) + 0.5) / config.num_quantiles
         self._fraction = middle.repeat(config.num_critics)  # [K Q] the paper's tau
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)

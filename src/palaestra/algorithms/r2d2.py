@@ -6,6 +6,7 @@ Departures: the Huber loss on unscaled values instead of the squared error on re
 their episode, the memory starts anew in the next one.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -15,10 +16,20 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, ConfigError, DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree
-from palaestra.nn import EncoderOption, NetworkConfig
+from palaestra.core import (
+    Batch,
+    ConfigError,
+    DataSource,
+    Linear,
+    Replay,
+    RunSeeds,
+    Schedule,
+    SpecTree,
+    seeded_initialisation,
+)
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import greedy_action, huber, masked_mean, n_step_returns, valid_starts
-from palaestra.policies import ValueGreedyPolicy
+from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
 __all__ = ["R2D2", "R2D2Batch", "R2D2Config"]
 
@@ -127,9 +138,16 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
                 f"{config.mini_batch_length}; it needs a memory, lstm or gru, and sequences of at least 2 steps, else "
                 "use DQN"
             )
-        policy, model = parts.q_learner(observation_spec, action_spec, config, seeds)
+        (layers,) = config.network.parts("q")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = ValueGreedyPolicy.build(
+                observation_spec, action_spec, layers, normalize=config.normalize_observation
+            )
+        policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
         self.network: Any = policy.network
-        self.target_network: Any = model.component["target_q"]
+        self.target_network: Any = copy.deepcopy(policy.network)
+        adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
+        model = CoreModel({"q": self.network, "target_q": self.target_network}, {"q": adam})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     @torch.no_grad()

@@ -6,6 +6,7 @@ Departures: noise is drawn for every row rather than once for a minibatch; explo
 the cross-entropy instead of the divergence.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -15,9 +16,9 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.c51 import cross_entropy
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree
-from palaestra.nn import EncoderOption, NetworkConfig, ReturnDistribution
-from palaestra.policies import ValueGreedyPolicy
+from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, ReturnDistribution
+from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
 __all__ = ["Rainbow", "RainbowConfig"]
 
@@ -96,9 +97,16 @@ class Rainbow(GradientAlgorithm[ValueGreedyPolicy]):
     ) -> None:
         config, seeds = parts.settings(config or RainbowConfig(), seeds, network)
         returns = ReturnDistribution("atoms", config.num_atoms, config.min_return, config.max_return)
-        policy, model = parts.q_learner(observation_spec, action_spec, config, seeds, returns)
+        (layers,) = config.network.parts("q")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = ValueGreedyPolicy.build(
+                observation_spec, action_spec, layers, normalize=config.normalize_observation, returns=returns
+            )
+        policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
         self.network: Any = policy.network
-        self.target_network: Any = model.component["target_q"]
+        self.target_network: Any = copy.deepcopy(policy.network)
+        adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
+        model = CoreModel({"q": self.network, "target_q": self.target_network}, {"q": adam})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.ValueBatch:

@@ -4,6 +4,7 @@ Paper: Chen et al. 2021, https://arxiv.org/abs/2101.05982, algorithm 1. Departur
 made together with the last one of the critics.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -13,8 +14,8 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, ConfigError, DataSource, Replay, RunSeeds, Schedule, SpecTree
-from palaestra.nn import EncoderOption, NetworkConfig
+from palaestra.core import Batch, ConfigError, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
 from palaestra.policies import SquashedGaussianPolicy
 
@@ -98,10 +99,21 @@ class REDQ(GradientAlgorithm[SquashedGaussianPolicy]):
                 f"algorithm.subset_size is {config.subset_size} of {config.num_critics} critics; it must be at least 1 "
                 "and at most their number"
             )
-        policy, model, self.critic, self.target_critic, self.temperature = parts.soft_actor_critic(
-            observation_spec, action_spec, config, seeds
-        )
-        self.target_entropy = parts.target_entropy(config, policy)
+        actor, critic = config.network.parts("actor", "critic")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = SquashedGaussianPolicy.build(
+                observation_spec, action_spec, actor, normalize=config.normalize_observation
+            )
+            size = policy.raw_action_spec.size
+            self.critic = EnsembleNetwork(observation_spec, 1, config.num_critics, critic, action_size=size)
+        self.target_critic = copy.deepcopy(self.critic)
+        self.temperature = parts.Temperature(config.initial_temperature)
+        self.target_entropy = -float(size) if config.target_entropy is None else config.target_entropy
+        networks = {"actor": policy.network, "critic": self.critic, "target_critic": self.target_critic}
+        adam = OptimizerOption("adam", {"lr": config.learning_rate})
+        slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
+        options = {"actor": adam, "critic": adam, "temperature": slow}
+        model = CoreModel({**networks, "temperature": self.temperature}, options)
         self.term_periods = {"actor": config.policy_period, "temperature": config.policy_period}
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 

@@ -5,6 +5,7 @@ its minimum of two critics. Departures: critics, actor and temperature are diffe
 stepped together; the temperature is learned through its logarithm.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -13,8 +14,8 @@ import torch
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree
-from palaestra.nn import EncoderOption, NetworkConfig
+from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
 from palaestra.policies import SquashedGaussianPolicy
 
@@ -89,10 +90,21 @@ class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or SACConfig(), seeds, network)
-        policy, model, self.critic, self.target_critic, self.temperature = parts.soft_actor_critic(
-            observation_spec, action_spec, config, seeds
-        )
-        self.target_entropy = parts.target_entropy(config, policy)
+        actor, critic = config.network.parts("actor", "critic")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = SquashedGaussianPolicy.build(
+                observation_spec, action_spec, actor, normalize=config.normalize_observation
+            )
+            size = policy.raw_action_spec.size
+            self.critic = EnsembleNetwork(observation_spec, 1, config.num_critics, critic, action_size=size)
+        self.target_critic = copy.deepcopy(self.critic)
+        self.temperature = parts.Temperature(config.initial_temperature)
+        self.target_entropy = -float(size) if config.target_entropy is None else config.target_entropy
+        networks = {"actor": policy.network, "critic": self.critic, "target_critic": self.target_critic}
+        adam = OptimizerOption("adam", {"lr": config.learning_rate})
+        slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
+        options = {"actor": adam, "critic": adam, "temperature": slow}
+        model = CoreModel({**networks, "temperature": self.temperature}, options)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:

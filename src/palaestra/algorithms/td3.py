@@ -5,6 +5,7 @@ actor that is due is differentiated at the same weights as the critics, then ste
 units of raw actions, which lie in [-1, 1].
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -14,9 +15,9 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree
-from palaestra.nn import EncoderOption, NetworkConfig
-from palaestra.ops import squared_errors
+from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
+from palaestra.ops import squared_errors, td_target
 from palaestra.policies import DeterministicPolicy, GaussianNoise
 
 __all__ = ["TD3", "TD3Batch", "TD3Config"]
@@ -90,9 +91,20 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or TD3Config(), seeds, network)
-        policy, model, self.target_actor, self.critic, self.target_critic = parts.deterministic_actor_critic(
-            observation_spec, action_spec, config, seeds, num_critics=2
-        )
+        actor, critic = config.network.parts("actor", "critic")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = DeterministicPolicy.build(
+                observation_spec, action_spec, actor, normalize=config.normalize_observation
+            )
+            size = policy.raw_action_spec.size
+            self.target_actor = Network(observation_spec, size, actor)
+            self.critic = EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size)
+        self.target_critic = copy.deepcopy(self.critic)
+        networks = {"actor": policy.network, "critic": self.critic}
+        targets = {"target_actor": self.target_actor, "target_critic": self.target_critic}
+        adam = OptimizerOption("adam", {"lr": config.learning_rate})
+        model = CoreModel(networks | targets, dict.fromkeys(networks, adam))
+        model.sync("target_actor", source="actor")
         policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
         self.term_periods = {"actor": config.policy_period}
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
@@ -122,7 +134,10 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
         Args:
             batch: the minibatch.
         """
-        return parts.smoothed_target(self, batch)
+        observation = self.policy.normalize(batch.next_observation)
+        action = (self.target_actor(observation).tanh() + batch.noise).clamp_(-1.0, 1.0)
+        next_q = self.target_critic(observation, action).squeeze(-1)  # [2, N]
+        return td_target(next_q.amin(0), batch.reward, batch.bootstrap)
 
     def after_step(self) -> None:
         """Target networks follow, as often as the actor moves."""

@@ -4,6 +4,7 @@ Paper: Fujimoto and Gu 2021, https://arxiv.org/abs/2106.06860, equations (3) to 
 scale of the action values in (5) is their mean over all the data of an update, before its first gradient step.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -13,9 +14,9 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree
-from palaestra.nn import EncoderOption, NetworkConfig
-from palaestra.ops import squared_errors
+from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
+from palaestra.ops import squared_errors, td_target
 from palaestra.policies import DeterministicPolicy
 
 __all__ = ["TD3BC", "TD3BCBatch", "TD3BCConfig"]
@@ -83,9 +84,20 @@ class TD3BC(GradientAlgorithm[DeterministicPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or TD3BCConfig(), seeds, network)
-        policy, model, self.target_actor, self.critic, self.target_critic = parts.deterministic_actor_critic(
-            observation_spec, action_spec, config, seeds, num_critics=2
-        )
+        actor, critic = config.network.parts("actor", "critic")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = DeterministicPolicy.build(
+                observation_spec, action_spec, actor, normalize=config.normalize_observation
+            )
+            size = policy.raw_action_spec.size
+            self.target_actor = Network(observation_spec, size, actor)
+            self.critic = EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size)
+        self.target_critic = copy.deepcopy(self.critic)
+        networks = {"actor": policy.network, "critic": self.critic}
+        targets = {"target_actor": self.target_actor, "target_critic": self.target_critic}
+        adam = OptimizerOption("adam", {"lr": config.learning_rate})
+        model = CoreModel(networks | targets, dict.fromkeys(networks, adam))
+        model.sync("target_actor", source="actor")
         self.term_periods = {"actor": config.policy_period}
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
@@ -123,7 +135,10 @@ class TD3BC(GradientAlgorithm[DeterministicPolicy]):
         Args:
             batch: the minibatch.
         """
-        return parts.smoothed_target(self, batch)
+        observation = self.policy.normalize(batch.next_observation)
+        action = (self.target_actor(observation).tanh() + batch.noise).clamp_(-1.0, 1.0)
+        next_q = self.target_critic(observation, action).squeeze(-1)  # [2, N]
+        return td_target(next_q.amin(0), batch.reward, batch.bootstrap)
 
     def after_step(self) -> None:
         """Target networks follow, as often as the actor moves."""

@@ -25,7 +25,7 @@ from palaestra.algorithms.algorithm import (
 from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, minibatches, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import conjugate_gradient, explained_variance, masked_mean
-from palaestra.policies import Phase, StochasticPolicy
+from palaestra.policies import Phase, StochasticPolicy, stochastic_policy
 
 __all__ = ["TRPO", "TRPOConfig"]
 
@@ -86,8 +86,12 @@ class TRPO(Algorithm[StochasticPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or TRPOConfig(), seeds, network)
+        policy_layers, _ = config.network.parts("policy", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy, self.value = parts.policy_and_value(observation_spec, action_spec, config, shares=False)
+            policy = stochastic_policy(
+                observation_spec, action_spec, policy_layers, normalize=config.normalize_observation
+            )
+            self.value = parts.StateValue(policy, observation_spec, config.network, shares=False)
         options = {
             "policy": OptimizerOption("sgd", {"lr": 1.0}),  # the natural step is taken as it is
             "value": OptimizerOption("adam", {"lr": config.value_learning_rate}),
