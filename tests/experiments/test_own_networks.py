@@ -33,6 +33,8 @@ RUNS = {
     "dqn": (*CHAIN, *SMALL),
     "sac": (*PENDULUM, *SMALL),
     "td3": (*PENDULUM, *SMALL),
+    "iql": (*PENDULUM[:1], "--env.max-episode-steps", "6", "--offline.data", "demo", *SMALL[2:]),
+    "mappo": ("palaestra.multiagent:Meeting", *PENDULUM[1:], "--algorithm.unroll-length", "8"),
 }
 
 
@@ -60,6 +62,11 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+def ones(spec):
+    """An observation."""
+    return {key: ones(child) for key, child in spec.items()} if isinstance(spec, dict) else np.ones(spec.shape)
+
+
 def trained(name: str, *options: str) -> Path:
     arguments = ("train", name, *RUNS[name], *SHORT, "--algorithm.network", NAMED, *options)
     assert exit_code(*arguments) == 0
@@ -68,12 +75,14 @@ def trained(name: str, *options: str) -> Path:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_an_own_network_is_trained_saved_loaded_and_resumed_from_the_command_line(name, capsys):
+    if name == "iql":
+        assert exit_code("data", "collect", "random", PENDULUM[0], "demo", "--steps", "60", *RUNS[name][1:3]) == 0
     whole = trained(name, "--run.name", "whole")
     assert RunDirectory(whole).config.algorithm.network.encoder == NAMED
-    policy = load_policy(whole / "policy")
+    saved = Path("policy", "shared") if name == "mappo" else Path("policy")
+    policy = load_policy(whole / saved)
     assert any(type(module) is sys.modules[__name__].Net for module in policy.modules())
-    observation = np.zeros(policy.observation_spec.shape)
-    assert np.isfinite(policy(observation)).all()
+    assert np.isfinite(policy(ones(policy.observation_spec))).all()
     assert exit_code("eval", str(whole), "--episodes", "1") == 0, output(capsys)
     again = trained(name, "--run.name", "again")
     kept = sorted((again / "checkpoints").glob("step_*"))
@@ -81,7 +90,7 @@ def test_an_own_network_is_trained_saved_loaded_and_resumed_from_the_command_lin
     for newer in kept[1:]:
         shutil.rmtree(newer)
     assert exit_code("resume", str(again)) == 0, output(capsys)
-    for ours, theirs in zip(policy.parameters(), load_policy(again / "policy").parameters(), strict=True):
+    for ours, theirs in zip(policy.parameters(), load_policy(again / saved).parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
 

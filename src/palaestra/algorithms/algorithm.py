@@ -4,7 +4,7 @@ import functools
 import math
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar, final
 
@@ -12,23 +12,9 @@ import torch
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
-from palaestra.core import (
-    Batch,
-    CheckpointError,
-    ConfigError,
-    DataSource,
-    Linear,
-    NonFiniteError,
-    OnPolicy,
-    Piecewise,
-    Plan,
-    RunSeeds,
-    did_you_mean,
-    require_device,
-    schedule_range,
-    schedule_value,
-    to_device,
-)
+from palaestra.core import Batch, DataSource, OnPolicy, Plan, RunSeeds, require_device, to_device
+from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError, did_you_mean
+from palaestra.core.schedule import Linear, Piecewise, schedule_range, schedule_value
 from palaestra.nn import CoreModel
 from palaestra.policies import NetworkPolicy, Policy
 
@@ -42,8 +28,6 @@ __all__ = [
     "NotNegative",
     "Positive",
     "UpdateInfo",
-    "mean_metrics",
-    "require_finite_gradients",
 ]
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
@@ -161,7 +145,11 @@ class UpdateInfo:
     @property
     def metrics(self) -> dict[str, float]:
         """The mean of every metric over the update's gradient steps."""
-        return mean_metrics(self.records)
+        columns: dict[str, list[Tensor]] = {}
+        for record in self.records:
+            for name, value in record.items():
+                columns.setdefault(name, []).append(value)
+        return {name: float(torch.stack(values).float().mean()) for name, values in columns.items()}
 
 
 class Algorithm(ABC, Generic[PolicyT]):
@@ -274,6 +262,25 @@ class Algorithm(ABC, Generic[PolicyT]):
         """
 
     @final
+    def require_finite_gradients(self, metrics: Mapping[str, Tensor]) -> None:
+        """Refuses a gradient step whose gradient is NaN or infinite.
+
+        Args:
+            metrics: of the step, with `gradient_norm/<component>`.
+
+        Raises:
+            NonFiniteError: names the component and has all metrics.
+        """
+        for name, value in metrics.items():
+            if name.startswith("gradient_norm/") and not math.isfinite(value):
+                state = {key: float(metric) for key, metric in metrics.items()}
+                raise NonFiniteError(
+                    f"the gradient of {name.removeprefix('gradient_norm/')!r} is not finite after "
+                    f"{self.num_gradient_steps} gradient steps; metrics of this step: {state}. "
+                    "Lower the learning rate or look at the observations and rewards"
+                )
+
+    @final
     def finish_update(self, drawn: Batch) -> None:
         """What ends every update: the policy's version rises, and its normaliser learns the `drawn` observations."""
         self.policy.version += 1
@@ -348,36 +355,3 @@ class Algorithm(ABC, Generic[PolicyT]):
             prefix = "normalizer."
             saved = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
             self.policy.normalizer.load_state_dict(saved)
-
-
-def mean_metrics(records: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """The mean of each metric over records that have it.
-
-    Args:
-        records: dicts of 0-dim tensors.
-    """
-    columns: dict[str, list[Tensor]] = {}
-    for record in records:
-        for name, value in record.items():
-            columns.setdefault(name, []).append(value)
-    return {name: float(torch.stack(values).float().mean()) for name, values in columns.items()}
-
-
-def require_finite_gradients(metrics: Mapping[str, Tensor], num_gradient_steps: int) -> None:
-    """Refuses a gradient step whose gradient is NaN or infinite.
-
-    Args:
-        metrics: of the step, with `gradient_norm/<component>`.
-        num_gradient_steps: made before.
-
-    Raises:
-        NonFiniteError: names the component and has all metrics.
-    """
-    for name, value in metrics.items():
-        if name.startswith("gradient_norm/") and not math.isfinite(value):
-            state = {key: float(metric) for key, metric in metrics.items()}
-            raise NonFiniteError(
-                f"the gradient of {name.removeprefix('gradient_norm/')!r} is not finite after "
-                f"{num_gradient_steps} gradient steps; metrics of this step: {state}. "
-                "Lower the learning rate or look at the observations and rewards"
-            )

@@ -14,17 +14,8 @@ from torch import Tensor
 
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, NotNegative, Positive, UpdateInfo
-from palaestra.core import (
-    Batch,
-    ConfigError,
-    DataSource,
-    OnPolicy,
-    RunSeeds,
-    Schedule,
-    SpecTree,
-    StepType,
-    seeded_initialisation,
-)
+from palaestra.core import Batch, ConfigError, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
+from palaestra.core.plan import DataSource, OnPolicy
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import centered_ranks, episode_returns
 from palaestra.policies import Phase, PopulationPolicy

@@ -11,17 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms.algorithm import BonusConfig
-from palaestra.core import (
-    Batch,
-    ConfigError,
-    Plan,
-    Replay,
-    RunSeeds,
-    SpecTree,
-    TensorSpec,
-    seeded_initialisation,
-    spec_leaves,
-)
+from palaestra.core import Batch, ConfigError, Plan, Replay, RunSeeds, seeded_initialisation
+from palaestra.core.spec import SpecTree, TensorSpec, spec_leaves
 from palaestra.nn import CompositeNetwork, CoreModel, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import Moments, masked_mean, merge, moments_of, valid_starts, variance
 from palaestra.policies import ObservationNormalizer, Policy

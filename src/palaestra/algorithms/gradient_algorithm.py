@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias, final
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import Algorithm, PolicyT, UpdateInfo, require_finite_gradients
+from palaestra.algorithms.algorithm import Algorithm, PolicyT, UpdateInfo
 from palaestra.algorithms.exploration_bonus import bonus_of
 from palaestra.core import Batch, ConfigError, DataSource, NonFiniteError, Plan, RunSeeds, minibatches
 from palaestra.nn import CoreModel, combine_gradients, compiled_method
@@ -318,7 +318,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         return {f"gradient_norm/{name}": norm for name, norm in norms.items()}
 
     def _after_gradient_step(self, metrics: Mapping[str, Tensor]) -> None:
-        require_finite_gradients(metrics, self.num_gradient_steps)
+        self.require_finite_gradients(metrics)
         self.num_gradient_steps += 1
         self.after_step()
 

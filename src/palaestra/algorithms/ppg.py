@@ -21,20 +21,10 @@ from palaestra.algorithms.algorithm import (
     NotNegative,
     Positive,
     UpdateInfo,
-    require_finite_gradients,
 )
-from palaestra.core import (
-    Batch,
-    CheckpointError,
-    DataSource,
-    OnPolicy,
-    RunSeeds,
-    Schedule,
-    SpecTree,
-    minibatches,
-    seeded_initialisation,
-    tree_paths,
-)
+from palaestra.core import Batch, CheckpointError, Schedule, SpecTree, minibatches, tree_paths
+from palaestra.core.plan import DataSource, OnPolicy
+from palaestra.core.seeding import RunSeeds, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import approximate_kl, clipped_surrogate, masked_mean
 from palaestra.policies import Phase, StochasticPolicy, stochastic_policy
@@ -198,7 +188,7 @@ class PPG(Algorithm[StochasticPolicy]):
         norms = self.model.apply_gradients([gradients])
         record = {name: value.detach() for name, value in metrics.items()}
         record |= {f"gradient_norm/{name}": norm for name, norm in norms.items()}
-        require_finite_gradients(record, self.num_gradient_steps)
+        self.require_finite_gradients(record)
         self.num_gradient_steps += 1
         info.gradient_steps += 1
         info.rows_trained += rows

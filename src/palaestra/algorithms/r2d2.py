@@ -16,17 +16,8 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import (
-    Batch,
-    ConfigError,
-    DataSource,
-    Linear,
-    Replay,
-    RunSeeds,
-    Schedule,
-    SpecTree,
-    seeded_initialisation,
-)
+from palaestra.core import Batch, ConfigError, Linear, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core.plan import DataSource, Replay
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import greedy_action, huber, masked_mean, n_step_returns, valid_starts
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy

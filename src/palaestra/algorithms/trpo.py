@@ -14,14 +14,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import (
-    Algorithm,
-    AlgorithmConfig,
-    Fraction,
-    Positive,
-    UpdateInfo,
-    require_finite_gradients,
-)
+from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, Fraction, Positive, UpdateInfo
 from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, minibatches, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import conjugate_gradient, explained_variance, masked_mean
@@ -149,7 +142,7 @@ class TRPO(Algorithm[StochasticPolicy]):
         direction = conjugate_gradient(fisher, gradient, num_steps=self.config.num_conjugate_steps)
         curvature = direction @ fisher(direction)
         longest = (2 * self.value_of("target_kl") / curvature.clamp(min=1e-12)).sqrt() * direction
-        require_finite_gradients({"gradient_norm/policy": longest.norm()}, self.num_gradient_steps)
+        self.require_finite_gradients({"gradient_norm/policy": longest.norm()})
         share, gain_after, kl_after = self._line_search(measured, parameters, longest, float(gain.detach()))
         if share:
             names = self.model.optimizers["policy"].names
@@ -191,7 +184,7 @@ class TRPO(Algorithm[StochasticPolicy]):
         error = masked_mean((self.value(batch.observation) - batch.value_target).square(), batch.valid)
         norm = self.model.apply_gradients([self.model.get_gradients(error, ["value"])])["value"]
         metrics = {"value_error": error.detach(), "gradient_norm/value": norm}
-        require_finite_gradients(metrics, self.num_gradient_steps)
+        self.require_finite_gradients(metrics)
         self.num_gradient_steps += 1
         return metrics
 

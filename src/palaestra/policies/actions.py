@@ -8,17 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import (
-    Batch,
-    BoundedSpec,
-    ConfigError,
-    DiscreteSpec,
-    MultiBinarySpec,
-    MultiDiscreteSpec,
-    SpecTree,
-    TensorSpec,
-    to_device,
-)
+from palaestra.core import Batch, ConfigError, to_device
+from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.nn import ACTION_MASK
 from palaestra.ops import Categorical, DiagonalGaussian, Joint, MultiBernoulli, MultiCategorical, check_action_mask
 

@@ -10,16 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from palaestra.core import (
-    CheckpointError,
-    ConfigError,
-    did_you_mean,
-    import_object,
-    load_tensors,
-    save_tensors,
-    spec_from_json,
-    spec_to_json,
-)
+from palaestra.core import import_object, load_tensors, save_tensors, spec_from_json, spec_to_json
+from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean
 from palaestra.nn import EncoderOption, NetworkConfig, encoder_name
 from palaestra.policies.network_policy import NetworkPolicy
 from palaestra.policies.normalizer import ObservationNormalizer

@@ -9,19 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import (
-    Batch,
-    NonFiniteError,
-    RunSeeds,
-    ShapeError,
-    SpecTree,
-    TensorSpec,
-    TimeStep,
-    device_of,
-    numpy_dtype,
-    spec_leaves,
-    to_device,
-)
+from palaestra.core import Batch, NonFiniteError, RunSeeds, ShapeError, TimeStep, device_of, to_device
+from palaestra.core.spec import SpecTree, TensorSpec, numpy_dtype, spec_leaves
 from palaestra.nn import ACTION_MASK, MovableModule
 from palaestra.policies.actions import check_masks, require_mask_spec
 from palaestra.policies.exploration import Exploration

@@ -7,16 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import (
-    Batch,
-    BoundedSpec,
-    DiscreteSpec,
-    MultiBinarySpec,
-    MultiDiscreteSpec,
-    SpecTree,
-    TensorSpec,
-    spec_leaves,
-)
+from palaestra.core import Batch, spec_leaves
+from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.policies.actions import children_of
 from palaestra.policies.policy import Policy, PolicyStep
 

@@ -10,16 +10,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import (
-    Batch,
-    BoundedSpec,
-    ConfigError,
-    DiscreteSpec,
-    MultiBinarySpec,
-    MultiDiscreteSpec,
-    SpecTree,
-    TensorSpec,
-)
+from palaestra.core import Batch, ConfigError
+from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.nn import ACTION_MASK, Network, NetworkConfig, OwnEncoder
 from palaestra.ops import Categorical, greedy_action
 from palaestra.policies.exploration import Exploration
