@@ -1,5 +1,6 @@
 """Environments by name: `load` for one, `create_environment` for a batch of them."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -197,10 +198,7 @@ def probe_specs(config: EnvConfig) -> tuple[SpecTree, SpecTree, TensorSpec]:
     Raises:
         ConfigError: as for `create_environment`.
     """
-    vectorization = "native" if config.vectorization == "native" else "auto"
-    alone: dict[str, Any] = {"num_envs": 1, "num_workers": None, "num_ready": None, "chaos": ""}
-    one = dataclasses.replace(config, vectorization=vectorization, **alone)
-    with create_environment(one, lane_seeds=[0]) as env:
+    with create_environment(config.alone(1), lane_seeds=[0]) as env:
         return env.observation_spec, env.action_spec, env.reward_spec
 
 
@@ -288,17 +286,15 @@ def _first_ready(config: EnvConfig, factories: Sequence[Callable[[], Any]], lane
             "environments"
         )
     size = config.num_envs // workers
-    groups: list[LaneEnvironment] = []
-    try:
+    with contextlib.ExitStack() as opened:  # closes the others where one cannot be made
+        groups: list[LaneEnvironment] = []
         for first in range(0, config.num_envs, size):
             mine = slice(first, first + size)
             driver = ProcessDriver(factories[mine], num_workers=1, faults=config.faults, first_id=first)
-            groups.append(LaneEnvironment(driver, lane_seeds=lane_seeds[mine]))
-        return FirstReadyEnvironment(groups, num_ready=config.num_ready or config.num_envs)
-    except BaseException:
-        for group in groups:
-            group.close()
-        raise
+            groups.append(opened.enter_context(LaneEnvironment(driver, lane_seeds=lane_seeds[mine])))
+        env = FirstReadyEnvironment(groups, num_ready=config.num_ready or config.num_envs)
+        opened.pop_all()
+        return env
 
 
 def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[int]) -> Environment:

@@ -66,18 +66,15 @@ class EnvConfig:
             if number is not None and not (type(number) is int and number >= least):
                 zero = " (0: no time limit)" if name == "max_episode_steps" else ""
                 raise ConfigError(f"env.{name} is {number}; it must be an integer of at least {least}{zero}")
-        if self.num_workers is not None and self.vectorization != "process":
-            raise ConfigError(
-                f"env.num_workers is {self.num_workers}; only vectorization=process has workers, and it is "
-                f"{self.vectorization}"
-            )
-        object.__setattr__(self, "gym_wrappers", as_values(self.gym_wrappers, GYM_WRAPPERS))
-        object.__setattr__(self, "wrappers", as_values(self.wrappers, STEP_WRAPPERS))
-        object.__setattr__(self, "train_wrappers", as_values(self.train_wrappers, STEP_WRAPPERS))
+        for name, does in (("num_workers", "has workers"), ("num_ready", "returns some time steps")):
+            if getattr(self, name) is not None and self.vectorization != "process":
+                given = f"env.{name} is {getattr(self, name)}"
+                raise ConfigError(f"{given}; only vectorization=process {does}, and it is {self.vectorization}")
+        for name in ("gym_wrappers", "wrappers", "train_wrappers"):
+            stock = GYM_WRAPPERS if name == "gym_wrappers" else STEP_WRAPPERS
+            object.__setattr__(self, name, as_values(getattr(self, name), stock))
         if self.vectorization == "thread" and self.num_envs != 1:
             raise ConfigError(f"env.num_envs is {self.num_envs}; vectorization=thread steps one environment")
-        if self.num_ready is not None and self.vectorization != "process":
-            raise ConfigError(f"env.num_ready is {self.num_ready}; only vectorization=process returns some time steps")
         if self.vectorization == "native":
             self.require_raising()
         _ = self.faults
@@ -115,16 +112,19 @@ class EnvConfig:
             num_envs: how many.
             kwargs: for the constructor, on top of its others.
         """
-        changes: dict[str, Any] = {
-            "num_workers": None,
-            "num_ready": None,
-            "chaos": "",
-            "vectorization": "native" if self.vectorization == "native" else "auto",
-            "kwargs": {**self.kwargs, **kwargs},
-            "train_kwargs": {},
-            "train_wrappers": (),
-        }
-        return dataclasses.replace(self, num_envs=num_envs, **changes)
+        kwargs = {**self.kwargs, **kwargs}
+        return dataclasses.replace(self.alone(num_envs), kwargs=kwargs, train_kwargs={}, train_wrappers=())
+
+    def alone(self, num_envs: int) -> Self:
+        """The same environments without faults: in this process, or a pool where this is one.
+
+        Args:
+            num_envs: how many.
+        """
+        kind = "native" if self.vectorization == "native" else "auto"
+        return dataclasses.replace(
+            self, num_envs=num_envs, vectorization=kind, num_workers=None, num_ready=None, chaos=""
+        )
 
     @property
     def all_kwargs(self) -> dict[str, Any]:

@@ -5,17 +5,8 @@ from typing import Any, TypeGuard, final
 
 import numpy as np
 
-from palaestra.core import (
-    BoundedSpec,
-    ConfigError,
-    DiscreteSpec,
-    SpecError,
-    SpecTree,
-    TensorSpec,
-    TimeStep,
-    numpy_dtype,
-    spec_leaves,
-)
+from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, SpecError, SpecTree, TensorSpec, TimeStep
+from palaestra.core.spec import numpy_dtype, spec_leaves
 from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.nest import flatten, unflatten
 

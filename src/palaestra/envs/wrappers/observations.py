@@ -6,18 +6,8 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from palaestra.core import (
-    BoundedSpec,
-    ConfigError,
-    DiscreteSpec,
-    EnvError,
-    MultiBinarySpec,
-    NonFiniteError,
-    SpecTree,
-    TensorSpec,
-    TimeStep,
-    spec_leaves,
-)
+from palaestra.core import ConfigError, EnvError, NonFiniteError, TimeStep
+from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, SpecTree, TensorSpec, spec_leaves
 from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.nest import flatten
 from palaestra.envs.wrappers.base import ObservationMap, RunningMeanVariance, StatefulWrapper, TimeStepMap, is_numeric
