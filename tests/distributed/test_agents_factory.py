@@ -115,5 +115,7 @@ def test_a_worker_that_takes_another_ones_place_goes_on_with_its_next_episodes()
 
 
 def test_environments_that_cannot_be_shared_evenly_are_refused():
-    with pytest.raises(ConfigError, match="num_envs is 4, which 3 workers cannot share evenly"):
+    with pytest.raises(
+        ConfigError, match="num_envs is 4, which cannot be shared out evenly over 3 workers; give 3 or 6"
+    ):
         AgentsFactory(env=SHOP, actors=functools.partial(actors, SHOP, {"*": "both"}), num_workers=3)

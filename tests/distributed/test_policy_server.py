@@ -43,14 +43,14 @@ def test_exactly_the_data_that_max_lag_allows_is_used(name, max_lag):
         trainer = asynchronous(runtime, name, max_lag=max_lag)
         used, collect = watched(trainer), trainer.collector
         arrived = Counter[int]()
-        lag_of = collect._streams.lag
+        lag_of = collect.lag
 
         def noted(fragment: Any) -> int:
             lag = lag_of(fragment)
             arrived[lag] += 1
             return lag
 
-        collect._streams.lag = noted
+        collect.lag = noted
         for _ in range(60):
             trainer.train_iter()
     allowed = Counter({lag: n for lag, n in arrived.items() if max_lag is None or lag <= max_lag})
@@ -73,7 +73,7 @@ def test_an_actor_whose_data_was_dropped_gets_the_newest_weights():
         give = collect.group.give
 
         def given(member: Any, method: str, *args: Any, **kwargs: Any) -> None:
-            sent.append((member.id, collect._streams._mark[0][0], trainer.algorithm.policy_version))
+            sent.append((member.id, collect._mark[0][0], trainer.algorithm.policy_version))
             give(member, method, *args, **kwargs)
 
         collect.group.give = given
@@ -296,9 +296,9 @@ def test_what_cannot_work_is_refused():
         replayed.plan = OnPolicy(unroll_length=4, clear=False, capacity=16)
         with pytest.raises(ConfigError, match="keeps its own data"):
             server(runtime, replayed, CATCH)
-        collect = asynchronous(runtime, "ppo").collector
+        trainer = asynchronous(runtime, "ppo")
         with pytest.raises(ConfigError, match="lanes, which 3 actors cannot share"):
-            Pace(collect._algorithms, collect.buffers, 3, AsynchronousConfig())
+            Pace(trainer.algorithms, trainer.collector.buffers, 3, AsynchronousConfig())
         for setting in ("max_lag", "fragment_steps", "queue_size", "samples_per_insert"):
             with pytest.raises(ConfigError, match=setting):
                 AsynchronousConfig(**{setting: -1})

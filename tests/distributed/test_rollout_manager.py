@@ -134,9 +134,9 @@ def test_a_dropped_fragment_leaves_a_gap_that_nothing_is_learned_across(runtime)
     manager.unroll(1)
     hold.held.add(worker_of(manager, 3))
     manager.unroll(1)
-    manager._streams._policies["policy"].version += 1
+    manager._policies["policy"].version += 1
     hold.held.clear()
-    while not manager.dropped or manager._streams.gaps:
+    while not manager.dropped or manager.gaps:
         manager.unroll(1)
     buffer = manager.buffers["policy"]
     rows = buffer.in_time_order(3)
@@ -345,12 +345,12 @@ def test_a_signal_ends_an_unroll_and_the_next_one_begins_it_again(runtime, monke
 def test_weights_that_did_not_change_are_not_sent_again(runtime):
     manager = make_trainer(runtime, "dqn", num_workers=2).collector
     manager.unroll(2)
-    first = manager._streams._weights
+    first = manager._weights
     manager.unroll(2)
-    assert manager._streams._weights is first
-    manager._streams._policies["policy"].version += 1
+    assert manager._weights is first
+    manager._policies["policy"].version += 1
     manager.unroll(2)
-    assert manager._streams._weights is not first
+    assert manager._weights is not first
 
 
 def test_settings_that_cannot_work_are_refused():

@@ -1,13 +1,34 @@
 """The configuration of a distributed run."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from palaestra.core import ConfigError
 
-__all__ = ["DistributedConfig"]
+__all__ = ["AllocationMode", "DistributedConfig"]
+
+AllocationMode = Literal["by-policy", "by-agent", "by-experience"]
+"""What a policy's share of the workers is proportional to: nothing (all alike), its agents, its rows learned from."""
+
+
+def require_at_least(least: int, section: str, config: Any, *names: str) -> None:
+    """Refuses settings that are too small; those that are left out (`None`) are not looked at.
+
+    Args:
+        least: the smallest value.
+        section: of the configuration, for the message.
+        config: the section.
+        names: of the settings.
+
+    Raises:
+        ConfigError: a setting is smaller.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise ConfigError(f"{section}.{name} is {value}; it must be at least {least}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +46,8 @@ class DistributedConfig:
     """Collect and learn in turn; or learn from whatever arrives, from actors that wait for nobody (asynchronous.*)."""
     num_gradient_workers: int = 0
     """Workers that compute gradients, each of a part of every minibatch; 0 computes them where the policy learns."""
+    allocation: AllocationMode | None = None
+    """What the gradient workers that each of several policies has are proportional to; all have all if left out."""
     num_policy_hosts: int = 0
     """Hosts that policies are dealt out to and learn on, at the same time; 0 lets them learn in the run's process."""
     address: Annotated[str | None, tyro.conf.arg(aliases=("--address",))] = None
@@ -53,16 +76,9 @@ class DistributedConfig:
     """GPUs that Ray sets aside for each worker."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("num_workers", 1),
-            ("num_gradient_workers", 0),
-            ("num_policy_hosts", 0),
-            ("min_workers", 1),
-            ("max_lag", 0),
-            ("max_restarts", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ConfigError(f"distributed.{name} is {getattr(self, name)}; it must be at least {least}")
+        require_at_least(1, "distributed", self, "num_workers", "min_workers", "episodes")
+        require_at_least(0, "distributed", self, "num_gradient_workers", "num_policy_hosts", "max_lag", "max_restarts")
+        require_at_least(0, "distributed", self, "grace_timeout_s", "backoff_s", "recover_timeout_s", "num_gpus")
         if self.mode == "async":
             defaults = {"episodes": None, "min_finished_workers": None, "max_lag": 0}
             if given := [name for name, default in defaults.items() if getattr(self, name) != default]:
@@ -74,13 +90,12 @@ class DistributedConfig:
         }
         if self.runtime is None and (given := [name for name, value in needing.items() if value]):
             raise ConfigError(f"{given[0]} needs workers: give distributed.runtime as local, process or ray")
-        for name in ("grace_timeout_s", "backoff_s", "recover_timeout_s", "num_gpus"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"distributed.{name} is {getattr(self, name)}; it must be at least 0")
+        if self.allocation is not None and not self.num_gradient_workers:
+            raise ConfigError(
+                "distributed.allocation shares out gradient workers; give distributed.num_gradient_workers"
+            )
         if self.timeout_s <= 0:
             raise ConfigError(f"distributed.timeout_s is {self.timeout_s}; it must be above 0 seconds")
-        if self.episodes is not None and self.episodes < 1:
-            raise ConfigError(f"distributed.episodes is {self.episodes}; it must be at least 1")
         for name in ("min_workers", "min_finished_workers"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= self.num_workers:

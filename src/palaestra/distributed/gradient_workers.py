@@ -10,21 +10,17 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 
 from palaestra.algorithms import Algorithm, GradientAlgorithm, Gradients, StepResult, UpdateInfo
 from palaestra.core import Batch, ConfigError, DataSource, did_you_mean, shards
+from palaestra.distributed.config import AllocationMode
 from palaestra.policies import Phase
 from palaestra.runtime import Call, Result, Runtime, Shared, WorkerDiedError
 
-__all__ = ["AllocationMode", "GradWorker", "GradientWorkers", "LossState", "TrainerAllocator", "require_gradients"]
-
-AllocationMode = Literal["by-policy", "by-agent", "by-experience"]
-"""What a policy's share of the workers is proportional to: nothing (all alike), its agents, its rows learned from."""
-
-_MODES: tuple[AllocationMode, ...] = ("by-policy", "by-agent", "by-experience")
+__all__ = ["GradWorker", "GradientWorkers", "LossState", "TrainerAllocator", "require_gradients"]
 
 
 class TrainerAllocator:
@@ -57,8 +53,8 @@ class TrainerAllocator:
         *,
         agents: Mapping[str, int] | None = None,
     ) -> None:
-        if mode not in _MODES:
-            raise ConfigError(f"unknown allocation mode {mode!r}{did_you_mean(mode, _MODES)}")
+        if mode not in get_args(AllocationMode):
+            raise ConfigError(f"unknown allocation mode {mode!r}{did_you_mean(mode, get_args(AllocationMode))}")
         if num_trainers < 1 or not policies:
             raise ConfigError(
                 f"{num_trainers} gradient workers cannot be shared among {len(policies)} policies; both need at least 1"

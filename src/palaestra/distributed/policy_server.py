@@ -9,13 +9,13 @@ import numpy as np
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import DataSource, Replay
+from palaestra.core import Replay
 from palaestra.distributed.asynchronous import AsynchronousConfig, Pace
 from palaestra.distributed.config import DistributedConfig
 from palaestra.distributed.streams import WorkerStreams
 from palaestra.distributed.worker import ActingParts, Fragment
-from palaestra.distributed.worker_group import Dropped, Worker
-from palaestra.rollout import CollectInfo, Episode
+from palaestra.distributed.worker_group import Worker
+from palaestra.rollout import CollectInfo
 from palaestra.runtime import Call, Runtime
 
 __all__ = ["PolicyServer"]
@@ -33,7 +33,7 @@ class _Waiting(NamedTuple):
 
 
 @final
-class PolicyServer:
+class PolicyServer(WorkerStreams):
     """Serves independent actors: takes their fragments, and answers each with the newest weights.
 
     A `Trainer` takes it in the place of a `Collector`, so asynchronous training is the same loop as any other. An actor
@@ -69,30 +69,18 @@ class PolicyServer:
         config: DistributedConfig,
         asynchronous: AsynchronousConfig | None = None,
     ) -> None:
-        self._algorithms, self._asynchronous = dict(algorithms), asynchronous or AsynchronousConfig()
-        self._pace = Pace(self._algorithms, buffers, config.num_workers, self._asynchronous)
-        self._keeps = {name for name, one in self._algorithms.items() if isinstance(one.plan, Replay)}
+        self._asynchronous = asynchronous or AsynchronousConfig()
+        self._pace = Pace(algorithms, buffers, config.num_workers, self._asynchronous)
+        self._keeps = {name for name, one in algorithms.items() if isinstance(one.plan, Replay)}
         blocks = {name: buffers[name] if name in self._keeps else self._pace.blocks(buffers[name]) for name in buffers}
-        self.buffers: dict[str, ReplayBuffer] = blocks
-        """Where rows lie, by policy; those of on-policy plans are discarded after one update."""
-        self.sources: dict[str, DataSource] = dict(blocks)
-        """What each policy learns from; may be set to a mixture of it with loaded data."""
-        self.num_lanes = next(iter(buffers.values())).num_lanes
-        """Environments stepped side by side, over all actors."""
-        self.env_steps = 0
-        """Actions executed so far, of fragments that were used."""
+        policies, lanes = {name: one.policy for name, one in algorithms.items()}, next(iter(buffers.values())).num_lanes
+        super().__init__(runtime, make, policies, blocks, config, num_lanes=lanes, name="actor")
         self.lags: Counter[int] = Counter()
         """How many fragments of each lag were used."""
-        self.runtime = runtime
-        """Where the actors live."""
         self._num_actors = config.num_workers
         self._sizes = {name: buffer.num_lanes // config.num_workers for name, buffer in buffers.items()}
         self._queue: deque[_Waiting] = deque()
         self._queue_size = self._asynchronous.queue_size or config.num_workers
-        policies = {name: algorithm.policy for name, algorithm in self._algorithms.items()}
-        self._streams = WorkerStreams(runtime, make, policies, config, num_lanes=self.num_lanes, name="actor")
-        self.group = self._streams.group
-        """The actors."""
         self._taken: list[_Waiting] = []  # of an unroll that is not over
         self._since_last_row: Counter[int] = Counter()
         self._paused = False
@@ -112,7 +100,7 @@ class PolicyServer:
         """
         began, waited_s = time.perf_counter(), 0.0
         self._paused = False
-        self._streams.begin()
+        self.begin()
         steps, names = self._pace.fragment_steps(length), sorted(random)
         self._serve(steps, names, _GLANCE_S)
         while not self._taken_enough():
@@ -129,14 +117,14 @@ class PolicyServer:
         """Takes fragments out of the queue as far as they are needed and fresh."""
         while self._queue and self._pace.may_take(len(self._taken), self._rows(self._queue[0])):
             waiting = self._queue.popleft()
-            lag = self._streams.lag(waiting.fragment)
+            lag = self.lag(waiting.fragment)
             if not self._pace.fresh(lag):
-                self._streams.drop(waiting.worker, waiting.call, lag, self._asynchronous.max_lag)
+                self.drop(waiting.worker, waiting.call, lag, self._asynchronous.max_lag)
                 continue
             self.lags[lag] += 1
             self._since_last_row[lag] += 1
             if self._keeps:
-                waiting = waiting._replace(fragment=self._streams.continued(waiting.worker, waiting.fragment))
+                waiting = waiting._replace(fragment=self.continued(waiting.worker, waiting.fragment))
             self._taken.append(waiting)
             if self._keeps:
                 self._store_in(self._keeps, [waiting], by_actor=True)
@@ -153,7 +141,7 @@ class PolicyServer:
         acted_s = sum(one.fragment.info.total_s for one in taken)
         share = min(1.0, waited_s / acted_s) if acted_s else 0.0
         for worker, _, fragment in taken:
-            self._streams.report(info, worker, fragment, share)
+            self.report(info, worker, fragment, share)
         info.total_s = time.perf_counter() - began
         return info
 
@@ -181,7 +169,7 @@ class PolicyServer:
 
     def _answer(self, steps: int, random: Sequence[str]) -> None:
         """The newest weights to every actor that waits for an answer, while there is room in the queue."""
-        weights = self._streams.weights()
+        weights = self.weights()
         for worker in self.group.idle:
             if len(self._queue) >= self._queue_size:
                 return
@@ -196,21 +184,7 @@ class PolicyServer:
         """Whether an unroll was ended by `pause`."""
         return self._paused
 
-    def drain(self) -> list[Episode]:
-        """Nothing: every fragment brings the episodes that have ended in it."""
-        return []
-
     # -- how things are
-
-    @property
-    def dropped(self) -> Sequence[Dropped]:
-        """Fragments that nobody learns from, in order."""
-        return self.group.dropped
-
-    @property
-    def faults(self) -> Sequence[Any]:
-        """Ends of actors, and faults of environments that actors dealt with."""
-        return self.group.faults
 
     @property
     def resume(self) -> str:
@@ -227,7 +201,7 @@ class PolicyServer:
         lags, self._since_last_row = self._since_last_row, Counter()
         used = sum(lags.values())
         return {
-            **self._streams.metrics(),
+            **super().metrics(),
             "workers/waiting_fragments": len(self._queue),
             "workers/fragments": sum(self.lags.values()),
             "workers/lag_mean": sum(lag * count for lag, count in lags.items()) / max(used, 1),
@@ -258,7 +232,7 @@ class PolicyServer:
         """
         self.env_steps = state["env_steps"]
         self.lags = Counter({int(lag): count for lag, count in state["lags"].items()})
-        self._streams.positions = list(state["positions"]) or None
+        self.positions = list(state["positions"]) or None
 
 
 def _histogram(lags: Counter[int]) -> dict[str, int]:

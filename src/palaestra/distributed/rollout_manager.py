@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch, CheckpointError, ConfigError, DataSource
+from palaestra.core import Batch, CheckpointError, ConfigError
 from palaestra.distributed.config import DistributedConfig
 from palaestra.distributed.streams import WorkerStreams
 from palaestra.distributed.worker import ActingParts, Fragment
-from palaestra.distributed.worker_group import Dropped, Worker
+from palaestra.distributed.worker_group import Worker
 from palaestra.policies import Policy
-from palaestra.rollout import CollectInfo, Episode, Quota
+from palaestra.rollout import CollectInfo, Quota
 from palaestra.runtime import Call, Runtime
 
 __all__ = ["RolloutManager"]
@@ -25,7 +25,7 @@ _SLICE_S = 0.2
 
 
 @final
-class RolloutManager:
+class RolloutManager(WorkerStreams):
     """Lets workers collect, each in its own environments, and puts what they send into the buffers of the run.
 
     A `Trainer` takes it in the place of a `Collector`. Every unroll goes to all workers that are there, with the newest
@@ -62,22 +62,9 @@ class RolloutManager:
                     f"the buffer of {name!r} has {buffer.num_lanes} lanes, which {config.num_workers} workers cannot "
                     "share evenly"
                 )
-        self.buffers = dict(buffers)
-        """Where data goes, by policy."""
-        self.sources: dict[str, DataSource] = dict(buffers)
-        """What each policy learns from: its buffer, unless you set a mixture of it with loaded data."""
-        self.num_lanes = num_envs or next(iter(buffers.values())).num_lanes
-        """Environments stepped side by side, over all workers."""
-        self.env_steps = 0
-        """Actions executed so far, of fragments that were used."""
-        self.runtime = runtime
-        """Where the workers live."""
+        num_lanes = num_envs or next(iter(buffers.values())).num_lanes
+        super().__init__(runtime, make, policies, buffers, config, num_lanes=num_lanes, name="rollout")
         self._config = config
-        self._streams = WorkerStreams(
-            runtime, make, policies, config, num_lanes=self.num_lanes, name="rollout", joined=self._has_joined
-        )
-        self.group = self._streams.group
-        """The workers."""
         self._quota = Quota()
         self._fragments, self._lags = 0, list[int]()
         self._exact = True
@@ -97,7 +84,7 @@ class RolloutManager:
             RemoteError: a worker's environment or policy failed.
         """
         began, info = time.perf_counter(), CollectInfo(0)
-        self._streams.begin()
+        self.begin()
         if rows := self._quota.begin(length):
             taken, whole = self._collect(rows, sorted(random))
             if whole:
@@ -108,7 +95,7 @@ class RolloutManager:
 
     def _collect(self, rows: int, random: Sequence[str]) -> tuple[list[tuple[Worker, Fragment]], bool]:
         """Fragments by the number of their worker, and whether all that were to be waited for are there."""
-        group, config, weights = self.group, self._config, self._streams.weights()
+        group, config, weights = self.group, self._config, self.weights()
         amount, episodes = (rows, False) if config.episodes is None else (config.episodes, True)
 
         def work(worker: Worker) -> None:
@@ -139,14 +126,14 @@ class RolloutManager:
             if call.method != "collect":  # a state that came too late for its checkpoint
                 continue
             worker.position = {"lanes": fragment.lanes}
-            lag = self._streams.lag(fragment)
+            lag = self.lag(fragment)
             self._lags.append(lag)
             if lag > self._config.max_lag:
-                self._streams.drop(worker, call, lag, self._config.max_lag)
+                self.drop(worker, call, lag, self._config.max_lag)
                 if again is not None:
                     again(worker)
                 continue
-            used.append((worker, self._streams.continued(worker, fragment)))
+            used.append((worker, self.continued(worker, fragment)))
 
     def _store(self, taken: Sequence[tuple[Worker, Fragment]], info: CollectInfo) -> None:
         """Fragments of equal length go into a buffer together, so that lanes stay together where they can."""
@@ -160,7 +147,7 @@ class RolloutManager:
             for numbers, batches in groups.values():
                 buffer.extend(batches[0] if len(batches) == 1 else _beside(batches), numbers)
         for worker, fragment in taken:
-            self._streams.report(info, worker, fragment, 1 / len(taken))
+            self.report(info, worker, fragment, 1 / len(taken))
         self.env_steps += info.env_steps
         self._fragments += len(taken)
 
@@ -173,21 +160,7 @@ class RolloutManager:
         """Whether an unroll was ended by `pause`."""
         return self._quota.left > 0
 
-    def drain(self) -> list[Episode]:
-        """Nothing: every fragment brings the episodes that have ended in it."""
-        return []
-
     # -- how things are
-
-    @property
-    def dropped(self) -> Sequence[Dropped]:
-        """Fragments that nobody learns from, in order."""
-        return self.group.dropped
-
-    @property
-    def faults(self) -> Sequence[Any]:
-        """Ends of workers, and faults of environments that workers dealt with, in order."""
-        return self.group.faults
 
     @property
     def resume(self) -> str:
@@ -198,14 +171,14 @@ class RolloutManager:
         """For a row of metrics: who is there, what was used and dropped, how old data was since the last call."""
         lags, self._lags = self._lags, []
         return {
-            **self._streams.metrics(),
+            **super().metrics(),
             "workers/late": len(self.group.busy),
             "workers/fragments": self._fragments,
             "workers/lag_mean": float(np.mean(lags)) if lags else 0.0,
             "workers/lag_max": float(max(lags, default=0)),
         }
 
-    def _has_joined(self, worker: Worker, resume: str) -> None:
+    def has_joined(self, worker: Worker, resume: str) -> None:
         self._exact = self._exact and resume == "exact"
 
     # -- checkpoints
@@ -213,7 +186,7 @@ class RolloutManager:
     def state(self) -> dict[str, Any]:
         """Where collection is. Who is still at work is not waited for: a resumed run does not get its fragment."""
         group = self.group
-        positions = {str(number): position for number, position in enumerate(self._streams.positions or ())}
+        positions = {str(number): position for number, position in enumerate(self.positions or ())}
         positions |= {str(worker.number): worker.position for worker in group.workers}
         group.limit_s, asked = math.inf, group.idle
         for worker in asked:
@@ -224,7 +197,7 @@ class RolloutManager:
             "env_steps": self.env_steps,
             **self._quota.state(),
             "fragments": self._fragments,
-            "gaps": sorted(self._streams.gaps),
+            "gaps": sorted(self.gaps),
             "workers": positions,
             "exact": self._exact and len(told) == len(group.workers),
         }
@@ -246,8 +219,8 @@ class RolloutManager:
             )
         self.env_steps = state["env_steps"]
         self._quota.load_state(state)
-        self._fragments, self._exact, self._streams.gaps = state["fragments"], state["exact"], set(state["gaps"])
-        self._streams.positions = [positions[str(number)] for number in range(len(positions))] or None
+        self._fragments, self._exact, self.gaps = state["fragments"], state["exact"], set(state["gaps"])
+        self.positions = [positions[str(number)] for number in range(len(positions))] or None
 
 
 def _beside(batches: Sequence[Batch]) -> Batch:

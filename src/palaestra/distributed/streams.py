@@ -1,18 +1,20 @@
-"""`WorkerStreams`: what a `RolloutManager` and a `PolicyServer` know of the streams that their workers send."""
+"""`WorkerStreams`: what a `RolloutManager` and a `PolicyServer` have in common."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, final
 
+from palaestra.buffers import ReplayBuffer
+from palaestra.core import DataSource
 from palaestra.distributed.config import DistributedConfig
 from palaestra.distributed.worker import ActingParts, Fragment, RolloutWorker, acting_weights, broken_off
-from palaestra.distributed.worker_group import Worker, WorkerGroup
+from palaestra.distributed.worker_group import Dropped, Worker, WorkerGroup
 from palaestra.policies import Policy
-from palaestra.rollout import CollectInfo
+from palaestra.rollout import CollectInfo, Episode
 from palaestra.runtime import Call, Runtime, Shared
 from palaestra.training import Callback
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["WorkerStreams", "WorkersView"]
 
 
-@final
 class WorkerStreams:
     """Workers that act, the weights that they act with, and the gaps that dropped fragments leave in their streams.
 
@@ -30,10 +31,10 @@ class WorkerStreams:
         runtime: where the workers live.
         make: makes the parts of a worker from its number, such as a `CollectorFactory`.
         policies: by name, whose weights the workers act with.
+        buffers: by policy name, where rows lie.
         config: how many workers, and how to wait for them.
-        num_lanes: environments stepped side by side, over all workers.
+        num_lanes: environments stepped in parallel, over all workers.
         name: of the workers, for people.
-        joined: called with a worker that has begun, and how it continues its environments.
     """
 
     def __init__(
@@ -41,14 +42,25 @@ class WorkerStreams:
         runtime: Runtime,
         make: Callable[[int], ActingParts],
         policies: Mapping[str, Policy],
+        buffers: Mapping[str, ReplayBuffer],
         config: DistributedConfig,
         *,
         num_lanes: int,
         name: str,
-        joined: Callable[[Worker, Any], None] = lambda worker, answer: None,
     ) -> None:
-        self.group = WorkerGroup(runtime, functools.partial(RolloutWorker, make), config, name=name, joined=joined)
-        """Who they are."""
+        self.buffers = dict(buffers)
+        """Where rows lie, by policy."""
+        self.sources: dict[str, DataSource] = dict(buffers)
+        """What each policy learns from: its buffer, unless you set a mixture of it with loaded data."""
+        self.num_lanes = num_lanes
+        """Environments stepped in parallel, over all workers."""
+        self.env_steps = 0
+        """Actions executed so far, of fragments that were used."""
+        self.runtime = runtime
+        """Where the workers live."""
+        factory = functools.partial(RolloutWorker, make)
+        self.group = WorkerGroup(runtime, factory, config, name=name, joined=self.has_joined)
+        """The workers."""
         self.positions: list[Any] | None = None
         """What each worker begins with, by its number; `None` for new episodes."""
         self.gaps: set[int] = set()
@@ -56,6 +68,28 @@ class WorkerStreams:
         self._policies, self._num_envs = policies, num_lanes // config.num_workers
         self._weights: Shared | None = None
         self._mark: Any = None
+
+    def has_joined(self, worker: Worker, resume: str) -> None:
+        """Called with a worker that has begun.
+
+        Args:
+            worker: which.
+            resume: how it continues its environments: "exact" or "statistical".
+        """
+
+    def drain(self) -> list[Episode]:
+        """Nothing: every fragment brings the episodes that have ended in it."""
+        return []
+
+    @property
+    def dropped(self) -> Sequence[Dropped]:
+        """Fragments that are not learned from, in order."""
+        return self.group.dropped
+
+    @property
+    def faults(self) -> Sequence[Any]:
+        """Ends of workers, and faults of environments that workers dealt with, in order."""
+        return self.group.faults
 
     def begin(self) -> None:
         """Starts the workers, if there are none yet, and lifts the limit of an earlier pause."""
@@ -134,19 +168,19 @@ class WorkerStreams:
         }
 
 
-class _Manager(Protocol):
+class _Measured(Protocol):
     def metrics(self) -> dict[str, float]: ...
 
 
 @final
 class WorkersView(Callback):
-    """Adds the metrics of a `RolloutManager` or `PolicyServer` to every row of metrics.
+    """Adds the metrics of a `RolloutManager`, a `PolicyServer` or a robot's collector to every row of metrics.
 
     Args:
         manager: of the workers.
     """
 
-    def __init__(self, manager: _Manager) -> None:
+    def __init__(self, manager: _Measured) -> None:
         self._manager = manager
 
     def logged(self, trainer: Trainer, row: dict[str, float]) -> None:

@@ -46,45 +46,94 @@ class Fragment(NamedTuple):
     """Of the environments, since the fragment before; environments are numbered within the worker."""
 
 
-@dataclass(frozen=True)
-class CollectorFactory:
-    """Makes what the roll-out workers of a run with one policy act with.
-
-    Args:
-        env: of the run; its environments are shared out over the workers.
-        algorithm: makes the algorithm of the run, with the policy that acts.
-        num_workers: how many workers there are.
-        seed: of the run.
-
-    Raises:
-        ConfigError: the environments cannot be shared out evenly, or would need processes of their own.
-    """
+@dataclass(frozen=True, kw_only=True)
+class _Shares:
+    """The environments of a run, shared out over its workers."""
 
     env: EnvConfig
-    algorithm: Callable[[], Algorithm[Any]]
     num_workers: int
     seed: int = 0
 
     def __post_init__(self) -> None:
         require_shares(self.env, self.num_workers)
 
+    def share(self, worker: int) -> tuple[EnvConfig, list[int]]:
+        """The environments of one worker, with the seeds that they would have in one process.
+
+        Args:
+            worker: its number.
+        """
+        size = self.env.num_envs // self.num_workers
+        lanes = range(worker * size, (worker + 1) * size)
+        lane_seeds = [RunSeeds(self.seed).integer("environments", lane) for lane in lanes]
+        return dataclasses.replace(self.env, num_envs=size), lane_seeds
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectorFactory(_Shares):
+    """Makes what the roll-out workers of a run with one policy act with.
+
+    Args:
+        env: of the run; its environments are shared out over the workers.
+        num_workers: how many workers there are.
+        seed: of the run.
+        algorithm: makes the algorithm of the run, with the policy that acts.
+
+    Raises:
+        ConfigError: the environments cannot be shared out evenly, or would need processes of their own.
+    """
+
+    algorithm: Callable[[], Algorithm[Any]]
+
     def __call__(self, worker: int) -> ActingParts:
         """The parts of one worker.
 
         Args:
-            worker: its number. Its environments have the seeds that they would have in one process; its policy has
-                its own.
+            worker: its number; its policy has a seed of its own.
         """
-        seeds, size = RunSeeds(self.seed), self.env.num_envs // self.num_workers
-        lanes = range(worker * size, (worker + 1) * size)
-        lane_seeds = [seeds.integer("environments", lane) for lane in lanes]
-        env = create_environment(dataclasses.replace(self.env, num_envs=size), lane_seeds=lane_seeds)
+        config, lane_seeds = self.share(worker)
+        env = create_environment(config, lane_seeds=lane_seeds)
         algorithm = self.algorithm()
-        algorithm.policy.seed(seeds.integer("acting", 1 + worker))
+        algorithm.policy.seed(RunSeeds(self.seed).integer("acting", 1 + worker))
         specs = {"observation_spec": env.observation_spec, "reward_spec": env.reward_spec}
-        buffer = buffer_for(algorithm, size, fragments=True, **specs)
+        buffer = buffer_for(algorithm, config.num_envs, fragments=True, **specs)
         collector = Collector(env, algorithm.policy, buffer, gamma=episode_discount(algorithm))
         return ActingParts(collector, {POLICY: algorithm.policy}, env)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentsFactory(_Shares):
+    """Makes what the roll-out workers of a run with many agents act with.
+
+    Args:
+        env: of the run; its environments are shared out over the workers.
+        num_workers: how many workers there are.
+        seed: of the run.
+        actors: makes the policy specs, and the algorithms and rules that act, by policy name.
+
+    Raises:
+        ConfigError: the environments cannot be shared out evenly.
+    """
+
+    actors: Callable[[], tuple[Mapping[str, PolicySpec], Mapping[str, Algorithm[Any] | Policy]]]
+
+    def __call__(self, worker: int) -> ActingParts:
+        """The parts of one worker.
+
+        Args:
+            worker: its number; its policies have seeds of their own.
+        """
+        config, lane_seeds = self.share(worker)
+        envs = create_multi_agent_envs(config, lane_seeds=lane_seeds)
+        policy_specs, actors = self.actors()
+        collector = MultiAgentCollector(envs, policy_specs, actors, fragments=True)
+        policies: dict[str, Policy] = {}
+        for number, (name, one) in enumerate(actors.items()):
+            policy = one.policy if isinstance(one, Algorithm) else one
+            policy.seed(RunSeeds(self.seed).integer("acting", 1 + worker + self.num_workers * number))
+            if isinstance(one, Algorithm):
+                policies[name] = policy
+        return ActingParts(collector, policies, envs)
 
 
 class RolloutWorker:
@@ -144,7 +193,8 @@ class RolloutWorker:
         pieces = {name: [_sent(*piece) for piece in b.pieces()] for name, b in self._buffers.items()}
         faults = list(self._parts.env.faults[self._faults_told :])
         self._faults_told += len(faults)
-        return Fragment(versions_of(weights), pieces, info, self._lanes(), faults)
+        versions = {name: given["version"] for name, given in weights.items()}
+        return Fragment(versions, pieces, info, self._lanes(), faults)
 
     def state(self) -> dict[str, Any]:
         """Where the worker is, for a checkpoint."""
@@ -197,20 +247,16 @@ def require_shares(env: EnvConfig, num_workers: int) -> None:
         ConfigError: their number is no multiple of that of the workers, or they would need processes of their own.
     """
     if env.num_envs % num_workers:
+        near = env.num_envs // num_workers * num_workers, -(-env.num_envs // num_workers) * num_workers
         raise ConfigError(
             f"env.num_envs is {env.num_envs}, which cannot be shared out evenly over {num_workers} workers; give "
-            f"{_near(env.num_envs, num_workers)}"
+            f"{' or '.join(str(count) for count in near if count)}"
         )
     if env.vectorization in ("process", "thread"):
         raise ConfigError(
             f"env.vectorization is {env.vectorization}, but the workers of the run are processes already; leave it "
             "out, or use native"
         )
-
-
-def _near(num_envs: int, num_workers: int) -> str:
-    below, above = num_envs // num_workers * num_workers, -(-num_envs // num_workers) * num_workers
-    return f"{below} or {above}" if below else str(above)
 
 
 def acting_weights(policies: Mapping[str, Policy]) -> dict[str, dict[str, Any]]:
@@ -244,62 +290,3 @@ def load_acting_weights(policies: Mapping[str, Policy], weights: Mapping[str, Ma
         policy.version = given["version"]
         if policy.exploration is not None:
             policy.exploration.strength = given["exploration"]
-
-
-def versions_of(weights: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    """The version of each policy.
-
-    Args:
-        weights: from `acting_weights`.
-    """
-    return {name: given["version"] for name, given in weights.items()}
-
-
-Actors = Mapping[str, Algorithm[Any] | Policy]
-
-
-@dataclass(frozen=True)
-class AgentsFactory:
-    """Makes what the roll-out workers of a run with many agents act with.
-
-    Args:
-        env: of the run; its environments are shared out over the workers.
-        actors: makes the policy specs, and the algorithms and rules that act, by policy name.
-        num_workers: how many workers there are.
-        seed: of the run.
-
-    Raises:
-        ConfigError: the environments cannot be shared out evenly.
-    """
-
-    env: EnvConfig
-    actors: Callable[[], tuple[Mapping[str, PolicySpec], Actors]]
-    num_workers: int
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.env.num_envs % self.num_workers:
-            raise ConfigError(
-                f"env.num_envs is {self.env.num_envs}, which {self.num_workers} workers cannot share evenly"
-            )
-
-    def __call__(self, worker: int) -> ActingParts:
-        """The parts of one worker.
-
-        Args:
-            worker: its number. Its environments have the seeds that they would have in one process; its policies have
-                their own.
-        """
-        seeds, size = RunSeeds(self.seed), self.env.num_envs // self.num_workers
-        lanes = range(worker * size, (worker + 1) * size)
-        env = dataclasses.replace(self.env, num_envs=size)
-        envs = create_multi_agent_envs(env, lane_seeds=[seeds.integer("environments", lane) for lane in lanes])
-        policy_specs, actors = self.actors()
-        collector = MultiAgentCollector(envs, policy_specs, actors, fragments=True)
-        policies: dict[str, Policy] = {}
-        for number, (name, one) in enumerate(actors.items()):
-            policy = one.policy if isinstance(one, Algorithm) else one
-            policy.seed(seeds.integer("acting", 1 + worker + self.num_workers * number))
-            if isinstance(one, Algorithm):
-                policies[name] = policy
-        return ActingParts(collector, policies, envs)

@@ -15,18 +15,8 @@ from safetensors import SafetensorError
 
 from palaestra import training
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
-from palaestra.core import (
-    POLICY,
-    BoundedSpec,
-    CheckpointError,
-    ConfigError,
-    DiscreteSpec,
-    MultiBinarySpec,
-    MultiDiscreteSpec,
-    SpecTree,
-    TensorSpec,
-    require_device,
-)
+from palaestra.core import POLICY, CheckpointError, ConfigError, require_device
+from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.distributed import EvaluationWorker
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
 from palaestra.experiments.learner import Collecting, Evaluate, Learner, attempt

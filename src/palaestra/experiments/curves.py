@@ -15,17 +15,7 @@ from palaestra.core import CheckpointError, ConfigError, MissingExtraError, did_
 from palaestra.experiments.config import ExperimentConfig, flat_settings
 from palaestra.experiments.run_directory import RunDirectory, changes_between, find_runs
 
-__all__ = [
-    "Axis",
-    "Comparison",
-    "Curve",
-    "Statistic",
-    "compare_runs",
-    "curves_of",
-    "read_metrics",
-    "save_plot",
-    "terminal_plot",
-]
+__all__ = ["Axis", "Curve", "Statistic", "compare_runs", "curves_of", "read_metrics", "save_plot", "terminal_plot"]
 
 Axis: TypeAlias = Literal["steps", "time", "episodes"]
 """What lies on the x axis of a curve."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments.build import learner_of
-from palaestra.experiments.config import ExperimentConfig, on_cpu
+from palaestra.experiments.config import on_cpu
 from palaestra.experiments.curves import mean_interval
 from palaestra.experiments.data import DataSummary, require_new, save_data
 from palaestra.experiments.learner import Learner
@@ -17,15 +17,7 @@ from palaestra.policies import Policy
 from palaestra.rollout import Evaluation
 from palaestra.training import CheckpointStore, part_name
 
-__all__ = [
-    "RunsEvaluation",
-    "evaluate_run",
-    "evaluate_runs",
-    "export_data",
-    "policies_of_run",
-    "policy_of_run",
-    "random_baseline",
-]
+__all__ = ["RunsEvaluation", "evaluate_run", "evaluate_runs", "export_data", "policies_of_run", "policy_of_run"]
 
 
 @dataclass(frozen=True)
@@ -97,21 +89,13 @@ def evaluate_runs(
     interval = mean_interval(means) if len(means) > 1 else next(iter(found.values())).return_ci95
     chance = None
     if baseline:
-        config = directories[0].config
-        chance = random_baseline(config, episodes=options.get("episodes", 20), seed=options.get("seed"))
+        learner, episodes, seed = (
+            learner_of(on_cpu(directories[0].config)),
+            options.get("episodes", 20),
+            options.get("seed"),
+        )
+        chance = learner.evaluate_chance(episodes=episodes, seed=learner.config.run.seed if seed is None else seed)
     return RunsEvaluation(found, math.fsum(means) / len(means), interval, chance)
-
-
-def random_baseline(config: ExperimentConfig, *, episodes: int = 20, seed: int | None = None) -> Evaluation:
-    """Evaluates policies that act at random in the environment of a run.
-
-    Args:
-        config: of the run.
-        episodes: how many.
-        seed: of the environments; by default the run's own evaluation seeds.
-    """
-    seed = config.run.seed if seed is None else seed
-    return learner_of(on_cpu(config)).evaluate_chance(episodes=episodes, seed=seed)
 
 
 def policies_of_run(directory: RunDirectory, which: str | int = "best") -> tuple[Learner, dict[str, Policy]]:

@@ -7,7 +7,7 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,25 +16,17 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
+from palaestra import distributed
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, CheckpointError, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree
-from palaestra.distributed import (
-    DistributedConfig,
-    DistributedPolicyManager,
-    GradientWorkers,
-    PolicyServer,
-    RolloutManager,
-    WorkersView,
-    require_gradients,
-)
 from palaestra.envs import EnvConfig, Environment, create_environment, probe_specs
 from palaestra.experiments.config import ExperimentConfig, algorithm_class
 from palaestra.experiments.data import mixed
 from palaestra.experiments.records import Reporter, num_cores
 from palaestra.nn import NetworkConfig, has_pictures
 from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, load_policy
-from palaestra.rollout import Evaluation, evaluate
+from palaestra.rollout import Evaluation, OfflineData, evaluate
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, RestartPolicy, Runtime
 from palaestra.training import Callback, DataCollector, PolicyManager, SimplePolicyManager, part_name
 
@@ -101,6 +93,11 @@ class Learner(ABC):
         return {name: algorithm.policy for name, algorithm in self.algorithms.items()}
 
     @property
+    def num_agents(self) -> dict[str, int]:
+        """How many agents act by each policy."""
+        return dict.fromkeys(self.algorithms, 1)
+
+    @property
     def offline(self) -> bool:
         """Whether everything that learns does so from loaded data alone."""
         return all(algorithm.plan.data == "offline" for algorithm in self.algorithms.values())
@@ -116,13 +113,19 @@ class Learner(ABC):
         Args:
             runtime: where the run's workers live.
         """
-        hosts, count = self.config.distributed.num_policy_hosts, self.config.distributed.num_gradient_workers
+        settings, algorithms = self.config.distributed, self.algorithms
+        hosts, count = settings.num_policy_hosts, settings.num_gradient_workers
         if runtime is None or not (hosts or count):
             return self.manager
-        workers = GradientWorkers(self.algorithms, runtime, count) if count else None
+        allocator = None
+        if settings.allocation is not None:
+            allocator = distributed.TrainerAllocator(
+                settings.allocation, count, list(algorithms), agents=self.num_agents
+            )
+        workers = distributed.GradientWorkers(algorithms, runtime, count, allocator=allocator) if count else None
         if hosts:
-            return DistributedPolicyManager(self.algorithms, runtime, num_hosts=hosts, gradient_workers=workers)
-        return SimplePolicyManager(self.algorithms, gradient_workers=workers)
+            return distributed.DistributedPolicyManager(algorithms, runtime, num_hosts=hosts, gradient_workers=workers)
+        return SimplePolicyManager(algorithms, gradient_workers=workers)
 
     def learn_at_once(self) -> None:
         """Leaves out the steps before learning starts; the rest of every plan is as it is."""
@@ -147,8 +150,8 @@ class Learner(ABC):
         Raises:
             ConfigError: the policies cannot learn where they are to, or as they are to.
         """
-        distributed, algorithms, name = self.config.distributed, self.algorithms, self.config.algorithm_name
-        if distributed.mode == "async" and not self.asynchronous:
+        settings, algorithms, name = self.config.distributed, self.algorithms, self.config.algorithm_name
+        if settings.mode == "async" and not self.asynchronous:
             raise ConfigError(
                 f"distributed.mode=async is for one policy, and {self.config.env.name} has many agents; leave it out: "
                 "with distributed.min_finished_workers, mode=sync does not wait for slow workers either"
@@ -159,18 +162,18 @@ class Learner(ABC):
             raise ConfigError(
                 f"{name} tries one perturbation in each environment, all together; leave out env.num_ready"
             )
-        workers = [name for name in ("num_gradient_workers", "num_policy_hosts") if getattr(distributed, name)]
+        workers = [name for name in ("num_gradient_workers", "num_policy_hosts") if getattr(settings, name)]
         if workers and self.config.run.device != "cpu":
             raise ConfigError(
                 f"distributed.{' and distributed.'.join(workers)} compute in processes of their own on the CPU, and "
                 f"run.device is {self.config.run.device!r}; leave out one or the other. Roll-out workers go with a "
                 "device"
             )
-        if distributed.num_gradient_workers:
-            require_gradients(algorithms)
-        if distributed.num_policy_hosts > len(algorithms):
+        if settings.num_gradient_workers:
+            distributed.require_gradients(algorithms)
+        if settings.num_policy_hosts > len(algorithms):
             raise ConfigError(
-                f"distributed.num_policy_hosts is {distributed.num_policy_hosts}, but the policies that learn are "
+                f"distributed.num_policy_hosts is {settings.num_policy_hosts}, but the policies that learn are "
                 f"{', '.join(algorithms)}: a host for each is the most that is of use; give {len(algorithms)} or less"
             )
 
@@ -206,17 +209,22 @@ class Learner(ABC):
             ConfigError: the data is not that of policies.
         """
 
-    @abstractmethod
     def workers(self) -> Any:
         """What makes the part of each roll-out worker."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def collecting_here(self, data: Mapping[str, ReplayBuffer]) -> AbstractContextManager[Collecting]:
-        """What a run collects with in this process; it ends with the context.
+    def environments(self) -> Any:
+        """The environments of a run that collects in this process."""
+        raise NotImplementedError
+
+    def collector(self, env: Any, data: Mapping[str, ReplayBuffer]) -> Any:
+        """What collects in `environments`.
 
         Args:
-            data: from `load_data`.
+            env: where.
+            data: from `load_data`, to be mixed with what is collected.
         """
+        raise NotImplementedError
 
     @contextmanager
     def collecting(self, data: Mapping[str, ReplayBuffer]) -> Iterator[Collecting]:
@@ -228,25 +236,28 @@ class Learner(ABC):
         Raises:
             ConfigError: the settings do not fit together.
         """
-        distributed = self.config.distributed
-        if distributed.runtime is None:
-            with self.collecting_here(data) as here:
-                yield here
+        settings = self.config.distributed
+        if settings.runtime is None and self.offline:
+            yield Collecting(OfflineData(data))
+            return
+        if settings.runtime is None:
+            with self.environments() as env:
+                yield Collecting(self.collector(env, data), env)
             return
         if self.offline:
             raise ConfigError(f"{self.config.algorithm_name} collects nothing; leave out distributed.runtime")
         workers, buffers = self.workers(), self.buffers()
-        with make_runtime(distributed) as runtime:
-            manager: RolloutManager | PolicyServer
-            if distributed.mode == "async":
-                algorithms = dict(self.algorithms)
-                manager = PolicyServer(runtime, workers, algorithms, buffers, distributed, self.config.asynchronous)
+        with make_runtime(settings) as runtime:
+            manager: distributed.WorkerStreams
+            if settings.mode == "async":
+                algorithms, pace = dict(self.algorithms), self.config.asynchronous
+                manager = distributed.PolicyServer(runtime, workers, algorithms, buffers, settings, pace)
             else:
-                policies = {name: one.policy for name, one in self.algorithms.items()}
-                manager = RolloutManager(runtime, workers, policies, buffers, distributed, self.config.env.num_envs)
+                policies, number = {name: one.policy for name, one in self.algorithms.items()}, self.config.env.num_envs
+                manager = distributed.RolloutManager(runtime, workers, policies, buffers, settings, number)
             for name, loaded in data.items():
                 manager.sources[name] = mixed(self.config, buffers[name], loaded)
-            yield Collecting(manager, manager, runtime, (WorkersView(manager),))
+            yield Collecting(manager, manager, runtime, (distributed.WorkersView(manager),))
 
     # -- what it has learned
 
@@ -445,7 +456,7 @@ def evaluate_one(
         return evaluate(policy, env, episodes=episodes, seeds=lanes, **options)
 
 
-def make_runtime(config: DistributedConfig) -> Runtime:
+def make_runtime(config: distributed.DistributedConfig) -> Runtime:
     """Where the workers of a run live.
 
     Args:

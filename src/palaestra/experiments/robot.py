@@ -13,21 +13,15 @@ import numpy as np
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, TimeStep
+from palaestra.distributed import WorkersView
 from palaestra.envs import EnvConfig, EnvironmentWrapper, SingleEnvironment, load_lane
+from palaestra.experiments import learner
 from palaestra.experiments.config import ExperimentConfig
-from palaestra.experiments.learner import (
-    Collecting,
-    Evaluate,
-    Learner,
-    Scene,
-    compile_if_asked,
-    make_from_specs,
-    make_runtime,
-)
+from palaestra.experiments.learner import Collecting, Evaluate, Learner, Scene
 from palaestra.policies import NetworkPolicy, Policy, load_policy
 from palaestra.robots import AgentFactory, Robot, RobotCollector, evaluate_robot
 from palaestra.rollout import Evaluation
-from palaestra.training import Callback, PolicyManager, Trainer
+from palaestra.training import PolicyManager
 
 __all__ = ["RobotLearner"]
 
@@ -40,9 +34,9 @@ class RobotLearner(Learner):
     @cached_property
     def robot(self) -> Robot:
         """Its tasks learn."""
-        robot, _ = make_from_specs(self.config)
+        robot, _ = learner.make_from_specs(self.config)
         for algorithm in robot.algorithms.values():
-            compile_if_asked(self.config, algorithm)
+            learner.compile_if_asked(self.config, algorithm)
         return robot
 
     @property
@@ -52,12 +46,6 @@ class RobotLearner(Learner):
     @cached_property
     def manager(self) -> PolicyManager:
         return self.robot
-
-    def learn_at_once(self) -> None:
-        super().learn_at_once()
-        for task in self.robot.tasks.values():
-            if task.plan.data == "replay":
-                task.plan = dataclasses.replace(task.plan, learning_starts=0)
 
     def require(self) -> None:
         distributed, name = self.config.distributed, self.config.algorithm_name
@@ -79,9 +67,6 @@ class RobotLearner(Learner):
             f"{self.config.algorithm_name} is a robot, whose tasks have data of kinds of their own: none to export"
         )
 
-    def workers(self) -> NoReturn:
-        raise ConfigError(f"{self.config.algorithm_name} is a robot, whose agents are its workers")
-
     @contextmanager
     def collecting(self, data: Mapping[str, ReplayBuffer]) -> Iterator[Collecting]:
         config, env = self.config, self.config.env
@@ -93,7 +78,7 @@ class RobotLearner(Learner):
                 "leave it out, and give --runtime process for agents in worker processes"
             )
         remote = config.distributed.runtime not in (None, "local")  # threads of this process otherwise
-        with make_runtime(config.distributed) if remote else nullcontext() as runtime:
+        with learner.make_runtime(config.distributed) if remote else nullcontext() as runtime:
             collector = RobotCollector(
                 self.robot,
                 functools.partial(load_lane, env),
@@ -105,10 +90,7 @@ class RobotLearner(Learner):
             )
             collector.on_fault, collector.max_restarts = env.on_fault, env.max_restarts
             with collector:
-                yield Collecting(collector, collector, views=(TasksView(collector),))
-
-    def collecting_here(self, data: Mapping[str, ReplayBuffer]) -> Any:
-        return self.collecting(data)
+                yield Collecting(collector, collector, views=(WorkersView(collector),))
 
     def evaluation(self) -> Evaluate:
         return functools.partial(_evaluate, self.config, self._evaluated)
@@ -116,15 +98,8 @@ class RobotLearner(Learner):
     @property
     def _evaluated(self) -> AgentFactory:
         """Makes one agent to be evaluated."""
-        return AgentFactory(
-            agent_class=self.robot.agent_class,
-            config=self.robot.config,
-            specs=self.robot.specs,
-            make_env=functools.partial(load_lane, self.config.env.for_evaluation(1)),
-            num_agents=1,
-            seed=self.config.run.seed,
-            stream="evaluation",
-        )
+        make_env = functools.partial(load_lane, self.config.env.for_evaluation(1))
+        return self.robot.agents(make_env, 1, seed=self.config.run.seed, stream="evaluation")
 
     def kept_policies(self, path: Path) -> dict[str, Policy]:
         policies = self.policies
@@ -154,20 +129,6 @@ class RobotLearner(Learner):
             f"{self.config.algorithm_name} is a robot, whose tasks see and do other things than a policy of its "
             "environment"
         )
-
-
-class TasksView(Callback):
-    """Adds to rows of metrics how a robot's tasks serve its agents.
-
-    Args:
-        collector: of the robot.
-    """
-
-    def __init__(self, collector: RobotCollector) -> None:
-        self._collector = collector
-
-    def logged(self, trainer: Trainer, row: dict[str, float]) -> None:
-        row |= self._collector.metrics()
 
 
 class _Filmed(EnvironmentWrapper):

@@ -19,19 +19,12 @@ from palaestra.envs import EnvConfig, Environment, SingleEnvironment, create_env
 from palaestra.envs.check_rules import sample
 from palaestra.envs.faults import describe
 from palaestra.envs.gym_environment import gym_env_of
+from palaestra.experiments import learner
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.data import DataSummary, collect_data, load_for, mixed
-from palaestra.experiments.learner import (
-    Collecting,
-    Evaluate,
-    Learner,
-    Scene,
-    compile_if_asked,
-    evaluate_one,
-    make_from_specs,
-)
+from palaestra.experiments.learner import Collecting, Evaluate, Learner, Scene
 from palaestra.policies import Phase, Policy, load_policy
-from palaestra.rollout import Collector, OfflineData, buffer_for
+from palaestra.rollout import Collector, buffer_for
 
 __all__ = ["SingleLearner"]
 
@@ -44,8 +37,8 @@ class SingleLearner(Learner):
 
     @cached_property
     def _made(self) -> tuple[Algorithm[Any], tuple[SpecTree, SpecTree, TensorSpec]]:
-        algorithm, specs = make_from_specs(self.config)
-        compile_if_asked(self.config, algorithm)
+        algorithm, specs = learner.make_from_specs(self.config)
+        learner.compile_if_asked(self.config, algorithm)
         return algorithm, specs
 
     @property
@@ -90,19 +83,17 @@ class SingleLearner(Learner):
                     buffer.sampler = self._sampler(base=buffer.sampler)
             yield made
 
-    @contextmanager
-    def collecting_here(self, data: Mapping[str, ReplayBuffer]) -> Iterator[Collecting]:
-        if self.offline:
-            yield Collecting(OfflineData(data))
-            return
-        with create_environment(self.config.env, seed=self.config.run.seed) as env:
-            collector = Collector.of(env, self.algorithm)
-            if POLICY in data:
-                collector.source = mixed(self.config, collector.buffer, data[POLICY])
-            yield Collecting(collector, env)
+    def environments(self) -> Environment:
+        return create_environment(self.config.env, seed=self.config.run.seed)
+
+    def collector(self, env: Environment, data: Mapping[str, ReplayBuffer]) -> Collector:
+        collector = Collector.of(env, self.algorithm)
+        if POLICY in data:
+            collector.source = mixed(self.config, collector.buffer, data[POLICY])
+        return collector
 
     def evaluation(self) -> Evaluate:
-        return functools.partial(evaluate_one, self.config)
+        return functools.partial(learner.evaluate_one, self.config)
 
     def kept_policies(self, path: Path) -> dict[str, Policy]:
         return {POLICY: load_policy(path / "policy")}  # without making an environment

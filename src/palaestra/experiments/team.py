@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,27 +14,14 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, RunSeeds, import_object
 from palaestra.distributed import AgentsFactory
 from palaestra.envs import EnvConfig
+from palaestra.experiments import learner
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping, on_cpu
 from palaestra.experiments.data import MINARI, DataSummary, collect_agents, load_for, mixed
-from palaestra.experiments.learner import (
-    Collecting,
-    Evaluate,
-    Learner,
-    Scene,
-    compile_if_asked,
-    require_loggers,
-    set_up_torch,
-    suitable_algorithms,
-)
-from palaestra.multiagent import (
-    MultiAgentCollector,
-    PolicySpec,
-    create_multi_agent_envs,
-    evaluate_agents,
-    play_multi_agent_envs,
-)
+from palaestra.experiments.learner import Evaluate, Learner, Scene
+from palaestra.multiagent import MultiAgentCollector, PolicySpec, evaluate_agents, play_multi_agent_envs
+from palaestra.multiagent.envs import MultiAgentEnvs, create_multi_agent_envs
 from palaestra.policies import Policy, RandomPolicy, RulePolicy
-from palaestra.rollout import Evaluation, OfflineData
+from palaestra.rollout import Evaluation
 
 __all__ = ["TeamLearner"]
 
@@ -45,7 +31,7 @@ class TeamLearner(Learner):
 
     @cached_property
     def _made(self) -> tuple[Mapping[str, PolicySpec], dict[str, Algorithm[Any] | Policy]]:
-        require_loggers(self.config)
+        learner.require_loggers(self.config)
         return _make_agents(self.config)
 
     @property
@@ -65,6 +51,10 @@ class TeamLearner(Learner):
     @property
     def policies(self) -> dict[str, Policy]:
         return {name: one.policy if isinstance(one, Algorithm) else one for name, one in self.actors.items()}
+
+    @property
+    def num_agents(self) -> dict[str, int]:
+        return {name: len(self.policy_specs[name].agents) for name in self.algorithms}
 
     def require(self) -> None:
         super().require()
@@ -92,8 +82,8 @@ class TeamLearner(Learner):
         return found
 
     def buffers(self) -> dict[str, ReplayBuffer]:
-        with create_multi_agent_envs(self.config.env, seed=self.config.run.seed) as envs:
-            return MultiAgentCollector(envs, self.policy_specs, self.actors).buffers
+        with self.environments() as envs:
+            return self.collector(envs, {}).buffers
 
     def workers(self) -> Any:
         config = on_cpu(self.config)
@@ -102,25 +92,22 @@ class TeamLearner(Learner):
         number, seed = config.distributed.num_workers, config.run.seed
         return AgentsFactory(env=config.env, actors=make, num_workers=number, seed=seed)
 
-    @contextmanager
-    def collecting_here(self, data: Mapping[str, ReplayBuffer]) -> Iterator[Collecting]:
-        if self.offline:
-            yield Collecting(OfflineData(data))
-            return
-        with create_multi_agent_envs(self.config.env, seed=self.config.run.seed) as envs:
-            collector = MultiAgentCollector(envs, self.policy_specs, self.actors)
-            for name, loaded in data.items():
-                collector.sources[name] = mixed(self.config, collector.buffers[name], loaded)
-            yield Collecting(collector, envs)
+    def environments(self) -> MultiAgentEnvs:
+        return create_multi_agent_envs(self.config.env, seed=self.config.run.seed)
+
+    def collector(self, env: MultiAgentEnvs, data: Mapping[str, ReplayBuffer]) -> MultiAgentCollector:
+        collector = MultiAgentCollector(env, self.policy_specs, self.actors)
+        for name, loaded in data.items():
+            collector.sources[name] = mixed(self.config, collector.buffers[name], loaded)
+        return collector
 
     def evaluation(self) -> Evaluate:
         rules = {name: one for name, one in self.actors.items() if isinstance(one, Policy)}
         return functools.partial(_evaluate, self.config, self.policy_specs, rules)
 
     def evaluate_chance(self, *, episodes: int, seed: int) -> Evaluation:
-        chance = {
-            name: RandomPolicy(spec.observation_spec, spec.action_spec) for name, spec in self.policy_specs.items()
-        }
+        specs = self.policy_specs
+        chance = {name: RandomPolicy(spec.observation_spec, spec.action_spec) for name, spec in specs.items()}
         return self.evaluation()(chance, episodes=episodes, seed=seed, deterministic=False)
 
     def play(self, policies: Mapping[str, Policy], *, episodes: int, seed: int, window: bool) -> Iterator[Scene]:
@@ -191,16 +178,16 @@ def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], di
 def _made(
     config: ExperimentConfig, name: str, kind: str, settings: Any, spec: PolicySpec, seeds: RunSeeds
 ) -> Algorithm[Any]:
-    set_up_torch(config, spec.observation_spec)
+    learner.set_up_torch(config, spec.observation_spec)
     try:
         algorithm: Algorithm[Any] = algorithm_class(kind)(spec.observation_spec, spec.action_spec, settings, seeds)
     except ConfigError as error:
-        fits = ", ".join(suitable_algorithms(spec.observation_spec, spec.action_spec, team=spec.team)) or "none"
+        fits = ", ".join(learner.suitable_algorithms(spec.observation_spec, spec.action_spec, team=spec.team)) or "none"
         raise ConfigError(
             f"{kind} does not fit the policy {name!r} of {', '.join(spec.agents)}: {error}. Algorithms that fit: {fits}"
         ) from error
     algorithm.to(config.run.device)
-    compile_if_asked(config, algorithm)
+    learner.compile_if_asked(config, algorithm)
     return algorithm
 
 

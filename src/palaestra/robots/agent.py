@@ -130,7 +130,7 @@ class Agent(ABC):
         """Acts from `self.env.reset()` on until the episode has ended; called again and again."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AgentFactory:
     """Makes the agents of a robot; can be sent to another process if its parts can."""
 

@@ -79,14 +79,7 @@ class RobotCollector:
         """Of the tasks that replay."""
         self.sources = self.buffers
         """What tasks learn from, besides what their agents send."""
-        self.evaluated_by = AgentFactory(
-            agent_class=robot.agent_class,
-            config=robot.config,
-            specs=robot.specs,
-            make_env=make_env,
-            num_agents=num_agents,
-            seed=seed,
-        )
+        self.evaluated_by = robot.agents(make_env, num_agents, seed=seed)
         """Makes agents like these, to be evaluated; see `evaluate_robot`."""
         self.on_fault: Literal["raise", "restart", "drop"] = "raise"
         """When an agent fails: stop; restart it; or continue without it."""

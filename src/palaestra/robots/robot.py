@@ -2,14 +2,15 @@
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 
 from palaestra.algorithms import Algorithm, AlgorithmConfig, UpdateInfo
 from palaestra.core import ConfigError, DataSource, NonFiniteError, RunSeeds, SpecTree
-from palaestra.robots.agent import Agent
+from palaestra.envs import SingleEnvironment
+from palaestra.robots.agent import Agent, AgentFactory
 from palaestra.robots.task import ComputationTask, TaskSpec
 
 __all__ = ["Robot", "task_seeds"]
@@ -73,6 +74,24 @@ class Robot(ABC):
     def specs(self) -> dict[str, TaskSpec]:
         """What helpers have to know of every task."""
         return {name: task.spec(name) for name, task in self.tasks.items()}
+
+    def agents(
+        self,
+        make_env: Callable[[int], SingleEnvironment],
+        num_agents: int,
+        *,
+        seed: int,
+        stream: Literal["environments", "evaluation"] = "environments",
+    ) -> AgentFactory:
+        """What makes the agents.
+
+        Args:
+            make_env: one environment with all its layers, by the agent's number.
+            num_agents: how many there are.
+            seed: of the run.
+            stream: which of its seeds environments have: those of training, or of evaluation.
+        """
+        return AgentFactory(self.agent_class, self.config, self.specs, make_env, num_agents, seed, stream)
 
     def to(self, device: torch.device | str) -> Self:
         """Moves every task to a device.

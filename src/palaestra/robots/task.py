@@ -12,19 +12,8 @@ from torch import Tensor
 
 from palaestra.algorithms import Algorithm, UpdateInfo
 from palaestra.buffers import ReplayBuffer, Sampler, Unroll, sampler_of
-from palaestra.core import (
-    Batch,
-    ConfigError,
-    NonFiniteError,
-    Offline,
-    OnPolicy,
-    Plan,
-    Replay,
-    SpecTree,
-    StepType,
-    TensorSpec,
-    TimeStep,
-)
+from palaestra.core import Batch, ConfigError, NonFiniteError, SpecTree, StepType, TensorSpec, TimeStep
+from palaestra.core.plan import Offline, OnPolicy, Plan, Replay
 from palaestra.policies import Phase, Policy, RandomPolicy
 
 __all__ = ["ComputationTask", "TaskSpec"]
@@ -141,7 +130,7 @@ class ComputationTask:
             raise ConfigError(f"{name} replays {stored}, which a robot's buffer does not keep")
         if plan.unroll_length != int(plan.unroll_length) or (isinstance(plan, OnPolicy) and not plan.clear):
             raise ConfigError(f"a robot's task learns after whole numbers of new rows, which {plan} does not ask for")
-        self.algorithm, self.plan, self.period_steps = algorithm, plan, period_steps
+        self.algorithm, self.period_steps = algorithm, period_steps
         self.learning: LearningMode = learning
         self.sampler, self.reward_spec, self.helper = sampler, reward_spec or TensorSpec(()), helper
         self.sync_every_updates = sync_every_updates
@@ -163,6 +152,11 @@ class ComputationTask:
         self._since_sync = 0
 
     # -- what it is made of
+
+    @property
+    def plan(self) -> Plan:
+        """The data that the algorithm wants."""
+        return self.algorithm.plan
 
     def spec(self, name: str) -> TaskSpec:
         """What helpers have to know.
