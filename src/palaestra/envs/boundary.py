@@ -11,22 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.core import (
-    BoundedSpec,
-    DiscreteSpec,
-    EnvError,
-    MultiBinarySpec,
-    MultiDiscreteSpec,
-    ShapeError,
-    SpecError,
-    SpecTree,
-    TensorSpec,
-    TimeStep,
-    numpy_dtype,
-    spec_leaves,
-)  # fmt: skip
+from palaestra.core import EnvError, ShapeError, SpecError, TimeStep, numpy_dtype, spec_leaves
+from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.envs.faults import Failure
-from palaestra.envs.nest import flatten, leaf_dtypes, neutral, problem, to_batched, unflatten
+from palaestra.envs.nest import flatten, leaf_dtypes, problem, to_batched, unflatten
 from palaestra.envs.rows import Rows, Specs
 
 __all__ = ["ActionReader", "Boundary", "batched_time_step", "leaf_bounds", "require_all", "tolerant"]
@@ -121,12 +109,6 @@ class ActionReader:
     def zeros(self) -> list[np.ndarray]:
         """Leaf arrays [B, ...] of zeros."""
         return [np.zeros(shape, dtype) for _, shape, dtype in self._expected]
-
-    def neutral(self) -> list[np.ndarray]:
-        """Leaf arrays [B, ...] of zeros, or of what the spec allows next to them."""
-        leaves = flatten(neutral(self._spec), self._spec)
-        pairs = zip(leaves, self._expected, strict=True)
-        return [np.broadcast_to(leaf, shape).astype(dtype) for leaf, (_, shape, dtype) in pairs]
 
     def per_lane(self, arrays: list[np.ndarray]) -> Any:
         """One action for every lane, as its bare environment takes it.
@@ -329,8 +311,8 @@ class Boundary:
             reward: as for `finite`.
         """
         found: dict[int, Failure] = {}
-        columns = [("observation" + (f".{path}" if path else ""), array) for (path, _), array in self._pairs(arrays)]
-        for name, array in [*columns, ("reward", reward)]:
+        names = [f"observation.{path}" if path else "observation" for path, _ in self._leaves]
+        for name, array in zip([*names, "reward"], [*arrays, reward], strict=True):
             if array.dtype.kind != "f":
                 continue
             for place in np.argwhere(~np.isfinite(array)).tolist():
@@ -340,12 +322,14 @@ class Boundary:
                 found.setdefault(lane, Failure(lane, "non-finite", what, advice))
         return list(found.values())
 
-    def out_of_place(self, arrays: Sequence[np.ndarray], seen: Sequence[Any]) -> list[Failure]:
-        """The lanes with keys that are not in the spec, or, where that is strict, with values outside their bounds.
+    def out_of_place(self, arrays: Sequence[np.ndarray], seen: Sequence[Any] = ()) -> list[Failure]:
+        """The lanes with keys that are not in the spec, or with values outside their bounds.
+
+        Values outside are logged once, and are failures only where the boundary is strict.
 
         Args:
             arrays: as for `finite`.
-            seen: the observations of all lanes as the environments gave them.
+            seen: the observations of all lanes as the environments gave them, if they are to be checked for keys.
         """
         found: list[Failure] = []
         if self._nested:
@@ -353,15 +337,6 @@ class Boundary:
                 wrong = problem(observation, self._spec)
                 if wrong:
                     found.append(Failure(lane, "malformed", "emitted another observation", f"it has {wrong}"))
-        return found + self.out_of_bounds(arrays)
-
-    def out_of_bounds(self, arrays: Sequence[np.ndarray]) -> list[Failure]:
-        """The lanes with values outside their bounds, where that is strict; elsewhere it is logged once.
-
-        Args:
-            arrays: as for `finite`.
-        """
-        found: list[Failure] = []
         for leaf, low, high in self._bounds:
             outside = (arrays[leaf] < low) | (arrays[leaf] > high)
             if outside.any():
@@ -388,9 +363,6 @@ class Boundary:
                 self._first + first, texts[first], len(places), array.size, name,
             )  # fmt: skip
         return []
-
-    def _pairs(self, arrays: Sequence[np.ndarray]) -> Any:
-        return zip(self._leaves, arrays, strict=True)
 
 
 def leaf_bounds(spec: TensorSpec) -> tuple[np.ndarray, np.ndarray] | None:

@@ -29,7 +29,46 @@ _DISCOUNT = BoundedSpec((), minimum=np.array(0), maximum=np.array(1))
 _ENV_ID = TensorSpec((), torch.int64)
 
 
-class Environment(ABC):
+class _Specified(ABC):
+    """What one environment and a batch have in common: specs of one row, without leading dimension, and pictures."""
+
+    @property
+    @abstractmethod
+    def observation_spec(self) -> SpecTree:
+        """Of one observation; in a batch, tuples are dicts with the keys "0", "1", ..."""
+
+    @property
+    @abstractmethod
+    def action_spec(self) -> SpecTree:
+        """Of one action."""
+
+    @property
+    def reward_spec(self) -> TensorSpec:
+        """Of one reward: shape () or, for vector rewards, [k]."""
+        return TensorSpec(())
+
+    @property
+    def env_info_spec(self) -> SpecTree:
+        """Of the info entries that are declared; others may come and go."""
+        return {}
+
+    @property
+    @final
+    def time_step_spec(self) -> TimeStep:
+        """A time step of specs."""
+        reward, observation, action = self.reward_spec, self.observation_spec, self.action_spec
+        return TimeStep(_STEP_TYPE, reward, _DISCOUNT, observation, action, _ENV_ID, (), self.env_info_spec)
+
+    def render(self) -> np.ndarray:
+        """A picture, uint8 [H, W, 3]; of environment 0 in a batch.
+
+        Raises:
+            EnvError: it cannot be drawn.
+        """
+        raise EnvError(f"{type(self).__name__} cannot be rendered")
+
+
+class Environment(_Specified):
     """B environments that are stepped together; every leaf of what they emit is a tensor [B, ...] on their device.
 
     After LAST the next `step` ignores that environment's action and returns FIRST; a `step` before any `reset` returns
@@ -69,32 +108,6 @@ class Environment(ABC):
     def num_ready(self) -> int:
         """Rows of what `recv` returns, n: all B, or fewer where environments do not wait for each other."""
         return self.batch_size
-
-    @property
-    @abstractmethod
-    def observation_spec(self) -> SpecTree:
-        """Of one observation, without the leading dimension; tuples are dicts with the keys "0", "1", ..."""
-
-    @property
-    @abstractmethod
-    def action_spec(self) -> SpecTree:
-        """Of one action, without the leading dimension."""
-
-    @property
-    def reward_spec(self) -> TensorSpec:
-        """Of one reward: shape () or, for vector rewards, [k]."""
-        return TensorSpec(())
-
-    @property
-    def env_info_spec(self) -> SpecTree:
-        """Of the info entries that are declared; others may come and go."""
-        return {}
-
-    @property
-    @final
-    def time_step_spec(self) -> TimeStep:
-        """A time step of specs."""
-        return _time_step_spec(self)
 
     @abstractmethod
     def reset(self) -> TimeStep:
@@ -145,14 +158,6 @@ class Environment(ABC):
     def close(self) -> None:
         """Frees what the environments hold. Closing twice is fine."""
 
-    def render(self) -> np.ndarray:
-        """A picture of environment 0, uint8 [H, W, 3].
-
-        Raises:
-            EnvError: it cannot be drawn.
-        """
-        raise EnvError(f"{type(self).__name__} cannot be rendered")
-
     def __enter__(self) -> Self:
         return self
 
@@ -160,7 +165,7 @@ class Environment(ABC):
         self.close()
 
 
-class SingleEnvironment(ABC):
+class SingleEnvironment(_Specified):
     """One bare environment: numpy in and out, no leading dimension.
 
     A layer implements `begin_episode` and `advance`. What these return is valid until the next call; a layer that
@@ -172,32 +177,6 @@ class SingleEnvironment(ABC):
     """Which environment of a batch this is."""
     _log: EpisodeLog | None = None
     _latest: TimeStep | None = None
-
-    @property
-    @abstractmethod
-    def observation_spec(self) -> SpecTree:
-        """Of the observation."""
-
-    @property
-    @abstractmethod
-    def action_spec(self) -> SpecTree:
-        """Of the action."""
-
-    @property
-    def reward_spec(self) -> TensorSpec:
-        """Of the reward: shape () or, for vector rewards, [k]."""
-        return TensorSpec(())
-
-    @property
-    def env_info_spec(self) -> SpecTree:
-        """Of the info entries that are declared; others may come and go."""
-        return {}
-
-    @property
-    @final
-    def time_step_spec(self) -> TimeStep:
-        """A time step of specs."""
-        return _time_step_spec(self)
 
     @property
     def cut_off(self) -> bool:
@@ -230,23 +209,15 @@ class SingleEnvironment(ABC):
         """What was carried into the running episode from earlier ones, by layer, as JSON values; most carry nothing."""
         return {}
 
-    def load_carried_state(self, state: dict[str, Any]) -> None:  # noqa: B027 - nothing was carried
+    def load_carried_state(self, state: dict[str, Any]) -> None:
         """Takes over what `carried_state` gave, before the episode is replayed.
 
         Args:
             state: of equal layers.
         """
 
-    def close(self) -> None:  # noqa: B027 - a layer that holds nothing has nothing to do
+    def close(self) -> None:
         """Frees what the environment holds."""
-
-    def render(self) -> np.ndarray:
-        """A picture of the environment, uint8 [H, W, 3].
-
-        Raises:
-            EnvError: it cannot be drawn.
-        """
-        raise EnvError(f"{type(self).__name__} cannot be rendered")
 
     @final
     def seed(self, lane_seed: int) -> None:
@@ -510,16 +481,3 @@ def remake(env: SingleEnvironment, make: Callable[[], SingleEnvironment]) -> Sin
                 again.close()
             return make()
     return again
-
-
-def _time_step_spec(env: Environment | SingleEnvironment) -> TimeStep:
-    return TimeStep(
-        _STEP_TYPE,
-        env.reward_spec,
-        _DISCOUNT,
-        env.observation_spec,
-        env.action_spec,
-        _ENV_ID,
-        (),
-        env.env_info_spec,
-    )

@@ -268,14 +268,6 @@ class StepLimits:
         self._ends[lane] = end = self._clock + self._durations[lane] - steps
         self._next = min(self._next, end)
 
-    def stop(self, lane: int) -> None:
-        """No episode runs any more.
-
-        Args:
-            lane: in which lane.
-        """
-        self._durations[lane] = self._ends[lane] = NEVER
-
     def tick(self) -> Sequence[int]:
         """Counts a step in every lane; returns those whose limit it is."""
         self._clock += 1

@@ -17,7 +17,7 @@ from palaestra.envs.driver import Driver
 from palaestra.envs.environment import Environment
 from palaestra.envs.episodes import EpisodeLog, LaneEpisode, lane_seeds_of
 from palaestra.envs.faults import Fault, Incident, RestartBudget
-from palaestra.envs.nest import batched_spec, to_batched
+from palaestra.envs.nest import batched_spec, neutral_rows, to_batched
 from palaestra.envs.rows import Rows
 
 __all__ = ["LaneEnvironment"]
@@ -57,10 +57,8 @@ class LaneEnvironment(Environment):
             raise
         self.batch_size = driver.batch_size
         self._specs, self._reader, self._policy = driver.specs, driver.reader, driver.faults
-        self._observation_spec, self._action_spec = (
-            batched_spec(self._specs.observation),
-            batched_spec(self._specs.action),
-        )
+        self._observation_spec = batched_spec(self._specs.observation)
+        self._action_spec = batched_spec(self._specs.action)
         self._scalar_actions = isinstance(self._specs.action, TensorSpec) and not self._specs.action.shape
         self._env_id = torch.arange(self.batch_size)
         self._log = EpisodeLog(seeds, self._specs.action)
@@ -96,7 +94,7 @@ class LaneEnvironment(Environment):
         self._check_open()
         self._give_up_step()
         self._log.abandon()
-        self.start(self._reader.neutral())
+        self.start(neutral_rows(self._specs.action, self.batch_size))
         self._sent = self._reader.zeros()
         return self.recv()
 
@@ -113,7 +111,7 @@ class LaneEnvironment(Environment):
         """
         if env_id is not None or self._sent is not None:
             require_all(self, env_id, self._sent is not None)
-        self.start(self._reader.checked(action, self.driver.first_id, self._where))
+        self.start(self.checked(action))
 
     def checked(self, action: Any) -> list[np.ndarray]:
         """Actions as `start` takes them; environments have not seen them yet.

@@ -8,18 +8,9 @@ import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from palaestra.core import (
-    Batch,
-    ConfigError,
-    EnvError,
-    NonFiniteError,
-    SpecError,
-    SpecTree,
-    TensorSpec,
-    TimeStep,
-    episode_seed,
-    spec_leaves,
-)
+from palaestra.core import Batch, ConfigError, EnvError, NonFiniteError, SpecError, SpecTree, TensorSpec, TimeStep
+from palaestra.core.seeding import episode_seed
+from palaestra.core.spec import spec_leaves
 from palaestra.envs.boundary import ActionReader, Boundary, batched_time_step, require_all
 from palaestra.envs.environment import Environment
 from palaestra.envs.episodes import lane_seeds_of
@@ -165,10 +156,8 @@ class NativeVectorEnvironment(Environment):
         self._running = True
         self._over = None
         self._resets += 1
-        size = self.batch_size
-        arrays = self._arrays(observation)
-        reward = np.zeros((size, *self._reward.shape), np.float32)
-        rows = Rows(np.zeros(size, np.int32), reward, np.ones(size, np.float32), arrays)
+        step_type, reward = np.zeros(self.batch_size, np.int32), np.zeros(self._reward_shape, np.float32)
+        rows = Rows(step_type, reward, self._one.copy(), self._arrays(observation))
         return self._emitted(rows, self._reader.zeros(), info)
 
     def _where(self, lane: int) -> str:
@@ -195,9 +184,10 @@ class NativeVectorEnvironment(Environment):
                     return self._same_step(actions, observation, reward, discount, over, info)
                 self._over = over.nonzero()[0]
                 step_type[self._over] = 2
+            rows = Rows(step_type, reward, discount, self._arrays(observation))
             if began is not None:
-                self._make_first(began, step_type, reward, discount, actions)
-            return self._emitted(Rows(step_type, reward, discount, self._arrays(observation)), actions, info)
+                _make_first(began, rows, actions)
+            return self._emitted(rows, actions, info)
         except NonFiniteError:
             self._running = False
             raise
@@ -253,7 +243,7 @@ class NativeVectorEnvironment(Environment):
         self, actions: Any, observation: Any, reward: np.ndarray, discount: np.ndarray, over: np.ndarray, info: Any
     ) -> TimeStep:
         """A step after which no lane waits to be reset: ended lanes show their FIRST, and `ended` their LAST."""
-        step_type, lanes = self._mid.copy(), np.flatnonzero(over)
+        lanes = np.flatnonzero(over)
         if self._mode is AutoresetMode.SAME_STEP:
             # one final observation for every lane, in whatever it is that holds them
             finals = zip(*[flatten(info["final_obs"][lane], self._observation) for lane in lanes], strict=True)
@@ -268,25 +258,18 @@ class NativeVectorEnvironment(Environment):
         self._require_finite(last, lanes.tolist())
         ended_info = _info(final_info, self.batch_size, lanes)
         self.ended = batched_time_step(last, prev_action, torch.from_numpy(lanes), ended_info, self._observation)
-        self._make_first(lanes, step_type, reward, discount, actions)
-        time_step = self._emitted(Rows(step_type, reward, discount, self._arrays(observation)), actions, info)
+        rows = Rows(self._mid.copy(), reward, discount, self._arrays(observation))
+        _make_first(lanes, rows, actions)
+        time_step = self._emitted(rows, actions, info)
         if self._mode is AutoresetMode.DISABLED and time_step.env_info != ():
             # what the ended lanes reported is in `ended`
             for column in time_step.env_info.values():
                 column[torch.from_numpy(over)] = torch.nan
         return time_step
 
-    def _make_first(
-        self, began: np.ndarray, step_type: Any, reward: Any, discount: Any, actions: list[np.ndarray]
-    ) -> None:
-        """Makes FIRST rows of the lanes that show a new episode."""
-        step_type[began], reward[began], discount[began] = 0, 0.0, 1.0
-        for array in actions:
-            array[began] = 0
-
     def _emitted(self, rows: Rows, actions: list[np.ndarray], info: Any) -> TimeStep:
         if self._steps % self._boundary.period == 0:
-            for lane, _, what, advice in self._boundary.out_of_bounds(rows.observation):
+            for lane, _, what, advice in self._boundary.out_of_place(rows.observation):
                 raise SpecError(f"environment {lane} {what}: {advice}")
         if not self._whole and not self._boundary.finite(rows.observation, rows.reward):
             self._require_finite(rows, range(self.batch_size))
@@ -322,6 +305,13 @@ class NativeVectorEnvironment(Environment):
     def _failure(self, error: Exception, where: str) -> EnvError:
         kind, detail = describe(error)
         return EnvError(f"the vector environment {self.vector_env} raised {kind} at {where}: {detail}")
+
+
+def _make_first(lanes: np.ndarray, rows: Rows, actions: list[np.ndarray]) -> None:
+    """Makes FIRST rows of the lanes that show a new episode; their actions become zeros."""
+    rows.make_first(lanes)
+    for array in actions:
+        array[lanes] = 0
 
 
 def _info(info: dict[str, Any], batch_size: int, lanes: np.ndarray | None = None) -> Any:

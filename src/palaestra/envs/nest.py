@@ -21,6 +21,7 @@ __all__ = [
     "flatten",
     "leaf_dtypes",
     "neutral",
+    "neutral_rows",
     "problem",
     "to_batched",
     "unflatten",
@@ -134,15 +135,25 @@ def neutral(spec: SpecTree) -> Any:
     Args:
         spec: of one bare environment; every action of an `action_mask` is allowed.
     """
-    leaves: list[Any] = []
+    return unflatten((rows[0] for rows in neutral_rows(spec, 1)), spec)
+
+
+def neutral_rows(spec: SpecTree, batch_size: int) -> list[np.ndarray]:
+    """The leaves of `neutral` for several lanes: arrays [B, ...].
+
+    Args:
+        spec: of one bare environment.
+        batch_size: B.
+    """
+    arrays: list[np.ndarray] = []
     for path, leaf in spec_leaves(spec).items():
-        value = np.zeros(leaf.shape, _dtype(leaf.dtype))
+        value = np.zeros((batch_size, *leaf.shape), _dtype(leaf.dtype))
         if isinstance(leaf, BoundedSpec):
             value = np.clip(value, leaf.minimum, leaf.maximum)
         elif isinstance(leaf, DiscreteSpec):
             value = value + leaf.start
-        leaves.append((value + (path == "action_mask")).astype(_dtype(leaf.dtype))[()])
-    return unflatten(iter(leaves), spec)
+        arrays.append((value + (path == "action_mask")).astype(_dtype(leaf.dtype)))
+    return arrays
 
 
 def problem(value: Any, spec: SpecTree) -> str | None:

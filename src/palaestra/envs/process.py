@@ -1,5 +1,6 @@
 """`ProcessDriver`: environments in worker processes, several in each, over shared memory."""
 
+import collections
 import itertools
 import os
 import sys
@@ -172,7 +173,7 @@ class ProcessDriver(Driver):
     def _collect(self) -> tuple[Any, list[Incident]]:
         """Waits for every worker; numeric info as a `Batch` or `()`, and what went wrong."""
         incidents: list[Incident] = []
-        columns: dict[str, np.ndarray] = {}
+        columns: dict[str, np.ndarray] = collections.defaultdict(lambda: np.full(self.batch_size, np.nan))
         for number, seat in self._seats.items():
             lost = seat.wait(self._deadline)
             if lost is not None:
@@ -203,13 +204,9 @@ class ProcessDriver(Driver):
         values, reported = self._view.info[first:stop].T, self._reported[seat.number].tolist()
         for column, key in enumerate(seat.keys):
             if reported[column]:
-                if key not in columns:
-                    columns[key] = np.full(self.batch_size, np.nan)
                 columns[key][first:stop] = values[column]
         for lane, entries in surplus.items():
             for key, value in entries.items():
-                if key not in columns:
-                    columns[key] = np.full(self.batch_size, np.nan)
                 columns[key][first + lane] = value
 
     # -- commands
@@ -217,16 +214,16 @@ class ProcessDriver(Driver):
     def restart(
         self, seeds: dict[int, int], *, fatal: bool
     ) -> tuple[dict[int, list[np.ndarray]], Sequence[str]] | Incident:
-        messages: dict[int, tuple[Any, ...]] = {}
+        messages: dict[int, dict[str, Any]] = {}
         for number, seat in list(self._seats.items()):
             mine = {lane - seat.lanes.start: seeds[lane] for lane in seat.lanes if lane in seeds}
             if mine:
                 incident = self._replace(number) if fatal else None
                 if incident is not None:
                     return incident
-                messages[number] = ("restart", mine, fatal)
+                messages[number] = {"seeds": mine, "fatal": fatal}
         lost: list[str] = []
-        for answer in self._ask(messages).values():
+        for answer in self._ask("restart", messages).values():
             if isinstance(answer, Incident):
                 return answer
             lost += answer
@@ -253,21 +250,20 @@ class ProcessDriver(Driver):
                 self._view.rows.make_first(slice(seat.lanes.start, seat.lanes.stop))
                 self._processes.remove(self._seats.pop(number).process)
             elif dropped:
-                self._ask({number: ("drop", dropped)})
+                self._ask("drop", {number: {"lanes": dropped, "fatal": False}})
 
     def digests(self) -> list[str] | Incident:
         found = [""] * self.batch_size
-        for number, answer in self._ask(dict.fromkeys(self._seats, ("digests",))).items():
+        for number, answer in self._ask("digests", {number: {} for number in self._seats}).items():
             if isinstance(answer, Incident):
                 return answer
             found[self._seats[number].lanes.start : self._seats[number].lanes.stop] = answer
         return found
 
     def load(self, episodes: Sequence[LaneEpisode]) -> list[int] | Incident:
-        seats = self._seats.items()
-        messages = {number: ("load", episodes[seat.lanes.start : seat.lanes.stop]) for number, seat in seats}
+        shares = {n: {"episodes": episodes[seat.lanes.start : seat.lanes.stop]} for n, seat in self._seats.items()}
         over: list[int] = []
-        for number, answer in sorted(self._ask(messages).items()):
+        for number, answer in sorted(self._ask("load", shares).items()):
             if isinstance(answer, Incident):
                 return answer
             over += [self._seats[number].lanes.start + lane for lane in answer]
@@ -276,17 +272,17 @@ class ProcessDriver(Driver):
     def render(self) -> np.ndarray | Incident:
         if 0 not in self._seats:
             raise EnvError("environment 0, which pictures are of, was dropped with its worker")
-        return self._ask({0: ("render",)})[0]
+        return self._ask("render", {0: {}})[0]
 
-    def _ask(self, messages: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Sends workers a message each; returns their answers, or the incident that kept one from answering."""
+    def _ask(self, what: str, arguments: Mapping[int, dict[str, Any]]) -> dict[int, Any]:
+        """Has workers call a method; returns their answers, or the incident that kept one from answering."""
         deadline = time.monotonic() + self.faults.reset_timeout_s
         answers: dict[int, Any] = {}
-        for number, message in messages.items():
-            lost = self._seats[number].post(message)
+        for number, given in arguments.items():
+            lost = self._seats[number].post((what, given))
             if lost is not None:
                 answers[number] = lost
-        return answers | {number: self._seats[number].answer(deadline) for number in messages if number not in answers}
+        return answers | {n: self._seats[n].answer(deadline) for n in arguments if n not in answers}
 
     # -- the end
 
@@ -301,7 +297,7 @@ class ProcessDriver(Driver):
         else:
             for seat in self._seats.values():
                 if seat.process.alive:
-                    seat.post(("close",))
+                    seat.post(("close", {}))
         stop_all(self._processes, _CLOSE_S)
         self._release()
 

@@ -1,5 +1,6 @@
 """The records that drivers, workers and batched environments hand to each other."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -58,11 +59,9 @@ def batched_info(infos: Infos | None, batch_size: int) -> Any:
     """
     if infos is None:
         return ()
-    columns: dict[str, np.ndarray] = {}
+    columns: dict[str, np.ndarray] = defaultdict(lambda: np.full(batch_size, np.nan))
     for lane, entries in infos.items():
         for key, value in entries.items():
-            if key not in columns:
-                columns[key] = np.full(batch_size, np.nan)
             columns[key][lane] = value
     return Batch.of({key: torch.from_numpy(column) for key, column in columns.items()})
 

@@ -19,7 +19,7 @@ from palaestra.envs.environment import SingleEnvironment, common_specs, remake
 from palaestra.envs.episodes import NEVER, LaneEpisode, StepLimits
 from palaestra.envs.faults import Failure, FaultPolicy, Incident, failure_of
 from palaestra.envs.gym_environment import GymEnvironment, end_of
-from palaestra.envs.nest import fits, flatten, leaf_dtypes, neutral, problem, unflatten, zeros
+from palaestra.envs.nest import fits, flatten, leaf_dtypes, neutral_rows, problem, unflatten, zeros
 from palaestra.envs.rows import Infos, Rows, batched_info, numeric_infos, stacked, unreadable
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 
@@ -248,8 +248,7 @@ class SerialDriver(Driver):
         self.over: list[int] = []
         self._dropped = dict[int, Any]()
         self._latest: Sequence[Any] = [None] * self.batch_size
-        leaves = flatten(neutral(self.specs.observation), self.specs.observation)
-        self._shown = [np.tile(leaf, (self.batch_size, *[1] * np.ndim(leaf))) for leaf in leaves]
+        self._shown = neutral_rows(self.specs.observation, self.batch_size)
         self._limits = StepLimits([direct.duration if direct else NEVER for direct in map(_direct, self.envs)])
         self._find_steps()
 

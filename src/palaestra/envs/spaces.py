@@ -5,17 +5,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from palaestra.core import (
-    BoundedSpec,
-    DiscreteSpec,
-    MultiBinarySpec,
-    MultiDiscreteSpec,
-    SpecError,
-    SpecTree,
-    TensorSpec,
-    numpy_dtype,
-    torch_dtype,
-)
+from palaestra.core import SpecError, numpy_dtype, torch_dtype
+from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 
 __all__ = ["space_from_spec", "spec_from_space"]
 

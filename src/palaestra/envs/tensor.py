@@ -11,7 +11,7 @@ from palaestra.core import ConfigError, EnvError, ShapeError, SpecError, TensorS
 from palaestra.envs.boundary import leaf_bounds, require_all, tolerant
 from palaestra.envs.environment import Environment
 from palaestra.envs.episodes import lane_seeds_of
-from palaestra.envs.nest import neutral
+from palaestra.envs.nest import neutral_rows
 
 __all__ = ["TensorEnvironment"]
 
@@ -89,8 +89,7 @@ class TensorEnvironment(Environment):
             )
         if not isinstance(getattr(self, "num_random", None), int):
             raise ConfigError(f"{type(self).__name__} must say num_random: how many random numbers a reset needs")
-        none = np.broadcast_to(neutral(self.action_spec), (batch_size, *self.action_spec.shape))
-        self._none = torch.from_numpy(none.copy()).to(self.device)
+        self._none = torch.from_numpy(neutral_rows(self.action_spec, batch_size)[0]).to(self.device)
         bounds = leaf_bounds(self.action_spec)
         self._bounds = None if bounds is None else [torch.from_numpy(bound) for bound in tolerant(bounds)]
         self._progress = self._before_the_first()

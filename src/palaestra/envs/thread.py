@@ -18,7 +18,7 @@ from palaestra.envs.driver import Driver, Outcome
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.episodes import LaneEpisode
 from palaestra.envs.faults import Failure, FaultPolicy, Incident, describe
-from palaestra.envs.nest import flatten, leaf_dtypes, neutral
+from palaestra.envs.nest import neutral_rows
 from palaestra.envs.rows import Rows, Specs
 from palaestra.envs.serial import SerialDriver
 
@@ -171,7 +171,5 @@ def _stepped(actions: list[np.ndarray], seeds: dict[int, int], driver: SerialDri
 
 def _unknown(specs: Specs) -> Rows:
     """One FIRST row that shows nothing, for a step whose outcome is not known."""
-    leaves = zip(flatten(neutral(specs.observation), specs.observation), leaf_dtypes(specs.observation), strict=True)
-    observation = [np.asarray(leaf, dtype)[None] for leaf, dtype in leaves]
-    reward = np.zeros((1, *specs.reward.shape), np.float32)
+    reward, observation = np.zeros((1, *specs.reward.shape), np.float32), neutral_rows(specs.observation, 1)
     return Rows(np.zeros(1, np.int32), reward, np.ones(1, np.float32), observation)

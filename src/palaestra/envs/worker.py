@@ -143,11 +143,11 @@ class Seat:
         shared["cursor"][self.number], shared["status"][self.number], shared["memory"][self.number] = 0, DONE, 0
         shared.send(self.process.connection, self.process.pid)
 
-    def post(self, message: tuple[Any, ...]) -> Incident | None:
+    def post(self, message: tuple[str, dict[str, Any]]) -> Incident | None:
         """Sends a message, whose answer `answer` waits for.
 
         Args:
-            message: the name of a command, and its arguments.
+            message: the name of a method of `SerialDriver`, and its arguments by name.
         """
         assert self._shared is not None
         self._shared["command"][self.number], self._shared["status"][self.number] = MESSAGE, BUSY
@@ -263,19 +263,16 @@ class _Worker:
                 while not go.acquire(True, _NAP_S):
                     pass
             if command[0] == STEP:
-                outcome, message = self._step()
+                what, (outcome, message) = "step", self._step()
             else:
-                what, *arguments = self._connection.recv()
-                try:
-                    outcome, message = NEWS, getattr(self, f"_{what}")(*arguments)
-                except Exception as error:
-                    outcome, message = NEWS, failure_of(0, error)
+                what, arguments = self._connection.recv()
+                outcome, message = NEWS, self._obey(what, arguments)
             status[0] = outcome
             done.release()
             if outcome == NEWS:
                 # after `done`: a pipe holds only so much, and the parent reads it when it knows that there is something
                 self._connection.send(message)
-                if isinstance(message, str) and message == "closed":
+                if what == "close":
                     return
 
     def _step(self) -> tuple[int, Any]:
@@ -318,32 +315,21 @@ class _Worker:
                     self._reported[column] = True
         return new, surplus
 
-    def _restart(self, seeds: dict[int, int], fatal: bool) -> Failure | Sequence[str]:
-        restarted = self._driver.restart(seeds, fatal=fatal)
-        if isinstance(restarted, Incident):
-            return restarted.failure
-        observations, lost = restarted
+    def _obey(self, what: str, arguments: dict[str, Any]) -> Any:
+        """What a method of the driver returns, or its failure; first observations go to shared memory."""
+        try:
+            answer = getattr(self._driver, what)(**arguments)
+        except Exception as error:
+            return failure_of(0, error)
+        if isinstance(answer, Incident):
+            return answer.failure
+        if what != "restart":
+            return answer
+        observations, lost = answer
         for lane, leaves in observations.items():
             for array, leaf in zip(self._view.rows.observation, leaves, strict=True):
                 array[lane] = leaf
         return lost
-
-    def _drop(self, lanes: list[int]) -> None:
-        self._driver.drop(lanes, fatal=False)
-
-    def _load(self, episodes: list[Any]) -> list[int] | Failure:
-        loaded = self._driver.load(episodes)
-        return loaded.failure if isinstance(loaded, Incident) else loaded
-
-    def _digests(self) -> list[str]:
-        return self._driver.digests()
-
-    def _render(self) -> np.ndarray:
-        return self._driver.render()
-
-    def _close(self) -> str:
-        self._driver.close()
-        return "closed"
 
 
 def _leaves(spec: SpecTree) -> Any:
