@@ -132,6 +132,8 @@ def test_a_policy_with_a_memory_keeps_one_for_each_agent(tmp_path):
     (buffer,) = collect.buffers.values()
     rows = buffer[buffer.in_time_order(0)]
     before = buffer.recent("state", len(rows) - 1)[:, 0]
+    begins = rows.step_type[:-1] == 0
+    assert begins.any() and not before.values()[0][begins].any()
     checked = 0
     for row in range(len(rows) - 2):
         if int(rows.policy_version[row]) == policy.version and set(rows.step_type[row : row + 2].tolist()) == {1}:

@@ -43,5 +43,5 @@ def test_rows_carry_the_memory_with_which_their_actions_were_chosen(num_ready, s
         since = None
         for kind, memory in zip(kinds, seen, strict=True):
             since = 0 if kind == FIRST else None if since is None else since + 1
-            if since and not (same_step and kind == LAST):
+            if since is not None and not (same_step and kind == LAST):
                 assert memory == since

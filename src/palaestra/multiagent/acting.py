@@ -320,7 +320,9 @@ class MappedPolicy:
         observation = self.batch([leaves for leaves, _ in seen])
         kinds = torch.tensor([_FIRST if first else _MID for _, first in seen], dtype=torch.int32)
         time_step = TimeStep(step_type=kinds, observation=observation)
-        state = self.state if type(self.state) is tuple else tree_select(self.state, lanes)
+        state = self.state
+        if type(state) is not tuple:
+            state = self.policy.begun(tree_select(state, lanes), time_step.first)
         step = self.policy.act(time_step, state, phase=phase, deterministic=deterministic)
         action = step.action
         if random:

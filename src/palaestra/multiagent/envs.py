@@ -12,17 +12,8 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from palaestra.core import (
-    ConfigError,
-    EnvError,
-    NonFiniteError,
-    PalaestraError,
-    RunSeeds,
-    SpecError,
-    SpecTree,
-    episode_seed,
-    import_object,
-)
+from palaestra.core import RunSeeds, SpecTree, episode_seed, import_object
+from palaestra.core.errors import ConfigError, EnvError, NonFiniteError, PalaestraError, SpecError
 from palaestra.envs import EnvConfig, Fault, FaultPolicy
 from palaestra.envs.faults import FaultKind, RestartBudget, describe
 from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep

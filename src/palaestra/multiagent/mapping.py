@@ -9,18 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from palaestra.core import (
-    BoundedSpec,
-    ConfigError,
-    DiscreteSpec,
-    MultiBinarySpec,
-    MultiDiscreteSpec,
-    SpecTree,
-    TensorSpec,
-    did_you_mean,
-    numpy_dtype,
-    spec_leaves,
-)
+from palaestra.core import ConfigError, did_you_mean, numpy_dtype, spec_leaves
+from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.envs.nest import flatten, unflatten
 from palaestra.multiagent.env import AgentSpec
 from palaestra.policies import Policy

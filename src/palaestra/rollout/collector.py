@@ -237,6 +237,8 @@ class Collector:
             kinds = time_step.step_type if lanes is None else time_step.step_type[lanes]
             resets += kinds.tolist().count(_LAST)  # the action on a LAST row is not executed
             begin = clock()
+            if type(state) is not tuple:
+                state = policy.begun(state, time_step.first)  # what acts on a FIRST row is what is stored with it
             step = self._act(time_step, state, True) if random else policy.act(time_step, state, phase=Phase.COLLECT)
             action = policy.env_action(step.action)
             acted = clock()
@@ -276,11 +278,14 @@ class Collector:
             if sent < rows * num_envs and not self._pausing:
                 lanes = np.asarray(ready.env_id)
                 begin = clock()
-                step = self._act(ready, tree_select(state, lanes), random)
+                hidden = tree_select(state, lanes)
+                if type(hidden) is not tuple:
+                    hidden = policy.begun(hidden, ready.first)
+                step = self._act(ready, hidden, random)
                 inference_s += clock() - begin
                 env_steps += int((np.asarray(ready.step_type) != _LAST).sum())
                 actions = step.action if actions is None else put_rows(actions, lanes, step.action)
-                before = put_rows(before, lanes, tree_select(state, lanes))
+                before = put_rows(before, lanes, hidden)
                 state = put_rows(state, lanes, step.state)
                 begin = clock()
                 env.send(policy.env_action(step.action), ready.env_id)

@@ -1,5 +1,6 @@
 """Finished episodes, from the rows that environments emit, and what a run reports about them."""
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections import deque
@@ -146,16 +147,7 @@ class EpisodeTracker:
 
     def state(self) -> dict[str, Any]:
         """What running episodes and waiting rows hold, for a checkpoint."""
-        return {
-            "return": self._return,
-            "discounted": self._discounted,
-            "length": self._length,
-            "previous": self._previous,
-            "info": self._info,
-            "rewards": list(self._rewards),
-            "step_types": list(self._step_types),
-            "infos": list(self._infos),
-        }
+        return {name.removeprefix("_"): copy.copy(value) for name, value in vars(self).items() if name != "_gamma"}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state` gave.
@@ -163,11 +155,8 @@ class EpisodeTracker:
         Args:
             state: of a tracker for as many environments.
         """
-        self._return, self._length, self._previous = state["return"], state["length"], state["previous"]
-        self._discounted = state["discounted"]
-        self._info = [dict(info) for info in state["info"]]
-        self._rewards, self._step_types = list(state["rewards"]), list(state["step_types"])
-        self._infos = list(state["infos"])
+        for name, value in copy.deepcopy(dict(state)).items():
+            setattr(self, f"_{name}", value)
 
 
 def _summary(info: Mapping[str, list[float]]) -> dict[str, float]:

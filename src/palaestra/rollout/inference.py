@@ -10,17 +10,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from palaestra.core import (
-    Batch,
-    ConfigError,
-    PalaestraError,
-    ShapeError,
-    SpecTree,
-    TensorSpec,
-    numpy_dtype,
-    tree_leaves,
-    tree_split,
-)
+from palaestra.core import Batch, SpecTree, TensorSpec, numpy_dtype, tree_leaves, tree_split
+from palaestra.core.errors import ConfigError, PalaestraError, ShapeError
 
 __all__ = ["Clients", "InferenceServer", "RequestError", "ServerStatistics", "pack"]
 
