@@ -9,7 +9,7 @@ from torch import Tensor
 
 from palaestra.buffers.replay import ReplayBuffer
 from palaestra.buffers.streams import STEP_FIELDS
-from palaestra.core import Batch, MissingExtraError, ShapeError, SpecTree, StepType, TensorSpec, TimeStep, numpy_dtype
+from palaestra.core import Batch, ShapeError, SpecTree, StepType, TensorSpec, TimeStep, import_extra, numpy_dtype
 
 __all__ = ["from_minari", "to_minari", "with_actions"]
 
@@ -82,7 +82,7 @@ def from_minari(dataset: Any, *, observation_spec: SpecTree, action_spec: SpecTr
         ShapeError: the dataset has no rows, or observations or actions do not fit the specs.
     """
     if isinstance(dataset, str):
-        dataset = _minari("reading a Minari dataset").load_dataset(dataset)
+        dataset = import_extra("minari", "offline", "reading a Minari dataset").load_dataset(dataset)
     capacity = int(dataset.total_steps) + int(dataset.total_episodes)
     if dataset.total_steps == 0:
         raise ShapeError(f"the dataset {dataset.id} has no rows")
@@ -115,7 +115,7 @@ def to_minari(buffer: ReplayBuffer, dataset_id: str, *, observation_space: Any, 
         MissingExtraError: Minari is not installed.
         ShapeError: no episode is complete.
     """
-    minari = _minari("writing a Minari dataset")
+    minari = import_extra("minari", "offline", "writing a Minari dataset")
     from minari.data_collector.episode_buffer import EpisodeBuffer
 
     episodes: list[Any] = []
@@ -187,11 +187,3 @@ def _nest(value: Any) -> Any:
     parts: Iterable[tuple[str, Any]] = value.items()
     nest = {key: _nest(part) for key, part in parts}
     return tuple(nest.values()) if list(nest) == [str(number) for number in range(len(nest))] else nest
-
-
-def _minari(purpose: str) -> Any:
-    try:
-        import minari
-    except ImportError:
-        raise MissingExtraError("minari", "offline", purpose) from None
-    return minari

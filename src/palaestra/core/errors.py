@@ -17,6 +17,7 @@ __all__ = [
     "ShapeError",
     "SpecError",
     "did_you_mean",
+    "require_at_least",
 ]
 
 
@@ -75,6 +76,23 @@ class CheckpointError(PalaestraError, RuntimeError):
     """A checkpoint is missing, damaged, or of a format that cannot be read."""
 
     exit_code = 5
+
+
+def require_at_least(settings: Any, prefix: str, **least: float) -> None:
+    """Refuses settings that are too small.
+
+    Args:
+        settings: has them as attributes; `None` is not too small.
+        prefix: of their names in the message, such as `"run."`.
+        least: what each must be at least, by name.
+
+    Raises:
+        ConfigError: one is less.
+    """
+    for name, bound in least.items():
+        value = getattr(settings, name)
+        if value is not None and value < bound:
+            raise ConfigError(f"{prefix}{name} is {value}; it must be at least {bound}")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -6,9 +6,9 @@ import traceback
 from pathlib import PurePosixPath
 from typing import Any
 
-from palaestra.core.errors import ConfigError, PalaestraError, did_you_mean
+from palaestra.core.errors import ConfigError, MissingExtraError, PalaestraError, did_you_mean
 
-__all__ = ["import_module", "import_object", "importable_name"]
+__all__ = ["import_extra", "import_module", "import_object", "importable_name"]
 
 
 def import_module(module_name: str, name: str) -> Any:
@@ -43,6 +43,23 @@ def import_module(module_name: str, name: str) -> Any:
         raise ConfigError(
             f"{name!r} names the module {module_name!r}; importing it raised {type(error).__name__}: {error}{trace}"
         ) from error
+
+
+def import_extra(module_name: str, extra: str, purpose: str) -> Any:
+    """A module of an optional dependency.
+
+    Args:
+        module_name: such as `matplotlib.figure`.
+        extra: the extra of this project that brings it.
+        purpose: what it is needed for.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module_name)
+    except ImportError as error:
+        raise MissingExtraError(module_name.partition(".")[0], extra, purpose) from error
 
 
 def import_object(name: str) -> Any:

@@ -6,8 +6,7 @@ from typing import Any
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer, SamplesPerInsert
-from palaestra.core import ConfigError, Offline, OnPolicy, Replay, spec_leaves
-from palaestra.distributed.config import require_at_least
+from palaestra.core import ConfigError, Offline, OnPolicy, Replay, require_at_least, spec_leaves
 
 __all__ = ["AsynchronousConfig", "Pace"]
 
@@ -33,8 +32,8 @@ class AsynchronousConfig:
     out."""
 
     def __post_init__(self) -> None:
-        require_at_least(0, "asynchronous", self, "max_lag")
-        require_at_least(1, "asynchronous", self, "fragment_steps", "fragments_per_update", "queue_size")
+        least = {"max_lag": 0, "fragment_steps": 1, "fragments_per_update": 1, "queue_size": 1}
+        require_at_least(self, "asynchronous.", **least)
         if self.samples_per_insert is not None and not self.samples_per_insert > 0:
             raise ConfigError(f"asynchronous.samples_per_insert is {self.samples_per_insert}; it must be above 0")
 

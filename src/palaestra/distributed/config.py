@@ -1,34 +1,16 @@
 """The configuration of a distributed run."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from palaestra.core import ConfigError
+from palaestra.core import ConfigError, require_at_least
 
 __all__ = ["AllocationMode", "DistributedConfig"]
 
 AllocationMode = Literal["by-policy", "by-agent", "by-experience"]
 """What a policy's share of the workers is proportional to: nothing (all alike), its agents, its rows learned from."""
-
-
-def require_at_least(least: int, section: str, config: Any, *names: str) -> None:
-    """Refuses settings that are too small; those that are left out (`None`) are not looked at.
-
-    Args:
-        least: the smallest value.
-        section: of the configuration, for the message.
-        config: the section.
-        names: of the settings.
-
-    Raises:
-        ConfigError: a setting is smaller.
-    """
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and value < least:
-            raise ConfigError(f"{section}.{name} is {value}; it must be at least {least}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +58,9 @@ class DistributedConfig:
     """GPUs that Ray sets aside for each worker."""
 
     def __post_init__(self) -> None:
-        require_at_least(1, "distributed", self, "num_workers", "min_workers", "episodes")
-        require_at_least(0, "distributed", self, "num_gradient_workers", "num_policy_hosts", "max_lag", "max_restarts")
-        require_at_least(0, "distributed", self, "grace_timeout_s", "backoff_s", "recover_timeout_s", "num_gpus")
+        require_at_least(self, "distributed.", num_workers=1, min_workers=1, episodes=1)
+        require_at_least(self, "distributed.", num_gradient_workers=0, num_policy_hosts=0, max_lag=0, max_restarts=0)
+        require_at_least(self, "distributed.", grace_timeout_s=0, backoff_s=0, recover_timeout_s=0, num_gpus=0)
         if self.mode == "async":
             defaults = {"episodes": None, "min_finished_workers": None, "max_lag": 0}
             if given := [name for name, default in defaults.items() if getattr(self, name) != default]:

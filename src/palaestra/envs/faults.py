@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from palaestra.core import ConfigError, EnvError, NonFiniteError, PalaestraError
+from palaestra.core import ConfigError, EnvError, NonFiniteError, PalaestraError, require_at_least
 
 __all__ = ["Fault", "FaultKind", "FaultPolicy", "RestartBudget", "describe"]
 
@@ -48,9 +48,7 @@ class FaultPolicy:
                     f"{name} is {getattr(self, name)}; it must be above 0 and at most {_LONGEST_TIMEOUT_S:.0f} seconds "
                     "(11 days), which is as good as none"
                 )
-        for name in ("max_restarts", "backoff_s"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        require_at_least(self, "", max_restarts=0, backoff_s=0)
 
 
 class Failure(NamedTuple):

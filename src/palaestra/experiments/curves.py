@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from rich.text import Text
 
-from palaestra.core import CheckpointError, ConfigError, MissingExtraError, did_you_mean
+from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_extra
 from palaestra.experiments.config import ExperimentConfig, flat_settings
 from palaestra.experiments.run_directory import RunDirectory, changes_between, find_runs
 
@@ -321,11 +321,8 @@ def _write_csv(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> Non
 
 
 def _draw(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "plot", f"drawing {path.name}") from error
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    module = import_extra("matplotlib.figure", "plot", f"drawing {path.name}")
+    figure = module.Figure(figsize=(7, 4.2), layout="constrained")
     axes: Any = figure.subplots()
     for curve in curves:
         (line,) = axes.plot(curve.x, curve.value, label=f"{curve.label} ({_count(curve)})", linewidth=1.6)

@@ -6,7 +6,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias
 
-from palaestra.core import ConfigError
+from palaestra.core import ConfigError, require_at_least
 from palaestra.robots.task import ComputationTask
 from palaestra.rollout import Clients, InferenceServer, RequestError
 
@@ -127,8 +127,7 @@ class RobotConfig:
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
             raise ConfigError(f"robot.timeout_s is {self.timeout_s}; it must be greater than 0")
-        if self.steps_per_iteration < 1:
-            raise ConfigError(f"robot.steps_per_iteration is {self.steps_per_iteration}; it must be at least 1")
+        require_at_least(self, "robot.", steps_per_iteration=1)
 
 
 class ComputationWrapper:

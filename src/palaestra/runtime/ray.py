@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-from palaestra.core import ConfigError, MissingExtraError
+from palaestra.core import ConfigError, import_extra
 from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, arrival
 from palaestra.runtime.memory import keep_freed_memory
 from palaestra.runtime.messages import Failed, Message, Performer, Request, SharedCache, decode
@@ -119,11 +119,7 @@ class RayRuntime(Runtime):
 def _imported() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtraError("ray", "ray", "RayRuntime") from None
-    return ray
+    return import_extra("ray", "ray", "RayRuntime")
 
 
 def _join(ray: Any, address: str | None, num_cpus: int | None) -> None:

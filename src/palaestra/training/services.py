@@ -1,7 +1,6 @@
 """Metrics to a service that may be slow, down or gone: Weights & Biases, MLflow, Trackio."""
 
 import hashlib
-import importlib
 import logging
 import queue
 import threading
@@ -11,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from palaestra.core import MissingExtraError
+from palaestra.core import import_extra
 from palaestra.rollout import Episode
 from palaestra.training.summaries import Histogram
 
@@ -41,10 +40,7 @@ class NetworkLogger(ABC):
     """
 
     def __init__(self, package: str, extra: str, *, close_s: float = 10.0) -> None:
-        try:
-            self.package: Any = importlib.import_module(package)
-        except ImportError as error:
-            raise MissingExtraError(package, extra, f"logging with {type(self).__name__}") from error
+        self.package: Any = import_extra(package, extra, f"logging with {type(self).__name__}")
         self._close_s = close_s
         self._queue: queue.Queue[Callable[[], None]] = queue.Queue(_CAPACITY)
         self._thread: threading.Thread | None = None

@@ -3,14 +3,13 @@
 They are stepped by threads and exist as pools only, so `vectorization` is native.
 """
 
-import importlib
 import warnings
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from palaestra.core import ConfigError, MissingExtraError, did_you_mean
+from palaestra.core import ConfigError, did_you_mean, import_extra
 from palaestra.envs.suites.gym import NO_LIMIT
 
 __all__ = ["PREFIX", "EnvPoolVectorEnv", "pool"]
@@ -94,10 +93,7 @@ def pool(
 
 
 def _make(task: str, kwargs: dict[str, Any]) -> Any:
-    try:
-        envpool = importlib.import_module("envpool")
-    except ImportError as error:
-        raise MissingExtraError("envpool", "envpool", f"the environment {PREFIX + task!r}") from error
+    envpool = import_extra("envpool", "envpool", f"the environment {PREFIX + task!r}")
     known = envpool.list_all_envs()
     if task not in known:
         raise ConfigError(f"EnvPool has no {task!r}{did_you_mean(task, known)}")

@@ -1,11 +1,10 @@
 """`RecordVideo`: films of some episodes, as training sees them."""
 
-import importlib
 import itertools
 from pathlib import Path
 from typing import Any, final
 
-from palaestra.core import ConfigError, MissingExtraError, TimeStep
+from palaestra.core import ConfigError, TimeStep, import_extra
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.wrappers.base import StatefulWrapper
 
@@ -50,10 +49,7 @@ class RecordVideo(StatefulWrapper):
                 f"RecordVideo(every={every}, fps={fps}, suffix={suffix!r}); both must be integers of at least "
                 "1, and the suffix mp4 or gif"
             )
-        try:
-            self._imageio: Any = importlib.import_module("imageio.v2")
-        except ImportError as error:
-            raise MissingExtraError("imageio", "video", "recording a video") from error
+        self._imageio: Any = import_extra("imageio.v2", "video", "recording a video")
         self._directory, self._every, self._fps, self._suffix = Path(directory), every, fps, suffix
         self._number = 0
         self._writer: Any = None
