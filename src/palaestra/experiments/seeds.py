@@ -1,5 +1,6 @@
 """Several seeds side by side: a process for each, a bounded number at a time, in one group directory."""
 
+import contextlib
 import dataclasses
 import json
 import signal
@@ -9,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -28,124 +28,6 @@ from palaestra.training import StopSignals
 __all__ = ["GroupResult", "SeedResult", "group_summary", "resume_seeds", "train_seeds"]
 
 _TAIL_BYTES = 16_384
-
-
-class SeedRow:
-    """The newest row of metrics of a run, read from its file.
-
-    Args:
-        directory: of the run.
-    """
-
-    def __init__(self, directory: RunDirectory) -> None:
-        self.directory = directory
-        self.seed = directory.config.run.seed
-        self.metrics: dict[str, Any] = {}
-        self._size = -1
-
-    def refresh(self) -> None:
-        """Looks whether there is a newer row."""
-        path = self.directory.path / "metrics.jsonl"
-        try:
-            size = path.stat().st_size
-            if size == self._size:
-                return
-            with path.open("rb") as file:
-                file.seek(max(0, size - _TAIL_BYTES))
-                lines = file.read().split(b"\n")
-            self.metrics, self._size = json.loads(lines[-2]), size
-        except (OSError, ValueError, IndexError):
-            return
-
-    @property
-    def env_steps(self) -> int:
-        """Env steps at the newest row."""
-        return int(self.metrics.get("env_steps", 0))
-
-
-class SeedsPanel:
-    """A live table on a terminal, a line whenever a seed's state changes elsewhere, and the joint curve at the end.
-
-    Args:
-        title: of the panel.
-        config: of the runs.
-        enabled: whether to show anything.
-        console: where to write.
-    """
-
-    def __init__(
-        self, title: str, config: ExperimentConfig, *, enabled: bool = True, console: Console | None = None
-    ) -> None:
-        self._title, self._total, self._enabled = title, config.trainer.total_env_steps, enabled
-        self._console = console or Console()
-        self._live: Live | None = None
-        self._states: dict[int, str] = {}
-        self._rows: Sequence[SeedRow] = ()
-        self._last_line_s = float("-inf")
-
-    def __enter__(self) -> Self:
-        if self._enabled and self._console.is_terminal:
-            self._live = Live(console=self._console, refresh_per_second=4)
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-        if self._enabled and self._rows:
-            try:
-                curves = curves_of([row.directory for row in self._rows])
-                self._console.print(terminal_plot(curves, width=min(100, self._console.width)))
-            except CheckpointError:
-                return  # none has logged an episode
-
-    def show(self, rows: Sequence[SeedRow], states: Mapping[int, str]) -> None:
-        """Shows how the seeds are doing.
-
-        Args:
-            rows: of all seeds, in order.
-            states: what each is doing, by seed.
-        """
-        for row in rows:
-            row.refresh()
-        self._rows = rows
-        if not self._enabled:
-            return
-        if self._live is not None:
-            self._live.update(self._panel(rows, states))
-            return
-        tick = time.monotonic() - self._last_line_s > 5.0
-        for row in rows:
-            if self._states.get(row.seed) != states[row.seed] or (tick and states[row.seed] == "running"):
-                self._console.print(_line(row, states[row.seed], self._total), highlight=False, soft_wrap=True)
-        self._states = dict(states)
-        self._last_line_s = time.monotonic() if tick else self._last_line_s
-
-    def _panel(self, rows: Sequence[SeedRow], states: Mapping[int, str]) -> Panel:
-        table = Table("seed", "", "env steps", "return", "evaluation", "steps/s", box=None, padding=(0, 2))
-        for row in rows:
-            state, metrics = states[row.seed], row.metrics
-            style = {"running": "cyan", "done": "green", "failed": "red", "killed": "red"}.get(state, "dim")
-            table.add_row(
-                str(row.seed),
-                f"[{style}]{state}[/]",
-                f"{row.env_steps:,} of {self._total:,}",
-                _number(metrics.get("return_mean")),
-                _number(metrics.get("eval/return_mean")),
-                _number(metrics.get("time/env_steps_per_s"), "{:,.0f}"),
-            )
-        return Panel(table, title=self._title, expand=False)
-
-
-def _line(row: SeedRow, state: str, total: int) -> str:
-    returns = _number(row.metrics.get("return_mean"))
-    return f"seed {row.seed:<4} {state:<11} {row.env_steps:>9,} / {total:,} env steps  return {returns}"
-
-
-def _number(value: float | None, form: str = "{:.1f}") -> str:
-    return "–" if value is None else form.format(value)
 
 
 _PROCESS = "import sys; from palaestra.experiments.run import seed_process; sys.exit(seed_process(*sys.argv[1:]))"
@@ -250,26 +132,27 @@ def resume_seeds(name: str | Path, *, root: str | Path = "runs", progress: bool 
     group = directories[0].path.parent
     if not (group / "group.json").is_file():
         raise ConfigError(f"{name} is a single run, no group of seeds; continue it with `palaestra resume {name}`")
-    with SeedsPanel(str(group), directories[0].config, enabled=progress) as panel, StopSignals() as stop:
-        children = [_Child(directory) for directory in directories]
+    seeds = [_Seed(directory) for directory in directories]
+    panel = _Panel(str(group), seeds) if progress else None
+    with StopSignals() as stop, contextlib.closing(panel) if panel else contextlib.nullcontext():
         try:
-            _supervise(children, stop, panel)
+            _supervise(seeds, stop, panel)
         finally:
-            for child in children:
-                child.kill()
-    return GroupResult(group, tuple(child.result() for child in children))
+            for seed in seeds:
+                seed.kill()
+    return GroupResult(group, tuple(seed.result() for seed in seeds))
 
 
-class _Child:
-    """One seed and its process."""
+class _Seed:
+    """One seed of a group: its run, its process, and the newest row of its metrics."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory
-        self.seed = directory.config.run.seed
+        self.number = directory.config.run.seed
         self.process: subprocess.Popen[bytes] | None = None
         self.asked_to_stop = False
         self.finished = directory.status == "done"
-        self.row = SeedRow(directory)
+        self.metrics: dict[str, Any] = {}
 
     def start(self) -> Self:
         # A group of its own: Ctrl-C on the terminal reaches only us, and we pass it on, once.
@@ -289,17 +172,33 @@ class _Child:
         return self.process is not None and self.process.poll() is None
 
     def stop(self, number: int) -> None:
-        if self.running and not self.asked_to_stop and self.process is not None:
+        if self.process is not None and self.running and not self.asked_to_stop:
             self.process.send_signal(number)
-            self.asked_to_stop = True
+        self.asked_to_stop = True
 
     def kill(self) -> None:
         if self.process is not None:
-            if self.running:
-                self.process.kill()
-            self.process.wait()
-            if self.process.stdin is not None:
-                self.process.stdin.close()
+            self.process.kill()  # does nothing to one that has ended
+            self.process.communicate()
+
+    def refresh(self) -> None:
+        """Reads the newest row of metrics, where there is one."""
+        path = self.directory.path / "metrics.jsonl"
+        with contextlib.suppress(OSError, ValueError, IndexError), path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            self.metrics = json.loads(file.read().split(b"\n")[-2])
+
+    @property
+    def env_steps(self) -> int:
+        return int(self.metrics.get("env_steps", 0))
+
+    @property
+    def state(self) -> str:
+        if self.running:
+            return "stopping" if self.asked_to_stop else "running"
+        if self.process is None:
+            return "done" if self.finished else "not begun" if self.asked_to_stop else "waiting"
+        return self.result().status
 
     def result(self) -> SeedResult:
         info, code = self.directory.info, self.process.returncode if self.process else 0
@@ -309,45 +208,92 @@ class _Child:
         if code < 0:
             status, error = "killed", f"ended by signal {-code} ({signal.Signals(-code).name})"
         exit_code = 128 - code if code < 0 else code or (0 if self.finished or status == "done" else 130)
-        steps = int(info.get("env_steps") or self.row.env_steps)
-        return SeedResult(self.seed, self.directory.path, status, exit_code, steps, info.get("best_return"), error)
+        steps = int(info.get("env_steps") or self.env_steps)
+        return SeedResult(self.number, self.directory.path, status, exit_code, steps, info.get("best_return"), error)
 
 
-def _supervise(children: Sequence[_Child], stop: StopSignals, panel: SeedsPanel) -> None:
+class _Panel:
+    """A live table on a terminal, a line whenever a seed's state changes elsewhere, and the joint curve at the end."""
+
+    def __init__(self, title: str, seeds: Sequence[_Seed]) -> None:
+        self._title, self._seeds, self._total = title, seeds, seeds[0].directory.config.trainer.total_env_steps
+        self._console = Console()
+        self._live = Live(console=self._console, refresh_per_second=4)
+        self._states: dict[int, str] = {}
+        self._last_line_s = float("-inf")
+
+    def show(self) -> None:
+        """Shows how the seeds are doing."""
+        states = {seed.number: seed.state for seed in self._seeds}
+        if self._console.is_terminal:
+            self._live.start()
+            self._live.update(self._table(states))
+            return
+        tick = time.monotonic() - self._last_line_s > 5.0
+        for seed in self._seeds:
+            state = states[seed.number]
+            if self._states.get(seed.number) != state or (tick and state == "running"):
+                steps, returns = f"{seed.env_steps:>9,} / {self._total:,}", _number(seed.metrics.get("return_mean"))
+                line = f"seed {seed.number:<4} {state:<11} {steps} env steps  return {returns}"
+                self._console.print(line, highlight=False, soft_wrap=True)
+        self._states = states
+        self._last_line_s = time.monotonic() if tick else self._last_line_s
+
+    def _table(self, states: Mapping[int, str]) -> Panel:
+        table = Table("seed", "", "env steps", "return", "evaluation", "steps/s", box=None, padding=(0, 2))
+        for seed in self._seeds:
+            state, metrics = states[seed.number], seed.metrics
+            style = {"running": "cyan", "done": "green", "failed": "red", "killed": "red"}.get(state, "dim")
+            table.add_row(
+                str(seed.number),
+                f"[{style}]{state}[/]",
+                f"{seed.env_steps:,} of {self._total:,}",
+                _number(metrics.get("return_mean")),
+                _number(metrics.get("eval/return_mean")),
+                _number(metrics.get("time/env_steps_per_s"), "{:,.0f}"),
+            )
+        return Panel(table, title=self._title, expand=False)
+
+    def close(self) -> None:
+        """Ends the table, and draws the curve of those that have logged an episode."""
+        self._live.stop()
+        with contextlib.suppress(CheckpointError):  # none has
+            curves = curves_of([seed.directory for seed in self._seeds])
+            self._console.print(terminal_plot(curves, width=min(100, self._console.width)))
+
+
+def _number(value: float | None, form: str = "{:.1f}") -> str:
+    return "–" if value is None else form.format(value)
+
+
+def _supervise(seeds: Sequence[_Seed], stop: StopSignals, panel: _Panel | None) -> None:
     """Keeps as many processes running as there are cores until all seeds have ended, or a signal ends them."""
-    waiting = [child for child in children if not child.finished]
-    most = max(1, num_cores() // (children[0].directory.config.run.num_threads or 1))
+    waiting = [seed for seed in seeds if not seed.finished]
+    most = max(1, num_cores() // (seeds[0].directory.config.run.num_threads or 1))
     deadline_s = float("inf")
-    while True:
-        running = [child for child in children if child.running]
+    while time.monotonic() <= deadline_s:  # those that are left after it are ended by the caller
+        running = [seed for seed in seeds if seed.running]
         if stop.received is None:
             while waiting and len(running) < most:
                 running.append(waiting.pop(0).start())
         else:
             deadline_s = min(deadline_s, time.monotonic() + _GRACE_S)
-            for child in running:
-                child.stop(stop.received)
-        panel.show([child.row for child in children], {child.seed: _state(child, stop) for child in children})
+            for seed in seeds:
+                seed.stop(stop.received)
+        for seed in seeds:
+            seed.refresh()
+        if panel is not None:
+            panel.show()
         if not running and (not waiting or stop.received is not None):
             return
-        if time.monotonic() > deadline_s:
-            return  # those that are left are ended by the caller
         _wait(running)
 
 
-def _wait(running: Sequence[_Child]) -> None:
+def _wait(running: Sequence[_Seed]) -> None:
     """Until one of them ends, or it is time to look again."""
     begin_s = time.monotonic()
-    while time.monotonic() - begin_s < _POLL_S and all(child.running for child in running):
+    while time.monotonic() - begin_s < _POLL_S and all(seed.running for seed in running):
         time.sleep(0.02)
-
-
-def _state(child: _Child, stop: StopSignals) -> str:
-    if child.running:
-        return "stopping" if stop.received is not None else "running"
-    if child.process is None:
-        return "done" if child.finished else "waiting" if stop.received is None else "not begun"
-    return child.result().status
 
 
 def _last_line(path: Path) -> str:
@@ -364,11 +310,9 @@ def group_summary(done: GroupResult) -> list[str]:
     lines: list[str] = []
     for seed in done.seeds:
         if seed.status != "done":
-            detail: Any = f": {seed.error}" if seed.error else ""
-            status = (
-                "has not begun" if seed.status == "created" else f"{seed.status} after {seed.env_steps:,} env steps"
-            )
-            lines.append(f"seed {seed.seed} {status}{detail}")
+            steps = f"{seed.status} after {seed.env_steps:,} env steps"
+            status, detail = "has not begun" if seed.status == "created" else steps, seed.error and f": {seed.error}"
+            lines.append(f"seed {seed.seed} {status}{detail or ''}")
     best = [seed.best_return for seed in done.seeds if seed.best_return is not None]
     if best:
         interval = done.best_return_ci95
