@@ -13,18 +13,11 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import MixtureSource, ReplayBuffer, from_minari, sampler_of, to_minari, with_actions
-from palaestra.core import POLICY, Batch, ConfigError, MissingExtraError, RunSeeds, ShapeError, spec_leaves
-from palaestra.envs import EnvConfig, create_environment
+from palaestra.core import POLICY, ConfigError, MissingExtraError, RunSeeds, ShapeError, spec_leaves, tree_leaves
+from palaestra.envs import EnvConfig, Environment, create_environment
 from palaestra.envs.spaces import space_from_spec
 from palaestra.experiments.config import ExperimentConfig
-from palaestra.multiagent import (
-    AgentsConfig,
-    MultiAgentCollector,
-    PolicySpec,
-    create_multi_agent_envs,
-    is_multi_agent,
-    recording_buffer,
-)
+from palaestra.multiagent import AgentsConfig, MultiAgentCollector, PolicySpec, create_multi_agent_envs, is_multi_agent
 from palaestra.policies import Policy, RandomPolicy, raw_actions
 from palaestra.rollout import Collector
 
@@ -183,18 +176,13 @@ def _as_sampled(buffer: ReplayBuffer, policy: Policy) -> ReplayBuffer:
     for lane in range(buffer.num_lanes):
         rows = buffer.in_time_order(lane)[:-1]
         executed = buffer.take("action", rows[buffer.is_start(rows)])
-        if not _close(policy.env_action(raw(executed)), executed):
+        both = zip(tree_leaves(policy.env_action(raw(executed))), tree_leaves(executed), strict=True)
+        if not all(torch.allclose(one.double(), other.double(), rtol=1e-4, atol=1e-5) for one, other in both):
             raise ConfigError(
                 "offline.data holds actions that this policy cannot take: they lie outside the bounds of the action "
                 f"space, or {type(policy).__name__}.env_action changes actions in a way of its own"
             )
     return with_actions(buffer, policy.raw_action_spec, raw)
-
-
-def _close(one: Any, other: Any) -> bool:
-    if isinstance(one, Batch):
-        return all(_close(part, other[name]) for name, part in one.items())
-    return torch.allclose(one.double(), other.double(), rtol=1e-4, atol=1e-5)
 
 
 @dataclass(frozen=True)
@@ -235,12 +223,6 @@ def summary_of(path: str | Path, buffer: ReplayBuffer) -> DataSummary:
     return DataSummary(str(path), steps, len(returns), float(np.mean(returns)) if returns else None)
 
 
-def _together(directory: str | Path, parts: dict[str, DataSummary]) -> DataSummary:
-    steps, episodes = (sum(getattr(part, name) for part in parts.values()) for name in ("steps", "episodes"))
-    earned = sum(part.episodes * part.return_mean for part in parts.values() if part.return_mean is not None)
-    return DataSummary(str(directory), steps, episodes, earned / episodes if episodes else None, parts)
-
-
 def collect_data(
     policy: Policy | None, env: EnvConfig, directory: str | Path, *, steps: int, seed: int = 0
 ) -> DataSummary:
@@ -256,19 +238,11 @@ def collect_data(
     Raises:
         ConfigError: the folder exists, or `steps` is less than 1.
     """
-    require_new(directory)
-    _require_steps(steps)
+    require_new(directory, steps=steps)
     with create_environment(env.for_evaluation(env.num_envs), seed=seed) as made:
         actor = RandomPolicy(made.observation_spec, made.action_spec) if policy is None else policy
         actor.generator.manual_seed(RunSeeds(seed).integer("acting"))
-        buffer = ReplayBuffer(
-            None,
-            env.num_envs,
-            observation_spec=made.observation_spec,
-            action_spec=actor.raw_action_spec,
-            reward_spec=made.reward_spec,
-            state_spec=actor.state_spec or None,
-        )
+        buffer = _unbounded(actor, made, env.num_envs)
         Collector(made, actor, buffer).collect(n_step=steps)
     return save_data({POLICY: (buffer, actor)}, directory)
 
@@ -295,16 +269,30 @@ def collect_agents(
     Raises:
         ConfigError: the folder exists, or `steps` is less than 1.
     """
-    require_new(directory)
-    _require_steps(steps)
+    require_new(directory, steps=steps)
     with create_multi_agent_envs(env.for_evaluation(env.num_envs), seed=seed) as envs:
         for number, policy in enumerate(policies.values()):
             policy.generator.manual_seed(RunSeeds(seed).integer("acting", number))
-        records = {name: recording_buffer(policies[name], spec, envs.batch_size) for name, spec in policy_specs.items()}
+        records = {
+            name: _unbounded(policies[name], spec, envs.batch_size * spec.lanes_per_env)
+            for name, spec in policy_specs.items()
+        }
         collector = MultiAgentCollector(envs, policy_specs, policies, records=records)
         while collector.env_steps < steps:
             collector.unroll(-(-(steps - collector.env_steps) // envs.batch_size))
     return save_data({name: (records[name], policies[name]) for name in policy_specs}, directory)
+
+
+def _unbounded(policy: Policy, specs: Environment | PolicySpec, num_lanes: int) -> ReplayBuffer:
+    """A buffer for all that a policy experiences."""
+    return ReplayBuffer(
+        None,
+        num_lanes,
+        observation_spec=specs.observation_spec,
+        action_spec=policy.raw_action_spec,
+        reward_spec=specs.reward_spec,
+        state_spec=policy.state_spec or None,
+    )
 
 
 def collect_by_chance(
@@ -356,17 +344,15 @@ def export_minari(directory: str | Path, dataset_id: str) -> DataSummary:
     return summary_of(f"minari:{dataset_id}", buffer)
 
 
-def require_new(directory: str | Path) -> None:
-    """Refuses a folder that exists.
+def require_new(directory: str | Path, *, steps: int = 1) -> None:
+    """Refuses a folder that exists, and a data set of no steps.
 
     Args:
         directory: where data is to go.
+        steps: how much of it.
     """
     if Path(directory).exists():
         raise ConfigError(f"{directory} exists already; give another name or delete it")
-
-
-def _require_steps(steps: int) -> None:
     if steps < 1:
         raise ConfigError(f"--steps is {steps}; it must be at least 1")
 
@@ -384,4 +370,8 @@ def save_data(recorded: Mapping[str, tuple[ReplayBuffer, Policy]], directory: st
         made = with_actions(buffer, policy.action_spec, policy.env_action)
         made.save(folder)
         parts[name] = summary_of(folder, made)
-    return parts[POLICY] if [*parts] == [POLICY] else _together(directory, parts)
+    if [*parts] == [POLICY]:
+        return parts[POLICY]
+    steps, episodes = (sum(getattr(part, name) for part in parts.values()) for name in ("steps", "episodes"))
+    earned = sum(part.episodes * part.return_mean for part in parts.values() if part.return_mean is not None)
+    return DataSummary(str(directory), steps, episodes, earned / episodes if episodes else None, parts)

@@ -7,14 +7,14 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
+from rich.filesize import decimal
 
-from palaestra.core import ConfigError, StepType
+from palaestra.core import ConfigError, StepType, tree_leaves
 from palaestra.envs import EnvConfig, create_environment
 from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import ExperimentConfig
@@ -60,11 +60,11 @@ class Estimate:
         lines = [
             f"speed       {self.env_steps_per_s:,.0f} env steps per second, after {self.updates} updates",
             f"time        {_duration(self.train_s)}, without evaluations and checkpoints",
-            f"parameters  {self.num_parameters:,} ({_size(self.model_bytes)} with optimizer state)",
-            f"buffer      {_size(self.buffer_bytes)} when full",
-            f"memory      {_size(self.memory_bytes)} in all"
-            + (f" of {_size(self.available_bytes)}" if self.available_bytes else ""),
-            f"checkpoints up to {_size(self.checkpoint_bytes)} on the disk",
+            f"parameters  {self.num_parameters:,} ({decimal(self.model_bytes)} with optimizer state)",
+            f"buffer      {decimal(self.buffer_bytes)} when full",
+            f"memory      {decimal(self.memory_bytes)} in all"
+            + (f" of {decimal(self.available_bytes)}" if self.available_bytes else ""),
+            f"checkpoints up to {decimal(self.checkpoint_bytes)} on the disk",
         ]
         if self.available_bytes and self.memory_bytes > self.available_bytes:
             lines.append("warning     this is more memory than there is; make algorithm.capacity smaller")
@@ -128,18 +128,8 @@ def _measure(trainer: Trainer) -> tuple[float, int]:
     return (trainer.collector.env_steps - begin) / elapsed_s, updates
 
 
-def _bytes_of(value: Any) -> int:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return int(value.nbytes)
-    if isinstance(value, Mapping):
-        return sum(map(_bytes_of, value.values()))
-    return sum(map(_bytes_of, value)) if isinstance(value, list | tuple) else 0
-
-
-def _size(count: int) -> str:
-    units = ("B", "KiB", "MiB", "GiB")
-    power = min(3, max(0, count.bit_length() - 1) // 10)
-    return f"{count / 1024**power:.3g} {units[power]}"
+def _bytes_of(tensors: Any) -> int:
+    return sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(tensors))
 
 
 def _duration(seconds: float) -> str:

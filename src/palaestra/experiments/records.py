@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,34 +42,35 @@ def process_info() -> dict[str, Any]:
 
 def provenance() -> dict[str, Any]:
     """What `run.json` says about a run's origin, as JSON values."""
-    versions = {name: _version(name) or "source tree" for name in _PACKAGES}
-    versions |= {name: version for name in _OF_ENVIRONMENTS if (version := _version(name))}
+    versions = {name: package_version(name) or "source tree" for name in _PACKAGES}
+    versions |= {name: version for name in _OF_ENVIRONMENTS if (version := package_version(name))}
     return {
         "command": sys.argv,
         "started": now(),
         "process": process_info(),
         "versions": {"python": platform.python_version(), **versions},
-        "hardware": _hardware(),
+        "hardware": {
+            "machine": platform.machine(),
+            "system": platform.platform(),
+            "processor": _processor(),
+            "cores": num_cores(),
+            "memory_bytes": memory_bytes(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        },
         "git": _git_revision(),
     }
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """The version of an installed package; `None` without it.
+
+    Args:
+        package: its name.
+    """
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _hardware() -> dict[str, Any]:
-    return {
-        "machine": platform.machine(),
-        "system": platform.platform(),
-        "processor": _processor(),
-        "cores": num_cores(),
-        "memory_bytes": memory_bytes(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-    }
 
 
 def _processor() -> str:
@@ -117,18 +118,6 @@ class FaultRecord:
     """What else is known, as JSON values: environment, seed, episode, step, last action, signal."""
     trace: str = ""
     """The traceback as text."""
-
-
-def fault_of(error: BaseException, env_steps: int | None = None) -> FaultRecord:
-    """The record of an error that ended a run.
-
-    Args:
-        error: as it was caught.
-        env_steps: of the run by then.
-    """
-    trace = "".join(traceback.format_exception(error))
-    record = getattr(error, "fault", None)
-    return FaultRecord(type(error).__name__, str(error), env_steps=env_steps, details=_json_of(record), trace=trace)
 
 
 def write_fault(directory: str | Path, fault: FaultRecord) -> Path:
@@ -217,21 +206,13 @@ class KeepFaults(Callback):
         faults = list(self._env.faults) if self._env is not None else []
         for fault in faults[self._written :]:
             handled = {"restart": "restarted", "drop": "dropped"}.get(fault.handled, "stopped")
-            details = _json_of(fault)
             kind = type(fault.error()).__name__
-            path = write_fault(self._path, FaultRecord(kind, str(fault), now(), env_steps, handled, details))
+            path = write_fault(self._path, FaultRecord(kind, str(fault), now(), env_steps, handled, asdict(fault)))
             if fault.handled == "raise" and ended is None:
                 ended = path
         self._written = len(faults)
         if error is not None and ended is None:
-            ended = write_fault(self._path, fault_of(error, env_steps))
+            trace = "".join(traceback.format_exception(error))
+            record = FaultRecord(type(error).__name__, str(error), env_steps=env_steps, trace=trace)
+            ended = write_fault(self._path, record)
         return ended
-
-
-def _json_of(record: Any) -> dict[str, Any]:
-    """A record of any make as JSON values; what has no JSON form becomes text."""
-    if is_dataclass(record) and not isinstance(record, type):
-        record = asdict(record)
-    if not isinstance(record, Mapping):
-        return {} if record is None else {"record": str(record)}
-    return json.loads(json.dumps(dict(record), default=str))

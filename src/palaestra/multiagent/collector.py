@@ -18,7 +18,7 @@ from palaestra.multiagent.stream import Stream
 from palaestra.policies import Phase, Policy
 from palaestra.rollout import CollectInfo, Episode, Quota, buffer_for
 
-__all__ = ["MultiAgentCollector", "recording_buffer"]
+__all__ = ["MultiAgentCollector"]
 
 _FLUSH_EPISODES = 32
 
@@ -34,7 +34,7 @@ class MultiAgentCollector:
         policy_specs: by policy name, from `assign_policies`.
         algorithms: by policy name: an algorithm, which gets data, or a policy that only acts, such as a rule.
         fragments: whether buffers only hold what is on its way to those that are learned from, see `buffer_for`.
-        records: buffers for what agents of policies experience which only act, by name; see `recording_buffer`.
+        records: buffers for what agents of policies experience which only act, by name.
 
     Raises:
         ConfigError: specs and algorithms have different names, or a policy does not fit its spec.
@@ -224,21 +224,3 @@ class MultiAgentCollector:
                 stream.load_state(state["streams"][name])
             for name, saved in state["actors"].items():
                 self._mapped[name].load_state_dict(saved, ())
-
-
-def recording_buffer(policy: Policy, policy_spec: PolicySpec, num_envs: int) -> ReplayBuffer:
-    """A buffer without bounds for what the agents of a policy experience, with a lane for each, or for each team.
-
-    Args:
-        policy: that acts.
-        policy_spec: of the policy.
-        num_envs: B.
-    """
-    return ReplayBuffer(
-        None,
-        num_envs * policy_spec.lanes_per_env,
-        observation_spec=policy_spec.observation_spec,
-        action_spec=policy.raw_action_spec,
-        reward_spec=policy_spec.reward_spec,
-        state_spec=policy.state_spec or None,
-    )
