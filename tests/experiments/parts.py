@@ -7,7 +7,7 @@ from typing import Any
 
 import palaestra
 from palaestra.experiments import ExperimentConfig, RunDirectory, preset
-from palaestra.experiments.config import config_from_mapping, nested
+from palaestra.experiments.config import config_from_mapping
 
 CHAIN = "palaestra.envs.tiny:Chain"
 SMALL: dict[str, Any] = {
@@ -30,7 +30,7 @@ def trained(folder: Path, name: str = "run", **settings: Any) -> palaestra.RunRe
 def config_of(folder: Path, **settings: Any) -> ExperimentConfig:
     """The configuration of a small run."""
     settings = SMALL | {"run__directory": str(folder)} | settings
-    return config_from_mapping(ExperimentConfig, nested(settings), base=preset("ppo", CHAIN))
+    return config_from_mapping(ExperimentConfig, settings, base=preset("ppo", CHAIN))
 
 
 def written(folder: Path, rows: Sequence[dict[str, float]], name: str = "run", **settings: Any) -> RunDirectory:

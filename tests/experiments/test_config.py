@@ -12,12 +12,12 @@ from palaestra.envs.wrappers import TimeLimit
 from palaestra.experiments import (
     PRESETS,
     config_from_mapping,
-    config_to_mapping,
     load_config,
     make_algorithm,
     preset,
     save_config,
 )
+from palaestra.experiments.config import config_to_mapping
 
 FULL = ExperimentConfig(
     algorithm_name="dqn",

@@ -16,7 +16,7 @@ from palaestra.buffers import HindsightSampler, UniformSampler
 from palaestra.core import POLICY, ConfigError
 from palaestra.experiments import ExperimentConfig, HindsightConfig, RunDirectory, dry_run, preset
 from palaestra.experiments.build import make_algorithm, make_learner
-from palaestra.experiments.config import config_from_mapping, nested
+from palaestra.experiments.config import config_from_mapping
 from palaestra.experiments.single import hindsight_sampler
 from palaestra.training import CheckpointStore
 from tests.cli.parts import exit_code
@@ -101,7 +101,7 @@ def pool(num_envs: int) -> gymnasium.vector.SyncVectorEnv:
 
 def config_of(algorithm: str = "sac", env: str = REACH.name, **settings: Any) -> ExperimentConfig:
     known = SMALL if algorithm in ("sac", "td3") else {"hindsight__share": 0.8}
-    return config_from_mapping(ExperimentConfig, nested(known | settings), base=preset(algorithm, env))
+    return config_from_mapping(ExperimentConfig, known | settings, base=preset(algorithm, env))
 
 
 def drawn(config: ExperimentConfig) -> Any:

@@ -12,7 +12,8 @@ from torch import nn
 
 import palaestra
 from palaestra.core import ConfigError, spec_leaves
-from palaestra.experiments import RunDirectory, config_from_mapping, config_to_mapping, preset
+from palaestra.experiments import RunDirectory, config_from_mapping, preset
+from palaestra.experiments.config import config_to_mapping
 from palaestra.policies import load_policy
 from tests.cli.parts import exit_code, output
 

@@ -24,7 +24,7 @@ from palaestra.experiments import (
     make_algorithm,
     preset,
 )
-from palaestra.experiments.config import config_from_mapping, nested
+from palaestra.experiments.config import config_from_mapping
 from palaestra.experiments.learner import choose_threads
 from palaestra.training import CheckpointStore
 from tests.faults.parts import differences
@@ -172,7 +172,7 @@ def test_a_run_that_is_stopped_before_its_first_step_is_saved_and_goes_on(tmp_pa
     """F22: its directory is there from the line that names it, so a signal after that has something to save."""
     settings = {name: value for name, value in SMALL.items() if algorithm == "ppo" or "unroll" not in name}
     settings |= {"run__directory": str(tmp_path), "run__name": "stopped"}
-    config = config_from_mapping(ExperimentConfig, nested(settings), base=preset(algorithm, CHAIN))
+    config = config_from_mapping(ExperimentConfig, settings, base=preset(algorithm, CHAIN))
     stopped = palaestra.run(config, on_start=lambda path: signal.raise_signal(number))
     assert (stopped.result.status, stopped.result.exit_code, stopped.result.env_steps) == ("interrupted", code, 0)
     assert RunDirectory(stopped.directory).info["status"] == "interrupted"

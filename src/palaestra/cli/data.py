@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, field, replace
 
 from palaestra import experiments
-from palaestra.cli.options import RunOptions, parse, positional
+from palaestra.cli.options import JsonOptions, RunOptions, command, parse, positional
 from palaestra.core import ConfigError, did_you_mean
 from palaestra.envs import EnvConfig
 from palaestra.multiagent import AgentsConfig
@@ -26,11 +26,6 @@ usage: palaestra data WHAT ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions(RunOptions):
-    """Options of `palaestra data export`."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class CollectOptions(RunOptions):
     """Options of `palaestra data collect`."""
 
@@ -44,14 +39,6 @@ class CollectOptions(RunOptions):
     """Environment; by default that of the run, one at a time."""
     agents: AgentsConfig = field(default_factory=AgentsConfig)
     """Who acts by which policy, where chance acts for many agents: each policy has a folder of its own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MinariOptions:
-    """Options of `palaestra data minari`."""
-
-    json: bool = False
-    """Print JSON."""
 
 
 def data(arguments: list[str]) -> int:
@@ -76,39 +63,33 @@ def data(arguments: list[str]) -> int:
 
 
 def _export(arguments: list[str]) -> tuple[experiments.DataSummary, bool]:
-    (run, folder), rest = positional(arguments, ("the run", "the folder"), "palaestra data export RUN FOLDER")
-    options = parse(ExportOptions, rest, prog="palaestra data export RUN FOLDER")
+    usage = "palaestra data export RUN FOLDER"
+    (run, folder), options = command(RunOptions, arguments, usage, "the run", "the folder")
     return experiments.export_data(run, folder, root=options.root), options.json
 
 
 def _collect(arguments: list[str]) -> tuple[experiments.DataSummary, bool]:
     usage, chance = "palaestra data collect RUN|random ENVIRONMENT FOLDER [--steps N]", arguments[:1] == ["random"]
     names = ("random", "the environment", "the folder") if chance else ("the run", "the folder")
-    (*who, folder), rest = positional(arguments, names, usage)
-    options = parse(CollectOptions, rest, prog=usage)  # first for --root, which says where the environment is found
+    (*who, folder), rest = positional(arguments, usage, *names)
+    options = parse(CollectOptions, rest, usage)  # first for --root, which says where the environment is found
     if chance:
-        options = parse(CollectOptions, rest, prog=usage, default=replace(options, env=EnvConfig(name=who[1])))
-        return _record(None, options, folder), options.json
+        options = parse(CollectOptions, rest, usage, default=replace(options, env=EnvConfig(name=who[1])))
+        env, agents, steps, seed = options.env, options.agents, options.steps, options.seed
+        return experiments.collect_by_chance(env, agents, folder, steps=steps, seed=seed), options.json
     run = experiments.find_run(who[0], options.root)
     own = {"env": run.config.env.for_evaluation(1), "agents": run.config.agents}
-    options = parse(CollectOptions, rest, prog=usage, default=replace(options, **own))
+    options = parse(CollectOptions, rest, usage, default=replace(options, **own))
     if options.agents != run.config.agents:
         raise ConfigError(f"who acts by which policy is settled in {run.path}; leave out --agents")
-    return _record(run, options, folder), options.json
-
-
-def _record(run: experiments.RunDirectory | None, options: CollectOptions, folder: str) -> experiments.DataSummary:
-    """What the policies of a run do, or chance."""
-    if run is not None:
-        learner, policies = experiments.policies_of_run(run, options.which)
-        return learner.record(policies, options.env, folder, steps=options.steps, seed=options.seed)
-    return experiments.collect_by_chance(options.env, options.agents, folder, steps=options.steps, seed=options.seed)
+    learner, policies = experiments.policies_of_run(run, options.which)
+    done = learner.record(policies, options.env, folder, steps=options.steps, seed=options.seed)
+    return done, options.json
 
 
 def _minari(arguments: list[str]) -> tuple[experiments.DataSummary, bool]:
     usage = "palaestra data minari FOLDER DATASET"
-    (folder, dataset), rest = positional(arguments, ("the folder", "the id of the dataset"), usage)
-    options = parse(MinariOptions, rest, prog=usage)
+    (folder, dataset), options = command(JsonOptions, arguments, usage, "the folder", "the id of the dataset")
     return experiments.export_minari(folder, dataset), options.json
 
 

@@ -1,6 +1,5 @@
 """`palaestra list`, `show-code`, `bench`, `check-env` and `doctor`: what there is, and whether it works."""
 
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -19,11 +18,12 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from palaestra import experiments
-from palaestra.cli.options import RunOptions, parse, positional, several
+from palaestra.cli.options import JsonOptions, RunOptions, command, parse, positional
 from palaestra.core import ConfigError, available_devices, did_you_mean
 from palaestra.envs import CheckReport, EnvConfig
 from palaestra.envs.check import check
 from palaestra.envs.suites.gym import registered_environments
+from palaestra.experiments.records import package_version
 from palaestra.multiagent import check_multi_agent_env, is_multi_agent, load_multi_agent_env
 
 __all__ = ["bench", "check_env", "doctor", "list_all", "show_code"]
@@ -33,11 +33,6 @@ _NO_LIMIT = 10_000  # in a pipe, a row is a line, however long
 _WHAT = ("algorithms", "envs", "presets", "runs")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ListOptions(RunOptions):
-    """Options of `palaestra list`."""
-
-
 def list_all(arguments: list[str]) -> int:
     """Lists algorithms with what they support, environments, presets, and runs.
 
@@ -45,7 +40,7 @@ def list_all(arguments: list[str]) -> int:
         arguments: what was typed after the verb.
     """
     what, rest = (arguments[0], arguments[1:]) if arguments and not arguments[0].startswith("-") else ("", arguments)
-    options = parse(ListOptions, rest, prog=f"palaestra list [{'|'.join(_WHAT)}]")
+    options = parse(RunOptions, rest, f"palaestra list [{'|'.join(_WHAT)}]")
     if what and what not in _WHAT:
         raise ConfigError(f"there is no list of {what!r}{did_you_mean(what, _WHAT)}")
     chosen = (what,) if what else ("algorithms", "presets", "runs")
@@ -65,13 +60,10 @@ def _json(what: str, root: str) -> list[Any]:
         return [env._asdict() for env in registered_environments()]
     if what == "presets":
         return [list(key) for key in experiments.PRESETS]
-    groups = {
-        path: json.loads((path / "group.json").read_text()).get("seeds") for path in experiments.list_groups(root)
-    }
-    runs = [
-        {"path": str(path), "status": experiments.RunDirectory(path).status} for path in experiments.list_runs(root)
+    runs, groups = experiments.list_runs(root), experiments.list_groups(root)
+    return [{"path": str(path), "status": experiments.RunDirectory(path).status} for path in runs] + [
+        {"path": str(path), "seeds": json.loads((path / "group.json").read_text()).get("seeds")} for path in groups
     ]
-    return runs + [{"path": str(path), "seeds": seeds} for path, seeds in groups.items()]
 
 
 def _show(what: str, root: str, console: Console) -> None:
@@ -116,13 +108,11 @@ def _show_runs(root: str, console: Console) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowOptions:
+class ShowOptions(JsonOptions):
     """Options of `palaestra show-code`."""
 
     flat: bool = False
     """Print the algorithm as one script on torch, numpy and Gymnasium alone, which learns the same (ppo, dqn, sac)."""
-    json: bool = False
-    """Print JSON: the path and the text."""
 
 
 def show_code(arguments: list[str]) -> int:
@@ -131,8 +121,7 @@ def show_code(arguments: list[str]) -> int:
     Args:
         arguments: what was typed after the verb.
     """
-    (name,), rest = positional(arguments, ("the algorithm",), "palaestra show-code ppo")
-    options = parse(ShowOptions, rest, prog="palaestra show-code ALGORITHM")
+    (name,), options = command(ShowOptions, arguments, "palaestra show-code ALGORITHM", "the algorithm")
     path = _single_file(name) if options.flat else experiments.algorithm_source(name)
     text = path.read_text(encoding="utf-8")
     if options.json:
@@ -171,7 +160,7 @@ _EXTRAS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions:
+class BenchOptions(JsonOptions):
     """Options of `palaestra bench`."""
 
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -180,8 +169,6 @@ class BenchOptions:
     """Seconds of one repetition."""
     repetitions: int = 3
     """How often to measure."""
-    json: bool = False
-    """Print JSON."""
 
 
 def bench(arguments: list[str]) -> int:
@@ -191,30 +178,28 @@ def bench(arguments: list[str]) -> int:
         arguments: what was typed after the verb.
     """
     usage = "palaestra bench ENVIRONMENT, or palaestra bench ALGORITHM ENVIRONMENT"
-    names, rest = several(arguments, "the environment", usage)
+    names, rest = positional(arguments, usage, "the environment...")
     if len(names) > 2:
         raise ConfigError(f"unexpected {names[2]!r}: {usage}")
     if len(names) == 2:
         base = experiments.preset(*names)
-        config = parse(experiments.ExperimentConfig, [a for a in rest if a != "--json"], prog=usage, default=base)
+        config = parse(experiments.ExperimentConfig, [a for a in rest if a != "--json"], usage, default=base)
         estimate = experiments.dry_run(config)
         print(estimate.to_json() if "--json" in rest else str(estimate).split("\n")[0])
         return 0
-    default = BenchOptions(env=EnvConfig(name=names[0] if names else "CartPole-v1"))
-    options = parse(BenchOptions, rest, prog="palaestra bench ENVIRONMENT", default=default)
+    default = BenchOptions(env=EnvConfig(name=names[0] or "CartPole-v1"))
+    options = parse(BenchOptions, rest, "palaestra bench ENVIRONMENT", default=default)
     speed = experiments.bench_environment(options.env, duration_s=options.duration_s, repetitions=options.repetitions)
     print(json.dumps(speed.to_json()) if options.json else str(speed))
     return 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions:
+class CheckOptions(JsonOptions):
     """Options of `palaestra check-env`."""
 
     env: EnvConfig = field(default_factory=EnvConfig)
     """Environment; one of it is checked, with all its wrappers."""
-    json: bool = False
-    """Print JSON."""
 
 
 def check_env(arguments: list[str]) -> int:
@@ -223,12 +208,9 @@ def check_env(arguments: list[str]) -> int:
     Args:
         arguments: what was typed after the verb.
     """
-    usage = "palaestra check-env my_package:MyEnvironment"
-    names, rest = several(arguments, "the environment", usage)
-    if len(names) > 1:
-        raise ConfigError(f"unexpected {names[1]!r}: {usage}")
-    default = CheckOptions(env=EnvConfig(name=names[0] if names else "CartPole-v1"))
-    options = parse(CheckOptions, rest, prog="palaestra check-env ENVIRONMENT", default=default)
+    (name,), rest = positional(arguments, "palaestra check-env my_package:MyEnvironment", "the environment")
+    default = CheckOptions(env=EnvConfig(name=name or "CartPole-v1"))
+    options = parse(CheckOptions, rest, "palaestra check-env ENVIRONMENT", default=default)
     report = _env_report(options.env) if is_multi_agent(options.env.name) else check(options.env)
     print(json.dumps(asdict(report) | {"ok": report.ok}) if options.json else str(report))
     return 0 if report.ok else 3
@@ -240,29 +222,18 @@ def _env_report(env: EnvConfig) -> CheckReport:
     return replace(check_multi_agent_env(partial(load_multi_agent_env, env.name, env.kwargs)), name=env.name)
 
 
-def _device(name: str) -> str:
-    return name if name == "cpu" else f"{name} ({torch.cuda.get_device_name(name)})"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorOptions:
-    """Options of `palaestra doctor`."""
-
-    json: bool = False
-    """Print JSON."""
-
-
 def doctor(arguments: list[str]) -> int:
     """Says what this installation has, and what is missing for what.
 
     Args:
         arguments: what was typed after the verb.
     """
-    options = parse(DoctorOptions, arguments, prog="palaestra doctor")
+    options = parse(JsonOptions, arguments, "palaestra doctor")
+    devices = [d if d == "cpu" else f"{d} ({torch.cuda.get_device_name(d)})" for d in available_devices()]
     findings: list[tuple[str, bool | None, str]] = [
         ("python", sys.version_info >= (3, 11), platform.python_version()),
         *((name, *_package(name)) for name in ("torch", "gymnasium", "numpy", "safetensors", "tensorboard")),
-        ("devices for --device", True, ", ".join(map(_device, available_devices()))),
+        ("devices for --device", True, ", ".join(devices)),
         ("cores", True, f"{os.cpu_count()}, torch uses {torch.get_num_threads()} threads"),
         ("C++ compiler for --compile", *_compiler()),
         ("this folder can be written", *_writable(".")),
@@ -283,10 +254,8 @@ def doctor(arguments: list[str]) -> int:
 
 
 def _package(name: str) -> tuple[bool, str]:
-    try:
-        return True, importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False, f"pip install {name}"
+    version = package_version(name)
+    return version is not None, version or f"pip install {name}"
 
 
 def _compiler() -> tuple[bool | None, str]:

@@ -95,7 +95,7 @@ _VERBS = {
     "train": "palaestra.cli.train:train",
     "resume": "palaestra.cli.train:resume",
     "eval": "palaestra.cli.results:evaluate",
-    "play": "palaestra.cli.play:play",
+    "play": "palaestra.cli.results:play",
     "plot": "palaestra.cli.results:plot",
     "report": "palaestra.cli.results:report",
     "compare": "palaestra.cli.results:compare",

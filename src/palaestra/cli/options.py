@@ -1,25 +1,22 @@
 """Reading options: the same paths, types and checks as in files; tyro writes the help."""
 
-import dataclasses
 import re
-import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from palaestra.core import ConfigError, Schedule, parse_schedule
+from palaestra.core import ConfigError, Schedule
 from palaestra.envs import Wrap
 from palaestra.experiments import config_from_mapping
-from palaestra.experiments.config import algorithms_with
-from palaestra.experiments.values import closest, dataclass_of, type_name, value_from_words
+from palaestra.experiments.config import Setting, algorithms_with, meant, settings_of
+from palaestra.experiments.values import members_of, value_from_words
 from palaestra.nn import EncoderOption
 
-__all__ = ["JsonOptions", "RunOptions", "parse", "positional", "several"]
+__all__ = ["JsonOptions", "RunOptions", "command", "parse", "positional", "typed_options"]
 
 T = TypeVar("T")
 
@@ -40,50 +37,54 @@ class RunOptions(JsonOptions):
     """Where runs are."""
 
 
-def positional(arguments: list[str], names: Sequence[str], usage: str) -> tuple[list[str], list[str]]:
+def positional(arguments: list[str], usage: str, *names: str) -> tuple[list[str], list[str]]:
     """Takes the leading positional arguments.
 
     Args:
         arguments: what was typed after the verb.
-        names: what the positional arguments are called.
         usage: shown where one is missing.
+        names: what the positional arguments are called; a last one that ends with "..." stands for one or more.
 
     Returns:
-        As many values as names, and the rest. With `--help` in the rest, missing values are "".
+        As many values as names, or more, and the rest. With `--help` in the rest, missing values are "".
 
     Raises:
         ConfigError: one is missing, or empty.
     """
     count = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
-    taken, rest = arguments[: min(count, len(names))], arguments[min(count, len(names)) :]
-    if len(taken) < len(names) and not {"-h", "--help"} & set(rest):
+    if not names[-1].endswith("..."):
+        count = min(count, len(names))
+    taken, rest = arguments[:count], arguments[count:]
+    if count < len(names) and not {"-h", "--help"} & set(rest):
         where = "; it comes before the options" if rest else ""
-        raise ConfigError(f"{names[len(taken)]} is missing{where}: {usage}")
+        raise ConfigError(f"{names[count].removesuffix('...')} is missing{where}: {usage}")
     if "" in taken:
-        raise ConfigError(f"{names[taken.index('')]} is an empty text, as a shell makes of an unset variable: {usage}")
-    return taken + [""] * (len(names) - len(taken)), rest
+        name = names[min(taken.index(""), len(names) - 1)].removesuffix("...")
+        raise ConfigError(f"{name} is an empty text, as a shell makes of an unset variable: {usage}")
+    return taken + [""] * (len(names) - count), rest
 
 
-def several(arguments: list[str], name: str, usage: str) -> tuple[list[str], list[str]]:
-    """Takes all leading positional arguments, at least one.
+def command(kind: type[T], arguments: list[str], usage: str, *names: str) -> tuple[list[str], T]:
+    """Reads what was typed after a verb: what it is about, then options.
 
     Args:
+        kind: the dataclass of options.
         arguments: what was typed after the verb.
-        name: what one of them is called.
-        usage: shown where there is none.
+        usage: the command, for messages and the help text.
+        names: as in `positional`.
 
     Returns:
-        The values, and the rest.
+        The positional arguments, and the options.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: an argument is missing, or an option is unknown or wrong.
+        SystemExit: after `--help`.
     """
-    count = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
-    positional(arguments, (name,), usage)
-    return arguments[:count], arguments[count:]
+    taken, rest = positional(arguments, usage, *names)
+    return taken, parse(kind, rest, usage)
 
 
-def parse(kind: type[T], arguments: Sequence[str], *, prog: str, default: Any = None, description: str = "") -> T:
+def parse(kind: type[T], arguments: Sequence[str], prog: str, *, default: Any = None, description: str = "") -> T:
     """Options as a dataclass. tyro writes the help; values are checked as those of files and of Python are.
 
     Args:
@@ -105,38 +106,50 @@ def parse(kind: type[T], arguments: Sequence[str], *, prog: str, default: Any = 
     settings = _settings(base, arguments, problems)
     try:
         config = config_from_mapping(kind, settings, base=base)
+        if not problems:
+            return config
     except ConfigError as error:
-        raise ConfigError("\n".join([*problems, str(error)])) from None
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return config
+        problems.append(str(error))
+    raise ConfigError("\n".join(problems))
 
 
 def _settings(base: Any, arguments: Sequence[str], problems: list[str]) -> dict[str, Any]:
-    """Options as nested mappings, as a configuration file has them; what cannot be read is added to the problems."""
-    hints = dict(_hints(base))
-    names = {path.replace("_", "-"): path for path in hints}
-    short = {alias: path for path, hint in hints.items() for alias in _aliases(hint)} | _shorthands(base)
-    settings: dict[str, Any] = {}
-    for option, words in _groups(arguments, problems):
+    """Settings by path, as the options say; what cannot be read is added to the problems.
+
+    Of an option that is given again the last counts; lists and mappings add up.
+    """
+    known, values = _known(base), dict[str, Any]()
+    for option, words in typed_options(arguments, problems):
         name = option.replace("_", "-")
-        *parents, last = name.split(".")
-        opposite = ".".join([*parents, last.removeprefix("no-")]) if last.startswith("no-") else ""
-        path = short.get(name) or names.get(name)
-        if path is None and (off := short.get(opposite) or names.get(opposite)) and _is_switch(hints[off]):
-            path, words = off, [*words, "false"]
-        if path is None:
-            problems.append(f"unknown option --{option}{_meant(base, name, {**names, **short})}")
+        setting, switch = known.get(name), known.get(re.sub(r"(^|\.)no-(?=[^.]*$)", r"\1", name))
+        if setting is None and switch is not None and bool in members_of(switch.hint):
+            setting, words = switch, [*words, "false"]
+        if setting is None:
+            group, _, last = name.rpartition(".")
+            others = algorithms_with(last) if group == "algorithm" else []
+            other = f"; it is a setting of {', '.join(others)}" if others else meant(name, known, "--{}")
+            problems.append(f"unknown option --{option}{other or '; --help lists all'}")
             continue
         try:
-            _put(settings, path, value_from_words(hints[path], words))
+            value, before = value_from_words(setting.hint, words), values.get(setting.path)
         except ConfigError as error:
             problems.append(f"--{option}: {error}")
-    return settings
+            continue
+        if isinstance(value, list) and isinstance(before, list):
+            value = before + value
+        elif isinstance(value, dict) and isinstance(before, dict):
+            value = before | value
+        values[setting.path] = value
+    return values
 
 
-def _groups(arguments: Sequence[str], problems: list[str]) -> list[tuple[str, list[str]]]:
-    """Each option with the words after it."""
+def typed_options(arguments: Sequence[str], problems: list[str]) -> list[tuple[str, list[str]]]:
+    """Each option with the words after it.
+
+    Args:
+        arguments: what was typed.
+        problems: what stands before the first option is added to them.
+    """
     groups: list[tuple[str, list[str]]] = []
     for argument in arguments:
         match = re.match(r"--([A-Za-z][\w.-]*)(?:=(.*))?$", argument, re.DOTALL)
@@ -149,84 +162,28 @@ def _groups(arguments: Sequence[str], problems: list[str]) -> list[tuple[str, li
     return groups
 
 
-def _put(settings: dict[str, Any], path: str, value: Any) -> None:
-    """Writes a value to its place. Of an option that is given again the last counts; lists and mappings add up."""
-    *parents, last = path.split(".")
-    for parent in parents:
-        settings = settings.setdefault(parent, {})
-    before = settings.get(last)
-    if isinstance(value, list) and isinstance(before, list):
-        value = before + value
-    elif isinstance(value, dict) and isinstance(before, dict):
-        value = before | value
-    settings[last] = value
+def _known(base: Any) -> dict[str, Setting]:
+    """Every setting by its option and by the short forms that its field declares for tyro.
+
+    The name of a group can stand for one of its settings, as `--algorithm.network` does.
+    """
+    settings = {setting.path: setting for setting in settings_of(type(base), vars(base))}
+    known = {path.replace("_", "-"): setting for path, setting in settings.items() if not setting.is_group}
+    for path, (_, hint, value) in settings.items():
+        if shorthand := getattr(value, "shorthand", None):
+            known[path.replace("_", "-")] = settings[f"{path}.{shorthand}"]
+        for entry in getattr(hint, "__metadata__", ()):
+            known |= {alias.removeprefix("--"): settings[path] for alias in getattr(entry, "aliases", None) or ()}
+    return known
 
 
-def _hints(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The path and the type of every setting."""
-    hints = typing.get_type_hints(type(config), include_extras=True)
-    for f in dataclasses.fields(config):
-        child, nested = getattr(config, f.name), dataclass_of(hints[f.name])
-        if dataclasses.is_dataclass(child) and nested is not None:
-            yield from _hints(child, f"{prefix}{f.name}.")
-        elif nested is not None:
-            yield from _hints(nested(), f"{prefix}{f.name}.")
-        else:
-            yield f"{prefix}{f.name}", hints[f.name]
-
-
-def _aliases(hint: Any) -> list[str]:
-    """The short forms that a field declares for tyro."""
-    found = [getattr(entry, "aliases", None) or () for entry in getattr(hint, "__metadata__", ())]
-    return [alias.removeprefix("--") for aliases in found for alias in aliases]
-
-
-def _shorthands(config: Any, prefix: str = "") -> dict[str, str]:
-    """Groups whose own name sets one of their settings, such as --algorithm.network."""
-    found: dict[str, str] = {}
-    for f in dataclasses.fields(config):
-        child, name = getattr(config, f.name), f"{prefix}{f.name}"
-        if dataclasses.is_dataclass(child) and not isinstance(child, type):
-            found |= _shorthands(child, f"{name}.")
-            if shorthand := getattr(child, "shorthand", None):
-                found[name.replace("_", "-")] = f"{name}.{shorthand}"
-    return found
-
-
-def _is_switch(hint: Any) -> bool:
-    return bool in (typing.get_args(hint) or ()) or hint is bool
-
-
-def _meant(base: Any, name: str, known: Mapping[str, str]) -> str:
-    """What was probably meant by an option that does not exist, with its type and its value."""
-    *parents, last = name.split(".")
-    beside = [option for option in known if option.split(".")[:-1] == parents]
-    ends = {option.split(".")[-1]: option for option in reversed(beside or [*known])}
-    close = closest(last, ends) or [n for n in ends if not parents and n == last]
-    if not close and not parents:
-        ends = {option.split(".")[-1]: option for option in reversed([*known])}
-        close = closest(last, ends)
-    if close:
-        hint, value = dict(_hints(base))[known[ends[close[0]]]], base
-        for part in known[ends[close[0]]].split("."):
-            value = getattr(value, part, None)
-        return f" — did you mean --{ends[close[0]]}? ({type_name(hint)}, {value})"
-    others = algorithms_with(last) if parents == ["algorithm"] else []
-    return f"; it is a setting of {', '.join(others)}" if others else "; --help lists all"
-
-
-def _parts(value: Any) -> list[str]:
-    """What would be typed for a value."""
-    return [str(part) for item in value.items() for part in item] if isinstance(value, dict) else [str(value)]
-
-
-_FORMS: tuple[tuple[Any, type, Any, str, Callable[[list[str]], Any]], ...] = (
-    (Schedule, object, 1, "NUMBER|SCHEDULE", lambda words: parse_schedule(words[0])),
-    (EncoderOption, object, "*", "MODULE:NAME|[PART MODULE:NAME ...]", partial(value_from_words, EncoderOption)),
-    (dict[str, Any], dict, "*", "[NAME VALUE ...]", partial(value_from_words, dict[str, Any])),
-    (Wrap, Wrap, 1, "WRAPPER", lambda words: Wrap.parse(words[0])),
-)
-"""Types that tyro does not know: class of a value, number of words, what the help shows, and what reads the words."""
+_FORMS = {
+    Schedule: (1, "NUMBER|SCHEDULE"),
+    EncoderOption: ("*", "MODULE:NAME|[PART MODULE:NAME ...]"),
+    dict[str, Any]: ("*", "[NAME VALUE ...]"),
+    Wrap: (1, "WRAPPER"),
+}
+"""Types that tyro does not know: number of words, and what the help shows."""
 
 
 @contextmanager
@@ -235,16 +192,17 @@ def _registry() -> Iterator[None]:
 
     @registry.primitive_rule
     def form(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        found = next((entry for entry in _FORMS if entry[0] == info.type), None)
-        if found is None:
+        if info.type not in _FORMS:
             return None
-        _, kind, nargs, metavar, read = found
+        nargs, metavar = _FORMS[info.type]
         return PrimitiveConstructorSpec(
             nargs=nargs,
             metavar=metavar,
-            instance_from_str=read,
-            is_instance=lambda value: isinstance(value, kind),
-            str_from_instance=_parts,
+            instance_from_str=list,  # never called: the help is all that tyro is asked for
+            is_instance=lambda value: True,
+            str_from_instance=lambda value: (
+                [str(part) for item in value.items() for part in item] if isinstance(value, dict) else [str(value)]
+            ),
         )
 
     with registry:

@@ -1,19 +1,23 @@
-"""`palaestra eval`, `plot`, `report` and `compare`: what runs have reached."""
+"""`palaestra eval`, `play`, `plot`, `report` and `compare`: what runs have reached."""
 
 import json
+import math
+import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from palaestra import experiments
-from palaestra.cli.options import RunOptions, parse, positional, several
-from palaestra.core import ConfigError
+from palaestra.cli.options import RunOptions, command
+from palaestra.core import ConfigError, import_extra, require_at_least
 from palaestra.experiments.curves import Axis, Statistic, require_plot_name
 
-__all__ = ["compare", "evaluate", "plot", "report"]
+__all__ = ["compare", "evaluate", "play", "plot", "report"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +42,8 @@ def evaluate(arguments: list[str]) -> int:
     Args:
         arguments: what was typed after the verb.
     """
-    names, rest = several(arguments, "the run", "palaestra eval RUN... [--episodes N]")
-    options = parse(EvalOptions, rest, prog="palaestra eval RUN...")
-    if options.episodes < 1:
-        raise ConfigError(f"--episodes is {options.episodes}; it must be at least 1")
+    names, options = command(EvalOptions, arguments, "palaestra eval RUN... [--episodes N]", "the run...")
+    require_at_least(options, "--", episodes=1)
     result = experiments.evaluate_runs(
         names,
         root=options.root,
@@ -66,7 +68,7 @@ def evaluate(arguments: list[str]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlotOptions:
+class PlotOptions(RunOptions):
     """Options of `palaestra plot`."""
 
     metric: str = "return_mean"
@@ -77,10 +79,6 @@ class PlotOptions:
     """Mean over seeds, or interquartile mean."""
     output: str | None = None
     """File to write: .png, .svg (both need the extra `plot`) or .csv; by default the plot is drawn here."""
-    json: bool = False
-    """Print the curves as JSON."""
-    root: str = "runs"
-    """Where runs are."""
 
 
 def plot(arguments: list[str]) -> int:
@@ -89,8 +87,7 @@ def plot(arguments: list[str]) -> int:
     Args:
         arguments: what was typed after the verb.
     """
-    names, rest = several(arguments, "the run", "palaestra plot RUN... [--output FILE.svg]")
-    options = parse(PlotOptions, rest, prog="palaestra plot RUN...")
+    names, options = command(PlotOptions, arguments, "palaestra plot RUN... [--output FILE.svg]", "the run...")
     if options.output is not None:
         require_plot_name(options.output)
     runs = experiments.find_runs(names, options.root)
@@ -125,8 +122,7 @@ def report(arguments: list[str]) -> int:
     Args:
         arguments: what was typed after the verb.
     """
-    names, rest = several(arguments, "the run", "palaestra report RUN... [--output FILE.html]")
-    options = parse(ReportOptions, rest, prog="palaestra report RUN...")
+    names, options = command(ReportOptions, arguments, "palaestra report RUN... [--output FILE.html]", "the run...")
     if options.output is not None and Path(options.output).suffix != ".html":
         raise ConfigError(f"--output is {options.output!r}; give a file that ends with .html")
     runs = experiments.find_runs(names, options.root)
@@ -160,8 +156,8 @@ def compare(arguments: list[str]) -> int:
     Args:
         arguments: what was typed after the verb.
     """
-    (first, second), rest = positional(arguments, ("the first run", "the second run"), "palaestra compare RUN RUN")
-    options = parse(CompareOptions, rest, prog="palaestra compare RUN RUN")
+    names = ("the first run", "the second run")
+    (first, second), options = command(CompareOptions, arguments, "palaestra compare RUN RUN", *names)
     result = experiments.compare_runs(first, second, root=options.root, metric=options.metric, x=options.x)
     if options.json:
         sys.stdout.write(json.dumps(result.to_json()) + "\n")
@@ -176,3 +172,118 @@ def compare(arguments: list[str]) -> int:
     )
     console.print(str(result), highlight=False, soft_wrap=True, markup=False)
     return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayOptions(RunOptions):
+    """Options of `palaestra play`."""
+
+    episodes: int = 1
+    """How many episodes."""
+    output: str | None = None
+    """File to write, .mp4 or .gif; by default a window, or `videos/play.mp4` in the run without a screen."""
+    fps: int = 30
+    """Frames per second of the film."""
+    seed: int = 0
+    """Seed of the environment."""
+    which: str = "best"
+    """Which policy: best, last, or the env steps of a checkpoint."""
+    overlay: bool = True
+    """Write step, action, reward and return on the film."""
+    grid: bool = False
+    """Show the episodes side by side in one film."""
+
+
+def play(arguments: list[str]) -> int:
+    """Shows the policy of a run.
+
+    Args:
+        arguments: what was typed after the verb.
+    """
+    usage = "palaestra play RUN [--episodes N] [--output FILE]"
+    (name,), options = command(PlayOptions, arguments, usage, "the run")
+    require_at_least(options, "--", episodes=1, fps=1)
+    if options.output is not None and Path(options.output).suffix not in (".mp4", ".gif"):
+        raise ConfigError(f"--output is {options.output!r}; give a file that ends with .mp4 or .gif")
+    directory = experiments.find_run(name, options.root)
+    learner, policies = experiments.policies_of_run(directory, options.which)
+    screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform in ("darwin", "win32"))
+    window = options.output is None and not options.grid and screen and learner.has_window
+    if not window:
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen even where it draws a picture
+    episodes: list[list[np.ndarray]] = [[]]
+    returns: list[float] = []
+    for scene in learner.play(policies, episodes=options.episodes, seed=options.seed, window=window):
+        if scene.picture is not None:
+            write = options.overlay and scene.lines
+            episodes[-1].append(labelled(scene.picture, scene.lines) if write else scene.picture)
+        if scene.returns:
+            episodes.append([])
+        returns += scene.returns
+    films = [episode for episode in episodes if episode]
+    path = None
+    if not window:
+        frames = grid(films) if options.grid else [frame for film in films for frame in film]
+        path = Path(options.output or directory.path / "videos" / ("grid.mp4" if options.grid else "play.mp4"))
+        write_film(path, frames, options.fps)
+    if options.json:
+        print(json.dumps({"returns": returns, "film": None if path is None else str(path)}))
+        return 0
+    print(f"{len(returns)} episode(s), return {np.mean(returns):.1f}")
+    if path is not None:
+        print(f"film        {path}")
+    return 0
+
+
+def labelled(frame: np.ndarray, lines: Sequence[str]) -> np.ndarray:
+    """A picture with text in its upper left corner, on a dark ground.
+
+    Args:
+        frame: uint8 [H, W, 3].
+        lines: of text.
+
+    Raises:
+        MissingExtraError: Pillow is not installed.
+    """
+    image, drawing = (import_extra(f"PIL.{name}", "video", "writing on a film") for name in ("Image", "ImageDraw"))
+    picture = image.fromarray(frame)
+    draw = drawing.Draw(picture, "RGBA")
+    text = "\n".join(lines)
+    left, top, right, bottom = draw.multiline_textbbox((6, 4), text)
+    draw.rectangle((left - 4, top - 3, right + 4, bottom + 3), fill=(0, 0, 0, 150))
+    draw.multiline_text((6, 4), text, fill=(255, 255, 255, 255))
+    return np.asarray(picture.convert("RGB"))
+
+
+def grid(episodes: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    """Episodes side by side as one film; those that have ended show their last picture.
+
+    Args:
+        episodes: frames, uint8 [H, W, 3], of each.
+    """
+    columns = math.ceil(math.sqrt(len(episodes)))
+    black = [np.zeros_like(episodes[0][0])] * (-len(episodes) % columns)
+    frames = []
+    for t in range(max(map(len, episodes))):
+        pictures = [episode[min(t, len(episode) - 1)] for episode in episodes] + black
+        rows = [np.hstack(pictures[i : i + columns]) for i in range(0, len(pictures), columns)]
+        frames.append(np.vstack(rows))
+    return frames
+
+
+def write_film(path: Path, frames: Sequence[np.ndarray], fps: int) -> None:
+    """Writes an mp4 or a gif.
+
+    Args:
+        path: of the file.
+        frames: uint8 [H, W, 3].
+        fps: frames per second.
+
+    Raises:
+        MissingExtraError: imageio is not installed.
+    """
+    imageio = import_extra("imageio.v3", "video", "writing a film")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    gif = path.suffix == ".gif"
+    options = {"loop": 0, "duration": 1000 / fps} if gif else {"fps": fps, "macro_block_size": 2}
+    imageio.imwrite(path, np.stack(frames), **options)

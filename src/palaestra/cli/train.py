@@ -15,9 +15,9 @@ from rich.console import Console
 
 from palaestra import experiments
 from palaestra.algorithms import ALGORITHMS
-from palaestra.cli.options import parse, positional
-from palaestra.core import ConfigError
-from palaestra.experiments.run_directory import changed_config
+from palaestra.cli.options import command, parse, positional, typed_options
+from palaestra.core import ConfigError, require_at_least
+from palaestra.experiments.config import config_to_mapping
 from palaestra.training import ConsoleLogger
 
 __all__ = ["resume", "train"]
@@ -46,8 +46,7 @@ class TrainCommand(experiments.ExperimentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.seeds is not None and self.seeds < 1:
-            raise ConfigError(f"--seeds is {self.seeds}; it must be at least 1")
+        require_at_least(self, "--", seeds=1)
         if self.json and not self.dry_run:
             raise ConfigError("--json prints what --dry-run finds out; give both, or neither")
         if self.time_limit is not None:
@@ -89,11 +88,12 @@ def train(arguments: list[str]) -> int:
         arguments: what was typed after the verb.
     """
     usage = "palaestra train ALGORITHM ENVIRONMENT [--config FILE] [--seeds K] [options]"
-    file, named = _config_file(arguments), None
+    file = next(iter(dict(typed_options(arguments, [])).get("config", ())), None)  # known before anything else is read
+    named = None
     if file is not None and arguments[0].startswith("-"):
         base, rest = experiments.load_config(file), arguments
     else:
-        (algorithm, env), rest = positional(arguments, ("the algorithm", "the environment"), usage)
+        (algorithm, env), rest = positional(arguments, usage, "the algorithm", "the environment")
         if env in ALGORITHMS and algorithm not in ALGORITHMS:
             raise ConfigError(f"the algorithm comes first: palaestra train {env} {algorithm}")
         named = algorithm or "ppo", env or "CartPole-v1"  # of the help, where they may be missing
@@ -102,7 +102,7 @@ def train(arguments: list[str]) -> int:
     command = parse(
         TrainCommand,
         rest,
-        prog=f"palaestra train {base.algorithm_name} {base.env.name}",
+        f"palaestra train {base.algorithm_name} {base.env.name}",
         default=TrainCommand(**vars(base)),
         description=f"{usage}. Schedules: a number, or 'linear(start, end)'.",
     )
@@ -110,7 +110,7 @@ def train(arguments: list[str]) -> int:
     if named is not None:
         experiments.require_same_task(config, *named)
     if command.print_config:
-        sys.stdout.write(yaml.safe_dump(experiments.config_to_mapping(config), sort_keys=False))
+        sys.stdout.write(yaml.safe_dump(config_to_mapping(config), sort_keys=False))
         return 0
     if command.dry_run:
         estimate = experiments.dry_run(config)
@@ -126,24 +126,13 @@ def train(arguments: list[str]) -> int:
     return _report(experiments.run(config, loggers=[_console_logger(config, console)], on_start=announce), console)
 
 
-def _say(console: Console, line: str) -> None:
-    """Prints a line as it is: no colours in it, no markup, not cut."""
-    console.print(line, highlight=False, soft_wrap=True, markup=False)
+def _say(console: Console, *lines: str) -> None:
+    """Prints lines as they are: no colours in them, no markup, not cut."""
+    console.print(*lines, sep="\n", highlight=False, soft_wrap=True, markup=False)
 
 
 def _console_logger(config: experiments.ExperimentConfig, console: Console) -> ConsoleLogger:
     return ConsoleLogger(f"{config.algorithm_name} on {config.env.name}", config.trainer.total_env_steps, console)
-
-
-def _config_file(arguments: list[str]) -> str | None:
-    """The value of `--config`, which has to be known before anything else is read."""
-    found = None
-    for i, argument in enumerate(arguments):
-        if argument == "--config" and i + 1 < len(arguments):
-            found = arguments[i + 1]
-        elif argument.startswith("--config="):
-            found = argument.split("=", 1)[1]
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,8 +157,7 @@ def resume(arguments: list[str]) -> int:
     Args:
         arguments: what was typed after the verb.
     """
-    (name,), rest = positional(arguments, ("the run",), "palaestra resume RUN, or palaestra resume last")
-    options = parse(ResumeOptions, rest, prog="palaestra resume RUN")
+    (name,), options = command(ResumeOptions, arguments, "palaestra resume RUN|last", "the run")
     if options.name is not None and not options.fork:
         raise ConfigError("--name names the new run of --fork; give both, or neither")
     typed = _overrides(options)
@@ -181,9 +169,8 @@ def resume(arguments: list[str]) -> int:
         return _report_group(experiments.resume_seeds(directories[0].path.parent, progress=True), console)
     (directory,) = directories
     before = directory.config
-    config = parse(experiments.ExperimentConfig, typed, prog="palaestra resume RUN", default=before)
+    config = parse(experiments.ExperimentConfig, typed, "palaestra resume RUN", default=before)
     changes = experiments.changes_between(before, config)
-    changed_config(directory, {path: new for path, (_, new) in changes.items()})  # before it is said to be changed
     nothing_left = directory.status == "done" and not changes
 
     def announce(path: Path) -> None:
@@ -236,8 +223,7 @@ def _report(done: experiments.RunResult, console: Console) -> int:
         lines.append(f"            tensorboard --logdir {shlex.quote(os.path.relpath(done.directory.parent))}")
     if (done.directory / "report.html").is_file():
         lines.append(f"report      {run}/report.html")
-    for line in lines:
-        _say(console, line)
+    _say(console, *lines)
     return result.exit_code
 
 
@@ -250,6 +236,5 @@ def _report_group(done: experiments.GroupResult, console: Console) -> int:
         lines.append(f"next        palaestra plot {group}")
         lines.append(f"            palaestra eval {group}")
         lines.append(f"            palaestra report {group}")
-    for line in lines:
-        _say(console, line)
+    _say(console, *lines)
     return done.exit_code

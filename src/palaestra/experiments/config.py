@@ -1,18 +1,17 @@
 """The configuration of a run: frozen dataclasses, read from and written to YAML with every mistake named."""
 
 import dataclasses
-import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
-from palaestra.core import ConfigError, Linear, Piecewise, did_you_mean, import_object
+from palaestra.core import ConfigError, Linear, Piecewise, did_you_mean, import_object, require_at_least
 from palaestra.distributed import AsynchronousConfig, DistributedConfig, require_shares
 from palaestra.envs import EnvConfig, Wrap
 from palaestra.experiments.values import RENAMED, closest, dataclass_of, read_yaml, type_name, value_of
@@ -20,15 +19,7 @@ from palaestra.multiagent import AgentsConfig
 from palaestra.robots import Robot, RobotConfig
 from palaestra.training import TrainerConfig
 
-__all__ = [
-    "DataConfig",
-    "ExperimentConfig",
-    "HindsightConfig",
-    "RunConfig",
-    "config_from_mapping",
-    "config_to_mapping",
-    "save_config",
-]
+__all__ = ["DataConfig", "ExperimentConfig", "HindsightConfig", "RunConfig", "config_from_mapping", "save_config"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +48,7 @@ class RunConfig:
     """Environments that evaluation episodes are shared over."""
 
     def __post_init__(self) -> None:
-        for name, least in (("seed", 0), ("num_threads", 1), ("eval_num_envs", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"run.{name} is {value}; it must be at least {least}")
+        require_at_least(self, "run.", seed=0, num_threads=1, eval_num_envs=1)
         if self.name is not None and (self.name in ("", ".", "..", "last") or set("/\\") & set(self.name)):
             raise ConfigError(
                 f"run.name is {self.name!r}; give a name that is no path and not 'last', which means the newest run "
@@ -138,8 +126,6 @@ class ExperimentConfig:
     """Seed, directory, speed."""
 
     def __post_init__(self) -> None:
-        if self.env.num_envs < 1:
-            raise ConfigError(f"env.num_envs is {self.env.num_envs}; it must be at least 1")
         if self.distributed.runtime is not None:
             require_shares(self.env, self.distributed.num_workers)
         needed = algorithm_class(self.algorithm_name).config_class
@@ -215,48 +201,52 @@ def _to_yaml(value: Any, path: str) -> Any:
     return value
 
 
-def config_from_mapping(kind: type[Any], data: Mapping[str, Any], *, base: Any = None) -> Any:
-    """A configuration dataclass from nested dicts.
+def config_from_mapping(kind: type[Any], data: Mapping[str, Any], *, base: Any = None, old_names: bool = False) -> Any:
+    """A configuration dataclass from nested dicts, or from settings by their path.
 
     Args:
         kind: the dataclass.
-        data: what is given; every key has to be a field.
+        data: what is given; every key is a field, or the path of one below, with `__` or dots.
         base: where fields that are not given come from; by default the fields' own defaults.
+        old_names: whether settings may have the names that older versions gave them.
 
     Raises:
         ConfigError: unknown keys and wrong values, all of them in one message.
 
     Examples:
+        >>> config_from_mapping(ExperimentConfig, {"run__seed": 3, "trainer.total_env_steps": 5}).run.seed
+        3
         >>> config_from_mapping(RunConfig, {"seeed": 1})
         Traceback (most recent call last):
             ...
         palaestra.core.errors.ConfigError: unknown key seeed — did you mean 'seed'? (int, 0)
     """
     problems: list[str] = []
-    config = _build(kind, data, base, "", problems)
+    config = _build(kind, _nested(data), base, "", problems, old_names)
     if problems:
         raise ConfigError("\n".join(problems))
     return config
 
 
-def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, problems: list[str]) -> Any:
+def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, problems: list[str], old_names: bool) -> Any:
     """The configuration as far as it can be made; what is wrong is added to the problems."""
     hints = typing.get_type_hints(kind)
-    names = [f.name for f in dataclasses.fields(kind)]
-    values: dict[str, Any] = {} if base is None else {name: getattr(base, name) for name in names}
+    values: dict[str, Any] = dict(vars(kind() if base is None else base))
     if issubclass(kind, ExperimentConfig):
         try:
-            hints["algorithm"] = _config_class_of(data, base)
+            hints["algorithm"] = algorithm_class(str(data.get("algorithm_name", values["algorithm_name"]))).config_class
         except ConfigError as error:  # its settings cannot be checked then, but all others can
             problems.append(str(error))
             data = {key: value for key, value in data.items() if key not in ("algorithm_name", "algorithm")}
-            hints["algorithm"] = type((base or ExperimentConfig()).algorithm)
-        if type(values.get("algorithm")) is not hints["algorithm"]:
+            hints["algorithm"] = type(values["algorithm"])
+        if type(values["algorithm"]) is not hints["algorithm"]:
             values["algorithm"] = hints["algorithm"]()
     for key, value in data.items():
+        if old_names and key not in values:
+            key = next((new for new in RENAMED.get(key, ()) if new in values), key)
         where = f"{path}.{key}" if path else str(key)
-        if key not in names:
-            problems.append(f"unknown key {where}{_suggestion(kind, values, str(key), path)}")
+        if key not in values:
+            problems.append(f"unknown key {where}{_instead(str(key), kind, values, path)}")
             continue
         nested = dataclass_of(hints[key])
         if isinstance(value, str) and (shorthand := getattr(nested, "shorthand", None)):
@@ -267,7 +257,7 @@ def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, probl
             except ConfigError as error:
                 problems.append(f"{where} is {value!r}: {error}")
         elif isinstance(value, Mapping):
-            values[key] = _build(nested, value, values.get(key), where, problems) or nested()
+            values[key] = _build(nested, value, values.get(key), where, problems, old_names) or nested()
         elif value is not None or type(None) not in typing.get_args(hints[key]):
             problems.append(f"{where} is {value!r}: a mapping of settings is needed")
         else:
@@ -279,32 +269,68 @@ def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, probl
         return base
 
 
-def _config_class_of(data: Mapping[str, Any], base: Any) -> type[Any]:
-    """The class of the algorithm's settings, by the algorithm that the data or the base names."""
-    name = data.get("algorithm_name", (base or ExperimentConfig()).algorithm_name)
-    return algorithm_class(str(name)).config_class
+def _instead(name: str, kind: type[Any], values: Mapping[str, Any], path: str) -> str:
+    """What to write for an unknown key."""
+    group = f"{path}." if path else ""
+    if renamed := [new for new in RENAMED.get(name.replace("-", "_"), ()) if new in values]:
+        return f"; it is called {group}{renamed[0]} now"
+    if issubclass(kind, AlgorithmConfig) and (others := algorithms_with(name)):
+        return f"; it is a setting of {', '.join(others)}"
+    known = {setting.path: setting for setting in settings_of(kind, values)}
+    return meant(name, known, f"'{group}{{}}'") or f"; known{path and f' in {path}'}: {', '.join(values)}"
 
 
-def _suggestion(kind: type[Any], values: Mapping[str, Any], name: str, path: str) -> str:
-    """What was probably meant, with its type and default; settings one level below count, for a forgotten group."""
-    hints = typing.get_type_hints(kind)
-    defaults = {f.name: f.default_factory() for f in dataclasses.fields(kind) if callable(f.default_factory)}
-    groups = {key: value for key, value in {**defaults, **values}.items() if dataclasses.is_dataclass(value)}
-    known = [f.name for f in dataclasses.fields(kind)]
-    if renamed := [new for new in RENAMED.get(name.replace("-", "_"), ()) if new in known]:
-        return f"; it is called {path + '.' if path else ''}{renamed[0]} now"
-    close = closest(name, known)
-    if not close:
-        if issubclass(kind, AlgorithmConfig) and (others := algorithms_with(name)):
-            return f"; it is a setting of {', '.join(others)}"
-        for group, value in groups.items():
-            below = closest(name, [f.name for f in dataclasses.fields(value)])
-            if below:
-                return f" — did you mean '{path + '.' if path else ''}{group}.{below[0]}'?"
-        return f"; known{' in ' + path if path else ''}: {', '.join(known)}"
-    default = values.get(close[0], getattr(kind, close[0], defaults.get(close[0])))
-    detail = "" if dataclass_of(hints[close[0]]) else f" ({type_name(hints[close[0]])}, {default})"
-    return f" — did you mean {(path + '.' if path else '') + close[0]!r}?{detail}"
+class Setting(NamedTuple):
+    """A setting of a configuration, or a group of them."""
+
+    path: str
+    """Names of the groups it is in, and its own, with dots between."""
+    hint: Any
+    """Type of its field."""
+    value: Any
+    """What it is."""
+
+    @property
+    def is_group(self) -> bool:
+        """Whether it holds settings."""
+        return dataclass_of(self.hint) is not None
+
+
+def settings_of(kind: type[Any], values: Mapping[str, Any], prefix: str = "") -> Iterator[Setting]:
+    """Every setting and every group.
+
+    Args:
+        kind: a configuration dataclass.
+        values: of its fields.
+        prefix: before the paths.
+    """
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for f in dataclasses.fields(kind):
+        path, value, group = f"{prefix}{f.name}", values[f.name], dataclass_of(hints[f.name])
+        yield Setting(path, hints[f.name], value)
+        if group is not None:
+            inside = value if dataclasses.is_dataclass(value) else group()
+            yield from settings_of(type(inside), vars(inside), f"{path}.")
+
+
+def meant(name: str, known: Mapping[str, Setting], form: str) -> str:
+    """The setting that an unknown name probably means, with its type and value; empty where none is close.
+
+    Args:
+        name: what was given, with the groups it is said to be in.
+        known: settings by the names that exist.
+        form: how a name is written.
+    """
+    group = name.rpartition(".")[0]
+    beside = [path for path in known if path.rpartition(".")[0] == group]
+    for paths in [beside] if group and beside else [beside, [*known]]:
+        ends = {path.rpartition(".")[2]: path for path in reversed(paths)}
+        if close := closest(name.rpartition(".")[2], ends):
+            path = ends[close[0]]
+            setting = known[path]
+            detail = "" if setting.is_group else f" ({type_name(setting.hint)}, {setting.value})"
+            return f" — did you mean {form.format(path)}?{detail}"
+    return ""
 
 
 def algorithms_with(name: str) -> list[str]:
@@ -349,32 +375,10 @@ def read_config(path: str | Path) -> Mapping[str, Any]:
         data = read_yaml(Path(path).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
-    if data is None:
-        raise ConfigError(f"the configuration {path} is empty; a mapping of settings is needed")
     if not isinstance(data, Mapping):
-        raise ConfigError(f"the configuration {path} holds {type(data).__name__}; a mapping of settings is needed")
+        what = "is empty" if data is None else f"holds {type(data).__name__}"
+        raise ConfigError(f"the configuration {path} {what}; a mapping of settings is needed")
     return data
-
-
-def with_new_names(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of an older version's file under their names of today.
-
-    Args:
-        kind: the dataclass that they are for.
-        data: nested settings; unknown ones stay as they are.
-
-    Examples:
-        >>> with_new_names(TrainerConfig, {"eval_beside": True})
-        {'eval_async': True}
-    """
-    hints, renamed = typing.get_type_hints(kind), {}
-    if issubclass(kind, ExperimentConfig):
-        hints["algorithm"] = algorithm_class(str(data.get("algorithm_name", "ppo"))).config_class
-    for key, value in data.items():
-        name = key if key in hints else next((new for new in RENAMED.get(key, ()) if new in hints), key)
-        nested = dataclass_of(hints[name]) if name in hints else None
-        renamed[name] = with_new_names(nested, value) if nested is not None and isinstance(value, Mapping) else value
-    return renamed
 
 
 def save_config(config: ExperimentConfig, path: str | Path) -> None:
@@ -387,28 +391,11 @@ def save_config(config: ExperimentConfig, path: str | Path) -> None:
     Path(path).write_text(yaml.safe_dump(config_to_mapping(config), sort_keys=False))
 
 
-def file_name(text: str) -> str:
-    """A text as a part of a file name.
-
-    Args:
-        text: anything.
-    """
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-")
-
-
-def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by path, with `__` or dots, as nested mappings.
-
-    Args:
-        settings: values by path.
-
-    Examples:
-        >>> nested({"run__seed": 3, "trainer.total_env_steps": 5})
-        {'run': {'seed': 3}, 'trainer': {'total_env_steps': 5}}
-    """
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by path, with `__` or dots, as nested mappings."""
     root: dict[str, Any] = {}
     for path, value in settings.items():
-        *parents, name = path.replace("__", ".").split(".")
+        *parents, name = str(path).replace("__", ".").split(".")
         node = root
         for parent in parents:
             node = node.setdefault(parent, {})

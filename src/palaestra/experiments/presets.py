@@ -38,12 +38,9 @@ class _Presets(Mapping[tuple[str, str], ExperimentConfig]):
     """Makes a configuration when it is asked for."""
 
     def __getitem__(self, key: tuple[str, str]) -> ExperimentConfig:
-        if key not in self:
+        if "*" in key[1]:
             raise KeyError(key)
         return _config(*key, tuned()[key])
-
-    def __contains__(self, key: object) -> bool:
-        return key in tuned() and "*" not in str(key)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return (key for key in tuned() if "*" not in key[1])
@@ -97,17 +94,14 @@ def load_config(path: str | Path, *, base: ExperimentConfig | None = None) -> Ex
     data = read_config(path)
     if base is None:
         env = data.get("env")
-        names = {
-            "algorithm_name": data.get("algorithm_name"),
-            "env.name": env.get("name") if isinstance(env, Mapping) else None,
-        }
-        if names["algorithm_name"]:
-            algorithm_class(str(names["algorithm_name"]))  # whatever else is missing, this says what was misspelt
-        missing = [name for name, value in names.items() if not value]
+        algorithm, env_name = data.get("algorithm_name"), env.get("name") if isinstance(env, Mapping) else None
+        if algorithm:
+            algorithm_class(str(algorithm))  # whatever else is missing, this says what was misspelt
+        missing = [name for name, value in (("algorithm_name", algorithm), ("env.name", env_name)) if not value]
         if missing:
             raise ConfigError(
                 f"the configuration {path} does not say {' and '.join(missing)}; write it there, or name the algorithm "
                 f"and the environment beside it: palaestra train ppo CartPole-v1 --config {path}"
             )
-        base = preset(*map(str, names.values()))
+        base = preset(str(algorithm), str(env_name))
     return config_from_mapping(ExperimentConfig, data, base=base)

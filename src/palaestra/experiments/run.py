@@ -17,7 +17,7 @@ import torch
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, EnvError, PalaestraError
 from palaestra.experiments.build import make_learner, make_trainer
-from palaestra.experiments.config import ExperimentConfig, config_from_mapping, nested, save_config
+from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
 from palaestra.experiments.learner import Learner
 from palaestra.experiments.presets import preset
 from palaestra.experiments.records import KeepFaults, now, process_info
@@ -108,7 +108,7 @@ def train(
         )
     base = settings.pop("config", None) or preset(algorithm, name)
     require_same_task(base, algorithm, name)
-    config = config_from_mapping(ExperimentConfig, nested(settings), base=base)
+    config = config_from_mapping(ExperimentConfig, settings, base=base)
     if seeds is not None:
         if loggers:
             raise ConfigError("several seeds train in processes of their own, which `loggers` cannot reach")

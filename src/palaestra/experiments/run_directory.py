@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import fcntl
+import itertools
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -16,16 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments.config import (
-    ExperimentConfig,
-    config_from_mapping,
-    file_name,
-    flat_settings,
-    nested,
-    read_config,
-    save_config,
-    with_new_names,
-)
+from palaestra.experiments.config import ExperimentConfig, config_from_mapping, flat_settings, read_config, save_config
 from palaestra.experiments.records import provenance
 from palaestra.training import CheckpointStore
 
@@ -71,8 +64,7 @@ class RunDirectory:
         Raises:
             ConfigError: there is none, or it holds mistakes.
         """
-        data = read_config(self.path / "config.yaml")
-        return config_from_mapping(ExperimentConfig, with_new_names(ExperimentConfig, data))
+        return config_from_mapping(ExperimentConfig, read_config(self.path / "config.yaml"), old_names=True)
 
     @property
     def info(self) -> dict[str, Any]:
@@ -97,16 +89,12 @@ class RunDirectory:
         return "killed" if status == "running" and not self._is_locked() else status
 
     def _is_locked(self) -> bool:
-        if self._lock is not None:
-            return True
         try:
             with (self.path / "run.lock").open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return False
-        except FileNotFoundError:
-            return False
-        except OSError:
-            return True
+        except OSError as error:
+            return not isinstance(error, FileNotFoundError)
+        return False
 
     def write_info(self, values: Mapping[str, Any]) -> None:
         """Adds entries to `run.json`.
@@ -164,7 +152,8 @@ def new_directory(config: ExperimentConfig, suffix: str) -> Path:
     """
     root = Path(config.run.directory)
     time = datetime.datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
-    stem = config.run.name or "_".join([time, config.algorithm_name, file_name(config.env.name), suffix])
+    env = re.sub(r"[^A-Za-z0-9.-]+", "-", config.env.name).strip("-")
+    stem = config.run.name or "_".join([time, config.algorithm_name, env, suffix])
     path, number = root / stem, 1
     while True:
         try:
@@ -250,11 +239,9 @@ def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[Ru
 
 
 def _newest(root: str | Path) -> list[Path]:
-    runs = list_runs(root)
-    if not runs:
-        return []
-    newest = max(runs, key=_begun)
-    return [newest.parent if (newest.parent / "group.json").is_file() else newest]
+    """The run that was begun last, or the group that it is of; nothing where there is none."""
+    newest = max(list_runs(root), key=_begun, default=None)
+    return [] if newest is None else [newest.parent if (newest.parent / "group.json").is_file() else newest]
 
 
 def _begun(run: Path) -> int:
@@ -285,7 +272,7 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
         ConfigError: a setting is unknown or wrong, the checkpoint would not fit any more, or it is beyond the budget.
     """
     config = run.config
-    changed = config_from_mapping(ExperimentConfig, nested(settings), base=config)
+    changed = config_from_mapping(ExperimentConfig, settings, base=config)
     changes = changes_between(config, changed)
     refused = [
         f"{path} cannot change in a run that goes on (it is {old!r}, {new!r} was given); train a new run instead"
@@ -340,11 +327,11 @@ def fork(parent: RunDirectory, config: ExperimentConfig, name: str | None = None
     lineage = {"forked_from": str(parent.path.resolve()), "env_steps": step, "changes": changes}
     child = RunDirectory.create(dataclasses.replace(config, run=run), lineage=lineage)
     ignore = shutil.ignore_patterns(".tmp-*", "*.corrupt")
-    shutil.copytree(parent.path / "checkpoints", child.path / "checkpoints", ignore=ignore, dirs_exist_ok=True)
+    for folder in ("checkpoints", "policy"):
+        shutil.copytree(parent.path / folder, child.path / folder, ignore=ignore, dirs_exist_ok=True)
     for file in ("metrics.jsonl", "episodes.csv"):
         if (parent.path / file).exists():
             shutil.copy2(parent.path / file, child.path / file)
-    shutil.copytree(parent.path / "policy", child.path / "policy", dirs_exist_ok=True)
     for evaluation in (parent.path / "evals").glob("*.json"):
         if evaluation.stem.isdigit() and int(evaluation.stem) <= step:
             shutil.copy2(evaluation, child.path / "evals")
@@ -352,8 +339,5 @@ def fork(parent: RunDirectory, config: ExperimentConfig, name: str | None = None
 
 
 def _free_name(parent: RunDirectory) -> str:
-    number, name = 1, f"{parent.path.name}_fork"
-    while (parent.path.parent / name).exists():
-        number += 1
-        name = f"{parent.path.name}_fork{number}"
-    return name
+    names = (f"{parent.path.name}_fork{number}" for number in itertools.chain([""], itertools.count(2)))
+    return next(name for name in names if not (parent.path.parent / name).exists())

@@ -14,7 +14,7 @@ import yaml
 
 from palaestra.core import ConfigError, Linear, parse_schedule
 
-__all__ = ["RENAMED", "closest", "dataclass_of", "read_yaml", "type_name", "value_from_words", "value_of"]
+__all__ = ["RENAMED", "closest", "dataclass_of", "members_of", "read_yaml", "type_name", "value_from_words", "value_of"]
 
 _NEEDED = {
     "int": "a whole number is needed",
@@ -90,15 +90,23 @@ def read_yaml(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
-    """The types that a hint allows."""
+def members_of(hint: Any) -> tuple[Any, ...]:
+    """The types that a hint allows.
+
+    Args:
+        hint: a field's type.
+
+    Examples:
+        >>> members_of(int | None)
+        (<class 'int'>, <class 'NoneType'>)
+    """
     if typing.get_origin(hint) is typing.Annotated:
-        return _members(typing.get_args(hint)[0])
+        return members_of(typing.get_args(hint)[0])
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
 def _is_schedule(hint: Any) -> bool:
-    return Linear in _members(hint)
+    return Linear in members_of(hint)
 
 
 def dataclass_of(hint: Any) -> type[Any] | None:
@@ -107,7 +115,7 @@ def dataclass_of(hint: Any) -> type[Any] | None:
     Args:
         hint: the field's type; `None` may be allowed beside the dataclass.
     """
-    found = [member for member in _members(hint) if dataclasses.is_dataclass(member)]
+    found = [member for member in members_of(hint) if dataclasses.is_dataclass(member)]
     return typing.cast("type[Any]", found[0]) if len(found) == 1 else None
 
 
@@ -124,7 +132,7 @@ def type_name(hint: Any) -> str:
     if _is_schedule(hint):
         return "number or schedule"
     names = []
-    for member in _members(hint):
+    for member in members_of(hint):
         origin = typing.get_origin(member)
         if origin is typing.Literal:
             names.append(" or ".join(map(str, typing.get_args(member))))
@@ -154,10 +162,10 @@ def value_of(hint: Any, value: Any) -> Any:
             return parse_schedule(value)
         except ConfigError as error:  # what was given is said by the caller
             raise ConfigError(str(error).removeprefix(f"{value!r} is no schedule; ")) from None
-    if isinstance(value, bool) and not {bool, str, Any} & set(_members(hint)):
+    if int in members_of(hint) and isinstance(value, str):
+        value = _read(value)
+    if isinstance(value, bool) and not {bool, str, Any} & set(members_of(hint)):
         value = "yes" if value else "no"  # YAML reads these as truth values; a number they are not
-    if int in _members(hint) and isinstance(value, str):
-        value = _number(value)
     try:
         return _adapter(hint).validate_python(value)
     except pydantic.ValidationError as error:
@@ -167,13 +175,6 @@ def value_of(hint: Any, value: Any) -> Any:
 @functools.cache
 def _adapter(hint: Any) -> pydantic.TypeAdapter[Any]:
     return pydantic.TypeAdapter(hint, config={"arbitrary_types_allowed": True})
-
-
-def _number(text: str) -> Any:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _counts(error: Any) -> bool:
@@ -208,7 +209,7 @@ def value_from_words(hint: Any, words: Sequence[str]) -> Any:
         >>> value_from_words(tuple[str, ...], ["ClipReward(minimum=0, maximum=1),FrameStack"])
         ['ClipReward(minimum=0, maximum=1)', 'FrameStack']
     """
-    kinds = [typing.get_origin(member) or member for member in _members(hint)]
+    kinds = [typing.get_origin(member) or member for member in members_of(hint)]
     if not words and {dict, list, tuple} & set(kinds):
         raise ConfigError("a value is needed; an empty text ('') stands for none at all")
     if dict in kinds and not (str in kinds and len(words) == 1):
