@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from palaestra.buffers.lane_storage import STEP_FIELDS
 from palaestra.buffers.replay import ReplayBuffer
-from palaestra.buffers.streams import STEP_FIELDS
 from palaestra.core import Batch, ShapeError, SpecTree, StepType, TensorSpec, TimeStep, import_extra, numpy_dtype
 
 __all__ = ["from_minari", "to_minari", "with_actions"]

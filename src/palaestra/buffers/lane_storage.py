@@ -1,7 +1,7 @@
 """The rows of many lanes, one contiguous tensor per field: `LaneStorage`, and the leaves that it consists of."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, final
 
 import numpy as np
@@ -15,6 +15,7 @@ from palaestra.core import (
     SpecTree,
     StepType,
     TensorSpec,
+    TimeStep,
     as_array,
     as_tensor,
     numpy_dtype,
@@ -23,7 +24,9 @@ from palaestra.core import (
 
 __all__: list[str] = []
 
-_FIRST = int(StepType.FIRST)
+FIRST, MID, LAST = (int(kind) for kind in StepType)
+STEP_FIELDS = ("step_type", "reward", "discount", "observation")
+"""What a row keeps of its time step."""
 
 
 class Leaf(ABC):
@@ -210,16 +213,16 @@ class LaneStorage:
                 else DeviceLeaf(tensor, self._stacked[path])
                 for path, tensor in storage.allocate(self._name, shapes).items()
             }
-        # what `write_rows` needs to know of fields that are one array in main memory; of the others no dtype is `None`
-        self._plain: dict[str, tuple[Any, Any, Any]] = dict.fromkeys(self.specs, (None, None, None))
-        for path, leaf in leaves.items():
-            if isinstance(leaf, HostLeaf) and leaf.stacked == 1:
-                self._plain[path] = leaf.array, leaf.numpy_dtype, leaf.row_shape
         if "step_type" in leaves:
+            written = [leaves.get(name) for name in ("action", *STEP_FIELDS)]
+            plain = [leaf for leaf in written if isinstance(leaf, HostLeaf) and leaf.stacked == 1]
+            # what `write_step` writes at once: where each field is one array in main memory
+            self._arrays = [leaf.array for leaf in plain] if len(plain) == len(written) else None
+            self._expected = [(leaf.numpy_dtype, leaf.row_shape) for leaf in plain]
             self.step_types = leaves["step_type"].tensor.numpy().reshape(-1)
             """[rows * lanes] of all rows: a view of main memory, on every device."""
-            self.policy_versions = leaves["policy_version"].tensor.numpy().reshape(-1)
-            """[rows * lanes] ditto."""
+            self.policy_versions = leaves["policy_version"].tensor.numpy()
+            """[rows, lanes] ditto."""
         return leaves
 
     @property
@@ -258,29 +261,36 @@ class LaneStorage:
             given = given[(*(slice(None),) * (len(leading) or 1), -1)]
         return [(name, given)]
 
-    def write_rows(self, names: Sequence[str], values: Sequence[Any], rows: Sequence[int]) -> None:
-        """Writes one row of all lanes of several fields; if one is refused, none is written.
+    def write_step(self, action: Any, row: int, time_step: TimeStep, after: int) -> None:
+        """Writes a step of all lanes; if one value is refused, none is written.
 
         Args:
-            names: of the fields.
-            values: one for each.
-            rows: where each is written.
+            action: [lanes, ...].
+            row: where it is written.
+            time_step: what followed, [lanes, ...].
+            after: where its fields are written.
 
         Raises:
             ShapeError: see `checked`.
         """
-        leaves, plain = self._leaves, self._plain
-        writes: list[tuple[Any, int, Any]] = []
-        for name, given, row in zip(names, values, rows, strict=True):
-            array, dtype, shape = plain[name]
-            if given.__class__ is Tensor and given.is_cpu:
-                given = given.numpy()
-            if given.__class__ is np.ndarray and given.dtype is dtype and given.shape == shape:
-                writes.append((array, row, given))
+        values: Any = (action, time_step.step_type, time_step.reward, time_step.discount, time_step.observation)
+        if self._arrays:
+            if action.__class__ is Tensor:
+                values = [value.numpy() if value.__class__ is Tensor and value.is_cpu else value for value in values]
+            for value, (dtype, shape) in zip(values, self._expected, strict=True):
+                if value.__class__ is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+                    break
             else:
-                writes += [(leaves[path], row, part) for path, part in self.checked(name, given)]
-        for target, row, given in writes:
-            target[row] = given
+                actions, step_types, rewards, discounts, observations = self._arrays
+                actions[row], step_types[after], rewards[after], discounts[after], observations[after] = values
+                return
+        acted = self.checked("action", values[0])
+        arrived = [
+            pair for name, value in zip(STEP_FIELDS, values[1:], strict=True) for pair in self.checked(name, value)
+        ]
+        for where, pairs in ((row, acted), (after, arrived)):
+            for path, given in pairs:
+                self._leaves[path][where] = given
 
     def write(self, checked: Iterable[tuple[str, Any]], numbers: np.ndarray) -> None:
         """Writes rows of some lanes.
@@ -374,7 +384,7 @@ class LaneStorage:
         """Stacks put together: [*index.shape, stacked, ...], the newest frame last, zeros from before the episode."""
         back = np.arange(leaf.stacked - 1, -1, -1)
         index = np.asarray(index)[..., None]
-        begins = self.step_types.take(index - self.lanes * back[1:][::-1], mode="wrap") == _FIRST
+        begins = self.step_types.take(index - self.lanes * back[1:][::-1], mode="wrap") == FIRST
         reach = np.where(begins.any(-1, keepdims=True), begins.argmax(-1)[..., None], leaf.stacked - 1)
         return leaf.take_frames(index - self.lanes * back, back > reach)
 

@@ -232,7 +232,7 @@ class PrioritizedSampler(Sampler):
                 leaves, starts = np.zeros_like(tree.leaves), buffer.starts(length)
                 leaves[starts] = np.where(tree.leaves[starts] > 0, tree.leaves[starts], self._highest)
                 tree.fill(leaves)
-        self._belongs, self._written = belongs, positions.written.copy()
+        self._belongs, self._written = belongs, positions.written
         self._end = positions.written - positions.counts + buffer.usable(length)
         positions.forget_changes()
         return tree

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.lane_storage import LaneStorage
-from palaestra.buffers.streams import FIRST, LAST, STEP_FIELDS, Streams, WritePositions
+from palaestra.buffers.lane_storage import FIRST, LAST, STEP_FIELDS, LaneStorage
+from palaestra.buffers.streams import Streams, WritePositions
 from palaestra.core import Batch, ConfigError, ShapeError, as_array, did_you_mean
 from palaestra.ops import valid_starts
 

@@ -112,7 +112,7 @@ class SegmentKeys:
             offset = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows) - rewritten
             places = (np.repeat(self._seen_cursors, rows) + offset) % positions.ring_size
             self._versions[np.unique(places // self.places)] += 1
-        self._seen, self._seen_cursors, self._seen_written = seen, positions.cursors, positions.written.copy()
+        self._seen, self._seen_cursors, self._seen_written = seen, positions.cursors, positions.written
         held = [min(self.places, used - first) for first in range(0, used, self.places)]
         return [f"{self._identity}-{i}-{self._versions[i]}-{rows}" for i, rows in enumerate(held)]
 

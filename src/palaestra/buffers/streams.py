@@ -8,13 +8,10 @@ import torch
 
 from palaestra.buffers.lane_storage import LaneStorage
 from palaestra.buffers.storage import Storage
-from palaestra.core import CheckpointError, ConfigError, SpecTree, StepType, TensorSpec, spec_leaves
+from palaestra.core import CheckpointError, ConfigError, SpecTree, TensorSpec, spec_leaves
 
 __all__ = ["RowOptions", "WritePositions"]
 
-FIRST, MID, LAST = (int(kind) for kind in StepType)
-STEP_FIELDS = ("step_type", "reward", "discount", "observation")
-"""What a row keeps of its time step."""
 _ALL = np.iinfo(np.int64).max
 _FIRST_ROWS = 128  # of every lane, where the buffer grows
 
@@ -61,8 +58,9 @@ class WritePositions:
         first = -(-spare // period) * period
         self.first_place = first if first < self.ring_size else spare
         """Of a stream that begins."""
-        self.written = np.zeros(num_lanes, np.int64)
-        """[B] rows completed in each lane since the last `restart`: the number in its stream of the open row."""
+        self.together = 0
+        """Rows completed in all lanes at once; a number of its own, because `append` then writes no array."""
+        self._apart = np.zeros(num_lanes, np.int64)  # rows completed in each lane besides
         self._oldest = np.zeros(num_lanes, np.int64)  # older rows are gone, even where the ring has room for them
         self._origin = np.full(num_lanes, self.first_place)
         self.lockstep = True
@@ -85,6 +83,11 @@ class WritePositions:
         """Whether any row is not `kept`."""
 
     @property
+    def written(self) -> np.ndarray:
+        """[B] rows completed in each lane since the last `restart`: the number in its stream of the open row."""
+        return self._apart + self.together
+
+    @property
     def cursors(self) -> np.ndarray:
         """[B] place of each lane's open row."""
         return (self._origin + self.written) % self.ring_size
@@ -97,12 +100,12 @@ class WritePositions:
     @property
     def cursor(self) -> int:
         """Place of the open row of lane 0, which in lockstep is that of all."""
-        return (self._origin.item(0) + self.written.item(0)) % self.ring_size
+        return (self._origin.item(0) + self._apart.item(0) + self.together) % self.ring_size
 
     @property
     def count(self) -> int:
         """Complete rows of lane 0, in lockstep of all."""
-        return min(self.written.item(0) - self._oldest.item(0), self.rows)
+        return min(self._apart.item(0) + self.together - self._oldest.item(0), self.rows)
 
     @property
     def stamp(self) -> tuple[int, ...]:
@@ -121,13 +124,13 @@ class WritePositions:
         self.all_open = bool(self.opened.all())
 
     def advance(self, lanes: np.ndarray, rows: int = 1) -> None:
-        """Completes rows of some lanes, which from now on need not be in lockstep; `written += 1` does so for all.
+        """Completes rows of some lanes, which from now on need not be in lockstep; `together += 1` does so for all.
 
         Args:
             lanes: distinct.
             rows: how many of each.
         """
-        self.written[lanes] += rows
+        self._apart[lanes] += rows
         self.lockstep = self.lockstep and len(lanes) == self.num_lanes
 
     def rewind(self, lanes: np.ndarray, rows: np.ndarray) -> None:
@@ -138,9 +141,10 @@ class WritePositions:
             rows: how many of each; more than it holds are all that it holds.
         """
         counts = self.counts[lanes]
-        self._oldest[lanes] = self.written[lanes] - counts
-        self.furthest[lanes] = np.maximum(self.furthest[lanes], self.written[lanes])
-        self.written[lanes] -= np.minimum(rows, counts)
+        written = self.written[lanes]
+        self._oldest[lanes] = written - counts
+        self.furthest[lanes] = np.maximum(self.furthest[lanes], written)
+        self._apart[lanes] -= np.minimum(rows, counts)
         self.lockstep = False
         self.exchange(lanes)
 
@@ -179,9 +183,9 @@ class WritePositions:
         self.restarts += 1
         self.rows = self.rows if rows is None else rows
         self.ring_size = self.rows + self.spare + 1
-        self.written[:] = counts
+        self.together, self._apart[:] = 0, counts
         self._oldest[:], self._origin[:] = 0, self.first_place
-        self.lockstep = bool((self.written == self.written[0]).all())
+        self.lockstep = bool((self._apart == self._apart[0]).all())
 
     # -- places
 
@@ -207,7 +211,7 @@ class WritePositions:
         Args:
             lanes: which lanes.
         """
-        return (self._origin[lanes] + self.written[lanes]) % self.ring_size * self.num_lanes + lanes
+        return self.cursors[lanes] * self.num_lanes + lanes
 
     def numbers_at(self, places: np.ndarray) -> np.ndarray:
         """Row numbers of places of all lanes.
@@ -288,8 +292,8 @@ class WritePositions:
         self.restarts += 1
 
     def _place(self, cursors: np.ndarray, counts: np.ndarray, written: np.ndarray) -> None:
-        self.written[:] = written
-        self._oldest, self._origin = self.written - counts, (cursors - self.written) % self.ring_size
+        self.together, self._apart[:] = 0, written
+        self._oldest, self._origin = self._apart - counts, (cursors - self._apart) % self.ring_size
         self.lockstep = bool((cursors == cursors[0]).all() and (counts == counts[0]).all())
         self.all_open = bool(self.opened.all())
 
@@ -298,7 +302,7 @@ class WritePositions:
         return {
             "head": self.cursors,
             "count": self.counts,
-            "written": self.written.copy(),
+            "written": self.written,
             "opened": self.opened.copy(),
             "unfinished": self.unfinished.copy(),
             "kept": self.kept.copy(),
@@ -320,7 +324,7 @@ class WritePositions:
         try:
             saved = {name: state[name] for name in ("head", "count", "written", "opened", "unfinished", "kept")}
             for array in saved.values():
-                if np.shape(array) != self.written.shape:
+                if np.shape(array) != self.opened.shape:
                     raise CheckpointError(f"the saved buffer has {len(array)} lanes, but this one {self.num_lanes}")
             if state["places"] != self.ring_size:
                 raise CheckpointError(

@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 
+from palaestra.buffers.lane_storage import FIRST, LAST, MID, STEP_FIELDS
 from palaestra.buffers.reader import StreamReader
-from palaestra.buffers.streams import FIRST, LAST, MID, STEP_FIELDS, Streams
+from palaestra.buffers.streams import Streams
 from palaestra.core import Batch, ShapeError, TimeStep, as_array
 
 __all__ = ["StreamWriter"]
 
-_WRITTEN = ("action", "step_type", "reward", "discount", "observation")
 _ACTED = ("action", "policy_version", "policy_info")
 
 
@@ -82,28 +82,27 @@ class StreamWriter:
         Raises:
             ShapeError: a structure, shape or dtype is not what the buffer was made for, or a lane was never opened.
         """
-        positions, storage = self._positions, self._storage
+        streams, positions, storage = self._streams, self._positions, self._storage
         which = None if env_id is None else self._which(env_id)
-        hidden = [] if state is None and self._streams.states is None else self._checked_state(state, which)
+        hidden = [] if state is None and streams.states is None else self._checked_state(state, which)
         if which is not None and np.array_equal(which, self._lanes):
             which = None
-        if which is not None or not positions.lockstep or not positions.all_open or self._streams.complete_only:
+        if which is not None or not positions.lockstep or not positions.all_open or streams.complete_only:
             self._append_to(self._lanes if which is None else which, action, time_step, policy_version, hidden)
             return
         if self.used:
             self._discard()
-        if self._streams.growing and positions.count == positions.rows:
+        if streams.growing and positions.count == positions.rows:
             self._grow()
         row = positions.cursor
         after = 0 if row + 1 == positions.ring_size else row + 1
-        values = (action, time_step.step_type, time_step.reward, time_step.discount, time_step.observation)
-        storage.write_rows(_WRITTEN, values, (row, after, after, after, after))
-        lanes = positions.num_lanes
-        storage.policy_versions[row * lanes : row * lanes + lanes] = policy_version
+        storage.write_step(action, row, time_step, after)
+        storage.policy_versions[row] = policy_version
         if hidden:
-            self._write_state(hidden, row * lanes + self._lanes)
-        positions.written += 1
-        self._streams.write_log()
+            self._write_state(hidden, row * positions.num_lanes + self._lanes)
+        positions.together += 1
+        if streams.log is not None:
+            streams.write_log()
 
     def _append_to(self, lanes: np.ndarray, action: Any, time_step: TimeStep, version: int, hidden: Any) -> None:
         positions = self._positions
@@ -117,7 +116,7 @@ class StreamWriter:
         self._make_room(lanes)
         completed = positions.numbers(lanes)
         self._storage.write(taken, completed)
-        self._storage.policy_versions[completed] = version
+        self._storage.policy_versions.flat[completed] = version
         if hidden:
             self._write_state(hidden, completed)
         positions.advance(lanes)
@@ -212,7 +211,7 @@ class StreamWriter:
             self.append(rows["action"][t], arrived[t + 1], state=state, env_id=which)
             completed = (self._positions.cursors[which] - 1) % self._positions.ring_size * len(self._lanes) + which
             if "policy_version" in rows:
-                self._storage.policy_versions[completed] = rows["policy_version"][t]
+                self._storage.policy_versions.flat[completed] = rows["policy_version"][t]
 
     def update(self, other: StreamReader) -> None:
         """Appends what another buffer holds, lane by lane in time order.
