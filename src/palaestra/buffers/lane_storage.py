@@ -216,9 +216,9 @@ class LaneStorage:
         if "step_type" in leaves:
             written = [leaves.get(name) for name in ("action", *STEP_FIELDS)]
             plain = [leaf for leaf in written if isinstance(leaf, HostLeaf) and leaf.stacked == 1]
-            # what `write_step` writes at once: where each field is one array in main memory
+            # where each field is one array in main memory, `write_step` compares and writes them at once
             self._arrays = [leaf.array for leaf in plain] if len(plain) == len(written) else None
-            self._expected = [(leaf.numpy_dtype, leaf.row_shape) for leaf in plain]
+            self._expected = tuple(part for leaf in plain for part in (leaf.numpy_dtype, leaf.row_shape))
             self.step_types = leaves["step_type"].tensor.numpy().reshape(-1)
             """[rows * lanes] of all rows: a view of main memory, on every device."""
             self.policy_versions = leaves["policy_version"].tensor.numpy()
@@ -273,21 +273,22 @@ class LaneStorage:
         Raises:
             ShapeError: see `checked`.
         """
-        values: Any = (action, time_step.step_type, time_step.reward, time_step.discount, time_step.observation)
+        kind, reward, discount, seen = time_step.step_type, time_step.reward, time_step.discount, time_step.observation
         if self._arrays:
             if action.__class__ is Tensor:
-                values = [value.numpy() if value.__class__ is Tensor and value.is_cpu else value for value in values]
-            for value, (dtype, shape) in zip(values, self._expected, strict=True):
-                if value.__class__ is not np.ndarray or value.dtype is not dtype or value.shape != shape:
-                    break
-            else:
-                actions, step_types, rewards, discounts, observations = self._arrays
-                actions[row], step_types[after], rewards[after], discounts[after], observations[after] = values
+                action, kind, reward, discount, seen = map(_host, (action, kind, reward, discount, seen))
+            try:
+                given = (action.dtype, action.shape, kind.dtype, kind.shape, reward.dtype, reward.shape)
+                given += (discount.dtype, discount.shape, seen.dtype, seen.shape)
+            except AttributeError:  # a list, a number or a nest
+                given = None
+            if given == self._expected:
+                actions, kinds, rewards, discounts, observations = self._arrays
+                actions[row] = action
+                kinds[after], rewards[after], discounts[after], observations[after] = kind, reward, discount, seen
                 return
-        acted = self.checked("action", values[0])
-        arrived = [
-            pair for name, value in zip(STEP_FIELDS, values[1:], strict=True) for pair in self.checked(name, value)
-        ]
+        acted, values = self.checked("action", action), (kind, reward, discount, seen)
+        arrived = [pair for name, value in zip(STEP_FIELDS, values, strict=True) for pair in self.checked(name, value)]
         for where, pairs in ((row, acted), (after, arrived)):
             for path, given in pairs:
                 self._leaves[path][where] = given
@@ -448,6 +449,11 @@ class LaneStorage:
         self._children[path] = list(children)
         for key, child in children.items():
             self._learn_structure(f"{path}.{key}", child)
+
+
+def _host(value: Any) -> Any:
+    """A view of a tensor in main memory; anything else as it is."""
+    return value.numpy() if value.__class__ is Tensor and value.is_cpu else value
 
 
 def _refuse(name: str, given: Any, dtype: np.dtype, shape: tuple[int, ...]) -> NoReturn:
