@@ -9,18 +9,11 @@ import torch
 from torch import Tensor
 
 from palaestra.buffers.storage import BOOKKEEPING, MainMemory, Storage
-from palaestra.core import (
-    Batch,
-    ShapeError,
-    SpecTree,
-    StepType,
-    TensorSpec,
-    TimeStep,
-    as_array,
-    as_tensor,
-    numpy_dtype,
-    spec_leaves,
-)
+from palaestra.core.batch import Batch
+from palaestra.core.errors import ShapeError
+from palaestra.core.spec import SpecTree, TensorSpec, numpy_dtype, spec_leaves
+from palaestra.core.time_step import StepType, TimeStep
+from palaestra.core.tree import as_array, as_tensor
 
 __all__: list[str] = []
 

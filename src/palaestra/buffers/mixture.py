@@ -9,20 +9,11 @@ import torch
 from torch import Tensor
 
 from palaestra.buffers.replay import ReplayBuffer
-from palaestra.core import (
-    Batch,
-    CheckpointError,
-    ConfigError,
-    Offline,
-    OnPolicy,
-    Plan,
-    Replay,
-    ShapeError,
-    SpecTree,
-    TensorSpec,
-    spec_leaves,
-    to_device,
-)
+from palaestra.core.batch import Batch
+from palaestra.core.errors import CheckpointError, ConfigError, ShapeError
+from palaestra.core.plan import Offline, OnPolicy, Plan, Replay
+from palaestra.core.spec import SpecTree, TensorSpec, spec_leaves
+from palaestra.core.tree import to_device
 
 __all__ = ["MixtureSource"]
 

@@ -12,18 +12,9 @@ import numpy as np
 from safetensors import SafetensorError
 
 from palaestra.buffers.streams import RowOptions, Streams, WritePositions
-from palaestra.core import (
-    CheckpointError,
-    ConfigError,
-    SpecError,
-    check_seal,
-    describe_segments,
-    load_tensors,
-    save_tensors,
-    seal,
-    spec_from_json,
-    spec_to_json,
-)
+from palaestra.core.errors import CheckpointError, ConfigError, SpecError
+from palaestra.core.files import check_seal, describe_segments, load_tensors, save_tensors, seal
+from palaestra.core.spec import spec_from_json, spec_to_json
 
 __all__: list[str] = []
 

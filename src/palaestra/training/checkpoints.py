@@ -14,22 +14,9 @@ from typing import Any
 from safetensors import SafetensorError
 
 from palaestra.buffers import MixtureSource, ReplayBuffer
-from palaestra.core import (
-    Batch,
-    CheckpointError,
-    ConfigError,
-    check_files,
-    fingerprint,
-    join_segments,
-    join_state,
-    load_tensors,
-    read_manifest,
-    save_tensors,
-    split_state,
-    unsaved_bytes,
-    write_manifest,
-    write_segments,
-)
+from palaestra.core import files
+from palaestra.core.batch import Batch
+from palaestra.core.errors import CheckpointError, ConfigError
 from palaestra.training.parts import DataCollector
 
 __all__ = ["FORMAT_VERSION", "CheckpointStore"]
@@ -83,22 +70,22 @@ class CheckpointStore:
         previous, known = self._previous()
         try:
             temporary.mkdir(parents=True)
-            _require_room(temporary, sum(unsaved_bytes(part, previous) for part in state.values()))
+            _require_room(temporary, sum(files.unsaved_bytes(part, previous) for part in state.values()))
             values: dict[str, Any] = {}
             linked: set[str] = set()
             for name, whole in state.items():
-                part, already_there = write_segments(whole, temporary, previous)
+                part, already_there = files.write_segments(whole, temporary, previous)
                 linked |= already_there
-                values[name], tensors = split_state(part)
+                values[name], tensors = files.split_state(part)
                 if tensors:
-                    save_tensors(temporary / f"{name}.safetensors", tensors)
+                    files.save_tensors(temporary / f"{name}.safetensors", tensors)
             _write_json(temporary / "state.json", values)
-            files = {
-                file.name: known[file.name] if file.name in linked else fingerprint(file)
+            entries = {
+                file.name: known[file.name] if file.name in linked else files.fingerprint(file)
                 for file in sorted(temporary.iterdir())
             }
-            manifest = {"format_version": FORMAT_VERSION, "step": step, "files": files}
-            write_manifest(temporary, manifest)
+            manifest = {"format_version": FORMAT_VERSION, "step": step, "files": entries}
+            files.write_manifest(temporary, manifest)
             _flush_directory(temporary)
             temporary.rename(target)
             _flush_directory(self.directory)
@@ -156,18 +143,18 @@ class CheckpointStore:
         Raises:
             CheckpointError: a file is missing or damaged, or the format is newer than this version of the library.
         """
-        step, files = _manifest(path)
-        check_files(path, files)
+        step, entries = _manifest(path)
+        files.check_files(path, entries)
         try:
-            values = json.loads((path / "state.json").read_text()) if "state.json" in files else None
+            values = json.loads((path / "state.json").read_text()) if "state.json" in entries else None
             if not isinstance(values, dict):
                 raise TypeError("a JSON object is needed")
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{path} has no readable state.json: {error!r}") from error
         state: dict[str, Any] = {}
         for name, value in values.items():
-            tensors = load_tensors(path / file) if (file := f"{name}.safetensors") in files else {}
-            state[name] = join_segments(join_state(value, tensors), path)
+            tensors = files.load_tensors(path / file) if (file := f"{name}.safetensors") in entries else {}
+            state[name] = files.join_segments(files.join_state(value, tensors), path)
         return step, state
 
     def _previous(self) -> tuple[Path | None, dict[str, Any]]:
@@ -186,15 +173,15 @@ class CheckpointStore:
 
 def _manifest(path: Path) -> tuple[int, dict[str, Any]]:
     """The step and the fingerprints of the files of a checkpoint."""
-    manifest = read_manifest(path)
-    version, step, files = manifest["format_version"], int(manifest.get("step", -1)), manifest["files"]
+    manifest = files.read_manifest(path)
+    version, step, entries = manifest["format_version"], int(manifest.get("step", -1)), manifest["files"]
     if version > FORMAT_VERSION:
         raise _OtherFormatError(f"{path} has format {version}, this version reads {FORMAT_VERSION}: update palaestra")
     if version < FORMAT_VERSION:  # format 1 is the first; what reads an older one has to come here
         raise _OtherFormatError(
             f"{path} has format {version}, which was never released; this version reads {FORMAT_VERSION}"
         )
-    return step, files
+    return step, entries
 
 
 def _require_room(directory: Path, needed: int) -> None:
