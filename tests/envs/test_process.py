@@ -6,6 +6,7 @@ That their stream is the one of `SerialDriver` is in `contracts/test_environment
 import functools
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -334,3 +335,22 @@ def test_info_travels_in_shared_memory_once_its_names_are_known():
             assert info.pid[0] == env.driver.worker_pids[0]
             assert torch.isnan(info.pid[1])
         assert env.reset().env_info == ()
+
+
+def test_d1_eight_lanes_of_one_worker_resume_from_a_state_larger_than_a_pipe():
+    """The saved actions of a long episode are more than a socket takes at once."""
+    make, seeds = functools.partial(load, "palaestra.envs.tiny:Endless"), list(range(8))
+    actions = torch.zeros(8, dtype=torch.int64)
+    with LaneEnvironment(ProcessDriver([make] * 8, num_workers=1), lane_seeds=seeds) as env:
+        env.reset()
+        for _ in range(1500):
+            env.step(actions)
+        state = env.state_dict()
+        expected = env.step(actions)
+        os.kill(env.driver.worker_pids[0], signal.SIGKILL)
+    assert len(pickle.dumps(env._log.episodes_of(state))) > 212_992
+    with LaneEnvironment(ProcessDriver([make] * 8, num_workers=1), lane_seeds=seeds) as again:
+        again.load_state_dict(state)
+        found = again.step(actions)
+    assert torch.equal(found.observation, expected.observation)
+    assert found.step_type.tolist() == [1] * 8

@@ -93,3 +93,22 @@ def test_ctrl_c_reaches_only_whoever_started_the_worker(start):
     os.kill(worker.pid, signal.SIGINT)
     worker.send("still there")
     assert worker.receive(soon()) == "still there"
+
+
+@pytest.mark.fault
+def test_d1_a_message_that_is_not_read_has_a_deadline(start):
+    """F4."""
+    worker = start(hang_here)
+    worker.receive(soon(20))
+    with pytest.raises(WorkerTimeoutError, match="did not read its message in time"):
+        worker.send(bytes(64 << 20), soon(0.1))
+    stop_all([worker], 0.1)
+    assert worker.cause() == "was killed by signal 9 (SIGKILL)"
+
+
+@pytest.mark.parametrize("size", [1, 1 << 17, 212_992, 1 << 20, 64 << 20])
+def test_d1_messages_of_every_size_arrive(start, size):
+    worker = start(echo)
+    worker.receive(soon(20))
+    worker.send(bytes(size), soon(20))
+    assert len(worker.receive(soon(20))) == size

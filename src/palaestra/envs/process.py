@@ -279,7 +279,7 @@ class ProcessDriver(Driver):
         deadline = time.monotonic() + self.faults.reset_timeout_s
         answers: dict[int, Any] = {}
         for number, given in arguments.items():
-            lost = self._seats[number].post((what, given))
+            lost = self._seats[number].post((what, given), deadline)
             if lost is not None:
                 answers[number] = lost
         return answers | {n: self._seats[n].answer(deadline) for n in arguments if n not in answers}
@@ -295,9 +295,10 @@ class ProcessDriver(Driver):
         if not self._ready:  # no environment has been stepped yet
             _kill_all(self._processes)
         else:
+            deadline = time.monotonic() + _CLOSE_S
             for seat in self._seats.values():
                 if seat.process.alive:
-                    seat.post(("close", {}))
+                    seat.post(("close", {}), deadline)
         stop_all(self._processes, _CLOSE_S)
         self._release()
 

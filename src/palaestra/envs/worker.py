@@ -143,19 +143,20 @@ class Seat:
         shared["cursor"][self.number], shared["status"][self.number], shared["memory"][self.number] = 0, DONE, 0
         shared.send(self.process.connection, self.process.pid)
 
-    def post(self, message: tuple[str, dict[str, Any]]) -> Incident | None:
+    def post(self, message: tuple[str, dict[str, Any]], deadline: float) -> Incident | None:
         """Sends a message, whose answer `answer` waits for.
 
         Args:
             message: the name of a method of `SerialDriver`, and its arguments by name.
+            deadline: in `time.monotonic()` seconds.
         """
         assert self._shared is not None
         self._shared["command"][self.number], self._shared["status"][self.number] = MESSAGE, BUSY
+        self.go.release()  # before the message: a pipe holds only so much, and the worker has to read it meanwhile
         try:
-            self.process.send(message)
-        except WorkerDiedError as error:
+            self.process.send(message, deadline)
+        except (WorkerDiedError, WorkerTimeoutError) as error:
             return self._lost(error)
-        self.go.release()
         return None
 
     def wait(self, deadline: float) -> Incident | None:

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Semaphore
@@ -146,15 +147,28 @@ class SupervisedProcess:
             raise WorkerDiedError(f"{self.name} (process {self.pid}) {self.cause()}")
         raise WorkerTimeoutError(f"{self.name} (process {self.pid}) did not answer in time")
 
-    def send(self, message: Any) -> None:
-        """Sends the worker a message.
+    def send(self, message: Any, deadline: float | None = None) -> None:
+        """Sends the worker a message; a large one waits until the worker reads it.
 
         Args:
             message: anything that can be pickled.
+            deadline: in `time.monotonic()` seconds; `None` waits for as long as it takes.
 
         Raises:
             WorkerDiedError: the worker is gone.
+            WorkerTimeoutError: it did not read the message in time; a part of it may be sent, so end the worker.
         """
+        if deadline is None:
+            self._send(message)
+            return
+        sent: Future[None] = Future()
+        threading.Thread(target=_settle, args=(sent, self._send, message), daemon=True).start()
+        try:
+            sent.result(max(deadline - time.monotonic(), _PULSE_S))
+        except TimeoutError:
+            raise WorkerTimeoutError(f"{self.name} (process {self.pid}) did not read its message in time") from None
+
+    def _send(self, message: Any) -> None:
         try:
             self.connection.send(message)
         except OSError as error:
@@ -233,6 +247,13 @@ def _main(target: Callable[..., None], connection: Connection, stacks: Connectio
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno(), all_threads=True)
     threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
     target(connection, *args)
+
+
+def _settle(sent: Future[None], send: Callable[[Any], None], message: Any) -> None:
+    try:
+        sent.set_result(send(message))
+    except BaseException as error:
+        sent.set_exception(error)
 
 
 def _end_with_parent() -> None:
