@@ -6,7 +6,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from palaestra.core import Batch, ConfigError, to_device
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
@@ -185,21 +185,13 @@ def raw_actions(action: Any, action_spec: SpecTree, raw_action_spec: SpecTree) -
     return action.reshape(*leading, *raw_action_spec.shape).to(raw_action_spec.dtype)
 
 
-class Head(nn.Module, ABC):
-    """One part of an action: it reads `size` numbers and `num_std` standard deviations.
-
-    Args:
-        spec: of the part.
-    """
+class Head(ABC):
+    """An action, or one part of it: it reads `size` numbers and `num_std` standard deviations."""
 
     size: int
     num_std: int = 0
     raw_spec: SpecTree
     """What is sampled and stored."""
-
-    def __init__(self, spec: SpecTree) -> None:
-        super().__init__()
-        self.spec = spec
 
     @abstractmethod
     def distribution(self, numbers: Tensor, log_std: Tensor | None, mask: Any) -> Any:
@@ -221,22 +213,28 @@ class Head(nn.Module, ABC):
 
 
 @final
-class _Choice(Head):
+class Choice(Head):
+    """One of a few actions, counted from 0.
+
+    Args:
+        spec: of the environment.
+    """
+
     def __init__(self, spec: DiscreteSpec) -> None:
-        super().__init__(spec)
         self.size, self.raw_spec = spec.num, DiscreteSpec(num=spec.num)
+        self._start, self._dtype = spec.start, spec.dtype
 
     def distribution(self, numbers: Tensor, log_std: Tensor | None, mask: Any) -> Categorical:
         return Categorical(numbers, mask)
 
     def env_action(self, action: Tensor) -> Tensor:
-        return (action + self.spec.start).to(self.spec.dtype)
+        return (action + self._start if self._start else action).to(self._dtype)
 
 
 @final
 class _Choices(Head):
     def __init__(self, spec: MultiDiscreteSpec) -> None:
-        super().__init__(spec)
+        self.spec = spec
         self.size, self.raw_spec = sum(spec.nvec), MultiDiscreteSpec(nvec=spec.nvec)
 
     def distribution(self, numbers: Tensor, log_std: Tensor | None, mask: Any) -> MultiCategorical:
@@ -249,7 +247,7 @@ class _Choices(Head):
 @final
 class _Switches(Head):
     def __init__(self, spec: MultiBinarySpec) -> None:
-        super().__init__(spec)
+        self.spec = spec
         self.size, self.raw_spec = spec.size, MultiBinarySpec((spec.size,))
 
     def distribution(self, numbers: Tensor, log_std: Tensor | None, mask: Any) -> MultiBernoulli:
@@ -260,25 +258,32 @@ class _Switches(Head):
 
 
 @final
-class _Box(Head):
-    def __init__(self, spec: TensorSpec) -> None:
-        super().__init__(spec)
+class Box(Head):
+    """A tensor of floats; raw actions are flat, 0 is the middle of a bounded dimension and ±1 its ends.
+
+    Args:
+        spec: of the environment.
+        squashed: whether raw actions lie in [-1, 1].
+    """
+
+    def __init__(self, spec: TensorSpec, *, squashed: bool = False) -> None:
         self.size = self.num_std = spec.size
-        self.raw_spec, self.range = TensorSpec((spec.size,)), ActionRange(spec)
+        ends = np.full(spec.size, -1.0), np.ones(spec.size)
+        raw_spec = BoundedSpec((spec.size,), minimum=ends[0], maximum=ends[1]) if squashed else TensorSpec((spec.size,))
+        self.raw_spec, self._range = raw_spec, ActionRange(spec)
 
     def distribution(self, numbers: Tensor, log_std: Tensor | None, mask: Any) -> DiagonalGaussian:
         assert log_std is not None  # the network was built for it
         return DiagonalGaussian(numbers, log_std)
 
     def env_action(self, action: Tensor) -> Tensor:
-        return self.range(action)
+        return self._range(action)
 
 
 @final
 class _Parts(Head):
-    def __init__(self, spec: SpecTree, children: dict[str, Head]) -> None:
-        super().__init__(spec)
-        self._names, self._heads = list(children), nn.ModuleList(children.values())
+    def __init__(self, children: dict[str, Head]) -> None:
+        self._children = children
         self.size = sum(head.size for head in children.values())
         self.num_std = sum(head.num_std for head in children.values())
         self.raw_spec = {name: head.raw_spec for name, head in children.items()}
@@ -286,7 +291,7 @@ class _Parts(Head):
     def distribution(self, numbers: Tensor, log_std: Tensor | None, mask: Any) -> Joint:
         parts: dict[str, Any] = {}
         start = std_start = 0
-        for name, head in self._children():
+        for name, head in self._children.items():
             end, std_end = start + head.size, std_start + head.num_std
             std = log_std[std_start:std_end] if log_std is not None and head.num_std else None
             allowed = None if mask is None else mask.get(name)
@@ -295,10 +300,7 @@ class _Parts(Head):
         return Joint(parts)
 
     def env_action(self, action: Any) -> Batch:
-        return Batch.of({name: head.env_action(action[name]) for name, head in self._children()})
-
-    def _children(self) -> Any:
-        return zip(self._names, self._heads, strict=True)
+        return Batch.of({name: head.env_action(action[name]) for name, head in self._children.items()})
 
 
 def head_of(spec: SpecTree, path: str = "") -> Head:
@@ -313,9 +315,9 @@ def head_of(spec: SpecTree, path: str = "") -> Head:
     """
     if isinstance(spec, dict | tuple) and spec:
         children = children_of(spec)
-        return _Parts(spec, {name: head_of(child, f"{path}.{name}".strip(".")) for name, child in children.items()})
+        return _Parts({name: head_of(child, f"{path}.{name}".strip(".")) for name, child in children.items()})
     if isinstance(spec, DiscreteSpec):
-        return _Choice(spec)
+        return Choice(spec)
     if isinstance(spec, MultiDiscreteSpec):
         return _Choices(spec)
     if isinstance(spec, MultiBinarySpec) and spec.size:
@@ -326,7 +328,7 @@ def head_of(spec: SpecTree, path: str = "") -> Head:
         and spec.dtype.is_floating_point
         and spec.size
     ):
-        return _Box(spec)
+        return Box(spec)
     raise ConfigError(
         f"no policy can sample the action{f' {path!r}' if path else ''} {spec}: its leaves may be Discrete, "
         "MultiDiscrete, MultiBinary and Box of floats; wrap the environment so that it takes one of them"

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, SpecTree, TensorSpec, spec_leaves, to_device
 from palaestra.nn import EncodedNetwork, NetworkConfig, RecurrentNetwork, call, submodules
-from palaestra.policies.actions import require_mask_spec
+from palaestra.policies.actions import Head, require_mask_spec
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import Policy, PolicyStep
@@ -41,17 +41,31 @@ class NetworkPolicy(Policy):
         network: nn.Module,
         observation_spec: SpecTree,
         action_spec: SpecTree,
-        *,
         normalizer: ObservationNormalizer | None = None,
         exploration: Exploration | None = None,
     ) -> None:
+        head = self.action_head(observation_spec, action_spec)
         super().__init__(observation_spec, action_spec, normalizer=normalizer, exploration=exploration)
+        self._action_head = head
         self.network = network
         self.network_config: NetworkConfig | None = None  # known where `build` made the network
         self._remembers = isinstance(network, RecurrentNetwork)
         self.splits = isinstance(network, RecurrentNetwork | EncodedNetwork)
         """Whether `features` are more than the observation: a code of it, or the output of recurrent cells."""
         self.build_options: dict[str, Any] = {}  # what else `build` was given that shapes the network, as JSON values
+
+    @classmethod
+    def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head | None:
+        """What raw actions look like, and what the environment executes of them; `None` where both are the same.
+
+        Args:
+            observation_spec: what an observation looks like, without leading dimensions.
+            action_spec: what the environment's action looks like.
+
+        Raises:
+            ConfigError: the policy cannot act there; the message names the space, and the policies that fit it.
+        """
+        return None
 
     @classmethod
     @abstractmethod
@@ -173,6 +187,13 @@ class NetworkPolicy(Policy):
         return self.head(self.features(observation, state, first)[0])
 
     # -- actions
+
+    @property
+    def raw_action_spec(self) -> Any:
+        return self.action_spec if self._action_head is None else self._action_head.raw_spec
+
+    def env_action(self, action: Any) -> Any:
+        return action if self._action_head is None else self._action_head.env_action(action)
 
     @abstractmethod
     def sample(self, observation: Any) -> tuple[Any, Tensor]:

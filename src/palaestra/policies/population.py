@@ -5,13 +5,13 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import Batch, ConfigError, DiscreteSpec, ShapeError, SpecTree, TensorSpec, spec_leaves
+from palaestra.core import Batch, ConfigError, DiscreteSpec, ShapeError, SpecTree, spec_leaves
 from palaestra.nn import Network, NetworkConfig
-from palaestra.policies.actions import ActionRange
+from palaestra.policies.actions import Box, Choice, Head
 from palaestra.policies.network_policy import NetworkPolicy, require_discrete
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import PolicyStep
-from palaestra.policies.squashed import raw_box, require_box
+from palaestra.policies.squashed import require_box
 
 __all__ = ["PopulationPolicy"]
 
@@ -59,19 +59,19 @@ class PopulationPolicy(NetworkPolicy):
         """σ, units of the parameters."""
         self._first_leaf = next(iter(spec_leaves(observation_spec)))
         self._discrete = isinstance(action_spec, DiscreteSpec)
-        if not self._discrete:
-            self._range = ActionRange(require_box("PopulationPolicy", action_spec))
         self._seeds = torch.zeros(0)  # [B], of the version they were drawn for
         self._seeds_version = -1
         self._population: dict[str, Tensor] = {}
 
     @classmethod
-    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
+    def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
         if isinstance(action_spec, DiscreteSpec):
-            size = require_discrete(cls.__name__, observation_spec, action_spec).num
-        else:
-            size = require_box(cls.__name__, action_spec).size
-        return Network(observation_spec, size, config)
+            return Choice(require_discrete(cls.__name__, observation_spec, action_spec))
+        return Box(require_box(cls.__name__, action_spec), squashed=True)
+
+    @classmethod
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
+        return Network(observation_spec, cls.action_head(observation_spec, action_spec).size, config)
 
     def noise(self, seed: Tensor) -> Tensor:
         """The directions in which parameters are disturbed.
@@ -154,14 +154,3 @@ class PopulationPolicy(NetworkPolicy):
                 f"{len(self._seeds)} lanes; give the rows of all of them, [..., {len(self._seeds)}]"
             )
         return Batch.of({"seed": self._seeds.expand(lanes)})
-
-    @property
-    def raw_action_spec(self) -> TensorSpec:
-        spec = self.action_spec
-        return DiscreteSpec(num=spec.num) if isinstance(spec, DiscreteSpec) else raw_box(spec)
-
-    def env_action(self, action: Tensor) -> Tensor:
-        spec = self.action_spec
-        if not isinstance(spec, DiscreteSpec):
-            return self._range(action)
-        return (action + spec.start if spec.start else action).to(spec.dtype)

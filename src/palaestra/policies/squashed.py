@@ -7,13 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import BoundedSpec, ConfigError, SpecTree, TensorSpec
+from palaestra.core import BoundedSpec, ConfigError, SpecTree
 from palaestra.nn import Network, NetworkConfig
 from palaestra.ops import SquashedGaussian
-from palaestra.policies.actions import ActionRange
-from palaestra.policies.exploration import Exploration
+from palaestra.policies.actions import Box, Head
 from palaestra.policies.network_policy import NetworkPolicy, require_continuous
-from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import PolicyStep
 
 __all__ = ["DeterministicPolicy", "SquashedGaussianPolicy"]
@@ -33,17 +31,9 @@ class SquashedPolicy(NetworkPolicy):
         ConfigError: the action space is not such a box.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        normalizer: ObservationNormalizer | None = None,
-        exploration: Exploration | None = None,
-    ) -> None:
-        spec = require_box(type(self).__name__, action_spec)
-        super().__init__(network, observation_spec, action_spec, normalizer=normalizer, exploration=exploration)
-        self._range = ActionRange(spec)
+    @classmethod
+    def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
+        return Box(require_box(cls.__name__, action_spec), squashed=True)
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         action = self._action(observation, deterministic)
@@ -54,13 +44,6 @@ class SquashedPolicy(NetworkPolicy):
     @abstractmethod
     def _action(self, observation: Any, deterministic: bool) -> Tensor:
         """Raw actions [B, A], without exploration."""
-
-    @property
-    def raw_action_spec(self) -> BoundedSpec:
-        return raw_box(self.action_spec)
-
-    def env_action(self, action: Tensor) -> Tensor:
-        return self._range(action)
 
 
 def require_box(policy: str, action_spec: SpecTree) -> BoundedSpec:
@@ -80,15 +63,6 @@ def require_box(policy: str, action_spec: SpecTree) -> BoundedSpec:
             "rescale or clip the actions in a wrapper that says its bounds, or use GaussianPolicy, which needs none"
         )
     return spec
-
-
-def raw_box(spec: TensorSpec) -> BoundedSpec:
-    """[-1, 1] in every dimension of an action.
-
-    Args:
-        spec: of the environment's action.
-    """
-    return BoundedSpec((spec.size,), minimum=np.full(spec.size, -1.0), maximum=np.ones(spec.size))
 
 
 _LOG_STD_RANGE = (-20.0, 2.0)
@@ -146,7 +120,6 @@ class SquashedGaussianPolicy(SquashedPolicy):
         return self.distribution(observation).sample(self.generator)
 
 
-@final
 class DeterministicPolicy(SquashedPolicy):
     """The tanh of a network's output, mapped onto the action space; `exploration` adds noise while collecting.
 

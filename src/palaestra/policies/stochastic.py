@@ -7,10 +7,8 @@ from torch import Tensor, nn
 from palaestra.core import BoundedSpec, DiscreteSpec, SpecTree, TensorSpec
 from palaestra.nn import CompositeNetwork, GaussianNetwork, Network, NetworkConfig, with_shared_features
 from palaestra.ops import Categorical, DiagonalGaussian
-from palaestra.policies.actions import ActionRange, head_of
-from palaestra.policies.exploration import Exploration
+from palaestra.policies.actions import Box, Choice, Head, head_of
 from palaestra.policies.network_policy import StochasticPolicy, require_continuous, require_discrete
-from palaestra.policies.normalizer import ObservationNormalizer
 
 __all__ = ["CategoricalPolicy", "CompositePolicy", "GaussianPolicy", "stochastic_policy"]
 
@@ -35,15 +33,9 @@ class CategoricalPolicy(StochasticPolicy):
         (1,)
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        normalizer: ObservationNormalizer | None = None,
-    ) -> None:
-        self._start = require_discrete("CategoricalPolicy", observation_spec, action_spec).start
-        super().__init__(network, observation_spec, action_spec, normalizer=normalizer)
+    @classmethod
+    def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
+        return Choice(require_discrete(cls.__name__, observation_spec, action_spec))
 
     @classmethod
     def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
@@ -55,13 +47,6 @@ class CategoricalPolicy(StochasticPolicy):
 
     def distribution_of(self, outputs: Tensor, mask: Tensor | None = None) -> Categorical:
         return Categorical(outputs, mask)
-
-    @property
-    def raw_action_spec(self) -> DiscreteSpec:
-        return DiscreteSpec(num=self.action_spec.num)
-
-    def env_action(self, action: Tensor) -> Tensor:
-        return (action + self._start if self._start else action).to(self.action_spec.dtype)
 
 
 @final
@@ -92,17 +77,9 @@ class GaussianPolicy(StochasticPolicy):
 
     learns_log_std = True
 
-    def __init__(
-        self,
-        network: nn.Module,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        normalizer: ObservationNormalizer | None = None,
-        exploration: Exploration | None = None,
-    ) -> None:
-        spec = require_continuous("GaussianPolicy", action_spec)
-        super().__init__(network, observation_spec, action_spec, normalizer=normalizer, exploration=exploration)
-        self._range = ActionRange(spec)
+    @classmethod
+    def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
+        return Box(require_continuous(cls.__name__, action_spec))
 
     @classmethod
     def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
@@ -115,13 +92,6 @@ class GaussianPolicy(StochasticPolicy):
     def distribution_of(self, outputs: tuple[Tensor, Tensor], mask: Any = None) -> DiagonalGaussian:
         mean, log_std = outputs
         return DiagonalGaussian(mean, log_std)
-
-    @property
-    def raw_action_spec(self) -> TensorSpec:
-        return TensorSpec((self.action_spec.size,))
-
-    def env_action(self, action: Tensor) -> Tensor:
-        return self._range(action)
 
 
 @final
@@ -160,15 +130,9 @@ class CompositePolicy(StochasticPolicy):
 
     learns_log_std = True
 
-    def __init__(
-        self,
-        network: nn.Module,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        normalizer: ObservationNormalizer | None = None,
-    ) -> None:
-        super().__init__(network, observation_spec, action_spec, normalizer=normalizer)
-        self._action = head_of(action_spec)
+    @classmethod
+    def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
+        return head_of(action_spec)
 
     @classmethod
     def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
@@ -180,14 +144,8 @@ class CompositePolicy(StochasticPolicy):
 
     def distribution_of(self, outputs: tuple[Tensor, Tensor | None], mask: Any = None) -> Any:
         numbers, log_std = outputs
-        return self._action.distribution(numbers, log_std, mask)
-
-    @property
-    def raw_action_spec(self) -> SpecTree:
-        return self._action.raw_spec
-
-    def env_action(self, action: Any) -> Any:
-        return self._action.env_action(action)
+        assert self._action_head is not None
+        return self._action_head.distribution(numbers, log_std, mask)
 
 
 def stochastic_policy(

@@ -14,11 +14,12 @@ from palaestra.core import Batch, ConfigError
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.nn import ACTION_MASK, Network, NetworkConfig, OwnEncoder
 from palaestra.ops import Categorical, greedy_action
+from palaestra.policies.actions import Head, head_of
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.network_policy import NetworkPolicy, StochasticPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import PolicyStep
-from palaestra.policies.squashed import SquashedPolicy
+from palaestra.policies.squashed import DeterministicPolicy
 
 __all__ = [
     "TeamCategoricalPolicy",
@@ -171,12 +172,9 @@ class TeamCategoricalPolicy(StochasticPolicy):
     def behaviour_spec(self) -> dict[str, TensorSpec]:
         return {"log_prob": TensorSpec((self.num_agents,))}
 
-    @property
-    def raw_action_spec(self) -> MultiDiscreteSpec:
-        return MultiDiscreteSpec(nvec=self.action_spec.nvec)
-
-    def env_action(self, action: Tensor) -> Tensor:
-        return action.to(self.action_spec.dtype)
+    @classmethod
+    def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
+        return head_of(action_spec)
 
     def distribution_of(self, outputs: Tensor, mask: Tensor | None = None) -> Categorical:
         """Of every member: log-probabilities and entropies are [..., G]."""
@@ -215,12 +213,9 @@ class TeamGreedyPolicy(NetworkPolicy):
         count, actions = _choices(cls.__name__, observation_spec, action_spec)
         return TeamNetwork(observation_spec, count, actions, config)
 
-    @property
-    def raw_action_spec(self) -> MultiDiscreteSpec:
-        return MultiDiscreteSpec(nvec=self.action_spec.nvec)
-
-    def env_action(self, action: Tensor) -> Tensor:
-        return action.to(self.action_spec.dtype)
+    @classmethod
+    def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
+        return head_of(action_spec)
 
     def q_values(self, observation: Any) -> Tensor:
         """Action values, with gradients; masks are not applied.
@@ -263,7 +258,7 @@ class TeamGreedyPolicy(NetworkPolicy):
 
 
 @final
-class TeamDeterministicPolicy(SquashedPolicy):
+class TeamDeterministicPolicy(DeterministicPolicy):
     """The tanh of a network's output for every member, mapped onto the members' boxes.
 
     Args:
@@ -281,29 +276,6 @@ class TeamDeterministicPolicy(SquashedPolicy):
     def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
         count = team_size(observation_spec, action_spec)
         return TeamNetwork(observation_spec, count, action_spec.size // count, config)
-
-    def action(self, observation: Any) -> Tensor:
-        """Raw actions of all members, with gradients.
-
-        Args:
-            observation: raw, leaves [..., *observation].
-
-        Returns:
-            [..., G x A] in [-1, 1].
-        """
-        return self._outputs(observation).tanh()
-
-    def sample(self, observation: Any) -> tuple[Tensor, Tensor]:
-        """The actions; their log-probabilities are 0.
-
-        Args:
-            observation: raw, leaves [..., *observation].
-        """
-        action = self.action(observation)
-        return action, torch.zeros(action.shape[:-1], device=action.device)
-
-    def _action(self, observation: Any, deterministic: bool) -> Tensor:
-        return self.action(observation)
 
 
 def _choices(policy: str, observation_spec: SpecTree, action_spec: SpecTree) -> tuple[int, int]:

@@ -6,9 +6,10 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import DiscreteSpec, SpecTree, spec_leaves
+from palaestra.core import SpecTree, spec_leaves
 from palaestra.nn import NetworkConfig, QNetwork, ReturnDistribution, with_memory
 from palaestra.ops import greedy_action
+from palaestra.policies.actions import Choice, Head
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.network_policy import NetworkPolicy, require_discrete
 from palaestra.policies.normalizer import ObservationNormalizer
@@ -49,10 +50,13 @@ class ValueGreedyPolicy(NetworkPolicy):
         normalizer: ObservationNormalizer | None = None,
         exploration: Exploration | None = None,
     ) -> None:
-        self._start = require_discrete("ValueGreedyPolicy", observation_spec, action_spec).start
-        super().__init__(network, observation_spec, action_spec, normalizer=normalizer, exploration=exploration)
+        super().__init__(network, observation_spec, action_spec, normalizer, exploration)
         self.noise_size: int = getattr(network, "noise_size", 0)
         """Random numbers with which noisy layers of the network explore, for every lane."""
+
+    @classmethod
+    def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
+        return Choice(require_discrete(cls.__name__, observation_spec, action_spec))
 
     @classmethod
     def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
@@ -147,10 +151,3 @@ class ValueGreedyPolicy(NetworkPolicy):
             leaf = leaf[key]
         shape = (*leaf.shape[: leaf.ndim - len(spec.shape)], self.noise_size)
         return torch.randn(shape, generator=self.generator, device=self.generator.device)
-
-    @property
-    def raw_action_spec(self) -> DiscreteSpec:
-        return DiscreteSpec(num=self.action_spec.num)
-
-    def env_action(self, action: Tensor) -> Tensor:
-        return (action + self._start if self._start else action).to(self.action_spec.dtype)
