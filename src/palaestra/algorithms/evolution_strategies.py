@@ -109,13 +109,7 @@ class EvolutionStrategies(Algorithm[PopulationPolicy]):
         """The step, from the seeds [B] of perturbations and their scores [B]; returns its metrics."""
         noise = self.policy.noise(seed)  # [B, P]
         ascent = centered_ranks(score) @ noise / (len(score) * self.config.noise_std)
-        optimizer = self.model.optimizers["policy"]
-        parts = ascent.split([parameter.numel() for parameter in optimizer.parameters])
-        descent = {
-            name: -part.view_as(parameter)
-            for name, part, parameter in zip(optimizer.names, parts, optimizer.parameters, strict=True)
-        }
-        norm = self.model.apply_gradients([descent])["policy"]
+        norm = self.model.apply_gradients([parts.by_parameter(self.model.optimizers["policy"], -ascent)])["policy"]
         return {"score_mean": score.mean(), "score_max": score.max(), "gradient_norm/policy": norm}
 
 

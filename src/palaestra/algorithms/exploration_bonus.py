@@ -69,19 +69,6 @@ class ExplorationBonus(ABC):
         """
 
     @final
-    def require_plan(self, plan: Plan) -> None:
-        """Refuses data in which not every reward lies between two observations.
-
-        Args:
-            plan: the data that the algorithm wants.
-
-        Raises:
-            ConfigError: it asks for windows of several steps, whose middle observations are not drawn.
-        """
-        if isinstance(plan, Replay) and plan.mini_batch_length == 1 and plan.n_step > 1:
-            raise ConfigError(f"an exploration bonus needs n_step=1 and was given n_step={plan.n_step}")
-
-    @final
     @torch.no_grad()
     def rewarded(self, drawn: Any) -> tuple[Any, Tensor]:
         """Adds bonuses to rewards, with statistics that take these transitions into account.
@@ -254,17 +241,18 @@ def bonus_of(config: Any, policy: Policy, model: CoreModel, plan: Plan, seeds: R
         seeds: of the run.
 
     Raises:
-        ConfigError: the plan's data do not suit a bonus.
+        ConfigError: it asks for windows of several steps, whose middle observations are not drawn.
     """
     settings: BonusConfig | None = getattr(config, "bonus", None)
     if settings is None or settings.kind is None:
         return None
+    if isinstance(plan, Replay) and plan.mini_batch_length == 1 and plan.n_step > 1:
+        raise ConfigError(f"an exploration bonus needs n_step=1 and was given n_step={plan.n_step}")
     with seeded_initialisation(seeds.integer("initialisation", 1)):
         if settings.kind == "rnd":
             bonus: ExplorationBonus = RandomNetworkDistillation(settings, policy.observation_spec)
         else:
             bonus = CuriosityModule(settings, policy.observation_spec, policy.raw_action_spec)
-    bonus.require_plan(plan)
     option = OptimizerOption("adam", {"lr": settings.learning_rate})
     model.extend({"bonus": bonus.trained, "bonus_fixed": bonus.fixed}, {"bonus": option})
     return bonus

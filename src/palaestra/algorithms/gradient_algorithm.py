@@ -255,7 +255,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                     if priority is not None:
                         source.write_back(minibatch["index"], priority)
                     info.records.append(metrics)
-                    info.rows_trained += num_rows(minibatch)
+                    info.rows_trained += int(num_valid(minibatch))
                     if self.stop_early(metrics):
                         break
             except BaseException as error:
@@ -337,18 +337,9 @@ def num_valid(batch: Batch) -> Tensor | int:
     Args:
         batch: ready for `losses`.
     """
-    return batch["valid"].sum() if "valid" in vars(batch) else num_rows(batch)
-
-
-def num_rows(batch: Batch) -> int:
-    """How many rows of a minibatch count, as a number.
-
-    Args:
-        batch: ready for `losses`.
-    """
     fields = vars(batch)
     if "valid" in fields:
-        return int(fields["valid"].sum())
+        return fields["valid"].sum()
     leaf = next(iter(fields.values()))
     while isinstance(leaf, Batch):
         leaf = next(iter(vars(leaf).values()))

@@ -123,18 +123,9 @@ class IMPALA(GradientAlgorithm[StochasticPolicy]):
 
     def preprocess(self, batch: Any, source: DataSource) -> IMPALABatch:
         """Keeps what V-trace needs; it is computed in `losses`, with the weights of the gradient step."""
-        return IMPALABatch.of(
-            {
-                "observation": batch.observation,
-                "action": batch.action,
-                "log_prob": batch.policy_info.log_prob,
-                "reward": batch.reward,
-                "discount": batch.discount,
-                "step_type": batch.step_type,
-                "valid": batch.valid,
-                **({"state": batch["state"]} if "state" in batch else {}),
-            }
-        )
+        names = ("observation", "action", "reward", "discount", "step_type", "valid", "state")
+        kept = {name: batch[name] for name in names if name in batch}
+        return IMPALABatch.of({**kept, "log_prob": batch.policy_info.log_prob})
 
     def losses(self, batch: IMPALABatch) -> Losses:
         """Section 4.2: policy gradient with V-trace advantages, value error and entropy, means over valid rows."""

@@ -51,6 +51,18 @@ def plan_of(kind: type[_PlanT], config: AlgorithmConfig, **more: Any) -> _PlanT:
     return kind(**{**values, **more})
 
 
+def by_parameter(optimizer: Any, vector: Tensor) -> dict[str, Tensor]:
+    """The parts of a vector by the names of the parameters that they belong to, as `CoreModel.apply_gradients` wants.
+
+    Args:
+        optimizer: of one component.
+        vector: [P], all of its parameters, flattened and one after another.
+    """
+    numbers = vector.split([parameter.numel() for parameter in optimizer.parameters])
+    shapes = [parameter.shape for parameter in optimizer.parameters]
+    return {name: part.view(shape) for name, part, shape in zip(optimizer.names, numbers, shapes, strict=True)}
+
+
 # -- learning from unrolls
 
 

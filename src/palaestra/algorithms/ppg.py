@@ -146,8 +146,7 @@ class PPG(Algorithm[StochasticPolicy]):
 
     @torch.no_grad()
     def _with_advantages(self, batch: Any) -> parts.AdvantageBatch:
-        value = self.value(batch.observation)  # [T+1, B]
-        fields = parts.advantages(self, batch, value)
+        fields = parts.advantages(self, batch, self.value(batch.observation))
         return parts.AdvantageBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
 
     def _policy_phase(self, batch: Any) -> tuple[list[tuple[Tensor, list[str]]], dict[str, Tensor]]:

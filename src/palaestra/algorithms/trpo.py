@@ -116,8 +116,7 @@ class TRPO(Algorithm[StochasticPolicy]):
 
     @torch.no_grad()
     def _with_advantages(self, batch: Any) -> parts.AdvantageBatch:
-        value = self.value(batch.observation)  # [T+1, B]
-        fields = parts.advantages(self, batch, value)
+        fields = parts.advantages(self, batch, self.value(batch.observation))
         return parts.AdvantageBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
 
     def _improve(self, batch: Any) -> dict[str, Tensor]:
@@ -145,9 +144,7 @@ class TRPO(Algorithm[StochasticPolicy]):
         self.require_finite_gradients({"gradient_norm/policy": longest.norm()})
         share, gain_after, kl_after = self._line_search(measured, parameters, longest, float(gain.detach()))
         if share:
-            names = self.model.optimizers["policy"].names
-            steps = [part.clone() for part in _split(-share * longest, parameters)]
-            self.model.apply_gradients([dict(zip(names, steps, strict=True))])
+            self.model.apply_gradients([parts.by_parameter(self.model.optimizers["policy"], -share * longest)])
         return {
             "surrogate": gain_after,
             "surrogate_gain": gain_after - gain.detach(),
@@ -193,8 +190,3 @@ def _flat(gradients: Any, parameters: list[Any]) -> Tensor:
     """One vector; a parameter that plays no part has a gradient of 0."""
     pairs = zip(gradients, parameters, strict=True)
     return torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs])
-
-
-def _split(vector: Tensor, parameters: list[Any]) -> list[Tensor]:
-    parts = vector.split([parameter.numel() for parameter in parameters])
-    return [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]

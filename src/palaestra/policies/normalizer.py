@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from palaestra.core import BoundedSpec, ConfigError, SpecTree, TensorSpec
 from palaestra.nn import ACTION_MASK
 from palaestra.ops import Moments, merge, moments_of, variance
+from palaestra.policies.actions import children_of
 
 __all__ = ["ObservationNormalizer"]
 
@@ -129,7 +130,7 @@ class ObservationNormalizer(nn.Module):
     def _plan_of(self, spec: SpecTree, *, outermost: bool = False) -> Any:
         """Where each leaf lies in the vector of statistics: (start, end, shape), `None` for leaves left alone."""
         if isinstance(spec, dict | tuple):
-            items = spec.items() if isinstance(spec, dict) else ((str(i), child) for i, child in enumerate(spec))
+            items = children_of(spec).items()
             children = {k: self._plan_of(child) for k, child in items if not (outermost and k == ACTION_MASK)}
             return {key: plan for key, plan in children.items() if plan is not None} or None
         if type(spec) not in (TensorSpec, BoundedSpec) or not spec.dtype.is_floating_point:

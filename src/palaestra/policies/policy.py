@@ -12,7 +12,7 @@ from torch import Tensor
 from palaestra.core import Batch, NonFiniteError, RunSeeds, ShapeError, TimeStep, device_of, to_device
 from palaestra.core.spec import SpecTree, TensorSpec, numpy_dtype, spec_leaves
 from palaestra.nn import ACTION_MASK, MovableModule
-from palaestra.policies.actions import check_masks, require_mask_spec
+from palaestra.policies.actions import check_masks, children_of, require_mask_spec
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.normalizer import ObservationNormalizer
 
@@ -59,8 +59,7 @@ def as_rows(value: Any, spec: SpecTree, device: torch.device, leading: tuple[int
         NonFiniteError: an element is NaN or infinite.
     """
     if not isinstance(spec, TensorSpec):
-        items = spec.items() if isinstance(spec, dict) else ((str(i), child) for i, child in enumerate(spec))
-        paths = {key: (child, f"{path}.{key}" if path else key) for key, child in items}
+        paths = {key: (child, f"{path}.{key}" if path else key) for key, child in children_of(spec).items()}
         return Batch.of(
             {
                 key: as_rows(_child(value, key, inner), child, device, leading, inner)

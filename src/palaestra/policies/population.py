@@ -5,7 +5,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import Batch, ConfigError, DiscreteSpec, ShapeError, SpecTree, spec_leaves
+from palaestra.core import Batch, ConfigError, DiscreteSpec, ShapeError, SpecTree
 from palaestra.nn import Network, NetworkConfig
 from palaestra.policies.actions import Box, Choice, Head
 from palaestra.policies.network_policy import NetworkPolicy, require_discrete
@@ -57,7 +57,6 @@ class PopulationPolicy(NetworkPolicy):
         super().__init__(network, observation_spec, action_spec, normalizer=normalizer)
         self.noise_std = 0.0
         """σ, units of the parameters."""
-        self._first_leaf = next(iter(spec_leaves(observation_spec)))
         self._discrete = isinstance(action_spec, DiscreteSpec)
         self._seeds = torch.zeros(0)  # [B], of the version they were drawn for
         self._seeds_version = -1
@@ -102,7 +101,7 @@ class PopulationPolicy(NetworkPolicy):
         if not (explore and self.noise_std):
             return PolicyStep(self._action(self._outputs(observation), observation), state)
         normalized = self.normalize(observation)
-        lanes = self._lanes(normalized)
+        lanes = len(normalized)
         if self._seeds_version != self.version:
             self._disturb(lanes)
         elif len(self._seeds) != lanes:
@@ -112,12 +111,6 @@ class PopulationPolicy(NetworkPolicy):
             )
         outputs = torch.func.vmap(self._of_one)(self._population, normalized)
         return PolicyStep(self._action(outputs, observation), state)
-
-    def _lanes(self, observation: Any) -> int:
-        """B of leaves [B, ...]."""
-        for key in self._first_leaf.split(".") if self._first_leaf else ():
-            observation = observation[key]
-        return len(observation)
 
     def _of_one(self, parameters: dict[str, Tensor], observation: Any) -> Tensor:
         return torch.func.functional_call(self.network, parameters, (observation,))

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import Batch, spec_leaves
+from palaestra.core import Batch
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.policies.actions import children_of
 from palaestra.policies.policy import Policy, PolicyStep
@@ -59,18 +59,14 @@ class RandomPolicy(Policy):
         super().__init__(observation_spec, action_spec)
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
-        leaf = observation
-        for key in next(iter(spec_leaves(self.observation_spec))).split("."):
-            leaf = leaf[key] if key else leaf
         mask = self.action_mask(observation)
-        return PolicyStep(_uniform(self.action_spec, leaf.shape[0], self.generator, mask), state)
+        return PolicyStep(_uniform(self.action_spec, len(observation), self.generator, mask), state)
 
 
 def _as_action(value: Any, spec: SpecTree) -> Any:
-    if isinstance(spec, dict):
-        return Batch.of({key: _as_action(value[key], child) for key, child in spec.items()})
-    if isinstance(spec, tuple):
-        return Batch.of({str(index): _as_action(value[index], child) for index, child in enumerate(spec)})
+    if isinstance(spec, dict | tuple):
+        keys: Any = spec if isinstance(spec, dict) else range(len(spec))
+        return Batch.of({str(key): _as_action(value[key], spec[key]) for key in keys})
     return (value if isinstance(value, Tensor) else torch.as_tensor(np.array(value))).to(spec.dtype)
 
 

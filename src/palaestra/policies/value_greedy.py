@@ -6,7 +6,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import SpecTree, spec_leaves
+from palaestra.core import SpecTree
 from palaestra.nn import NetworkConfig, QNetwork, ReturnDistribution, with_memory
 from palaestra.ops import greedy_action
 from palaestra.policies.actions import Choice, Head
@@ -144,10 +144,5 @@ class ValueGreedyPolicy(NetworkPolicy):
         return PolicyStep(action, state)
 
     def _noise(self, observation: Any) -> Tensor:
-        """[..., noise_size] every lane has noise of its own."""
-        path, spec = next(iter(spec_leaves(self.observation_spec).items()))
-        leaf = observation
-        for key in path.split(".") if path else ():
-            leaf = leaf[key]
-        shape = (*leaf.shape[: leaf.ndim - len(spec.shape)], self.noise_size)
-        return torch.randn(shape, generator=self.generator, device=self.generator.device)
+        """[B, noise_size] every lane has noise of its own."""
+        return torch.randn(len(observation), self.noise_size, generator=self.generator, device=self.generator.device)
