@@ -80,11 +80,9 @@ class A2C(GradientAlgorithm[StochasticPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or A2CConfig(), seeds, network)
-        policy_layers, _ = config.network.parts("policy", "value")
+        layers, _ = config.network.parts("policy", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(
-                observation_spec, action_spec, policy_layers, normalize=config.normalize_observation
-            )
+            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
             self.value = parts.StateValue(policy, observation_spec, config.network)
         networks = nn.ModuleDict({"policy": policy.network, "value": self.value.network})
         option = OptimizerOption("rmsprop", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)

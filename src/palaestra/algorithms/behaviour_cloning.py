@@ -65,9 +65,9 @@ class BehaviourCloning(GradientAlgorithm[StochasticPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or BehaviourCloningConfig(), seeds, network)
-        (encoded,) = config.network.parts("policy")
+        (layers,) = config.network.parts("policy")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(observation_spec, action_spec, encoded, normalize=config.normalize_observation)
+            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
         model = CoreModel({"policy": policy.network}, {"policy": OptimizerOption("adam", {"lr": config.learning_rate})})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 

@@ -71,13 +71,11 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or DiscreteCQLConfig(), seeds, network)
-        (encoded,) = config.network.parts("q")
+        (q,) = config.network.parts("q")
         if config.network.noisy:
             raise ConfigError("discrete CQL collects nothing that noisy layers could explore; leave network.noisy off")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = ValueGreedyPolicy.build(
-                observation_spec, action_spec, encoded, normalize=config.normalize_observation
-            )
+            policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
         self._target_network: Any = copy.deepcopy(policy.network)
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         model = CoreModel({"q": policy.network, "target_q": self._target_network}, {"q": adam})

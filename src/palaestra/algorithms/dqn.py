@@ -99,11 +99,9 @@ class DQN(GradientAlgorithm[ValueGreedyPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or DQNConfig(), seeds, network)
-        (layers,) = config.network.parts("q")
+        (q,) = config.network.parts("q")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = ValueGreedyPolicy.build(
-                observation_spec, action_spec, layers, normalize=config.normalize_observation
-            )
+            policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
         policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
         self.network: Any = policy.network
         self.target_network: Any = copy.deepcopy(policy.network)

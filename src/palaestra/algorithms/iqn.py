@@ -106,10 +106,10 @@ class IQN(GradientAlgorithm[ValueGreedyPolicy]):
     ) -> None:
         config, seeds = parts.settings(config or IQNConfig(), seeds, network)
         returns = ReturnDistribution("implicit", config.num_acting_fractions)
-        (layers,) = config.network.parts("q")
+        (q,) = config.network.parts("q")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = ValueGreedyPolicy.build(
-                observation_spec, action_spec, layers, normalize=config.normalize_observation, returns=returns
+                observation_spec, action_spec, q, normalize=config.normalize_observation, returns=returns
             )
         policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
         self.network: Any = policy.network

@@ -96,11 +96,9 @@ class PPG(Algorithm[StochasticPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or PPGConfig(), seeds, network)
-        policy_layers, _ = config.network.parts("policy", "value")
+        layers, _ = config.network.parts("policy", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(
-                observation_spec, action_spec, policy_layers, normalize=config.normalize_observation
-            )
+            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
             self.value = parts.StateValue(policy, observation_spec, config.network, shares=False)
             self._torso = next(part for part in policy.network.modules() if isinstance(part, Network))
             self._auxiliary = nn.Linear(self._torso.hidden_size, 1)

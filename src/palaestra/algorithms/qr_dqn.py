@@ -92,10 +92,10 @@ class QRDQN(GradientAlgorithm[ValueGreedyPolicy]):
     ) -> None:
         config, seeds = parts.settings(config or QRDQNConfig(), seeds, network)
         returns = ReturnDistribution("quantiles", config.num_quantiles)
-        (layers,) = config.network.parts("q")
+        (q,) = config.network.parts("q")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = ValueGreedyPolicy.build(
-                observation_spec, action_spec, layers, normalize=config.normalize_observation, returns=returns
+                observation_spec, action_spec, q, normalize=config.normalize_observation, returns=returns
             )
         policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
         self.network: Any = policy.network

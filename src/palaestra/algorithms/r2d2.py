@@ -129,11 +129,9 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
                 f"{config.mini_batch_length}; it needs a memory, lstm or gru, and sequences of at least 2 steps, else "
                 "use DQN"
             )
-        (layers,) = config.network.parts("q")
+        (q,) = config.network.parts("q")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = ValueGreedyPolicy.build(
-                observation_spec, action_spec, layers, normalize=config.normalize_observation
-            )
+            policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
         policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
         self.network: Any = policy.network
         self.target_network: Any = copy.deepcopy(policy.network)

@@ -67,9 +67,9 @@ class Reinforce(GradientAlgorithm[StochasticPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or ReinforceConfig(), seeds, network)
-        (encoded,) = config.network.parts("policy")
+        (layers,) = config.network.parts("policy")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(observation_spec, action_spec, encoded)
+            policy = stochastic_policy(observation_spec, action_spec, layers)
         model = CoreModel({"policy": policy.network}, {"policy": OptimizerOption("adam", {"lr": config.learning_rate})})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 

@@ -83,13 +83,11 @@ class Sarsa(GradientAlgorithm[ValueGreedyPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or SarsaConfig(), seeds, network)
-        (encoded,) = config.network.parts("q")
+        (q,) = config.network.parts("q")
         if config.network.noisy:
             raise ConfigError("SARSA values the epsilon-greedy policy, without noisy layers; leave network.noisy off")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = ValueGreedyPolicy.build(
-                observation_spec, action_spec, encoded, normalize=config.normalize_observation
-            )
+            policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
         policy.exploration = EpsilonGreedy(action_spec.num, config.epsilon)
         option = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
         model = CoreModel({"q": policy.network}, {"q": option})

@@ -79,11 +79,9 @@ class TRPO(Algorithm[StochasticPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or TRPOConfig(), seeds, network)
-        policy_layers, _ = config.network.parts("policy", "value")
+        layers, _ = config.network.parts("policy", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(
-                observation_spec, action_spec, policy_layers, normalize=config.normalize_observation
-            )
+            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
             self.value = parts.StateValue(policy, observation_spec, config.network, shares=False)
         options = {
             "policy": OptimizerOption("sgd", {"lr": 1.0}),  # the natural step is taken as it is
