@@ -213,7 +213,7 @@ class Head(ABC):
 
 
 @final
-class Choice(Head):
+class ChoiceHead(Head):
     """One of a few actions, counted from 0.
 
     Args:
@@ -258,7 +258,7 @@ class _Switches(Head):
 
 
 @final
-class Box(Head):
+class BoxHead(Head):
     """A tensor of floats; raw actions are flat, 0 is the middle of a bounded dimension and ±1 its ends.
 
     Args:
@@ -317,7 +317,7 @@ def head_of(spec: SpecTree, path: str = "") -> Head:
         children = children_of(spec)
         return _Parts({name: head_of(child, f"{path}.{name}".strip(".")) for name, child in children.items()})
     if isinstance(spec, DiscreteSpec):
-        return Choice(spec)
+        return ChoiceHead(spec)
     if isinstance(spec, MultiDiscreteSpec):
         return _Choices(spec)
     if isinstance(spec, MultiBinarySpec) and spec.size:
@@ -328,7 +328,7 @@ def head_of(spec: SpecTree, path: str = "") -> Head:
         and spec.dtype.is_floating_point
         and spec.size
     ):
-        return Box(spec)
+        return BoxHead(spec)
     raise ConfigError(
         f"no policy can sample the action{f' {path!r}' if path else ''} {spec}: its leaves may be Discrete, "
         "MultiDiscrete, MultiBinary and Box of floats; wrap the environment so that it takes one of them"

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from palaestra.core import Batch, ConfigError, DiscreteSpec, ShapeError, SpecTree
 from palaestra.nn import Network, NetworkConfig
-from palaestra.policies.actions import Box, Choice, Head
+from palaestra.policies.actions import BoxHead, ChoiceHead, Head
 from palaestra.policies.network_policy import NetworkPolicy, require_discrete
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import PolicyStep
@@ -65,8 +65,8 @@ class PopulationPolicy(NetworkPolicy):
     @classmethod
     def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
         if isinstance(action_spec, DiscreteSpec):
-            return Choice(require_discrete(cls.__name__, observation_spec, action_spec))
-        return Box(require_box(cls.__name__, action_spec), squashed=True)
+            return ChoiceHead(require_discrete(cls.__name__, observation_spec, action_spec))
+        return BoxHead(require_box(cls.__name__, action_spec), squashed=True)
 
     @classmethod
     def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from palaestra.core import BoundedSpec, ConfigError, SpecTree
 from palaestra.nn import Network, NetworkConfig
 from palaestra.ops import SquashedGaussian
-from palaestra.policies.actions import Box, Head
+from palaestra.policies.actions import BoxHead, Head
 from palaestra.policies.network_policy import NetworkPolicy, require_continuous
 from palaestra.policies.policy import PolicyStep
 
@@ -33,7 +33,7 @@ class SquashedPolicy(NetworkPolicy):
 
     @classmethod
     def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
-        return Box(require_box(cls.__name__, action_spec), squashed=True)
+        return BoxHead(require_box(cls.__name__, action_spec), squashed=True)
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         action = self._action(observation, deterministic)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from palaestra.core import BoundedSpec, DiscreteSpec, SpecTree, TensorSpec
 from palaestra.nn import CompositeNetwork, GaussianNetwork, Network, NetworkConfig, with_shared_features
 from palaestra.ops import Categorical, DiagonalGaussian
-from palaestra.policies.actions import Box, Choice, Head, head_of
+from palaestra.policies.actions import BoxHead, ChoiceHead, Head, head_of
 from palaestra.policies.network_policy import StochasticPolicy, require_continuous, require_discrete
 
 __all__ = ["CategoricalPolicy", "CompositePolicy", "GaussianPolicy", "stochastic_policy"]
@@ -22,6 +22,7 @@ class CategoricalPolicy(StochasticPolicy):
         observation_spec: what an observation looks like; a dict's key `action_mask` says which actions are allowed.
         action_spec: a `DiscreteSpec` of A actions.
         normalizer: applied to every observation.
+        exploration: changes actions in `Phase.COLLECT`; on-policy algorithms want none.
 
     Raises:
         ConfigError: the action space is not discrete; the message says what fits it.
@@ -35,7 +36,7 @@ class CategoricalPolicy(StochasticPolicy):
 
     @classmethod
     def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
-        return Choice(require_discrete(cls.__name__, observation_spec, action_spec))
+        return ChoiceHead(require_discrete(cls.__name__, observation_spec, action_spec))
 
     @classmethod
     def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
@@ -79,7 +80,7 @@ class GaussianPolicy(StochasticPolicy):
 
     @classmethod
     def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
-        return Box(require_continuous(cls.__name__, action_spec))
+        return BoxHead(require_continuous(cls.__name__, action_spec))
 
     @classmethod
     def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
@@ -117,6 +118,7 @@ class CompositePolicy(StochasticPolicy):
             all of the discrete parts.
         action_spec: of any kind in the table.
         normalizer: applied to every observation.
+        exploration: changes actions in `Phase.COLLECT`; on-policy algorithms want none.
 
     Raises:
         ConfigError: a leaf of the action space is of no kind in the table, or the mask does not fit.

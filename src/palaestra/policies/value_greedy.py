@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from palaestra.core import SpecTree
 from palaestra.nn import NetworkConfig, QNetwork, ReturnDistribution, with_memory
 from palaestra.ops import greedy_action
-from palaestra.policies.actions import Choice, Head
+from palaestra.policies.actions import ChoiceHead, Head
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.network_policy import NetworkPolicy, require_discrete
 from palaestra.policies.normalizer import ObservationNormalizer
@@ -56,7 +56,7 @@ class ValueGreedyPolicy(NetworkPolicy):
 
     @classmethod
     def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
-        return Choice(require_discrete(cls.__name__, observation_spec, action_spec))
+        return ChoiceHead(require_discrete(cls.__name__, observation_spec, action_spec))
 
     @classmethod
     def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
