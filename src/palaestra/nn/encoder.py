@@ -7,17 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import (
-    Batch,
-    BoundedSpec,
-    ConfigError,
-    DiscreteSpec,
-    MultiDiscreteSpec,
-    ShapeError,
-    SpecTree,
-    TensorSpec,
-    spec_leaves,
-)
+from palaestra.core import Batch, ConfigError, ShapeError
+from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiDiscreteSpec, SpecTree, TensorSpec, spec_leaves
 from palaestra.nn.config import NetworkConfig, own_module
 
 __all__ = ["ACTION_MASK", "Encoder", "NatureCNN", "OwnEncoder", "has_pictures"]

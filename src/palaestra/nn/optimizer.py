@@ -12,17 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import (
-    CheckpointError,
-    ConfigError,
-    Linear,
-    Piecewise,
-    Schedule,
-    did_you_mean,
-    import_object,
-    parse_schedule,
-    schedule_value,
-)
+from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_object
+from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_value
 from palaestra.nn import rules
 from palaestra.nn.fast import adam_step, flatten
 
@@ -152,7 +143,9 @@ class ComponentOptimizer:
             for name, setting in (_STATE[str(option.cls)] if own is None else {}).items()
             if setting is None or self._settings[setting]
         }
-        self._own: Any = None if own is None or not self.parameters else own(self.parameters, **self._own_settings())
+        self._own: Any = (
+            None if own is None or not self.parameters else own(self.parameters, lr=self._rate, **self._settings)
+        )
         """What it remembers of every parameter, by name."""
         self.steps = torch.zeros(())
         """0-dim, gradient steps made."""
@@ -244,9 +237,6 @@ class ComponentOptimizer:
             self._update_fused(grads)
         else:
             self._update(grads, self._rate, None)
-
-    def _own_settings(self) -> dict[str, Any]:
-        return {"lr": self._rate, **self._settings}
 
     def _step_own(self, grads: Sequence[Tensor]) -> None:
         """By an optimizer of PyTorch, or of the user."""
