@@ -15,7 +15,7 @@ import numpy as np
 from palaestra.core import RunSeeds, SpecTree, episode_seed, import_object
 from palaestra.core.errors import ConfigError, EnvError, NonFiniteError, PalaestraError, SpecError
 from palaestra.envs import EnvConfig, Fault, FaultPolicy
-from palaestra.envs.faults import FaultKind, RestartBudget, describe
+from palaestra.envs.faults import Failure, FaultKind, Incident, RestartBudget, describe
 from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
 from palaestra.multiagent.pettingzoo import PREFIX, from_pettingzoo, load_pettingzoo
 from palaestra.multiagent.rules import ActionLog, StepCheck, step_digest
@@ -190,18 +190,10 @@ class MultiAgentEnvs:
         if isinstance(error, SpecError | NonFiniteError):
             kind = "malformed" if isinstance(error, SpecError) else "non-finite"
         what, detail = describe(error)
-        fault = Fault(
-            env_id=number,
-            kind=kind,
-            what={"raised": f"raised {what}", "malformed": "broke a rule"}.get(kind, "gave no number"),
-            detail=detail,
-            episode=lane.number,
-            seed=lane.episode_seed,
-            step=lane.steps,
-            action=repr(dict(actions)) if lane.steps else "",
-            handled=self._policy.on_fault,
-            time_s=time.time(),
-        )
+        what = {"raised": f"raised {what}", "malformed": "broke a rule"}.get(kind, "gave no number")
+        place = lane.number, lane.episode_seed, lane.steps, dict(actions)
+        incident = Incident(Failure(number, kind, what, detail))
+        fault = Fault.of(incident, place, handled=self._policy.on_fault, first_id=0)
         self.faults.append(fault)
         text = f"{self.where(number)}, with actions {fault.action or 'of none'}, {fault.what}: {detail}"
         return ({"malformed": SpecError, "non-finite": NonFiniteError}.get(kind, EnvError))(text)
