@@ -171,3 +171,16 @@ def test_observation_statistics_are_frozen_during_an_update_and_take_each_row_on
         assert set(counts[-2:]) == {float(update * ROWS)}
         assert float(normalizer.count) == (update + 1) * ROWS
         collector.unroll(12)
+
+
+def test_an_update_reports_how_well_values_explained_their_targets():
+    """1 - Var(target - value) / Var(target), of all rows that count and of the values before the update."""
+    algorithm, collector = ppo()
+    drawn = unroll(algorithm, collector)
+    batch = algorithm.preprocess(drawn, collector.buffer)
+    rows = batch.valid.bool()
+    error = (batch.value_target - batch.value)[rows]
+    expected = 1 - error.var(correction=0) / batch.value_target[rows].var(correction=0)
+    info = algorithm.update(collector.buffer)
+    reported = [float(record["explained_variance"]) for record in info.records if "explained_variance" in record]
+    assert reported == [pytest.approx(float(expected), abs=1e-5)]

@@ -262,3 +262,21 @@ def test_what_is_appended_without_versions_has_none():
     buffer.extend(Batch.of(fields))
     newest = buffer.newest(1)
     assert (newest.observation.tolist(), newest.policy_version.tolist()) == ([[70], [71]], [[0]])
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_fragment_brings_the_policy_version_of_each_row(complete):
+    """MARO-12: lag is counted by rows, so none may take the version of its neighbour."""
+    buffer = make_buffer(40, 2, complete_episodes_only=complete)
+    kinds = torch.tensor([[0, 0], [1, 1], [2, 1], [0, 2], [1, 0], [2, 1]], dtype=torch.int32)
+    fields = {
+        "step_type": kinds,
+        "reward": torch.zeros(6, 2),
+        "discount": torch.ones(6, 2),
+        "observation": torch.arange(12).reshape(6, 2),
+        "action": torch.zeros(5, 2, dtype=torch.int64),
+        "policy_version": torch.tensor([[5, 1], [5, 2], [6, 2], [7, 3], [7, 4]], dtype=torch.int32),
+    }
+    buffer.extend(Batch.of(fields))
+    newest = buffer.newest(5)
+    assert newest.policy_version.tolist() == fields["policy_version"].tolist()

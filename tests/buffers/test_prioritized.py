@@ -131,6 +131,20 @@ def test_new_rows_have_the_highest_priority_seen_so_far():
     assert counts == pytest.approx(counts.mean(), abs=5 * np.sqrt(counts.mean()))  # all of one priority
 
 
+def test_small_priorities_stay_when_windows_of_another_length_are_drawn():
+    """TS-11: only starts that were never drawn are new."""
+    buffer, _ = prioritized(20, 1, 12, settings=Prioritized(alpha=1.0, beta=1.0))
+    buffer.draw(replay(), generator())
+    index = buffer.starts(1)
+    buffer.write_back(torch.from_numpy(index), torch.from_numpy(0.01 * np.arange(1.0, len(index) + 1)))
+    starts = buffer.starts(2)
+    drawn = buffer.draw(replay(mini_batch_size=20_000, n_step=2), generator())
+    place = {start: np.flatnonzero(index == start)[0] for start in starts}
+    expected = np.array([place[start] + 1.0 for start in starts])
+    share = np.array([(drawn.index.numpy() == start).mean() for start in starts])
+    assert share == pytest.approx(expected / expected.sum(), abs=0.02)
+
+
 @bounded
 @given(
     lanes=st.integers(1, 3),
