@@ -112,11 +112,11 @@ def test_impossible_specs_are_refused(make, message):
         (TensorSpec((2,)), np.zeros(3, np.float32), "shape (3,), expected (2,)"),
         (TensorSpec((2,)), np.zeros(2), "dtype float64, expected float32"),
         (TensorSpec((2,)), np.array([0, np.nan], np.float32), "value nan, expected finite numbers"),
-        (BOX, np.array([0, 0.5], np.float32), "value 0.5 at index (1,), expected [0.1"),
+        (BOX, np.array([0, 0.5], np.float32), "value 0.5 at index (1,), expected 0.1"),
         (DiscreteSpec(num=3, start=1), np.int64(3), None),
-        (DiscreteSpec(num=3, start=1), np.int64(0), "value 0, expected an integer in [1, 4)"),
-        (MultiDiscreteSpec(nvec=(2, 3)), np.array([1, 3]), "value 3 at index 1, expected [0, 3)"),
-        (MultiBinarySpec((2,)), np.array([0, 2], np.int8), "value 2, expected 0 or 1"),
+        (DiscreteSpec(num=3, start=1), np.int64(0), "value 0, expected 1 to 3"),
+        (MultiDiscreteSpec(nvec=(2, 3)), np.array([1, 3]), "value 3 at index (1,), expected 0 to 2"),
+        (MultiBinarySpec((2,)), np.array([0, 2], np.int8), "value 2 at index (1,), expected 0 to 1"),
     ],
 )
 def test_a_value_that_does_not_fit_is_explained(spec, value, problem):

@@ -20,6 +20,7 @@ __all__ = [
     "MultiDiscreteSpec",
     "SpecTree",
     "TensorSpec",
+    "dtype_limits",
     "numpy_dtype",
     "spec_from_json",
     "spec_leaves",
@@ -59,6 +60,17 @@ def torch_dtype(dtype: Any) -> torch.dtype:
         raise SpecError(f"dtype {dtype} has no torch counterpart; numbers and booleans have") from None
 
 
+def dtype_limits(dtype: np.dtype) -> tuple[float, float]:
+    """The smallest and the largest value of a dtype.
+
+    Args:
+        dtype: of integers, booleans (0 and 1) or floats (the infinities).
+    """
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).min, np.iinfo(dtype).max
+    return (0, 1) if dtype.kind == "b" else (-np.inf, np.inf)
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """A tensor of fixed shape and dtype without bounds."""
@@ -93,6 +105,11 @@ class TensorSpec:
         """Number of inputs that a network sees: elements, or categories of a one-hot code."""
         return self.size
 
+    @property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The smallest and the largest value, of the spec's shape or (); `None` where the dtype allows no others."""
+        return None
+
     def zeros(self, *leading: int) -> torch.Tensor:
         """Zeros of this spec.
 
@@ -114,9 +131,11 @@ class TensorSpec:
             return f"dtype {array.dtype}, expected {numpy_dtype(self.dtype)}"
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return f"value {array[~np.isfinite(array)].flat[0]}, expected finite numbers"
-        return self._out_of_bounds(array)
-
-    def _out_of_bounds(self, array: np.ndarray) -> str | None:
+        if self.bounds is not None:
+            low, high = (np.broadcast_to(bound, self.shape) for bound in self.bounds)
+            for index in np.argwhere((array < low) | (array > high)):
+                at = tuple(index.tolist())
+                return f"value {array[at]}{f' at index {at}' if at else ''}, expected {low[at]} to {high[at]}"
         return None
 
 
@@ -139,7 +158,7 @@ class BoundedSpec(TensorSpec):
         for name in ("minimum", "maximum"):
             bound = np.array(getattr(self, name))
             if dtype.kind in "iu" and bound.dtype.kind == "f":
-                limit = np.array(getattr(np.iinfo(dtype), name[:3]), dtype)
+                limit = np.array(dtype_limits(dtype)[name == "maximum"], dtype)
                 bound = np.where(np.isinf(bound), limit, np.where(np.isinf(bound), 0, bound).astype(dtype))
             try:
                 object.__setattr__(self, name, np.broadcast_to(bound.astype(dtype), self.shape))
@@ -165,12 +184,12 @@ class BoundedSpec(TensorSpec):
     def __hash__(self) -> int:
         return hash((self.shape, self.dtype))
 
-    def _out_of_bounds(self, array: np.ndarray) -> str | None:
-        outside = (array < self.minimum) | (array > self.maximum)
-        if not outside.any():
-            return None
-        index = tuple(int(i) for i in np.argwhere(outside)[0])
-        return f"value {array[index]} at index {index}, expected [{self.minimum[index]}, {self.maximum[index]}]"
+    @property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The smallest and the largest value, of the spec's shape; `None` where the dtype allows no others."""
+        low, high = dtype_limits(numpy_dtype(self.dtype))
+        free = (self.minimum == low).all() and (self.maximum == high).all()
+        return None if free else (self.minimum, self.maximum)
 
 
 @dataclass(frozen=True)
@@ -195,10 +214,15 @@ class DiscreteSpec(TensorSpec):
         """Length of the one-hot code."""
         return self.num
 
-    def _out_of_bounds(self, array: np.ndarray) -> str | None:
-        value = int(array)
-        inside = self.start <= value < self.start + self.num
-        return None if inside else f"value {value}, expected an integer in [{self.start}, {self.start + self.num})"
+    @property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """The smallest and the largest value.
+
+        Examples:
+            >>> [int(bound) for bound in DiscreteSpec(num=3, start=1).bounds]
+            [1, 3]
+        """
+        return np.array(self.start), np.array(self.start + self.num - 1)
 
 
 @dataclass(frozen=True)
@@ -221,9 +245,10 @@ class MultiDiscreteSpec(TensorSpec):
         """Total length of the one-hot codes."""
         return sum(self.nvec)
 
-    def _out_of_bounds(self, array: np.ndarray) -> str | None:
-        bad = np.flatnonzero((array < 0) | (array >= np.asarray(self.nvec)))
-        return f"value {array[bad[0]]} at index {bad[0]}, expected [0, {self.nvec[bad[0]]})" if len(bad) else None
+    @property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """The smallest and the largest value of every choice."""
+        return np.array(0), np.array(self.nvec) - 1
 
 
 @dataclass(frozen=True)
@@ -232,9 +257,10 @@ class MultiBinarySpec(TensorSpec):
 
     dtype: torch.dtype = torch.int8
 
-    def _out_of_bounds(self, array: np.ndarray) -> str | None:
-        bad = array[(array != 0) & (array != 1)]
-        return f"value {bad.flat[0]}, expected 0 or 1" if bad.size else None
+    @property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """0 and 1."""
+        return np.array(0), np.array(1)
 
 
 SpecTree: TypeAlias = Any

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from palaestra.core import EnvError, ShapeError, SpecError, TimeStep, numpy_dtype, spec_leaves
-from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
+from palaestra.core.spec import DiscreteSpec, SpecTree, TensorSpec, dtype_limits
 from palaestra.envs.faults import Failure
 from palaestra.envs.nest import flatten, leaf_dtypes, problem, to_batched, unflatten
 from palaestra.envs.rows import Rows, Specs
 
-__all__ = ["ActionReader", "Boundary", "batched_time_step", "leaf_bounds", "require_all", "tolerant"]
+__all__ = ["ActionReader", "Boundary", "batched_time_step", "require_all", "tolerant"]
 
 _log = logging.getLogger(__name__)
 _tensor = torch.from_numpy
@@ -47,7 +47,7 @@ class ActionReader:
             self._scalars = {value: kind(value) for value in range(spec.start, spec.start + spec.num)}
         self._given: tuple[Any, list[Any]] = None, []
         self._expected = [(path, (batch_size, *leaf.shape), dtype) for (path, leaf), dtype in leaves]
-        self._bounds = [bounds and tolerant(bounds) for bounds in map(leaf_bounds, spec_leaves(spec).values())]
+        self._bounds = [leaf.bounds and tolerant(leaf.bounds) for leaf in spec_leaves(spec).values()]
         self._zeros = [np.zeros(int(np.prod(shape)), dtype) for _, shape, dtype in self._expected]
         observation = specs.observation
         self.masked = isinstance(spec, DiscreteSpec) and isinstance(observation, dict) and "action_mask" in observation
@@ -223,16 +223,12 @@ def _array(leaf: Any, path: str, shape: tuple[int, ...], dtype: np.dtype, bounds
     if changed.any():
         lane, *index = np.argwhere(changed)[0].tolist()
         where = f" at {path!r}" if path else ""
-        low, high = (np.broadcast_to(bound, shape[1:])[tuple(index)] for bound in bounds or _limits(dtype))
+        low, high = (np.broadcast_to(bound, shape[1:])[tuple(index)] for bound in bounds or dtype_limits(dtype))
         raise SpecError(
             f"the action for environment {lane} has value {array[changed][0]}{where}, expected an integer in "
             f"[{low}, {high}]"
         )
     return cast
-
-
-def _limits(dtype: np.dtype) -> tuple[int, int]:
-    return (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
 
 
 def batched_time_step(
@@ -283,8 +279,7 @@ class Boundary:
         ]
         self._single = self._floats[0][1] if len(self._leaves) == len(self._floats) == 1 else None
         self._no_reward = np.zeros(rewards, np.float32)
-        bounds = [leaf_bounds(leaf) for _, leaf in self._leaves]
-        self._bounds = [(leaf, *pair) for leaf, pair in enumerate(bounds) if pair is not None]
+        self._bounds = [(number, *leaf.bounds) for number, (_, leaf) in enumerate(self._leaves) if leaf.bounds]
         looked_at = self._nested or bool(self._bounds)
         self.period = (1 if strict else _PERIOD) if looked_at else sys.maxsize
         self._told: set[int] = set()
@@ -363,33 +358,3 @@ class Boundary:
                 self._first + first, texts[first], len(places), array.size, name,
             )  # fmt: skip
         return []
-
-
-def leaf_bounds(spec: TensorSpec) -> tuple[np.ndarray, np.ndarray] | None:
-    """The smallest and largest value of every element; `None` where the dtype allows no others.
-
-    Args:
-        spec: of one leaf.
-
-    Examples:
-        >>> [int(bound) for bound in leaf_bounds(DiscreteSpec(num=3, start=1))]
-        [1, 3]
-    """
-    low: Any
-    high: Any
-    if isinstance(spec, BoundedSpec):
-        low, high = spec.minimum, spec.maximum
-    elif isinstance(spec, DiscreteSpec):
-        low, high = np.array(spec.start), np.array(spec.start + spec.num - 1)
-    elif isinstance(spec, MultiDiscreteSpec):
-        low, high = np.zeros(len(spec.nvec), np.int64), np.array(spec.nvec) - 1
-    elif isinstance(spec, MultiBinarySpec):
-        low, high = np.array(0), np.array(1)
-    else:
-        return None
-    if low.dtype.kind in "iu":
-        limits = np.iinfo(low.dtype)
-        free = (low == limits.min).all() and (high == limits.max).all()
-    else:
-        free = np.isneginf(low).all() and np.isposinf(high).all()
-    return None if free else (low, high)

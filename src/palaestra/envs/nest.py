@@ -9,7 +9,7 @@ import numpy as np
 import optree
 import torch
 
-from palaestra.core import Batch, BoundedSpec, DiscreteSpec, SpecError, SpecTree, TensorSpec, numpy_dtype, spec_leaves
+from palaestra.core import Batch, SpecError, SpecTree, TensorSpec, numpy_dtype, spec_leaves
 
 # Asking torch for a dtype's numpy name allocates a tensor.
 _dtype = functools.cache(numpy_dtype)
@@ -114,8 +114,6 @@ def to_batched(arrays: Sequence[np.ndarray], spec: SpecTree) -> Any:
         arrays: in the order of `spec`.
         spec: of one bare environment.
     """
-    if isinstance(spec, TensorSpec):
-        return torch.from_numpy(arrays[0])
     return _batch(iter(arrays), spec)
 
 
@@ -130,7 +128,7 @@ def zeros(spec: SpecTree) -> Any:
 
 
 def neutral(spec: SpecTree) -> Any:
-    """Zeros, or the values next to them that the spec allows, for an observation that nobody made.
+    """Zeros, or the values next to them that the spec allows, for an observation that no environment made.
 
     Args:
         spec: of one bare environment; every action of an `action_mask` is allowed.
@@ -148,10 +146,8 @@ def neutral_rows(spec: SpecTree, batch_size: int) -> list[np.ndarray]:
     arrays: list[np.ndarray] = []
     for path, leaf in spec_leaves(spec).items():
         value = np.zeros((batch_size, *leaf.shape), _dtype(leaf.dtype))
-        if isinstance(leaf, BoundedSpec):
-            value = np.clip(value, leaf.minimum, leaf.maximum)
-        elif isinstance(leaf, DiscreteSpec):
-            value = value + leaf.start
+        if leaf.bounds is not None:
+            value = np.clip(value, *leaf.bounds)
         arrays.append((value + (path == "action_mask")).astype(_dtype(leaf.dtype)))
     return arrays
 

@@ -6,7 +6,7 @@ import numpy as np
 from gymnasium import spaces
 
 from palaestra.core import SpecError, numpy_dtype, torch_dtype
-from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
+from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, dtype_limits
 
 __all__ = ["space_from_spec", "spec_from_space"]
 
@@ -77,17 +77,9 @@ def space_from_spec(spec: SpecTree) -> spaces.Space[Any]:
         case BoundedSpec():
             dtype: Any = numpy_dtype(spec.dtype)
             return spaces.Box(spec.minimum, spec.maximum, spec.shape, dtype)
-    return _unbounded(spec)
-
-
-def _unbounded(spec: TensorSpec) -> spaces.Box:
-    dtype: Any = numpy_dtype(spec.dtype)
-    if dtype.kind == "f":
-        return spaces.Box(-np.inf, np.inf, spec.shape, dtype)
-    if dtype.kind == "b":
-        return spaces.Box(0, 1, spec.shape, np.uint8)
-    limits = np.iinfo(dtype)
-    return spaces.Box(limits.min, limits.max, spec.shape, dtype)
+    dtype = numpy_dtype(spec.dtype)
+    kind: Any = np.uint8 if dtype.kind == "b" else dtype
+    return spaces.Box(*dtype_limits(dtype), spec.shape, kind)
 
 
 def _multi_discrete(space: spaces.MultiDiscrete, name: str) -> MultiDiscreteSpec:

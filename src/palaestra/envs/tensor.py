@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from palaestra.core import ConfigError, EnvError, ShapeError, SpecError, TensorSpec, TimeStep
-from palaestra.envs.boundary import leaf_bounds, require_all, tolerant
+from palaestra.envs.boundary import require_all, tolerant
 from palaestra.envs.environment import Environment
 from palaestra.envs.episodes import lane_seeds_of
 from palaestra.envs.nest import neutral_rows
@@ -90,8 +90,8 @@ class TensorEnvironment(Environment):
         if not isinstance(getattr(self, "num_random", None), int):
             raise ConfigError(f"{type(self).__name__} must say num_random: how many random numbers a reset needs")
         self._none = torch.from_numpy(neutral_rows(self.action_spec, batch_size)[0]).to(self.device)
-        bounds = leaf_bounds(self.action_spec)
-        self._bounds = None if bounds is None else [torch.from_numpy(bound) for bound in tolerant(bounds)]
+        bounds = self.action_spec.bounds
+        self._bounds = bounds and [torch.from_numpy(bound) for bound in tolerant(bounds)]
         self._progress = self._before_the_first()
         self._state: State = self.fresh(torch.zeros(batch_size, self.num_random, device=self.device))
         self._result: TimeStep | None = None
