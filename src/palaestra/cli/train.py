@@ -18,7 +18,6 @@ from palaestra.algorithms import ALGORITHMS
 from palaestra.cli.options import command, parse, positional, typed_options
 from palaestra.core import ConfigError, require_at_least
 from palaestra.experiments.config import config_to_mapping
-from palaestra.training import ConsoleLogger
 
 __all__ = ["resume", "train"]
 
@@ -123,16 +122,12 @@ def train(arguments: list[str]) -> int:
 
     if command.seeds is not None:
         return _report_group(experiments.train_seeds(config, command.seeds, progress=True, on_start=announce), console)
-    return _report(experiments.run(config, loggers=[_console_logger(config, console)], on_start=announce), console)
+    return _report(experiments.run(config, progress=True, on_start=announce), console)
 
 
 def _say(console: Console, *lines: str) -> None:
     """Prints lines as they are: no colours in them, no markup, not cut."""
     console.print(*lines, sep="\n", highlight=False, soft_wrap=True, markup=False)
-
-
-def _console_logger(config: experiments.ExperimentConfig, console: Console) -> ConsoleLogger:
-    return ConsoleLogger(f"{config.algorithm_name} on {config.env.name}", config.trainer.total_env_steps, console)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +178,7 @@ def resume(arguments: list[str]) -> int:
     done = experiments.resume(
         directory.path,
         fork=(options.name or True) if options.fork else False,
-        loggers=[_console_logger(config, console)],
+        progress=True,
         on_start=announce,
         **{path: new for path, (_, new) in changes.items()},
     )

@@ -6,8 +6,8 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
@@ -113,12 +113,7 @@ def train(
         if loggers:
             raise ConfigError("several seeds train in processes of their own, which `loggers` cannot reach")
         return train_seeds(config, seeds, progress=progress)
-    return run(config, loggers=_with_console(config, loggers, progress))
-
-
-def _with_console(config: ExperimentConfig, loggers: Sequence[Logger], progress: bool) -> Sequence[Logger]:
-    title = f"{config.algorithm_name} on {config.env.name}"
-    return [*loggers, ConsoleLogger(title, config.trainer.total_env_steps)] if progress else loggers
+    return run(config, progress=progress, loggers=loggers)
 
 
 def require_same_task(config: ExperimentConfig, algorithm: str, env: str) -> None:
@@ -140,12 +135,17 @@ def require_same_task(config: ExperimentConfig, algorithm: str, env: str) -> Non
 
 
 def run(
-    config: ExperimentConfig, *, loggers: Sequence[Logger] = (), on_start: Callable[[Path], None] | None = None
+    config: ExperimentConfig,
+    *,
+    progress: bool = False,
+    loggers: Sequence[Logger] = (),
+    on_start: Callable[[Path], None] | None = None,
 ) -> RunResult:
     """Trains by a configuration, in a new run directory.
 
     Args:
         config: everything the run depends on.
+        progress: whether to show how it goes, as the command does.
         loggers: besides the run's own files and TensorBoard.
         on_start: called with the run directory once it exists.
 
@@ -158,8 +158,7 @@ def run(
         directory = RunDirectory.create(config)
         if on_start is not None:
             on_start(directory.path)
-        with active(directory, learner, data=data, loggers=loggers) as trainer:
-            return ended(directory, trainer, trainer.run())
+        return _run_in(directory, learner, data, progress=progress, loggers=loggers)
 
 
 def resume(
@@ -196,26 +195,25 @@ def resume(
         directory = fork_run(directory, config, fork if isinstance(fork, str) else None)
     if on_start is not None:
         on_start(directory.path)
-    loggers = _with_console(config, loggers, progress)
-    with active(directory, learner, data=data, loggers=loggers, resumed=True) as trainer:
-        return ended(directory, trainer, trainer.run())
+    return _run_in(directory, learner, data, progress=progress, loggers=loggers, resumed=True)
 
 
-@contextmanager
-def active(
+def _run_in(
     directory: RunDirectory,
     learner: Learner,
-    *,
     data: Mapping[str, ReplayBuffer],
+    *,
+    progress: bool = False,
     loggers: Sequence[Logger] = (),
     resumed: bool = False,
-) -> Iterator[Trainer]:
-    """The trainer of a run directory that exists, ready to run; what ends it in between is written down.
+) -> RunResult:
+    """Trains in a run directory that exists, and writes there how the run ended.
 
     Args:
         directory: of the run.
         learner: from `make_learner`; its configuration is written there where it differs, once the checkpoint fits.
         data: from `Learner.load_data`.
+        progress: whether to show how it goes.
         loggers: besides the run's own files and TensorBoard.
         resumed: whether to continue from the newest valid checkpoint; a run without any begins, with a warning.
 
@@ -224,6 +222,9 @@ def active(
         ConfigError: another process has the run.
     """
     config = learner.config
+    if progress:
+        title = f"{config.algorithm_name} on {config.env.name}"
+        loggers = [*loggers, ConsoleLogger(title, config.trainer.total_env_steps)]
     with ExitStack() as stack:
         stack.enter_context(StopSignals(grace_s=config.trainer.grace_s))
         directory.lock()
@@ -239,7 +240,10 @@ def active(
             directory.write_info({"resume": resume if exact else "statistical"})
         directory.write_info({"status": "running", "process": process_info(), "threads": torch.get_num_threads()})
         try:
-            yield trainer
+            result = trainer.run()
+            facts = {"env_steps": result.env_steps, "train_s": result.train_s, "best_return": result.best_return}
+            _end(directory, {"status": result.status, "reason": result.reason or None, "error": None, **facts})
+            return RunResult(directory.path, result, acting_policy(trainer.algorithms))
         except BaseException as error:
             status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
             reached = {"env_steps": trainer.collector.env_steps, "best_return": trainer.best_return}
@@ -250,19 +254,6 @@ def active(
             except OSError as full:  # the first cause is what the user needs
                 _log.warning("how %s ended could not be written: %s", directory.path, full)
             raise
-
-
-def ended(directory: RunDirectory, trainer: Trainer, result: TrainResult) -> RunResult:
-    """Writes down how a run ended.
-
-    Args:
-        directory: of the run.
-        trainer: of the run.
-        result: of `Trainer.run`.
-    """
-    facts = {"env_steps": result.env_steps, "train_s": result.train_s, "best_return": result.best_return}
-    _end(directory, {"status": result.status, "reason": result.reason or None, "error": None, **facts})
-    return RunResult(directory.path, result, acting_policy(trainer.algorithms))
 
 
 def _computes_exactly(before: ExperimentConfig, now: ExperimentConfig) -> bool:
@@ -322,8 +313,7 @@ def seed_process(run: str, *path: str) -> int:
     try:
         resumed = directory.status != "created"
         learner = make_learner(directory.config)
-        with active(directory, learner, data=learner.load_data(), resumed=resumed) as trainer:
-            return ended(directory, trainer, trainer.run()).result.exit_code
+        return _run_in(directory, learner, learner.load_data(), resumed=resumed).result.exit_code
     except PalaestraError as error:
         sys.stderr.write(f"{type(error).__name__}  {error}\n")
         return error.exit_code
