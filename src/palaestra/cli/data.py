@@ -1,9 +1,8 @@
 """`palaestra data`: data sets for offline training."""
 
-import json
 import shlex
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from palaestra import experiments
 from palaestra.cli.options import JsonOptions, RunOptions, command, parse, positional
@@ -53,22 +52,19 @@ def data(arguments: list[str]) -> int:
     what, *rest = arguments
     if what not in _WHAT:
         raise ConfigError(f"`palaestra data` has no {what!r}{did_you_mean(what, _WHAT)}")
-    summary, as_json = _WHAT[what](rest)
-    sys.stdout.write((json.dumps(summary.to_json()) if as_json else f"data        {summary}") + "\n")
-    if not as_json:
-        sys.stdout.write(
-            f"next        palaestra train ALGORITHM ENVIRONMENT --offline.data {shlex.quote(str(summary.path))}\n"
-        )
+    summary, options = _WHAT[what](rest)
+    follow = f"palaestra train ALGORITHM ENVIRONMENT --offline.data {shlex.quote(str(summary.path))}"
+    options.show(asdict(summary), f"data        {summary}\nnext        {follow}")
     return 0
 
 
-def _export(arguments: list[str]) -> tuple[experiments.DataSummary, bool]:
+def _export(arguments: list[str]) -> tuple[experiments.DataSummary, JsonOptions]:
     usage = "palaestra data export RUN FOLDER"
     (run, folder), options = command(RunOptions, arguments, usage, "the run", "the folder")
-    return experiments.export_data(run, folder, root=options.root), options.json
+    return experiments.export_data(run, folder, root=options.root), options
 
 
-def _collect(arguments: list[str]) -> tuple[experiments.DataSummary, bool]:
+def _collect(arguments: list[str]) -> tuple[experiments.DataSummary, JsonOptions]:
     usage, chance = "palaestra data collect RUN|random ENVIRONMENT FOLDER [--steps N]", arguments[:1] == ["random"]
     names = ("random", "the environment", "the folder") if chance else ("the run", "the folder")
     (*who, folder), rest = positional(arguments, usage, *names)
@@ -76,7 +72,7 @@ def _collect(arguments: list[str]) -> tuple[experiments.DataSummary, bool]:
     if chance:
         options = parse(CollectOptions, rest, usage, default=replace(options, env=EnvConfig(name=who[1])))
         env, agents, steps, seed = options.env, options.agents, options.steps, options.seed
-        return experiments.collect_by_chance(env, agents, folder, steps=steps, seed=seed), options.json
+        return experiments.collect_by_chance(env, agents, folder, steps=steps, seed=seed), options
     run = experiments.find_run(who[0], options.root)
     own = {"env": run.config.env.for_evaluation(1), "agents": run.config.agents}
     options = parse(CollectOptions, rest, usage, default=replace(options, **own))
@@ -84,13 +80,13 @@ def _collect(arguments: list[str]) -> tuple[experiments.DataSummary, bool]:
         raise ConfigError(f"who acts by which policy is settled in {run.path}; leave out --agents")
     learner, policies = experiments.policies_of_run(run, options.which)
     done = learner.record(policies, options.env, folder, steps=options.steps, seed=options.seed)
-    return done, options.json
+    return done, options
 
 
-def _minari(arguments: list[str]) -> tuple[experiments.DataSummary, bool]:
+def _minari(arguments: list[str]) -> tuple[experiments.DataSummary, JsonOptions]:
     usage = "palaestra data minari FOLDER DATASET"
     (folder, dataset), options = command(JsonOptions, arguments, usage, "the folder", "the id of the dataset")
-    return experiments.export_minari(folder, dataset), options.json
+    return experiments.export_minari(folder, dataset), options
 
 
 _WHAT = {"export": _export, "collect": _collect, "minari": _minari}

@@ -14,11 +14,9 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
 
 from palaestra import experiments
-from palaestra.cli.options import JsonOptions, RunOptions, command, parse, positional
+from palaestra.cli.options import JsonOptions, RunOptions, command, parse, positional, print_table
 from palaestra.core import ConfigError, available_devices, did_you_mean
 from palaestra.envs import CheckReport, EnvConfig
 from palaestra.envs.check import check
@@ -45,7 +43,7 @@ def list_all(arguments: list[str]) -> int:
         raise ConfigError(f"there is no list of {what!r}{did_you_mean(what, _WHAT)}")
     chosen = (what,) if what else ("algorithms", "presets", "runs")
     if options.json:
-        sys.stdout.write(json.dumps({name: _json(name, options.root) for name in chosen}) + "\n")
+        print(json.dumps({name: _json(name, options.root) for name in chosen}))
         return 0
     console = Console(width=None if sys.stdout.isatty() else _NO_LIMIT)
     for name in chosen:
@@ -68,22 +66,24 @@ def _json(what: str, root: str) -> list[Any]:
 
 def _show(what: str, root: str, console: Console) -> None:
     if what == "algorithms":
-        table = Table(Column("algorithm", no_wrap=True), "what it does", "data", "actions", "features", box=None)
-        for entry in experiments.algorithm_catalogue():
-            actions, features = ", ".join(entry.actions), ", ".join(entry.features)
-            table.add_row(entry.name, entry.summary, entry.data, actions, features)
+        rows = [
+            (entry.name, entry.summary, entry.data, ", ".join(entry.actions), ", ".join(entry.features))
+            for entry in experiments.algorithm_catalogue()
+        ]
+        print_table(console, ["algorithm", "what it does", "data", "actions", "features"], rows)
     elif what == "envs":
-        table = Table(Column("environment", no_wrap=True), "suite", "time limit", "native vector", box=None)
-        for env in registered_environments():
-            table.add_row(env.name, env.suite, str(env.max_episode_steps or ""), "yes" if env.native else "")
+        rows = [
+            (env.name, env.suite, env.max_episode_steps or "", "yes" if env.native else "")
+            for env in registered_environments()
+        ]
+        print_table(console, ["environment", "suite", "time limit", "native vector"], rows)
     elif what == "presets":
-        table = Table(Column("algorithm", no_wrap=True), "tuned for", box=None)
-        for algorithm in dict.fromkeys(key[0] for key in experiments.PRESETS):
-            table.add_row(algorithm, ", ".join(env for name, env in experiments.PRESETS if name == algorithm))
+        tuned: dict[str, list[str]] = {}
+        for algorithm, env in experiments.PRESETS:
+            tuned.setdefault(algorithm, []).append(env)
+        print_table(console, ["algorithm", "tuned for"], [(name, ", ".join(envs)) for name, envs in tuned.items()])
     else:
         _show_runs(root, console)
-        return
-    console.print(table)
 
 
 def _show_runs(root: str, console: Console) -> None:
@@ -91,14 +91,12 @@ def _show_runs(root: str, console: Console) -> None:
     if not runs:
         console.print("no runs yet; start one with `palaestra train ppo CartPole-v1`")
         return
-    table = Table(Column("run", overflow="fold"), "status", "env steps", "best return", box=None)
+    rows = []
     for path in runs[-_NEWEST:]:
         run = experiments.RunDirectory(path)
         best = run.info.get("best_return")
-        table.add_row(
-            escape(str(path)), run.status, str(run.info.get("env_steps", "")), "" if best is None else f"{best:.1f}"
-        )
-    console.print(table)
+        rows.append((path, run.status, run.info.get("env_steps", ""), "" if best is None else f"{best:.1f}"))
+    print_table(console, ["run", "status", "env steps", "best return"], rows)
     if len(runs) > _NEWEST:
         console.print(f"the newest {_NEWEST} of {len(runs)}; --json has all", highlight=False)
     for path in experiments.list_groups(root)[-_NEWEST:]:
@@ -185,12 +183,12 @@ def bench(arguments: list[str]) -> int:
         base = experiments.preset(*names)
         config = parse(experiments.ExperimentConfig, [a for a in rest if a != "--json"], usage, default=base)
         estimate = experiments.dry_run(config)
-        print(estimate.to_json() if "--json" in rest else str(estimate).split("\n")[0])
+        JsonOptions(json="--json" in rest).show(asdict(estimate), str(estimate).split("\n")[0])
         return 0
     default = BenchOptions(env=EnvConfig(name=names[0] or "CartPole-v1"))
     options = parse(BenchOptions, rest, "palaestra bench ENVIRONMENT", default=default)
     speed = experiments.bench_environment(options.env, duration_s=options.duration_s, repetitions=options.repetitions)
-    print(json.dumps(speed.to_json()) if options.json else str(speed))
+    options.show(asdict(speed), str(speed))
     return 0
 
 
@@ -212,7 +210,7 @@ def check_env(arguments: list[str]) -> int:
     default = CheckOptions(env=EnvConfig(name=name or "CartPole-v1"))
     options = parse(CheckOptions, rest, "palaestra check-env ENVIRONMENT", default=default)
     report = _env_report(options.env) if is_multi_agent(options.env.name) else check(options.env)
-    print(json.dumps(asdict(report) | {"ok": report.ok}) if options.json else str(report))
+    options.show(asdict(report) | {"ok": report.ok}, str(report))
     return 0 if report.ok else 3
 
 

@@ -1,12 +1,16 @@
 """Reading options: the same paths, types and checks as in files; tyro writes the help."""
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from palaestra.core import ConfigError, Schedule
@@ -16,7 +20,7 @@ from palaestra.experiments.config import Setting, algorithms_with, meant, settin
 from palaestra.experiments.values import members_of, value_from_words
 from palaestra.nn import EncoderOption
 
-__all__ = ["JsonOptions", "RunOptions", "command", "parse", "positional", "typed_options"]
+__all__ = ["JsonOptions", "RunOptions", "command", "parse", "positional", "print_table", "typed_options"]
 
 T = TypeVar("T")
 
@@ -28,6 +32,15 @@ class JsonOptions:
     json: bool = False
     """Print JSON."""
 
+    def show(self, record: Any, text: str) -> None:
+        """Prints one of them.
+
+        Args:
+            record: JSON values, for `--json`.
+            text: for people.
+        """
+        print(json.dumps(record) if self.json else text)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(JsonOptions):
@@ -35,6 +48,20 @@ class RunOptions(JsonOptions):
 
     root: str = "runs"
     """Where runs are."""
+
+
+def print_table(console: Console, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Prints a table without lines; what is too long for the first column continues below.
+
+    Args:
+        console: where to.
+        head: names of the columns.
+        rows: what stands in them.
+    """
+    table = Table(Column(head[0], overflow="fold"), *head[1:], box=None)
+    for row in rows:
+        table.add_row(*(escape(str(cell)) for cell in row))
+    console.print(table)
 
 
 def positional(arguments: list[str], usage: str, *names: str) -> tuple[list[str], list[str]]:

@@ -5,15 +5,14 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from palaestra import experiments
-from palaestra.cli.options import RunOptions, command
+from palaestra.cli.options import RunOptions, command, print_table
 from palaestra.core import ConfigError, import_extra, require_at_least
 from palaestra.experiments.curves import Axis, Statistic, require_plot_name
 
@@ -53,17 +52,7 @@ def evaluate(arguments: list[str]) -> int:
         deterministic=not options.stochastic,
         which=options.which,
     )
-    if options.json:
-        sys.stdout.write(json.dumps(result.to_json()) + "\n")
-        return 0
-    for path, evaluation in result.runs.items():
-        sys.stdout.write(f"{path}  {evaluation}\n")
-    if len(result.runs) > 1:
-        low, high = result.return_ci95
-        interval = f"95% bootstrap interval over {len(result.runs)} runs: {low:.1f} to {high:.1f}"
-        sys.stdout.write(f"all  {result.return_mean:.1f} ({interval})\n")
-    if result.baseline is not None:
-        sys.stdout.write(f"random actions  {result.baseline}\n")
+    options.show(asdict(result), str(result))
     return 0
 
 
@@ -96,10 +85,10 @@ def plot(arguments: list[str]) -> int:
         listing = [
             {key: value if key == "label" else value.tolist() for key, value in vars(curve).items()} for curve in curves
         ]
-        sys.stdout.write(json.dumps(listing) + "\n")
+        print(json.dumps(listing))
     elif options.output is not None:
         path = experiments.save_plot(curves, options.output, x=options.x, metric=options.metric)
-        sys.stdout.write(f"plot        {path}\n")
+        print(f"plot        {path}")
     else:
         console = Console()
         console.print(
@@ -127,7 +116,7 @@ def report(arguments: list[str]) -> int:
         raise ConfigError(f"--output is {options.output!r}; give a file that ends with .html")
     runs = experiments.find_runs(names, options.root)
     path = experiments.write_report([run.path for run in runs], options.output or _home(runs) / "report.html")
-    sys.stdout.write(json.dumps({"report": str(path)}) + "\n" if options.json else f"report      {path}\n")
+    options.show({"report": str(path)}, f"report      {path}")
     return 0
 
 
@@ -160,13 +149,14 @@ def compare(arguments: list[str]) -> int:
     (first, second), options = command(CompareOptions, arguments, "palaestra compare RUN RUN", *names)
     result = experiments.compare_runs(first, second, root=options.root, metric=options.metric, x=options.x)
     if options.json:
-        sys.stdout.write(json.dumps(result.to_json()) + "\n")
+        print(json.dumps(result.to_json()))
         return 0
     console = Console()
-    table = Table("setting", first, second, box=None)
-    for path, (one, other) in result.differences.items():
-        table.add_row(path, str(one), str(other))
-    console.print(table if result.differences else "the settings are the same")
+    if result.differences:
+        rows = [(path, *values) for path, values in result.differences.items()]
+        print_table(console, ["setting", first, second], rows)
+    else:
+        console.print("the settings are the same")
     console.print(
         experiments.terminal_plot(result.curves, x=options.x, metric=options.metric, width=min(110, console.width))
     )
@@ -221,17 +211,13 @@ def play(arguments: list[str]) -> int:
             episodes.append([])
         returns += scene.returns
     films = [episode for episode in episodes if episode]
-    path = None
+    path, text = None, f"{len(returns)} episode(s), return {np.mean(returns):.1f}"
     if not window:
         frames = grid(films) if options.grid else [frame for film in films for frame in film]
         path = Path(options.output or directory.path / "videos" / ("grid.mp4" if options.grid else "play.mp4"))
         write_film(path, frames, options.fps)
-    if options.json:
-        print(json.dumps({"returns": returns, "film": None if path is None else str(path)}))
-        return 0
-    print(f"{len(returns)} episode(s), return {np.mean(returns):.1f}")
-    if path is not None:
-        print(f"film        {path}")
+        text += f"\nfilm        {path}"
+    options.show({"returns": returns, "film": path and str(path)}, text)
     return 0
 
 

@@ -1,6 +1,7 @@
 """`palaestra train` and `resume`."""
 
 import dataclasses
+import json
 import os
 import re
 import shlex
@@ -114,7 +115,7 @@ def train(arguments: list[str]) -> int:
     if command.dry_run:
         estimate = experiments.dry_run(config)
         each = "" if command.seeds is None else f"\nseeds       all of this for each of {command.seeds}"
-        sys.stdout.write((estimate.to_json() if command.json else f"{estimate}{each}") + "\n")
+        print(json.dumps(dataclasses.asdict(estimate)) if command.json else f"{estimate}{each}")
         return 0
 
     def announce(path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -199,10 +199,6 @@ class DataSummary:
     """Mean return of these; `None` where there is none."""
     parts: dict[str, DataSummary] = field(default_factory=dict)
     """Of many agents, what each policy's folder holds; steps and episodes are sums then, returns a mean, of these."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
 
     def __str__(self) -> str:
         mean = "" if self.return_mean is None else f", mean return {self.return_mean:.1f}"

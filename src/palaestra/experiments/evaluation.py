@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,15 @@ class RunsEvaluation:
     baseline: Evaluation | None = None
     """Of a policy that acts at random, where it was asked for."""
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
+    def __str__(self) -> str:
+        lines = [f"{path}  {evaluation}" for path, evaluation in self.runs.items()]
+        if len(self.runs) > 1:
+            low, high = self.return_ci95
+            interval = f"95% bootstrap interval over {len(self.runs)} runs: {low:.1f} to {high:.1f}"
+            lines.append(f"all  {self.return_mean:.1f} ({interval})")
+        if self.baseline is not None:
+            lines.append(f"random actions  {self.baseline}")
+        return "\n".join(lines)
 
 
 def evaluate_run(
@@ -89,12 +95,9 @@ def evaluate_runs(
     interval = mean_interval(means) if len(means) > 1 else next(iter(found.values())).return_ci95
     chance = None
     if baseline:
-        learner, episodes, seed = (
-            learner_of(on_cpu(directories[0].config)),
-            options.get("episodes", 20),
-            options.get("seed"),
-        )
-        chance = learner.evaluate_chance(episodes=episodes, seed=learner.config.run.seed if seed is None else seed)
+        learner, seed = learner_of(on_cpu(directories[0].config)), options.get("seed")
+        seed = learner.config.run.seed if seed is None else seed
+        chance = learner.evaluate_chance(episodes=options.get("episodes", 20), seed=seed)
     return RunsEvaluation(found, math.fsum(means) / len(means), interval, chance)
 
 

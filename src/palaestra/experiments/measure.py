@@ -2,13 +2,12 @@
 
 import contextlib
 import itertools
-import json
 import resource
 import statistics
 import sys
 import time
 from collections.abc import Generator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,10 +50,6 @@ class Estimate:
     """Memory of this machine."""
     checkpoint_bytes: int
     """Size of the checkpoints that are kept, at most."""
-
-    def to_json(self) -> str:
-        """The fields as a JSON object."""
-        return json.dumps(asdict(self))
 
     def __str__(self) -> str:
         lines = [
@@ -159,10 +154,6 @@ class EnvironmentSpeed:
     """How often it was measured."""
     cores: int
     """Cores this process may use."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
 
     def __str__(self) -> str:
         spread = f"{self.slowest:,.0f} to {self.fastest:,.0f} in {self.repetitions} repetitions"
