@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ Statistic: TypeAlias = Literal["mean", "iqm"]
 _COLUMNS = {"steps": "env_steps", "time": "time/train_s", "episodes": "episodes"}
 _RESAMPLES = 2000
 _POINTS = 200
+_mean = functools.partial(np.mean, axis=-2)
 
 
 @dataclass(frozen=True)
@@ -149,10 +151,6 @@ def mean_interval(values: Iterable[float]) -> tuple[float, float]:
     return float(low[0]), float(high[0])
 
 
-def _mean(values: np.ndarray) -> np.ndarray:
-    return values.mean(axis=-2)
-
-
 def _interval(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Ends of the interval over runs: [n, points] -> 2 x [points]; whole runs are drawn again, with a fixed seed."""
     count = len(values)
@@ -185,16 +183,15 @@ def _curve(label: str, runs: Sequence[np.ndarray], statistic: Statistic) -> Curv
     return Curve(label, grid, value, low, high, reached.sum(axis=0))
 
 
-def thinned(curve: Curve, points: int) -> Curve:
-    """A curve with fewer points.
+def one_run(points: np.ndarray) -> Curve:
+    """The curve of a single run, thinned where it has more points than a picture can show.
 
     Args:
-        curve: to thin.
-        points: at most so many; the first and the last stay.
+        points: [n, 2], each (x, value); the first and the last stay.
     """
-    index = np.unique(np.linspace(0, len(curve.x) - 1, min(points, len(curve.x))).round().astype(int))
-    arrays = {f.name: getattr(curve, f.name)[index] for f in dataclasses.fields(curve) if f.name != "label"}
-    return Curve(curve.label, **arrays)
+    index = np.linspace(0, len(points) - 1, min(_POINTS, len(points))).round().astype(int)
+    x, y = points[index].T
+    return Curve("", x, y, y, y, np.ones(len(x), int))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """`report.html`: everything about a run, or several, in one file that needs neither server nor network."""
 
 import base64
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments.curves import Curve, curves_of, labels_of, read_metrics, thinned
+from palaestra.experiments.curves import Curve, curves_of, labels_of, one_run, read_metrics
 from palaestra.experiments.records import read_faults
 from palaestra.experiments.run_directory import RunDirectory
 
@@ -35,7 +36,10 @@ h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}code,pre{font-size:.85re
 table{border-collapse:collapse;font-size:.9rem}td,th{padding:.2rem .8rem .2rem 0;text-align:right}
 td:first-child,th:first-child{text-align:left}tr+tr{border-top:1px solid #e5e7eb}
 svg{max-width:100%;height:auto}svg text{font:11px system-ui,sans-serif}svg text:not([fill]){fill:#4b5563}
-svg .title{font-weight:600;fill:#1f2937}.grid{stroke:#e5e7eb}
+svg .title{font-weight:600;fill:#1f2937}.grid{stroke:#e5e7eb}h3{font-size:.8rem;margin:1rem 0 .3rem}
+.bar,.histogram,.ends{display:flex;max-width:45rem}.bar{height:18px}.histogram{height:7rem;align-items:flex-end}
+.histogram,.ends{width:20rem}.histogram div{flex:1;margin-right:1px;background:#2563eb}
+.ends{justify-content:space-between;font-size:.75rem}
 .strip{display:flex;flex-wrap:wrap;gap:.6rem}.warn{color:#b91c1c;font-weight:600}pre{background:#f3f4f6;padding:.8rem;
 overflow-x:auto}video{max-width:100%}summary{cursor:pointer}
 """
@@ -132,8 +136,7 @@ def _health(run: RunDirectory) -> Iterable[str]:
         label, limits = name.removeprefix("learning/"), _HEALTH.get(name.split("/")[-1])
         last = points[-1, 1]
         outside = limits is not None and not limits[0] <= last <= limits[1]
-        curve = _one_run(label, points)
-        chart = line_chart([curve], title=label, size=(300, 150))
+        chart = line_chart([one_run(points)], title=label, size=(300, 150))
         note = f'<div class="warn">{escape(label)} is {last:.3g}; {limits} is usual</div>' if outside else ""
         charts.append(f"<div>{chart}{note}</div>")
     if charts:
@@ -149,8 +152,7 @@ def _time(run: RunDirectory) -> Iterable[str]:
     if shares:
         yield bar(shares, title=f"where it went, of {rows[-1]['time/train_s']:.1f} s")
     points = np.array([(row["env_steps"], row["time/env_steps_per_s"]) for row in rows], np.float64)
-    curve = _one_run("", points)
-    yield line_chart([curve], title="env steps per second, from the start", size=(720, 160))
+    yield line_chart([one_run(points)], title="env steps per second, from the start", size=(720, 160))
 
 
 def _videos(run: RunDirectory) -> Iterable[str]:
@@ -197,11 +199,6 @@ def _evaluations(run: RunDirectory) -> list[tuple[int, dict[str, Any]]]:
     return sorted(found, key=lambda pair: pair[0])
 
 
-def _one_run(label: str, points: np.ndarray) -> Curve:
-    x, y = points.T
-    return Curve(label, x, y, y, y, np.ones(len(x), int))
-
-
 def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and bool(np.isfinite(value))
 
@@ -215,107 +212,81 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 _COLORS = ("#2563eb", "#d97706", "#9333ea", "#059669", "#dc2626", "#0891b2")
 
 
-def line_chart(
-    curves: Sequence[Curve], *, title: str, x_label: str = "env steps", size: tuple[int, int] = (720, 300)
-) -> str:
-    """Curves with their intervals.
+def line_chart(curves: Sequence[Curve], *, title: str, size: tuple[int, int] = (720, 300)) -> str:
+    """Curves over env steps, with their intervals, as SVG.
 
     Args:
         curves: to draw.
         title: above the picture.
-        x_label: under it.
         size: width and height in pixels.
     """
-    curves = [thinned(curve, 240) for curve in curves]
     width, height = size
-    left, right, top, bottom = 56, 12, 26, 34
+    left, right, top, bottom = 56, width - 12, 26, height - 34
     x_max = max(float(curve.x[-1]) for curve in curves) or 1.0
     low = min(float(np.nanmin(curve.low)) for curve in curves)
     high = max(float(np.nanmax(curve.high)) for curve in curves)
     if high == low:
         low, high = low - 0.5, high + 0.5
 
-    def place(x: np.ndarray, y: np.ndarray) -> list[str]:
-        across = left + x / x_max * (width - left - right)
-        up = top + (high - y) / (high - low) * (height - top - bottom)
-        return [f"{a:.1f},{b:.1f}" for a, b in zip(across, up, strict=True)]
+    def across(x: Any) -> Any:
+        return left + x / x_max * (right - left)
 
-    parts = []
+    def down(y: Any) -> Any:
+        return top + (high - y) / (high - low) * (bottom - top)
+
+    def points(x: np.ndarray, y: np.ndarray) -> str:
+        return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(across(x), down(y), strict=True))
+
+    parts = [f'<text x="{left}" y="15" class="title">{escape(title)}</text>']
     for tick in np.linspace(low, high, 5):
-        (point,) = place(np.zeros(1), np.full(1, tick))
-        y = point.split(",")[1]
-        parts.append(f'<line class="grid" x1="{left}" x2="{width - right}" y1="{y}" y2="{y}"/>')
+        y = f"{down(tick):.1f}"
+        parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y}" y2="{y}"/>')
         parts.append(f'<text x="{left - 6}" y="{y}" text-anchor="end" dy="0.32em">{tick:.4g}</text>')
     for tick in np.linspace(0, x_max, 5):
-        (point,) = place(np.full(1, tick), np.full(1, low))
         anchor = "end" if tick == x_max else "middle"
-        parts.append(f'<text x="{point.split(",")[0]}" y="{height - 16}" text-anchor="{anchor}">{tick:,.6g}</text>')
+        parts.append(f'<text x="{across(tick):.1f}" y="{height - 16}" text-anchor="{anchor}">{tick:,.6g}</text>')
     for number, curve in enumerate(curves):
         color = _COLORS[number % len(_COLORS)]
         if (curve.num_runs > 1).any():
-            area = " ".join([*place(curve.x, curve.high), *place(curve.x, curve.low)[::-1]])
+            area = f"{points(curve.x, curve.high)} {points(curve.x[::-1], curve.low[::-1])}"
             parts.append(f'<polygon points="{area}" fill="{color}" opacity="0.18"/>')
-        line = " ".join(place(curve.x, curve.value))
+        line = points(curve.x, curve.value)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="1.6"/>')
-        label = f'<tspan fill="{color}">— {escape(curve.label)}</tspan>'
         if len(curves) > 1:
-            parts.append(f'<text x="{left + 10}" y="{top + 14 + 15 * number}">{label}</text>')
-    parts.append(f'<text x="{left}" y="15" class="title">{escape(title)}</text>')
-    parts.append(f'<text x="{width - right}" y="{height - 3}" text-anchor="end">{escape(x_label)}</text>')
-    return _svg(width, height, title, parts)
+            y = top + 14 + 15 * number
+            parts.append(f'<text x="{left + 10}" y="{y}" fill="{color}">— {escape(curve.label)}</text>')
+    parts.append(f'<text x="{right}" y="{height - 3}" text-anchor="end">env steps</text>')
+    label = escape(title)
+    head = f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{label}">'
+    return f"{head}{''.join(parts)}</svg>"
 
 
-def histogram(values: Sequence[float], *, title: str, size: tuple[int, int] = (340, 180)) -> str:
+def histogram(values: Sequence[float], *, title: str) -> str:
     """How values are spread.
 
     Args:
         values: at least one.
         title: above the picture.
-        size: width and height in pixels.
     """
     counts, edges = np.histogram(values, bins=min(20, max(5, len(values) // 3)))
-    width, height = size
-    step = (width - 20) / len(counts)
-    scale = (height - 60) / max(1, counts.max())
-    parts = [f'<text x="10" y="15" class="title">{escape(title)}</text>']
-    for number, count in enumerate(counts):
-        x, tall = 10 + number * step, count * scale
-        parts.append(
-            f'<rect x="{x:.1f}" y="{height - 28 - tall:.1f}" width="{step - 1:.1f}" height="{tall:.1f}" '
-            f'fill="{_COLORS[0]}"><title>{edges[number]:.4g} to {edges[number + 1]:.4g}: {count}</title></rect>'
-        )
-    parts.append(f'<text x="10" y="{height - 10}">{edges[0]:.4g}</text>')
-    parts.append(f'<text x="{width - 10}" y="{height - 10}" text-anchor="end">{edges[-1]:.4g}</text>')
-    return _svg(width, height, title, parts)
+    columns = "".join(
+        f'<div style="height:{count / counts.max():.1%}" title="{low:.4g} to {high:.4g}: {count}"></div>'
+        for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True)
+    )
+    ends = f"<div>{edges[0]:.4g}</div><div>{edges[-1]:.4g}</div>"
+    return f'<h3>{escape(title)}</h3><div class="histogram">{columns}</div><div class="ends">{ends}</div>'
 
 
-def bar(shares: dict[str, float], *, title: str, size: tuple[int, int] = (720, 64)) -> str:
+def bar(shares: dict[str, float], *, title: str) -> str:
     """Parts of a whole as one bar.
 
     Args:
         shares: by name, together about 1.
         title: above the picture.
-        size: width and height in pixels.
     """
-    width, height = size
-    parts, x = [f'<text x="0" y="15" class="title">{escape(title)}</text>'], 0.0
-    for number, (name, share) in enumerate(shares.items()):
-        wide = max(0.0, share) * width
-        color = _COLORS[number % len(_COLORS)]
-        parts.append(
-            f'<rect x="{x:.1f}" y="24" width="{wide:.1f}" height="18" fill="{color}"><title>{escape(name)} '
-            f"{share:.0%}</title></rect>"
-        )
-        parts.append(
-            f'<text x="{number * width / len(shares):.0f}" y="{height - 6}" fill="{color}">■ {escape(name)} '
-            f"{share:.0%}</text>"
-        )
-        x += wide
-    return _svg(width, height, title, parts)
-
-
-def _svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
-    return (
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-        f'aria-label="{escape(title)}">{"".join(parts)}</svg>'
-    )
+    boxes = names = ""
+    for (name, share), color in zip(shares.items(), itertools.cycle(_COLORS), strict=False):
+        said = f"{escape(name)} {share:.0%}"
+        boxes += f'<div style="width:{max(0.0, share):.1%};background:{color}" title="{said}"></div>'
+        names += f'<div style="color:{color}">■ {said}</div>'
+    return f'<h3>{escape(title)}</h3><div class="bar">{boxes}</div><div class="strip">{names}</div>'
