@@ -49,26 +49,12 @@ class RunResult:
 
 @overload
 def train(
-    algorithm: str,
-    env: str | type,
-    /,
-    *,
-    seeds: None = None,
-    progress: bool = False,
-    loggers: Sequence[Logger] = (),
-    **settings: Any,
-) -> RunResult: ...
+    algorithm: str, env: str | type, /, *, seeds: int | Sequence[int], progress: bool = False, **settings: Any
+) -> GroupResult: ...
 @overload
 def train(
-    algorithm: str,
-    env: str | type,
-    /,
-    *,
-    seeds: int | Sequence[int],
-    progress: bool = False,
-    loggers: Sequence[Logger] = (),
-    **settings: Any,
-) -> GroupResult: ...
+    algorithm: str, env: str | type, /, *, progress: bool = False, loggers: Sequence[Logger] = (), **settings: Any
+) -> RunResult: ...
 def train(
     algorithm: str,
     env: str | type,
