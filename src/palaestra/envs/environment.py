@@ -68,6 +68,29 @@ class _Specified(ABC):
         raise EnvError(f"{type(self).__name__} cannot be rendered")
 
 
+class HasSpecs:
+    """The specs of an environment that has them in one record, `specs`."""
+
+    specs: Specs
+    """Of one row; in a batch, tuples are dicts with the keys "0", "1", ..."""
+
+    @property
+    def observation_spec(self) -> SpecTree:
+        return self.specs.observation
+
+    @property
+    def action_spec(self) -> SpecTree:
+        return self.specs.action
+
+    @property
+    def reward_spec(self) -> TensorSpec:
+        return self.specs.reward
+
+    @property
+    def env_info_spec(self) -> SpecTree:
+        return self.specs.env_info
+
+
 class Environment(_Specified):
     """B environments that are stepped together; every leaf of what they emit is a tensor [B, ...] on their device.
 
@@ -448,11 +471,7 @@ def common_specs(envs: Sequence[SingleEnvironment]) -> Specs:
             raise SpecError(f"environment {lane} is a {kind}, not a SingleEnvironment; use GymEnvironment({kind}())")
     specs = [Specs(env.observation_spec, env.action_spec, env.reward_spec, env.env_info_spec) for env in envs]
     for lane, other in enumerate(specs):
-        if other[:3] != specs[0][:3]:
-            raise SpecError(
-                f"environment {lane} has the specs {other[:3]} and environment 0 {specs[0][:3]}; "
-                "environments of one batch need equal ones"
-            )
+        other.require_equal(specs[0], lane, 0)
     return specs[0]
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import optree
 import torch
 
-from palaestra.core import Batch, ConfigError, EnvError, SpecError, SpecTree, TensorSpec, TimeStep
-from palaestra.envs.environment import Environment
+from palaestra.core import Batch, ConfigError, EnvError, SpecError, TimeStep
+from palaestra.envs.environment import Environment, HasSpecs
 from palaestra.envs.faults import Fault
 from palaestra.envs.lane_environment import LaneEnvironment
 
@@ -20,7 +20,7 @@ _NAP_S = 0.0002
 
 
 @final
-class FirstReadyEnvironment(Environment):
+class FirstReadyEnvironment(HasSpecs, Environment):
     """Returns the time steps of the first n environments that are ready, without waiting for slow ones.
 
     Each group is a `LaneEnvironment` of its own, with one worker process, so n is a multiple of the size of a group.
@@ -63,6 +63,7 @@ class FirstReadyEnvironment(Environment):
             )
         self.groups = list(groups)
         """Each a `LaneEnvironment`."""
+        self.specs = groups[0].specs
         self._size, self._num_ready = size, num_ready
         self.batch_size = size * len(groups)
         self._lanes = [torch.arange(number * size, (number + 1) * size) for number in range(len(groups))]
@@ -79,22 +80,6 @@ class FirstReadyEnvironment(Environment):
     @property
     def faults(self) -> list[Fault]:
         return [fault for group in self.groups for fault in group.faults]
-
-    @property
-    def observation_spec(self) -> SpecTree:
-        return self.groups[0].observation_spec
-
-    @property
-    def action_spec(self) -> SpecTree:
-        return self.groups[0].action_spec
-
-    @property
-    def reward_spec(self) -> TensorSpec:
-        return self.groups[0].reward_spec
-
-    @property
-    def env_info_spec(self) -> SpecTree:
-        return self.groups[0].env_info_spec
 
     def reset(self) -> TimeStep:
         """Starts the next episode everywhere and returns all B rows; actions sent are abandoned."""

@@ -5,10 +5,11 @@ from typing import Any, final
 import gymnasium
 import numpy as np
 
-from palaestra.core import EnvError, SpecError, SpecTree, TensorSpec, TimeStep
-from palaestra.envs.environment import SingleEnvironment
+from palaestra.core import EnvError, SpecError, TimeStep
+from palaestra.envs.environment import HasSpecs, SingleEnvironment
 from palaestra.envs.nest import zeros
-from palaestra.envs.spaces import spec_from_space
+from palaestra.envs.rows import Specs
+from palaestra.envs.spaces import reward_spec_of, spec_from_space
 
 __all__ = ["GymEnvironment", "gym_env_of"]
 
@@ -17,7 +18,7 @@ _new = tuple.__new__
 
 
 @final
-class GymEnvironment(SingleEnvironment):
+class GymEnvironment(HasSpecs, SingleEnvironment):
     """Converts a Gymnasium environment. Fixed: change the task below it, time steps above it.
 
     `terminated` gives (LAST, 0), even if `truncated` is set as well; `truncated` alone gives (LAST, discount).
@@ -45,25 +46,14 @@ class GymEnvironment(SingleEnvironment):
                 raise SpecError(
                     f"{gym_env} has no {name}; set it in __init__, for example to gymnasium.spaces.Discrete(2)"
                 )
-        self._observation_spec = spec_from_space(gym_env.observation_space, "observation_space")
-        self._action_spec = spec_from_space(gym_env.action_space, "action_space")
-        self._reward_spec = _reward_spec(gym_env)
-        self._scalar = self._reward_spec.shape == ()
+        observation = spec_from_space(gym_env.observation_space, "observation_space")
+        action = spec_from_space(gym_env.action_space, "action_space")
+        space = gym_env.get_wrapper_attr("reward_space") if gym_env.has_wrapper_attr("reward_space") else None
+        self.specs = Specs(observation, action, reward_spec_of(space), {})
+        self._scalar = self.reward_spec.shape == ()
         self._step = gym_env.step
-        self._no_action = zeros(self._action_spec)
+        self._no_action = zeros(action)
         self._cut_off = False
-
-    @property
-    def observation_spec(self) -> SpecTree:
-        return self._observation_spec
-
-    @property
-    def action_spec(self) -> SpecTree:
-        return self._action_spec
-
-    @property
-    def reward_spec(self) -> TensorSpec:
-        return self._reward_spec
 
     @property
     def plain(self) -> bool:
@@ -77,15 +67,14 @@ class GymEnvironment(SingleEnvironment):
 
     def begin_episode(self, seed: int) -> TimeStep:
         observation, info = self.gym_env.reset(seed=seed)
-        reward = 0.0 if self._scalar else np.zeros(self._reward_spec.shape, np.float32)
+        reward = 0.0 if self._scalar else np.zeros(self.reward_spec.shape, np.float32)
         return TimeStep(0, reward, 1.0, observation, self._no_action, self.env_id, (), info)
 
     def advance(self, action: Any) -> TimeStep:
         observation, reward, terminated, truncated, info = self._step(action)
-        reward = self._number(reward) if self._scalar else self._vector(reward)
         self._cut_off = truncated
         kind, discount = end_of(terminated, truncated, self._discount)
-        return _new(TimeStep, (kind, reward, discount, observation, action, self.env_id, (), info))
+        return _new(TimeStep, (kind, self._reward(reward), discount, observation, action, self.env_id, (), info))
 
     def render(self) -> np.ndarray:
         """The picture that the environment draws.
@@ -107,24 +96,16 @@ class GymEnvironment(SingleEnvironment):
     def close(self) -> None:
         self.gym_env.close()
 
-    def _number(self, reward: Any) -> float:
-        try:
-            return float(reward)
-        except TypeError:  # an array: in a batch, too, one with a single number is taken for it
-            if np.size(reward) != 1:
-                raise SpecError(
-                    f"environment {self.env_id} returned a reward of shape {np.shape(reward)}; return one number"
-                ) from None
-            return float(np.asarray(reward).item())
-
-    def _vector(self, reward: Any) -> np.ndarray:
-        vector = np.asarray(reward, np.float32)
-        if vector.shape != self._reward_spec.shape:
-            raise SpecError(
-                f"environment {self.env_id} returned a reward of shape {vector.shape}; "
-                f"its reward_space says {self._reward_spec.shape}"
-            )
-        return vector
+    def _reward(self, reward: Any) -> Any:
+        if self._scalar:
+            try:
+                return float(reward)
+            except TypeError:  # an array: as in a batch, one with a single number is taken for it
+                pass
+        array, shape = np.asarray(reward), self.reward_spec.shape
+        if array.shape != shape and (shape or array.size != 1):
+            raise SpecError(f"environment {self.env_id} returned a reward of shape {array.shape}, expected {shape}")
+        return array.astype(np.float32) if shape else float(array.item())
 
 
 def end_of(terminated: Any, truncated: Any, discount: float = 1.0) -> tuple[int, float]:
@@ -160,11 +141,3 @@ def gym_env_of(env: SingleEnvironment) -> gymnasium.Env[Any, Any] | None:
             return None
         layer = layer.env
     return layer.gym_env
-
-
-def _reward_spec(gym_env: gymnasium.Env[Any, Any]) -> TensorSpec:
-    try:
-        space = gym_env.get_wrapper_attr("reward_space")
-    except AttributeError:
-        return TensorSpec(())
-    return TensorSpec(tuple(space.shape or ()))

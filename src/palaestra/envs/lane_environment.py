@@ -11,13 +11,13 @@ from typing import Any, Literal, final
 import numpy as np
 import torch
 
-from palaestra.core import EnvError, SpecTree, TensorSpec, TimeStep
+from palaestra.core import EnvError, TensorSpec, TimeStep
 from palaestra.envs.boundary import batched_time_step, require_all
 from palaestra.envs.driver import Driver
-from palaestra.envs.environment import Environment
+from palaestra.envs.environment import Environment, HasSpecs
 from palaestra.envs.episodes import EpisodeLog, LaneEpisode, lane_seeds_of
 from palaestra.envs.faults import Fault, Incident, RestartBudget
-from palaestra.envs.nest import batched_spec, neutral_rows, to_batched
+from palaestra.envs.nest import neutral_rows, to_batched
 from palaestra.envs.rows import Rows
 
 __all__ = ["LaneEnvironment"]
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 @final
-class LaneEnvironment(Environment):
+class LaneEnvironment(HasSpecs, Environment):
     """Bare environments stepped together; every driver gives the same stream, bit for bit.
 
     Args:
@@ -56,34 +56,17 @@ class LaneEnvironment(Environment):
             driver.close()
             raise
         self.batch_size = driver.batch_size
-        self._specs, self._reader, self._policy = driver.specs, driver.reader, driver.faults
-        self._observation_spec = batched_spec(self._specs.observation)
-        self._action_spec = batched_spec(self._specs.action)
-        self._scalar_actions = isinstance(self._specs.action, TensorSpec) and not self._specs.action.shape
+        self._bare, self._reader, self._policy = driver.specs, driver.reader, driver.faults
+        self.specs = self._bare.batched()
+        self._scalar_actions = isinstance(self._bare.action, TensorSpec) and not self._bare.action.shape
         self._env_id = torch.arange(self.batch_size)
-        self._log = EpisodeLog(seeds, self._specs.action)
+        self._log = EpisodeLog(seeds, self._bare.action)
         self._budget = RestartBudget(self._policy)
         self._faults: list[Fault] = []
         self._seeds: dict[int, int] = {}
         self._sent: list[np.ndarray] | None = None
         self._ended_by = ""
         self._said_lost = False
-
-    @property
-    def observation_spec(self) -> SpecTree:
-        return self._observation_spec
-
-    @property
-    def action_spec(self) -> SpecTree:
-        return self._action_spec
-
-    @property
-    def reward_spec(self) -> TensorSpec:
-        return self._specs.reward
-
-    @property
-    def env_info_spec(self) -> SpecTree:
-        return self._specs.env_info
 
     @property
     def faults(self) -> Sequence[Fault]:
@@ -94,7 +77,7 @@ class LaneEnvironment(Environment):
         self._check_open()
         self._give_up_step()
         self._log.abandon()
-        self.start(neutral_rows(self._specs.action, self.batch_size))
+        self.start(neutral_rows(self._bare.action, self.batch_size))
         self._sent = self._reader.zeros()
         return self.recv()
 
@@ -161,8 +144,8 @@ class LaneEnvironment(Environment):
         for lane in begun:
             for array in actions:
                 array[lane] = 0
-        prev_action = torch.from_numpy(actions[0]) if self._scalar_actions else to_batched(actions, self._specs.action)
-        time_step = batched_time_step(rows, prev_action, self._env_id, info, self._specs.observation)
+        prev_action = torch.from_numpy(actions[0]) if self._scalar_actions else to_batched(actions, self._bare.action)
+        time_step = batched_time_step(rows, prev_action, self._env_id, info, self._bare.observation)
         if self._reader.masked:
             self._reader.show(time_step)
         return time_step

@@ -8,16 +8,16 @@ import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from palaestra.core import Batch, ConfigError, EnvError, NonFiniteError, SpecError, SpecTree, TensorSpec, TimeStep
+from palaestra.core import Batch, ConfigError, EnvError, NonFiniteError, SpecError, TensorSpec, TimeStep
 from palaestra.core.seeding import episode_seed
 from palaestra.core.spec import spec_leaves
 from palaestra.envs.boundary import ActionReader, Boundary, batched_time_step, require_all
-from palaestra.envs.environment import Environment
+from palaestra.envs.environment import Environment, HasSpecs
 from palaestra.envs.episodes import lane_seeds_of
 from palaestra.envs.faults import describe
-from palaestra.envs.nest import batched_spec, fits, flatten, leaf_dtypes, to_batched, unflatten
+from palaestra.envs.nest import fits, flatten, leaf_dtypes, to_batched, unflatten
 from palaestra.envs.rows import Rows, Specs
-from palaestra.envs.spaces import spec_from_space
+from palaestra.envs.spaces import reward_spec_of, spec_from_space
 
 __all__ = ["NativeVectorEnvironment"]
 
@@ -27,7 +27,7 @@ _GIVE_NEW_ARRAYS = ("ale_py.vector_env",)
 
 
 @final
-class NativeVectorEnvironment(Environment):
+class NativeVectorEnvironment(HasSpecs, Environment):
     """Adapts a Gymnasium `VectorEnv`, in any of its three ways to reset.
 
     NEXT_STEP is what this library does everywhere. One that resets within the step (SAME_STEP), or not by itself
@@ -76,12 +76,12 @@ class NativeVectorEnvironment(Environment):
         if stacked > 1:
             self._observation = dataclasses.replace(self._observation, stacked=stacked)
         self._action = spec_from_space(vector_env.single_action_space, "action_space")
-        space = getattr(vector_env, "single_reward_space", None)
-        self._reward = TensorSpec(tuple(space.shape or ()) if space is not None else ())
-        self._batched = batched_spec(self._observation), batched_spec(self._action)
+        reward = reward_spec_of(getattr(vector_env, "single_reward_space", None))
+        bare = Specs(self._observation, self._action, reward, {})
+        self.specs = bare.batched()
         self.batch_size = vector_env.num_envs
         self._env_id = torch.arange(self.batch_size)
-        self._reader = ActionReader(Specs(self._observation, self._action, self._reward, {}), self.batch_size)
+        self._reader = ActionReader(bare, self.batch_size)
         self._sent: list[np.ndarray] | None = None
         self.vector_env = vector_env
         self._mode = AutoresetMode(mode)
@@ -89,12 +89,12 @@ class NativeVectorEnvironment(Environment):
         self._dtypes = leaf_dtypes(self._observation)
         leaves = spec_leaves(self._observation).items()
         self._shapes = [(path, (self.batch_size, *leaf.shape)) for path, leaf in leaves]
-        self._reward_shape = (self.batch_size, *self._reward.shape)
+        self._reward_shape = (self.batch_size, *reward.shape)
         self._flat_action, self._flat_observation = (
             isinstance(spec, TensorSpec) for spec in (self._action, self._observation)
         )
         self._copies = True if type(vector_env).__module__ not in _GIVE_NEW_ARRAYS else None
-        rewards = self.batch_size * self._reward.size
+        rewards = self.batch_size * reward.size
         self._boundary = Boundary(self._observation, rewards, self.batch_size, strict=strict, first=0)
         self._no_floats = all(dtype.kind != "f" for dtype in self._dtypes)
         self._whole = False  # whether the latest step gave whole numbers alone, of which none is NaN
@@ -103,18 +103,6 @@ class NativeVectorEnvironment(Environment):
         self._running = False
         self._over: np.ndarray | None = None  # lanes whose episode ended in the latest step, if any did
         self._mid, self._one = np.ones(self.batch_size, np.int32), np.ones(self.batch_size, np.float32)
-
-    @property
-    def observation_spec(self) -> SpecTree:
-        return self._batched[0]
-
-    @property
-    def action_spec(self) -> SpecTree:
-        return self._batched[1]
-
-    @property
-    def reward_spec(self) -> TensorSpec:
-        return self._reward
 
     def send(self, action: Any, env_id: torch.Tensor | None = None) -> None:
         """Takes the actions; `recv` steps the pool.

@@ -121,11 +121,7 @@ class ProcessDriver(Driver):
                     'shows that it ran your script again, put the script\'s code under `if __name__ == "__main__":`'
                 )
             found.append(met)
-            if met[:3] != found[0][:3]:
-                raise SpecError(
-                    f"environment {self.first_id + seat.lanes.start} has the specs {met[:3]} and environment "
-                    f"{self.first_id} {found[0][:3]}; environments of one batch need equal ones"
-                )
+            met.require_equal(found[0], self.first_id + seat.lanes.start, self.first_id)
         return found[0]
 
     def _share(self, num_workers: int) -> None:

@@ -2,13 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
-from palaestra.core import Batch, SpecTree, TensorSpec
-from palaestra.envs.nest import problem
+from palaestra.core import Batch, SpecError, SpecTree, TensorSpec
+from palaestra.envs.nest import batched_spec, problem
 
 __all__ = ["Infos", "Rows", "Specs", "batched_info", "numeric_infos", "stacked", "unreadable"]
 
@@ -27,6 +27,27 @@ class Specs(NamedTuple):
     """Of a reward."""
     env_info: SpecTree
     """Of declared info entries."""
+
+    def batched(self) -> Self:
+        """The specs of a batched environment, where tuples are dicts with the keys "0", "1", ..."""
+        return self._replace(observation=batched_spec(self.observation), action=batched_spec(self.action))
+
+    def require_equal(self, first: Self, env_id: int, first_id: int) -> None:
+        """Refuses other specs than those of the batch's first environment; declared info may differ.
+
+        Args:
+            first: the specs of that.
+            env_id: number of the environment with these specs, for the message.
+            first_id: number of the first.
+
+        Raises:
+            SpecError: they differ.
+        """
+        if self[:3] != first[:3]:
+            raise SpecError(
+                f"environment {env_id} has the specs {self[:3]} and environment {first_id} {first[:3]}; "
+                "environments of one batch need equal ones"
+            )
 
 
 class Rows(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from palaestra.core import SpecError, numpy_dtype, torch_dtype
+from palaestra.core import SpecError, TensorSpec, numpy_dtype, torch_dtype
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, dtype_limits
 
 __all__ = ["space_from_spec", "spec_from_space"]
@@ -51,6 +51,15 @@ def spec_from_space(space: spaces.Space[Any], name: str = "") -> SpecTree:
     kind = type(space).__name__
     advice = _ADVICE.get(kind, "convert it to Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple in a wrapper")
     raise SpecError(f"the space {_where(name)}{space} is a {kind}, which has no arrays of fixed shape: {advice}")
+
+
+def reward_spec_of(space: spaces.Space[Any] | None) -> TensorSpec:
+    """The spec of rewards.
+
+    Args:
+        space: of vector rewards; `None` where a reward is one number.
+    """
+    return TensorSpec(tuple(space.shape or ()) if space is not None else ())
 
 
 def space_from_spec(spec: SpecTree) -> spaces.Space[Any]:
