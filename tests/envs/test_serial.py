@@ -332,9 +332,17 @@ class Keys(Counter):
 @pytest.mark.parametrize(
     ("space", "action", "words"),
     [
-        (spaces.MultiBinary(3), [256, 0, 1], r"value 256, expected an integer in \[0, 1\]"),
-        (spaces.MultiDiscrete([3, 4], dtype=np.uint8), [0, 256], r"value 256, expected an integer in \[0, 3\]"),
-        (spaces.MultiDiscrete([3, 4], dtype=np.uint8), [-256.0, 0], r"value -256.0, expected an integer in \[0, 2\]"),
+        (spaces.MultiBinary(3), [256, 0, 1], r"value 256 at index \[0\], expected an integer in \[0, 1\]"),
+        (
+            spaces.MultiDiscrete([3, 4], dtype=np.uint8),
+            [0, 256],
+            r"value 256 at index \[1\], expected an integer in \[0, 3\]",
+        ),
+        (
+            spaces.MultiDiscrete([3, 4], dtype=np.uint8),
+            [-256.0, 0],
+            r"value -256.0 at index \[0\], expected an integer in \[0, 2\]",
+        ),
     ],
 )
 def test_an_action_that_casting_would_change_is_refused(space, action, words):

@@ -185,7 +185,7 @@ def test_a_task_that_does_not_fit_its_specs_is_refused_when_it_is_made(attribute
     [
         (Drift.action_spec, [[0.0], [7.0], [0.0]], r"environment 1 has value 7.0 at index \[0\], expected a number in"),
         (Drift.action_spec, [[0.0], [0.0], [float("nan")]], "environment 2 has value nan"),
-        (DiscreteSpec(num=3, start=1), [1, 4, 2], r"environment 1 has value 4, expected a number in \[1, 3\]"),
+        (DiscreteSpec(num=3, start=1), [1, 4, 2], r"environment 1 has value 4, expected an integer in \[1, 3\]"),
         (DiscreteSpec(num=3, start=1), [1.0, 1.0, 1.0], "dtype torch.float32, expected torch.int64"),
     ],
 )

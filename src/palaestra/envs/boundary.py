@@ -6,7 +6,7 @@ Both are looked at in whole batches, so that it costs almost nothing.
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from palaestra.envs.faults import Failure
 from palaestra.envs.nest import flatten, leaf_dtypes, problem, to_batched, unflatten
 from palaestra.envs.rows import Rows, Specs
 
-__all__ = ["ActionReader", "Boundary", "batched_time_step", "require_all", "tolerant"]
+__all__ = ["ActionReader", "Boundary", "batched_time_step", "outside", "require_all", "tolerant_bounds"]
 
 _log = logging.getLogger(__name__)
 _tensor = torch.from_numpy
@@ -26,6 +26,16 @@ _dot: Any = np.vdot
 _PERIOD = 16
 # Larger sets of discrete actions are not kept as scalars.
 _MOST_SCALARS = 4096
+
+
+class _Leaf(NamedTuple):
+    """One array of a batched action."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    low: np.ndarray
+    high: np.ndarray
 
 
 class ActionReader:
@@ -39,16 +49,16 @@ class ActionReader:
     def __init__(self, specs: Specs, batch_size: int) -> None:
         self._spec = spec = specs.action
         self._plain = isinstance(spec, TensorSpec)
-        leaves = zip(spec_leaves(spec).items(), leaf_dtypes(spec), strict=True)
         # Making a numpy scalar takes longer than finding one, and environments want numpy scalars.
         self._scalars: dict[int, Any] | None = None
         if isinstance(spec, DiscreteSpec) and spec.num <= _MOST_SCALARS:
             kind = numpy_dtype(spec.dtype).type
             self._scalars = {value: kind(value) for value in range(spec.start, spec.start + spec.num)}
         self._given: tuple[Any, list[Any]] = None, []
-        self._expected = [(path, (batch_size, *leaf.shape), dtype) for (path, leaf), dtype in leaves]
-        self._bounds = [leaf.bounds and tolerant(leaf.bounds) for leaf in spec_leaves(spec).values()]
-        self._zeros = [np.zeros(int(np.prod(shape)), dtype) for _, shape, dtype in self._expected]
+        self._leaves = [
+            _Leaf(path, (batch_size, *leaf.shape), numpy_dtype(leaf.dtype), *tolerant_bounds(leaf))
+            for path, leaf in spec_leaves(spec).items()
+        ]
         observation = specs.observation
         self.masked = isinstance(spec, DiscreteSpec) and isinstance(observation, dict) and "action_mask" in observation
         """Whether observations say which actions are allowed."""
@@ -93,22 +103,19 @@ class ActionReader:
             SpecError: the action does not have the spec's structure, or an integer is needed and one is NaN, a
                 fraction, or more than the spec's dtype can hold.
         """
-        if self._plain:
-            path, shape, dtype = self._expected[0]
-            if type(action) is torch.Tensor:
-                try:
-                    array = action.numpy()
-                    if array.shape == shape and array.dtype == dtype:
-                        return [array.copy()]
-                except (RuntimeError, TypeError):  # on another device, with a gradient, or of no dtype of numpy's
-                    pass
-            return [_array(action, path, shape, dtype, self._bounds[0])]
-        leaves = zip(flatten(action, self._spec), self._expected, self._bounds, strict=True)
-        return [_array(leaf, *expected, bounds) for leaf, expected, bounds in leaves]
+        if self._plain and type(action) is torch.Tensor:
+            _, shape, dtype, _, _ = self._leaves[0]
+            try:
+                array = action.numpy()
+                if array.shape == shape and array.dtype == dtype:
+                    return [array.copy()]
+            except (RuntimeError, TypeError):  # on another device, with a gradient, or of no dtype of numpy's
+                pass
+        return [_array(given, leaf) for given, leaf in zip(flatten(action, self._spec), self._leaves, strict=True)]
 
     def zeros(self) -> list[np.ndarray]:
         """Leaf arrays [B, ...] of zeros."""
-        return [np.zeros(shape, dtype) for _, shape, dtype in self._expected]
+        return [np.zeros(leaf.shape, leaf.dtype) for leaf in self._leaves]
 
     def per_lane(self, arrays: list[np.ndarray]) -> Any:
         """One action for every lane, as its bare environment takes it.
@@ -137,14 +144,13 @@ class ActionReader:
         if scalars is not None:
             try:
                 self._given = arrays[0], [scalars[value] for value in arrays[0].tolist()]
+                return None
             except KeyError:
-                return self._named(arrays)
-            return None
-        for array, bounds, zeros in zip(arrays, self._bounds, self._zeros, strict=True):
-            if zeros.dtype.kind == "f" and np.vdot(array, zeros) != 0.0:
-                return self._named(arrays)
-            if bounds is not None and ((array < bounds[0]).any() or (array > bounds[1]).any()):
-                return self._named(arrays)
+                pass
+        for array, leaf in zip(arrays, self._leaves, strict=True):
+            found = outside(array, leaf.low, leaf.high, leaf.path)
+            if found is not None:
+                return found
         return None
 
     def _forbidden(self, action: np.ndarray, mask: np.ndarray) -> tuple[int, str] | None:
@@ -155,20 +161,6 @@ class ActionReader:
         lane = int(np.flatnonzero(~allowed)[0])
         choices = (np.flatnonzero(mask[lane]) + start).tolist()
         return lane, f"value {action[lane]}, which its action_mask forbids; it allows {choices}"
-
-    def _named(self, arrays: list[np.ndarray]) -> tuple[int, str]:
-        for (path, _, dtype), bounds, array in zip(self._expected, self._bounds, arrays, strict=True):
-            bad = ~np.isfinite(array) if dtype.kind == "f" else np.zeros(array.shape, np.bool_)
-            if bounds is not None:
-                bad |= (array < bounds[0]) | (array > bounds[1])
-            if bad.any():
-                lane, *index = np.argwhere(bad)[0].tolist()
-                low, high = (
-                    np.broadcast_to(bound, array.shape[1:])[tuple(index)] for bound in bounds or (-np.inf, np.inf)
-                )
-                where = (f" at {path!r}" if path else "") + (f" at index {index}" if index else "")
-                return lane, f"value {array[(lane, *index)]}{where}, expected a number in [{low}, {high}]"
-        raise SpecError(f"the actions {arrays} do not fit {self._spec}")
 
 
 def require_all(env: Any, env_id: torch.Tensor | None, pending: bool) -> None:
@@ -192,24 +184,50 @@ def require_all(env: Any, env_id: torch.Tensor | None, pending: bool) -> None:
         raise EnvError("send was called twice without recv; every send needs its recv")
 
 
-def tolerant(bounds: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds that forgive the rounding of an action that was scaled to them.
+def tolerant_bounds(spec: TensorSpec) -> tuple[np.ndarray, np.ndarray]:
+    """The smallest and the largest action: finite, with room for the rounding of an action that was scaled to them.
 
     Args:
-        bounds: the smallest and the largest action.
+        spec: of one array.
     """
-    if bounds[0].dtype.kind != "f":
-        return bounds
-    low, high = bounds
-    with np.errstate(invalid="ignore"):
-        slack = np.nan_to_num(1e-5 * np.maximum(np.abs(low), np.abs(high)), nan=0.0, posinf=0.0).astype(low.dtype)
-    return low - slack, high + slack
+    dtype = numpy_dtype(spec.dtype)
+    low, high = spec.bounds or map(np.array, dtype_limits(dtype))
+    if dtype.kind != "f":
+        return low, high
+    with np.errstate(invalid="ignore", over="ignore"):
+        slack = np.nan_to_num(1e-5 * np.maximum(np.abs(low), np.abs(high)), nan=0.0, posinf=0.0)
+        ends, limits = np.stack([low - slack, high + slack]), np.finfo(dtype)
+        low, high = ends.clip(limits.min, limits.max).astype(dtype)
+    return low, high
 
 
-def _array(leaf: Any, path: str, shape: tuple[int, ...], dtype: np.dtype, bounds: Any) -> np.ndarray:
-    array = leaf
-    if not isinstance(leaf, np.ndarray):
-        array = np.asarray(leaf.numpy(force=True) if isinstance(leaf, torch.Tensor) else leaf)
+def outside(array: np.ndarray, low: np.ndarray, high: np.ndarray, path: str = "") -> tuple[int, str] | None:
+    """The first action that is NaN or outside its bounds.
+
+    Args:
+        array: [B, ...].
+        low: the smallest action.
+        high: the largest.
+        path: of the leaf, for the message.
+
+    Returns:
+        The lane and what is wrong with its action; `None` if all are well.
+    """
+    inside = (array >= low) & (array <= high)  # false for NaN
+    return None if inside.all() else _first(~inside, array, low, high, path)
+
+
+def _first(bad: np.ndarray, array: np.ndarray, low: Any, high: Any, path: str) -> tuple[int, str]:
+    place = tuple(np.argwhere(bad)[0].tolist())
+    lowest, highest = (np.broadcast_to(bound, array.shape[1:])[place[1:]] for bound in (low, high))
+    where = (f" at {path!r}" if path else "") + (f" at index {list(place[1:])}" if place[1:] else "")
+    kind = "a number" if np.asarray(low).dtype.kind == "f" else "an integer"
+    return place[0], f"value {array[place]}{where}, expected {kind} in [{lowest}, {highest}]"
+
+
+def _array(given: Any, expected: _Leaf) -> np.ndarray:
+    path, shape, dtype, low, high = expected
+    array = np.asarray(given.numpy(force=True) if isinstance(given, torch.Tensor) else given)
     if array.shape != shape:
         where = f" at {path!r}" if path else ""
         raise ShapeError(f"the action{where} has shape {array.shape}, expected {shape}")
@@ -221,13 +239,8 @@ def _array(leaf: Any, path: str, shape: tuple[int, ...], dtype: np.dtype, bounds
         cast = array.astype(dtype)
     changed = cast != array
     if changed.any():
-        lane, *index = np.argwhere(changed)[0].tolist()
-        where = f" at {path!r}" if path else ""
-        low, high = (np.broadcast_to(bound, shape[1:])[tuple(index)] for bound in bounds or dtype_limits(dtype))
-        raise SpecError(
-            f"the action for environment {lane} has value {array[changed][0]}{where}, expected an integer in "
-            f"[{low}, {high}]"
-        )
+        lane, wrong = _first(changed, array, low, high, path)
+        raise SpecError(f"the action for environment {lane} has {wrong}")
     return cast
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from palaestra.core import ConfigError, EnvError, ShapeError, SpecError, TensorSpec, TimeStep
-from palaestra.envs.boundary import require_all, tolerant
+from palaestra.envs.boundary import outside, require_all, tolerant_bounds
 from palaestra.envs.environment import Environment
 from palaestra.envs.episodes import lane_seeds_of
 from palaestra.envs.nest import neutral_rows
@@ -90,8 +90,7 @@ class TensorEnvironment(Environment):
         if not isinstance(getattr(self, "num_random", None), int):
             raise ConfigError(f"{type(self).__name__} must say num_random: how many random numbers a reset needs")
         self._none = torch.from_numpy(neutral_rows(self.action_spec, batch_size)[0]).to(self.device)
-        bounds = self.action_spec.bounds
-        self._bounds = bounds and [torch.from_numpy(bound) for bound in tolerant(bounds)]
+        self._bounds = tolerant_bounds(self.action_spec)
         self._progress = self._before_the_first()
         self._state: State = self.fresh(torch.zeros(batch_size, self.num_random, device=self.device))
         self._result: TimeStep | None = None
@@ -161,8 +160,9 @@ class TensorEnvironment(Environment):
             if action.is_floating_point() and not dtype.is_floating_point:
                 raise SpecError(f"the action has dtype {action.dtype}, expected {dtype}; cast it, if it is whole")
             action = action.to(dtype)
-        if self._bounds is not None and self.device.type == "cpu":
-            self._check(action, *self._bounds)
+        wrong = outside(action.detach().numpy(), *self._bounds) if self.device.type == "cpu" else None
+        if wrong is not None:
+            raise SpecError(f"the action for environment {wrong[0]} has {wrong[1]}")
         self._state, self._progress, fields = self._advance(self._state, self._progress, action, self._keys)
         step_type, reward, discount, observation, prev_action = fields
         self._result = TimeStep(step_type, reward, discount, observation, prev_action, self._env_id)
@@ -268,14 +268,6 @@ class TensorEnvironment(Environment):
                     f"{what} of {type(self).__name__} has shape {list(value.shape)} and dtype {value.dtype}, expected "
                     f"{[self.batch_size, *shape]} and {dtype}"
                 )
-
-    def _check(self, action: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> None:
-        inside = (action >= low) & (action <= high)  # false for NaN
-        if not inside.all():
-            lane, *index = (~inside).nonzero()[0].tolist()
-            number, *ends = (bound.expand_as(action)[(lane, *index)].item() for bound in (action, low, high))
-            where = f" at index {index}" if index else ""
-            raise SpecError(f"the action for environment {lane} has value {number}{where}, expected a number in {ends}")
 
     def _before_the_first(self) -> _Progress:
         size, device = self.batch_size, self.device
