@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from palaestra.core import ShapeError
-from palaestra.nn import GRU, LSTM
+from palaestra.core import Batch, ShapeError
+from palaestra.nn import Memory
 
 T, B, F, H = 7, 3, 2, 5
 # Lane 0 begins twice, lane 1 at the first and last row, lane 2 never.
@@ -16,32 +16,27 @@ def inputs():
     return torch.randn(T, B, F, generator=torch.Generator().manual_seed(0))
 
 
-def leaves(state):
-    return state if isinstance(state, tuple) else (state,)
-
-
 def remembering(module):
     """A memory that is not zero."""
     state = module.initial_state(B)
-    filled = [torch.full_like(leaf, 0.3 + index) for index, leaf in enumerate(leaves(state))]
-    return type(state)(*filled) if isinstance(state, tuple) else filled[0]
+    return Batch.of({name: torch.full_like(leaf, 0.3 + index) for index, (name, leaf) in enumerate(state.items())})
 
 
-@pytest.mark.parametrize("kind", [LSTM, GRU])
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_a_sequence_equals_its_rows_one_by_one(kind):
-    module, x = kind(F, H), inputs()
+    module, x = Memory(kind, F, H), inputs()
     state = remembering(module)
     together, end = module(x, state, FIRST)
     for t in range(T):
         row, state = module(x[t : t + 1], state, FIRST[t : t + 1])
         assert_close(row[0], together[t])
-    for ours, theirs in zip(leaves(state), leaves(end), strict=True):
+    for ours, theirs in zip(state.values(), end.values(), strict=True):
         assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("kind", [LSTM, GRU])
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_an_episode_does_not_remember_the_one_before(kind):
-    module, x = kind(F, H), inputs()
+    module, x = Memory(kind, F, H), inputs()
     y, _ = module(x, remembering(module), FIRST)
     x[:3, 0] += 1.0  # lane 0's first episode
     changed, _ = module(x, remembering(module), FIRST)
@@ -52,10 +47,10 @@ def test_an_episode_does_not_remember_the_one_before(kind):
     assert_close(changed[3:, :1], alone)
 
 
-@pytest.mark.parametrize("kind", [LSTM, GRU])
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_without_the_resets_it_would_remember(kind):
     # The mutant of the test above.
-    module, x = kind(F, H), inputs()
+    module, x = Memory(kind, F, H), inputs()
     never = torch.zeros_like(FIRST)
     y, _ = module(x, remembering(module), never)
     x[:3, 0] += 1.0
@@ -63,27 +58,27 @@ def test_without_the_resets_it_would_remember(kind):
     assert not torch.equal(changed[3:, 0], y[3:, 0])
 
 
-@pytest.mark.parametrize("kind", [LSTM, GRU])
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_a_memory_that_is_not_finite_ends_with_its_episode(kind):
-    module = kind(F, H)
+    module = Memory(kind, F, H)
     state = remembering(module)
-    for leaf in leaves(state):
+    for leaf in state.values():
         leaf.fill_(torch.nan)
     y, _ = module(inputs(), state, FIRST)
     assert y[:, :2].isfinite().all()
 
 
-@pytest.mark.parametrize("kind", [LSTM, GRU])
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_a_sequence_without_rows_keeps_the_memory(kind):
-    module = kind(F, H)
+    module = Memory(kind, F, H)
     state = remembering(module)
     y, after = module(torch.zeros(0, B, F), state, torch.zeros(0, B, dtype=torch.bool))
     assert y.shape == (0, B, H)
-    assert torch.equal(leaves(after)[0], leaves(state)[0])
+    assert torch.equal(after.values()[0], state.values()[0])
 
 
 def test_gradients_stop_at_the_beginning_of_an_episode():
-    module, x = LSTM(F, H), inputs().requires_grad_()
+    module, x = Memory("lstm", F, H), inputs().requires_grad_()
     y, _ = module(x, module.initial_state(B), FIRST)
     (gradient,) = torch.autograd.grad(y[5, 0].sum(), x)
     assert not gradient[:3, 0].any()
@@ -91,6 +86,6 @@ def test_gradients_stop_at_the_beginning_of_an_episode():
 
 
 def test_shapes_that_do_not_fit_are_named():
-    module = LSTM(F, H)
+    module = Memory("lstm", F, H)
     with pytest.raises(ShapeError, match=r"x has shape \[7, 3, 2\], first \[6, 3\] .* must be \[T, B, 2\]"):
         module(inputs(), module.initial_state(B), FIRST[1:])

@@ -83,14 +83,6 @@ class OnPolicy:
         """
         return self.capacity
 
-    def learns_after(self, num_lanes: int) -> int:
-        """Env steps after which learning begins.
-
-        Args:
-            num_lanes: environments (or agents) that collect.
-        """
-        return 0
-
     def may_learn(self, *, env_steps: int, new_rows: int, num_lanes: int) -> bool:
         """Whether there is data for an update.
 
@@ -219,14 +211,6 @@ class Offline:
             ConfigError: always.
         """
         raise ConfigError("an offline plan learns from a loaded buffer and collects nothing")
-
-    def learns_after(self, num_lanes: int) -> int:
-        """Env steps after which learning begins: at once.
-
-        Args:
-            num_lanes: not used.
-        """
-        return 0
 
     def may_learn(self, *, env_steps: int, new_rows: int, num_lanes: int) -> bool:
         """Whether there is data for an update: always.

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple, get_args
+from typing import Any, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,53 +11,66 @@ from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, TensorSpec,
 from palaestra.nn.config import NetworkConfig, Recurrent
 from palaestra.nn.encoder import encoder_of, has_pictures
 
-__all__ = ["GRU", "LSTM", "EncodedNetwork", "LSTMState", "RecurrentNetwork", "with_memory", "with_shared_features"]
+__all__ = ["EncodedNetwork", "Memory", "RecurrentNetwork", "with_memory", "with_shared_features"]
 
 
-class LSTMState(NamedTuple):
-    """The memory of an `LSTM`."""
-
-    hidden: Tensor
-    """[B, H]; also the output of the last row."""
-    cell: Tensor
-    """[B, H]."""
+Make: TypeAlias = Callable[[SpecTree, NetworkConfig], nn.Module]
+"""Makes a network, of the spec of its input and a config without memory."""
 
 
-class LSTM(nn.Module):
-    """Long short-term memory over time-major sequences; the memory is 0 before every row where an episode begins.
+class Memory(nn.Module):
+    """Recurrent cells over time-major sequences; the memory is 0 before every row where an episode begins.
 
-    Hochreiter and Schmidhuber 1997, https://doi.org/10.1162/neco.1997.9.8.1735, with forget gates as in
-    `torch.nn.LSTM`. Orthogonal recurrent weights, biases 0.
+    `lstm`: Hochreiter and Schmidhuber 1997, https://doi.org/10.1162/neco.1997.9.8.1735, with forget gates as in
+    `torch.nn.LSTM`. `gru`: Cho et al. 2014, https://arxiv.org/abs/1406.1078, as in `torch.nn.GRU`. Orthogonal recurrent
+    weights, biases 0. The memory of B lanes is a `Batch` of leaves [B, H]: `hidden`, which is also the output of the
+    last row, and for an LSTM `cell`.
 
     Args:
+        kind: "lstm" or "gru".
         in_size: F, features of each row.
         size: H, units.
 
+    Raises:
+        ConfigError: the kind is unknown, or there are no units.
+
     Examples:
-        >>> lstm = LSTM(3, 8)
+        >>> lstm = Memory("lstm", 3, 8)
         >>> first = torch.tensor([[True, True], [False, True]])
         >>> y, state = lstm(torch.zeros(2, 2, 3), lstm.initial_state(2), first)
-        >>> y.shape, state.hidden.shape
-        (torch.Size([2, 2, 8]), torch.Size([2, 8]))
+        >>> y.shape, state.hidden.shape, state.cell.shape
+        (torch.Size([2, 2, 8]), torch.Size([2, 8]), torch.Size([2, 8]))
     """
 
-    def __init__(self, in_size: int, size: int) -> None:
+    def __init__(self, kind: str, in_size: int, size: int) -> None:
         super().__init__()
+        known = get_args(Recurrent)
+        if kind not in known:
+            raise ConfigError(f"unknown memory {kind!r}{did_you_mean(kind, known)}; known are {list(known)}")
+        if size < 1:
+            raise ConfigError(f"recurrent_size is {size}; it must be at least 1")
         self.in_size, self.out_size = in_size, size
-        self.cells = nn.LSTM(in_size, size)
-        _initialise(self.cells)
+        self.cells = nn.LSTM(in_size, size) if kind == "lstm" else nn.GRU(in_size, size)
+        self.leaves = ("hidden", "cell") if kind == "lstm" else ("hidden",)
+        """Names of what it remembers."""
+        for name, parameter in self.cells.named_parameters():
+            if name.startswith("weight_hh"):
+                for gate in parameter.detach().chunk(parameter.shape[0] // size):
+                    nn.init.orthogonal_(gate)
+            elif name.startswith("bias"):
+                nn.init.zeros_(parameter)
 
-    def initial_state(self, batch_size: int) -> LSTMState:
+    def initial_state(self, batch_size: int) -> Batch:
         """The memory before an episode: zeros.
 
         Args:
             batch_size: B.
         """
-        zeros = torch.zeros(batch_size, self.out_size, device=_device(self))
-        return LSTMState(zeros, zeros.clone())
+        device = next(self.parameters()).device
+        return Batch.of({name: torch.zeros(batch_size, self.out_size, device=device) for name in self.leaves})
 
-    def forward(self, x: Tensor, state: LSTMState, first: Tensor) -> tuple[Tensor, LSTMState]:
-        """Runs over a sequence.
+    def forward(self, x: Tensor, state: Batch, first: Tensor) -> tuple[Tensor, Batch]:
+        """Runs over a sequence; whole stretches without a FIRST row go through the fused kernel at once.
 
         Args:
             x: [T, B, F].
@@ -70,81 +83,25 @@ class LSTM(nn.Module):
         Raises:
             ShapeError: the arrays do not fit together.
         """
-        y, (hidden, cell) = _run(self.cells, x, state, first)
-        return y, LSTMState(hidden, cell)
-
-
-class GRU(nn.Module):
-    """Gated recurrent units over time-major sequences; the memory is 0 before every row where an episode begins.
-
-    Cho et al. 2014, https://arxiv.org/abs/1406.1078, as in `torch.nn.GRU`. Orthogonal recurrent weights, biases 0.
-
-    Args:
-        in_size: F, features of each row.
-        size: H, units.
-
-    Examples:
-        >>> gru = GRU(3, 8)
-        >>> y, state = gru(torch.zeros(5, 2, 3), gru.initial_state(2), torch.zeros(5, 2, dtype=torch.bool))
-        >>> y.shape, state.shape
-        (torch.Size([5, 2, 8]), torch.Size([2, 8]))
-    """
-
-    def __init__(self, in_size: int, size: int) -> None:
-        super().__init__()
-        self.in_size, self.out_size = in_size, size
-        self.cells = nn.GRU(in_size, size)
-        _initialise(self.cells)
-
-    def initial_state(self, batch_size: int) -> Tensor:
-        """The memory before an episode: zeros [B, H].
-
-        Args:
-            batch_size: B.
-        """
-        return torch.zeros(batch_size, self.out_size, device=_device(self))
-
-    def forward(self, x: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        """Runs over a sequence.
-
-        Args:
-            x: [T, B, F].
-            state: [B, H], the memory after the row before.
-            first: [T, B] bool, where episodes begin.
-
-        Returns:
-            Outputs [T, B, H] and the memory after the last row [B, H].
-
-        Raises:
-            ShapeError: the arrays do not fit together.
-        """
-        y, (hidden,) = _run(self.cells, x, (state,), first)
-        return y, hidden
-
-
-def _device(module: nn.Module) -> torch.device:
-    return next(module.parameters()).device
-
-
-def _run(cells: nn.RNNBase, x: Tensor, state: tuple[Tensor, ...], first: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Whole stretches without a FIRST row go through the fused kernel at once."""
-    sizes = (cells.input_size, cells.hidden_size)
-    if x.ndim != 3 or first.shape != x.shape[:2] or x.shape[2] != sizes[0] or state[0].shape != (x.shape[1], sizes[1]):
-        raise ShapeError(
-            f"x has shape {list(x.shape)}, first {list(first.shape)} and the state {list(state[0].shape)}; "
-            f"they must be [T, B, {sizes[0]}], [T, B] and [B, {sizes[1]}]"
-        )
-    outputs: list[Tensor] = []
-    for start, end in itertools.pairwise([*_stretches(first), x.shape[0]]):
-        reset = first[start].bool().unsqueeze(-1)
-        # not a product: a memory that is not finite must end with its episode as well
-        before = [leaf.masked_fill(reset, 0.0).unsqueeze(0) for leaf in state]  # [1, B, H]
-        y, after = cells(x[start:end], tuple(before) if len(before) > 1 else before[0])
-        state = tuple(leaf.squeeze(0) for leaf in (after if isinstance(after, tuple) else (after,)))
-        outputs.append(y)
-    if not outputs:
-        return x.new_zeros(0, x.shape[1], sizes[1]), state
-    return torch.cat(outputs) if len(outputs) > 1 else outputs[0], state
+        leaves = [state[name] for name in self.leaves]
+        fits = x.ndim == 3 and first.shape == x.shape[:2] and x.shape[2] == self.in_size
+        if not fits or leaves[0].shape != (x.shape[1], self.out_size):
+            raise ShapeError(
+                f"x has shape {list(x.shape)}, first {list(first.shape)} and the state {list(leaves[0].shape)}; "
+                f"they must be [T, B, {self.in_size}], [T, B] and [B, {self.out_size}]"
+            )
+        outputs: list[Tensor] = []
+        for start, end in itertools.pairwise([*_stretches(first), x.shape[0]]):
+            reset = first[start].bool().unsqueeze(-1)
+            # not a product: a memory that is not finite must end with its episode as well
+            before = [leaf.masked_fill(reset, 0.0).unsqueeze(0) for leaf in leaves]  # [1, B, H]
+            y, after = self.cells(x[start:end], tuple(before) if len(before) > 1 else before[0])
+            leaves = [leaf.squeeze(0) for leaf in (after if isinstance(after, tuple) else (after,))]
+            outputs.append(y)
+        if not outputs:
+            return x.new_zeros(0, x.shape[1], self.out_size), state
+        y = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+        return y, Batch.of(dict(zip(self.leaves, leaves, strict=True)))
 
 
 def _stretches(first: Tensor) -> list[int]:
@@ -153,19 +110,6 @@ def _stretches(first: Tensor) -> list[int]:
         return list(range(first.shape[0]))
     rows: list[Any] = first.bool().any(1).tolist()
     return [row for row, begins in enumerate(rows) if begins or row == 0]
-
-
-@torch.no_grad()
-def _initialise(cells: nn.RNNBase) -> None:
-    for name, parameter in cells.named_parameters():
-        if name.startswith("weight_hh"):
-            for gate in parameter.chunk(parameter.shape[0] // cells.hidden_size):
-                nn.init.orthogonal_(gate)
-        elif name.startswith("bias"):
-            nn.init.zeros_(parameter)
-
-
-_CELLS = {"lstm": LSTM, "gru": GRU}
 
 
 class RecurrentNetwork(nn.Module):
@@ -190,27 +134,19 @@ class RecurrentNetwork(nn.Module):
         (torch.Size([8, 16]), torch.Size([8, 16]), torch.Size([8, 2]))
     """
 
-    def __init__(
-        self, observation_spec: SpecTree, config: NetworkConfig, make: Callable[[SpecTree, NetworkConfig], nn.Module]
-    ) -> None:
+    def __init__(self, observation_spec: SpecTree, config: NetworkConfig, make: Make) -> None:
         super().__init__()
-        if config.recurrent not in _CELLS:
-            hint = did_you_mean(str(config.recurrent), get_args(Recurrent))
-            raise ConfigError(f"unknown memory {config.recurrent!r}{hint}; known are {list(_CELLS)}")
-        if config.recurrent_size < 1:
-            raise ConfigError(f"recurrent_size is {config.recurrent_size}; it must be at least 1")
         if config.noisy:
             raise ConfigError("noisy=True and a memory do not go together; leave out one of them")
         self.encoder = encoder_of(observation_spec, config)
-        self.memory = _CELLS[config.recurrent](self.encoder.out_size, config.recurrent_size)
+        self.memory = Memory(str(config.recurrent), self.encoder.out_size, config.recurrent_size)
         self.feature_spec = TensorSpec((config.recurrent_size,))
         self.head = make(self.feature_spec, config.on_features())
 
     @property
     def state_spec(self) -> dict[str, TensorSpec]:
         """What the memory of one lane looks like."""
-        names = ("hidden", "cell") if isinstance(self.memory, LSTM) else ("hidden",)
-        return dict.fromkeys(names, self.feature_spec)
+        return dict.fromkeys(self.memory.leaves, self.feature_spec)
 
     def initial_state(self, batch_size: int) -> Batch:
         """The memory before an episode: zeros.
@@ -218,7 +154,7 @@ class RecurrentNetwork(nn.Module):
         Args:
             batch_size: B.
         """
-        return _batch(self.memory.initial_state(batch_size))
+        return self.memory.initial_state(batch_size)
 
     def remember(self, observation: Any, state: Any, first: Tensor | None = None) -> tuple[Tensor, Batch]:
         """Takes observations into memory.
@@ -240,14 +176,12 @@ class RecurrentNetwork(nn.Module):
                 "this network has a memory and was given none: hand over initial_state(batch_size) at the start, and "
                 "the state that came back after that"
             )
-        before = LSTMState(state.hidden, state.cell) if isinstance(self.memory, LSTM) else state.hidden
         code = self.encoder(observation)
         if first is None:
             never = torch.zeros(1, code.shape[0], dtype=torch.bool, device=code.device)
-            y, after = self.memory(code.unsqueeze(0), before, never)
-            return y.squeeze(0), _batch(after)
-        y, after = self.memory(code, before, first)
-        return y, _batch(after)
+            y, after = self.memory(code.unsqueeze(0), state, never)
+            return y.squeeze(0), after
+        return self.memory(code, state, first)
 
     def forward(self, observation: Any, state: Any, first: Tensor | None = None) -> tuple[Any, Batch]:
         """The outputs of the network on top, and the memory after the last row.
@@ -280,9 +214,7 @@ class EncodedNetwork(nn.Module):
         ((512,), torch.Size([8, 2]))
     """
 
-    def __init__(
-        self, observation_spec: SpecTree, config: NetworkConfig, make: Callable[[SpecTree, NetworkConfig], nn.Module]
-    ) -> None:
+    def __init__(self, observation_spec: SpecTree, config: NetworkConfig, make: Make) -> None:
         super().__init__()
         self.encoder = encoder_of(observation_spec, config)
         self.feature_spec = TensorSpec((self.encoder.out_size,))
@@ -297,9 +229,7 @@ class EncodedNetwork(nn.Module):
         return self.head(self.encoder(observation))
 
 
-def with_shared_features(
-    observation_spec: SpecTree, config: NetworkConfig, make: Callable[[SpecTree, NetworkConfig], nn.Module]
-) -> nn.Module:
+def with_shared_features(observation_spec: SpecTree, config: NetworkConfig, make: Make) -> nn.Module:
     """The network that a config asks for, apart from what costs most and others can share: a memory, or pictures' code.
 
     Args:
@@ -315,9 +245,7 @@ def with_shared_features(
     return with_memory(observation_spec, config, make)
 
 
-def with_memory(
-    observation_spec: SpecTree, config: NetworkConfig, make: Callable[[SpecTree, NetworkConfig], nn.Module]
-) -> nn.Module:
+def with_memory(observation_spec: SpecTree, config: NetworkConfig, make: Make) -> nn.Module:
     """The network that a config asks for: as `make` gives it, or behind a memory.
 
     Args:
@@ -331,7 +259,3 @@ def with_memory(
     if config.recurrent is None:
         return make(observation_spec, config)
     return RecurrentNetwork(observation_spec, config, make)
-
-
-def _batch(state: LSTMState | Tensor) -> Batch:
-    return Batch.of(state._asdict() if isinstance(state, LSTMState) else {"hidden": state})
