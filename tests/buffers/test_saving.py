@@ -171,7 +171,7 @@ def test_a_pickle_in_any_slot_is_refused_and_never_run(saved, tmp_path, slot, re
     trace = tmp_path / "trace"
     (tmp_path / "data" / slot).write_bytes(pickle.dumps(Canary(trace)))
     if resealed and slot != "manifest.json":
-        from palaestra.core import seal
+        from palaestra.core.files import seal
 
         seal(tmp_path / "data", 1)
     with pytest.raises(CheckpointError, match=slot.replace(".", r"\.")):

@@ -17,7 +17,8 @@ from safetensors import SafetensorError
 import palaestra
 import palaestra.core.files
 import palaestra.training.checkpoints as checkpoints
-from palaestra.core import CheckpointError, ConfigError, PalaestraError, fingerprint, write_manifest
+from palaestra.core import CheckpointError, ConfigError, PalaestraError
+from palaestra.core.files import fingerprint, write_manifest
 from palaestra.training import CheckpointStore
 from tests.faults.killed import state, whole
 from tests.faults.parts import COMMAND, command, steps_of

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from palaestra.core import Batch, CheckpointError, write_manifest
+from palaestra.core import Batch, CheckpointError
+from palaestra.core.files import write_manifest
 from palaestra.training import FORMAT_VERSION, CheckpointStore
 from tests.faults.parts import differences
 

@@ -161,7 +161,8 @@ def transitions_from_rows(rows: TimeStep) -> Transitions:
     """
     step_type = _numpy(rows.step_type)
     index = np.flatnonzero((step_type[:-1] != StepType.LAST) & (step_type[1:] != StepType.FIRST))
-    stream = Batch(_fields(rows))
+    names = ("step_type", "reward", "discount", "observation", "prev_action")
+    stream = Batch({name: getattr(rows, name) for name in names})
     before, after = stream[index], stream[index + 1]
     last = after.step_type == StepType.LAST
     return Transitions(
@@ -254,11 +255,6 @@ def rows_from_experiences(experiences: Experiences) -> TimeStep:
         observation=experiences.inputs,
         prev_action=arrived.action,
     )
-
-
-def _fields(rows: TimeStep) -> dict[str, Any]:
-    names = ("step_type", "reward", "discount", "observation", "prev_action")
-    return {name: getattr(rows, name) for name in names}
 
 
 def _continues(next_observation: Any, observation: Any) -> np.ndarray:

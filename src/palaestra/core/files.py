@@ -23,22 +23,7 @@ from safetensors.torch import save_file
 from palaestra.core.batch import Batch
 from palaestra.core.errors import CheckpointError
 
-__all__ = [
-    "check_files",
-    "check_seal",
-    "describe_segments",
-    "fingerprint",
-    "join_segments",
-    "join_state",
-    "load_tensors",
-    "read_manifest",
-    "save_tensors",
-    "seal",
-    "split_state",
-    "unsaved_bytes",
-    "write_manifest",
-    "write_segments",
-]
+__all__ = ["join_state", "load_tensors", "save_tensors", "split_state"]
 
 _Arrays = dict[str, torch.Tensor | np.ndarray]
 # Names that a safetensors file needs for itself, or a caller for the values beside the arrays.
