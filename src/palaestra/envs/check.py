@@ -109,12 +109,14 @@ def _tried(
     try:
         result = call()
     except (Exception, SystemExit) as error:
-        got = str(error) if isinstance(error, PalaestraError) else f"{type(error).__name__}: {error}"
-        if trace and not isinstance(error, PalaestraError):
+        got = f"{type(error).__name__}: {error}"
+        if isinstance(error, PalaestraError):
+            got = str(error)
+        elif trace:
             got = traceback.format_exc()
-        found.append(Finding(rule, False, expected, got, fix))
+        found.append(Finding(rule, got, expected, fix))
         return None
-    found.append(Finding(rule, True))
+    found.append(Finding(rule))
     return result
 
 

@@ -31,16 +31,19 @@ class Finding:
 
     rule: str
     """The rule, as a sentence."""
-    ok: bool
-    """Whether it holds."""
+    got: str = ""
+    """What was seen that breaks the rule; empty where it holds."""
     expected: str = ""
     """What should have been seen."""
-    got: str = ""
-    """What was seen."""
     fix: str = ""
     """What to change."""
     level: Literal["error", "warning"] = "error"
     """An error makes training wrong or impossible; a warning may be meant."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the rule holds."""
+        return not self.got
 
     def __str__(self) -> str:
         if self.ok:
@@ -48,11 +51,6 @@ class Finding:
         details = {"expected": self.expected, "got": self.got, "fix": self.fix}
         lines = [f"           {name:8}: {text}" for name, text in details.items() if text]
         return "\n".join([f"{self.level:8} {self.rule}", *lines])
-
-
-def _finding(rule: str, wrong: str, expected: str, fix: str, level: Literal["error", "warning"] = "error") -> Finding:
-    """A finding that is right where nothing is wrong."""
-    return Finding(rule, not wrong, expected, wrong, fix, level)
 
 
 def sample(space: gymnasium.Space[Any], observation: Any) -> Any:
@@ -93,17 +91,16 @@ def gym_rules(gym_env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Finding]:
     signature = "def reset(self, *, seed=None, options=None): super().reset(seed=seed); ...; return observation, {}"
     try:
         result: Any = gym_env.reset(seed=seed)
+        wrong = _unlike(result, 2)
     except TypeError as error:
-        yield Finding(rule, False, pair, f"TypeError: {error}", signature)
-        return
-    wrong = _unlike(result, 2)
-    yield _finding(rule, wrong, pair, signature)
+        result, wrong = None, f"TypeError: {error}"
+    yield Finding(rule, wrong, pair, signature)
     if wrong:
         return
     gym_env.action_space.seed(seed)
     result = gym_env.step(sample(gym_env.action_space, result[0]))
     wrong = _unlike(result, 5)
-    yield _finding(
+    yield Finding(
         "step returns (observation, reward, terminated, truncated, info)",
         wrong,
         "five values, the last of them a dict",
@@ -113,8 +110,8 @@ def gym_rules(gym_env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Finding]:
         return
     kinds = [type(flag).__name__ for flag in result[2:4] if not isinstance(flag, bool | np.bool_)]
     rule, fix = "terminated and truncated are booleans", "wrap them in bool(...)"
-    yield _finding(rule, ", ".join(kinds), "bool and bool", fix)
-    yield _finding(
+    yield Finding(rule, ", ".join(kinds), "bool and bool", fix)
+    yield Finding(
         "Observations are not overwritten by later steps",
         "an array returned earlier has changed since" if _overwrites(gym_env, seed) else "",
         "a new array from every step",
@@ -125,7 +122,7 @@ def gym_rules(gym_env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Finding]:
     dtypes = zip((np.asarray(leaf).dtype for leaf in flatten(result[0], spec)), leaf_dtypes(spec), strict=True)
     odd = next((f"{given}, the space says {dtype}" for given, dtype in dtypes if given != dtype), "")
     fix = "np.asarray(observation, dtype); this library casts it at every step, other libraries may not"
-    yield _finding("Observations have the dtype of their space", odd, "equal dtypes", fix, "warning")
+    yield Finding("Observations have the dtype of their space", odd, "equal dtypes", fix, "warning")
 
 
 def _unlike(result: Any, count: int) -> str:
@@ -157,7 +154,7 @@ def stream_rules(env: SingleEnvironment, stream: Stream, again: Stream, differen
         again: with the same seed and actions.
         different: with others.
     """
-    yield _finding(
+    yield Finding(
         "discount is 0 or 1, and 0 only with LAST",
         next(_unpaired(stream), ""),
         "(FIRST, 1), (MID, 1), (LAST, 0) or (LAST, 1)",
@@ -168,7 +165,7 @@ def stream_rules(env: SingleEnvironment, stream: Stream, again: Stream, differen
         for number, (before, after) in enumerate(itertools.pairwise(stream), start=1)
         if (before.step_type == 2) != (after.step_type == 0)
     )
-    yield _finding(
+    yield Finding(
         "An episode is FIRST, MID, ..., LAST, and the step after LAST ignores its action and is FIRST",
         next(jumps, ""),
         "FIRST after LAST, else MID or LAST",
@@ -180,23 +177,23 @@ def stream_rules(env: SingleEnvironment, stream: Stream, again: Stream, differen
         if step.step_type == 0 and any(np.any(leaf) for leaf in tree_leaves((step.reward, step.prev_action)))
     )
     rule, fix = "A FIRST step has reward 0 and the previous action zeros", "do not give a reward in begin_episode"
-    yield _finding(rule, next(earned, ""), "reward 0, prev_action zeros", fix)
+    yield Finding(rule, next(earned, ""), "reward 0, prev_action zeros", fix)
     fix = "correct the observation space, or the observation (np.asarray(..., dtype), np.clip)"
     misfits = _misfits((step.observation for step in stream), env.observation_spec)
-    yield _finding("Observations fit their spec and are finite", next(misfits, ""), "what the spec says", fix)
+    yield Finding("Observations fit their spec and are finite", next(misfits, ""), "what the spec says", fix)
     misfits = _misfits((np.asarray(step.reward, np.float32) for step in stream), env.reward_spec)
-    yield _finding(
+    yield Finding(
         "Rewards fit their spec and are finite", next(misfits, ""), "what the spec says", "return one finite float"
     )
     where = _parting(stream, again)
-    yield _finding(
+    yield Finding(
         "The same seed and actions give the same stream",
         "" if where is None else f"they differ from time step {where} on",
         "two equal streams from two instances",
         "draw every random number from self.np_random, which super().reset(seed=seed) seeds; "
         "keep no state across episodes. Else a resumed run is not the run that was interrupted",
     )
-    yield _finding(
+    yield Finding(
         "Another seed gives another stream",
         "two equal ones, with different actions as well" if _parting(stream, different) is None else "",
         "two different streams",
@@ -234,7 +231,7 @@ def end_rules(env: SingleEnvironment, stream: Stream, short: Stream) -> Iterator
     truncated = [length for length, step in lasts if step.discount != 0]
     infos = [step.env_info for _, step in lasts if step.discount == 0 and isinstance(step.env_info, dict)]
     reported = sum(bool(info.get(_REPORTED)) for info in infos)
-    yield _finding(
+    yield Finding(
         "Episodes end, or there is a time limit",
         "" if terminated or truncated or _has_limit(env) else f"none in {len(stream)} time steps",
         "an episode that ends",
@@ -243,7 +240,7 @@ def end_rules(env: SingleEnvironment, stream: Stream, short: Stream) -> Iterator
     )
     limit, count = _heap(terminated)
     hidden = limit > 1 and all(cut > limit for cut in truncated)
-    yield _finding(
+    yield Finding(
         "A time limit is reported as truncated, not as terminated",
         f"{count} of {len(terminated)} episodes terminated at step {limit} exactly, and none later" if hidden else "",
         "episodes that terminate at different steps, or truncated=True at a limit",
@@ -251,7 +248,7 @@ def end_rules(env: SingleEnvironment, stream: Stream, short: Stream) -> Iterator
         f"TimeLimit(env, {limit - 1}). If the task is over after {limit} steps, all is well",
         "warning",
     )
-    yield _finding(
+    yield Finding(
         "An end that info calls a time limit is truncated",
         f"discount 0 at {reported} such ends" if reported else "",
         f"discount 1 where info[{_REPORTED!r}] is true",
@@ -262,13 +259,13 @@ def end_rules(env: SingleEnvironment, stream: Stream, short: Stream) -> Iterator
         number for number, step in enumerate(masked) if step.step_type != 2 and not np.any(step.observation[_MASK])
     ]
     if masked:
-        yield _finding(
+        yield Finding(
             "An action_mask allows some action, unless the step is LAST",
             f"none in {len(stuck)} of {len(masked)} time steps, the first of them number {stuck[0]}" if stuck else "",
             "at least one 1 in the mask",
             "where nothing can be done, end the episode, or allow an action that does nothing",
         )
-    yield _finding(
+    yield Finding(
         "An episode that is cut off is LAST with discount 1",
         _not_cut_off(short),
         f"(LAST, 1) at step {SHORT}",

@@ -91,13 +91,8 @@ class EpisodeLog:
                 self._begins[lane] = self._length
         if not self.due:
             return {}
-        seeds: dict[int, int] = {}
-        for lane in self.due:
-            self.episodes[lane] += 1
-            self._begins[lane] = self._length
-            seeds[lane] = episode_seed(self.lane_seeds[lane], self.episodes[lane])
-        self.due = []
-        return seeds
+        due, self.due = self.due, []
+        return {lane: self.restart(lane) for lane in due}
 
     def abandon(self) -> None:
         """Makes every lane start its next episode with the next step."""

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 import traceback
-from collections import deque
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
 
@@ -168,7 +168,7 @@ class RestartBudget:
 
     def __init__(self, policy: FaultPolicy) -> None:
         self._policy = policy
-        self._spent: dict[int, deque[tuple[float, Fault]]] = {}
+        self._spent: dict[int, list[tuple[float, Fault]]] = defaultdict(list)
 
     def spend(self, lane: int, fault: Fault) -> float:
         """Takes one restart.
@@ -184,10 +184,8 @@ class RestartBudget:
             EnvError: none is left; the message has the first cause, which is the likely one.
         """
         now = time.monotonic()
-        spent = self._spent.setdefault(lane, deque())
-        while spent and now - spent[0][0] > _HOUR_S:
-            spent.popleft()
-        spent.append((now, fault))
+        spent = [(when, earlier) for when, earlier in self._spent[lane] if now - when <= _HOUR_S] + [(now, fault)]
+        self._spent[lane] = spent
         if len(spent) > self._policy.max_restarts:
             raise EnvError(
                 f"environment {fault.env_id} failed {len(spent)} times within an hour and may be restarted "

@@ -1,6 +1,7 @@
 """`Wrap`: a wrapper and its arguments as one value."""
 
 import ast
+import contextlib
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
@@ -124,16 +125,13 @@ class Wrap:
         Raises:
             ConfigError: an argument is no literal.
         """
-        try:
-            same = Wrap.parse(str(self)) == self
-        except ConfigError:
-            same = False
-        if not same:
-            raise ConfigError(
-                f"the wrapper {self} cannot be written to a file: its arguments are not all numbers, texts, booleans, "
-                "None, or tuples, lists and dicts of these"
-            )
-        return str(self)
+        with contextlib.suppress(ConfigError):
+            if Wrap.parse(str(self)) == self:
+                return str(self)
+        raise ConfigError(
+            f"the wrapper {self} cannot be written to a file: its arguments are not all numbers, texts, booleans, "
+            "None, or tuples, lists and dicts of these"
+        )
 
     def _resolve(self) -> Callable[..., Any]:
         wrapper = import_object(self.name)

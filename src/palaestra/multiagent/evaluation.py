@@ -236,24 +236,24 @@ def check_multi_agent_env(env: str | Callable[[], MultiAgentEnv], *, steps: int 
     rule = "The environment can be made, and keeps the rules of steps"
     try:
         digests, idle, ends, state = _play_at_random(make, steps, seed)
-        findings = [Finding(rule, True)]
+        findings = [Finding(rule)]
     except (SpecError, NonFiniteError, EnvError) as error:
         needed = "see `MultiAgentEnv` and `MultiAgentStep`"
-        return CheckReport(name, [Finding(rule, False, needed, str(error), "see the message")])
+        return CheckReport(name, [Finding(rule, str(error), needed, "see the message")])
     except Exception as error:
         got = f"{type(error).__name__}: {error}"
         fix = "see the message" if isinstance(error, PalaestraError) else "let it be made without arguments"
-        return CheckReport(name, [Finding(rule, False, "a MultiAgentEnv", got, fix)])
+        return CheckReport(name, [Finding(rule, got, "a MultiAgentEnv", fix)])
     seeded = "take all randomness from the seed that an episode begins with"
     again = _play_at_random(make, steps, seed)[0]
     apart = next((step for step, pair in enumerate(zip(digests, again, strict=True)) if pair[0] != pair[1]), None)
-    differs = f"step {apart} differs"
-    findings.append(Finding("Equal seeds and actions give equal steps", apart is None, "", differs, seeded))
+    differs = "" if apart is None else f"step {apart} differs"
+    findings.append(Finding("Equal seeds and actions give equal steps", differs, fix=seeded))
     findings.append(_replays(make, state, seeded))
-    ended = f"none of {steps} steps was the last of an episode"
-    findings.append(Finding("Episodes end", ends > 0, "", ended, "give it a time limit", level="warning"))
-    never = f"{idle} never did"
-    findings.append(Finding("Every agent acts", not idle, "", never, "leave out those that never act", level="warning"))
+    ended = "" if ends else f"none of {steps} steps was the last of an episode"
+    findings.append(Finding("Episodes end", ended, fix="give it a time limit", level="warning"))
+    never = idle and f"{idle} never did"
+    findings.append(Finding("Every agent acts", never, fix="leave out those that never act", level="warning"))
     return CheckReport(name, findings)
 
 
@@ -283,5 +283,5 @@ def _replays(make: Callable[[], MultiAgentEnv], state: dict[str, Any], fix: str)
         try:
             envs.load_state_dict(state)
         except PalaestraError as error:
-            return Finding(rule, False, "what was shown before", str(error), fix)
-    return Finding(rule, True)
+            return Finding(rule, str(error), "what was shown before", fix)
+    return Finding(rule)

@@ -140,16 +140,12 @@ def registered_environments() -> list[RegisteredEnvironment]:
         >>> [env for env in registered_environments() if env.name == "CartPole-v1"][0].suite
         'classic_control'
     """
-    newest: dict[tuple[str | None, str], EnvSpec] = {}
-    for spec in gymnasium.registry.values():
-        if spec.name in _ADAPTERS:
-            continue
-        key = (spec.namespace, spec.name)
-        if key not in newest or (spec.version or 0) > (newest[key].version or 0):
-            newest[key] = spec
+    by_version = sorted(gymnasium.registry.values(), key=lambda spec: spec.version or 0)
+    newest = {(spec.namespace, spec.name): spec for spec in by_version}
     found = [
         RegisteredEnvironment(spec.id, _suite(spec), spec.max_episode_steps, spec.vector_entry_point is not None)
         for spec in newest.values()
+        if spec.name not in _ADAPTERS
     ]
     return sorted(found, key=lambda env: (env.suite, env.name))
 
@@ -184,22 +180,14 @@ def _import_quietly(package: str, name: str = "") -> None:
     """Imports what an environment is made of. Its warnings are not ours, and Box2D crashes where they are errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = import_module(package, name or package)
-    if package == "mujoco":
-        _log_warnings(module)
+        module: Any = import_module(package, name or package)
+    # MuJoCo itself would print, and write a file, for every environment that is made and every one that is unstable
+    if package == "mujoco" and module.get_mju_user_warning() is None:
+        module.set_mju_user_warning(_log_warning)
 
 
-def _log_warnings(mujoco: Any) -> None:
-    """Sends MuJoCo's warnings to the log, unless the program has a place for them already.
-
-    MuJoCo itself would print, and write a file, for every environment that is made and every one that is unstable.
-    """
-    if mujoco.get_mju_user_warning() is None:
-        mujoco.set_mju_user_warning(_warned)
-
-
-def _warned(text: str) -> None:
-    """Logs each kind of warning once, whatever times and places it names."""
+def _log_warning(text: str) -> None:
+    """Logs each kind of MuJoCo's warnings once, whatever times and places it names."""
     kind = re.sub(r"\d+", "", text)
     if kind not in _WARNED:
         _WARNED.add(kind)

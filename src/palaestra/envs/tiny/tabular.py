@@ -113,9 +113,7 @@ class Chain(TinyEnv):
         return 0.0, False
 
     def _observation(self) -> np.ndarray:
-        observation = np.zeros(self._num_states, np.float32)
-        observation[self._state] = 1
-        return observation
+        return np.eye(self._num_states, dtype=np.float32)[self._state]
 
 
 @final
@@ -222,11 +220,7 @@ class FourRooms(TinyEnv):
         return after if after else _GAP * np.sign(before)
 
     def _observation(self) -> dict[str, np.ndarray]:
-        return {
-            "observation": self._place,
-            "achieved_goal": self._place.copy(),
-            "desired_goal": self._goal.copy(),
-        }
+        return {"observation": self._place, "achieved_goal": self._place.copy(), "desired_goal": self._goal.copy()}
 
     def render(self) -> np.ndarray:
         """A picture from above: walls grey, the goal green, the point blue."""
@@ -235,9 +229,7 @@ class FourRooms(TinyEnv):
         wall = np.abs(np.abs(rows) - 0.5) >= self._door / 2
         picture[wall, middle - 1 : middle + 1] = picture[middle - 1 : middle + 1, wall] = 128
         for where, colour in ((self._goal, (40, 160, 60)), (self._place, (30, 80, 220))):
-            column, row = (
-                int((1 + side * value) / 2 * (_SIZE - 1)) for side, value in zip((1, -1), where, strict=True)
-            )
+            column, row = ((1 + where * np.float32([1, -1])) / 2 * (_SIZE - 1)).astype(int)
             picture[max(row - 2, 0) : row + 3, max(column - 2, 0) : column + 3] = colour
         return picture.repeat(4, 0).repeat(4, 1)
 

@@ -1,5 +1,6 @@
 """Layers for Atari games, and for what is like them."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -222,7 +223,6 @@ class GrayscaleResize(ObservationMap):
         if not (type(height) is type(width) is int and min(height, width) >= 1):
             raise ConfigError(f"GrayscaleResize(height={height}, width={width}); both must be integers of at least 1")
         self._size = (height, width)
-        self._areas: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
         super().__init__(env, keys)
 
     def fits(self, spec: TensorSpec) -> bool:
@@ -236,13 +236,11 @@ class GrayscaleResize(ObservationMap):
         gray = value.astype(np.float32)
         if gray.ndim == 3:
             gray = gray @ _LUMA
-        if gray.shape not in self._areas:
-            rows, columns = (_areas(old, new) for old, new in zip(gray.shape, self._size, strict=True))
-            self._areas[gray.shape] = rows, columns.T
-        rows, columns = self._areas[gray.shape]
-        return np.rint(rows @ gray @ columns).clip(0, 255).astype(np.uint8)
+        rows, columns = map(_areas, gray.shape, self._size)
+        return np.rint(rows @ gray @ columns.T).clip(0, 255).astype(np.uint8)
 
 
+@functools.cache
 def _areas(old: int, new: int) -> np.ndarray:
     """[new, old]: which share of each old pixel goes into each new one; every row sums to 1."""
     edges = np.arange(new + 1) * (old / new)

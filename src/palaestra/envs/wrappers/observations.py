@@ -144,11 +144,7 @@ class ClipObservation(ObservationMap):
     """
 
     def __init__(
-        self,
-        env: SingleEnvironment,
-        minimum: float = -200.0,
-        maximum: float = 200.0,
-        keys: Sequence[str] | None = None,
+        self, env: SingleEnvironment, minimum: float = -200.0, maximum: float = 200.0, keys: Sequence[str] | None = None
     ) -> None:
         if not minimum < maximum:
             raise ConfigError(f"ClipObservation(minimum={minimum}, maximum={maximum}); the minimum must be below")
@@ -237,7 +233,9 @@ class CheckFinite(EnvironmentWrapper):
     def __init__(self, env: SingleEnvironment) -> None:
         super().__init__(env)
         self._inner = env.observation_spec
-        self._paths = list(spec_leaves(self._inner))
+        self._names = ["reward"] + [
+            f"observation {path!r}" if path else "observation" for path in spec_leaves(self._inner)
+        ]
 
     def begin_episode(self, seed: int) -> TimeStep:
         return self._checked(self.env.begin_episode(seed))
@@ -246,17 +244,12 @@ class CheckFinite(EnvironmentWrapper):
         return self._checked(self.env.advance(action))
 
     def _checked(self, time_step: TimeStep) -> TimeStep:
-        self._require("reward", time_step.reward)
-        for path, leaf in zip(self._paths, flatten(time_step.observation, self._inner), strict=True):
-            self._require(f"observation {path!r}" if path else "observation", leaf)
+        values = [time_step.reward, *flatten(time_step.observation, self._inner)]
+        for name, value in zip(self._names, values, strict=True):
+            array = np.asarray(value)
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                index = np.argwhere(~np.isfinite(array))[0].tolist()
+                place = f"{array[tuple(index)]} at index {index}" if index else str(array)
+                layer = type(self.env).__name__
+                raise NonFiniteError(f"{layer} returned the {name} with {place}; look at that layer, or clip")
         return time_step
-
-    def _require(self, name: str, value: Any) -> None:
-        array = np.asarray(value)
-        if array.dtype.kind != "f" or np.isfinite(array).all():
-            return
-        index = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-        where = f" at index {list(index)}" if index else ""
-        raise NonFiniteError(
-            f"{type(self.env).__name__} returned the {name} with {array[index]}{where}; look at that layer, or clip"
-        )
