@@ -124,7 +124,7 @@ def test_an_environment_that_is_batched_itself_is_called_with_the_batch_size():
     env = create_environment(EnvConfig(name="tests.envs.worlds:Constant", num_envs=3), lane_seeds=SEEDS)
     assert isinstance(env, Constant)
     assert (env.batch_size, env.lane_seeds) == (3, SEEDS)
-    with pytest.raises(ConfigError, match="brings its own wrappers"):
+    with pytest.raises(ConfigError, match="wrappers cannot be put around"):
         create_environment(EnvConfig(name="tests.envs.worlds:Constant", wrappers=(Doubled,)), lane_seeds=SEEDS[:1])
     with pytest.raises(ConfigError, match="is native, not process"):
         create_environment(EnvConfig(name="tests.envs.worlds:Constant", vectorization="process"), lane_seeds=SEEDS[:1])

@@ -76,13 +76,11 @@ def chaos_rules(text: str) -> tuple[ChaosRule, ...]:
         if fault not in get_args(ChaosFault):
             raise ConfigError(f"there is no chaos {fault!r}{did_you_mean(fault, get_args(ChaosFault))}")
         try:
-            share = float(probability) if probability else 1.0
+            share = float(probability or 1)
         except ValueError:
-            raise ConfigError(
-                f"chaos {part!r} has the probability {probability!r}, which is no number; give one in [0, 1]"
-            ) from None
+            share = np.nan
         if not 0 <= share <= 1:
-            raise ConfigError(f"chaos {part!r} has the probability {share}; it must be in [0, 1]")
+            raise ConfigError(f"chaos {part!r} has the probability {probability!r}, which is no number in [0, 1]")
         rules.append(ChaosRule(fault, share, int(step) if step else None, int(env_id) if env_id else None))
     return tuple(rules)
 

@@ -146,13 +146,11 @@ def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence
         lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(config.num_envs)]
     if len(lane_seeds) != config.num_envs:
         raise ConfigError(f"num_envs is {config.num_envs} and there are {len(lane_seeds)} lane seeds; they must agree")
-    if config.name.startswith(envpool.PREFIX):
-        return _native(config, lane_seeds)
-    maker = _maker(config.name)
+    maker = None if config.name.startswith(envpool.PREFIX) else _maker(config.name)
     if maker is not None and getattr(maker, "batched", False):
         return _batched(config, maker, lane_seeds)
-    if config.vectorization == "native":
-        return _native(config, lane_seeds)
+    if config.name.startswith(envpool.PREFIX) or config.vectorization == "native":
+        return _native(config, maker, lane_seeds)
     factories = [functools.partial(load_lane, config, lane) for lane in range(config.num_envs)]
     if config.num_ready is not None:
         return _first_ready(config, factories, lane_seeds)
@@ -247,35 +245,35 @@ def _driver(config: EnvConfig, factories: Sequence[Callable[[], SingleEnvironmen
     return SerialDriver(factories, faults=config.faults)
 
 
-def _native(config: EnvConfig, lane_seeds: Sequence[int]) -> Environment:
+def _require_native(config: EnvConfig) -> None:
     config.require_raising()
     if config.gym_wrappers or config.all_wrappers:
-        raise ConfigError("vectorization=native steps all environments as one, which wrappers cannot be put around")
-    if config.name.startswith(envpool.PREFIX) and config.vectorization not in ("auto", "native"):
+        raise ConfigError(f"{config.name!r} is stepped as one batch, which wrappers cannot be put around")
+    if config.vectorization not in ("auto", "native"):
         raise ConfigError(f"{config.name!r} exists as a pool only; vectorization is native, not {config.vectorization}")
-    pool, stacked = _pool(config)
-    return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, stacked=stacked, strict=config.strict)
 
 
-def _pool(config: EnvConfig) -> tuple[VectorEnv[Any, Any, Any], int]:
-    """All environments as one, and how many frames the first axis of an observation stacks."""
+def _native(config: EnvConfig, maker: Callable[..., Any] | None, lane_seeds: Sequence[int]) -> Environment:
+    _require_native(config)
     name, size, limit, kwargs = config.name, config.num_envs, config.max_episode_steps, config.all_kwargs
+    stacked = 1
+    limited = kwargs if limit is None else {**kwargs, "max_episode_steps": limit or gym.NO_LIMIT}
     if name.startswith(envpool.PREFIX):
-        return envpool.pool(name, size, kwargs, limit), 1
-    if name.startswith(atari.PREFIX):
-        return atari.pool(name, size, kwargs, limit)
-    maker = _maker(name)
-    if maker is None:
-        return gym.pool(name, size, kwargs, limit), 1
-    if limit is not None:
+        pool = envpool.EnvPoolVectorEnv(name, size, limited)
+    elif name.startswith(atari.PREFIX):  # several frames are stacked along the first axis of an observation
+        pool, stacked = atari.pool(name, size, kwargs, limit)
+    elif maker is None:
+        pool = gym.pool(name, size, limited)
+    elif limit is not None:
         raise ConfigError(f"{name!r} brings its own time limit; leave max_episode_steps out")
-    pool = _made(name, maker, {**kwargs, "num_envs": size})
+    else:
+        pool = _made(name, maker, {**kwargs, "num_envs": size})
     if not isinstance(pool, VectorEnv):
         raise ConfigError(
             f"{name!r} made a {type(pool).__name__}; vectorization=native needs a gymnasium.vector.VectorEnv, made "
             "with the argument num_envs"
         )
-    return pool, 1
+    return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, stacked=stacked, strict=config.strict)
 
 
 def _first_ready(config: EnvConfig, factories: Sequence[Callable[[], Any]], lane_seeds: Sequence[int]) -> Environment:
@@ -298,11 +296,9 @@ def _first_ready(config: EnvConfig, factories: Sequence[Callable[[], Any]], lane
 
 
 def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[int]) -> Environment:
-    if config.gym_wrappers or config.all_wrappers or config.max_episode_steps:
-        raise ConfigError(f"{config.name!r} is batched: it brings its own wrappers and time limit")
-    config.require_raising()
-    if config.vectorization not in ("auto", "native"):
-        raise ConfigError(f"{config.name!r} is batched, so its vectorization is native, not {config.vectorization}")
+    _require_native(config)
+    if config.max_episode_steps:
+        raise ConfigError(f"{config.name!r} brings its own time limit; leave max_episode_steps out")
     kwargs: dict[str, Any] = {**config.all_kwargs, "batch_size": config.num_envs}
     if "lane_seeds" in inspect.signature(maker).parameters:
         kwargs["lane_seeds"] = list(lane_seeds)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from palaestra.core import BoundedSpec, DiscreteSpec, EnvError, SpecError, SpecTree, TensorSpec, TimeStep
-from palaestra.envs.episodes import EpisodeLog, LaneEpisode, digest, fresh_seeds
+from palaestra.envs.episodes import EpisodeLog, LaneEpisode, digest, lane_seeds_of
 from palaestra.envs.faults import Fault, Incident, failure_of
 from palaestra.envs.nest import copied, flatten, leaf_dtypes, problem, unflatten, unstacked, zeros
 from palaestra.envs.rows import Specs
@@ -344,7 +344,7 @@ class SingleEnvironment(_Specified):
     def _episodes(self) -> EpisodeLog:
         if self._log is None:
             # unseeded: a fresh seed, which state_dict holds, so the episode can still be replayed
-            self.seed(fresh_seeds(1)[0])
+            self.seed(lane_seeds_of(None, 1)[0])
         assert self._log is not None
         return self._log
 

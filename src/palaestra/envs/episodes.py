@@ -15,7 +15,7 @@ import numpy as np
 from palaestra.core import EnvError, SpecError, SpecTree, episode_seed, spec_leaves
 from palaestra.envs.nest import flatten, leaf_dtypes, unflatten
 
-__all__ = ["NEVER", "EpisodeLog", "LaneEpisode", "StepLimits", "digest", "fresh_seeds", "lane_seeds_of"]
+__all__ = ["NEVER", "EpisodeLog", "LaneEpisode", "StepLimits", "digest", "lane_seeds_of"]
 
 NEVER = sys.maxsize >> 1
 """A number of steps that no episode reaches."""
@@ -280,17 +280,8 @@ class StepLimits:
         return self._clock >= self._ends[lane]
 
 
-def fresh_seeds(count: int) -> list[int]:
-    """Different 63-bit lane seeds, from the operating system.
-
-    Args:
-        count: how many.
-    """
-    return [int(seed) >> 1 for seed in np.random.SeedSequence().generate_state(count, np.uint64)]
-
-
 def lane_seeds_of(lane_seeds: Sequence[int] | None, count: int) -> list[int]:
-    """One seed for every environment; fresh ones if none are given.
+    """One 63-bit seed for every environment; fresh ones of the operating system if none are given.
 
     Args:
         lane_seeds: as given.
@@ -300,7 +291,7 @@ def lane_seeds_of(lane_seeds: Sequence[int] | None, count: int) -> list[int]:
         SpecError: their number is wrong, or two are equal.
     """
     if lane_seeds is None:
-        return fresh_seeds(count)
+        return [int(seed) >> 1 for seed in np.random.SeedSequence().generate_state(count, np.uint64)]
     if len(lane_seeds) != count or len(set(lane_seeds)) != count:
         raise SpecError(f"{count} environments were given the lane seeds {list(lane_seeds)}; each needs one of its own")
     return [int(seed) for seed in lane_seeds]

@@ -80,4 +80,4 @@ def test_a_missing_package_is_named(monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", refuse)
     with pytest.raises(MissingExtraError, match=r"palaestra\[envpool\]"):
-        suite.pool("envpool:CartPole-v1", 1, {})
+        suite.EnvPoolVectorEnv("envpool:CartPole-v1", 1, {})

@@ -61,11 +61,10 @@ def preprocessing(
     Raises:
         ConfigError: colours are asked for.
     """
-    settings, rest = _split(kwargs)
+    settings, game = _split(kwargs, max_episode_steps)
     if not settings.grayscale:
         raise ConfigError("grayscale=False needs vectorization=native; colours without stacking are in ale_py:" + name)
-    game = {**_limit(max_episode_steps, settings), **rest, "obs_type": "grayscale", "frameskip": 1}
-    return game, functools.partial(_layered, settings=settings)
+    return {**game, "obs_type": "grayscale", "frameskip": 1}, functools.partial(_layered, settings=settings)
 
 
 def _layered(env: SingleEnvironment, settings: _Preprocessing) -> SingleEnvironment:
@@ -100,18 +99,15 @@ def pool(
         ConfigError: no such game, or its constructor refuses the arguments.
         MissingExtraError: ale-py is not installed.
     """
-    settings, rest = _split(kwargs)
-    arguments = {**vars(settings), **_limit(max_episode_steps, settings), **rest}
-    return gym.pool(name, num_envs, arguments), settings.stack_num
+    settings, game = _split(kwargs, max_episode_steps)
+    return gym.pool(name, num_envs, {**vars(settings), **game}), settings.stack_num
 
 
-def _split(kwargs: dict[str, Any]) -> tuple[_Preprocessing, dict[str, Any]]:
-    names = {field.name for field in fields(_Preprocessing)}
-    settings = _Preprocessing(**{key: value for key, value in kwargs.items() if key in names})
-    return settings, {key: value for key, value in kwargs.items() if key not in names}
-
-
-def _limit(max_episode_steps: int | None, settings: _Preprocessing) -> dict[str, int]:
-    if max_episode_steps is None:
-        return {}
-    return {"max_num_frames_per_episode": max_episode_steps * settings.frameskip or gym.NO_LIMIT}
+def _split(kwargs: dict[str, Any], max_episode_steps: int | None) -> tuple[_Preprocessing, dict[str, Any]]:
+    """The preprocessing, and the arguments of the game itself."""
+    game = dict(kwargs)
+    names = [field.name for field in fields(_Preprocessing)]
+    settings = _Preprocessing(**{name: game.pop(name) for name in names if name in game})
+    if max_episode_steps is not None:
+        game.setdefault("max_num_frames_per_episode", max_episode_steps * settings.frameskip or gym.NO_LIMIT)
+    return settings, game

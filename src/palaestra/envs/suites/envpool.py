@@ -10,9 +10,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from palaestra.core import ConfigError, did_you_mean, import_extra
-from palaestra.envs.suites.gym import NO_LIMIT
 
-__all__ = ["PREFIX", "EnvPoolVectorEnv", "pool"]
+__all__ = ["PREFIX", "EnvPoolVectorEnv"]
 
 PREFIX = "envpool:"
 """Names that this suite is for."""
@@ -27,14 +26,19 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
     EnvPool takes a seed only when a pool is made, so `reset(seed=...)` makes a new one.
 
     Args:
-        task: EnvPool's id.
+        name: `envpool:` and EnvPool's id.
         num_envs: how many.
         kwargs: for `envpool.make`.
+
+    Raises:
+        ConfigError: no such task, or EnvPool refuses the arguments.
+        MissingExtraError: EnvPool is not installed.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - Gymnasium's own attribute
 
-    def __init__(self, task: str, num_envs: int, kwargs: dict[str, Any]) -> None:
+    def __init__(self, name: str, num_envs: int, kwargs: dict[str, Any]) -> None:
+        task = name.removeprefix(PREFIX)
         self._make = lambda seed: _make(task, {**kwargs, "num_envs": num_envs, "seed": seed})
         self._pool = self._make(0)
         self.num_envs = num_envs
@@ -70,26 +74,6 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
             kwargs: none exist.
         """
         self._pool.close()
-
-
-def pool(
-    name: str, num_envs: int, kwargs: dict[str, Any], max_episode_steps: int | None = None
-) -> VectorEnv[Any, Any, Any]:
-    """A pool of one task.
-
-    Args:
-        name: `envpool:` and EnvPool's id.
-        num_envs: how many.
-        kwargs: for `envpool.make`.
-        max_episode_steps: the time limit in env steps; `None` for EnvPool's own, 0 for none.
-
-    Raises:
-        ConfigError: no such task, or EnvPool refuses the arguments.
-        MissingExtraError: EnvPool is not installed.
-    """
-    if max_episode_steps is not None:
-        kwargs = {**kwargs, "max_episode_steps": max_episode_steps or NO_LIMIT}
-    return EnvPoolVectorEnv(name.removeprefix(PREFIX), num_envs, kwargs)
 
 
 def _make(task: str, kwargs: dict[str, Any]) -> Any:

@@ -79,16 +79,13 @@ def make(name: str, kwargs: dict[str, Any]) -> tuple[gymnasium.Env[Any, Any], in
     return _made(spec, kwargs, made), spec.max_episode_steps
 
 
-def pool(
-    name: str, num_envs: int, kwargs: dict[str, Any], max_episode_steps: int | None = None
-) -> VectorEnv[Any, Any, Any]:
+def pool(name: str, num_envs: int, kwargs: dict[str, Any]) -> VectorEnv[Any, Any, Any]:
     """The vectorised version that an id is registered with.
 
     Args:
         name: an id such as `"CartPole-v1"`.
         num_envs: how many.
         kwargs: for its constructor.
-        max_episode_steps: the time limit; `None` for the registered one, 0 for none.
 
     Raises:
         ConfigError: no such id, it has no such version, or its constructor refuses the arguments.
@@ -97,8 +94,6 @@ def pool(
     spec = find_spec(name)
     if spec.vector_entry_point is None:
         raise ConfigError(f"{name!r} has no vectorised version of its own; use vectorization=serial or process")
-    if max_episode_steps is not None:
-        kwargs = {**kwargs, "max_episode_steps": max_episode_steps or NO_LIMIT}
     mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
     return _made(spec, kwargs, functools.partial(gymnasium.make_vec, spec, num_envs, vectorization_mode=mode, **kwargs))
 

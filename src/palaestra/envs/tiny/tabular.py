@@ -229,7 +229,7 @@ class FourRooms(TinyEnv):
         wall = np.abs(np.abs(rows) - 0.5) >= self._door / 2
         picture[wall, middle - 1 : middle + 1] = picture[middle - 1 : middle + 1, wall] = 128
         for where, colour in ((self._goal, (40, 160, 60)), (self._place, (30, 80, 220))):
-            column, row = ((1 + where * np.float32([1, -1])) / 2 * (_SIZE - 1)).astype(int)
+            column, row = ((1 + where * np.array([1, -1], np.float32)) / 2 * (_SIZE - 1)).astype(int)
             picture[max(row - 2, 0) : row + 3, max(column - 2, 0) : column + 3] = colour
         return picture.repeat(4, 0).repeat(4, 1)
 
