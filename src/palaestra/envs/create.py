@@ -248,7 +248,7 @@ def _driver(config: EnvConfig, factories: Sequence[Callable[[], SingleEnvironmen
 def _require_native(config: EnvConfig) -> None:
     config.require_raising()
     if config.gym_wrappers or config.all_wrappers:
-        raise ConfigError(f"{config.name!r} is stepped as one batch, which wrappers cannot be put around")
+        raise ConfigError(f"{config.name!r} is stepped natively, all lanes as one, which wrappers cannot be put around")
     if config.vectorization not in ("auto", "native"):
         raise ConfigError(f"{config.name!r} exists as a pool only; vectorization is native, not {config.vectorization}")
 
