@@ -94,17 +94,18 @@ def test_loggers_of_ones_own_cannot_reach_several_seeds(tmp_path):
 
 
 def test_as_many_run_at_a_time_as_there_are_cores(tmp_path, monkeypatch):
-    most = []
-    wait = module._wait
+    started, most = [], []
+    start = module._Seed.start
 
-    def counting(running):
-        most.append(len(running))
-        wait(running)
+    def counting(seed):
+        started.append(start(seed))
+        most.append(sum(one.running for one in started))
+        return seed
 
-    monkeypatch.setattr(module, "_wait", counting)
+    monkeypatch.setattr(module._Seed, "start", counting)
     monkeypatch.setattr(module, "num_cores", lambda: 1)
     assert small_group(tmp_path, 2).exit_code == 0
-    assert max(most) == 1
+    assert most == [1, 1]
 
 
 def logged(run: Path) -> bool:

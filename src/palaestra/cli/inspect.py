@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 
 from palaestra import experiments
 from palaestra.cli.options import JsonOptions, RunOptions, command, parse, positional, print_table
@@ -27,7 +28,6 @@ from palaestra.multiagent import check_multi_agent_env, is_multi_agent, load_mul
 __all__ = ["bench", "check_env", "doctor", "list_all", "show_code"]
 
 _NEWEST = 20  # runs that are shown
-_NO_LIMIT = 10_000  # in a pipe, a row is a line, however long
 _WHAT = ("algorithms", "envs", "presets", "runs")
 
 
@@ -45,9 +45,8 @@ def list_all(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps({name: _json(name, options.root) for name in chosen}))
         return 0
-    console = Console(width=None if sys.stdout.isatty() else _NO_LIMIT)
     for name in chosen:
-        _show(name, options.root, console)
+        _show(name, options.root)
     return 0
 
 
@@ -64,45 +63,44 @@ def _json(what: str, root: str) -> list[Any]:
     ]
 
 
-def _show(what: str, root: str, console: Console) -> None:
+def _show(what: str, root: str) -> None:
     if what == "algorithms":
         rows = [
             (entry.name, entry.summary, entry.data, ", ".join(entry.actions), ", ".join(entry.features))
             for entry in experiments.algorithm_catalogue()
         ]
-        print_table(console, ["algorithm", "what it does", "data", "actions", "features"], rows)
+        print_table(["algorithm", "what it does", "data", "actions", "features"], rows)
     elif what == "envs":
         rows = [
             (env.name, env.suite, env.max_episode_steps or "", "yes" if env.native else "")
             for env in registered_environments()
         ]
-        print_table(console, ["environment", "suite", "time limit", "native vector"], rows)
+        print_table(["environment", "suite", "time limit", "native vector"], rows)
     elif what == "presets":
         tuned: dict[str, list[str]] = {}
         for algorithm, env in experiments.PRESETS:
             tuned.setdefault(algorithm, []).append(env)
-        print_table(console, ["algorithm", "tuned for"], [(name, ", ".join(envs)) for name, envs in tuned.items()])
+        print_table(["algorithm", "tuned for"], [(name, ", ".join(envs)) for name, envs in tuned.items()])
     else:
-        _show_runs(root, console)
+        _show_runs(root)
 
 
-def _show_runs(root: str, console: Console) -> None:
+def _show_runs(root: str) -> None:
     runs = experiments.list_runs(root)
     if not runs:
-        console.print("no runs yet; start one with `palaestra train ppo CartPole-v1`")
+        print("no runs yet; start one with `palaestra train ppo CartPole-v1`")
         return
     rows = []
     for path in runs[-_NEWEST:]:
         run = experiments.RunDirectory(path)
         best = run.info.get("best_return")
         rows.append((path, run.status, run.info.get("env_steps", ""), "" if best is None else f"{best:.1f}"))
-    print_table(console, ["run", "status", "env steps", "best return"], rows)
+    print_table(["run", "status", "env steps", "best return"], rows)
     if len(runs) > _NEWEST:
-        console.print(f"the newest {_NEWEST} of {len(runs)}; --json has all", highlight=False)
+        print(f"the newest {_NEWEST} of {len(runs)}; --json has all")
     for path in experiments.list_groups(root)[-_NEWEST:]:
         states = [experiments.RunDirectory(child.parent).status for child in sorted(path.glob("*/run.json"))]
-        line = f"{path}  {states.count('done')} of {len(states)} seeds done"
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        print(f"{path}  {states.count('done')} of {len(states)} seeds done")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,8 +244,7 @@ def doctor(arguments: list[str]) -> int:
         console = Console(highlight=False)
         for what, ok, note in findings:
             mark = "[green]ok  [/]" if ok else "[yellow]none[/]" if ok is None else "[red]no  [/]"
-            console.print(f"{mark} {what}", end="  ")
-            console.print(note, markup=False)
+            console.print(f"{mark} {what}  {escape(note)}")
     return 0 if all(ok is not False for _, ok, _ in findings) else 2
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from palaestra.nn import EncoderOption
 __all__ = ["JsonOptions", "RunOptions", "command", "parse", "positional", "print_table", "typed_options"]
 
 T = TypeVar("T")
+
+_NO_LIMIT = 10_000  # in a pipe, a row is a line, however long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,18 +53,17 @@ class RunOptions(JsonOptions):
     """Where runs are."""
 
 
-def print_table(console: Console, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def print_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Prints a table without lines; what is too long for the first column continues below.
 
     Args:
-        console: where to.
         head: names of the columns.
         rows: what stands in them.
     """
     table = Table(Column(head[0], overflow="fold"), *head[1:], box=None)
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
-    console.print(table)
+    Console(width=None if sys.stdout.isatty() else _NO_LIMIT).print(table)
 
 
 def positional(arguments: list[str], usage: str, *names: str) -> tuple[list[str], list[str]]:

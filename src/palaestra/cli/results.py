@@ -14,7 +14,7 @@ from rich.console import Console
 from palaestra import experiments
 from palaestra.cli.options import RunOptions, command, print_table
 from palaestra.core import ConfigError, import_extra, require_at_least
-from palaestra.experiments.curves import Axis, Statistic, require_plot_name
+from palaestra.experiments.curves import Axis, Statistic
 
 __all__ = ["compare", "evaluate", "play", "plot", "report"]
 
@@ -57,13 +57,25 @@ def evaluate(arguments: list[str]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlotOptions(RunOptions):
-    """Options of `palaestra plot`."""
+class CurveOptions(RunOptions):
+    """Options of verbs that draw curves."""
 
     metric: str = "return_mean"
     """Column of `metrics.jsonl`, such as eval/return_mean."""
     x: Axis = "steps"
     """What lies on the x axis."""
+
+    def draw(self, curves: Sequence[experiments.Curve]) -> None:
+        """Draws curves in the terminal."""
+        console = Console()
+        width = min(110, console.width)
+        console.print(experiments.terminal_plot(curves, x=self.x, metric=self.metric, width=width))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotOptions(CurveOptions):
+    """Options of `palaestra plot`."""
+
     statistic: Statistic = "mean"
     """Mean over seeds, or interquartile mean."""
     output: str | None = None
@@ -77,23 +89,15 @@ def plot(arguments: list[str]) -> int:
         arguments: what was typed after the verb.
     """
     names, options = command(PlotOptions, arguments, "palaestra plot RUN... [--output FILE.svg]", "the run...")
-    if options.output is not None:
-        require_plot_name(options.output)
     runs = experiments.find_runs(names, options.root)
     curves = experiments.curves_of(runs, metric=options.metric, x=options.x, statistic=options.statistic)
     if options.json:
-        listing = [
-            {key: value if key == "label" else value.tolist() for key, value in vars(curve).items()} for curve in curves
-        ]
-        print(json.dumps(listing))
+        print(json.dumps([vars(curve) for curve in curves], default=np.ndarray.tolist))
     elif options.output is not None:
         path = experiments.save_plot(curves, options.output, x=options.x, metric=options.metric)
         print(f"plot        {path}")
     else:
-        console = Console()
-        console.print(
-            experiments.terminal_plot(curves, x=options.x, metric=options.metric, width=min(110, console.width))
-        )
+        options.draw(curves)
     return 0
 
 
@@ -129,16 +133,6 @@ def _home(runs: list[experiments.RunDirectory]) -> Path:
     return group if alike else Path()
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompareOptions(RunOptions):
-    """Options of `palaestra compare`."""
-
-    metric: str = "return_mean"
-    """Column of `metrics.jsonl`."""
-    x: Axis = "steps"
-    """What lies on the x axis."""
-
-
 def compare(arguments: list[str]) -> int:
     """Shows how two runs, or two groups, differ: in settings, and in what they reached.
 
@@ -146,21 +140,18 @@ def compare(arguments: list[str]) -> int:
         arguments: what was typed after the verb.
     """
     names = ("the first run", "the second run")
-    (first, second), options = command(CompareOptions, arguments, "palaestra compare RUN RUN", *names)
+    (first, second), options = command(CurveOptions, arguments, "palaestra compare RUN RUN", *names)
     result = experiments.compare_runs(first, second, root=options.root, metric=options.metric, x=options.x)
     if options.json:
         print(json.dumps(result.to_json()))
         return 0
-    console = Console()
     if result.differences:
         rows = [(path, *values) for path, values in result.differences.items()]
-        print_table(console, ["setting", first, second], rows)
+        print_table(["setting", first, second], rows)
     else:
-        console.print("the settings are the same")
-    console.print(
-        experiments.terminal_plot(result.curves, x=options.x, metric=options.metric, width=min(110, console.width))
-    )
-    console.print(str(result), highlight=False, soft_wrap=True, markup=False)
+        print("the settings are the same")
+    options.draw(result.curves)
+    print(result)
     return 0
 
 

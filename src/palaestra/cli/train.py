@@ -12,7 +12,6 @@ from typing import Annotated
 
 import tyro
 import yaml
-from rich.console import Console
 
 from palaestra import experiments
 from palaestra.algorithms import ALGORITHMS
@@ -106,7 +105,7 @@ def train(arguments: list[str]) -> int:
         default=TrainCommand(**vars(base)),
         description=f"{usage}. Schedules: a number, or 'linear(start, end)'.",
     )
-    config, console = command.experiment(), Console()
+    config = command.experiment()
     if named is not None:
         experiments.require_same_task(config, *named)
     if command.print_config:
@@ -119,16 +118,11 @@ def train(arguments: list[str]) -> int:
         return 0
 
     def announce(path: Path) -> None:
-        _say(console, f"run         {os.path.relpath(path)}")
+        print(f"run         {os.path.relpath(path)}", flush=True)
 
     if command.seeds is not None:
-        return _report_group(experiments.train_seeds(config, command.seeds, progress=True, on_start=announce), console)
-    return _report(experiments.run(config, progress=True, on_start=announce), console)
-
-
-def _say(console: Console, *lines: str) -> None:
-    """Prints lines as they are: no colours in them, no markup, not cut."""
-    console.print(*lines, sep="\n", highlight=False, soft_wrap=True, markup=False)
+        return _report_group(experiments.train_seeds(config, command.seeds, progress=True, on_start=announce))
+    return _report(experiments.run(config, progress=True, on_start=announce))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,12 +151,12 @@ def resume(arguments: list[str]) -> int:
     if options.name is not None and not options.fork:
         raise ConfigError("--name names the new run of --fork; give both, or neither")
     typed = _overrides(options)
-    console, directories = Console(), experiments.find_runs([name], options.root)
+    directories = experiments.find_runs([name], options.root)
     if (directories[0].path.parent / "group.json").is_file() and directories[0].path.name not in name:
         if typed or options.fork:
             raise ConfigError(f"{name} is a group; settings can change, and forks begin, in one of its runs at a time")
-        _say(console, f"resuming {directories[0].path.parent}")
-        return _report_group(experiments.resume_seeds(directories[0].path.parent, progress=True), console)
+        print(f"resuming {directories[0].path.parent}", flush=True)
+        return _report_group(experiments.resume_seeds(directories[0].path.parent, progress=True))
     (directory,) = directories
     before = directory.config
     config = parse(experiments.ExperimentConfig, typed, "palaestra resume RUN", default=before)
@@ -170,11 +164,11 @@ def resume(arguments: list[str]) -> int:
     nothing_left = directory.status == "done" and not changes
 
     def announce(path: Path) -> None:
-        _say(console, f"forking {directory.path} into {path}" if options.fork else f"resuming {path}")
+        lines = [f"forking {directory.path} into {path}" if options.fork else f"resuming {path}"]
         if nothing_left:
-            _say(console, "nothing left to do; `--until N` goes on")
-        for changed, (old, new) in changes.items():
-            _say(console, f"changed     {changed}: {old} -> {new}")
+            lines.append("nothing left to do; `--until N` goes on")
+        lines += [f"changed     {changed}: {old} -> {new}" for changed, (old, new) in changes.items()]
+        print(*lines, sep="\n", flush=True)
 
     done = experiments.resume(
         directory.path,
@@ -183,7 +177,7 @@ def resume(arguments: list[str]) -> int:
         on_start=announce,
         **{path: new for path, (_, new) in changes.items()},
     )
-    return _report(done, console)
+    return _report(done)
 
 
 def _overrides(options: ResumeOptions) -> list[str]:
@@ -197,7 +191,7 @@ def _overrides(options: ResumeOptions) -> list[str]:
     return typed
 
 
-def _report(done: experiments.RunResult, console: Console) -> int:
+def _report(done: experiments.RunResult) -> int:
     result, run = done.result, shlex.quote(os.path.relpath(done.directory))
     info = experiments.RunDirectory(done.directory).info
     lines = []
@@ -219,11 +213,11 @@ def _report(done: experiments.RunResult, console: Console) -> int:
         lines.append(f"            tensorboard --logdir {shlex.quote(os.path.relpath(done.directory.parent))}")
     if (done.directory / "report.html").is_file():
         lines.append(f"report      {run}/report.html")
-    _say(console, *lines)
+    print(*lines, sep="\n")
     return result.exit_code
 
 
-def _report_group(done: experiments.GroupResult, console: Console) -> int:
+def _report_group(done: experiments.GroupResult) -> int:
     group = shlex.quote(os.path.relpath(done.directory))
     lines = [*experiments.group_summary(done), f"group       {group}"]
     if done.exit_code:
@@ -232,5 +226,5 @@ def _report_group(done: experiments.GroupResult, console: Console) -> int:
         lines.append(f"next        palaestra plot {group}")
         lines.append(f"            palaestra eval {group}")
         lines.append(f"            palaestra report {group}")
-    _say(console, *lines)
+    print(*lines, sep="\n")
     return done.exit_code

@@ -285,27 +285,15 @@ def save_plot(curves: Sequence[Curve], path: str | Path, *, x: Axis = "steps", m
         ConfigError: another ending.
         MissingExtraError: a picture needs matplotlib.
     """
-    path = require_plot_name(path)
+    path = Path(path)
+    if path.suffix not in (".png", ".svg", ".csv"):
+        raise ConfigError(f"--output is {str(path)!r}; give a file that ends with .png, .svg or .csv")
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".csv":
         _write_csv(curves, path, x, metric)
     else:
         _draw(curves, path, x, metric)
     return path
-
-
-def require_plot_name(path: str | Path) -> Path:
-    """A file name that a plot can be written to.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        ConfigError: it ends with something else than .png, .svg or .csv.
-    """
-    if Path(path).suffix not in (".png", ".svg", ".csv"):
-        raise ConfigError(f"--output is {str(path)!r}; give a file that ends with .png, .svg or .csv")
-    return Path(path)
 
 
 def _write_csv(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> None:

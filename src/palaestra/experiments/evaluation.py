@@ -117,7 +117,11 @@ def policies_of_run(directory: RunDirectory, which: str | int = "best") -> tuple
     """
     learner = learner_of(on_cpu(directory.config))
     if which == "best":
-        _require_evaluated(directory)
+        if not [*directory.path.glob("evals/*.json"), *directory.path.glob("policy/**/policy.json")]:
+            raise CheckpointError(
+                f"{directory.path} has not been evaluated yet, so it has no best policy; "
+                "`--which last` takes that of its newest checkpoint"
+            )
         return learner, learner.kept_policies(directory.path)
     return learner, learner.policies_of(_checkpoint(directory, which))
 
@@ -168,15 +172,6 @@ def export_data(name: str | Path, directory: str | Path, *, root: str | Path = "
     for policy in kept:
         buffers[policy].load_state_tensors(state[part_name("buffer", policy)])
     return save_data({policy: (buffers[policy], algorithms[policy].policy) for policy in kept}, directory)
-
-
-def _require_evaluated(directory: RunDirectory) -> None:
-    kept = [*directory.path.glob("evals/*.json"), *directory.path.glob("policy/**/policy.json")]
-    if not kept:
-        raise CheckpointError(
-            f"{directory.path} has not been evaluated yet, so it has no best policy; "
-            "`--which last` takes that of its newest checkpoint"
-        )
 
 
 def _checkpoint(directory: RunDirectory, which: str | int) -> dict[str, Any]:

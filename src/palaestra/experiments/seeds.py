@@ -31,7 +31,7 @@ _TAIL_BYTES = 16_384
 
 
 _PROCESS = "import sys; from palaestra.experiments.run import seed_process; sys.exit(seed_process(*sys.argv[1:]))"
-_POLL_S = 0.2
+_POLL_S = 0.1
 _GRACE_S = 60.0
 """How long a seed may take to save after Ctrl-C before it is ended."""
 
@@ -286,14 +286,7 @@ def _supervise(seeds: Sequence[_Seed], stop: StopSignals, panel: _Panel | None) 
             panel.show()
         if not running and (not waiting or stop.received is not None):
             return
-        _wait(running)
-
-
-def _wait(running: Sequence[_Seed]) -> None:
-    """Until one of them ends, or it is time to look again."""
-    begin_s = time.monotonic()
-    while time.monotonic() - begin_s < _POLL_S and all(seed.running for seed in running):
-        time.sleep(0.02)
+        time.sleep(_POLL_S)
 
 
 def _last_line(path: Path) -> str:
