@@ -17,7 +17,7 @@ ALL = "learning.md"
 INTRODUCTION = """\
 # Learning results
 
-What `python -m benchmarks.learning run` has trained so far, and what it has not. It is a queue that goes on where it
+What `python -m benchmarks.learning run` has trained so far, and what it has not. It is a queue that continues where it
 stopped: `benchmarks/README.md` says how. This page is written from the committed results."""
 TEXT = """\
 Mean return over seeds with its 95% interval, deterministic evaluation over 100 episodes; *last policy* is the one after

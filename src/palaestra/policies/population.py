@@ -40,6 +40,7 @@ class PopulationPolicy(NetworkPolicy):
 
     Examples:
         >>> import numpy as np
+        >>> from palaestra.core import TensorSpec
         >>> policy = PopulationPolicy.build(TensorSpec((4,)), DiscreteSpec(num=2))
         >>> policy(np.zeros((3, 4))).shape
         (3,)

@@ -36,7 +36,7 @@ class ValueGreedyPolicy(NetworkPolicy):
         ConfigError: the action space is not discrete; the message says what fits it.
 
     Examples:
-        >>> from palaestra.core import TensorSpec
+        >>> from palaestra.core import DiscreteSpec, TensorSpec
         >>> policy = ValueGreedyPolicy.build(TensorSpec((4,)), DiscreteSpec(num=2))
         >>> policy([[0.0, 0.0, 0.0, 0.0]]).shape
         (1,)
