@@ -8,8 +8,15 @@ import numpy as np
 import torch
 
 from palaestra.core.errors import ConfigError, EnvError, NonFiniteError, SpecError
-from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, SpecTree, TensorSpec
-from palaestra.core.spec import numpy_dtype, spec_leaves
+from palaestra.core.spec import (
+    BoundedSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    SpecTree,
+    TensorSpec,
+    numpy_dtype,
+    spec_leaves,
+)
 from palaestra.core.time_step import TimeStep
 from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.nest import flatten, unflatten
