@@ -91,7 +91,7 @@ class ChaosEnv(EnvironmentWrapper):
 
     Args:
         env: the layers inside.
-        rules: as `chaos_rules` reads them, or as values.
+        rules: as `chaos_rules` reads them.
 
     Examples:
         >>> from palaestra.envs import LaneEnvironment, SerialDriver, load
@@ -106,10 +106,9 @@ class ChaosEnv(EnvironmentWrapper):
 
     keeps_frames = True
 
-    def __init__(self, env: SingleEnvironment, rules: str | tuple[ChaosRule, ...]) -> None:
+    def __init__(self, env: SingleEnvironment, rules: str) -> None:
         super().__init__(env)
-        given = chaos_rules(rules) if isinstance(rules, str) else rules
-        self._rules = [rule for rule in given if rule.env_id in (None, env.env_id)]
+        self._rules = [rule for rule in chaos_rules(rules) if rule.env_id in (None, env.env_id)]
         self._random = np.random.default_rng(0)
         self._steps = 0
         self._leaked: list[bytearray] = []
@@ -167,13 +166,10 @@ class ChaosEnv(EnvironmentWrapper):
         return time_step
 
 
-def _filled(value: float) -> Any:
-    def change(array: np.ndarray, spec: TensorSpec) -> Any:
-        array = array.astype(np.float64) if array.dtype.kind != "f" else array.copy()
-        array.reshape(-1)[:1] = value
-        return array
-
-    return change
+def _with_first(array: np.ndarray, value: float) -> np.ndarray:
+    array = array.copy() if array.dtype.kind == "f" else array.astype(np.float64)
+    array.reshape(-1)[:1] = value
+    return array
 
 
 def _outside(array: np.ndarray, spec: TensorSpec) -> Any:
@@ -184,8 +180,8 @@ def _outside(array: np.ndarray, spec: TensorSpec) -> Any:
 
 # Each takes a leaf of an observation and its spec.
 _CORRUPTIONS: dict[str, Any] = {
-    "nan": _filled(np.nan),
-    "inf": _filled(np.inf),
+    "nan": lambda array, _: _with_first(array, np.nan),
+    "inf": lambda array, _: _with_first(array, np.inf),
     "out_of_bounds": _outside,
     "shape": lambda array, _: np.append(array.reshape(-1), array.reshape(-1)[:1]),
     "dtype": lambda array, _: array.astype("U8"),

@@ -109,11 +109,8 @@ def _tried(
     try:
         result = call()
     except (Exception, SystemExit) as error:
-        got = f"{type(error).__name__}: {error}"
-        if isinstance(error, PalaestraError):
-            got = str(error)
-        elif trace:
-            got = traceback.format_exc()
+        full = trace and not isinstance(error, PalaestraError)
+        got = traceback.format_exc() if full else f"{type(error).__name__}: {error}"
         found.append(Finding(rule, got, expected, fix))
         return None
     found.append(Finding(rule))

@@ -122,7 +122,7 @@ def load_lane(config: EnvConfig, lane: int) -> SingleEnvironment:
         env_id=lane,
         max_episode_steps=config.max_episode_steps,
         gym_wrappers=config.gym_wrappers,
-        wrappers=config.all_wrappers + chaos,
+        wrappers=(*config.wrappers, *config.train_wrappers, *chaos),
         kwargs=config.all_kwargs,
     )
 
@@ -247,7 +247,7 @@ def _driver(config: EnvConfig, factories: Sequence[Callable[[], SingleEnvironmen
 
 def _require_native(config: EnvConfig) -> None:
     config.require_raising()
-    if config.gym_wrappers or config.all_wrappers:
+    if config.gym_wrappers or config.wrappers or config.train_wrappers:
         raise ConfigError(f"{config.name!r} is stepped natively, all lanes as one, which wrappers cannot be put around")
     if config.vectorization not in ("auto", "native"):
         raise ConfigError(f"{config.name!r} exists as a pool only; vectorization is native, not {config.vectorization}")

@@ -130,8 +130,3 @@ class EnvConfig:
     def all_kwargs(self) -> dict[str, Any]:
         """For the constructor of a training environment."""
         return {**self.kwargs, **self.train_kwargs}
-
-    @property
-    def all_wrappers(self) -> tuple[Any, ...]:
-        """Time step wrappers of a training environment, the innermost first."""
-        return (*self.wrappers, *self.train_wrappers)

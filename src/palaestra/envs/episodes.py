@@ -214,16 +214,12 @@ class EpisodeLog:
             )
         digests = state["digest"].split(" ")
         leaves = [np.asarray(state[name]) for name in names]
-        ends = np.cumsum(steps)
-        return [
-            LaneEpisode(
-                int(seeds[lane]),
-                int(numbers[lane]),
-                [unflatten((leaf[row] for leaf in leaves), self._spec) for row in range(end - steps[lane], end)],
-                digests[lane],
-            )
-            for lane, end in enumerate(ends.tolist())
-        ]
+        episodes: list[LaneEpisode] = []
+        for lane, end in enumerate(np.cumsum(steps).tolist()):
+            rows = range(end - steps[lane], end)
+            actions = [unflatten((leaf[row] for leaf in leaves), self._spec) for row in rows]
+            episodes.append(LaneEpisode(int(seeds[lane]), int(numbers[lane]), actions, digests[lane]))
+        return episodes
 
     def _empty(self, capacity: int) -> list[np.ndarray]:
         num_lanes = len(self.lane_seeds)

@@ -114,9 +114,7 @@ def find_spec(name: str) -> EnvSpec:
         name = rest
     for prefix, (package, extra) in _REGISTERED_BY.items():
         if name.startswith(prefix):
-            if importlib.util.find_spec(package) is None:
-                raise MissingExtraError(package, extra, f"the environment {name!r}")
-            _import_quietly(package)
+            _import_quietly(package, name, extra)
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
@@ -158,9 +156,7 @@ def _made(spec: EnvSpec, kwargs: dict[str, Any], make: Callable[[], Any]) -> Any
     """What `make` makes, or an error that says what to install or to change."""
     needs = [(package, extra) for part, package, extra in _ENTRY_POINTS if part in str(spec.entry_point)]
     for package, extra in needs[:1]:
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtraError(package, extra, f"the environment {spec.id!r}")
-        _import_quietly(package)
+        _import_quietly(package, spec.id, extra)
     try:
         return make()
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
@@ -171,11 +167,13 @@ def _made(spec: EnvSpec, kwargs: dict[str, Any], make: Callable[[], Any]) -> Any
         raise EnvError(f"{spec.id!r} raised {': '.join(describe(error))}") from error
 
 
-def _import_quietly(package: str, name: str = "") -> None:
+def _import_quietly(package: str, name: str, extra: str = "") -> None:
     """Imports what an environment is made of. Its warnings are not ours, and Box2D crashes where they are errors."""
+    if extra and importlib.util.find_spec(package) is None:
+        raise MissingExtraError(package, extra, f"the environment {name!r}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module: Any = import_module(package, name or package)
+        module: Any = import_module(package, name)
     # MuJoCo itself would print, and write a file, for every environment that is made and every one that is unstable
     if package == "mujoco" and module.get_mju_user_warning() is None:
         module.set_mju_user_warning(_log_warning)

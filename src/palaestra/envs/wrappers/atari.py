@@ -142,10 +142,9 @@ class EpisodicLife(StatefulWrapper):
 
     def begin_episode(self, seed: int) -> TimeStep:
         self._begun = self.snapshot()
-        noop = neutral(self.env.action_spec)
         if self._seed is None:
             return self._begin_game(seed)
-        time_step = self._play(noop)
+        time_step = self._play(neutral(self.env.action_spec))
         return self._begin_game(seed) if time_step.step_type == 2 else as_first(time_step, self._first)
 
     def advance(self, action: Any) -> TimeStep:
