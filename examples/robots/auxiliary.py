@@ -47,11 +47,7 @@ class Features(NetworkPolicy):
         return perception
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
-        return PolicyStep(self.sample(observation)[0], state)
-
-    def sample(self, observation: Any) -> Any:
-        features = self.network(observation.sensors)
-        return features, features.new_zeros(features.shape[:-1])  # nothing is drawn
+        return PolicyStep(self.network(observation.sensors), state)
 
 
 class InverseDynamics(GradientAlgorithm[Features]):

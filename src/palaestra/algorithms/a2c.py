@@ -10,7 +10,6 @@ network, the value looks at the policy's memory, and gradients go back to the be
 from dataclasses import dataclass, field
 from typing import Any, final
 
-import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
@@ -51,9 +50,7 @@ class A2CConfig(AlgorithmConfig):
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
 
-    @property
-    def plan(self) -> OnPolicy:
-        return parts.plan_of(OnPolicy, self)
+    plan_class = OnPolicy
 
 
 class A2CBatch(parts.AdvantageBatch):
@@ -89,11 +86,9 @@ class A2C(GradientAlgorithm[StochasticPolicy]):
         model = CoreModel({"a2c": networks}, {"a2c": option})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> A2CBatch:
         """Adds advantages and value targets to an unroll."""
-        value = self.value(batch.observation, *parts.state_of(batch))  # [T+1, B]
-        return A2CBatch.of(parts.advantages(self, batch, value))
+        return parts.advantages(self, batch, A2CBatch)
 
     def losses(self, batch: A2CBatch) -> Losses:
         """Algorithm S3, beta being `entropy_cost`: policy gradient, value error and entropy, means over valid rows."""
@@ -106,7 +101,6 @@ class A2C(GradientAlgorithm[StochasticPolicy]):
         total = gain + self.value_of("value_cost") * value_error - self.value_of("entropy_cost") * entropy
         return Losses({"a2c": total}, {"policy_gradient": gain, "value_error": value_error, "entropy": entropy})
 
-    @torch.no_grad()
     def diagnostics(self, batch: A2CBatch) -> dict[str, Tensor]:
         """How well the values before the update explained their targets: 1 is perfectly, 0 not at all."""
         return {"explained_variance": explained_variance(batch.value, batch.value_target, batch.valid)}

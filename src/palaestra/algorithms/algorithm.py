@@ -1,5 +1,6 @@
 """What an algorithm is: `Algorithm`, anything that learns a policy from data, and `AlgorithmConfig`, its settings."""
 
+import dataclasses
 import functools
 import math
 import typing
@@ -12,7 +13,7 @@ import torch
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
-from palaestra.core import Batch, DataSource, OnPolicy, Plan, RunSeeds, require_device, to_device
+from palaestra.core import Batch, DataSource, OnPolicy, Plan, Prioritized, RunSeeds, require_device, to_device
 from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError, did_you_mean
 from palaestra.core.schedule import Linear, Piecewise, schedule_range, schedule_value
 from palaestra.nn import CoreModel
@@ -66,10 +67,31 @@ class AlgorithmConfig:
     optimizers: dict[str, Any] = field(default_factory=dict)
     """Other optimizers for components of the model: a name, or a mapping of cls, params and max_grad_norm."""
 
+    plan_class: ClassVar[type[Plan] | None] = None
+    """The kind of data that it asks for: `OnPolicy`, `Replay` or `Offline`."""
+
     @property
     def plan(self) -> Plan:
-        """The data these settings ask for; each configuration replaces it."""
-        raise NotImplementedError(f"{type(self).__name__} states no plan; define the property `plan`")
+        """The data these settings ask for."""
+        return self.plan_with()
+
+    def plan_with(self, **more: Any) -> Plan:
+        """A plan of `plan_class` with the values of all settings that are called as its fields are.
+
+        A switch `prioritized` stands for `Prioritized` with the settings `priority_alpha` and `priority_beta`.
+
+        Args:
+            more: fields that no setting says, or that a setting of the same name says otherwise.
+        """
+        if self.plan_class is None:
+            raise NotImplementedError(f"{type(self).__name__} states no plan; define `plan_class` or `plan`")
+        settings: Any = self
+        names = [field.name for field in dataclasses.fields(self.plan_class) if hasattr(self, field.name)]
+        values: dict[str, Any] = {name: getattr(self, name) for name in names}
+        if isinstance(values.get("prioritized"), bool):
+            alpha, beta = settings.priority_alpha, settings.priority_beta
+            values["prioritized"] = Prioritized(alpha=alpha, beta=beta) if settings.prioritized else None
+        return self.plan_class(**{**values, **more})
 
     def __post_init__(self) -> None:
         problems = [

@@ -34,9 +34,7 @@ class BehaviourCloningConfig(AlgorithmConfig):
     entropy_cost: Schedule = 0.0
     """Weight of the policy's entropy, which keeps it from being surer than the data."""
 
-    @property
-    def plan(self) -> Offline:
-        return parts.plan_of(Offline, self)
+    plan_class = Offline
 
 
 class BehaviourCloningBatch(Batch):

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
-from torch import Tensor
 
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
@@ -71,9 +70,7 @@ class C51Config(AlgorithmConfig):
     max_return: float = 10.0
     """Largest of them. The best discounted return of the task has to lie below it."""
 
-    @property
-    def plan(self) -> Replay:
-        return parts.plan_of(Replay, self, prioritized=parts.priorities(self))
+    plan_class = Replay
 
 
 @final
@@ -109,7 +106,6 @@ class C51(GradientAlgorithm[ValueGreedyPolicy]):
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.ValueBatch:
-        """Reduces n-step windows to transitions."""
         return parts.n_step_transitions(batch, self.value_of("gamma"), parts.ValueBatch)
 
     def noise(self, batch: Any, generator: torch.Generator) -> parts.ValueBatch:
@@ -118,26 +114,15 @@ class C51(GradientAlgorithm[ValueGreedyPolicy]):
 
     def losses(self, batch: parts.ValueBatch) -> Losses:
         """Algorithm 1: cross-entropy to the projected distribution of the target; it is the row's priority."""
-        error, q = cross_entropy(self, batch, double=self.config.double)
-        priority = error.detach().abs() if self.config.prioritized else None
-        return Losses({"q": parts.weighted_mean(error, batch)}, {"q_mean": q.mean()}, priority)
-
-    def after_step(self) -> None:
-        """Copies the online to the target network every `target_period` gradient steps."""
-        if self.num_gradient_steps % self.config.target_period == 0:
-            self.model.sync("target_q", source="q")
+        return cross_entropy(self, batch)
 
 
-def cross_entropy(algorithm: Any, batch: parts.ValueBatch, *, double: bool) -> tuple[Tensor, Tensor]:
-    """Algorithm 1: how far the predicted distributions of returns are from the projected targets.
+def cross_entropy(algorithm: Any, batch: parts.ValueBatch) -> Losses:
+    """Algorithm 1: how far the predicted distributions of returns are from the projected targets, nats.
 
     Args:
-        algorithm: has the policy, `network` and `target_network`.
+        algorithm: has the policy, `network` and `target_network`; its configuration says `double` and `prioritized`.
         batch: the minibatch.
-        double: whether the online network chooses the action whose target distribution is used.
-
-    Returns:
-        Cross-entropy [N], nats, and the value of the actions [N], without gradient.
     """
     policy, network, target = algorithm.policy, algorithm.network, algorithm.target_network
     rows = torch.arange(len(batch.action), device=batch.action.device)
@@ -145,12 +130,12 @@ def cross_entropy(algorithm: Any, batch: parts.ValueBatch, *, double: bool) -> t
     with torch.no_grad():
         next_observation = policy.normalize(batch.next_observation)
         next_logits = target.outputs(next_observation, target_noise)  # [N, A, Q]
-        next_q = network(next_observation, next_noise) if double else target.values(next_logits)
+        next_q = network(next_observation, next_noise) if algorithm.config.double else target.values(next_logits)
         next_action = greedy_action(next_q, policy.action_mask(batch.next_observation))
         next_probs = next_logits[rows, next_action].softmax(-1)
         wanted = categorical_projection(next_probs, network.support, batch.reward, batch.bootstrap)  # [N, Q]
     logits = network.outputs(policy.normalize(batch.observation), noise)[rows, batch.action]
     error = -(wanted * logits.log_softmax(-1)).sum(-1)
-    with torch.no_grad():
-        value = logits.softmax(-1) @ network.support
-    return error, value
+    q = logits.detach().softmax(-1) @ network.support
+    priority = error.detach().abs() if algorithm.config.prioritized else None
+    return Losses({"q": parts.weighted_mean(error, batch)}, {"q_mean": q.mean()}, priority)

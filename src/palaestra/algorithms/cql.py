@@ -17,7 +17,7 @@ from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegativ
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
-from palaestra.ops import squared_errors, td_target
+from palaestra.ops import squared_errors
 from palaestra.policies import SquashedGaussianPolicy
 
 __all__ = ["CQL", "CQLBatch", "CQLConfig"]
@@ -56,9 +56,7 @@ class CQLConfig(AlgorithmConfig):
     num_actions: Positive[int] = 10
     """S, actions drawn from the uniform distribution, and from the policy at each of both observations."""
 
-    @property
-    def plan(self) -> Offline:
-        return parts.plan_of(Offline, self)
+    plan_class = Offline
 
 
 class CQLBatch(parts.SoftBatch):
@@ -107,7 +105,6 @@ class CQL(GradientAlgorithm[SquashedGaussianPolicy]):
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
-        """Reduces n-step windows to transitions."""
         return parts.n_step_transitions(batch, self.value_of("gamma"))
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
@@ -121,26 +118,18 @@ class CQL(GradientAlgorithm[SquashedGaussianPolicy]):
     def losses(self, batch: CQLBatch) -> Losses:
         """Equation (4) for the critics; actor and temperature as in SAC."""
         observation, temperature = self.policy.normalize(batch.observation), self.temperature()
-        with torch.no_grad():
-            next_action, next_log_prob = self.policy.distribution(batch.next_observation).at(batch.next_noise)
-            next_q = self.target_critic(self.policy.normalize(batch.next_observation), next_action)  # [K, N, 1]
-            soft_value = next_q.amin(0).squeeze(-1) - temperature * next_log_prob
-            target = td_target(soft_value, batch.reward, batch.bootstrap)
         q = self.critic(observation, batch.action).squeeze(-1)  # [K, N]
         gap = (self._soft_maximum(batch, observation) - q).mean(1).sum()
         action, log_prob = self.policy.distribution(batch.observation).at(batch.noise)
         least_q = self.critic(observation, action).amin(0).squeeze(-1)
         terms = {
-            "critic": 0.5 * squared_errors(q, target) + self.value_of("conservative_cost") * gap,
+            "critic": 0.5 * squared_errors(q, parts.soft_target(self, batch))
+            + self.value_of("conservative_cost") * gap,
             "actor": (temperature * log_prob - least_q).mean(),
             "temperature": self.temperature.loss(log_prob + self.target_entropy),
         }
         metrics = {"q_mean": q.mean(), "gap": gap, "entropy": -log_prob.mean(), "alpha": temperature}
         return Losses(terms, metrics)
-
-    def after_step(self) -> None:
-        """Target critics follow the online ones."""
-        self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))
 
     def _soft_maximum(self, batch: CQLBatch, observation: Any) -> Tensor:
         """[K, N] log of the integral of exp(Q) over actions, from 3S samples weighted by their densities."""

@@ -9,15 +9,12 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any, final
 
-import torch
-from torch import Tensor
-
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
-from palaestra.ops import squared_errors, td_target
+from palaestra.ops import squared_errors
 from palaestra.policies import DeterministicPolicy, GaussianNoise
 
 __all__ = ["DDPG", "DDPGConfig"]
@@ -54,9 +51,7 @@ class DDPGConfig(AlgorithmConfig):
     exploration_std: NotNegative[Schedule] = 0.1
     """Standard deviation of the noise on actions while collecting, in raw units."""
 
-    @property
-    def plan(self) -> Replay:
-        return parts.plan_of(Replay, self)
+    plan_class = Replay
 
 
 @final
@@ -96,7 +91,6 @@ class DDPG(GradientAlgorithm[DeterministicPolicy]):
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
-        """Reduces n-step windows to transitions."""
         return parts.n_step_transitions(batch, self.value_of("gamma"))
 
     def losses(self, batch: parts.TransitionBatch) -> Losses:
@@ -104,20 +98,6 @@ class DDPG(GradientAlgorithm[DeterministicPolicy]):
         observation = self.policy.normalize(batch.observation)
         q = self.critic(observation, batch.action).squeeze(-1)  # [1, N]
         gain = self.critic(observation, self.policy.action(batch.observation)).mean()
-        return Losses({"critic": squared_errors(q, self.target(batch)), "actor": -gain}, {"q_mean": q.mean()})
-
-    @torch.no_grad()
-    def target(self, batch: parts.TransitionBatch) -> Tensor:
-        """What the target networks say the actions were worth: [N] units of return.
-
-        Args:
-            batch: the minibatch.
-        """
-        observation = self.policy.normalize(batch.next_observation)
-        next_q = self.target_critic(observation, self.target_actor(observation).tanh()).squeeze(-1)  # [1, N]
-        return td_target(next_q.amin(0), batch.reward, batch.bootstrap)
-
-    def after_step(self) -> None:
-        """Target networks follow."""
-        self.model.polyak_update("target_actor", source="actor", tau=float(self.value_of("tau")))
-        self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))
+        return Losses(
+            {"critic": squared_errors(q, parts.deterministic_target(self, batch)), "actor": -gain}, {"q_mean": q.mean()}
+        )

@@ -47,9 +47,7 @@ class DiscreteCQLConfig(AlgorithmConfig):
     huber_delta: Positive[float] = 1.0
     """Error above which the loss grows linearly."""
 
-    @property
-    def plan(self) -> Offline:
-        return parts.plan_of(Offline, self)
+    plan_class = Offline
 
 
 @final
@@ -82,7 +80,6 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
-        """Reduces n-step windows to transitions."""
         return parts.n_step_transitions(batch, self.value_of("gamma"))
 
     def losses(self, batch: parts.TransitionBatch) -> Losses:
@@ -102,7 +99,3 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
         error = huber(q - target, delta=self.config.huber_delta).mean()
         terms = {"q": error + self.value_of("conservative_cost") * gap}
         return Losses(terms, {"q_mean": q.mean(), "gap": gap, "error": error})
-
-    def after_step(self) -> None:
-        """The target network follows the online one."""
-        self.model.polyak_update("target_q", source="q", tau=float(self.value_of("tau")))

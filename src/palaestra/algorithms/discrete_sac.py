@@ -59,9 +59,7 @@ class DiscreteSACConfig(AlgorithmConfig):
     target_entropy_share: Fraction[Schedule] = 0.5
     """Entropy that the temperature aims at, as a share of the largest possible; in [0, 1]."""
 
-    @property
-    def plan(self) -> Replay:
-        return parts.plan_of(Replay, self)
+    plan_class = Replay
 
 
 @final
@@ -99,7 +97,6 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
-        """Reduces n-step windows to transitions."""
         return parts.n_step_transitions(batch, self.value_of("gamma"))
 
     def losses(self, batch: parts.TransitionBatch) -> Losses:
@@ -129,7 +126,3 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
         mask = self.policy.action_mask(observation)
         count = q.new_tensor(q.shape[-1]) if mask is None else mask.bool().sum(-1).clamp(min=1).float()
         return count.log()
-
-    def after_step(self) -> None:
-        """Target critics follow the online ones."""
-        self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))

@@ -68,9 +68,7 @@ class DQNConfig(AlgorithmConfig):
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
 
-    @property
-    def plan(self) -> Replay:
-        return parts.plan_of(Replay, self, prioritized=parts.priorities(self))
+    plan_class = Replay
 
 
 @final
@@ -110,7 +108,6 @@ class DQN(GradientAlgorithm[ValueGreedyPolicy]):
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.ValueBatch:
-        """Reduces n-step windows to transitions."""
         return parts.n_step_transitions(batch, self.value_of("gamma"), parts.ValueBatch)
 
     def noise(self, batch: Any, generator: torch.Generator) -> parts.ValueBatch:
@@ -135,8 +132,3 @@ class DQN(GradientAlgorithm[ValueGreedyPolicy]):
         loss = parts.weighted_mean(huber(error, delta=self.config.huber_delta), batch)
         priority = error.detach().abs() if self.config.prioritized else None
         return Losses({"q": loss}, {"q_mean": q.mean()}, priority)
-
-    def after_step(self) -> None:
-        """Copies the online to the target network every `target_period` gradient steps."""
-        if self.num_gradient_steps % self.config.target_period == 0:
-            self.model.sync("target_q", source="q")

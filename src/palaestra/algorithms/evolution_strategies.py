@@ -42,9 +42,7 @@ class EvolutionStrategiesConfig(AlgorithmConfig):
     network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(32,)))
     """Policy network."""
 
-    @property
-    def plan(self) -> OnPolicy:
-        return parts.plan_of(OnPolicy, self)
+    plan_class = OnPolicy
 
 
 @final

@@ -1,5 +1,6 @@
 """`GradientAlgorithm`: what most algorithms are, those that state a loss."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias, final
@@ -143,7 +144,19 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """
 
     def after_step(self) -> None:
-        """After each gradient step: target networks."""
+        """After each gradient step: target networks.
+
+        Every component `target_<name>` follows the component `<name>` as the configuration says: by the share `tau` of
+        the way after each step, or as a copy of it every `target_period` steps.
+        """
+        names = [name for name in self.model.component if name.startswith("target_")]
+        if names and hasattr(self.config, "tau"):
+            tau = float(self.value_of("tau"))
+            for name in names:
+                self.model.polyak_update(name, source=name.removeprefix("target_"), tau=tau)
+        elif names and self.num_gradient_steps % getattr(self.config, "target_period", math.inf) == 0:
+            for name in names:
+                self.model.sync(name, source=name.removeprefix("target_"))
 
     def stop_early(self, metrics: Mapping[str, Tensor]) -> bool:
         """Whether an update ends after this gradient step, with minibatches left.

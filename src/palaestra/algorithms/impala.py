@@ -64,10 +64,7 @@ class IMPALAConfig(AlgorithmConfig):
                 "be at most rho_clip"
             )
 
-    @property
-    def plan(self) -> OnPolicy:
-        """The data these settings ask for: whole sequences."""
-        return parts.plan_of(OnPolicy, self)
+    plan_class = OnPolicy
 
 
 class IMPALABatch(Batch):

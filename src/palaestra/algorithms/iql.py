@@ -49,9 +49,7 @@ class IQLConfig(AlgorithmConfig):
     max_weight: Positive[float] = 100.0
     """Largest weight of an action in equation (7)."""
 
-    @property
-    def plan(self) -> Offline:
-        return parts.plan_of(Offline, self)
+    plan_class = Offline
 
 
 @final
@@ -88,7 +86,6 @@ class IQL(GradientAlgorithm[GaussianPolicy]):
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
-        """Reduces n-step windows to transitions."""
         return parts.n_step_transitions(batch, self.value_of("gamma"))
 
     def losses(self, batch: parts.TransitionBatch) -> Losses:
@@ -108,7 +105,3 @@ class IQL(GradientAlgorithm[GaussianPolicy]):
             "actor": -(weight * log_prob).mean(),
         }
         return Losses(terms, {"q_mean": q.mean(), "weight_mean": weight.mean()})
-
-    def after_step(self) -> None:
-        """Target critics follow the online ones."""
-        self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))

@@ -18,7 +18,7 @@ from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fractio
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
-from palaestra.ops import n_step_targets, td_target
+from palaestra.ops import td_target
 from palaestra.policies import GaussianNoise, TeamDeterministicPolicy, central_spec, central_view, team_size
 
 __all__ = ["MADDPG", "MADDPGBatch", "MADDPGConfig"]
@@ -55,9 +55,7 @@ class MADDPGConfig(AlgorithmConfig):
     exploration_std: NotNegative[Schedule] = 0.1
     """Standard deviation of the noise on actions while collecting, in raw units."""
 
-    @property
-    def plan(self) -> Replay:
-        return parts.plan_of(Replay, self)
+    plan_class = Replay
 
 
 class MADDPGBatch(parts.TransitionBatch):
@@ -113,17 +111,10 @@ class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
         discount, step_type = (
             field.unsqueeze(-1).expand(members).flatten(1) for field in (batch.discount, batch.step_type)
         )
-        steps = n_step_targets(batch.reward.flatten(1), discount, step_type, gamma=self.value_of("gamma"))
-        return MADDPGBatch.of(
-            {
-                "observation": batch.observation,
-                "action": batch.action,
-                "next_observation": batch.next_observation,
-                "reward": steps.reward.unflatten(0, members[1:]),
-                "bootstrap": steps.bootstrap.unflatten(0, members[1:]),
-                "index": batch.index,
-            }
-        )
+        flat = batch.replace(reward=batch.reward.flatten(1), discount=discount, step_type=step_type)
+        found = parts.n_step_transitions(flat, self.value_of("gamma"), MADDPGBatch)
+        reward, bootstrap = (field.unflatten(0, members[1:]) for field in (found.reward, found.bootstrap))
+        return found.replace(reward=reward, bootstrap=bootstrap)
 
     def losses(self, batch: MADDPGBatch) -> Losses:
         """Equation (6) for each member's critic; (5) for each member's action, those of the others as they were."""
@@ -145,8 +136,3 @@ class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
         action = self.target_actor(observation).tanh()
         value = self.target_critic(central_view(observation), action).squeeze(-1)  # [G, N]
         return td_target(value.T, batch.reward, batch.bootstrap)
-
-    def after_step(self) -> None:
-        """Target networks follow."""
-        for name in ("actor", "critic"):
-            self.model.polyak_update(f"target_{name}", source=name, tau=float(self.value_of("tau")))

@@ -7,15 +7,14 @@ members share a network that is told who acts; feedforward networks; values are 
 """
 
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, ClassVar, final
 
-import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Annealed, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import clipped_surrogate, explained_variance, row_weights, weighted_sum
 from palaestra.policies import TeamCategoricalPolicy, central_spec, central_view
@@ -54,24 +53,15 @@ class MAPPOConfig(AlgorithmConfig):
     clip: Annealed[Schedule] = 0.2
     """Epsilon: each member's probability ratio is clipped to [1 - epsilon, 1 + epsilon]."""
 
-    @property
-    def plan(self) -> OnPolicy:
-        return parts.plan_of(OnPolicy, self, mini_batch_length=1)
+    mini_batch_length: ClassVar[int] = 1
+    plan_class = OnPolicy
 
 
-class MAPPOBatch(Batch):
-    """One minibatch; every field is [N, ...]."""
+class MAPPOBatch(parts.AdvantageBatch):
+    """One minibatch; every field is [N, ...], actions are [N, G]."""
 
-    observation: Any
-    action: Tensor
-    """[N, G]."""
     log_prob: Tensor
     """[N, G] nats."""
-    advantage: Tensor
-    value: Tensor
-    """Before the update."""
-    value_target: Tensor
-    valid: Tensor
 
 
 @final
@@ -124,13 +114,9 @@ class MAPPO(GradientAlgorithm[TeamCategoricalPolicy]):
         """
         return self.value_network(central_view(self.policy.normalize(observation))).squeeze(-1)
 
-    @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> MAPPOBatch:
-        """Adds advantages and value targets to an unroll."""
-        value = self.value(batch.observation)  # [T+1, B]
-        batch = batch.replace(reward=batch.reward.mean(-1))
-        fields = parts.advantages(self, batch, value)
-        return MAPPOBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
+        """Adds advantages and value targets, of the team's mean reward, to an unroll."""
+        return parts.advantages(self, batch.replace(reward=batch.reward.mean(-1)), MAPPOBatch)
 
     def losses(self, batch: MAPPOBatch) -> Losses:
         """PPO's loss; surrogate and entropy of a row are means over the whole team, 0 for whoever did not act."""
@@ -148,7 +134,6 @@ class MAPPO(GradientAlgorithm[TeamCategoricalPolicy]):
             {"mappo": total}, {"surrogate": surrogate, "value_error": value_error, "entropy": entropy, "kl": kl}
         )
 
-    @torch.no_grad()
     def diagnostics(self, batch: MAPPOBatch) -> dict[str, Tensor]:
         """How well the values before the update explained their targets: 1 is perfectly, 0 not at all."""
         return {"explained_variance": explained_variance(batch.value, batch.value_target, batch.valid)}

@@ -9,15 +9,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from palaestra import policies
-from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig
-from palaestra.core import Batch, Plan, Prioritized, RunSeeds, SpecTree, StepType
+from palaestra.algorithms.algorithm import AlgorithmConfig
+from palaestra.core import Batch, RunSeeds, SpecTree, StepType
 from palaestra.nn import EncoderOption, Network, NetworkConfig
-from palaestra.ops import gae, n_step_targets, standardize
+from palaestra.ops import gae, n_step_targets, standardize, td_target
 
 __all__ = ["AdvantageBatch", "FixedPolicy", "SoftBatch", "StateValue", "Temperature", "TransitionBatch", "ValueBatch"]
 
 _ConfigT = TypeVar("_ConfigT", bound=AlgorithmConfig)
-_PlanT = TypeVar("_PlanT", bound=Plan)
 _BatchT = TypeVar("_BatchT", bound=Batch)
 
 
@@ -36,19 +35,6 @@ def settings(config: _ConfigT, seeds: RunSeeds | None, network: EncoderOption) -
         own: Any = {"network": dataclasses.replace(config.network, encoder=network)}  # pyright: ignore
         config = dataclasses.replace(config, **own)
     return config, seeds or RunSeeds(0)
-
-
-def plan_of(kind: type[_PlanT], config: AlgorithmConfig, **more: Any) -> _PlanT:
-    """A plan with the values of all settings that are called as its fields are.
-
-    Args:
-        kind: of plan.
-        config: hyperparameters.
-        more: fields that no setting says, or that a setting of the same name says otherwise.
-    """
-    names = [field.name for field in dataclasses.fields(kind) if hasattr(config, field.name)]
-    values: dict[str, Any] = {name: getattr(config, name) for name in names}
-    return kind(**{**values, **more})
 
 
 def by_parameter(optimizer: Any, vector: Tensor) -> dict[str, Tensor]:
@@ -135,20 +121,21 @@ class StateValue:
 
 
 @torch.no_grad()
-def advantages(algorithm: Algorithm[Any], batch: Any, value: Tensor) -> dict[str, Any]:
-    """Generalised advantages and value targets of an unroll.
+def advantages(algorithm: Any, batch: Any, layout: type[_BatchT] = AdvantageBatch) -> _BatchT:
+    """Adds generalised advantages and value targets to an unroll.
 
     Args:
-        algorithm: whose configuration says `gamma`, `gae_lambda` and `standardize_advantage`.
+        algorithm: has `value`; its configuration says `gamma`, `gae_lambda` and `standardize_advantage`.
         batch: an unroll [T+1, B].
-        value: [T+1, B] of its observations.
+        layout: of what is returned.
 
     Returns:
-        Fields [T, B, ...] of `AdvantageBatch`, and those that `state_of` needs.
+        Fields [T, B, ...] of `AdvantageBatch`, those that `state_of` needs, and `log_prob` where it is stored.
     """
+    value = algorithm.value(batch.observation, *state_of(batch))  # [T+1, B]
     gamma, lambda_ = algorithm.value_of("gamma"), algorithm.value_of("gae_lambda")
     advantage = gae(value, batch.reward, batch.discount, batch.step_type, gamma=gamma, lambda_=lambda_)  # [T, B]
-    return {
+    fields = {
         "observation": batch.observation[:-1],
         "action": batch.action,
         "advantage": standardize(advantage, batch.valid) if algorithm.config.standardize_advantage else advantage,
@@ -157,6 +144,9 @@ def advantages(algorithm: Algorithm[Any], batch: Any, value: Tensor) -> dict[str
         "valid": batch.valid,
         **state_fields(batch),
     }
+    if "log_prob" in algorithm.stored_fields:
+        fields["log_prob"] = batch.policy_info.log_prob
+    return layout.of(fields)
 
 
 def state_of(batch: Batch) -> tuple[Any, ...]:
@@ -266,15 +256,6 @@ class ValueBatch(TransitionBatch):
     `next_observation`. Only where layers are noisy."""
 
 
-def priorities(config: Any) -> Prioritized | None:
-    """How rows are drawn by priority; `None` where all are drawn equally often.
-
-    Args:
-        config: with `prioritized`, `priority_alpha` and `priority_beta`.
-    """
-    return Prioritized(alpha=config.priority_alpha, beta=config.priority_beta) if config.prioritized else None
-
-
 def layer_noise(batch: ValueBatch, policy: policies.ValueGreedyPolicy, generator: torch.Generator) -> ValueBatch:
     """Adds the noise of noisy layers, own to every row, if there are any.
 
@@ -356,7 +337,44 @@ class Temperature(nn.Module):
         return -self.log * excess.detach().mean()
 
 
+@torch.no_grad()
+def soft_target(algorithm: Any, batch: SoftBatch, members: Any = None) -> Tensor:
+    """What the target critics say that actions were worth, entropy included. Haarnoja et al. 2018, equations (3), (6).
+
+    Args:
+        algorithm: has the policy, `target_critic` and `temperature`.
+        batch: the minibatch.
+        members: critics that are asked; all by default.
+
+    Returns:
+        [N] units of return.
+    """
+    policy, after = algorithm.policy, batch.next_observation
+    action, log_prob = policy.distribution(after).at(batch.next_noise)
+    q = algorithm.target_critic(policy.normalize(after), action, members=members).amin(0).squeeze(-1)  # [N]
+    return td_target(q - algorithm.temperature() * log_prob, batch.reward, batch.bootstrap)
+
+
 # -- deterministic policies
+
+
+@torch.no_grad()
+def deterministic_target(algorithm: Any, batch: TransitionBatch) -> Tensor:
+    """What the target networks say that actions were worth, the next one smoothed by noise where there is any.
+
+    Args:
+        algorithm: has the policy, `target_actor` and `target_critic`.
+        batch: the minibatch; `noise` [N, A] in raw units smooths, see `smoothing_noise`.
+
+    Returns:
+        [N] units of return.
+    """
+    observation = algorithm.policy.normalize(batch.next_observation)
+    action = algorithm.target_actor(observation).tanh()
+    if "noise" in batch:
+        action = (action + batch["noise"]).clamp_(-1.0, 1.0)
+    next_q = algorithm.target_critic(observation, action).squeeze(-1)  # [K, N]
+    return td_target(next_q.amin(0), batch.reward, batch.bootstrap)
 
 
 def smoothing_noise(batch: Batch, config: Any, generator: torch.Generator, layout: type[_BatchT]) -> _BatchT:

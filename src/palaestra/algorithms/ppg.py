@@ -7,7 +7,7 @@ networks see observations normalised as of today.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -67,9 +67,8 @@ class PPGConfig(AlgorithmConfig):
     max_grad_norm: Positive[float] = 0.5
     """Longest gradient of the policy and of the value network, Euclidean norm."""
 
-    @property
-    def plan(self) -> OnPolicy:
-        return parts.plan_of(OnPolicy, self, mini_batch_length=1)
+    mini_batch_length: ClassVar[int] = 1
+    plan_class = OnPolicy
 
 
 @final
@@ -129,7 +128,7 @@ class PPG(Algorithm[StochasticPolicy]):
         """
         with self.policy.in_phase(Phase.UPDATE):
             drawn: Any = self.draw(source)
-            batch = self._with_advantages(drawn)
+            batch = parts.advantages(self, drawn)
             info = UpdateInfo(self.policy_version + 1, 0, 0)
             for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
                 self._step(self._policy_phase(minibatch), info, int(minibatch["valid"].sum()))
@@ -141,11 +140,6 @@ class PPG(Algorithm[StochasticPolicy]):
                 self._kept = None
         self.finish_update(drawn)
         return info
-
-    @torch.no_grad()
-    def _with_advantages(self, batch: Any) -> parts.AdvantageBatch:
-        fields = parts.advantages(self, batch, self.value(batch.observation))
-        return parts.AdvantageBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
 
     def _policy_phase(self, batch: Any) -> tuple[list[tuple[Tensor, list[str]]], dict[str, Tensor]]:
         """Losses with the components they train, and metrics: equation (1) and the entropy; equation (4)."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Annealed, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core import DataSource, OnPolicy, Plan, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import clipped_surrogate, explained_variance, row_weights, weighted_sum
 from palaestra.policies import StochasticPolicy, stochastic_policy
@@ -61,12 +61,14 @@ class PPOConfig(AlgorithmConfig):
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
 
+    plan_class = OnPolicy
+
     @property
-    def plan(self) -> OnPolicy:
+    def plan(self) -> Plan:
         """The data these settings ask for: rows, or sequences where the network is recurrent."""
         length = self.mini_batch_length if self.network.recurrent else 1
         size = max(1, self.mini_batch_size // length)
-        return parts.plan_of(OnPolicy, self, mini_batch_size=size, mini_batch_length=length)
+        return self.plan_with(mini_batch_size=size, mini_batch_length=length)
 
 
 class PPOBatch(parts.AdvantageBatch):
@@ -112,12 +114,9 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
         model = CoreModel({"ppo": networks}, {"ppo": adam})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> PPOBatch:
         """Adds advantages and value targets to an unroll."""
-        value = self.value(batch.observation, *parts.state_of(batch))  # [T+1, B]
-        fields = parts.advantages(self, batch, value)
-        return PPOBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
+        return parts.advantages(self, batch, PPOBatch)
 
     def losses(self, batch: PPOBatch) -> Losses:
         """Equation (9): clipped surrogate, value error and entropy, each a mean over valid rows."""
@@ -144,7 +143,6 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
         """Whether the policy has moved as far as `target_kl` allows."""
         return self.config.target_kl is not None and float(metrics["kl"]) > self.config.target_kl
 
-    @torch.no_grad()
     def diagnostics(self, batch: PPOBatch) -> dict[str, Tensor]:
         """How well the values before the update explained their targets: 1 is perfectly, 0 not at all."""
         return {"explained_variance": explained_variance(batch.value, batch.value_target, batch.valid)}

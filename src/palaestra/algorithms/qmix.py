@@ -62,9 +62,7 @@ class QMIXConfig(AlgorithmConfig):
     max_grad_norm: Positive[float] = 10.0
     """Longest gradient, Euclidean norm over all parameters."""
 
-    @property
-    def plan(self) -> Replay:
-        return parts.plan_of(Replay, self)
+    plan_class = Replay
 
 
 class Mixer(nn.Module):
@@ -170,8 +168,3 @@ class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
         best = greedy_action(policy.q_values(after) if self.config.double else values, policy.masks(after))
         q = values.gather(-1, best.unsqueeze(-1)).squeeze(-1) * after.alive
         return td_target(self.target["mixer"](q, central_view(seen)), batch.reward, batch.bootstrap)
-
-    def after_step(self) -> None:
-        """Copies the online to the target networks every `target_period` gradient steps."""
-        if self.num_gradient_steps % self.config.target_period == 0:
-            self.model.sync("target_qmix", source="qmix")

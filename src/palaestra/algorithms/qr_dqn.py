@@ -67,9 +67,7 @@ class QRDQNConfig(AlgorithmConfig):
     huber_delta: Positive[float] = 1.0
     """Error above which the loss grows linearly: kappa of equation (9)."""
 
-    @property
-    def plan(self) -> Replay:
-        return parts.plan_of(Replay, self, prioritized=parts.priorities(self))
+    plan_class = Replay
 
 
 @final
@@ -105,7 +103,6 @@ class QRDQN(GradientAlgorithm[ValueGreedyPolicy]):
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.ValueBatch:
-        """Reduces n-step windows to transitions."""
         return parts.n_step_transitions(batch, self.value_of("gamma"), parts.ValueBatch)
 
     def noise(self, batch: Any, generator: torch.Generator) -> parts.ValueBatch:
@@ -128,8 +125,3 @@ class QRDQN(GradientAlgorithm[ValueGreedyPolicy]):
         q = quantile.mean(-1)
         priority = (target.mean(-1) - q).detach().abs() if self.config.prioritized else None
         return Losses({"q": parts.weighted_mean(loss, batch)}, {"q_mean": q.mean()}, priority)
-
-    def after_step(self) -> None:
-        """Copies the online to the target network every `target_period` gradient steps."""
-        if self.num_gradient_steps % self.config.target_period == 0:
-            self.model.sync("target_q", source="q")

@@ -63,9 +63,7 @@ class QuantileSACConfig(AlgorithmConfig):
     num_dropped: int = 2
     """Highest quantiles that targets leave out, for each critic; the paper's d. More is more pessimistic."""
 
-    @property
-    def plan(self) -> Replay:
-        return parts.plan_of(Replay, self)
+    plan_class = Replay
 
 
 @final
@@ -114,7 +112,6 @@ class QuantileSAC(GradientAlgorithm[SquashedGaussianPolicy]):
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
-        """Reduces n-step windows to transitions."""
         return parts.n_step_transitions(batch, self.value_of("gamma"))
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
@@ -141,10 +138,6 @@ class QuantileSAC(GradientAlgorithm[SquashedGaussianPolicy]):
             "temperature": self.temperature.loss(log_prob + self.target_entropy),
         }
         return Losses(terms, {"q_mean": quantile.mean(), "entropy": -log_prob.mean(), "alpha": temperature})
-
-    def after_step(self) -> None:
-        """Target critics follow the online ones."""
-        self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))
 
 
 def _pooled(quantile: Tensor) -> Tensor:

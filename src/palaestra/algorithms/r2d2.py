@@ -74,10 +74,7 @@ class R2D2Config(AlgorithmConfig):
     huber_delta: Positive[float] = 1.0
     """Error above which the loss grows linearly."""
 
-    @property
-    def plan(self) -> Replay:
-        """The data these settings ask for: sequences."""
-        return parts.plan_of(Replay, self, prioritized=parts.priorities(self))
+    plan_class = Replay
 
 
 class R2D2Batch(Batch):
@@ -176,8 +173,3 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
             with torch.no_grad():
                 _, state = network.remember(observation[:b], state, first[:b])
         return network(observation[b:], state, first[b:])[0]
-
-    def after_step(self) -> None:
-        """Copies the online to the target network every `target_period` gradient steps."""
-        if self.num_gradient_steps % self.config.target_period == 0:
-            self.model.sync("target_q", source="q")

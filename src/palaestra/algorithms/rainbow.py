@@ -72,9 +72,7 @@ class RainbowConfig(AlgorithmConfig):
     max_return: float = 10.0
     """Largest of them. The best discounted return of the task has to lie below it."""
 
-    @property
-    def plan(self) -> Replay:
-        return parts.plan_of(Replay, self, prioritized=parts.priorities(self))
+    plan_class = Replay
 
 
 @final
@@ -110,7 +108,6 @@ class Rainbow(GradientAlgorithm[ValueGreedyPolicy]):
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.ValueBatch:
-        """Reduces n-step windows to transitions."""
         return parts.n_step_transitions(batch, self.value_of("gamma"), parts.ValueBatch)
 
     def noise(self, batch: Any, generator: torch.Generator) -> parts.ValueBatch:
@@ -119,11 +116,4 @@ class Rainbow(GradientAlgorithm[ValueGreedyPolicy]):
 
     def losses(self, batch: parts.ValueBatch) -> Losses:
         """C51's cross-entropy, each row times its importance weight; it is the row's priority."""
-        error, q = cross_entropy(self, batch, double=self.config.double)
-        priority = error.detach().abs() if self.config.prioritized else None
-        return Losses({"q": parts.weighted_mean(error, batch)}, {"q_mean": q.mean()}, priority)
-
-    def after_step(self) -> None:
-        """Copies the online to the target network every `target_period` gradient steps."""
-        if self.num_gradient_steps % self.config.target_period == 0:
-            self.model.sync("target_q", source="q")
+        return cross_entropy(self, batch)

@@ -16,7 +16,7 @@ from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fractio
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, ConfigError, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
-from palaestra.ops import squared_errors, td_target
+from palaestra.ops import squared_errors
 from palaestra.policies import SquashedGaussianPolicy
 
 __all__ = ["REDQ", "REDQBatch", "REDQConfig"]
@@ -63,9 +63,7 @@ class REDQConfig(AlgorithmConfig):
     policy_period: Positive[int] = 20
     """Gradient steps of the critics from one of actor and temperature to the next."""
 
-    @property
-    def plan(self) -> Replay:
-        return parts.plan_of(Replay, self)
+    plan_class = Replay
 
 
 class REDQBatch(parts.SoftBatch):
@@ -118,7 +116,6 @@ class REDQ(GradientAlgorithm[SquashedGaussianPolicy]):
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
-        """Reduces n-step windows to transitions."""
         return parts.n_step_transitions(batch, self.value_of("gamma"))
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
@@ -132,12 +129,7 @@ class REDQ(GradientAlgorithm[SquashedGaussianPolicy]):
     def losses(self, batch: REDQBatch) -> Losses:
         """Algorithm 1: line 9 is the target, line 10 the critics' loss, line 12 the actor's."""
         observation, temperature = self.policy.normalize(batch.observation), self.temperature()
-        with torch.no_grad():
-            next_observation = self.policy.normalize(batch.next_observation)
-            next_action, next_log_prob = self.policy.distribution(batch.next_observation).at(batch.next_noise)
-            next_q = self.target_critic(next_observation, next_action, members=batch.subset[0])  # [M, N, 1]
-            soft_value = next_q.amin(0).squeeze(-1) - temperature * next_log_prob
-            target = td_target(soft_value, batch.reward, batch.bootstrap)
+        target = parts.soft_target(self, batch, batch.subset[0])
         q = self.critic(observation, batch.action).squeeze(-1)  # [K, N]
         terms = {"critic": 0.5 * squared_errors(q, target)}
         metrics = {"q_mean": q.mean(), "q_std": q.std(0, correction=0).mean(), "alpha": temperature}
@@ -148,7 +140,3 @@ class REDQ(GradientAlgorithm[SquashedGaussianPolicy]):
             terms["temperature"] = self.temperature.loss(log_prob + self.target_entropy)
             metrics["entropy"] = -log_prob.mean()
         return Losses(terms, metrics)
-
-    def after_step(self) -> None:
-        """Target critics follow the online ones."""
-        self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))

@@ -37,9 +37,7 @@ class ReinforceConfig(AlgorithmConfig):
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
 
-    @property
-    def plan(self) -> OnPolicy:
-        return parts.plan_of(OnPolicy, self)
+    plan_class = OnPolicy
 
 
 class ReinforceBatch(Batch):

@@ -16,7 +16,7 @@ from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fractio
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
-from palaestra.ops import squared_errors, td_target
+from palaestra.ops import squared_errors
 from palaestra.policies import SquashedGaussianPolicy
 
 __all__ = ["SAC", "SACConfig"]
@@ -59,9 +59,7 @@ class SACConfig(AlgorithmConfig):
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
 
-    @property
-    def plan(self) -> Replay:
-        return parts.plan_of(Replay, self)
+    plan_class = Replay
 
 
 @final
@@ -108,7 +106,6 @@ class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
-        """Reduces n-step windows to transitions."""
         return parts.n_step_transitions(batch, self.value_of("gamma"))
 
     def noise(self, batch: Batch, generator: torch.Generator) -> parts.SoftBatch:
@@ -118,21 +115,12 @@ class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
     def losses(self, batch: parts.SoftBatch) -> Losses:
         """Equation (5) with the target of (6) for the critics, (9) for the actor, (18) for the temperature."""
         observation, temperature = self.policy.normalize(batch.observation), self.temperature()
-        with torch.no_grad():
-            next_action, next_log_prob = self.policy.distribution(batch.next_observation).at(batch.next_noise)
-            next_q = self.target_critic(self.policy.normalize(batch.next_observation), next_action)  # [K, N, 1]
-            soft_value = next_q.amin(0).squeeze(-1) - temperature * next_log_prob
-            target = td_target(soft_value, batch.reward, batch.bootstrap)
         q = self.critic(observation, batch.action).squeeze(-1)  # [K, N]
         action, log_prob = self.policy.distribution(batch.observation).at(batch.noise)
         least_q = self.critic(observation, action).amin(0).squeeze(-1)
         terms = {
-            "critic": 0.5 * squared_errors(q, target),
+            "critic": 0.5 * squared_errors(q, parts.soft_target(self, batch)),
             "actor": (temperature * log_prob - least_q).mean(),
             "temperature": self.temperature.loss(log_prob + self.target_entropy),
         }
         return Losses(terms, {"q_mean": q.mean(), "entropy": -log_prob.mean(), "alpha": temperature})
-
-    def after_step(self) -> None:
-        """Target critics follow the online ones."""
-        self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))

@@ -17,7 +17,7 @@ from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fractio
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
-from palaestra.ops import squared_errors, td_target
+from palaestra.ops import squared_errors
 from palaestra.policies import DeterministicPolicy, GaussianNoise
 
 __all__ = ["TD3", "TD3Batch", "TD3Config"]
@@ -60,9 +60,7 @@ class TD3Config(AlgorithmConfig):
     policy_period: Positive[int] = 2
     """Gradient steps of the critics from one of the actor, and of all target networks, to the next."""
 
-    @property
-    def plan(self) -> Replay:
-        return parts.plan_of(Replay, self)
+    plan_class = Replay
 
 
 class TD3Batch(parts.TransitionBatch):
@@ -110,7 +108,6 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
-        """Reduces n-step windows to transitions."""
         return parts.n_step_transitions(batch, self.value_of("gamma"))
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
@@ -121,26 +118,13 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
         """Equation (10) for the critics; the deterministic policy gradient for the actor, where it is due."""
         observation = self.policy.normalize(batch.observation)
         q = self.critic(observation, batch.action).squeeze(-1)  # [2, N]
-        terms = {"critic": squared_errors(q, self.target(batch))}
+        terms = {"critic": squared_errors(q, parts.deterministic_target(self, batch))}
         if self.is_due("actor"):
             action = self.policy.action(batch.observation)
             terms["actor"] = -self.critic(observation, action, members=slice(1)).mean()
         return Losses(terms, {"q_mean": q.mean()})
 
-    @torch.no_grad()
-    def target(self, batch: TD3Batch) -> Tensor:
-        """What the target networks say the actions were worth, the next one smoothed by noise: [N] units of return.
-
-        Args:
-            batch: the minibatch.
-        """
-        observation = self.policy.normalize(batch.next_observation)
-        action = (self.target_actor(observation).tanh() + batch.noise).clamp_(-1.0, 1.0)
-        next_q = self.target_critic(observation, action).squeeze(-1)  # [2, N]
-        return td_target(next_q.amin(0), batch.reward, batch.bootstrap)
-
     def after_step(self) -> None:
         """Target networks follow, as often as the actor moves."""
         if self.num_gradient_steps % self.config.policy_period == 0:
-            self.model.polyak_update("target_actor", source="actor", tau=float(self.value_of("tau")))
-            self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))
+            super().after_step()

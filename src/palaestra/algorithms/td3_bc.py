@@ -16,7 +16,7 @@ from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegativ
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
-from palaestra.ops import squared_errors, td_target
+from palaestra.ops import squared_errors
 from palaestra.policies import DeterministicPolicy
 
 __all__ = ["TD3BC", "TD3BCBatch", "TD3BCConfig"]
@@ -51,9 +51,7 @@ class TD3BCConfig(AlgorithmConfig):
     policy_period: Positive[int] = 2
     """Gradient steps of the critics from one of the actor, and of all target networks, to the next."""
 
-    @property
-    def plan(self) -> Offline:
-        return parts.plan_of(Offline, self)
+    plan_class = Offline
 
 
 class TD3BCBatch(parts.TransitionBatch):
@@ -117,7 +115,7 @@ class TD3BC(GradientAlgorithm[DeterministicPolicy]):
         """Equation (10) of TD3 for the critics; (3) with the weight of (5) for the actor, where it is due."""
         observation = self.policy.normalize(batch.observation)
         q = self.critic(observation, batch.action).squeeze(-1)  # [2, N]
-        terms = {"critic": squared_errors(q, self.target(batch))}
+        terms = {"critic": squared_errors(q, parts.deterministic_target(self, batch))}
         metrics = {"q_mean": q.mean()}
         if self.is_due("actor"):
             action = self.policy.action(batch.observation)
@@ -128,20 +126,7 @@ class TD3BC(GradientAlgorithm[DeterministicPolicy]):
             metrics["distance"] = distance.mean()
         return Losses(terms, metrics)
 
-    @torch.no_grad()
-    def target(self, batch: TD3BCBatch) -> Tensor:
-        """What the target networks say the actions were worth, the next one smoothed by noise: [N] units of return.
-
-        Args:
-            batch: the minibatch.
-        """
-        observation = self.policy.normalize(batch.next_observation)
-        action = (self.target_actor(observation).tanh() + batch.noise).clamp_(-1.0, 1.0)
-        next_q = self.target_critic(observation, action).squeeze(-1)  # [2, N]
-        return td_target(next_q.amin(0), batch.reward, batch.bootstrap)
-
     def after_step(self) -> None:
         """Target networks follow, as often as the actor moves."""
         if self.num_gradient_steps % self.config.policy_period == 0:
-            self.model.polyak_update("target_actor", source="actor", tau=float(self.value_of("tau")))
-            self.model.polyak_update("target_critic", source="critic", tau=float(self.value_of("tau")))
+            super().after_step()

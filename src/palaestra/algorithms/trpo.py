@@ -7,7 +7,7 @@ policy where no shorter one improves the surrogate.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -54,9 +54,8 @@ class TRPOConfig(AlgorithmConfig):
     value_learning_rate: Schedule = 1e-3
     """Step size of Adam for the value network; a number or a schedule."""
 
-    @property
-    def plan(self) -> OnPolicy:
-        return parts.plan_of(OnPolicy, self, mini_batch_length=1)
+    mini_batch_length: ClassVar[int] = 1
+    plan_class = OnPolicy
 
 
 @final
@@ -101,7 +100,7 @@ class TRPO(Algorithm[StochasticPolicy]):
         """
         with self.policy.in_phase(Phase.UPDATE):
             drawn: Any = self.draw(source)
-            batch = self._with_advantages(drawn)
+            batch = parts.advantages(self, drawn)
             info = UpdateInfo(self.policy_version + 1, 1, int(batch.valid.sum()))
             info.records.append(self._improve(batch))
             self.num_gradient_steps += 1
@@ -111,11 +110,6 @@ class TRPO(Algorithm[StochasticPolicy]):
                 info.rows_trained += int(minibatch["valid"].sum())
         self.finish_update(drawn)
         return info
-
-    @torch.no_grad()
-    def _with_advantages(self, batch: Any) -> parts.AdvantageBatch:
-        fields = parts.advantages(self, batch, self.value(batch.observation))
-        return parts.AdvantageBatch.of({**fields, "log_prob": batch.policy_info.log_prob})
 
     def _improve(self, batch: Any) -> dict[str, Tensor]:
         """Appendix C: the direction by conjugate gradients, the length by the trust region, then a line search."""

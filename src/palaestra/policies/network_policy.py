@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
 from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, SpecTree, TensorSpec, spec_leaves, to_device
@@ -90,6 +91,7 @@ class NetworkPolicy(Policy):
         *,
         normalize: bool = False,
         exploration: Exploration | None = None,
+        **options: Any,
     ) -> Self:
         """A policy with a fresh network; a policy made so can be saved as an artefact.
 
@@ -99,33 +101,21 @@ class NetworkPolicy(Policy):
             config: the network's layers.
             normalize: whether observations are normalised by running statistics.
             exploration: changes actions in `Phase.COLLECT`.
+            options: what else the policy's `network_for` takes, as JSON values.
 
         Raises:
             ConfigError: the action space or the config does not fit.
         """
         config = config or NetworkConfig()
-        network = cls.network_for(observation_spec, action_spec, config)
-        return cls._around(network, observation_spec, action_spec, config, normalize=normalize, exploration=exploration)
-
-    @classmethod
-    def _around(
-        cls,
-        network: nn.Module,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: NetworkConfig,
-        *,
-        normalize: bool,
-        exploration: Exploration | None,
-    ) -> Self:
-        """`build`, where the network is there."""
         if config.initial_log_std and not cls.learns_log_std:
             raise ConfigError(
                 f"initial_log_std={config.initial_log_std} starts a standard deviation that is learned apart, and "
                 f"{cls.__name__} has none: leave it at 0, or use one with a normal policy, such as PPO on a box"
             )
-        policy = cls(network, observation_spec, action_spec, normalizer=normalizer_of(observation_spec, normalize))
-        policy.exploration, policy.network_config = exploration, config
+        network = cls.network_for(observation_spec, action_spec, config, **options)
+        normalizer = ObservationNormalizer(observation_spec) if normalize else None
+        policy = cls(network, observation_spec, action_spec, normalizer=normalizer)
+        policy.exploration, policy.network_config, policy.build_options = exploration, config, options
         return policy
 
     # -- memory
@@ -195,9 +185,16 @@ class NetworkPolicy(Policy):
     def env_action(self, action: Any) -> Any:
         return action if self._action_head is None else self._action_head.env_action(action)
 
-    @abstractmethod
+    def _explored(self, action: Any, explore: bool, mask: Any = None) -> Any:
+        """The action after `exploration`, where there is one and it applies."""
+        if not explore or self.exploration is None:
+            return action
+        return self.exploration(action, generator=self.generator, mask=mask)
+
     def sample(self, observation: Any) -> tuple[Any, Tensor]:
         """Actions and their log-probabilities, with gradients: `CoreModel.get_action` shows them.
+
+        By default the deterministic choice, of log-probability 0; policies that draw their actions override it.
 
         Args:
             observation: raw, leaves [..., *observation]; a memory starts anew.
@@ -205,6 +202,9 @@ class NetworkPolicy(Policy):
         Returns:
             Actions [..., *action], log-probabilities [...] in nats.
         """
+        action = self.choose(observation, self._initial_state(len(observation)), False, True).action
+        leading = action.shape[: action.ndim - len(self.raw_action_spec.shape)]
+        return action, torch.zeros(leading, device=action.device)
 
 
 class StochasticPolicy(NetworkPolicy):
@@ -246,9 +246,7 @@ class StochasticPolicy(NetworkPolicy):
         features, state = self.features(observation, state)
         distribution = self.distribution_of(self.head(features), self.action_mask(observation))
         action = distribution.mode() if deterministic else distribution.sample(self.generator)
-        if explore and self.exploration is not None:
-            action = self.exploration(action, generator=self.generator)
-        return PolicyStep(action, state)
+        return PolicyStep(self._explored(action, explore), state)
 
     def describe(self, observation: Any, action: Any, state: Any, first: Tensor | None) -> Batch:
         if first is None:
@@ -263,16 +261,6 @@ class StochasticPolicy(NetworkPolicy):
 def _flat(nest: Any, count: int) -> Any:
     """The first axes as one."""
     return nest.flatten(0, count - 1) if isinstance(nest, Tensor) else nest.map(lambda leaf: leaf.flatten(0, count - 1))
-
-
-def normalizer_of(observation_spec: SpecTree, normalize: bool) -> ObservationNormalizer | None:
-    """A fresh normaliser, or none.
-
-    Args:
-        observation_spec: what it normalises.
-        normalize: whether there is one.
-    """
-    return ObservationNormalizer(observation_spec) if normalize else None
 
 
 def require_discrete(policy: str, observation_spec: SpecTree, action_spec: SpecTree) -> DiscreteSpec:

@@ -94,10 +94,6 @@ class PopulationPolicy(NetworkPolicy):
             rows.append(torch.randn(size, generator=generator) * (1.0 if number > 0 else -1.0))
         return torch.stack(rows).to(self.device)
 
-    def sample(self, observation: Any) -> tuple[Tensor, Tensor]:
-        outputs = self._outputs(observation)
-        return self._action(outputs, observation), torch.zeros(outputs.shape[:-1], device=outputs.device)
-
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         if not (explore and self.noise_std):
             return PolicyStep(self._action(self._outputs(observation), observation), state)

@@ -36,10 +36,7 @@ class SquashedPolicy(NetworkPolicy):
         return BoxHead(require_box(cls.__name__, action_spec), squashed=True)
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
-        action = self._action(observation, deterministic)
-        if explore and self.exploration is not None:
-            action = self.exploration(action, generator=self.generator)
-        return PolicyStep(action, state)
+        return PolicyStep(self._explored(self._action(observation, deterministic), explore), state)
 
     @abstractmethod
     def _action(self, observation: Any, deterministic: bool) -> Tensor:
@@ -156,15 +153,6 @@ class DeterministicPolicy(SquashedPolicy):
             [..., A] in [-1, 1].
         """
         return self._outputs(observation).tanh()
-
-    def sample(self, observation: Any) -> tuple[Tensor, Tensor]:
-        """The actions; their log-probabilities are 0.
-
-        Args:
-            observation: raw, leaves [..., *observation].
-        """
-        action = self.action(observation)
-        return action, torch.zeros(action.shape[:-1], device=action.device)
 
     def _action(self, observation: Any, deterministic: bool) -> Tensor:
         return self.action(observation)

@@ -138,64 +138,8 @@ class _MemberEncoder(nn.Module):
         return torch.cat((self.encoder(observation["seen"]), observation["who"]), -1)
 
 
-@final
-class TeamCategoricalPolicy(StochasticPolicy):
-    """Draws an action for every member with probabilities in proportion to exp(logits) among the allowed ones.
-
-    Args:
-        network: observation of the team -> logits [..., G x A].
-        observation_spec: of the team.
-        action_spec: a `MultiDiscreteSpec` of G choices among A actions.
-        normalizer: applied to every observation.
-
-    Raises:
-        ConfigError: the specs are not those of a team with discrete actions.
-    """
-
-    def __init__(
-        self,
-        network: nn.Module,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        normalizer: ObservationNormalizer | None = None,
-    ) -> None:
-        self.num_agents, self.num_actions = _choices(type(self).__name__, observation_spec, action_spec)
-        super().__init__(network, observation_spec, action_spec, normalizer=normalizer)
-
-    @classmethod
-    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
-        """A `TeamNetwork` that starts close to uniform."""
-        count, actions = _choices(cls.__name__, observation_spec, action_spec)
-        return TeamNetwork(observation_spec, count, actions, config, out_gain=0.01)
-
-    @property
-    def behaviour_spec(self) -> dict[str, TensorSpec]:
-        return {"log_prob": TensorSpec((self.num_agents,))}
-
-    @classmethod
-    def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
-        return head_of(action_spec)
-
-    def distribution_of(self, outputs: Tensor, mask: Tensor | None = None) -> Categorical:
-        """Of every member: log-probabilities and entropies are [..., G]."""
-        shape = (self.num_agents, self.num_actions)
-        return Categorical(outputs.unflatten(-1, shape), None if mask is None else mask.unflatten(-1, shape))
-
-
-@final
-class TeamGreedyPolicy(NetworkPolicy):
-    """Takes the most valuable of the allowed actions for every member; exploration may choose another in COLLECT.
-
-    Args:
-        network: observation of the team -> action values [..., G x A].
-        observation_spec: of the team.
-        action_spec: a `MultiDiscreteSpec` of G choices among A actions.
-        normalizer: applied to every observation.
-        exploration: usually `EpsilonGreedy`.
-
-    Raises:
-        ConfigError: the specs are not those of a team with discrete actions.
-    """
+class _TeamOfChoices(NetworkPolicy):
+    """A team whose members each take one of equally many actions."""
 
     def __init__(
         self,
@@ -209,13 +153,63 @@ class TeamGreedyPolicy(NetworkPolicy):
         super().__init__(network, observation_spec, action_spec, normalizer=normalizer, exploration=exploration)
 
     @classmethod
+    def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
+        return head_of(action_spec)
+
+    def _by_member(self, numbers: Tensor) -> Tensor:
+        """[..., G x A] -> [..., G, A]."""
+        return numbers.unflatten(-1, (self.num_agents, self.num_actions))
+
+
+@final
+class TeamCategoricalPolicy(_TeamOfChoices, StochasticPolicy):
+    """Draws an action for every member with probabilities in proportion to exp(logits) among the allowed ones.
+
+    Args:
+        network: observation of the team -> logits [..., G x A].
+        observation_spec: of the team.
+        action_spec: a `MultiDiscreteSpec` of G choices among A actions.
+        normalizer: applied to every observation.
+        exploration: changes actions in `Phase.COLLECT`; on-policy algorithms want none.
+
+    Raises:
+        ConfigError: the specs are not those of a team with discrete actions.
+    """
+
+    @classmethod
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
+        """A `TeamNetwork` that starts close to uniform."""
+        count, actions = _choices(cls.__name__, observation_spec, action_spec)
+        return TeamNetwork(observation_spec, count, actions, config, out_gain=0.01)
+
+    @property
+    def behaviour_spec(self) -> dict[str, TensorSpec]:
+        return {"log_prob": TensorSpec((self.num_agents,))}
+
+    def distribution_of(self, outputs: Tensor, mask: Tensor | None = None) -> Categorical:
+        """Of every member: log-probabilities and entropies are [..., G]."""
+        return Categorical(self._by_member(outputs), None if mask is None else self._by_member(mask))
+
+
+@final
+class TeamGreedyPolicy(_TeamOfChoices):
+    """Takes the most valuable of the allowed actions for every member; exploration may choose another in COLLECT.
+
+    Args:
+        network: observation of the team -> action values [..., G x A].
+        observation_spec: of the team.
+        action_spec: a `MultiDiscreteSpec` of G choices among A actions.
+        normalizer: applied to every observation.
+        exploration: usually `EpsilonGreedy`.
+
+    Raises:
+        ConfigError: the specs are not those of a team with discrete actions.
+    """
+
+    @classmethod
     def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
         count, actions = _choices(cls.__name__, observation_spec, action_spec)
         return TeamNetwork(observation_spec, count, actions, config)
-
-    @classmethod
-    def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
-        return head_of(action_spec)
 
     def q_values(self, observation: Any) -> Tensor:
         """Action values, with gradients; masks are not applied.
@@ -226,7 +220,7 @@ class TeamGreedyPolicy(NetworkPolicy):
         Returns:
             [..., G, A] units of return.
         """
-        return self._outputs(observation).unflatten(-1, (self.num_agents, self.num_actions))
+        return self._by_member(self._outputs(observation))
 
     def masks(self, observation: Any) -> Tensor | None:
         """Which actions each member may take.
@@ -238,23 +232,11 @@ class TeamGreedyPolicy(NetworkPolicy):
             [..., G, A], or `None` where all are allowed.
         """
         mask = self.action_mask(observation)
-        return None if mask is None else mask.unflatten(-1, (self.num_agents, self.num_actions))
+        return None if mask is None else self._by_member(mask)
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         mask = self.masks(observation)
-        action = greedy_action(self.q_values(observation), mask)
-        if explore and self.exploration is not None:
-            action = self.exploration(action, generator=self.generator, mask=mask)
-        return PolicyStep(action, state)
-
-    def sample(self, observation: Any) -> tuple[Tensor, Tensor]:
-        """The greedy actions; their log-probabilities are 0.
-
-        Args:
-            observation: raw, leaves [..., *observation].
-        """
-        action = self.choose(observation, (), False, True).action
-        return action, torch.zeros(action.shape[:-1], device=action.device)
+        return PolicyStep(self._explored(greedy_action(self.q_values(observation), mask), explore, mask), state)
 
 
 @final

@@ -1,7 +1,7 @@
 """`ValueGreedyPolicy`: takes the most valuable action."""
 
 from collections.abc import Sequence
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -59,46 +59,27 @@ class ValueGreedyPolicy(NetworkPolicy):
         return ChoiceHead(require_discrete(cls.__name__, observation_spec, action_spec))
 
     @classmethod
-    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
-        num_actions = require_discrete(cls.__name__, observation_spec, action_spec).num
-        return with_memory(observation_spec, config, lambda spec, config: QNetwork(spec, num_actions, config))
-
-    @classmethod
-    def build(
+    def network_for(
         cls,
         observation_spec: SpecTree,
         action_spec: SpecTree,
-        config: NetworkConfig | None = None,
-        *,
-        normalize: bool = False,
-        exploration: Exploration | None = None,
+        config: NetworkConfig,
         returns: Sequence[Any] | None = None,
-    ) -> Self:
-        """A policy with a fresh `QNetwork`, or with one of distributions of returns.
+    ) -> nn.Module:
+        """A fresh `QNetwork`, or a network of distributions of returns.
 
         Args:
             observation_spec: what an observation looks like, without leading dimensions.
             action_spec: a `DiscreteSpec`.
             config: the network's layers.
-            normalize: whether observations are normalised by running statistics.
-            exploration: usually `EpsilonGreedy`.
             returns: the fields of a `ReturnDistribution` that the network describes; `None` for values alone.
 
         Raises:
             ConfigError: the action space or the config does not fit.
         """
-        if returns is None:
-            return super().build(observation_spec, action_spec, config, normalize=normalize, exploration=exploration)
         num_actions = require_discrete(cls.__name__, observation_spec, action_spec).num
-        config, distribution = config or NetworkConfig(), ReturnDistribution(*returns)
-        network = with_memory(
-            observation_spec, config, lambda spec, config: distribution.network(spec, num_actions, config)
-        )
-        policy = cls._around(
-            network, observation_spec, action_spec, config, normalize=normalize, exploration=exploration
-        )
-        policy.build_options = {"returns": list(returns)}
-        return policy
+        kind = QNetwork if returns is None else ReturnDistribution(*returns).network
+        return with_memory(observation_spec, config, lambda spec, config: kind(spec, num_actions, config))
 
     def q_values(self, observation: Any, noise: Tensor | None = None) -> Tensor:
         """Action values, with gradients; masks are not applied.
@@ -125,23 +106,11 @@ class ValueGreedyPolicy(NetworkPolicy):
         """
         return greedy_action(self.q_values(observation, noise), self.action_mask(observation))
 
-    def sample(self, observation: Any) -> tuple[Tensor, Tensor]:
-        """The greedy actions; their log-probabilities are 0.
-
-        Args:
-            observation: raw, leaves [..., *observation]; a memory starts anew.
-        """
-        action = self.choose(observation, self._initial_state(len(observation)), False, True).action
-        return action, torch.zeros(action.shape, device=action.device)
-
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         features, state = self.features(observation, state)
         value = self.head(features, self._noise(observation)) if explore and self.noise_size else self.head(features)
-        action = greedy_action(value, self.action_mask(observation))
-        if explore and self.exploration is not None:
-            mask = self.action_mask(observation)
-            action = self.exploration(action, generator=self.generator, mask=mask)
-        return PolicyStep(action, state)
+        mask = self.action_mask(observation)
+        return PolicyStep(self._explored(greedy_action(value, mask), explore, mask), state)
 
     def _noise(self, observation: Any) -> Tensor:
         """[B, noise_size] every lane has noise of its own."""
