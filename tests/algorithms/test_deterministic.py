@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from palaestra.algorithms import parts
 from palaestra.policies import Phase
 from tests.algorithms.parts import collected, first_minibatch
 from tests.algorithms.replayed import constant, made, prepared, windows
@@ -26,7 +27,7 @@ def test_a_time_limit_is_bootstrapped_from_and_a_termination_is_not(name, discou
     constant(algorithm.target_critic, [3.0, 5.0][:members])
     constant(algorithm.critic, [0.0, 1.0][:members])
     batch = prepared(algorithm, 2.0, discount, kind)
-    assert_close(algorithm.target(batch), torch.full((3,), target))
+    assert_close(parts.deterministic_target(algorithm, batch), torch.full((3,), target))
     expected = target**2 + ((target - 1) ** 2 if members == 2 else 0)
     assert algorithm.losses(batch).terms["critic"].item() == pytest.approx(expected, rel=1e-5)
 
@@ -40,7 +41,8 @@ def test_target_noise_is_clipped_and_the_action_stays_in_range():
     seen = []
     original = algorithm.target_critic.forward
     algorithm.target_critic.forward = lambda x, action: seen.append(action) or original(x, action)
-    algorithm.target(prepared(algorithm, 0.0, 1.0).replace(noise=torch.full((3, 1), 0.4)))
+    batch = prepared(algorithm, 0.0, 1.0).replace(noise=torch.full((3, 1), 0.4))
+    parts.deterministic_target(algorithm, batch)
     assert_close(seen[0], torch.ones(3, 1))
 
 

@@ -49,6 +49,8 @@ class NetworkPolicy(Policy):
         super().__init__(observation_spec, action_spec, normalizer=normalizer, exploration=exploration)
         self._action_head = head
         self.network = network
+        self.noise_size: int = getattr(network, "noise_size", 0)
+        """Random numbers with which noisy layers of the network explore, for every lane."""
         self.network_config: NetworkConfig | None = None  # known where `build` made the network
         self._remembers = isinstance(network, RecurrentNetwork)
         self.splits = isinstance(network, RecurrentNetwork | EncodedNetwork)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import Batch, ConfigError
-from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
+from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.nn import ACTION_MASK, Network, NetworkConfig, OwnEncoder
 from palaestra.ops import Categorical, greedy_action
 from palaestra.policies.actions import Head, head_of
@@ -280,8 +280,4 @@ def _member(spec: SpecTree) -> SpecTree:
         return DiscreteSpec(num=spec.nvec[0], dtype=spec.dtype)
     if isinstance(spec, BoundedSpec):
         return BoundedSpec(spec.shape[1:], spec.dtype, minimum=spec.minimum[0], maximum=spec.maximum[0])
-    return (
-        type(spec)(spec.shape[1:], spec.dtype)
-        if isinstance(spec, MultiBinarySpec)
-        else TensorSpec(spec.shape[1:], spec.dtype)
-    )
+    return type(spec)(spec.shape[1:], spec.dtype)

@@ -10,9 +10,7 @@ from palaestra.core import SpecTree
 from palaestra.nn import NetworkConfig, QNetwork, ReturnDistribution, with_memory
 from palaestra.ops import greedy_action
 from palaestra.policies.actions import ChoiceHead, Head
-from palaestra.policies.exploration import Exploration
 from palaestra.policies.network_policy import NetworkPolicy, require_discrete
-from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import PolicyStep
 
 __all__ = ["ValueGreedyPolicy"]
@@ -41,18 +39,6 @@ class ValueGreedyPolicy(NetworkPolicy):
         >>> policy([[0.0, 0.0, 0.0, 0.0]]).shape
         (1,)
     """
-
-    def __init__(
-        self,
-        network: nn.Module,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        normalizer: ObservationNormalizer | None = None,
-        exploration: Exploration | None = None,
-    ) -> None:
-        super().__init__(network, observation_spec, action_spec, normalizer, exploration)
-        self.noise_size: int = getattr(network, "noise_size", 0)
-        """Random numbers with which noisy layers of the network explore, for every lane."""
 
     @classmethod
     def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
