@@ -55,6 +55,9 @@ class RandomPolicy(Policy):
         (3,)
     """
 
+    def __init__(self, observation_spec: SpecTree, action_spec: SpecTree) -> None:
+        super().__init__(observation_spec, action_spec)
+
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         mask = self.action_mask(observation)
         return PolicyStep(_uniform(self.action_spec, len(observation), self.generator, mask), state)
