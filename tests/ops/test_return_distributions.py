@@ -120,11 +120,15 @@ def test_targets_get_no_gradient():
 
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_wrong_shapes_and_numbers_are_named():
-    with pytest.raises(ShapeError, match=r"next_probs has shape \[4, 5\], support \[6\] and reward \[4\]"):
+    with pytest.raises(
+        ShapeError, match=r"next_probs has shape \[4, 5\], support has shape \[6\] and reward has shape \[4\]"
+    ):
         categorical_projection(PROBS[:, :5], SUPPORT, REWARD, DISCOUNT)
     with pytest.raises(ShapeError, match="with Q of at least 2"):
         categorical_projection(PROBS[:, :1], SUPPORT[:1], REWARD, DISCOUNT)
-    with pytest.raises(ShapeError, match=r"quantile has shape \[4, 6\], target \[3, 6\] and fraction \[6\]"):
+    with pytest.raises(
+        ShapeError, match=r"quantile has shape \[4, 6\], target has shape \[3, 6\] and fraction has shape \[6\]"
+    ):
         quantile_huber(PROBS, PROBS[:3], SUPPORT)
     with pytest.raises(ValueError, match="delta is 0"):
         quantile_huber(PROBS, PROBS, SUPPORT, delta=0.0)

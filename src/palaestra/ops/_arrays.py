@@ -28,6 +28,22 @@ else:
 __all__ = ["Bool", "Float", "Int", "Integer", "Num", "Shaped"]
 
 
+def shape_error(needed: str, **arrays: Tensor) -> ShapeError:
+    """The error of arrays that do not fit together: their names, their shapes and what is needed.
+
+    Args:
+        needed: the end of the message.
+        arrays: the arrays by name.
+
+    Examples:
+        >>> import torch
+        >>> str(shape_error("x must be [N]", x=torch.zeros(2, 3), y=torch.zeros(2)))
+        'x has shape [2, 3] and y has shape [2]; x must be [N]'
+    """
+    *shapes, last = (f"{name} has shape {list(array.shape)}" for name, array in arrays.items())
+    return ShapeError(f"{', '.join(shapes)} and {last}; {needed}" if shapes else f"{last}; {needed}")
+
+
 def require_same_shape(needed: str, **arrays: Tensor) -> None:
     """Refuses arrays that differ in shape.
 
@@ -41,9 +57,7 @@ def require_same_shape(needed: str, **arrays: Tensor) -> None:
     first_name, first = next(iter(arrays.items()))
     for name, array in arrays.items():
         if array.shape != first.shape:
-            raise ShapeError(
-                f"{first_name} has shape {_text(first)} and {name} has shape {_text(array)}; both must be {needed}"
-            )
+            raise shape_error(f"both must be {needed}", **{first_name: first, name: array})
 
 
 def require_time_steps(**arrays: Tensor) -> None:
@@ -58,7 +72,7 @@ def require_time_steps(**arrays: Tensor) -> None:
     require_same_shape("[T+1, B]: row t is time step t, its reward belongs to the action before it", **arrays)
     name, first = next(iter(arrays.items()))
     if first.ndim == 0 or first.shape[0] < 2:
-        raise ShapeError(f"{name} has shape {_text(first)}; at least two time steps [T+1, B] are needed, so T >= 1")
+        raise shape_error("at least two time steps [T+1, B] are needed, so T >= 1", **{name: first})
 
 
 def require_one_row_less(**arrays: Tensor) -> None:
@@ -72,10 +86,7 @@ def require_one_row_less(**arrays: Tensor) -> None:
     """
     (name, array), (short_name, short) = arrays.items()
     if short.shape[1:] != array.shape[1:] or short.shape[0] != array.shape[0] - 1:
-        raise ShapeError(
-            f"{name} has shape {_text(array)} and {short_name} has shape {_text(short)}; "
-            f"{name} must be [T+1, B] and {short_name} [T, B], one row for each action"
-        )
+        raise shape_error(f"{name} must be [T+1, B] and {short_name} [T, B], one row for each action", **arrays)
 
 
 def require_action_values(**arrays: Tensor) -> None:
@@ -89,11 +100,6 @@ def require_action_values(**arrays: Tensor) -> None:
     """
     (name, array), (row_name, row) = arrays.items()
     if array.ndim == 0 or array.shape[:-1] != row.shape:
-        raise ShapeError(
-            f"{name} has shape {_text(array)} and {row_name} has shape {_text(row)}; "
-            f"{name} must be [N, A] and {row_name} [N], one number for each row of action values"
+        raise shape_error(
+            f"{name} must be [N, A] and {row_name} [N], one number for each row of action values", **arrays
         )
-
-
-def _text(array: Tensor) -> str:
-    return str(list(array.shape))

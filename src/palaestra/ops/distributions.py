@@ -12,8 +12,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import softplus
 
-from palaestra.core import ShapeError, SpecError
-from palaestra.ops._arrays import Float, Integer, Shaped, require_same_shape
+from palaestra.core import SpecError
+from palaestra.ops._arrays import Float, Integer, Shaped, require_same_shape, shape_error
 
 __all__ = ["Categorical", "DiagonalGaussian", "SquashedGaussian", "check_action_mask"]
 
@@ -81,7 +81,8 @@ class Categorical:
             >>> Categorical(torch.zeros(4)).log_prob(torch.tensor(2))
             tensor(-1.3863)
         """
-        _require_rows(self.logits, action)
+        if action.shape != self.logits.shape[:-1]:
+            raise shape_error("logits must be [N, A] and action [N]", logits=self.logits, action=action)
         return self.log_probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Float[Tensor, "*N"]:
@@ -172,10 +173,7 @@ class DiagonalGaussian:
 
     def __init__(self, mean: Float[Tensor, "*N A"], log_std: Float[Tensor, "..."]) -> None:
         if mean.ndim == 0 or (log_std.shape != mean.shape and log_std.shape != mean.shape[-1:]):
-            raise ShapeError(
-                f"mean has shape {list(mean.shape)} and log_std has shape {list(log_std.shape)}; "
-                "mean must be [N, A] and log_std [N, A] or [A]"
-            )
+            raise shape_error("mean must be [N, A] and log_std [N, A] or [A]", mean=mean, log_std=log_std)
         self.mean = mean
         self.log_std = log_std
 
@@ -292,14 +290,6 @@ def finite(nats: Tensor) -> Tensor:
     """
     limits = torch.finfo(nats.dtype)
     return nats.clamp(limits.min, limits.max)
-
-
-def _require_rows(logits: Tensor, action: Tensor) -> None:
-    if action.shape != logits.shape[:-1]:
-        raise ShapeError(
-            f"logits has shape {list(logits.shape)} and action has shape {list(action.shape)}; "
-            "logits must be [N, A] and action [N]"
-        )
 
 
 _LOG_TWO = math.log(2.0)

@@ -18,8 +18,8 @@ never look for terminated rows.
 import torch
 from torch import Tensor
 
-from palaestra.core import ShapeError, StepType
-from palaestra.ops._arrays import Bool, Int, Integer
+from palaestra.core import StepType
+from palaestra.ops._arrays import Bool, Int, Integer, shape_error
 
 __all__ = ["n_step_end", "valid_starts"]
 
@@ -49,9 +49,7 @@ def valid_starts(step_type: Integer[Tensor, "T1 *B"]) -> Bool[Tensor, "T1-1 *B"]
         tensor([ True,  True, False,  True, False])
     """
     if step_type.ndim == 0 or step_type.shape[0] < 2:
-        raise ShapeError(
-            f"step_type has shape {list(step_type.shape)}; at least two time steps [T+1, B] are needed, so T >= 1"
-        )
+        raise shape_error("at least two time steps [T+1, B] are needed, so T >= 1", step_type=step_type)
     return (step_type[:-1] != _LAST) & (step_type[1:] != _FIRST)
 
 

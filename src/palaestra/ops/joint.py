@@ -4,14 +4,15 @@ They have the methods of `Categorical` and `DiagonalGaussian`: `log_prob`, `entr
 """
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any, no_type_check
 
 import torch
 from torch import Generator, Tensor
 from torch.nn.functional import pad, softplus
 
-from palaestra.core import Batch, ShapeError
-from palaestra.ops._arrays import Float, Integer, Shaped, require_same_shape
+from palaestra.core import Batch
+from palaestra.ops._arrays import Float, Integer, Shaped, require_same_shape, shape_error
 from palaestra.ops.distributions import Categorical, finite
 
 __all__ = ["Joint", "MultiBernoulli", "MultiCategorical"]
@@ -44,10 +45,8 @@ class MultiCategorical:
         self, logits: Float[Tensor, "*N A"], nvec: Sequence[int], mask: Shaped[Tensor, "*N A"] | None = None
     ) -> None:
         if logits.shape[-1] != sum(nvec):
-            raise ShapeError(
-                f"logits has shape {list(logits.shape)}; for choices among {tuple(nvec)} actions its last axis must be "
-                f"{sum(nvec)}"
-            )
+            needed = f"for choices among {tuple(nvec)} actions its last axis must be {sum(nvec)}"
+            raise shape_error(needed, logits=logits)
         lowest = torch.finfo(logits.dtype).min
         if mask is not None:
             require_same_shape("[N, A]", logits=logits, mask=mask)
@@ -224,7 +223,7 @@ class Joint:
         Returns:
             [N] nats; densities where a part is continuous. Finite, however many parts are forbidden.
         """
-        return finite(_total([part.log_prob(action[name]) for name, part in self.parts.items()]))
+        return finite(reduce(torch.add, [part.log_prob(action[name]) for name, part in self.parts.items()]))
 
     def entropy(self) -> Float[Tensor, "*N"]:
         """Sums of the parts' entropies.
@@ -232,7 +231,7 @@ class Joint:
         Returns:
             [N] nats; of any sign where a part is continuous.
         """
-        return _total([part.entropy() for part in self.parts.values()])
+        return reduce(torch.add, [part.entropy() for part in self.parts.values()])
 
     def mode(self) -> Batch:
         """The most probable action of every part.
@@ -262,12 +261,4 @@ class Joint:
         Returns:
             [N] nats, at least 0 to rounding; finite, however many parts other forbids, as those of `Categorical`.
         """
-        return finite(_total([part.kl(other.parts[name]) for name, part in self.parts.items()]))
-
-
-@no_type_check
-def _total(parts: list[Tensor]) -> Tensor:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+        return finite(reduce(torch.add, [part.kl(other.parts[name]) for name, part in self.parts.items()]))

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from palaestra.core import ShapeError
-from palaestra.ops._arrays import Float, require_same_shape
+from palaestra.ops._arrays import Float, require_same_shape, shape_error
 
 __all__ = ["conjugate_gradient", "reverse_linear_recurrence", "reverse_linear_steps"]
 
@@ -41,10 +40,7 @@ def reverse_linear_recurrence(
     require_same_shape("[T, ...]", a=a, b=b)
     if initial is not None:
         if initial.shape != a.shape[1:]:
-            raise ShapeError(
-                f"a has shape {list(a.shape)} and initial has shape {list(initial.shape)}; "
-                f"initial must be {list(a.shape[1:])}, one row of a"
-            )
+            raise shape_error(f"initial must be {list(a.shape[1:])}, one row of a", a=a, initial=initial)
         a = torch.cat((a[:-1], torch.addcmul(a[-1:], b[-1:], initial.unsqueeze(0))))
     num_rows, shift = a.shape[0], 1
     while shift < num_rows:
@@ -87,9 +83,7 @@ def reverse_linear_steps(
     """
     require_same_shape("[T, ...]", a=a, b=b)
     if x.shape[1:] != a.shape[1:] or x.shape[0] != a.shape[0] + 1:
-        raise ShapeError(
-            f"a has shape {list(a.shape)} and x has shape {list(x.shape)}; x must have one row more than a"
-        )
+        raise shape_error("x must have one row more than a", a=a, x=x)
     if n < 1:
         raise ValueError(f"n is {n}; at least 1 step is needed")
     num_rows, shift = a.shape[0], 1

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from palaestra.core import ShapeError
-from palaestra.ops._arrays import Bool, Float, Shaped, require_same_shape
+from palaestra.ops._arrays import Bool, Float, Shaped, require_same_shape, shape_error
 
 __all__ = [
     "approximate_kl",
@@ -295,10 +294,8 @@ def squared_errors(prediction: Float[Tensor, "K *N"], target: Float[Tensor, "*N"
         tensor(7.)
     """
     if prediction.ndim == 0 or prediction.shape[1:] != target.shape:
-        raise ShapeError(
-            f"prediction has shape {list(prediction.shape)} and target has shape {list(target.shape)}; "
-            "prediction must be [K, N] and target [N], one row for each member's row"
-        )
+        needed = "prediction must be [K, N] and target [N], one row for each member's row"
+        raise shape_error(needed, prediction=prediction, target=target)
     return len(prediction) * _mse_loss(prediction, target.expand_as(prediction), _MEAN)
 
 
@@ -357,10 +354,8 @@ def quantile_huber(
     if delta <= 0:
         raise ValueError(f"delta is {delta}; it must be positive: the error from which the loss grows linearly")
     if quantile.shape[:-1] != target.shape[:-1] or fraction.shape not in (quantile.shape, quantile.shape[-1:]):
-        raise ShapeError(
-            f"quantile has shape {list(quantile.shape)}, target {list(target.shape)} and fraction "
-            f"{list(fraction.shape)}; they must be [N, Q], [N, Q'] and [N, Q] or [Q]"
-        )
+        needed = "they must be [N, Q], [N, Q'] and [N, Q] or [Q]"
+        raise shape_error(needed, quantile=quantile, target=target, fraction=fraction)
     # Sums over the targets on each side of θ, near and far, come from running sums over the sorted targets: Q log Q'
     # numbers for each row instead of Q Q'. float64, and centred, because squares are subtracted. Centred after sorting,
     # because torch 2.13 compiles a target that only arithmetic reads into a buffer that its rows overwrite.

@@ -7,8 +7,7 @@ out valid starts only. Gradient flows into every argument; wrap the call in `tor
 import torch
 from torch import Tensor
 
-from palaestra.core import ShapeError
-from palaestra.ops._arrays import Float, Int, Shaped, require_action_values, require_same_shape
+from palaestra.ops._arrays import Float, Int, Shaped, require_action_values, require_same_shape, shape_error
 
 __all__ = ["categorical_projection", "double_q_target", "greedy_action", "q_target", "td_target"]
 
@@ -178,10 +177,8 @@ def categorical_projection(
     """
     require_same_shape("[N]", reward=reward, bootstrap=bootstrap)
     if next_probs.shape != (*reward.shape, *support.shape) or support.numel() < 2:
-        raise ShapeError(
-            f"next_probs has shape {list(next_probs.shape)}, support {list(support.shape)} and reward "
-            f"{list(reward.shape)}; they must be [N, Q], [Q] and [N], with Q of at least 2"
-        )
+        needed = "they must be [N, Q], [Q] and [N], with Q of at least 2"
+        raise shape_error(needed, next_probs=next_probs, support=support, reward=reward)
     low, high = support[0], support[-1]
     count = support.numel()
     moved = torch.minimum(torch.maximum(reward.unsqueeze(-1) + bootstrap.unsqueeze(-1) * support, low), high)  # [N, Q]
