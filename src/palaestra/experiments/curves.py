@@ -216,12 +216,11 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values; of the curves, their last points."""
-        record = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "curves"}
         ends = [
             {"label": c.label, "value": float(c.value[-1]), "ci95": [float(c.low[-1]), float(c.high[-1])]}
             for c in self.curves
         ]
-        return {**record, "curves": ends}
+        return {**vars(self), "curves": ends}
 
 
 def compare_runs(

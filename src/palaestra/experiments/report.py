@@ -17,17 +17,8 @@ from palaestra.experiments.run_directory import RunDirectory
 
 __all__ = ["write_report"]
 
-# Health metrics that every algorithm may report, with the values between which nothing is said.
-_HEALTH = {
-    "kl": (0.0, 0.05),
-    "clip_fraction": (0.0, 0.4),
-    "explained_variance": (0.0, 1.0),
-    "entropy": None,
-    "grad_norm": None,
-    "gradient_norm": None,
-    "q": None,
-    "loss": None,
-}
+# Health metrics of which something is said unless they lie between these values.
+_HEALTH = {"kl": (0.0, 0.05), "clip_fraction": (0.0, 0.4), "explained_variance": (0.0, 1.0)}
 _PARTS = ("environment", "inference", "storing", "learning", "waiting")
 _LARGEST_VIDEO_BYTES = 8_000_000
 _STYLE = """
@@ -135,7 +126,7 @@ def _health(run: RunDirectory) -> Iterable[str]:
             continue
         label, limits = name.removeprefix("learning/"), _HEALTH.get(name.split("/")[-1])
         last = points[-1, 1]
-        outside = limits is not None and not limits[0] <= last <= limits[1]
+        outside = limits and not limits[0] <= last <= limits[1]
         chart = line_chart([one_run(points)], title=label, size=(300, 150))
         note = f'<div class="warn">{escape(label)} is {last:.3g}; {limits} is usual</div>' if outside else ""
         charts.append(f"<div>{chart}{note}</div>")
