@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,7 @@ def test_every_algorithm_says_what_it_supports(capsys):
     assert by_name["qmix"]["features"] == ["n-step", "gradient workers", "team"]
     assert exit_code("list", "algorithms") == 0
     assert re.search(r"ppo .* nested +memory, bonus, gradient workers", capsys.readouterr().out)
-    assert [json.loads(json.dumps(entry.to_json())) for entry in algorithm_catalogue()] == listing
+    assert [json.loads(json.dumps(asdict(entry))) for entry in algorithm_catalogue()] == listing
 
 
 def test_environments_runs_and_groups_are_listed(capsys):

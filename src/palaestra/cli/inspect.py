@@ -52,7 +52,7 @@ def list_all(arguments: list[str]) -> int:
 
 def _json(what: str, root: str) -> list[Any]:
     if what == "algorithms":
-        return [entry.to_json() for entry in experiments.algorithm_catalogue()]
+        return [asdict(entry) for entry in experiments.algorithm_catalogue()]
     if what == "envs":
         return [env._asdict() for env in registered_environments()]
     if what == "presets":

@@ -3,8 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -129,8 +128,7 @@ def parse(kind: type[T], arguments: Sequence[str], prog: str, *, default: Any = 
     """
     base = kind() if default is None else default
     if {"-h", "--help"} & set(arguments):
-        with _registry():
-            tyro.cli(kind, args=["--help"], prog=prog, description=description, default=base)
+        tyro.cli(kind, args=["--help"], prog=prog, description=description, default=base, registry=_REGISTRY)
     problems: list[str] = []
     settings = _settings(base, arguments, problems)
     try:
@@ -215,24 +213,20 @@ _FORMS = {
 """Types that tyro does not know: number of words, and what the help shows."""
 
 
-@contextmanager
-def _registry() -> Iterator[None]:
-    registry = ConstructorRegistry()
+_REGISTRY = ConstructorRegistry()
 
-    @registry.primitive_rule
-    def form(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        if info.type not in _FORMS:
-            return None
-        nargs, metavar = _FORMS[info.type]
-        return PrimitiveConstructorSpec(
-            nargs=nargs,
-            metavar=metavar,
-            instance_from_str=list,  # never called: the help is all that tyro is asked for
-            is_instance=lambda value: True,
-            str_from_instance=lambda value: (
-                [str(part) for item in value.items() for part in item] if isinstance(value, dict) else [str(value)]
-            ),
-        )
 
-    with registry:
-        yield
+@_REGISTRY.primitive_rule
+def _form(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    if info.type not in _FORMS:
+        return None
+    nargs, metavar = _FORMS[info.type]
+    return PrimitiveConstructorSpec(
+        nargs=nargs,
+        metavar=metavar,
+        instance_from_str=list,  # never called: the help is all that tyro is asked for
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: (
+            [str(part) for item in value.items() for part in item] if isinstance(value, dict) else [str(value)]
+        ),
+    )

@@ -5,7 +5,7 @@ import functools
 import inspect
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -195,10 +195,6 @@ class AlgorithmEntry:
     can share a minibatch; `team`, it learns for a team of agents, and the spaces are those of a member."""
     tuned_for: tuple[str, ...]
     """Environments with settings of their own."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
 
 
 def algorithm_catalogue() -> list[AlgorithmEntry]:
