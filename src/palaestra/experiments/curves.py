@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -58,10 +59,8 @@ def read_metrics(run: str | Path) -> list[dict[str, Any]]:
         return []
     rows = []
     for line in path.read_text().splitlines():
-        try:
+        with suppress(ValueError):
             rows.append(json.loads(line))
-        except ValueError:
-            continue
     return rows
 
 

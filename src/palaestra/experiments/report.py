@@ -4,6 +4,7 @@ import base64
 import itertools
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -183,10 +184,8 @@ def _origin(run: RunDirectory) -> Iterable[str]:
 def _evaluations(run: RunDirectory) -> list[tuple[int, dict[str, Any]]]:
     found = []
     for path in (run.path / "evals").glob("*.json"):
-        try:
+        with suppress(ValueError):
             found.append((int(path.stem), json.loads(path.read_text())))
-        except ValueError:
-            continue
     return sorted(found, key=lambda pair: pair[0])
 
 
