@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from palaestra import RunSeeds, Trainer, preset
+from palaestra import ConfigError, RunSeeds, Trainer, preset
+from palaestra.distributed import TrainerAllocator
 from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import config_from_mapping
 from tests.distributed.runs import assert_same
@@ -48,3 +49,20 @@ def test_processes_give_the_same_weights_as_workers_in_this_process():
     config = config_of("ppo", runtime="local", num_workers=2)
     elsewhere = dataclasses.replace(config, distributed=dataclasses.replace(config.distributed, runtime="process"))
     assert_same(state_after(elsewhere, 3), state_after(config, 3))
+
+
+def test_gradient_workers_are_shared_out_as_the_configuration_says():
+    """MARO-27: a setting of the run, here in proportion to the agents of each policy."""
+    learner = make_learner(config_of("ppo", runtime="local", num_gradient_workers=3, allocation="by-agent"))
+    with learner.collecting({}) as made:
+        workers = learner.manager_on(made.runtime)._workers
+        assert sorted(number for mine in workers.allocation.values() for number in mine) == [0, 1, 2]
+        assert (
+            workers.allocation
+            == TrainerAllocator("by-agent", 3, list(learner.algorithms), agents=learner.num_agents).allocate()
+        )
+
+
+def test_an_allocation_without_gradient_workers_is_refused():
+    with pytest.raises(ConfigError, match="shares out gradient workers"):
+        config_of("ppo", runtime="local", allocation="by-agent")

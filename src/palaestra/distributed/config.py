@@ -1,4 +1,4 @@
-"""The configuration of a distributed run."""
+"""The configuration of a distributed run, and of asynchronous learning in it."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -7,7 +7,7 @@ import tyro
 
 from palaestra.core import ConfigError, require_at_least
 
-__all__ = ["AllocationMode", "DistributedConfig"]
+__all__ = ["AllocationMode", "AsynchronousConfig", "DistributedConfig"]
 
 AllocationMode = Literal["by-policy", "by-agent", "by-experience"]
 """What a policy's share of the workers is proportional to: nothing (all alike), its agents, its rows learned from."""
@@ -91,3 +91,27 @@ class DistributedConfig:
                 f"distributed.{given} is {getattr(self, given)}, but distributed.runtime is {self.runtime}; it is for "
                 "runtime=ray"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsynchronousConfig:
+    """How stale data may be, how much is learned from at a time, and who waits for whom."""
+
+    max_lag: int | None = None
+    """Policy versions that data may be old when it is used; older data is dropped. 0 uses only the newest; no bound if
+    left out, which is right for replayed data and for V-trace."""
+    fragment_steps: int | None = None
+    """Time steps that an actor takes in each environment before it sends them; the algorithm's unroll_length if left
+    out, or 16 where data is replayed."""
+    fragments_per_update: int = 1
+    """Fragments that an on-policy algorithm learns from at a time."""
+    queue_size: int | None = None
+    """Fragments that may wait; while so many do, actors are not answered. As many as there are actors if left out."""
+    samples_per_insert: float | None = None
+    """Rows drawn for each row written, where data is replayed; what the algorithm's plan does in one process if left
+    out."""
+
+    def __post_init__(self) -> None:
+        require_at_least(self, "asynchronous.", max_lag=0, fragment_steps=1, fragments_per_update=1, queue_size=1)
+        if self.samples_per_insert is not None and not self.samples_per_insert > 0:
+            raise ConfigError(f"asynchronous.samples_per_insert is {self.samples_per_insert}; it must be above 0")

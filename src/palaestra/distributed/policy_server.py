@@ -8,20 +8,134 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from palaestra.algorithms import Algorithm
-from palaestra.buffers import ReplayBuffer
-from palaestra.core import Replay
-from palaestra.distributed.asynchronous import AsynchronousConfig, Pace
-from palaestra.distributed.config import DistributedConfig
-from palaestra.distributed.streams import WorkerStreams
+from palaestra.buffers import ReplayBuffer, SamplesPerInsert
+from palaestra.core import ConfigError, Offline, OnPolicy, Replay, spec_leaves
+from palaestra.distributed.config import AsynchronousConfig, DistributedConfig
+from palaestra.distributed.rollout_manager import WorkerStreams
 from palaestra.distributed.worker import ActingParts, Fragment
 from palaestra.distributed.worker_group import Worker
 from palaestra.rollout import CollectInfo
 from palaestra.runtime import Call, Runtime
 
-__all__ = ["PolicyServer"]
+__all__ = ["Pace", "PolicyServer"]
 
 _SLICE_S = 0.2  # how soon a pause is noticed
 _GLANCE_S = 0.001  # to take what has arrived meanwhile
+_REPLAY_FRAGMENT_STEPS = 16
+
+
+class Pace:
+    """Says when there is enough to learn from, and whether more may be taken.
+
+    Args:
+        algorithms: of the policies, by name.
+        buffers: by policy name, with the lanes of all actors.
+        num_actors: that share the lanes.
+        config: what was asked for.
+
+    Raises:
+        ConfigError: see `PolicyServer`.
+    """
+
+    def __init__(
+        self,
+        algorithms: Mapping[str, Algorithm[Any]],
+        buffers: Mapping[str, ReplayBuffer],
+        num_actors: int,
+        config: AsynchronousConfig,
+    ) -> None:
+        plans = {name: algorithm.plan for name, algorithm in algorithms.items()}
+        for name, plan in plans.items():
+            if name not in buffers or buffers[name].num_lanes % num_actors:
+                lanes = buffers[name].num_lanes if name in buffers else "no"
+                raise ConfigError(f"the buffer of {name!r} has {lanes} lanes, which {num_actors} actors cannot share")
+            if isinstance(plan, Offline) or (isinstance(plan, OnPolicy) and not plan.clear):
+                raise ConfigError(
+                    f"policy {name!r} learns by {type(algorithms[name]).__name__}, whose plan {plan} keeps its own "
+                    "data, so actors cannot feed it; use an algorithm that discards its unrolls, or one with a replay"
+                )
+            stacked = max(leaf.stacked for leaf in spec_leaves(buffers[name].options["observation_spec"]).values())
+            if isinstance(plan, Replay) and stacked > 1 and config.max_lag is not None:
+                raise ConfigError(
+                    f"asynchronous.max_lag is {config.max_lag}, but the buffer of {name!r} stores single frames of "
+                    f"stacks of {stacked}, which cannot be put together where a fragment is missing; leave max_lag out"
+                )
+        self._config, self._num_actors = config, num_actors
+        self.on_policy = any(isinstance(plan, OnPolicy) for plan in plans.values())
+        """Whether a policy learns on-policy; those that replay then follow it."""
+        replayed = [plan for plan in plans.values() if isinstance(plan, Replay)]
+        lanes = next(iter(buffers.values())).num_lanes
+        self._drawn = sum(plan.gradient_steps * plan.mini_batch_size for plan in replayed)  # in one training iteration
+        self._first = min((plan.learns_after(lanes) for plan in replayed), default=0)
+        self._limiter: SamplesPerInsert | None = None
+        if not self.on_policy:
+            ratio = config.samples_per_insert or self._drawn / (replayed[0].unroll_length * lanes)
+            written = self.fragment_steps(0.0) * lanes // num_actors
+            self._limiter = SamplesPerInsert(ratio=ratio, slack=ratio * written * num_actors + self._drawn)
+
+    def fragment_steps(self, length: float) -> int:
+        """Time steps of a fragment.
+
+        Args:
+            length: of the plan's unroll.
+        """
+        if self._config.fragment_steps is not None:
+            return self._config.fragment_steps
+        return max(1, round(length)) if self.on_policy else _REPLAY_FRAGMENT_STEPS
+
+    def blocks(self, buffer: ReplayBuffer) -> ReplayBuffer:
+        """Room for the fragments of one on-policy update, beside each other.
+
+        Args:
+            buffer: with the same rows.
+        """
+        lanes = buffer.num_lanes // self._num_actors * self._config.fragments_per_update
+        return ReplayBuffer(None, lanes, **buffer.options)
+
+    def fresh(self, lag: int) -> bool:
+        """Whether data may be learned from: the one rule about staleness.
+
+        Args:
+            lag: newest policy version minus that of the data.
+        """
+        return self._config.max_lag is None or lag <= self._config.max_lag
+
+    def may_take(self, taken: int, rows: int) -> bool:
+        """Whether one more fragment may be taken: as many as an update needs, or until learning falls behind.
+
+        Args:
+            taken: in this training iteration.
+            rows: of the fragment.
+        """
+        if self._limiter is None:
+            return taken < self._config.fragments_per_update
+        return self._limiter.may_write(rows)
+
+    def took(self, rows: int, env_steps: int) -> None:
+        """A fragment was taken.
+
+        Args:
+            rows: of it.
+            env_steps: of the run, with it.
+        """
+        if self._limiter is not None and env_steps > self._first:
+            self._limiter.wrote(rows, timeout_s=0.0)
+
+    def enough(self, taken: int, env_steps: int) -> bool:
+        """Whether there is enough to learn from. What a replay plan will draw is counted by saying yes.
+
+        Args:
+            taken: fragments in this training iteration.
+            env_steps: of the run.
+        """
+        if self._limiter is None:
+            return taken == self._config.fragments_per_update
+        if env_steps <= self._first:
+            return taken > 0
+        if not self._limiter.may_draw(self._drawn):
+            return False
+        self._limiter.drew(self._drawn, timeout_s=0.0)
+        return True
 
 
 class _Waiting(NamedTuple):

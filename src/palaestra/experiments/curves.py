@@ -65,11 +65,7 @@ def read_metrics(run: str | Path) -> list[dict[str, Any]]:
 
 
 def curves_of(
-    runs: Sequence[RunDirectory],
-    *,
-    metric: str = "return_mean",
-    x: Axis = "steps",
-    statistic: Statistic = "mean",
+    runs: Sequence[RunDirectory], *, metric: str = "return_mean", x: Axis = "steps", statistic: Statistic = "mean"
 ) -> list[Curve]:
     """One curve for each configuration among the runs.
 
@@ -223,12 +219,7 @@ class Comparison:
 
 
 def compare_runs(
-    first: str | Path,
-    second: str | Path,
-    *,
-    root: str | Path = "runs",
-    metric: str = "return_mean",
-    x: Axis = "steps",
+    first: str | Path, second: str | Path, *, root: str | Path = "runs", metric: str = "return_mean", x: Axis = "steps"
 ) -> Comparison:
     """Compares settings and curves.
 

@@ -342,16 +342,45 @@ def make_from_specs(config: ExperimentConfig) -> tuple[Any, tuple[SpecTree, Spec
     require_loggers(config)
     specs = observation_spec, action_spec, _ = probe_specs(config.env)
     _require_same_specs(config, observation_spec, action_spec)
-    set_up_torch(config, observation_spec)
-    kind: Any = algorithm_class(config.algorithm_name)
-    try:
-        made = kind(observation_spec, action_spec, config.algorithm, RunSeeds(config.run.seed))
-    except ConfigError as error:
-        others = suitable_algorithms(observation_spec, action_spec)
-        hint = "" if config.algorithm_name in others else f". Algorithms that fit: {', '.join(others) or 'none'}"
-        raise ConfigError(f"{config.algorithm_name} does not fit {config.env.name}: {error}{hint}") from error
-    made.to(config.run.device)
+    seeds = RunSeeds(config.run.seed)
+    made = made_of(config, config.algorithm_name, config.algorithm, (observation_spec, action_spec), seeds)
     return made, specs
+
+
+def made_of(
+    config: ExperimentConfig,
+    name: str,
+    settings: Any,
+    specs: tuple[SpecTree, SpecTree],
+    seeds: RunSeeds,
+    *,
+    policy: str = "",
+) -> Any:
+    """An algorithm or robot, on the run's device.
+
+    Args:
+        config: of the run.
+        name: of the algorithm.
+        settings: of the algorithm.
+        specs: of observations and actions.
+        seeds: of the algorithm.
+        policy: what to call the policy in messages, where there are several.
+
+    Raises:
+        ConfigError: it does not fit the specs; the message names the algorithms that do.
+    """
+    set_up_torch(config, specs[0])
+    kind: Any = algorithm_class(name)
+    try:
+        made = kind(*specs, settings, seeds)
+    except ConfigError as error:
+        others = suitable_algorithms(*specs, team=getattr(kind, "team", False))
+        hint = "" if name in others else f". Algorithms that fit: {', '.join(others) or 'none'}"
+        raise ConfigError(f"{name} does not fit {policy or config.env.name}: {error}{hint}") from error
+    made.to(config.run.device)
+    for algorithm in [made] if isinstance(made, Algorithm) else made.algorithms.values():
+        compile_if_asked(config, algorithm)
+    return made
 
 
 def require_loggers(config: ExperimentConfig) -> None:

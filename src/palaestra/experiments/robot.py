@@ -34,10 +34,7 @@ class RobotLearner(Learner):
     @cached_property
     def robot(self) -> Robot:
         """Its tasks learn."""
-        robot, _ = learner.make_from_specs(self.config)
-        for algorithm in robot.algorithms.values():
-            learner.compile_if_asked(self.config, algorithm)
-        return robot
+        return learner.make_from_specs(self.config)[0]
 
     @property
     def algorithms(self) -> Mapping[str, Algorithm[Any]]:

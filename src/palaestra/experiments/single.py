@@ -37,9 +37,7 @@ class SingleLearner(Learner):
 
     @cached_property
     def _made(self) -> tuple[Algorithm[Any], tuple[SpecTree, SpecTree, TensorSpec]]:
-        algorithm, specs = learner.make_from_specs(self.config)
-        learner.compile_if_asked(self.config, algorithm)
-        return algorithm, specs
+        return learner.make_from_specs(self.config)
 
     @property
     def algorithm(self) -> Algorithm[Any]:

@@ -162,33 +162,21 @@ def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], di
     actors: dict[str, Algorithm[Any] | Policy] = {}
     seeds = RunSeeds(config.run.seed)
     for number, name in enumerate(names):
-        kind, settings = chosen[name]
+        (kind, settings), spec = chosen[name], policy_specs[name]
         own = RunSeeds(seeds.integer("initialisation", number)) if number else seeds
         if isinstance(kind, str):
-            actors[name] = _made(config, name, kind, settings, policy_specs[name], own)
+            specs, policy = (
+                (spec.observation_spec, spec.action_spec),
+                f"the policy {name!r} of {', '.join(spec.agents)}",
+            )
+            actors[name] = learner.made_of(config, kind, settings, specs, own, policy=policy)
         else:
-            rule: Policy = kind(policy_specs[name].observation_spec, policy_specs[name].action_spec)
+            rule: Policy = kind(spec.observation_spec, spec.action_spec)
             rule.seed(own.integer("acting"))
             actors[name] = rule
     if not any(isinstance(actor, Algorithm) for actor in actors.values()):
         raise ConfigError(f"none of the policies {', '.join(names)} learns; leave one out of agents.policies")
     return policy_specs, actors
-
-
-def _made(
-    config: ExperimentConfig, name: str, kind: str, settings: Any, spec: PolicySpec, seeds: RunSeeds
-) -> Algorithm[Any]:
-    learner.set_up_torch(config, spec.observation_spec)
-    try:
-        algorithm: Algorithm[Any] = algorithm_class(kind)(spec.observation_spec, spec.action_spec, settings, seeds)
-    except ConfigError as error:
-        fits = ", ".join(learner.suitable_algorithms(spec.observation_spec, spec.action_spec, team=spec.team)) or "none"
-        raise ConfigError(
-            f"{kind} does not fit the policy {name!r} of {', '.join(spec.agents)}: {error}. Algorithms that fit: {fits}"
-        ) from error
-    algorithm.to(config.run.device)
-    learner.compile_if_asked(config, algorithm)
-    return algorithm
 
 
 def _chosen(config: ExperimentConfig, name: str) -> tuple[Any, Any]:
