@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from palaestra import ConfigError, RunSeeds, Trainer, preset
+from palaestra import RunSeeds, Trainer, preset
+from palaestra.core import ConfigError
 from palaestra.distributed import TrainerAllocator
 from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import config_from_mapping
