@@ -7,7 +7,7 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,7 @@ from palaestra.rollout import Evaluation, OfflineData, evaluate
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, RestartPolicy, Runtime
 from palaestra.training import Callback, DataCollector, PolicyManager, SimplePolicyManager, part_name
 
-__all__ = ["Evaluate", "Learner", "Scene", "evaluation_environment", "suitable_algorithms"]
+__all__ = ["Evaluate", "Learner", "PolicyLearner", "Scene", "evaluation_environment", "suitable_algorithms"]
 
 _log = logging.getLogger(__name__)
 
@@ -209,25 +209,8 @@ class Learner(ABC):
             ConfigError: the data is not that of policies.
         """
 
-    def workers(self) -> Any:
-        """What makes the part of each roll-out worker."""
-        raise NotImplementedError
-
-    def environments(self) -> Any:
-        """The environments of a run that collects in this process."""
-        raise NotImplementedError
-
-    def collector(self, env: Any, data: Mapping[str, ReplayBuffer]) -> Any:
-        """What collects in `environments`.
-
-        Args:
-            env: where.
-            data: from `load_data`, to be mixed with what is collected.
-        """
-        raise NotImplementedError
-
-    @contextmanager
-    def collecting(self, data: Mapping[str, ReplayBuffer]) -> Iterator[Collecting]:
+    @abstractmethod
+    def collecting(self, data: Mapping[str, ReplayBuffer]) -> AbstractContextManager[Collecting]:
         """What a run collects with: environments here, workers elsewhere, or loaded data; it ends with the context.
 
         Args:
@@ -236,28 +219,6 @@ class Learner(ABC):
         Raises:
             ConfigError: the settings do not fit together.
         """
-        settings = self.config.distributed
-        if settings.runtime is None and self.offline:
-            yield Collecting(OfflineData(data))
-            return
-        if settings.runtime is None:
-            with self.environments() as env:
-                yield Collecting(self.collector(env, data), env)
-            return
-        if self.offline:
-            raise ConfigError(f"{self.config.algorithm_name} collects nothing; leave out distributed.runtime")
-        workers, buffers = self.workers(), self.buffers()
-        with make_runtime(settings) as runtime:
-            manager: distributed.WorkerStreams
-            if settings.mode == "async":
-                algorithms, pace = dict(self.algorithms), self.config.asynchronous
-                manager = distributed.PolicyServer(runtime, workers, algorithms, buffers, settings, pace)
-            else:
-                policies, number = {name: one.policy for name, one in self.algorithms.items()}, self.config.env.num_envs
-                manager = distributed.RolloutManager(runtime, workers, policies, buffers, settings, number)
-            for name, loaded in data.items():
-                manager.sources[name] = mixed(self.config, buffers[name], loaded)
-            yield Collecting(manager, manager, runtime, (distributed.WorkersView(manager),))
 
     # -- what it has learned
 
@@ -325,6 +286,52 @@ class Learner(ABC):
         Returns:
             A `DataSummary`.
         """
+
+
+class PolicyLearner(Learner):
+    """Learns from what policies do: in environments here, in workers elsewhere, or in loaded data."""
+
+    @abstractmethod
+    def workers(self) -> Any:
+        """What makes the part of each roll-out worker."""
+
+    @abstractmethod
+    def environments(self) -> Any:
+        """The environments of a run that collects in this process."""
+
+    @abstractmethod
+    def collector(self, env: Any, data: Mapping[str, ReplayBuffer]) -> Any:
+        """What collects in `environments`.
+
+        Args:
+            env: where.
+            data: from `load_data`, to be mixed with what is collected.
+        """
+
+    @contextmanager
+    def collecting(self, data: Mapping[str, ReplayBuffer]) -> Iterator[Collecting]:
+        settings = self.config.distributed
+        if settings.runtime is None and self.offline:
+            yield Collecting(OfflineData(data))
+            return
+        if settings.runtime is None:
+            with self.environments() as env:
+                yield Collecting(self.collector(env, data), env)
+            return
+        if self.offline:
+            raise ConfigError(f"{self.config.algorithm_name} collects nothing; leave out distributed.runtime")
+        workers, buffers = self.workers(), self.buffers()
+        with make_runtime(settings) as runtime:
+            manager: distributed.WorkerStreams
+            if settings.mode == "async":
+                algorithms, pace = dict(self.algorithms), self.config.asynchronous
+                manager = distributed.PolicyServer(runtime, workers, algorithms, buffers, settings, pace)
+            else:
+                policies, number = {name: one.policy for name, one in self.algorithms.items()}, self.config.env.num_envs
+                manager = distributed.RolloutManager(runtime, workers, policies, buffers, settings, number)
+            for name, loaded in data.items():
+                manager.sources[name] = mixed(self.config, buffers[name], loaded)
+            yield Collecting(manager, manager, runtime, (distributed.WorkersView(manager),))
 
 
 # -- what learners of several kinds are made with

@@ -22,14 +22,14 @@ from palaestra.envs.gym_environment import gym_env_of
 from palaestra.experiments import learner
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.data import DataSummary, collect_data, load_for, mixed
-from palaestra.experiments.learner import Collecting, Evaluate, Learner, Scene
+from palaestra.experiments.learner import Collecting, Evaluate, PolicyLearner, Scene
 from palaestra.policies import Phase, Policy, load_policy
 from palaestra.rollout import Collector, buffer_for
 
 __all__ = ["SingleLearner"]
 
 
-class SingleLearner(Learner):
+class SingleLearner(PolicyLearner):
     """One policy."""
 
     asynchronous: ClassVar[bool] = True

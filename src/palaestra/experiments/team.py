@@ -17,7 +17,7 @@ from palaestra.envs import EnvConfig
 from palaestra.experiments import learner
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping, on_cpu
 from palaestra.experiments.data import MINARI, DataSummary, collect_agents, load_for, mixed
-from palaestra.experiments.learner import Evaluate, Learner, Scene
+from palaestra.experiments.learner import Evaluate, PolicyLearner, Scene
 from palaestra.multiagent import MultiAgentCollector, PolicySpec, evaluate_agents, play_multi_agent_envs
 from palaestra.multiagent.envs import MultiAgentEnvs, create_multi_agent_envs
 from palaestra.policies import Policy, RandomPolicy, RulePolicy
@@ -26,7 +26,7 @@ from palaestra.rollout import Evaluation
 __all__ = ["TeamLearner"]
 
 
-class TeamLearner(Learner):
+class TeamLearner(PolicyLearner):
     """The policies of all agents of a run: algorithms, and rules that do not learn."""
 
     @cached_property
