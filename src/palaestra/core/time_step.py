@@ -77,17 +77,13 @@ class TimeStep(NamedTuple):
         return (self.step_type == StepType.LAST) & (self.discount != 0)
 
 
-def restart(
-    observation: Any, *, reward: Any = 0.0, prev_action: Any = (), env_id: Any = (), env_info: Any = ()
-) -> TimeStep:
+def restart(observation: Any, *, reward: Any = 0.0, **fields: Any) -> TimeStep:
     """The first step of one environment's episode.
 
     Args:
         observation: what the reset returned.
         reward: zeros; give them where the reward is a vector.
-        prev_action: zeros of the action spec.
-        env_id: the environment's number.
-        env_info: what the reset reported.
+        fields: further ones of `TimeStep`, such as `prev_action` (zeros of the action spec), `env_id` and `env_info`.
 
     Raises:
         SpecError: the reward is not 0; nothing was done yet that could earn one.
@@ -98,52 +94,40 @@ def restart(
     """
     if np.any(_numpy(reward) != 0):
         raise SpecError(f"the reward of a first step is {reward}; it must be 0, since no action came before")
-    return TimeStep(0, reward, 1.0, observation, prev_action, env_id, (), env_info)
+    return TimeStep(0, reward, 1.0, observation, **fields)
 
 
-def transition(
-    observation: Any, reward: Any, *, prev_action: Any = (), env_id: Any = (), env_info: Any = ()
-) -> TimeStep:
+def transition(observation: Any, reward: Any, **fields: Any) -> TimeStep:
     """A step in the middle of one environment's episode.
 
     Args:
         observation: what the environment showed after `prev_action`.
         reward: what `prev_action` earned.
-        prev_action: the action executed.
-        env_id: the environment's number.
-        env_info: what the environment reported.
+        fields: further ones of `TimeStep`, such as `prev_action` (the action executed), `env_id` and `env_info`.
     """
-    return TimeStep(1, reward, 1.0, observation, prev_action, env_id, (), env_info)
+    return TimeStep(1, reward, 1.0, observation, **fields)
 
 
-def termination(
-    observation: Any, reward: Any, *, prev_action: Any = (), env_id: Any = (), env_info: Any = ()
-) -> TimeStep:
+def termination(observation: Any, reward: Any, **fields: Any) -> TimeStep:
     """The last step of an episode that ended by itself: its value is 0.
 
     Args:
         observation: the final observation.
         reward: what `prev_action` earned.
-        prev_action: the action executed.
-        env_id: the environment's number.
-        env_info: what the environment reported.
+        fields: further ones of `TimeStep`, as for `transition`.
     """
-    return TimeStep(2, reward, 0.0, observation, prev_action, env_id, (), env_info)
+    return TimeStep(2, reward, 0.0, observation, **fields)
 
 
-def truncation(
-    observation: Any, reward: Any, *, prev_action: Any = (), env_id: Any = (), env_info: Any = ()
-) -> TimeStep:
-    """The last step of an episode that was cut off: the task would have gone on, so its value counts.
+def truncation(observation: Any, reward: Any, **fields: Any) -> TimeStep:
+    """The last step of an episode that was cut off: the task would have continued, so its value counts.
 
     Args:
         observation: the final observation.
         reward: what `prev_action` earned.
-        prev_action: the action executed.
-        env_id: the environment's number.
-        env_info: what the environment reported.
+        fields: further ones of `TimeStep`, as for `transition`.
     """
-    return TimeStep(2, reward, 1.0, observation, prev_action, env_id, (), env_info)
+    return TimeStep(2, reward, 1.0, observation, **fields)
 
 
 def check_time_step(time_step: TimeStep) -> None:

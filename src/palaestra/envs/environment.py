@@ -17,7 +17,7 @@ import torch
 from palaestra.core import BoundedSpec, DiscreteSpec, EnvError, SpecError, SpecTree, TensorSpec, TimeStep
 from palaestra.envs.episodes import EpisodeLog, LaneEpisode, digest, lane_seeds_of
 from palaestra.envs.faults import Fault, Incident, failure_of
-from palaestra.envs.nest import copied, flatten, leaf_dtypes, problem, unflatten, unstacked, zeros
+from palaestra.envs.nest import copied, leaf_arrays, problem, unflatten, unstacked, zeros
 from palaestra.envs.rows import Specs
 
 __all__ = ["Environment", "EnvironmentWrapper", "SingleEnvironment"]
@@ -350,8 +350,7 @@ class SingleEnvironment(_Specified):
 
     def _drive(self, log: EpisodeLog, action: Any) -> TimeStep:
         spec = self.action_spec
-        leaves = zip(flatten(action, spec), leaf_dtypes(spec), strict=True)
-        rows = [np.array(leaf, dtype)[None] for leaf, dtype in leaves]  # the environment may change them
+        rows = [array[None] for array in leaf_arrays(action, spec)]  # the environment may change them
         action = copied(action)  # and the caller what was given
         seeds = log.send(rows)
         try:
@@ -366,11 +365,9 @@ class SingleEnvironment(_Specified):
         spec = self.observation_spec
         if wrong := problem(time_step.observation, spec):
             raise SpecError(f"the observation has {wrong}")
-        leaves = zip(flatten(time_step.observation, spec), leaf_dtypes(spec), strict=True)
-        copies = [np.array(leaf, dtype) for leaf, dtype in leaves]
         log.due = [0] if time_step.step_type == 2 else []
         self._latest = time_step._replace(
-            observation=unflatten(iter(copies), spec),
+            observation=unflatten(iter(leaf_arrays(time_step.observation, spec)), spec),
             prev_action=action,
             env_id=self.env_id,
             untransformed=copied(time_step.untransformed),

@@ -6,7 +6,7 @@ them through the whole stack of layers gives the same environment, and the diges
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from palaestra.core import EnvError, SpecError, SpecTree, episode_seed, spec_leaves
 from palaestra.envs.nest import flatten, leaf_dtypes, unflatten
 
-__all__ = ["NEVER", "EpisodeLog", "LaneEpisode", "StepLimits", "digest", "lane_seeds_of"]
+__all__ = ["NEVER", "EpisodeLog", "LaneEpisode", "StepLimits", "digest", "lane_seeds_of", "saved_seeds"]
 
 NEVER = sys.maxsize >> 1
 """A number of steps that no episode reaches."""
@@ -206,19 +206,15 @@ class EpisodeLog:
         missing = [name for name in ("lane_seed", "episode", "steps", "digest", *names) if name not in state]
         if missing:
             raise EnvError(f"the saved environment state lacks {missing}; it has {sorted(state)}")
-        seeds, numbers, steps = (np.asarray(state[name]) for name in ("lane_seed", "episode", "steps"))
-        if len(seeds) != len(self.lane_seeds):
-            raise EnvError(
-                f"the saved state is of {len(seeds)} environments and this has {len(self.lane_seeds)}; "
-                "resume with the same number"
-            )
+        seeds = saved_seeds(state, len(self.lane_seeds))
+        numbers, steps = np.asarray(state["episode"]), np.asarray(state["steps"])
         digests = state["digest"].split(" ")
         leaves = [np.asarray(state[name]) for name in names]
         episodes: list[LaneEpisode] = []
         for lane, end in enumerate(np.cumsum(steps).tolist()):
             rows = range(end - steps[lane], end)
             actions = [unflatten((leaf[row] for leaf in leaves), self._spec) for row in rows]
-            episodes.append(LaneEpisode(int(seeds[lane]), int(numbers[lane]), actions, digests[lane]))
+            episodes.append(LaneEpisode(seeds[lane], int(numbers[lane]), actions, digests[lane]))
         return episodes
 
     def _empty(self, capacity: int) -> list[np.ndarray]:
@@ -291,6 +287,24 @@ def lane_seeds_of(lane_seeds: Sequence[int] | None, count: int) -> list[int]:
     if len(lane_seeds) != count or len(set(lane_seeds)) != count:
         raise SpecError(f"{count} environments were given the lane seeds {list(lane_seeds)}; each needs one of its own")
     return [int(seed) for seed in lane_seeds]
+
+
+def saved_seeds(state: Mapping[str, Any], count: int) -> list[int]:
+    """The lane seeds of a saved state.
+
+    Args:
+        state: of a batched environment.
+        count: number of environments that it is for.
+
+    Raises:
+        EnvError: it is of another number.
+    """
+    seeds = [int(seed) for seed in state["lane_seed"]]
+    if len(seeds) != count:
+        raise EnvError(
+            f"the saved state is of {len(seeds)} environments and this has {count}; resume with the same number"
+        )
+    return seeds
 
 
 def digest(observation: Any, observation_spec: SpecTree) -> str:

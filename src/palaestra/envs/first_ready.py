@@ -10,6 +10,7 @@ import torch
 
 from palaestra.core import Batch, ConfigError, EnvError, SpecError, TimeStep
 from palaestra.envs.environment import Environment, HasSpecs
+from palaestra.envs.episodes import saved_seeds
 from palaestra.envs.faults import Fault
 from palaestra.envs.lane_environment import LaneEnvironment
 
@@ -145,8 +146,7 @@ class FirstReadyEnvironment(HasSpecs, Environment):
         Raises:
             EnvError: it is of another number of environments.
         """
-        if len(state["lane_seed"]) != self.batch_size:
-            raise EnvError(f"the saved state is of {len(state['lane_seed'])} environments; this has {self.batch_size}")
+        saved_seeds(state, self.batch_size)
         self._waiting, self._latest = [], list(range(len(self.groups)))
         for group, lanes in zip(self.groups, self._lanes, strict=True):
             group.load_lane_state({key: np.asarray(state[key])[lanes.numpy()] for key in ("lane_seed", "episode")})

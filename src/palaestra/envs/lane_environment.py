@@ -18,7 +18,7 @@ from palaestra.envs.environment import Environment, HasSpecs
 from palaestra.envs.episodes import EpisodeLog, LaneEpisode, lane_seeds_of
 from palaestra.envs.faults import Fault, Incident, RestartBudget
 from palaestra.envs.nest import neutral_rows, to_batched
-from palaestra.envs.rows import Rows
+from palaestra.envs.rows import Rows, put
 
 __all__ = ["LaneEnvironment"]
 
@@ -271,8 +271,7 @@ class LaneEnvironment(HasSpecs, Environment):
         observations, lost = restarted
         for lane, leaves in observations.items():
             rows.make_first(lane)
-            for array, leaf in zip(rows.observation, leaves, strict=True):
-                array[lane] = leaf
+            put(rows.observation, lane, leaves)
         names = [layer.partition(":")[2] for layer in lost]
         if names and not self._said_lost:
             self._said_lost = True

@@ -13,7 +13,7 @@ from palaestra.core.seeding import episode_seed
 from palaestra.core.spec import spec_leaves
 from palaestra.envs.boundary import ActionReader, Boundary, batched_time_step, require_all
 from palaestra.envs.environment import Environment, HasSpecs
-from palaestra.envs.episodes import lane_seeds_of
+from palaestra.envs.episodes import lane_seeds_of, saved_seeds
 from palaestra.envs.faults import describe
 from palaestra.envs.nest import fits, flatten, leaf_dtypes, to_batched, unflatten
 from palaestra.envs.rows import Rows, Specs
@@ -196,10 +196,7 @@ class NativeVectorEnvironment(HasSpecs, Environment):
         Raises:
             EnvError: it is of another number of environments.
         """
-        seeds = np.asarray(state["lane_seed"])
-        if len(seeds) != self.batch_size:
-            raise EnvError(f"the saved state is of {len(seeds)} environments and this has {self.batch_size}")
-        self._seeds, self._resets = [int(seed) for seed in seeds], int(state["resets"])
+        self._seeds, self._resets = saved_seeds(state, self.batch_size), int(state["resets"])
         self._sent, self._reader.mask, self._running = None, None, False
 
     def lane_state(self) -> dict[str, np.ndarray]:

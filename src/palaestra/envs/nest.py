@@ -1,7 +1,6 @@
 """Nested observations and actions: flat lists of leaf arrays, in the order of the spec."""
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,14 +10,12 @@ import torch
 
 from palaestra.core import Batch, SpecError, SpecTree, TensorSpec, numpy_dtype, spec_leaves
 
-# Asking torch for a dtype's numpy name allocates a tensor.
-_dtype = functools.cache(numpy_dtype)
-
 __all__ = [
     "batched_spec",
     "copied",
     "fits",
     "flatten",
+    "leaf_arrays",
     "leaf_dtypes",
     "neutral",
     "neutral_rows",
@@ -60,7 +57,7 @@ def leaf_dtypes(spec: SpecTree) -> list[np.dtype]:
     Args:
         spec: the tree.
     """
-    return [_dtype(leaf.dtype) for leaf in spec_leaves(spec).values()]
+    return [numpy_dtype(leaf.dtype) for leaf in spec_leaves(spec).values()]
 
 
 def flatten(value: Any, spec: SpecTree) -> list[Any]:
@@ -79,6 +76,16 @@ def flatten(value: Any, spec: SpecTree) -> list[Any]:
     for key, child in _children(spec):
         out += flatten(_get(value, key), child)
     return out
+
+
+def leaf_arrays(value: Any, spec: SpecTree) -> list[np.ndarray]:
+    """Copies of the leaves, cast to the spec's dtypes.
+
+    Args:
+        value: as for `flatten`.
+        spec: the tree.
+    """
+    return [np.array(leaf, dtype) for leaf, dtype in zip(flatten(value, spec), leaf_dtypes(spec), strict=True)]
 
 
 def unflatten(leaves: Iterator[Any], spec: SpecTree) -> Any:
@@ -123,7 +130,7 @@ def zeros(spec: SpecTree) -> Any:
     Args:
         spec: the tree.
     """
-    leaves = [np.zeros(leaf.shape, _dtype(leaf.dtype))[()] for leaf in spec_leaves(spec).values()]
+    leaves = [np.zeros(leaf.shape, numpy_dtype(leaf.dtype))[()] for leaf in spec_leaves(spec).values()]
     return unflatten(iter(leaves), spec)
 
 
@@ -145,10 +152,10 @@ def neutral_rows(spec: SpecTree, batch_size: int) -> list[np.ndarray]:
     """
     arrays: list[np.ndarray] = []
     for path, leaf in spec_leaves(spec).items():
-        value = np.zeros((batch_size, *leaf.shape), _dtype(leaf.dtype))
+        value = np.zeros((batch_size, *leaf.shape), numpy_dtype(leaf.dtype))
         if leaf.bounds is not None:
             value = np.clip(value, *leaf.bounds)
-        arrays.append((value + (path == "action_mask")).astype(_dtype(leaf.dtype)))
+        arrays.append((value + (path == "action_mask")).astype(numpy_dtype(leaf.dtype)))
     return arrays
 
 
@@ -159,7 +166,7 @@ def problem(value: Any, spec: SpecTree) -> str | None:
         value: from one bare environment.
         spec: what it should look like.
     """
-    if isinstance(value, np.ndarray) and isinstance(spec, TensorSpec) and value.dtype == _dtype(spec.dtype):
+    if isinstance(value, np.ndarray) and isinstance(spec, TensorSpec) and value.dtype == numpy_dtype(spec.dtype):
         return None if value.shape == spec.shape else f"shape {value.shape}, expected {spec.shape}"
     try:
         leaves = flatten(value, spec)
@@ -173,7 +180,7 @@ def problem(value: Any, spec: SpecTree) -> str | None:
         where = f"at {path!r}: " if path else ""
         if array.shape != leaf.shape:
             return f"{where}shape {array.shape}, expected {leaf.shape}"
-        dtype = _dtype(leaf.dtype)
+        dtype = numpy_dtype(leaf.dtype)
         if not fits(array, dtype):
             return f"{where}dtype {array.dtype}, expected {dtype}"
     return None

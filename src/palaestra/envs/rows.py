@@ -10,7 +10,7 @@ import torch
 from palaestra.core import Batch, SpecError, SpecTree, TensorSpec
 from palaestra.envs.nest import batched_spec, problem
 
-__all__ = ["Infos", "Rows", "Specs", "batched_info", "numeric_infos", "stacked", "unreadable"]
+__all__ = ["Infos", "Rows", "Specs", "batched_info", "numeric_infos", "put", "stacked", "unreadable"]
 
 Infos = dict[int, dict[str, float]]
 """Numeric info entries by lane; lanes without any are left out."""
@@ -137,6 +137,18 @@ def _numbers(info: Any, prefix: str, out: dict[str, float]) -> None:
             _numbers(value, f"{prefix}{key}/", out)
         elif isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind in "fiub":
             out[f"{prefix}{key}"] = float(value)
+
+
+def put(arrays: Sequence[np.ndarray], lane: int, leaves: Iterable[Any]) -> None:
+    """Writes the leaves of one lane into its row.
+
+    Args:
+        arrays: one array [B, ...] for every leaf.
+        lane: which row.
+        leaves: of that lane.
+    """
+    for array, leaf in zip(arrays, leaves, strict=True):
+        array[lane] = leaf
 
 
 def stacked(column: Sequence[Any]) -> np.ndarray:

@@ -19,8 +19,8 @@ from palaestra.envs.environment import SingleEnvironment, common_specs, remake
 from palaestra.envs.episodes import NEVER, LaneEpisode, StepLimits
 from palaestra.envs.faults import Failure, FaultPolicy, Incident, failure_of
 from palaestra.envs.gym_environment import GymEnvironment, end_of
-from palaestra.envs.nest import fits, flatten, leaf_dtypes, neutral_rows, problem, unflatten, zeros
-from palaestra.envs.rows import Infos, Rows, batched_info, numeric_infos, stacked, unreadable
+from palaestra.envs.nest import fits, flatten, leaf_arrays, leaf_dtypes, neutral_rows, problem, unflatten, zeros
+from palaestra.envs.rows import Infos, Rows, batched_info, numeric_infos, put, stacked, unreadable
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 
 __all__ = ["SerialDriver"]
@@ -139,8 +139,7 @@ class SerialDriver(Driver):
                 self._limits.begin(lane, len(episode.actions))
             latest.append(None if time_step is None else time_step.observation)
             if time_step is not None:
-                for shown, leaf in zip(self._shown, flatten(latest[lane], self.specs.observation), strict=True):
-                    shown[lane] = leaf
+                put(self._shown, lane, flatten(time_step.observation, self.specs.observation))
         self._latest = latest
         return self.over
 
@@ -224,13 +223,11 @@ class SerialDriver(Driver):
                 return Failure(lane, "malformed", "emitted another observation", f"it has {wrong}")
         except (Exception, SystemExit) as error:
             return failure_of(lane, error)
-        leaves = flatten(observation, self.specs.observation)
-        arrays = [np.array(leaf, dtype) for leaf, dtype in zip(leaves, self._dtypes, strict=True)]
+        arrays = leaf_arrays(observation, self.specs.observation)
         for array in arrays:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 return Failure(lane, "non-finite", "emitted NaN or infinity", "look at the environment's reset")
-        for shown, array in zip(self._shown, arrays, strict=True):
-            shown[lane] = array
+        put(self._shown, lane, arrays)
         self._latest = [observation if number == lane else latest for number, latest in enumerate(self._latest)]
         return arrays
 
@@ -328,8 +325,7 @@ class SerialDriver(Driver):
             rows.make_first(lane)
             shown = self._stand_in(lane)
             observation = seen[lane] = shown[0] if self._all_direct else shown.observation
-            for array, leaf in zip(rows.observation, flatten(observation, self.specs.observation), strict=True):
-                array[lane] = leaf
+            put(rows.observation, lane, flatten(observation, self.specs.observation))
         self.over = [lane for lane in self.over if lane not in lanes]
         return seen
 

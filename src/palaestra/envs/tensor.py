@@ -10,7 +10,7 @@ import torch
 from palaestra.core import ConfigError, EnvError, ShapeError, SpecError, TensorSpec, TimeStep
 from palaestra.envs.boundary import outside, require_all, tolerant_bounds
 from palaestra.envs.environment import Environment
-from palaestra.envs.episodes import lane_seeds_of
+from palaestra.envs.episodes import lane_seeds_of, saved_seeds
 from palaestra.envs.nest import neutral_rows
 
 __all__ = ["TensorEnvironment"]
@@ -198,10 +198,7 @@ class TensorEnvironment(Environment):
         Raises:
             EnvError: it is of another number of environments.
         """
-        seeds = np.asarray(state["lane_seed"])
-        if len(seeds) != self.batch_size:
-            raise EnvError(f"the saved state is of {len(seeds)} environments and this has {self.batch_size}")
-        self._seeds = [int(seed) for seed in seeds]
+        self._seeds = saved_seeds(state, self.batch_size)
         self._keys = self._keys_of(self._seeds)
         self._progress = _Progress(*(self._tensor(state[name]) for name in _Progress._fields))
         self._state = {name: self._tensor(state[f"state.{name}"]) for name in self._state}
@@ -219,7 +216,7 @@ class TensorEnvironment(Environment):
         Args:
             state: from `lane_state`.
         """
-        self._seeds = [int(seed) for seed in state["lane_seed"]]
+        self._seeds = saved_seeds(state, self.batch_size)
         self._keys = self._keys_of(self._seeds)
         self._progress = self._before_the_first()._replace(episode=self._tensor(state["episode"]))
         self._result = None

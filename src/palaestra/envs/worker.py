@@ -14,7 +14,7 @@ from palaestra.core import SpecTree, spec_leaves
 from palaestra.envs.environment import SingleEnvironment, common_specs
 from palaestra.envs.faults import Failure, FaultPolicy, Incident, failure_of
 from palaestra.envs.nest import leaf_dtypes
-from palaestra.envs.rows import Infos, Rows, Specs
+from palaestra.envs.rows import Infos, Rows, Specs, put
 from palaestra.envs.serial import SerialDriver
 from palaestra.runtime import SharedArrays, SupervisedProcess, WorkerDiedError, WorkerTimeoutError
 from palaestra.runtime.supervision import spin_acquire
@@ -153,11 +153,7 @@ class Seat:
         assert self._shared is not None
         self._shared["command"][self.number], self._shared["status"][self.number] = MESSAGE, BUSY
         self.go.release()  # before the message: a pipe holds only so much, and the worker has to read it meanwhile
-        try:
-            self.process.send(message, deadline)
-        except (WorkerDiedError, WorkerTimeoutError) as error:
-            return self._lost(error)
-        return None
+        return self._of_process(self.process.send, message, deadline)
 
     def wait(self, deadline: float) -> Incident | None:
         """Waits until the worker has done what it was told.
@@ -165,11 +161,7 @@ class Seat:
         Args:
             deadline: in `time.monotonic()` seconds.
         """
-        try:
-            self.process.acquire(self.done, deadline)
-        except (WorkerDiedError, WorkerTimeoutError) as error:
-            return self._lost(error)
-        return None
+        return self._of_process(self.process.acquire, self.done, deadline)
 
     def hear(self, deadline: float) -> Any:
         """Reads the worker's next message.
@@ -177,10 +169,7 @@ class Seat:
         Args:
             deadline: in `time.monotonic()` seconds.
         """
-        try:
-            return self.process.receive(deadline)
-        except (WorkerDiedError, WorkerTimeoutError) as error:
-            return self._lost(error)
+        return self._of_process(self.process.receive, deadline)
 
     def answer(self, deadline: float) -> Any:
         """Waits for the answer to a message; one that failed is an incident.
@@ -192,6 +181,13 @@ class Seat:
         if isinstance(answer, Failure):
             return Incident(answer._replace(lane=self.lanes.start + answer.lane))
         return answer
+
+    def _of_process(self, call: Callable[..., Any], *args: Any) -> Any:
+        """What a method of the process returns; an incident if that is gone or silent."""
+        try:
+            return call(*args)
+        except (WorkerDiedError, WorkerTimeoutError) as error:
+            return self._lost(error)
 
     def _lost(self, error: WorkerDiedError | WorkerTimeoutError) -> Incident:
         """The worker is gone or silent: makes sure that it has ended, and says what it was doing."""
@@ -328,8 +324,7 @@ class _Worker:
             return answer
         observations, lost = answer
         for lane, leaves in observations.items():
-            for array, leaf in zip(self._view.rows.observation, leaves, strict=True):
-                array[lane] = leaf
+            put(self._view.rows.observation, lane, leaves)
         return lost
 
 
