@@ -121,5 +121,5 @@ def test_many_records_are_settled_on_the_way(count):
     averages = Averages()
     for _ in range(count):
         averages.add([{"a": torch.tensor(0.5)}])
-    assert len(averages._pending) < 32
+    assert len(averages._waiting.get("a", [])) < 32
     assert averages.take() == {"a": 0.5}

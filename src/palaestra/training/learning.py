@@ -16,8 +16,8 @@ from palaestra.training.parts import DataCollector, PolicyManager, SelfPaced, pa
 
 __all__ = ["Averages"]
 
-# Records that wait at most. Every metric is a small tensor of its own: thousands of them, kept alive between the large
-# ones of the gradient steps that made them, split the heap until each step needs fresh pages for its activations.
+# Values of a metric that wait at most. Every value is a small tensor of its own: thousands of them, kept alive between
+# the large ones of the gradient steps that made them, split the heap until each step needs fresh pages.
 _MOST_WAITING = 32
 
 
@@ -34,7 +34,7 @@ class Averages:
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
-        self._pending: list[Mapping[str, Tensor]] = []
+        self._waiting: dict[str, list[Tensor]] = {}
 
     def add(self, records: Iterable[Mapping[str, Tensor]]) -> None:
         """Takes records; they are added up when there are some dozens.
@@ -42,8 +42,10 @@ class Averages:
         Args:
             records: 0-dim tensors by name.
         """
-        self._pending += records
-        if len(self._pending) >= _MOST_WAITING:
+        for record in records:
+            for name, value in record.items():
+                self._waiting.setdefault(name, []).append(value)
+        if any(len(values) >= _MOST_WAITING for values in self._waiting.values()):
             self._settle()
 
     def take(self) -> dict[str, float]:
@@ -54,17 +56,13 @@ class Averages:
         return means
 
     def _settle(self) -> None:
-        columns: dict[str, list[Tensor]] = {}
-        for record in self._pending:
-            for name, value in record.items():
-                columns.setdefault(name, []).append(value)
-        for name, values in columns.items():
+        for name, values in self._waiting.items():
             total = self._sums.get(name, 0.0)
             for value in torch.stack(values).tolist():
                 total += value
             self._sums[name] = total
             self._counts[name] = self._counts.get(name, 0) + len(values)
-        self._pending = []
+        self._waiting = {}
 
     def state(self) -> dict[str, Any]:
         """Sums and counts, as JSON values."""
@@ -77,59 +75,72 @@ class Averages:
         Args:
             state: from `state`.
         """
-        self._sums, self._counts, self._pending = dict(state["sums"]), dict(state["counts"]), []
+        self._sums, self._counts, self._waiting = dict(state["sums"]), dict(state["counts"]), {}
 
 
 _log = logging.getLogger(__name__)
 _MAX_DUMPS = 3
 
 
-class SkippedUpdates:
-    """Counts updates in a row that were not applied, and writes what they were made of.
+class PolicyRecord:
+    """Counts what one policy learned, and the updates that were not applied; writes what these were made of.
 
     Args:
-        most: how many in a row are survived.
+        algorithm: of the policy.
+        most_skipped: updates in a row that may be skipped.
         directory: where to write `non_finite_<gradient steps>/`; `None` writes nothing.
     """
 
-    def __init__(self, most: int, directory: Path | None) -> None:
-        self._most, self._directory = most, directory
-        self.in_a_row = 0
+    def __init__(self, algorithm: Algorithm[Any], most_skipped: int, directory: Path | None) -> None:
+        self._algorithm, self._most_skipped, self._directory = algorithm, most_skipped, directory
+        self.averages = Averages()
+        self.rows_trained = 0
+        self.skipped_in_a_row = 0
         """Since the last update that was applied."""
-        self.total = 0
+        self.skipped = 0
         """Of the run."""
 
-    def skip(self, error: NonFiniteError, algorithm: Algorithm[Any], env_steps: int) -> None:
+    def add(self, update: UpdateInfo) -> None:
+        """An update was applied.
+
+        Args:
+            update: what it did.
+        """
+        self.skipped_in_a_row = 0
+        self.averages.add(update.records)
+        self.rows_trained += update.rows_trained
+
+    def skip(self, error: NonFiniteError, env_steps: int) -> None:
         """An update was not applied.
 
         Args:
             error: that says why; its `batch` is kept.
-            algorithm: with the parameters as they were before.
             env_steps: when.
 
         Raises:
             NonFiniteError: there were too many in a row.
         """
-        self.in_a_row += 1
-        self.total += 1
-        kept = self._dump(error, algorithm, env_steps) if self.total <= _MAX_DUMPS else None
-        where = f"; the batch and the parameters are in {kept}" if kept else ""
-        if self.in_a_row > self._most:
+        self.skipped_in_a_row += 1
+        self.skipped += 1
+        kept = self._dump(error, env_steps) if self.skipped <= _MAX_DUMPS else None
+        text = f"{error}; the batch and the parameters are in {kept}" if kept else f"{error}"
+        if self.skipped_in_a_row > self._most_skipped:
             raise NonFiniteError(
-                f"{error}{where}. {self.in_a_row} update(s) in a row were not finite and "
-                f"trainer.max_skipped_updates is {self._most}"
+                f"{text}. {self.skipped_in_a_row} update(s) in a row were not finite and "
+                f"trainer.max_skipped_updates is {self._most_skipped}"
             ) from error
-        _log.warning("an update was skipped (%d in a row of at most %d): %s%s", self.in_a_row, self._most, error, where)
+        in_a_row = self.skipped_in_a_row
+        _log.warning("an update was skipped (%d in a row of at most %d): %s", in_a_row, self._most_skipped, text)
 
-    def _dump(self, error: NonFiniteError, algorithm: Algorithm[Any], env_steps: int) -> Path | None:
+    def _dump(self, error: NonFiniteError, env_steps: int) -> Path | None:
+        algorithm = self._algorithm
         if self._directory is None:
             return None
         path = self._directory / f"non_finite_{algorithm.num_gradient_steps:010d}"
         try:
             path.mkdir(parents=True, exist_ok=True)
             values: dict[str, Any] = {}
-            parts = {"algorithm": algorithm.state_tensors(), "batch": error.batch}
-            for name, part in parts.items():
+            for name, part in {"algorithm": algorithm.state_tensors(), "batch": error.batch}.items():
                 values[name], tensors = split_state(part)
                 save_tensors(path / f"{name}.safetensors", tensors)
             fault = {
@@ -144,6 +155,21 @@ class SkippedUpdates:
             _log.warning("the batch of a non-finite update cannot be kept in %s: %s", path, failure)
             return None
         return path
+
+    def state(self) -> dict[str, Any]:
+        """Counts and averages, as JSON values."""
+        skipped = [self.skipped_in_a_row, self.skipped]
+        return {"averages": self.averages.state(), "rows_trained": self.rows_trained, "skipped": skipped}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `state` gave.
+
+        Args:
+            state: from `state`.
+        """
+        self.averages.load_state(state["averages"])
+        self.rows_trained = state["rows_trained"]
+        self.skipped_in_a_row, self.skipped = state["skipped"]
 
 
 class LearningRecord:
@@ -163,12 +189,10 @@ class LearningRecord:
         self.self_paced = isinstance(manager, SelfPaced)
         self.unroll_length = manager.unroll_length if isinstance(manager, SelfPaced) else _unroll_length(algorithms)
         """Time steps from every environment in a training iteration."""
-        self._skipped = {
-            name: SkippedUpdates(max_skipped, None if faults is None else faults / ("" if name == POLICY else name))
-            for name in algorithms
+        self._records = {
+            name: PolicyRecord(one, max_skipped, None if faults is None else faults / ("" if name == POLICY else name))
+            for name, one in algorithms.items()
         }
-        self._averages = {name: Averages() for name in algorithms}
-        self._rows_trained = dict.fromkeys(algorithms, 0)
         self._warm_ups = {
             name: getattr(algorithm.plan, "learning_starts", 0)
             for name, algorithm in algorithms.items()
@@ -221,12 +245,10 @@ class LearningRecord:
         learned: dict[str, UpdateInfo] = {}
         for name, result in results.items():
             if isinstance(result, NonFiniteError):
-                self._skipped[name].skip(result, self._algorithms[name], env_steps)
-                continue
-            self._skipped[name].in_a_row = 0
-            self._averages[name].add(result.records)
-            self._rows_trained[name] += result.rows_trained
-            learned[name] = result
+                self._records[name].skip(result, env_steps)
+            else:
+                self._records[name].add(result)
+                learned[name] = result
         return learned
 
     def metrics(self) -> dict[str, float]:
@@ -235,24 +257,17 @@ class LearningRecord:
         row: dict[str, float] = {
             "policy_version": max(algorithm.policy_version for algorithm in algorithms),
             "gradient_steps": sum(algorithm.num_gradient_steps for algorithm in algorithms),
-            "rows_trained": sum(self._rows_trained.values()),
-            "updates_skipped": sum(skipped.total for skipped in self._skipped.values()),
+            "rows_trained": sum(record.rows_trained for record in self._records.values()),
+            "updates_skipped": sum(record.skipped for record in self._records.values()),
         }
-        for policy, averages in self._averages.items():
+        for policy, record in self._records.items():
             prefix = part_name("learning", policy, "/")
-            row |= {f"{prefix}/{name}": value for name, value in averages.take().items()}
+            row |= {f"{prefix}/{name}": value for name, value in record.averages.take().items()}
         return row
 
     def state(self) -> dict[str, Any]:
         """Counts and averages by policy, as JSON values."""
-        return {
-            name: {
-                "averages": self._averages[name].state(),
-                "rows_trained": self._rows_trained[name],
-                "skipped": [self._skipped[name].in_a_row, self._skipped[name].total],
-            }
-            for name in self._averages
-        }
+        return {name: record.state() for name, record in self._records.items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state` gave.
@@ -261,9 +276,7 @@ class LearningRecord:
             state: of a run with the same policies.
         """
         for name, saved in state.items():
-            self._averages[name].load_state(saved["averages"])
-            self._rows_trained[name] = saved["rows_trained"]
-            self._skipped[name].in_a_row, self._skipped[name].total = saved["skipped"]
+            self._records[name].load_state(saved)
 
 
 def _unroll_length(algorithms: Mapping[str, Algorithm[Any]]) -> float:

@@ -24,7 +24,6 @@ class Logger(Protocol):
             position: `metrics` rows and `episodes` already logged and `env_steps` taken; whatever lies beyond (from a
                 process that was killed after its last checkpoint) is to be discarded.
         """
-        ...
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """One row of metrics.
@@ -32,7 +31,6 @@ class Logger(Protocol):
         Args:
             row: numbers by name, and a `Histogram` where one was asked for; `env_steps` is the x axis.
         """
-        ...
 
     def episodes(self, env_steps: int, episodes: Sequence[Episode]) -> None:
         """Training episodes that ended.
@@ -41,11 +39,9 @@ class Logger(Protocol):
             env_steps: when they were reported.
             episodes: in the order in which they ended.
         """
-        ...
 
     def close(self) -> None:
         """The run ends."""
-        ...
 
 
 class FileLogger:

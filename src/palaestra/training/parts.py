@@ -32,7 +32,6 @@ class Source(DataSource, Protocol):
 
     def load_state_tensors(self, tensors: Mapping[str, Any]) -> None:
         """Puts back what `state_tensors` gave."""
-        ...
 
 
 class DataCollector(Protocol):
@@ -71,7 +70,6 @@ class DataCollector(Protocol):
 
     def pause(self) -> None:
         """Ends a running unroll as soon as it can; called in a signal handler."""
-        ...
 
     def drain(self) -> list[Episode]:
         """Episodes that have ended and were not reported yet."""
@@ -83,7 +81,6 @@ class DataCollector(Protocol):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint."""
-        ...
 
 
 @runtime_checkable
@@ -130,7 +127,6 @@ class PolicyManager(Protocol):
 
     def close(self) -> None:
         """Ends whatever runs elsewhere."""
-        ...
 
 
 class GradientSteps(Protocol):
@@ -142,7 +138,6 @@ class GradientSteps(Protocol):
 
     def close(self) -> None:
         """Ends whatever runs elsewhere."""
-        ...
 
 
 @runtime_checkable
@@ -189,10 +184,8 @@ class SimplePolicyManager(PolicyManager):
         results: dict[str, UpdateInfo | NonFiniteError] = {}
         for name, source in sources.items():
             try:
-                if self._workers is None:
-                    results[name] = self._algorithms[name].update(source)
-                else:
-                    results[name] = self._workers.update(name, source)
+                workers, algorithm = self._workers, self._algorithms[name]
+                results[name] = algorithm.update(source) if workers is None else workers.update(name, source)
             except NonFiniteError as error:
                 results[name] = error
         return results

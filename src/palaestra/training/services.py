@@ -136,13 +136,37 @@ class NetworkLogger(ABC):
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 
-class WandbLogger(NetworkLogger):
-    """Sends metrics to Weights & Biases; a run that is resumed goes on there as well.
+class _RunLogger(NetworkLogger):
+    """A service whose package has `init`, which gives a run with `log` and `finish`.
+
+    Args:
+        package: see `NetworkLogger`; its extra has the same name.
+        directory: of the run; its name is the run's name.
+        options: of `init`.
+    """
+
+    def __init__(self, package: str, directory: Path, **options: Any) -> None:
+        super().__init__(package, package)
+        self._options = {"name": directory.name, "resume": "allow", **options}
+        self._run: Any = None
+
+    def open(self, position: Mapping[str, int]) -> None:
+        """See `NetworkLogger.open`."""
+        self._run = self.package.init(**self._options)
+
+    def end(self) -> None:
+        """See `NetworkLogger.end`."""
+        if self._run is not None:
+            self._run.finish()
+
+
+class WandbLogger(_RunLogger):
+    """Sends metrics to Weights & Biases; a run that is resumed continues there as well.
 
     Args:
         project: at the service.
         directory: of the run; its name is the run's name.
-        config: settings to show beside the run.
+        config: settings to show with the run.
         mode: `"offline"` writes files that `wandb sync` sends later.
 
     Raises:
@@ -157,22 +181,10 @@ class WandbLogger(NetworkLogger):
         config: Mapping[str, Any] | None = None,
         mode: Literal["online", "offline"] = "online",
     ) -> None:
-        super().__init__("wandb", "wandb")
-        self._project, self._directory, self._config = project, Path(directory).absolute(), dict(config or {})
-        self._mode = mode
-        self._run: Any = None
-
-    def open(self, position: Mapping[str, int]) -> None:
-        """See `NetworkLogger.open`."""
-        self._run = self.package.init(
-            project=self._project,
-            name=self._directory.name,
-            id=hashlib.sha256(str(self._directory).encode()).hexdigest()[:16],
-            resume="allow",
-            dir=str(self._directory),
-            config=self._config,
-            mode=self._mode,
-        )
+        folder = Path(directory).absolute()
+        identity = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+        options = {"config": dict(config or {}), "mode": mode, "id": identity, "dir": str(folder)}
+        super().__init__("wandb", folder, project=project, **options)
 
     def send(self, row: Mapping[str, Any], env_steps: int) -> None:
         """See `NetworkLogger.send`."""
@@ -183,11 +195,6 @@ class WandbLogger(NetworkLogger):
             for name, value in row.items()
         }
         self._run.log(values, step=env_steps)
-
-    def end(self) -> None:
-        """See `NetworkLogger.end`."""
-        if self._run is not None:
-            self._run.finish()
 
 
 class MLflowLogger(NetworkLogger):
@@ -245,13 +252,13 @@ class MLflowLogger(NetworkLogger):
             self._client.set_terminated(self._run_id)
 
 
-class TrackioLogger(NetworkLogger):
+class TrackioLogger(_RunLogger):
     """Sends metrics to Trackio, which keeps them on this machine or in a Space.
 
     Args:
         project: of the run.
         directory: of the run; its name is the run's name.
-        config: settings to show beside the run.
+        config: settings to show with the run.
         space_id: where to show it, `"user/space"`; `None` is on this machine.
 
     Raises:
@@ -266,23 +273,10 @@ class TrackioLogger(NetworkLogger):
         config: Mapping[str, Any] | None = None,
         space_id: str | None = None,
     ) -> None:
-        super().__init__("trackio", "trackio")
-        self._project, self._name, self._config = project, Path(directory).absolute().name, dict(config or {})
-        self._space_id = space_id
-        self._run: Any = None
-
-    def open(self, position: Mapping[str, int]) -> None:
-        """See `NetworkLogger.open`."""
-        self._run = self.package.init(
-            project=self._project, name=self._name, config=self._config, space_id=self._space_id, resume="allow"
-        )
+        options = {"config": dict(config or {}), "space_id": space_id}
+        super().__init__("trackio", Path(directory).absolute(), project=project, **options)
 
     def send(self, row: Mapping[str, Any], env_steps: int) -> None:
         """See `NetworkLogger.send`."""
         values = {name: value for name, value in row.items() if not isinstance(value, Histogram)}
         self._run.log(values, step=env_steps)
-
-    def end(self) -> None:
-        """See `NetworkLogger.end`."""
-        if self._run is not None:
-            self._run.finish()

@@ -76,6 +76,8 @@ class Trainer:
         self.collector, self.config = collector, config or TrainerConfig()
         self.learner = SimplePolicyManager({POLICY: learner}) if isinstance(learner, Algorithm) else learner
         """Where the policies learn."""
+        self.algorithms: Mapping[str, Algorithm[Any]] = self.learner.algorithms
+        """What learns, by policy name."""
         self.callbacks: list[Callback] = list(callbacks)
         self.metrics: list[Metric] = default_metrics()
         """What rows of metrics say about episodes; append your own."""
@@ -90,14 +92,10 @@ class Trainer:
         self._evaluated_s = time.monotonic()
         self._evaluation: Evaluation | None = None
         self._evaluation_broken_off = False
-        self._best: float | None = None
+        self.best_return: float | None = None
+        """The best mean return of all evaluations so far."""
         self._saved_step, self._failed_saves = -1, 0
         self._finished, self._stop_reason = False, ""
-
-    @property
-    def algorithms(self) -> Mapping[str, Algorithm[Any]]:
-        """What learns, by policy name."""
-        return self.learner.algorithms
 
     @property
     def algorithm(self) -> Algorithm[Any]:
@@ -109,11 +107,6 @@ class Trainer:
         if len(self.algorithms) > 1:
             raise ConfigError(f"this run has several policies ({', '.join(self.algorithms)}); use `algorithms`")
         return next(iter(self.algorithms.values()))
-
-    @property
-    def best_return(self) -> float | None:
-        """The best mean return of all evaluations so far."""
-        return self._best
 
     # -- the loop
 
@@ -155,7 +148,7 @@ class Trainer:
         status = "interrupted" if stop.received is not None else "done" if self._used_up() else "stopped"
         train_s, reason = self._time.train_s, self._stop_reason if status == "stopped" else ""
         return TrainResult(
-            status, stop.exit_code, self.collector.env_steps, train_s, self._evaluation, self._best, reason
+            status, stop.exit_code, self.collector.env_steps, train_s, self._evaluation, self.best_return, reason
         )
 
     def train_iter(self) -> None:
@@ -265,15 +258,15 @@ class Trainer:
         return self._evaluation
 
     def _take_evaluation(self, env_steps: int, evaluation: Evaluation, policy: Policy | torch.nn.ModuleDict) -> None:
-        self._evaluation, before = evaluation, self._best
+        self._evaluation, before = evaluation, self.best_return
         best = before is None or evaluation.return_mean >= before
         if best:
-            self._best = evaluation.return_mean
+            self.best_return = evaluation.return_mean
         for callback in self.callbacks:
             try:
                 callback.evaluated(self, Evaluated(env_steps, evaluation, best, policy))
             except CheckpointError as error:
-                self._best = before  # what is kept is still the policy of that one
+                self.best_return = before  # what is kept is still the policy of that one
                 self._save_failed(error)
         goal = self.config.stop_at_return
         if goal is not None and evaluation.return_mean >= goal and not self._used_up():
@@ -290,10 +283,7 @@ class Trainer:
         row: dict[str, float] = {}
         for metric in self.metrics:
             row |= metric.result()
-        row |= {
-            "iterations": self._iterations,
-            **self._learning.metrics(),
-        }
+        row |= {"iterations": self._iterations, **self._learning.metrics()}
         if self._evaluation is not None:
             row["eval/return_mean"] = self._evaluation.return_mean
         self._time.spent("waiting")
@@ -348,7 +338,7 @@ class Trainer:
             "iterations": self._iterations,
             "learning": {"progress": self._schedules_at, "policies": self._learning.state()},
             "next": self._next,
-            "best": self._best,
+            "best": self.best_return,
             "evaluation": None if self._evaluation is None else self._evaluation.to_json(),
             "evaluation_broken_off": self._evaluation_broken_off,
             "finished": self._finished,
@@ -391,7 +381,7 @@ class Trainer:
         self._iterations = trainer["iterations"]
         self._learning.load_state(trainer["learning"]["policies"])
         self._set_progress(trainer["learning"]["progress"])
-        self._next, self._best = dict(trainer["next"]), trainer["best"]
+        self._next, self.best_return = dict(trainer["next"]), trainer["best"]
         if trainer["evaluation"] is not None:
             self._evaluation = Evaluation(**trainer["evaluation"])
         self._time.seconds |= trainer["seconds"]
