@@ -41,7 +41,7 @@ def test_s3_one_gradient_step_on_each_unroll_and_every_row_is_used_once():
         made.train_iter()
         assert algorithm.optimizer_steps == made.algorithm.num_gradient_steps == iteration
         assert algorithm.visits == dict.fromkeys(stored(6 * iteration), 1)
-        assert made._learning._rows_trained["policy"] == made.collector.env_steps == sum(map(len, env.actions))
+        assert made._learning._records["policy"].rows_trained == made.collector.env_steps == sum(map(len, env.actions))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_s3_the_whole_unroll_is_gone_through_so_many_times(unroll, lanes, size, 
     expected = {1000 * lane + start + row for lane in range(lanes) for start in (0, unroll) for row in range(used)}
     assert algorithm.visits == dict.fromkeys(expected, 3)
     assert algorithm.optimizer_steps == 2 * 3 * steps
-    assert made._learning._rows_trained["policy"] == 2 * 3 * used * lanes  # no episode ends here
+    assert made._learning._records["policy"].rows_trained == 2 * 3 * used * lanes  # no episode ends here
     if length != 1:
         assert in_order(algorithm)
     if steps > 1:
@@ -117,9 +117,9 @@ def test_s3_a_sample_is_drawn_once_an_iteration_and_divided(length):
             assert algorithm.optimizer_steps == steps + 5
     assert before[-1] == 40  # ALF-10: nothing is trained before
     assert (
-        sum(algorithm.visits.values()) == 5 * 8 * length * (60 - len(before)) == made._learning._rows_trained["policy"]
+        sum(algorithm.visits.values()) == 5 * 8 * length * (60 - len(before)) == made._learning._records["policy"].rows_trained
     )
-    assert made._learning._rows_trained["policy"] > 5 * made.collector.env_steps
+    assert made._learning._records["policy"].rows_trained > 5 * made.collector.env_steps
     assert all(seen.shape[:2] == ((8, 1) if length == 1 else (length, 8)) for seen in algorithm.seen)
     if length > 1:
         assert in_order(algorithm)
@@ -136,7 +136,7 @@ def test_s3_an_offline_run_learns_from_what_is_there_and_counts_updates():
     result = made.run()
     assert (result.status, result.env_steps) == ("done", 50)
     assert algorithm.optimizer_steps == 150
-    assert made._learning._rows_trained["policy"] == 150 * 16
+    assert made._learning._records["policy"].rows_trained == 150 * 16
     assert len(collector.buffer) == rows
     visits = Counter(algorithm.visits.values())
     assert min(visits) > 0

@@ -51,7 +51,7 @@ def test_on_policy_experience_is_used_once_and_env_steps_are_what_is_trained_on(
         made.train_iter()
         assert made.algorithm.num_gradient_steps == iteration
         if name == "ppo":  # REINFORCE leaves out what has not ended
-            assert made._learning._rows_trained["policy"] == made.collector.env_steps
+            assert made._learning._records["policy"].rows_trained == made.collector.env_steps
 
 
 def test_replayed_experience_is_used_many_times():
@@ -60,8 +60,8 @@ def test_replayed_experience_is_used_many_times():
     for _ in range(10):
         made.train_iter()
     assert made.algorithm.num_gradient_steps == 40
-    assert made._learning._rows_trained["policy"] == 40 * 32
-    assert made.collector.env_steps < made._learning._rows_trained["policy"] / 10
+    assert made._learning._records["policy"].rows_trained == 40 * 32
+    assert made.collector.env_steps < made._learning._records["policy"].rows_trained / 10
 
 
 def test_nothing_is_trained_before_the_initial_steps():

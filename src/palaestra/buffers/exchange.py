@@ -1,6 +1,6 @@
 """Exchange: Minari datasets as buffers and back, and the same steps with their actions in other units."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from palaestra.buffers.lane_storage import STEP_FIELDS
 from palaestra.buffers.replay import ReplayBuffer
-from palaestra.core import Batch, ShapeError, SpecTree, StepType, TensorSpec, TimeStep, import_extra, numpy_dtype
+from palaestra.core import Batch, ShapeError, SpecTree, StepType, TensorSpec, import_extra, numpy_dtype
 
 __all__ = ["from_minari", "to_minari", "with_actions"]
 
@@ -155,11 +155,11 @@ def _rows(episode: Any, observation_spec: SpecTree, action_spec: SpecTree) -> Ba
         step_type[-1] = StepType.LAST
     step_type[0], discount[-1] = StepType.FIRST, not terminated
     reward = np.concatenate([[0], episode.rewards]).astype(np.float32)
-    fields = TimeStep(step_type, reward, discount)._asdict()
-    plain = {name: torch.from_numpy(fields[name])[:, None] for name in ("step_type", "reward", "discount")}
     return Batch.of(
         {
-            **plain,
+            "step_type": torch.from_numpy(step_type)[:, None],
+            "reward": torch.from_numpy(reward)[:, None],
+            "discount": torch.from_numpy(discount)[:, None],
             "observation": _cast("observations", episode.observations, observation_spec, steps + 1),
             "action": _cast("actions", episode.actions, action_spec, steps),
         }
@@ -184,6 +184,5 @@ def _nest(value: Any) -> Any:
     """Batches as the dicts and tuples that Gymnasium's spaces have."""
     if not isinstance(value, Batch):
         return value
-    parts: Iterable[tuple[str, Any]] = value.items()
-    nest = {key: _nest(part) for key, part in parts}
+    nest = {key: _nest(part) for key, part in value.items()}
     return tuple(nest.values()) if list(nest) == [str(number) for number in range(len(nest))] else nest

@@ -1,5 +1,6 @@
 """`MixtureSource`: several buffers as one source, each with its share of every minibatch."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
@@ -13,7 +14,7 @@ from palaestra.core.batch import Batch
 from palaestra.core.errors import CheckpointError, ConfigError, ShapeError
 from palaestra.core.plan import Offline, OnPolicy, Plan, Replay
 from palaestra.core.spec import SpecTree, TensorSpec, spec_leaves
-from palaestra.core.tree import to_device
+from palaestra.core.tree import to_device, tree_map
 
 __all__ = ["MixtureSource"]
 
@@ -109,15 +110,10 @@ class MixtureSource:
         if any(other != names[0] for other in names):
             raise ShapeError(f"the buffers of a mixture have different fields: {[sorted(other) for other in names]}")
         fields: dict[str, Any] = {}
-        for name, value in drawn[0].items():
+        for name in drawn[0].keys():  # noqa: SIM118
             dim = int(name in _OVER_TIME or plan.mini_batch_length > 1)
-            others = [part[name] for part in drawn]
-            if isinstance(value, Batch):
-                fields[name] = value.map(
-                    lambda *p, dim=dim: _interleaved(p, sizes, plan.gradient_steps, dim), *others[1:]
-                )
-            else:
-                fields[name] = _interleaved(others, sizes, plan.gradient_steps, dim)
+            join = functools.partial(_interleaved, sizes=sizes, groups=plan.gradient_steps, dim=dim)
+            fields[name] = tree_map(join, *(part[name] for part in drawn))
         return type(drawn[0]).of(fields)
 
     def _part(
@@ -184,10 +180,8 @@ class MixtureSource:
         return [0, *np.cumsum(sizes)[:-1].tolist()]
 
 
-def _interleaved(parts: Sequence[Tensor], sizes: Sequence[int], groups: int, dim: int) -> Tensor:
+def _interleaved(*parts: Tensor, sizes: Sequence[int], groups: int, dim: int) -> Tensor:
     """Rows of all parts, so that each of equal consecutive groups has so many of each."""
-    if groups == 1:
-        return torch.cat(tuple(parts), min(dim, parts[0].ndim - 1))
     along = min(dim, parts[0].ndim - 1)
     split = [part.unflatten(along, (groups, size)) for part, size in zip(parts, sizes, strict=True)]
     return torch.cat(split, along + 1).flatten(along, along + 1)

@@ -167,7 +167,8 @@ class PrioritizedSampler(Sampler):
 
     def __init__(self, settings: Prioritized | None = None) -> None:
         self.settings = Prioritized() if settings is None else settings
-        self._beta = schedule_value(self.settings.beta, 0.0)
+        self.beta = schedule_value(self.settings.beta, 0.0)
+        """Present exponent of the importance weights."""
         self._highest = 1.0  # to the power of alpha
         self._tree: SumTree | None = None
         self._drawn = np.empty(0)
@@ -175,13 +176,8 @@ class PrioritizedSampler(Sampler):
         self._written = np.empty(0, np.int64)  # [B] rows written when it was last brought up to date
         self._end = np.empty(0, np.int64)  # [B] the first row of each lane that could not be drawn then
 
-    @property
-    def beta(self) -> float:
-        """Present exponent of the importance weights."""
-        return self._beta
-
     def set_progress(self, progress: float) -> None:
-        self._beta = schedule_value(self.settings.beta, progress)
+        self.beta = schedule_value(self.settings.beta, progress)
 
     def starts(self, buffer: StreamReader, count: int, length: int, generator: torch.Generator) -> np.ndarray:
         tree = self._updated(buffer, length)
@@ -193,7 +189,7 @@ class PrioritizedSampler(Sampler):
 
     def finish(self, buffer: StreamReader, batch: Batch, generator: torch.Generator) -> Batch:
         weight = self._drawn / np.minimum.reduce(self._drawn)
-        weight **= -self._beta
+        weight **= -self.beta
         batch.__dict__["weight"] = torch.from_numpy(weight.astype(np.float32, copy=False))
         return batch
 
@@ -255,7 +251,7 @@ class PrioritizedSampler(Sampler):
         tree.set(index, size)
 
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"highest": self._highest, "beta": self._beta}
+        state: dict[str, Any] = {"highest": self._highest, "beta": self.beta}
         if self._tree is not None and self._belongs is not None:
             state |= {"tree": self._tree.state(), "size": len(self._tree.leaves)}
             state |= {"restarts": self._belongs[0], "length": self._belongs[1]}
@@ -264,7 +260,7 @@ class PrioritizedSampler(Sampler):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         try:
-            self._highest, self._beta = float(state["highest"]), float(state["beta"])
+            self._highest, self.beta = float(state["highest"]), float(state["beta"])
             self._tree = self._belongs = None
             if "tree" in state:
                 self._tree = SumTree(int(state["size"]))

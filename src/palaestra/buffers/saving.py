@@ -1,19 +1,17 @@
 """Buffers in files: as folders of their own, and as the tensors of a checkpoint, cut into segments."""
 
 import json
-import os
-import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
 
+from palaestra.buffers.storage import saved_field
 from palaestra.buffers.streams import RowOptions, Streams, WritePositions
+from palaestra.core import files
 from palaestra.core.errors import CheckpointError, ConfigError, SpecError
-from palaestra.core.files import check_seal, describe_segments, load_tensors, save_tensors, seal
 from palaestra.core.spec import spec_from_json, spec_to_json
 
 __all__: list[str] = []
@@ -58,11 +56,9 @@ def load_stream_tensors(streams: Streams, tensors: Mapping[str, Any]) -> None:
         positions.restart(0, rows)
     tensors_here = streams.storage.tensors | (streams.states.tensors if streams.states is not None else {})
     for name, tensor in tensors_here.items():
-        saved = tensors.get(f"field.{name}")
-        given = None if saved is None else (tuple(saved.shape[1:]), saved.dtype)
-        needed = (tuple(tensor.shape[1:]), tensor.dtype)
-        if saved is None or given != needed or len(saved) > len(tensor):
-            raise CheckpointError(f"the saved buffer field {name!r} has rows of {given}, but this one of {needed}")
+        saved = saved_field(tensors, name, tensor.shape, tensor.dtype)
+        if len(saved) > len(tensor):
+            raise CheckpointError(f"the saved buffer field {name!r} has {len(saved)} rows, but this one {len(tensor)}")
         tensor[: len(saved)] = saved
     positions.load_state(tensors)
     streams.write_log()
@@ -119,7 +115,7 @@ class SegmentKeys:
         places = {f"field.{name}": self.places for name in streams.storage.tensors}
         if streams.states is not None:
             places |= {f"field.{name}": self.places // streams.state_period for name in streams.states.tensors}
-        return describe_segments(keys, places)
+        return files.describe_segments(keys, places)
 
 
 def write_buffer(directory: Path, shape: Mapping[str, Any], options: RowOptions, tensors: Mapping[str, Any]) -> None:
@@ -137,25 +133,16 @@ def write_buffer(directory: Path, shape: Mapping[str, Any], options: RowOptions,
     """
     if directory.exists():
         raise ConfigError(f"{directory} exists already; give another name or delete it")
-    temporary = directory.with_name(f".tmp-{uuid.uuid4().hex}")
     described = {
         **shape,
         "state_period": options.get("state_period", 1),
         "complete_episodes_only": options.get("complete_episodes_only", False),
         "specs": {name: spec_to_json(_plain(spec)) for name in _SPECS if (spec := options.get(name)) is not None},
     }
-    try:
-        temporary.mkdir(parents=True)
-        save_tensors(temporary / "rows.safetensors", tensors)
-        with (temporary / "buffer.json").open("w") as file:
-            json.dump(described, file)
-            file.flush()
-            os.fsync(file.fileno())
-        seal(temporary, _FORMAT_VERSION)
-        temporary.rename(directory)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(f"the buffer at {directory} cannot be written: {error}") from error
+    with files.whole_folder(directory, "buffer") as temporary:
+        files.save_tensors(temporary / "rows.safetensors", tensors)
+        files.write_json(temporary / "buffer.json", described)
+        files.seal(temporary, _FORMAT_VERSION)
 
 
 def read_buffer(directory: Path) -> tuple[dict[str, Any], RowOptions, dict[str, Any]]:
@@ -170,7 +157,7 @@ def read_buffer(directory: Path) -> tuple[dict[str, Any], RowOptions, dict[str, 
     Raises:
         CheckpointError: a file is missing, damaged, of another kind or of a newer format; the message names it.
     """
-    check_seal(directory, _FORMAT_VERSION)
+    files.check_seal(directory, _FORMAT_VERSION)
     try:
         described = json.loads((directory / "buffer.json").read_text())
         options: dict[str, Any] = {name: spec_from_json(spec) for name, spec in described["specs"].items()}
@@ -178,7 +165,7 @@ def read_buffer(directory: Path) -> tuple[dict[str, Any], RowOptions, dict[str, 
         shape = {name: described[name] for name in ("capacity", "num_lanes")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SpecError) as error:
         raise CheckpointError(f"{directory / 'buffer.json'} describes no buffer: {error!r}") from error
-    return shape, RowOptions(**options), load_tensors(directory / "rows.safetensors")
+    return shape, RowOptions(**options), files.load_tensors(directory / "rows.safetensors")
 
 
 def _plain(spec: Any) -> Any:

@@ -183,12 +183,27 @@ class LoadedTensors(Storage):
         self.tensors = tensors
 
     def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
-        for path, (shape, dtype) in shapes.items():
-            saved = self.tensors.get(f"field.{path}")
-            given = None if saved is None else (tuple(saved.shape[1:]), saved.dtype)
-            if given != (shape[1:], dtype):
-                raise CheckpointError(f"the saved buffer field {path!r} has rows of {given}, not {(shape[1:], dtype)}")
-        return {path: self.tensors[f"field.{path}"] for path in shapes}
+        return {path: saved_field(self.tensors, path, shape, dtype) for path, (shape, dtype) in shapes.items()}
+
+
+def saved_field(tensors: Mapping[str, Tensor], path: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The saved rows of one field.
+
+    Args:
+        tensors: of a saved buffer.
+        path: of the field.
+        shape: needed, but for the number of rows.
+        dtype: needed.
+
+    Raises:
+        CheckpointError: the field is missing or does not fit.
+    """
+    saved = tensors.get(f"field.{path}")
+    given = None if saved is None else (tuple(saved.shape[1:]), saved.dtype)
+    needed = (tuple(shape[1:]), dtype)
+    if saved is None or given != needed:
+        raise CheckpointError(f"the saved buffer field {path!r} has rows of {given}, but this one of {needed}")
+    return saved
 
 
 def available_bytes() -> int | None:

@@ -6,12 +6,14 @@ tensor a piece has. A key is given once: what it names never changes again. A se
 hashes of its files, so damage is found before anything is used.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
+import uuid
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +283,53 @@ def fingerprint(file: Path) -> dict[str, Any]:
         return {"sha256": hashlib.file_digest(stream, "sha256").hexdigest(), "size_bytes": file.stat().st_size}
 
 
+@contextlib.contextmanager
+def whole_folder(target: Path, what: str) -> Iterator[Path]:
+    """A folder that gets its name when it is whole and on the disk.
+
+    Args:
+        target: its path.
+        what: the folder is, for the error.
+
+    Yields:
+        A folder of another name in the same directory, to write the files into.
+
+    Raises:
+        CheckpointError: it cannot be written (disk full, no permission); nothing is left of it.
+    """
+    temporary = target.with_name(f".tmp-{uuid.uuid4().hex}")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        _flush_directory(temporary)
+        temporary.rename(target)
+        _flush_directory(target.parent)
+    except (OSError, SafetensorError) as error:  # a full disk is the second where tensors are written
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(f"the {what} at {target} cannot be written: {error}") from error
+
+
+def _flush_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file, and waits until it is on the disk.
+
+    Args:
+        path: of the file.
+        value: JSON values.
+    """
+    with path.open("w") as stream:
+        json.dump(value, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
 def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
     """Writes `manifest.json` with a hash of its own, and waits until it is on the disk.
 
@@ -288,10 +337,7 @@ def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
         directory: where to.
         manifest: JSON values.
     """
-    with (directory / _MANIFEST).open("w") as stream:
-        json.dump({**manifest, "sha256": _digest(manifest)}, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
+    write_json(directory / _MANIFEST, {**manifest, "sha256": _digest(manifest)})
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:

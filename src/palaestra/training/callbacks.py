@@ -145,69 +145,40 @@ class Health(Callback):
         for name, what in found.items():
             self._rows[name] += 1
             if self._rows[name] == (1 if name == "episodes" else _PERSISTENT):
-                self._warn(trainer, f"after {int(row['env_steps']):,} env steps {what}. Likely: {_CAUSES[name]}")
+                text = f"after {int(row['env_steps']):,} env steps {what}. Likely: {_CAUSES[name]}"
+                self.warnings.append(text)
+                _log.warning("%s", text)
+                if self._stop:
+                    trainer.stop(text)
         row["health/warnings"] = len(self.warnings)
 
-    def _warn(self, trainer: Trainer, text: str) -> None:
-        self.warnings.append(text)
-        _log.warning("%s", text)
-        if self._stop:
-            trainer.stop(text)
-
     def _symptoms(self, row: dict[str, float]) -> dict[str, str]:
+        """What looks wrong in a row; metrics that it lacks are NaN, which compares as false."""
         found: dict[str, str] = {}
-        works = self._works(row)
-        kl, variance = row.get("learning/kl", 0.0), row.get("learning/explained_variance", 0.0)
+        mean, entropy = row.get("return_mean", math.nan), row.get("learning/entropy", math.nan)
+        kl, variance = row.get("learning/kl", math.nan), row.get("learning/explained_variance", math.nan)
+        self._first_return = mean if math.isnan(self._first_return) else self._first_return
+        self._first_entropy = entropy if math.isnan(self._first_entropy) else self._first_entropy
+        self._best_return = max(self._best_return, mean)
+        works = mean == self._best_return > self._first_return
         if kl > 0.2:
             found["kl"] = f"the mean KL of an update is {kl:.2g}"
         if variance < -0.5 and not works:
             found["explained_variance"] = f"the explained variance is {variance:.2g}"
         if row["env_steps"] >= _MANY_STEPS and not row.get("episodes"):
             found["episodes"] = "no episode has ended"
-        for symptom in (self._entropy(row, works), self._gradient_norm(row), self._action_values(row)):
-            found |= symptom
-        return found
-
-    def _works(self, row: dict[str, float]) -> bool:
-        mean = row.get("return_mean")
-        if mean is None:
-            return False
-        if math.isnan(self._first_return):
-            self._first_return = mean
-        self._best_return = max(mean, self._best_return)
-        return mean == self._best_return > self._first_return
-
-    def _entropy(self, row: dict[str, float], works: bool) -> dict[str, str]:
-        entropy = row.get("learning/entropy")
-        if entropy is None:
-            return {}
-        if math.isnan(self._first_entropy):
-            self._first_entropy = entropy
         if 0 <= entropy < 0.02 * self._first_entropy and not works and "return_mean" in row:
-            return {"entropy": f"the entropy fell from {self._first_entropy:.2g} to {entropy:.2g}"}
-        return {}
-
-    def _gradient_norm(self, row: dict[str, float]) -> dict[str, str]:
-        found: dict[str, str] = {}
+            found["entropy"] = f"the entropy fell from {self._first_entropy:.2g} to {entropy:.2g}"
         for name, norm in row.items():
-            if not name.startswith("learning/gradient_norm/"):
-                continue
-            before = self._norms.setdefault(name, deque(maxlen=100))
-            if len(before) >= 5 and norm > 100 * max(statistics.median(before), 1e-6):
-                part = name.removeprefix("learning/gradient_norm/")
-                found["gradient_norm"] = (
-                    f"the gradient of {part!r} is {norm:.2g} long, usually {statistics.median(before):.2g}"
-                )
-            else:
-                before.append(norm)
+            if name.startswith("learning/gradient_norm/"):
+                before = self._norms.setdefault(name, deque(maxlen=100))
+                usual, part = statistics.median(before or [norm]), name.removeprefix("learning/gradient_norm/")
+                if len(before) >= 5 and norm > 100 * max(usual, 1e-6):
+                    found["gradient_norm"] = f"the gradient of {part!r} is {norm:.2g} long, usually {usual:.2g}"
+                else:
+                    before.append(norm)
+        value, largest = row.get("learning/q_mean", 0.0), abs(row.get("discounted_return_mean", 0.0))
+        self._largest_return = largest = max(self._largest_return, largest)
+        if largest and abs(value) > max(100.0, 20 * largest):
+            found["q_mean"] = f"the mean action value is {value:.2g}, discounted returns are {largest:.2g}"
         return found
-
-    def _action_values(self, row: dict[str, float]) -> dict[str, str]:
-        seen = abs(row.get("discounted_return_mean", 0.0))
-        self._largest_return = max(self._largest_return, seen)
-        value = row.get("learning/q_mean", 0.0)
-        if self._largest_return and abs(value) > max(100.0, 20 * self._largest_return):
-            return {
-                "q_mean": f"the mean action value is {value:.2g}, discounted returns are {self._largest_return:.2g}"
-            }
-        return {}

@@ -4,14 +4,10 @@ import errno
 import hashlib
 import json
 import logging
-import os
 import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError
 
 from palaestra.buffers import MixtureSource, ReplayBuffer
 from palaestra.core import files
@@ -65,11 +61,10 @@ class CheckpointStore:
         target = self.directory / f"step_{step:010d}"
         if target.exists():
             return target
-        self._remove_leftovers()
-        temporary = self.directory / f".tmp-{uuid.uuid4().hex}"
+        for leftover in self.directory.glob(".tmp-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         previous, known = self._previous()
-        try:
-            temporary.mkdir(parents=True)
+        with files.whole_folder(target, "checkpoint") as temporary:
             _require_room(temporary, sum(files.unsaved_bytes(part, previous) for part in state.values()))
             values: dict[str, Any] = {}
             linked: set[str] = set()
@@ -79,19 +74,12 @@ class CheckpointStore:
                 values[name], tensors = files.split_state(part)
                 if tensors:
                     files.save_tensors(temporary / f"{name}.safetensors", tensors)
-            _write_json(temporary / "state.json", values)
+            files.write_json(temporary / "state.json", values)
             entries = {
                 file.name: known[file.name] if file.name in linked else files.fingerprint(file)
                 for file in sorted(temporary.iterdir())
             }
-            manifest = {"format_version": FORMAT_VERSION, "step": step, "files": entries}
-            files.write_manifest(temporary, manifest)
-            _flush_directory(temporary)
-            temporary.rename(target)
-            _flush_directory(self.directory)
-        except (OSError, SafetensorError) as error:  # a full disk is the second where tensors are written
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise CheckpointError(f"the checkpoint at {target} cannot be written: {error}") from error
+            files.write_manifest(temporary, {"format_version": FORMAT_VERSION, "step": step, "files": entries})
         for old in self.steps()[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
         return target
@@ -166,10 +154,6 @@ class CheckpointStore:
                 continue
         return None, {}
 
-    def _remove_leftovers(self) -> None:
-        for leftover in self.directory.glob(".tmp-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-
 
 def _manifest(path: Path) -> tuple[int, dict[str, Any]]:
     """The step and the fingerprints of the files of a checkpoint."""
@@ -192,21 +176,6 @@ def _require_room(directory: Path, needed: int) -> None:
             errno.ENOSPC,
             f"No space left on device: it needs {needed / 2**20:,.1f} MiB and {free / 2**20:,.1f} are free",
         )
-
-
-def _write_json(path: Path, value: Any) -> None:
-    with path.open("w") as file:
-        json.dump(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _flush_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class LoadedData:
