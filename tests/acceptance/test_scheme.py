@@ -116,10 +116,9 @@ def test_s3_a_sample_is_drawn_once_an_iteration_and_divided(length):
         else:
             assert algorithm.optimizer_steps == steps + 5
     assert before[-1] == 40  # ALF-10: nothing is trained before
-    assert (
-        sum(algorithm.visits.values()) == 5 * 8 * length * (60 - len(before)) == made._learning._records["policy"].rows_trained
-    )
-    assert made._learning._records["policy"].rows_trained > 5 * made.collector.env_steps
+    rows_trained = made._learning._records["policy"].rows_trained
+    assert sum(algorithm.visits.values()) == 5 * 8 * length * (60 - len(before)) == rows_trained
+    assert rows_trained > 5 * made.collector.env_steps
     assert all(seen.shape[:2] == ((8, 1) if length == 1 else (length, 8)) for seen in algorithm.seen)
     if length > 1:
         assert in_order(algorithm)

@@ -33,7 +33,7 @@ def test_everything_but_the_actions_stays():
     made = with_actions(buffer, DiscreteSpec(num=90), lambda action: action * 10)
     assert len(made) == len(buffer) == 8
     assert made.rows_per_lane == 4
-    assert made.lockstep
+    assert made.positions.lockstep
     for lane in range(2):
         old, new = buffer[buffer.in_time_order(lane)], made[made.in_time_order(lane)]
         for name in ("observation", "reward", "discount", "step_type"):

@@ -116,7 +116,7 @@ def test_unrolls_are_views_where_rows_lie_together():
     storage = buffer.state_tensors()["field.reward"].untyped_storage().data_ptr()
     assert rows.reward.untyped_storage().data_ptr() == storage
     assert buffer.recent("reward", 3).untyped_storage().data_ptr() == storage
-    assert buffer.lockstep
+    assert buffer.positions.lockstep
 
 
 def test_recent_rows_of_a_short_lane_repeat_its_oldest():
@@ -124,7 +124,7 @@ def test_recent_rows_of_a_short_lane_repeat_its_oldest():
     buffer, world = filled(8, 2, 1)
     for _ in range(3):
         world.append(buffer, [0])
-    assert not buffer.lockstep
+    assert not buffer.positions.lockstep
     assert buffer.recent("observation", 4).tolist() == [[1, 2], [3, 2], [5, 2], [6, 2]]
     with pytest.raises(ShapeError, match=r"4 rows were asked for, but the lanes hold \[4, 1\] rows"):
         buffer.newest(4)
@@ -204,7 +204,7 @@ def test_lanes_may_be_the_env_ids_of_a_time_step():
 def test_a_lane_written_with_its_own_number_stays_contiguous():
     buffer, world = filled(8, 1, 2)
     world.append(buffer, [0])
-    assert buffer.lockstep
+    assert buffer.positions.lockstep
     check_contents(buffer, world)
 
 
@@ -241,7 +241,7 @@ def test_lanes_that_meet_again_are_told_apart():
     for _ in range(5):  # the ring has 4 + 1 places
         world.append(buffer, [0])
     check_contents(buffer, world)
-    assert not buffer.lockstep
+    assert not buffer.positions.lockstep
     drawn = buffer.draw(replay(mini_batch_size=40), generator())
     check_windows(drawn, world, 1)
     assert (drawn.index % 2 == 0).all()

@@ -12,7 +12,7 @@ from torch import Tensor
 from palaestra.buffers.replay import ReplayBuffer
 from palaestra.core.batch import Batch
 from palaestra.core.errors import CheckpointError, ConfigError, ShapeError
-from palaestra.core.plan import Offline, OnPolicy, Plan, Replay
+from palaestra.core.plan import OnPolicy, Plan
 from palaestra.core.spec import SpecTree, TensorSpec, spec_leaves
 from palaestra.core.tree import to_device, tree_map
 
@@ -99,10 +99,12 @@ class MixtureSource:
         if isinstance(plan, OnPolicy):
             raise ConfigError("an on-policy plan learns from one buffer's unroll; a mixture is drawn from")
         sizes = self.rows(plan.mini_batch_size)
-        drawn = [
-            self._part(plan, size, buffer, first, generator)
-            for size, buffer, first in zip(sizes, self.buffers, self._firsts(), strict=True)
-        ]
+        drawn: list[Batch] = []
+        for size, buffer, first in zip(sizes, self.buffers, self._firsts(), strict=True):
+            part = buffer.draw(replace(plan, mini_batch_size=size), generator)
+            if buffer.device != self.buffers[0].device:
+                part = to_device(part, self.buffers[0].device)
+            drawn.append(part.replace(index=part.index + first))
         if any("weight" in part for part in drawn):
             for part in drawn:
                 part.__dict__.setdefault("weight", torch.ones(len(part.index), device=part.index.device))
@@ -115,14 +117,6 @@ class MixtureSource:
             join = functools.partial(_interleaved, sizes=sizes, groups=plan.gradient_steps, dim=dim)
             fields[name] = tree_map(join, *(part[name] for part in drawn))
         return type(drawn[0]).of(fields)
-
-    def _part(
-        self, plan: Replay | Offline, size: int, buffer: ReplayBuffer, first: int, generator: torch.Generator
-    ) -> Batch:
-        part: Batch = buffer.draw(replace(plan, mini_batch_size=size), generator)
-        if buffer.device != self.buffers[0].device:
-            part = to_device(part, self.buffers[0].device)
-        return part.replace(index=part.index + first)
 
     def write_back(self, indices: Tensor, priority: Tensor) -> None:
         """Gives priorities to the buffers that the rows came from.

@@ -1,6 +1,7 @@
 """`ReplayBuffer`: streams of many lanes, drawn as unrolls, sequences or n-step windows; `ListReplayBuffer`."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import UserList
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, Self, Unpack, final
 
@@ -55,6 +56,8 @@ class ReplayBuffer:
         self.num_lanes, self.info_fields, self.state_period = num_lanes, streams.info_fields, streams.state_period
         self.keeps_states = streams.states is not None
         """Whether a policy's hidden state is stored."""
+        self.device = streams.storage.device or torch.device("cpu")
+        """Where what is read lies."""
         self.positions = streams.positions
         """Where each lane is written next, and which rows it holds; to be read only."""
 
@@ -96,19 +99,9 @@ class ReplayBuffer:
         return self.positions.rows
 
     @property
-    def lockstep(self) -> bool:
-        """Whether all lanes are written together, so that a vector step is one contiguous row."""
-        return self.positions.lockstep
-
-    @property
     def size_bytes(self) -> int:
         """Memory of the storage."""
         return self._streams.storage.size_bytes
-
-    @property
-    def device(self) -> torch.device:
-        """Where what is read lies."""
-        return self._streams.storage.device or torch.device("cpu")
 
     # -- drawing
 
@@ -286,54 +279,23 @@ class ReplayBuffer:
 
 
 @final
-class ListReplayBuffer:
+class ListReplayBuffer(UserList[Any]):
     """Keeps all that is appended, without a limit: text, graphs, episodes of any shape. It cannot be sampled.
 
-    Args:
-        items: to begin with.
+    It has the methods of a list; numbers in a list or an array choose several items.
 
     Examples:
         >>> buffer = ListReplayBuffer(["a", {"b": 1}])
         >>> buffer.append(("c", 2))
-        >>> len(buffer), buffer[-1], buffer[0:2]
-        (3, ('c', 2), ['a', {'b': 1}])
+        >>> len(buffer), buffer[-1], buffer[[0, 2]]
+        (3, ('c', 2), ['a', ('c', 2)])
     """
-
-    def __init__(self, items: Iterable[Any] = ()) -> None:
-        self._items = list(items)
-
-    def __len__(self) -> int:
-        """How many there are."""
-        return len(self._items)
 
     def __getitem__(self, index: Any) -> Any:
         """One item by its number; or a list of them, by a slice or by numbers."""
         if isinstance(index, list | tuple | np.ndarray | torch.Tensor):
-            return [self._items[int(number)] for number in index]
-        return self._items[index]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._items)
-
-    def append(self, item: Any) -> None:
-        """Adds one item.
-
-        Args:
-            item: kept as it is.
-        """
-        self._items.append(item)
-
-    def extend(self, items: Iterable[Any]) -> None:
-        """Adds items in their order.
-
-        Args:
-            items: kept as they are; another `ListReplayBuffer`, for example.
-        """
-        self._items += list(items)
-
-    def clear(self) -> None:
-        """Forgets everything."""
-        self._items.clear()
+            return [self.data[int(number)] for number in index]
+        return self.data[index]
 
     def draw(self, plan: Any, generator: torch.Generator) -> NoReturn:
         """Refused: nothing is known about the items that could make a batch of them.

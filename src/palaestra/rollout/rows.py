@@ -88,7 +88,7 @@ class RowWriter:
                 hidden = (buffer.recent("state", rows), buffer.recent("step_type", rows) == StepType.FIRST)
             observation, action = buffer.recent("observation", rows), buffer.recent("action", rows)
             info = policy.behaviour(observation, action, *hidden)
-            if not buffer.lockstep:  # a lane with fewer new rows shows older ones, of other weights
+            if not buffer.positions.lockstep:  # a lane with fewer new rows shows older ones, of other weights
                 new = buffer.recent("policy_version", rows) == policy.version
                 old = buffer.recent("policy_info", rows)
                 info = Batch.of({name: torch.where(new, info[name], old[name]) for name in buffer.info_fields})

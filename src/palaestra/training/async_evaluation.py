@@ -1,10 +1,11 @@
 """Evaluation in the main process, or asynchronously in another while training continues."""
 
 import copy
+import functools
 import logging
 import multiprocessing
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from typing import Any, Protocol, TypeAlias
@@ -53,7 +54,7 @@ class Evaluator:
     def __init__(self, evaluate: Callable[[Any], Evaluation], *, asynchronous: bool = False) -> None:
         self._evaluate, self._asynchronous = evaluate, asynchronous
         self._pool: ProcessPoolExecutor | None = None
-        self._waiting: list[tuple[int, Acting, Future[Evaluation] | Pending]] = []
+        self._waiting: list[tuple[int, Acting, Pending]] = []
         self._made: list[Made] = []
         self._breakable = False
 
@@ -95,14 +96,12 @@ class Evaluator:
             self._made.append((env_steps, self._evaluate(policy), policy))
             return
         snapshot = _copied(policy)
-        if (submit := getattr(self._evaluate, "submit", None)) is not None:
-            self._waiting.append((env_steps, snapshot, submit(snapshot)))
-            return
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                1, mp_context=multiprocessing.get_context("spawn"), initializer=_one_thread
-            )
-        self._waiting.append((env_steps, snapshot, self._pool.submit(self._evaluate, snapshot)))
+        if (submit := getattr(self._evaluate, "submit", None)) is None:
+            if self._pool is None:
+                spawn, one_thread = multiprocessing.get_context("spawn"), functools.partial(torch.set_num_threads, 1)
+                self._pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=one_thread)
+            submit = functools.partial(self._pool.submit, self._evaluate)
+        self._waiting.append((env_steps, snapshot, submit(snapshot)))
 
     def made(self, *, wait: bool = False) -> list[Made]:
         """Evaluations that are over since the last call: env steps, result, and the policy that was evaluated.
@@ -130,10 +129,6 @@ class Evaluator:
             for process in processes:
                 process.terminate()
             self._pool, self._waiting = None, []
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def _copied(acting: Acting) -> Acting:

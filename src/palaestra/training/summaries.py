@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -99,31 +99,21 @@ class Summary(Callback):
         """Whether something is recorded at this moment: ask before computing what is costly."""
         return self._iterations % self._every == 0 and all(condition() for condition in self._conditions)
 
-    @contextlib.contextmanager
-    def scope(self, name: str) -> Iterator[None]:
+    def scope(self, name: str) -> AbstractContextManager[None]:
         """Puts a name and a slash before every name inside; scopes nest.
 
         Args:
             name: of the scope.
         """
-        self._scopes.append(name)
-        try:
-            yield
-        finally:
-            self._scopes.pop()
+        return _pushed(self._scopes, name)
 
-    @contextlib.contextmanager
-    def record_if(self, condition: Callable[[], bool]) -> Iterator[None]:
+    def record_if(self, condition: Callable[[], bool]) -> AbstractContextManager[None]:
         """Records inside only where a condition holds.
 
         Args:
             condition: asked at every record.
         """
-        self._conditions.append(condition)
-        try:
-            yield
-        finally:
-            self._conditions.pop()
+        return _pushed(self._conditions, condition)
 
     def scalar(self, name: str, value: float | Tensor) -> None:
         """Records a number.
@@ -154,6 +144,15 @@ class Summary(Callback):
         row |= {name: sum(values) / len(values) for name, values in self._numbers.items()}
         row |= self._histograms
         self._numbers, self._histograms = {}, {}
+
+
+@contextmanager
+def _pushed(stack: list[Any], item: Any) -> Iterator[None]:
+    stack.append(item)
+    try:
+        yield
+    finally:
+        stack.pop()
 
 
 @final
