@@ -80,7 +80,7 @@ def test_stacks_come_out_as_they_went_in(lanes, rows, seed, writes):
         elif write == "reload":
             state, buffer = buffer.state_tensors(), ReplayBuffer(rows * lanes, lanes, **options)
             buffer.load_state_tensors(state)
-        elif buffer.lockstep:  # what is left of the streams goes on in another buffer
+        elif buffer.positions.lockstep:  # what is left of the streams goes on in another buffer
             other = ReplayBuffer(rows * lanes, lanes, **options)
             other.update(buffer)
             buffer = other

@@ -64,7 +64,7 @@ def test_all_workers_are_waited_for_and_share_the_lanes(runtime):
     info = manager.unroll(10)
     assert info.rows == 10
     assert lanes_with_rows(manager) == [0, 1, 2, 3]
-    assert manager.buffers["policy"].lockstep
+    assert manager.buffers["policy"].positions.lockstep
     assert manager.env_steps == info.env_steps <= 40
     assert {episode.env_id for episode in info.episodes} == {0, 1, 2, 3}
     assert manager.drain() == []

@@ -72,8 +72,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
             (palaestra.core.files, "save_file", SafetensorError("I/O error: No space left on device"), at)
             for at in (1, 2)
         ),
-        (checkpoints, "_write_json", FULL, 1),
-        (palaestra.core.files, "write_manifest", FULL, 1),
+        *((palaestra.core.files, name, FULL, 1) for name in ("write_json", "write_manifest")),
         (Path, "mkdir", FULL, 1),
         (Path, "rename", FULL, 1),
     ],

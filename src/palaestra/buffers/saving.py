@@ -157,7 +157,7 @@ def read_buffer(directory: Path) -> tuple[dict[str, Any], RowOptions, dict[str, 
     Raises:
         CheckpointError: a file is missing, damaged, of another kind or of a newer format; the message names it.
     """
-    files.check_seal(directory, _FORMAT_VERSION)
+    files.check_files(directory, files.read_manifest(directory, _FORMAT_VERSION)["files"])
     try:
         described = json.loads((directory / "buffer.json").read_text())
         options: dict[str, Any] = {name: spec_from_json(spec) for name, spec in described["specs"].items()}

@@ -340,14 +340,20 @@ def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
     write_json(directory / _MANIFEST, {**manifest, "sha256": _digest(manifest)})
 
 
-def read_manifest(directory: Path) -> dict[str, Any]:
-    """What `write_manifest` wrote.
+class OtherFormatError(CheckpointError):
+    """A folder is whole, but of a format that this version does not read."""
+
+
+def read_manifest(directory: Path, newest: int) -> dict[str, Any]:
+    """What `seal` or `write_manifest` wrote; `check_files` compares the files with it.
 
     Args:
         directory: where it lies.
+        newest: format version that can be read.
 
     Raises:
         CheckpointError: it is missing or damaged, or lacks `format_version` or `files`.
+        OtherFormatError: the format is newer.
     """
     try:
         manifest = json.loads((directory / _MANIFEST).read_text())
@@ -357,6 +363,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise CheckpointError(f"{directory} has no readable {_MANIFEST}: {error!r}") from error
     if digest != _digest(manifest):
         raise CheckpointError(f"{directory / _MANIFEST} is damaged: its own hash is wrong")
+    if (version := manifest["format_version"]) > newest:
+        raise OtherFormatError(f"{directory} has format {version}, this version reads {newest}: update palaestra")
     return manifest
 
 
@@ -376,31 +384,18 @@ def check_files(directory: Path, files: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{file} is missing or damaged: its hash is not the one in {_MANIFEST}")
 
 
-def seal(directory: Path, format_version: int) -> None:
+def seal(directory: Path, format_version: int, known: Mapping[str, Any] | None = None, **facts: Any) -> None:
     """Writes `manifest.json` with the hashes of all files of a folder, and waits until it is on the disk.
 
     Args:
         directory: complete but for the manifest.
         format_version: of what is in the folder.
+        known: fingerprints by name, of files that need not be read again.
+        facts: JSON values that the manifest holds too.
     """
-    files = {file.name: fingerprint(file) for file in sorted(directory.iterdir()) if file.name != _MANIFEST}
-    write_manifest(directory, {"format_version": format_version, "files": files})
-
-
-def check_seal(directory: Path, format_version: int) -> None:
-    """Compares every file of a folder with its manifest.
-
-    Args:
-        directory: what `seal` was called for.
-        format_version: the newest one that can be read.
-
-    Raises:
-        CheckpointError: the manifest is missing, a file is missing or damaged, or the format is newer; names the file.
-    """
-    manifest = read_manifest(directory)
-    if (version := manifest["format_version"]) > format_version:
-        raise CheckpointError(f"{directory} has format {version}, this one reads {format_version}: update palaestra")
-    check_files(directory, manifest["files"])
+    names = sorted(file.name for file in directory.iterdir())
+    files = {name: (known or {}).get(name) or fingerprint(directory / name) for name in names}
+    write_manifest(directory, {"format_version": format_version, **facts, "files": files})
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

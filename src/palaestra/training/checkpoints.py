@@ -1,6 +1,7 @@
 """Checkpoints that survive whatever stops a run: written to a temporary folder, hashed, then renamed."""
 
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -21,10 +22,6 @@ FORMAT_VERSION = 1
 """Version of the checkpoint format; it rises when older code could not read a newer checkpoint."""
 
 _log = logging.getLogger(__name__)
-
-
-class _OtherFormatError(CheckpointError):
-    """Undamaged, but of another version of the library: nothing to fall back from."""
 
 
 class CheckpointStore:
@@ -75,11 +72,7 @@ class CheckpointStore:
                 if tensors:
                     files.save_tensors(temporary / f"{name}.safetensors", tensors)
             files.write_json(temporary / "state.json", values)
-            entries = {
-                file.name: known[file.name] if file.name in linked else files.fingerprint(file)
-                for file in sorted(temporary.iterdir())
-            }
-            files.write_manifest(temporary, {"format_version": FORMAT_VERSION, "step": step, "files": entries})
+            files.seal(temporary, FORMAT_VERSION, {name: known[name] for name in linked}, step=step)
         for old in self.steps()[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
         return target
@@ -108,7 +101,7 @@ class CheckpointStore:
         for path in reversed(self.steps()):
             try:
                 return self.load(path)
-            except _OtherFormatError:
+            except files.OtherFormatError:
                 raise
             except CheckpointError as error:
                 damage.append(str(error))
@@ -157,15 +150,12 @@ class CheckpointStore:
 
 def _manifest(path: Path) -> tuple[int, dict[str, Any]]:
     """The step and the fingerprints of the files of a checkpoint."""
-    manifest = files.read_manifest(path)
-    version, step, entries = manifest["format_version"], int(manifest.get("step", -1)), manifest["files"]
-    if version > FORMAT_VERSION:
-        raise _OtherFormatError(f"{path} has format {version}, this version reads {FORMAT_VERSION}: update palaestra")
-    if version < FORMAT_VERSION:  # format 1 is the first; what reads an older one has to come here
-        raise _OtherFormatError(
+    manifest = files.read_manifest(path, FORMAT_VERSION)
+    if (version := manifest["format_version"]) < FORMAT_VERSION:  # format 1 is the first; code for older ones goes here
+        raise files.OtherFormatError(
             f"{path} has format {version}, which was never released; this version reads {FORMAT_VERSION}"
         )
-    return step, entries
+    return int(manifest.get("step", -1)), manifest["files"]
 
 
 def _require_room(directory: Path, needed: int) -> None:
@@ -186,8 +176,7 @@ class LoadedData:
     """
 
     def __init__(self, collect: DataCollector) -> None:
-        self._collect = collect
-        self._known: dict[int, tuple[ReplayBuffer, dict[str, Any]]] = {}
+        self._collect, self._identity = collect, functools.cache(_identity)
 
     def state(self) -> list[dict[str, Any]]:
         """Of each loaded buffer; nothing where there is none."""
@@ -226,18 +215,16 @@ class LoadedData:
         ]
         return [buffer for buffer in sources if isinstance(buffer, ReplayBuffer) and id(buffer) not in own]
 
-    def _identity(self, buffer: ReplayBuffer) -> dict[str, Any]:
-        """How many rows there are, and a hash of everything but the observations; found out once."""
-        if id(buffer) not in self._known:
-            digest = hashlib.sha256()
-            for lane in range(buffer.num_lanes):
-                rows = buffer.in_time_order(lane)
-                for name in ("step_type", "reward", "discount", "action"):
-                    value = buffer.take(name, rows[:-1] if name == "action" else rows)
-                    for leaf in _leaves(value):
-                        digest.update(leaf.contiguous().numpy().tobytes())
-            self._known[id(buffer)] = buffer, {"rows": len(buffer), "sha256": digest.hexdigest()}
-        return self._known[id(buffer)][1]
+
+def _identity(buffer: ReplayBuffer) -> dict[str, Any]:
+    """How many rows there are, and a hash of everything but the observations."""
+    digest = hashlib.sha256()
+    for lane in range(buffer.num_lanes):
+        rows = buffer.in_time_order(lane)
+        for name in ("step_type", "reward", "discount", "action"):
+            for leaf in _leaves(buffer.take(name, rows[:-1] if name == "action" else rows)):
+                digest.update(leaf.contiguous().numpy().tobytes())
+    return {"rows": len(buffer), "sha256": digest.hexdigest()}
 
 
 def _leaves(value: Any) -> list[Any]:

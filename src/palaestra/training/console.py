@@ -104,7 +104,6 @@ def advice(row: Mapping[str, float]) -> str:
         "inference": f"choosing actions takes {percent}: step more environments at once (env.num_envs)",
         "storing": f"storing takes {percent}: step more environments at once (env.num_envs), or store smaller rows",
         "learning": f"learning takes {percent}: compile it (--compile), use larger minibatches or fewer updates",
-        "waiting": f"evaluation and saving take {percent}: do so less often",
     }[most]
 
 
@@ -175,14 +174,16 @@ class ConsoleLogger:
         evaluation = f"{row['eval/return_mean']:.1f}" if "eval/return_mean" in row else "–"
         table.add_row("evaluation", evaluation, "", f"policy version {int(row['policy_version']):,}")
         if "workers/there" in row:
-            late, lag = f"{int(row['workers/late'])} late", f"lag at most {int(row['workers/lag_max'])}"
-            table.add_row(
-                "workers",
-                f"{int(row['workers/there'])} there, {late}",
-                lag,
-                f"{int(row['workers/restarts'])} restarts, {int(row['workers/dropped'])} fragments dropped",
+            there, late, lag, restarts, dropped = (
+                int(row[f"workers/{name}"]) for name in ("there", "late", "lag_max", "restarts", "dropped")
             )
-        split = Text(f"{'time':<12}{_time_split(row)}")
+            lost = f"{restarts} restarts, {dropped} fragments dropped"
+            table.add_row("workers", f"{there} there, {late} late", f"lag at most {lag}", lost)
+        acting = row["time/inference"] + row["time/storing"]
+        split = Text(
+            f"{'time':<12}environment {row['time/environment']:.0%} · acting {acting:.0%} · "
+            f"learning {row['time/learning']:.0%} · waiting {row['time/waiting']:.0%}"
+        )
         hint = Text(advice(row), style="dim")
         bar = ProgressBar(total=self._total, completed=min(done, self._total))
         return Panel(Group(table, split, hint, bar), title=self._title, expand=False)
@@ -194,14 +195,6 @@ def _line(row: Mapping[str, float], total: int) -> str:
     return (
         f"{int(row['env_steps']):>9,} / {total:,} env steps  return {returns}  "
         f"{row['time/env_steps_per_s']:>8,.0f} steps/s{evaluation}"
-    )
-
-
-def _time_split(row: Mapping[str, float]) -> str:
-    acting = row["time/inference"] + row["time/storing"]
-    return (
-        f"environment {row['time/environment']:.0%} · acting {acting:.0%} · learning {row['time/learning']:.0%} · "
-        f"waiting {row['time/waiting']:.0%}"
     )
 
 
