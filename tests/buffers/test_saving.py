@@ -187,7 +187,7 @@ def test_a_path_out_of_the_folder_and_a_newer_format_are_refused(saved, tmp_path
 
     for change, message in (
         ({"files": {"../x": {}}}, "missing or damaged"),
-        ({"format_version": 9}, "has format 9, this one reads 1: update"),
+        ({"format_version": 9}, "has format 9, this version reads 1: update"),
     ):
         shutil.rmtree(tmp_path / "data", ignore_errors=True)
         shutil.copytree(saved, tmp_path / "data")

@@ -393,7 +393,7 @@ def seal(directory: Path, format_version: int, known: Mapping[str, Any] | None =
         known: fingerprints by name, of files that need not be read again.
         facts: JSON values that the manifest holds too.
     """
-    names = sorted(file.name for file in directory.iterdir())
+    names = sorted(file.name for file in directory.iterdir() if file.name != _MANIFEST)
     files = {name: (known or {}).get(name) or fingerprint(directory / name) for name in names}
     write_manifest(directory, {"format_version": format_version, **facts, "files": files})
 
