@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from palaestra.core import ConfigError
+from palaestra.runtime.memory import keep_freed_memory
 
 __all__ = ["Shared"]
 
@@ -284,9 +285,14 @@ class Performer:
 
     Args:
         factory: makes the object; called by `begin`.
+        threads: of torch, where the worker has a process of its own; `None` leaves the process as it is.
     """
 
-    def __init__(self, factory: Callable[[], Any]) -> None:
+    def __init__(self, factory: Callable[[], Any], threads: int | None = None) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+            keep_freed_memory()
+            torch.set_flush_denormal(True)  # as training does, so that equal calls give equal numbers everywhere
         self._factory, self._target, self._shared = factory, None, SharedCache()
 
     def begin(self) -> Failed | None:

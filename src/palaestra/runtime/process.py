@@ -12,11 +12,10 @@ from multiprocessing.connection import Connection
 from typing import Any, final
 
 import numpy as np
-import torch
 
 from palaestra.core import ConfigError
 from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, arrival
-from palaestra.runtime.memory import SharedArrays, keep_freed_memory
+from palaestra.runtime.memory import SharedArrays
 from palaestra.runtime.messages import (
     IN_A_SCRIPT,
     Failed,
@@ -97,7 +96,7 @@ class ProcessRuntime(Runtime):
                 seat.requests.send(seat.process)
             seat.process.send((call.sequence, request.method, keys, list(new), seat.requests.write(messages)))
         except OSError as error:
-            raise WorkerDiedError(f"{seat.process.name} (process {seat.process.pid}) {seat.process.cause()}") from error
+            raise seat.process.died() from error
 
     def poll(self, timeout_s: float) -> list[Arrival]:
         seats: dict[Any, _Seat] = {}
@@ -125,7 +124,7 @@ class ProcessRuntime(Runtime):
             pass  # its end is what follows
         if process.alive:
             return None
-        text = f"{process.name} (process {process.pid}) {process.cause()}"
+        text = str(process.died())
         if seat.call is not None and not seat.call.sequence:
             text += (
                 " while it was making its object. If its own output shows that it ran your script again, put the "
@@ -223,10 +222,7 @@ def _kill_all(seats: dict[WorkerKey, _Seat]) -> None:
 
 
 def _serve(connection: Connection, factory: Callable[[], Any], threads: int) -> None:
-    torch.set_num_threads(threads)
-    keep_freed_memory()
-    torch.set_flush_denormal(True)  # as training does, so that equal calls give equal numbers everywhere
-    performer, requests, answers = Performer(factory), _Slab(), _Slab()
+    performer, requests, answers = Performer(factory, threads), _Slab(), _Slab()
     connection.send((0, performer.begin()))
     while (asked := _next(connection)) is not None:
         if asked == "requests":

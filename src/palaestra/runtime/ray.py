@@ -7,11 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
-import torch
-
 from palaestra.core import ConfigError, import_extra
 from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, arrival
-from palaestra.runtime.memory import keep_freed_memory
 from palaestra.runtime.messages import Failed, Message, Performer, Request, SharedCache, decode
 from palaestra.runtime.runtime import Runtime
 from palaestra.runtime.supervision import WorkerDiedError
@@ -153,10 +150,7 @@ class _Actor:
     """A worker, on its machine."""
 
     def __init__(self, factory: Callable[[], Any], threads: int) -> None:
-        torch.set_num_threads(threads)
-        keep_freed_memory()
-        torch.set_flush_denormal(True)  # as training does
-        self._performer = Performer(factory)
+        self._performer = Performer(factory, threads)
 
     def begin(self) -> Failed | None:
         return self._performer.begin()

@@ -108,6 +108,10 @@ class SupervisedProcess:
         names = {sig.value: sig.name for sig in signal.Signals}
         return f"was killed by signal {-code} ({names.get(-code, 'unknown')})"
 
+    def died(self) -> WorkerDiedError:
+        """The error of a worker that is gone: its name, process and cause."""
+        return WorkerDiedError(f"{self.name} (process {self.pid}) {self.cause()}")
+
     def acquire(self, semaphore: Semaphore, deadline: float) -> None:
         """Waits until the worker releases a semaphore.
 
@@ -123,7 +127,7 @@ class SupervisedProcess:
             return
         while not semaphore.acquire(True, _PULSE_S):
             if not self.alive and not semaphore.acquire(False):
-                raise WorkerDiedError(f"{self.name} (process {self.pid}) {self.cause()}")
+                raise self.died()
             if time.monotonic() >= deadline:
                 raise WorkerTimeoutError(f"{self.name} (process {self.pid}) did not answer in time")
 
@@ -144,7 +148,7 @@ class SupervisedProcess:
         except (EOFError, OSError):
             ready = [self._process.sentinel]
         if ready:
-            raise WorkerDiedError(f"{self.name} (process {self.pid}) {self.cause()}")
+            raise self.died()
         raise WorkerTimeoutError(f"{self.name} (process {self.pid}) did not answer in time")
 
     def send(self, message: Any, deadline: float | None = None) -> None:
@@ -172,7 +176,7 @@ class SupervisedProcess:
         try:
             self.connection.send(message)
         except OSError as error:
-            raise WorkerDiedError(f"{self.name} (process {self.pid}) {self.cause()}") from error
+            raise self.died() from error
 
     def stacks(self, timeout_s: float = 1.0) -> str:
         """What every thread of the worker is doing; empty if it cannot say.
