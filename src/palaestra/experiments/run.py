@@ -6,8 +6,8 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
@@ -144,7 +144,8 @@ def run(
         directory = RunDirectory.create(config)
         if on_start is not None:
             on_start(directory.path)
-        return _run_in(directory, learner, data, progress=progress, loggers=loggers)
+        with active(directory, learner, data, progress=progress, loggers=loggers) as trainer:
+            return ended(directory, trainer, trainer.run())
 
 
 def resume(
@@ -181,10 +182,12 @@ def resume(
         directory = fork_run(directory, config, fork if isinstance(fork, str) else None)
     if on_start is not None:
         on_start(directory.path)
-    return _run_in(directory, learner, data, progress=progress, loggers=loggers, resumed=True)
+    with active(directory, learner, data, progress=progress, loggers=loggers, resumed=True) as trainer:
+        return ended(directory, trainer, trainer.run())
 
 
-def _run_in(
+@contextmanager
+def active(
     directory: RunDirectory,
     learner: Learner,
     data: Mapping[str, ReplayBuffer],
@@ -192,8 +195,8 @@ def _run_in(
     progress: bool = False,
     loggers: Sequence[Logger] = (),
     resumed: bool = False,
-) -> RunResult:
-    """Trains in a run directory that exists, and writes there how the run ended.
+) -> Iterator[Trainer]:
+    """The trainer of a run directory that exists, ready to run; what breaks it off in between is written down.
 
     Args:
         directory: of the run.
@@ -226,10 +229,7 @@ def _run_in(
             directory.write_info({"resume": resume if exact else "statistical"})
         directory.write_info({"status": "running", "process": process_info(), "threads": torch.get_num_threads()})
         try:
-            result = trainer.run()
-            facts = {"env_steps": result.env_steps, "train_s": result.train_s, "best_return": result.best_return}
-            _end(directory, {"status": result.status, "reason": result.reason or None, "error": None, **facts})
-            return RunResult(directory.path, result, acting_policy(trainer.algorithms))
+            yield trainer
         except BaseException as error:
             status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
             reached = {"env_steps": trainer.collector.env_steps, "best_return": trainer.best_return}
@@ -240,6 +240,19 @@ def _run_in(
             except OSError as full:  # the first cause is what the user needs
                 _log.warning("how %s ended could not be written: %s", directory.path, full)
             raise
+
+
+def ended(directory: RunDirectory, trainer: Trainer, result: TrainResult) -> RunResult:
+    """Writes down how a run ended.
+
+    Args:
+        directory: of the run.
+        trainer: of the run.
+        result: of `Trainer.run`.
+    """
+    facts = {"env_steps": result.env_steps, "train_s": result.train_s, "best_return": result.best_return}
+    _end(directory, {"status": result.status, "reason": result.reason or None, "error": None, **facts})
+    return RunResult(directory.path, result, acting_policy(trainer.algorithms))
 
 
 def _computes_exactly(before: ExperimentConfig, now: ExperimentConfig) -> bool:
@@ -299,7 +312,8 @@ def seed_process(run: str, *path: str) -> int:
     try:
         resumed = directory.status != "created"
         learner = make_learner(directory.config)
-        return _run_in(directory, learner, learner.load_data(), resumed=resumed).result.exit_code
+        with active(directory, learner, learner.load_data(), resumed=resumed) as trainer:
+            return ended(directory, trainer, trainer.run()).result.exit_code
     except PalaestraError as error:
         sys.stderr.write(f"{type(error).__name__}  {error}\n")
         return error.exit_code
