@@ -197,7 +197,7 @@ def test_a_run_goes_on_with_other_settings_or_beside_itself(capsys):
     assert "unknown option --algorithm.gama — did you mean --algorithm.gamma?" in output(capsys)
     assert exit_code("resume", "a", "--override", "env.num_envs=7") == 2
     text = output(capsys)
-    assert "env.num_envs cannot change in a run that goes on (it is 2, 7 was given)" in text
+    assert "env.num_envs cannot change in a run that continues (it is 2, 7 was given)" in text
     assert "changed" not in text
     assert exit_code("resume", "a", "--fork", "--name", "c") == 2
     assert "the run directory runs/c exists already; choose another name, or continue it" in output(capsys)

@@ -163,7 +163,7 @@ def test_a_finished_run_can_be_resumed_and_says_that_it_is_done(which, capsys):
     capsys.readouterr()
     assert exit_code("resume", which) == 0
     text = output(capsys)
-    assert text.startswith("resuming runs/run\nnothing left to do; `--until N` goes on\n")
+    assert text.startswith("resuming runs/run\nnothing left to do; `--until N` trains on\n")
     assert "next palaestra play runs/run" in text
 
 

@@ -67,7 +67,7 @@ def test_impossible_run_seeds_are_refused(seed):
 
 
 def test_an_unknown_consumer_is_refused():
-    with pytest.raises(ValueError, match=r"nobody named 'environment' draws .* did you mean 'environments'"):
+    with pytest.raises(ValueError, match=r"nothing named 'environment' draws .* did you mean 'environments'"):
         RunSeeds(0).integer("environment")  # pyright: ignore[reportArgumentType]
 
 

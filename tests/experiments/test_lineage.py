@@ -73,9 +73,9 @@ def test_what_a_checkpoint_holds_the_results_of_cannot_change(setting, value, tm
     """F27: refused before anything starts, and nothing is written."""
     run = trained(tmp_path).directory
     before = contents(run)
-    with pytest.raises(ConfigError, match="cannot change in a run that goes on"):
+    with pytest.raises(ConfigError, match="cannot change in a run that continues"):
         palaestra.resume(run, **{setting: value})
-    with pytest.raises(ConfigError, match="cannot change in a run that goes on"):
+    with pytest.raises(ConfigError, match="cannot change in a run that continues"):
         palaestra.resume(run, fork=True, **{setting: value})
     assert contents(run) == before
     assert len(list_runs(tmp_path)) == 1

@@ -234,7 +234,7 @@ def test_resuming_with_other_data_is_refused_and_moved_data_is_not(tmp_path):
     """F25: whether it is the same data is told by its fingerprint, not by its path."""
     data = saved(tmp_path / "data")
     done = palaestra.train("td3_bc", "Pendulum-v1", offline__data=data, run__directory=str(tmp_path / "runs"), **SMALL)
-    with pytest.raises(ConfigError, match="a run goes on with the data that it began with"):
+    with pytest.raises(ConfigError, match="a run resumes with the data that it began with"):
         palaestra.resume(done.directory, offline__data=saved(tmp_path / "other", seed=2), trainer__total_env_steps=70)
     (tmp_path / "data").rename(tmp_path / "moved")
     with pytest.raises(ConfigError, match="no such folder"):

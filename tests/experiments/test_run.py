@@ -240,7 +240,7 @@ def test_a_policy_that_cannot_be_kept_is_a_failed_save(tmp_path, monkeypatch, ca
     kept, left = palaestra.save_policy, [full_disk]
     monkeypatch.setattr("palaestra.experiments.build.save_policy", lambda *args: (left.pop() if left else kept)(*args))
     assert trained(tmp_path).result.status == "done"
-    assert "cannot be written: [Errno 28] No space left on device. Training goes on unsaved" in caplog.text
+    assert "cannot be written: [Errno 28] No space left on device. Training continues unsaved" in caplog.text
     assert load_policy(tmp_path / "run" / "policy")
 
 

@@ -238,7 +238,7 @@ def test_some_checkpoints_may_fail_and_training_goes_on(tmp_path, caplog):
     )
     with caplog.at_level(logging.WARNING):
         assert made.run().status == "done"
-    assert caplog.text.count("Training goes on unsaved") == 4
+    assert caplog.text.count("Training continues unsaved") == 4
     assert "failure 2 in a row of at most 2" in caplog.text
 
 

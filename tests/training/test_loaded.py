@@ -96,7 +96,7 @@ def test_priorities_of_loaded_data_go_on_where_they_were(tmp_path):
 @pytest.mark.parametrize("other", [{"seed": 2}, {"steps": 62}])
 def test_other_data_than_the_run_learned_from_is_refused(other):
     state = offline(buffer_of()).state()
-    with pytest.raises(ConfigError, match="a run goes on with the data that it began with"):
+    with pytest.raises(ConfigError, match="a run resumes with the data that it began with"):
         offline(buffer_of(**other)).load_state(state)
 
 

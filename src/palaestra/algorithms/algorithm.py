@@ -238,7 +238,7 @@ class Algorithm(ABC, Generic[PolicyT]):
     def to(self, device: torch.device | str) -> Self:
         """Moves the model, what its optimizers remember, and the policy to a device; data follows when it is drawn.
 
-        The numbers that decide what is drawn and the noise of losses go on coming from generators on the CPU, so they
+        The numbers that decide what is drawn and the noise of losses still come from generators on the CPU, so they
         are the same on every device. Acting draws from the device's own generator, which starts anew.
 
         Args:

@@ -119,7 +119,7 @@ class MAPPO(GradientAlgorithm[TeamCategoricalPolicy]):
         return parts.advantages(self, batch.replace(reward=batch.reward.mean(-1)), MAPPOBatch)
 
     def losses(self, batch: MAPPOBatch) -> Losses:
-        """PPO's loss; surrogate and entropy of a row are means over the whole team, 0 for whoever did not act."""
+        """PPO's loss; surrogate and entropy of a row are means over the whole team, 0 for agents that did not act."""
         weight, acts = row_weights(batch.valid), batch.observation.alive  # [N], [N, G]
         policy = self.policy.distribution(batch.observation)
         log_ratio = (policy.log_prob(batch.action) - batch.log_prob) * acts

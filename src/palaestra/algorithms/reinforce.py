@@ -73,7 +73,7 @@ class Reinforce(GradientAlgorithm[StochasticPolicy]):
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> ReinforceBatch:
-        """Adds standardised returns, and masks the steps whose episode goes on after the unroll."""
+        """Adds standardised returns, and masks the steps whose episode continues after the unroll."""
         gamma = self.value_of("gamma")
         returns = ops.discounted_returns(batch.reward, batch.discount, batch.step_type, gamma=gamma)  # [T, B]
         valid = batch.valid * _reaches_end(batch.step_type)

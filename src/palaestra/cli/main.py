@@ -15,7 +15,7 @@ _USAGE = """\
 usage: palaestra VERB ...
 
   train ALGORITHM ENVIRONMENT   train an agent            palaestra train ppo CartPole-v1 --seeds 5
-  resume RUN                    go on with a run          palaestra resume last
+  resume RUN                    continue a run            palaestra resume last
   eval RUN...                   evaluate its policy       palaestra eval last --episodes 100
   play RUN                      watch it, or film it      palaestra play last
   plot RUN...                   learning curves           palaestra plot last --output curve.svg

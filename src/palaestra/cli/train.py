@@ -132,7 +132,7 @@ class ResumeOptions:
     until: int | None = None
     """Go on to so many env steps in all; short for --override trainer.total_env_steps=N."""
     override: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH=VALUE ...")] = ()
-    """Settings to go on with, such as algorithm.learning_rate=1e-4; `run.json` records them."""
+    """Settings to continue with, such as algorithm.learning_rate=1e-4; `run.json` records them."""
     fork: bool = False
     """Go on in a new run directory, and leave the old one as it is."""
     name: str | None = None
@@ -166,7 +166,7 @@ def resume(arguments: list[str]) -> int:
     def announce(path: Path) -> None:
         lines = [f"forking {directory.path} into {path}" if options.fork else f"resuming {path}"]
         if nothing_left:
-            lines.append("nothing left to do; `--until N` goes on")
+            lines.append("nothing left to do; `--until N` trains on")
         lines += [f"changed     {changed}: {old} -> {new}" for changed, (old, new) in changes.items()]
         print(*lines, sep="\n", flush=True)
 

@@ -52,10 +52,10 @@ class RunSeeds:
             index: which of several (an environment's lane, an acting policy).
 
         Raises:
-            ValueError: nobody of that name draws.
+            ValueError: nothing of that name draws.
         """
         if name not in _NAMES:
-            raise ValueError(f"nobody named {name!r} draws random numbers{did_you_mean(name, _NAMES)}")
+            raise ValueError(f"nothing named {name!r} draws random numbers{did_you_mean(name, _NAMES)}")
         child = np.random.SeedSequence(self.seed, spawn_key=(_NAMES.index(name), index))
         return int(child.generate_state(1, np.uint64)[0]) >> 1
 
@@ -73,7 +73,7 @@ class RunSeeds:
 def episode_seed(lane_seed: int, episode: int) -> int:
     """The seed of one reset: a function of the lane and the episode's number alone.
 
-    So a restarted worker or a resumed run goes on with the same stream. One round of SplitMix64 (Steele et al. 2014,
+    So a restarted worker or a resumed run continues the same stream. One round of SplitMix64 (Steele et al. 2014,
     https://doi.org/10.1145/2714064.2660195), cut to 31 bits, which every simulator accepts.
 
     Args:

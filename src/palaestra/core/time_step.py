@@ -73,7 +73,7 @@ class TimeStep(NamedTuple):
 
     @property
     def truncated(self) -> Any:
-        """Whether an episode is cut off here although the task goes on (a time limit)."""
+        """Whether an episode is cut off here although the task continues (a time limit)."""
         return (self.step_type == StepType.LAST) & (self.discount != 0)
 
 

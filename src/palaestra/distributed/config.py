@@ -25,7 +25,7 @@ class DistributedConfig:
     num_workers: Annotated[int, tyro.conf.arg(aliases=("--num-workers",))] = 2
     """Workers that collect; env.num_envs are shared out over them."""
     mode: Annotated[Literal["sync", "async"], tyro.conf.arg(aliases=("--mode",))] = "sync"
-    """Collect and learn in turn; or learn from whatever arrives, from actors that wait for nobody (asynchronous.*)."""
+    """Collect and learn in turn; or learn from whatever arrives, from actors that do not wait (asynchronous.*)."""
     num_gradient_workers: int = 0
     """Workers that compute gradients, each of a part of every minibatch; 0 computes them where the policy learns."""
     allocation: AllocationMode | None = None

@@ -39,7 +39,7 @@ class HostTask(NamedTuple):
 
 
 class ShardedStep(NamedTuple):
-    """A host needs the gradients of a minibatch to go on."""
+    """A host needs the gradients of a minibatch to continue."""
 
     state: LossState
     """Of the algorithm; its version is counted by the host."""
@@ -100,7 +100,7 @@ class PolicyHost:
             return self._ended(policy, error)
 
     def step(self, policy: str, gradients: Sequence[Gradients]) -> ShardedStep | Updated:
-        """Takes the gradient step that an update waits for, and goes on to the next one.
+        """Takes the gradient step that an update waits for, and continues to the next one.
 
         Args:
             policy: its name.
@@ -119,7 +119,7 @@ class PolicyHost:
         raise answer
 
     def _give_up(self, policy: str) -> None:
-        """Ends an update that nobody waits for any more."""
+        """Ends an update whose result is no longer wanted."""
         if policy in self._running:
             self._running.pop(policy).gradients.put(None)
 

@@ -1,4 +1,4 @@
-"""`PolicyServer`: actors that wait for nobody, and learning from whatever arrives, as long as it is fresh enough."""
+"""`PolicyServer`: actors that do not wait, and learning from what arrives, if it is fresh enough."""
 
 import time
 from collections import Counter, deque
@@ -260,7 +260,7 @@ class PolicyServer(WorkerStreams):
         return info
 
     def _store_in(self, names: Collection[str], taken: Sequence[_Waiting], *, by_actor: bool) -> None:
-        """In the lanes of the actor, where streams go on; or one fragment beside the other, where they need not."""
+        """In the lanes of the actor, where streams continue; or one fragment beside the other, where they need not."""
         for name in names:
             for block, (worker, _, fragment) in enumerate(taken):
                 first = (worker.number if by_actor else block) * self._sizes[name]
@@ -302,7 +302,7 @@ class PolicyServer(WorkerStreams):
 
     @property
     def resume(self) -> str:
-        """How a run goes on from a checkpoint: "statistical", with new episodes."""
+        """How a run resumes from a checkpoint: "statistical", with new episodes."""
         return "statistical"
 
     @property
@@ -339,7 +339,7 @@ class PolicyServer(WorkerStreams):
         return sum(one.fragment.info.env_steps for one in self._taken)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Puts back what `state` gave; actors go on with the episodes after those that they had begun.
+        """Puts back what `state` gave; actors continue with the episodes after those that they had begun.
 
         Args:
             state: of a server with as many actors.

@@ -315,7 +315,7 @@ class RolloutManager(WorkerStreams):
 
     @property
     def resume(self) -> str:
-        """Whether a run that goes on from a checkpoint does so exactly: "exact", or "statistical"."""
+        """Whether a run resumes from a checkpoint exactly: "exact", or "statistical"."""
         return "exact" if self._exact else "statistical"
 
     def metrics(self) -> dict[str, float]:

@@ -41,7 +41,7 @@ class Fragment(NamedTuple):
     info: CollectInfo
     """What the collection did; environments are numbered within the worker."""
     lanes: dict[str, np.ndarray] | None
-    """Seed and episode number of every environment, for whoever takes the worker's place; `None` where unknown."""
+    """Seed and episode number of every environment, for the worker that takes its place; `None` where unknown."""
     faults: list[Fault]
     """Of the environments, since the fragment before; environments are numbered within the worker."""
 
@@ -154,10 +154,10 @@ class RolloutWorker:
         """Takes the place of a worker that was there before.
 
         Args:
-            position: what `state` gave; or only its `lanes`, to go on with the next episode of each; or `None`.
+            position: what `state` gave; or only its `lanes`, to continue with the next episode of each; or `None`.
 
         Returns:
-            Whether the environments go on exactly: "exact" or "statistical".
+            Whether the environments continue exactly: "exact" or "statistical".
         """
         collector, env = self._parts.collector, self._parts.env
         if position is not None and "collector" in position:

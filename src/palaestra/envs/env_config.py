@@ -43,7 +43,7 @@ class EnvConfig:
     train_wrappers: tuple[Any, ...] = ()
     """More of them for training alone, such as `NormalizeReward`; evaluation sees the rewards of the task."""
     on_fault: Literal["raise", "restart", "drop"] = "raise"
-    """When an environment fails: stop; make it again and go on with its next episode; or go on without it."""
+    """When an environment fails: stop; make it again and start its next episode; or continue without it."""
     max_restarts: int = 10
     """Restarts of one environment within an hour; one more fault stops the run."""
     timeout_s: float = 60.0

@@ -27,7 +27,7 @@ class FaultPolicy:
     """What to do about an environment that raises, dies, hangs, or emits what cannot be learned from."""
 
     on_fault: OnFault = "raise"
-    """Stop the run; make the environment again and go on with its next episode; or go on without it."""
+    """Stop the run; make the environment again and start its next episode; or continue without it."""
     max_restarts: int = 10
     """Restarts of one environment within an hour; one more fault stops the run."""
     backoff_s: float = 0.1

@@ -181,7 +181,7 @@ class TensorEnvironment(Environment):
 
     @final
     def state_dict(self) -> dict[str, Any]:
-        """The very states, so that a restored environment goes on exactly."""
+        """The very states, so that a restored environment continues exactly."""
         if self._result is not None:
             raise EnvError("state_dict was called between send and recv; receive first")
         state = {f"state.{name}": leaf.cpu().numpy().copy() for name, leaf in self._state.items()}

@@ -363,7 +363,7 @@ def algorithm_class(name: str) -> Any:
 
 
 def read_config(path: str | Path) -> Mapping[str, Any]:
-    """The settings that a configuration file holds; nobody has looked at them yet.
+    """The settings that a configuration file holds, not checked yet.
 
     Args:
         path: a YAML file.

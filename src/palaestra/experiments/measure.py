@@ -106,7 +106,7 @@ def dry_run(config: ExperimentConfig) -> Estimate:
 def _measure(trainer: Trainer) -> tuple[float, int]:
     """Env steps per second and updates: the first update of everybody warms up, those after it are timed.
 
-    Whoever has not learned after a second for which others have is not waited for: it may never be asked to.
+    A policy that has not learned after a second for which others have is not waited for: it may never be asked to.
     """
     began_s = time.perf_counter()
     for _ in range(_MOST_ITERATIONS):

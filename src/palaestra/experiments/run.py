@@ -163,16 +163,16 @@ def resume(
     Args:
         name: path or name of the run, or `last`.
         root: where runs are.
-        fork: whether to go on in a new run directory, of this name if it is a text, and leave the old one as it is.
+        fork: whether to continue in a new run directory, of this name if it is a text, and leave the old one as it is.
         progress: whether to show how it goes, as the command does.
         loggers: besides the run's own files and TensorBoard.
         on_start: called with the run directory before anything is done there.
-        settings: by their path with `__` for dots, to go on with others than the run began with; `run.json` records
+        settings: by their path with `__` for dots, to continue with others than the run began with; `run.json` records
             them.
 
     Raises:
         CheckpointError: there is no such run, or its checkpoints are damaged.
-        ConfigError: another process has the run, or a setting cannot change in a run that goes on.
+        ConfigError: another process has the run, or a setting cannot change in a run that continues.
     """
     directory = find_run(name, root)
     config = changed_config(directory, settings)
@@ -256,7 +256,7 @@ def ended(directory: RunDirectory, trainer: Trainer, result: TrainResult) -> Run
 
 
 def _computes_exactly(before: ExperimentConfig, now: ExperimentConfig) -> bool:
-    """Whether a run goes on with the numbers that it would have had: on one device, and a GPU only where asked to."""
+    """Whether a run continues with the numbers that it would have had: on one device, and a GPU only where asked to."""
     return before.run.device == now.run.device and (now.run.device == "cpu" or now.run.deterministic)
 
 
@@ -283,7 +283,7 @@ def _advise(error: BaseException, directory: RunDirectory, config: ExperimentCon
     if record is not None:
         error.add_note(f"recorded    {record}")
     if isinstance(error, EnvError) and config.env.on_fault == "raise":
-        error.add_note("to go on    --env.on-fault restart replaces an environment that fails")
+        error.add_note("instead     --env.on-fault restart replaces an environment that fails")
     if CheckpointStore(directory.path / "checkpoints").steps():
         error.add_note(f"next        palaestra resume {shlex.quote(str(directory.path))}")
 
@@ -299,7 +299,7 @@ def _end(directory: RunDirectory, facts: dict[str, Any]) -> None:
 
 
 def seed_process(run: str, *path: str) -> int:
-    """Trains one seed of a group, or goes on with it, in a process of its own; returns the exit code.
+    """Trains one seed of a group, or continues it, in a process of its own; returns the exit code.
 
     Args:
         run: its run directory, which exists.

@@ -44,7 +44,7 @@ class RunDirectory:
 
         Args:
             config: of the run.
-            lineage: which run this one goes on from, and what was changed.
+            lineage: which run this one continues, and what was changed.
 
         Raises:
             ConfigError: the directory exists already, or cannot be made.
@@ -262,10 +262,10 @@ _FIXED = (
 
 
 def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> ExperimentConfig:
-    """A run's configuration with other settings, as far as it can go on with them.
+    """A run's configuration with other settings, as far as it can continue with them.
 
     Args:
-        run: that goes on.
+        run: that continues.
         settings: values by path, with dots or `__`.
 
     Raises:
@@ -275,7 +275,7 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
     changed = config_from_mapping(ExperimentConfig, settings, base=config)
     changes = changes_between(config, changed)
     refused = [
-        f"{path} cannot change in a run that goes on (it is {old!r}, {new!r} was given); train a new run instead"
+        f"{path} cannot change in a run that continues (it is {old!r}, {new!r} was given); train a new run instead"
         for path, (old, new) in changes.items()
         if any(path == fixed or path.startswith(f"{fixed}.") for fixed in _FIXED)
     ]
@@ -285,7 +285,7 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
     elif changes and not refused and budget <= reached:
         refused.append(
             f"the run has used its budget of {budget:,} env steps, so nothing would be done with {', '.join(changes)}; "
-            "give --until as well, to go on"
+            "give --until as well, to train on"
         )
     if refused:
         raise ConfigError("\n".join(refused))
@@ -310,7 +310,7 @@ def changes_between(old: ExperimentConfig, new: ExperimentConfig) -> dict[str, t
 
 
 def fork(parent: RunDirectory, config: ExperimentConfig, name: str | None = None) -> RunDirectory:
-    """A new run that goes on from the newest valid checkpoint of another; that one stays as it is.
+    """A new run that continues from the newest valid checkpoint of another; that one stays as it is.
 
     Args:
         parent: the other run.

@@ -87,7 +87,7 @@ def train_seeds(
     """Trains a configuration with several seeds side by side, each in a process of its own.
 
     As many run at a time as there are cores; the next begins when one has ended. Ctrl-C or SIGTERM reaches all of
-    them: they save and end. A seed that fails is named, and the others go on.
+    them: they save and end. A seed that fails is named, and the others continue.
 
     Args:
         config: of every run, apart from the seed.

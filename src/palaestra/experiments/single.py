@@ -154,7 +154,7 @@ _NEEDED = (
 
 
 class _Played(NamedTuple):
-    """T steps of one episode, twice: whoever computes only single rows does not give this shape."""
+    """T steps of one episode, twice: an environment that computes only single rows does not give this shape."""
 
     achieved: np.ndarray
     """[2, T, goal]."""

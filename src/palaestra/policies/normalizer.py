@@ -94,7 +94,7 @@ class ObservationNormalizer(nn.Module):
         return self._normalized(observation, self._plan)
 
     def increment(self, observation: Any, valid: Tensor | None = None) -> Moments:
-        """The moments of some observations, to be sent to whoever merges; this normaliser does not change.
+        """The moments of some observations, to be sent to where they are merged; this normaliser does not change.
 
         Args:
             observation: raw, leaves [..., *observation].

@@ -133,7 +133,7 @@ class Policy(MovableModule, ABC):
     A policy owns the generator that its choices draw from, the normaliser of its observations and its exploration, so
     evaluation, export and serving cannot forget them. Observations are handed over raw, as environments emit them.
 
-    Whoever asks need not know where the parameters are: observations and memories go there, and the answer comes back
+    A caller need not know where the parameters are: observations and hidden states go there, and the answer comes back
     to where the observations were.
 
     A subclass defines `choose`, `describe` where it has `behaviour_fields`, and `initial_state` and `state_spec` where
@@ -200,7 +200,7 @@ class Policy(MovableModule, ABC):
             Actions, the new state and info.
 
         Raises:
-            SpecError: an action mask allows nothing although the episode goes on.
+            SpecError: an action mask allows nothing although the episode has not ended.
         """
         if torch.is_grad_enabled():
             with torch.no_grad():

@@ -27,7 +27,7 @@ class PopulationPolicy(NetworkPolicy):
 
     Lanes 2i and 2i + 1 share a seed and have opposite signs (Salimans et al. 2017, https://arxiv.org/abs/1703.03864,
     section 2, mirrored sampling). New seeds are drawn with every policy version. `behaviour` tells each row's seed,
-    with its sign, and `noise` gives ε again from it: so whoever learns needs no more than the rows.
+    with its sign, and `noise` gives ε again from it: so a learner needs no more than the rows.
 
     Args:
         network: observation [..., *observation] -> [..., A].
@@ -83,7 +83,7 @@ class PopulationPolicy(NetworkPolicy):
             [B, P] signed ε, in the order of the network's parameters.
 
         Raises:
-            ConfigError: a seed is 0, which none is: nobody acted on that row.
+            ConfigError: a seed is 0, which none is: no policy acted on that row.
         """
         if not seed.all():
             raise ConfigError(f"{seed.tolist()} has a seed 0, which no perturbation has; give those of rows acted on")
@@ -115,7 +115,7 @@ class PopulationPolicy(NetworkPolicy):
     def _disturb(self, lanes: int) -> None:
         """Draws new seeds, and the parameters of every lane from them.
 
-        They follow from the policy's seed and version, so a run that is cut within an unroll goes on with the same.
+        They follow from the policy's seed and version, so a run that is cut within an unroll resumes with the same.
         """
         generator = torch.Generator().manual_seed((self.generator.initial_seed() + self.version * _STRIDE) % 2**63)
         pairs = torch.randint(1, _SEEDS, ((lanes + 1) // 2,), generator=generator)

@@ -195,14 +195,14 @@ class LoadedData:
         if len(buffers) != len(states):
             raise ConfigError(
                 f"the run learned from {len(states)} loaded data set(s), and now there are {len(buffers)}; "
-                "a run goes on with the data that it began with"
+                "a run resumes with the data that it began with"
             )
         for buffer, state in zip(buffers, states, strict=True):
             saved, given = state["data"], self._identity(buffer)
             if saved != given:
                 raise ConfigError(
                     f"the run learned from {saved['rows']:,} loaded rows ({saved['sha256'][:12]}), but the data now "
-                    f"has {given['rows']:,} ({given['sha256'][:12]}); a run goes on with the data that it began with"
+                    f"has {given['rows']:,} ({given['sha256'][:12]}); a run resumes with the data that it began with"
                 )
             buffer.sampler.load_state(state["sampler"])
 

@@ -37,7 +37,7 @@ class TimeSplit:
         self._since = time.perf_counter()
 
     def start(self) -> None:
-        """The run begins or goes on; what lies before is nobody's."""
+        """The run begins or resumes; earlier metrics are not shown."""
         self._since = time.perf_counter()
 
     def spent(self, part: str) -> None:

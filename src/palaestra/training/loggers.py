@@ -15,10 +15,10 @@ __all__ = ["FileLogger", "Logger", "TensorBoardLogger"]
 
 
 class Logger(Protocol):
-    """Takes what a run has to say. A logger that raises is dropped with a warning; training goes on."""
+    """Takes what a run has to say. A logger that raises is dropped with a warning; training continues."""
 
     def start(self, position: Mapping[str, int]) -> None:
-        """The run begins or goes on.
+        """The run begins or resumes.
 
         Args:
             position: `metrics` rows and `episodes` already logged and `env_steps` taken; whatever lies beyond (from a

@@ -60,7 +60,7 @@ class DataCollector(Protocol):
         ...
 
     def unroll(self, length: float, *, random: Collection[str] = ()) -> CollectInfo:
-        """Collects for one training iteration, or goes on with an unfinished unroll.
+        """Collects for one training iteration, or continues an unfinished unroll.
 
         Args:
             length: time steps from every environment.
@@ -142,7 +142,7 @@ class GradientSteps(Protocol):
 
 @runtime_checkable
 class SelfPaced(Protocol):
-    """A policy manager whose policies learn while data is collected, when whoever acts says so: robots.
+    """A policy manager whose policies learn while data is collected, when what acts says so: robots.
 
     A trainer gives such a manager no sources; its `update` reports what was learned since the last call.
     """

@@ -48,7 +48,7 @@ class NetworkLogger(ABC):
 
     @abstractmethod
     def open(self, position: Mapping[str, int]) -> None:
-        """Begins, or goes on with, a run at the service.
+        """Begins or continues a run at the service.
 
         Args:
             position: see `Logger.start`.
@@ -198,7 +198,7 @@ class WandbLogger(_RunLogger):
 
 
 class MLflowLogger(NetworkLogger):
-    """Sends metrics to an MLflow server, or into a local database; a resumed run goes on there as well.
+    """Sends metrics to an MLflow server, or into a local database; a resumed run continues there as well.
 
     MLflow allows no `@` in names: `info/x@max` becomes `info/x.max`.
 

@@ -25,7 +25,7 @@ class StoppedError(KeyboardInterrupt):
 class StopSignals:
     """While entered, notes the first SIGINT or SIGTERM; a second one raises `StoppedError` where it strikes.
 
-    Outside the main thread, where Python delivers no signals, it does nothing. Entered inside another one, it goes on
+    Outside the main thread, where Python delivers no signals, it does nothing. Entered inside another one, it continues
     from what that one has noted.
 
     Args:

@@ -162,7 +162,7 @@ class Trainer:
         self._time.collected(info)
         if info.episodes:
             self._take_episodes(info.episodes)
-        if self.collector.unfinished:  # a signal came; a resumed run goes on in the middle of the unroll
+        if self.collector.unfinished:  # a signal came; a resumed run continues in the middle of the unroll
             return
         sources = self._learning.sources(self.collector, info, self.progress)
         results = self.learner.update(sources) if sources or self._learning.self_paced else {}
@@ -238,7 +238,7 @@ class Trainer:
     # -- what happens besides
 
     def _begin_evaluation(self, *, wait: bool = False) -> None:
-        """Evaluates, unless a signal comes meanwhile; then it is made when the run goes on."""
+        """Evaluates, unless a signal comes meanwhile; then it is made when the run resumes."""
         assert self._evaluator is not None
         made = self._evaluator.make(self.collector.env_steps, acting_policy(self.algorithms), wait=wait)
         self._evaluation_broken_off = made is None
@@ -326,7 +326,7 @@ class Trainer:
         if final or self._failed_saves > self.config.max_failed_saves:
             raise error
         _log.warning(
-            "%s. Training goes on unsaved; failure %d in a row of at most %d",
+            "%s. Training continues unsaved; failure %d in a row of at most %d",
             *(error, self._failed_saves, self.config.max_failed_saves),
         )
 

@@ -3,7 +3,7 @@
 Every fourth frame, the maximum of the newest two, gray, 84 x 84 pixels, the newest four of them stacked; up to 30
 actions that do nothing, and FIRE, before the agent sees an episode (Machado et al. 2018,
 https://arxiv.org/abs/1709.06009, and Mnih et al. 2015). Losing a life is not an end, and the limit of 108,000 frames
-truncates. With `episodic_life=True` it is an end; the pool then begins a new game, the Python layers go on with the
+truncates. With `episodic_life=True` it is an end; the pool then begins a new game, the Python layers continue the
 next life. The bare game, without preprocessing, is `ale_py:ALE/Pong-v5`.
 """
 

@@ -49,7 +49,7 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
         """Starts new episodes everywhere.
 
         Args:
-            seed: of a new pool; `None` goes on with this one.
+            seed: of a new pool; `None` keeps this one.
             options: none exist.
         """
         if seed is not None:

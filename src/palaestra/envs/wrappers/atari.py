@@ -103,7 +103,7 @@ def action_meanings(env: SingleEnvironment) -> list[str]:
 
 @final
 class EpisodicLife(StatefulWrapper):
-    """Ends an episode, with discount 0, when a life is lost; the next one goes on with the same game.
+    """Ends an episode, with discount 0, when a life is lost; the next one continues the same game.
 
     A life is worth something, and this says so at once. For training only: in evaluation an episode should be a whole
     game. The next life begins with one action that does nothing.

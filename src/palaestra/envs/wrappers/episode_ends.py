@@ -86,7 +86,7 @@ class TimeAwareDiscount(EnvironmentWrapper):
 
 @final
 class NonEpisodic(EnvironmentWrapper):
-    """Hides terminations: where the task says that it is over, the agent goes on acting.
+    """Hides terminations: where the task says that it is over, the agent continues to act.
 
     For continuing tasks whose environment reports success or failure as an end. A truncation stays a LAST step, also
     where it comes together with a termination, so a time limit can still cut the stream into pieces; the discount is 1
