@@ -14,7 +14,7 @@ from rich.console import Console
 from palaestra import experiments
 from palaestra.cli.options import RunOptions, command, print_table
 from palaestra.core import ConfigError, import_extra, require_at_least
-from palaestra.experiments.curves import Axis, Statistic
+from palaestra.experiments.curves import Axis, Statistic, require_plot_name
 
 __all__ = ["compare", "evaluate", "play", "plot", "report"]
 
@@ -89,6 +89,8 @@ def plot(arguments: list[str]) -> int:
         arguments: what was typed after the verb.
     """
     names, options = command(PlotOptions, arguments, "palaestra plot RUN... [--output FILE.svg]", "the run...")
+    if options.output is not None:
+        require_plot_name(options.output)
     runs = experiments.find_runs(names, options.root)
     curves = experiments.curves_of(runs, metric=options.metric, x=options.x, statistic=options.statistic)
     if options.json:

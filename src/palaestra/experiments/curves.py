@@ -274,15 +274,27 @@ def save_plot(curves: Sequence[Curve], path: str | Path, *, x: Axis = "steps", m
         ConfigError: another ending.
         MissingExtraError: a picture needs matplotlib.
     """
-    path = Path(path)
-    if path.suffix not in (".png", ".svg", ".csv"):
-        raise ConfigError(f"--output is {str(path)!r}; give a file that ends with .png, .svg or .csv")
+    path = require_plot_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".csv":
         _write_csv(curves, path, x, metric)
     else:
         _draw(curves, path, x, metric)
     return path
+
+
+def require_plot_name(path: str | Path) -> Path:
+    """The path of a plot, once its ending is known to be one that `save_plot` writes.
+
+    Args:
+        path: given.
+
+    Raises:
+        ConfigError: another ending.
+    """
+    if Path(path).suffix not in (".png", ".svg", ".csv"):
+        raise ConfigError(f"--output is {str(path)!r}; give a file that ends with .png, .svg or .csv")
+    return Path(path)
 
 
 def _write_csv(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> None:

@@ -101,7 +101,7 @@ class MultiAgentEnvs:
         self.faults: list[Fault] = []
         """Every fault, in order."""
         self.restarted: frozenset[int] = frozenset()
-        """MultiAgentEnvs whose running episode broke off in the newest step; their newest step begins another."""
+        """Environments whose running episode broke off in the newest step; their newest step begins another."""
         seeds = list(lane_seeds) if lane_seeds is not None else np.random.SeedSequence().generate_state(len(envs))
         if len(seeds) != len(envs):
             raise EnvError(f"{len(seeds)} lane seeds were given for {len(envs)} environments; give one for each")
