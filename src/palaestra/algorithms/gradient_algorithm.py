@@ -106,6 +106,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
     ) -> None:
         super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
+        self._targets = [name for name in model.component if name.startswith("target_")]
+        self._target_period = None if hasattr(config, "tau") else getattr(config, "target_period", math.inf)
         self.bonus = bonus_of(config, policy, model, plan, seeds or RunSeeds(0))
         if self.bonus is not None and self.team:
             raise ConfigError(
@@ -149,13 +151,14 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         Every component `target_<name>` follows the component `<name>` as the configuration says: by the share `tau` of
         the way after each step, or as a copy of it every `target_period` steps.
         """
-        names = [name for name in self.model.component if name.startswith("target_")]
-        if names and hasattr(self.config, "tau"):
+        if not self._targets:
+            return
+        if self._target_period is None:
             tau = float(self.value_of("tau"))
-            for name in names:
+            for name in self._targets:
                 self.model.polyak_update(name, source=name.removeprefix("target_"), tau=tau)
-        elif names and self.num_gradient_steps % getattr(self.config, "target_period", math.inf) == 0:
-            for name in names:
+        elif self.num_gradient_steps % self._target_period == 0:
+            for name in self._targets:
                 self.model.sync(name, source=name.removeprefix("target_"))
 
     def stop_early(self, metrics: Mapping[str, Tensor]) -> bool:

@@ -259,7 +259,7 @@ class Collector:
             state = step.state
             done += 1
         self._time_step, self._state = time_step, state
-        self._writer.new += appended
+        self._writer.together += appended
         self._count(info, done * (self.num_lanes if lanes is None else len(lanes)) - resets, env_s, inference_s)
         return done
 
@@ -336,7 +336,7 @@ class Collector:
     def _check(self) -> None:
         """Refuses new rows that are not finite."""
         assert self._time_step is not None
-        rows = int(self._writer.new.max())
+        rows = self._writer.new
         require_finite(self.env, self.buffer, self._time_step, rows, changed=self.preprocess is not None)
 
     def _count(self, info: CollectInfo, env_steps: int, env_s: float, inference_s: float) -> None:
@@ -350,7 +350,7 @@ class Collector:
     def state(self) -> dict[str, Any]:
         """Where collection is, by name: tensors and JSON values, for a checkpoint."""
         state: dict[str, Any] = {"env_steps": self.env_steps, "tracker": self._tracker.state()}
-        state |= {**self._quota.state(), "fresh_rows": int(self._writer.new.max())}
+        state |= {**self._quota.state(), "fresh_rows": self._writer.new}
         if self._time_step is not None:
             state["env"] = self.env.state_dict()
             state["time_step"] = self._time_step._asdict() | {"env_info": (), "untransformed": ()}
@@ -363,7 +363,7 @@ class Collector:
         Args:
             state: of a collector with the same environments.
         """
-        self.env_steps, self._writer.new[:] = state["env_steps"], state["fresh_rows"]
+        self.env_steps, self._writer.together = state["env_steps"], state["fresh_rows"]
         self._quota.load_state(state)
         self._tracker.load_state(state["tracker"])
         if "env" in state:

@@ -38,8 +38,14 @@ class RowWriter:
 
     def __init__(self, buffer: ReplayBuffer, policy: Policy, tracker: EpisodeTracker) -> None:
         self._buffer, self._policy, self._tracker = buffer, policy, tracker
-        self.new = np.zeros(buffer.num_lanes, np.int64)
-        """[B] rows since the last `write_log_probs`; an episode that ends and begins in one step has one more."""
+        self.together = 0
+        """Rows of all lanes since the last `write_log_probs` that were appended without `write`."""
+        self._apart: np.ndarray | None = None  # [B] those of each lane that `write` appended
+
+    @property
+    def new(self) -> int:
+        """Rows since the last `write_log_probs`, of the lane with most: ends and begins in one step add to it."""
+        return self.together + (0 if self._apart is None else int(self._apart.max()))
 
     def write(
         self,
@@ -68,18 +74,23 @@ class RowWriter:
             its_action, its_state = tree_select((action, hidden), place[numbers])
             append(its_action, mine, policy_version=version, state=its_state, env_id=numbers)
             self._tracker.add(mine, numbers)
-            self.new[numbers] += 1
+            self._count(numbers)
         append(action, time_step, policy_version=version, state=hidden, env_id=lanes)
         self._tracker.add(time_step, lanes)
-        self.new[... if lanes is None else lanes] += 1
+        self._count(... if lanes is None else lanes)
+
+    def _count(self, lanes: Any) -> None:
+        if self._apart is None:
+            self._apart = np.zeros(self._buffer.num_lanes, np.int64)
+        self._apart[lanes] += 1
 
     def write_log_probs(self) -> None:
         """Adds log-probabilities of the newest actions, and whatever else losses need of the policy that acted.
 
         Acting only chooses. This is one batched pass over the rows just stored, with the same weights.
         """
-        buffer, policy, rows = self._buffer, self._policy, int(self.new.max())
-        self.new[:] = 0
+        buffer, policy, rows = self._buffer, self._policy, self.new
+        self.together, self._apart = 0, None
         if not rows or not buffer.info_fields:
             return
         with torch.inference_mode():
