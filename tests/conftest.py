@@ -1,6 +1,7 @@
 """What every test shares: one thread, checked array shapes, and waiting by polling."""
 
 import os
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -13,6 +14,9 @@ import torch
 # inherit the variable: threads that wait for a busy core make them many times slower.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+
+# The key that signs the runs of this user is one for the tests, not the user's.
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="palaestra-tests-")
 
 # Shapes and dtypes annotated in `ops/` are checked while tests run, and cost nothing otherwise.
 jaxtyping.install_import_hook("palaestra.ops", "beartype.beartype")

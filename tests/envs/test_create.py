@@ -153,9 +153,9 @@ def test_specs_can_be_had_without_keeping_an_environment():
         ("CartPole-v9", "did you mean 'CartPole-v1'"),
         ("palaestra.envs.tiny:Chian", "did you mean 'Chain'"),
         ("no_such_package:Thing", "cannot be imported"),
-        ("palaestra.envs.wrap:STEP_WRAPPERS", "a class or function"),
+        ("palaestra.envs.wrap:STEP_WRAPPERS", "an environment is needed"),
         ("tests.envs.worlds:Constant", "create_environment"),
-        ("os:getcwd", "made a str"),
+        ("os:getcwd", "an environment is needed"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_refused_with_a_suggestion(name, words):

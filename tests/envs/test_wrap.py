@@ -81,7 +81,7 @@ def test_a_wrapper_of_ones_own_is_looked_up_when_the_environment_is_made():
         create_environment(config)
     with pytest.raises(ConfigError, match="'gain'; its arguments are: none"):
         create_environment(EnvConfig(wrappers=("tests.envs.test_wrap:plain(gain=2)",)))
-    with pytest.raises(ConfigError, match="is a int; it cannot be called"):
+    with pytest.raises(ConfigError, match="is 3; a wrapper is needed"):
         create_environment(EnvConfig(wrappers=("tests.envs.test_wrap:NUMBER",)))
 
 

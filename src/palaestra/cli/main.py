@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 __all__ = ["main"]
 
@@ -28,7 +29,8 @@ usage: palaestra VERB ...
   check-env ENVIRONMENT         check an environment      palaestra check-env my_package:MyEnvironment
   doctor                        check this installation
 
-`palaestra VERB --help` has each verb's options; `palaestra --version` is this version.
+`palaestra VERB --help` has each verb's options; `palaestra --version` is this version. `--trust` opens runs of others
+that name code of their own.
 exit codes: 0 done, 2 configuration, 3 environment, 4 non-finite numbers, 5 checkpoint or storage, 130 Ctrl-C (saved),
 143 SIGTERM (saved)
 """
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(importlib.metadata.version("palaestra"))
             code = 0
         else:
-            code = _function(verb)(rest)
+            code = _called(verb, rest)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has what it wants; at the exit there is nothing to say about the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -68,16 +70,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _function(verb: str) -> Callable[[list[str]], int]:
-    """What a verb does; code in the current folder can be imported then, but never code in a run directory."""
-    from palaestra.core import ConfigError, did_you_mean
+def _called(verb: str, rest: list[str]) -> int:
+    """Does what a verb says; code in the current folder can be imported then, but never code in a run directory."""
+    from palaestra.core import ConfigError, did_you_mean, trust
+    from palaestra.core.importing import in_run
 
     if verb not in _VERBS:
         raise ConfigError(f"unknown verb {verb!r}{did_you_mean(verb, _VERBS)}")
-    if os.getcwd() not in sys.path and not os.path.exists("run.json"):
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    folder = os.getcwd()
+    sys.path[:] = [entry for entry in sys.path if entry not in ("", folder)]
+    if not in_run(Path(folder)):
+        sys.path.insert(0, folder)  # as `python -m` does
+    if "--trust" in rest:
+        rest.remove("--trust")
+        trust("/")
     module, _, function = _VERBS[verb].partition(":")
-    return getattr(importlib.import_module(module), function)
+    return getattr(importlib.import_module(module), function)(rest)
 
 
 def _exit_code(error: Exception) -> int:

@@ -1,14 +1,20 @@
 """Objects by name: `my_package.module:attribute` on the Python path, never a registry."""
 
 import importlib
+import importlib.util
 import sys
 import traceback
-from pathlib import PurePosixPath
+import typing
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from palaestra.core.errors import ConfigError, MissingExtraError, PalaestraError, did_you_mean
 
-__all__ = ["import_extra", "import_module", "import_object", "importable_name"]
+__all__ = ["import_extra", "import_maker", "import_module", "import_object", "importable_name", "trust"]
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_trusted: set[Path] = set()
 
 
 def import_module(module_name: str, name: str) -> Any:
@@ -80,6 +86,92 @@ def import_object(name: str) -> Any:
             raise ConfigError(f"module {module_name!r} has no {attribute!r}{did_you_mean(part, _public(found))}")
         found = getattr(found, part)
     return found
+
+
+def import_maker(name: str, what: str, fits: Callable[[type], bool]) -> Callable[..., Any]:
+    """The class, or the function that makes its objects, that a name means.
+
+    Args:
+        name: `my_package.module:attribute`.
+        what: is needed, for the message: `"an environment"`.
+        fits: whether a class is one.
+
+    Raises:
+        ConfigError: it is anything else, or part of Python itself, such as `os:system`; or as for `import_object`.
+    """
+    found = import_object(name)
+    made = found
+    if callable(found) and not isinstance(found, type):
+        try:
+            made = typing.get_type_hints(found).get("return")
+        except (TypeError, NameError, AttributeError):  # no function, or annotations of names that only a checker sees
+            made = None
+        made = typing.get_origin(made) or made
+    module = str(getattr(found, "__module__", None) or type(found).__module__).partition(".")[0]
+    if not callable(found) or module in sys.stdlib_module_names or (isinstance(made, type) and not fits(made)):
+        raise ConfigError(f"{name!r} is {found!r}; {what} is needed: a class, or a function that makes one")
+    return found
+
+
+def code_of(name: str) -> Path | None:
+    """The file or folder of the package that `import_object` would import, found without importing anything.
+
+    Args:
+        name: `my_package.module:attribute`, or the name of a module.
+
+    Returns:
+        Its path; `Path()` for what is built into Python, `None` where there is no such package.
+    """
+    package = name.partition(":")[0].partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    places = list(spec.submodule_search_locations or ()) or [spec.origin if spec.has_location else ""]
+    return Path(str(places[0])).resolve() if places[0] else Path()
+
+
+def trust(directory: str | Path) -> None:
+    """Lets this process import the code that files below a directory name, wherever that code lies.
+
+    Args:
+        directory: of a run, of a group of runs, or a folder of them.
+    """
+    _trusted.add(Path(directory).resolve())
+
+
+def is_trusted(name: str, directory: str | Path) -> bool:
+    """Whether code may be imported because a file of a directory names it.
+
+    It may if the directory was trusted; else if the code is this library's, or lies in the working directory: neither
+    installed there, nor within `directory`, and the working directory is no run's.
+
+    Args:
+        name: `my_package.module:attribute`, or the name of a module.
+        directory: of the file.
+    """
+    folder, run = Path.cwd(), Path(directory).resolve()
+    code = code_of(name)
+    if code is None or code.is_relative_to(_PACKAGE) or any(run.is_relative_to(trusted) for trusted in _trusted):
+        return True
+    own = code.is_relative_to(folder) and not {"site-packages", "dist-packages"} & set(code.parts)
+    return own and not code.is_relative_to(run) and not in_run(folder)
+
+
+def in_run(folder: Path) -> bool:
+    """Whether a folder is a run directory, or lies in one: what it holds may be a stranger's.
+
+    Args:
+        folder: any.
+    """
+    parts = ("checkpoints", "policy/policy.json", "evals")
+    return any(
+        any((place / mark).exists() for mark in ("run.json", "policy.json"))
+        or ((place / "config.yaml").exists() and any((place / part).exists() for part in parts))
+        for place in (folder, *folder.parents)
+    )
 
 
 def importable_name(value: Any) -> str | None:

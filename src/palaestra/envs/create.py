@@ -13,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from palaestra.core import ConfigError, EnvError, PalaestraError, RunSeeds, SpecTree, TensorSpec
-from palaestra.core.importing import import_module, import_object
+from palaestra.core.importing import import_maker, import_module
 from palaestra.envs.chaos import ChaosEnv
 from palaestra.envs.driver import Driver
 from palaestra.envs.env_config import EnvConfig
@@ -213,12 +213,16 @@ def _maker(name: str) -> Callable[..., Any] | None:
     if rest in gymnasium.registry or not rest.isidentifier():
         import_module(module, name)
         return None
-    maker = import_object(name)
-    if not callable(maker):
-        raise ConfigError(
-            f"{name!r} is a {type(maker).__name__}; a class or function that makes an environment is needed"
-        )
-    return maker
+    return import_maker(name, "an environment", is_environment)
+
+
+def is_environment(kind: type) -> bool:
+    """Whether a class is an environment of any library: it has `reset` and `step`.
+
+    Args:
+        kind: of what a name means.
+    """
+    return hasattr(kind, "reset") and hasattr(kind, "step")
 
 
 def _made(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:

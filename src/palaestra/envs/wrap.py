@@ -9,7 +9,7 @@ from typing import Any, Self, final
 
 import gymnasium
 
-from palaestra.core import ConfigError, PalaestraError, did_you_mean, import_object, importable_name
+from palaestra.core import ConfigError, PalaestraError, did_you_mean, import_maker, importable_name
 from palaestra.envs.faults import describe
 
 __all__ = ["Wrap"]
@@ -134,9 +134,7 @@ class Wrap:
         )
 
     def _resolve(self) -> Callable[..., Any]:
-        wrapper = import_object(self.name)
-        if not callable(wrapper):
-            raise ConfigError(f"the wrapper {self.name!r} is a {type(wrapper).__name__}; it cannot be called")
+        wrapper = import_maker(self.name, "a wrapper", lambda kind: hasattr(kind, "step"))
         try:
             signature = inspect.signature(wrapper)
         except ValueError:  # built in: it says so itself when called

@@ -15,7 +15,7 @@ from typing import Any, overload
 import torch
 
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import ConfigError, EnvError, PalaestraError
+from palaestra.core import ConfigError, EnvError, PalaestraError, trust
 from palaestra.experiments.build import make_learner, make_trainer
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
 from palaestra.experiments.learner import Learner
@@ -25,6 +25,7 @@ from palaestra.experiments.report import write_report
 from palaestra.experiments.run_directory import RunDirectory, changed_config, changes_between, find_run
 from palaestra.experiments.run_directory import fork as fork_run
 from palaestra.experiments.seeds import GroupResult, train_seeds
+from palaestra.experiments.trust import sign
 from palaestra.policies import Policy
 from palaestra.training import CheckpointStore, ConsoleLogger, Logger, StopSignals, Trainer, TrainResult, acting_policy
 
@@ -274,7 +275,7 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
     if changes := changes_between(directory.config, config):
         save_config(config, directory.path / "config.yaml")
         entry = {"env_steps": step, "time": now(), "changes": changes}
-        facts["overrides"] = [*directory.info.get("overrides", []), entry]
+        facts |= {"overrides": [*directory.info.get("overrides", []), entry], "signature": sign(directory.path)}
     directory.write_info(facts)
 
 
@@ -308,6 +309,7 @@ def seed_process(run: str, *path: str) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s  %(message)s")
     sys.path += [entry for entry in path if entry not in sys.path]
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    trust(run)  # the parent has read it
     directory = RunDirectory(Path(run))
     try:
         resumed = directory.status != "created"

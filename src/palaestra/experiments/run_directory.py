@@ -20,6 +20,7 @@ from typing import Any, TextIO
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, flat_settings, read_config, save_config
 from palaestra.experiments.records import provenance
+from palaestra.experiments.trust import require_trust, sign
 from palaestra.training import CheckpointStore
 
 __all__ = ["RunDirectory", "changed_config", "changes_between", "find_run", "find_runs", "list_groups", "list_runs"]
@@ -54,7 +55,8 @@ class RunDirectory:
             (run.path / name).mkdir()
         save_config(config, run.path / "config.yaml")
         origin = {"algorithm": config.algorithm_name, "env": config.env.name, "seed": config.run.seed, **provenance()}
-        run.write_info({"format": 1, "status": "created", **origin, "lineage": dict(lineage) if lineage else None})
+        made = {"format": 1, "status": "created", "signature": sign(run.path)}
+        run.write_info({**made, **origin, "lineage": dict(lineage) if lineage else None})
         return run
 
     @property
@@ -64,7 +66,9 @@ class RunDirectory:
         Raises:
             ConfigError: there is none, or it holds mistakes.
         """
-        return config_from_mapping(ExperimentConfig, read_config(self.path / "config.yaml"), old_names=True)
+        data = read_config(self.path / "config.yaml")
+        require_trust(data, self.path)
+        return config_from_mapping(ExperimentConfig, data, old_names=True)
 
     @property
     def info(self) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from palaestra.core import RunSeeds, SpecTree, episode_seed, import_object
+from palaestra.core import RunSeeds, SpecTree, episode_seed, import_maker, import_object
 from palaestra.core.errors import ConfigError, EnvError, NonFiniteError, PalaestraError, SpecError
 from palaestra.envs import EnvConfig, Fault, FaultPolicy
+from palaestra.envs.create import is_environment
 from palaestra.envs.faults import Failure, FaultKind, Incident, RestartBudget, describe
 from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
 from palaestra.multiagent.pettingzoo import PREFIX, from_pettingzoo, load_pettingzoo
@@ -308,7 +309,7 @@ def load_multi_agent_env(name: str, kwargs: Mapping[str, Any] | None = None) -> 
     given = dict(kwargs or {})
     if name.startswith(PREFIX):
         return load_pettingzoo(name, **given)
-    maker = import_object(name)
+    maker = import_maker(name, "an environment", lambda kind: _many_agents(kind) or is_environment(kind))
     try:
         inspect.signature(maker).bind(**given)
     except TypeError as error:

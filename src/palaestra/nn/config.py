@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from torch import nn
 
-from palaestra.core import ConfigError, PalaestraError, SpecTree, did_you_mean, import_object, importable_name
+from palaestra.core import ConfigError, PalaestraError, SpecTree, did_you_mean, import_maker, importable_name
 from palaestra.nn.mlp import Activation, Initialisation
 
 __all__ = ["EncoderOption", "NetworkConfig", "Recurrent", "encoder_name"]
@@ -57,7 +57,9 @@ class NetworkConfig:
         for option in self.encoder.values() if isinstance(self.encoder, Mapping) else [self.encoder]:
             if isinstance(option, str) and option.count(":") != 1:
                 raise ConfigError(f"the encoder {option!r} is not a name of the form my_package:MyNet")
-            if not (option is None or isinstance(option, str) or callable(option)) or _is_wrong_class(option):
+            if not (option is None or isinstance(option, str) or callable(option)) or (
+                isinstance(option, type) and not _is_module(option)
+            ):
                 raise ConfigError(
                     f"the encoder is {option!r}; give an nn.Module class, a function that makes a module of an "
                     "observation spec, a module, or the name of one of them as my_package:MyNet"
@@ -117,11 +119,11 @@ def own_module(option: Any, observation_spec: SpecTree) -> nn.Module:
             f"encoders are given for the parts {', '.join(option)}, but this network is a single part: "
             "give its entry alone, see NetworkConfig.parts"
         )
-    made = import_object(option) if isinstance(option, str) else option
+    made = import_maker(option, "an nn.Module", _is_module) if isinstance(option, str) else option
     name = repr(option) if isinstance(option, str) else getattr(made, "__qualname__", type(made).__name__)
     if isinstance(made, nn.Module):
         return copy.deepcopy(made).cpu()
-    if not callable(made) or _is_wrong_class(made):
+    if not callable(made) or (isinstance(made, type) and not _is_module(made)):
         raise ConfigError(f"the encoder {name} is {made!r}; an nn.Module, or a function that makes one, is needed")
     try:
         module = made(observation_spec)
@@ -146,5 +148,5 @@ def encoder_name(option: EncoderOption) -> str | None:
     return option if isinstance(option, str) else None if isinstance(option, nn.Module) else importable_name(option)
 
 
-def _is_wrong_class(option: Any) -> bool:
-    return isinstance(option, type) and not issubclass(option, nn.Module)
+def _is_module(kind: type) -> bool:
+    return issubclass(kind, nn.Module)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import typing
 from collections.abc import Sequence
@@ -10,8 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from palaestra.core import import_object, load_tensors, save_tensors, spec_from_json, spec_to_json
+from palaestra.core import load_tensors, save_tensors, spec_from_json, spec_to_json
 from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean
+from palaestra.core.importing import code_of, import_object, is_trusted
 from palaestra.nn import EncoderOption, NetworkConfig, encoder_name
 from palaestra.policies.network_policy import NetworkPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
@@ -88,18 +90,19 @@ def load_policy(
     data = _description(directory)
     known = {cls.__name__: cls for cls in (*_CLASSES, *classes)}
     name = data.get("policy")
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ConfigError(
             f"{directory / _JSON} holds a policy of class {name!r}{did_you_mean(str(name), known)}. "
             "Pass a class of your own as load_policy(directory, classes=[...])"
         )
-    config = _network_config(data, directory / _JSON, network)
-    policy = _built(known[name], data, config, directory / _JSON)
     tensors = load_tensors(directory / _WEIGHTS)
     if _sha256(directory / _WEIGHTS) != data.get("weights_sha256"):
         raise CheckpointError(
             f"{directory / _WEIGHTS} is not the file that {_JSON} was written with; save the policy again"
         )
+    config = _network_config(data, directory / _JSON, network)
+    _require_size(config, sum(tensor.numel() for tensor in tensors.values()), directory / _JSON)
+    policy = _built(known[name], data, config, directory / _JSON)
     try:
         policy.load_state_dict(tensors)
     except RuntimeError as error:
@@ -119,7 +122,7 @@ def _description(directory: Path) -> dict[str, Any]:
             )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}; save the policy again") from error
     version = data.get("format") if isinstance(data, dict) else None
     if version != _FORMAT:
@@ -143,7 +146,7 @@ def _network_config(data: dict[str, Any], path: Path, own: EncoderOption) -> Net
     try:
         fields = dict(data["network"])
         saved: Any = fields.pop("encoder", None)
-        config = NetworkConfig(**{**fields, "hidden_sizes": tuple(fields["hidden_sizes"])})
+        config = NetworkConfig(**{**fields, "hidden_sizes": tuple(map(int, fields["hidden_sizes"]))})
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{path} does not describe a {data['policy']} ({type(error).__name__}: {error}); save the policy again"
@@ -163,6 +166,12 @@ def _network_config(data: dict[str, Any], path: Path, own: EncoderOption) -> Net
 
 def _importable(name: str, path: Path) -> Any:
     """What a file names; code that makes no modules is not called because a file says so."""
+    if not is_trusted(name, path.parent):
+        raise ConfigError(
+            f"{path} names the encoder {name!r} of {code_of(name)}, which is neither part of palaestra nor in the "
+            "working directory. If you know where the policy comes from, call palaestra.core.trust(directory), or give "
+            "--trust"
+        )
     try:
         found = import_object(name)
     except ConfigError as error:
@@ -178,6 +187,17 @@ def _importable(name: str, path: Path) -> Any:
         f"{path} names the encoder {name!r}, which is {found!r}: no nn.Module class, and no function that is annotated "
         "to return a module. Pass it as load_policy(directory, network=...)"
     )
+
+
+def _require_size(config: NetworkConfig, saved: int, path: Path) -> None:
+    """Refuses layers that are far larger than the weights that were saved, before memory is asked for."""
+    widths = [*config.hidden_sizes, config.image_size, config.recurrent_size if config.recurrent else 0]
+    described = sum(before * after for before, after in itertools.pairwise(config.hidden_sizes)) + 1000 * sum(widths)
+    if min(widths) < 0 or described > 100 * saved + 10**8:
+        raise CheckpointError(
+            f"{path} describes layers {config.hidden_sizes}, which do not fit the {saved:,} numbers in {_WEIGHTS}; "
+            "save the policy again"
+        )
 
 
 def _built(cls: type[NetworkPolicy], data: dict[str, Any], config: NetworkConfig, path: Path) -> NetworkPolicy:

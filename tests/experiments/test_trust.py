@@ -1,0 +1,183 @@
+"""Runs of strangers: nothing that they name is imported or called (F12)."""
+
+import json
+import shutil
+import sys
+import time
+
+import pytest
+import yaml
+
+import palaestra
+from palaestra import EnvConfig, create_environment
+from palaestra.core import CheckpointError, ConfigError, import_maker, importing
+from palaestra.experiments import RunDirectory
+from tests.cli.parts import exit_code, output
+
+EVIL = """
+import pathlib
+pathlib.Path({mark!r}).touch()
+
+def run(*arguments, **options):
+    pathlib.Path({mark!r}).touch()
+"""
+
+VERBS = ["eval", "resume", "play", "report", "plot", "compare"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("made")
+    palaestra.train("ppo", "CartPole-v1", trainer__total_env_steps=64, run__directory=str(folder), run__name="run")
+    return folder / "run"
+
+
+@pytest.fixture
+def stranger(made, tmp_path, monkeypatch):
+    """A copy of the run, whose configuration may change, and code on the Python path that leaves a mark."""
+    run, code = tmp_path / "runs" / "stranger", tmp_path / "code"
+    shutil.copytree(made, run)
+    code.mkdir()
+    mark = tmp_path / "mark"
+    (code / "evil_code.py").write_text(EVIL.format(mark=str(mark)))
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    monkeypatch.syspath_prepend(code)
+    sys.modules.pop("evil_code", None)
+    yield run, mark
+    sys.modules.pop("evil_code", None)
+
+
+def change(run, **settings):
+    """Writes settings, given by path with `__`, into a run's configuration."""
+    file = run / "config.yaml"
+    config = yaml.safe_load(file.read_text())
+    for path, value in settings.items():
+        *parts, last = path.split("__")
+        place = config
+        for part in parts:
+            place = place.setdefault(part, {})
+        place[last] = value
+    file.write_text(yaml.safe_dump(config))
+
+
+STRANGE = {
+    "environment": {"env__name": "evil_code:run"},
+    "registered environment": {"env__name": "evil_code:Evil-v0"},
+    "wrapper": {"env__wrappers": ["evil_code:run"]},
+    "wrapper with arguments": {"env__wrappers": ["evil_code:run(x=1)"]},
+    "gym wrapper": {"env__gym_wrappers": ["evil_code:run"]},
+    "train wrapper": {"env__train_wrappers": ["evil_code:run"]},
+    "algorithm": {"algorithm_name": "evil_code:run"},
+    "network": {"algorithm__network__encoder": "evil_code:run"},
+    "optimizer": {"algorithm__optimizers": {"ppo": {"cls": "evil_code:run"}}},
+    "policy of an agent": {"agents__policies": {"a": {"algorithm": "evil_code:run"}}},
+    "module in a package": {"env__name": "evil_code.inner:run"},
+    "part of Python": {"env__name": "os:system", "env__kwargs": {"command": "touch evil"}},
+    "built into Python": {"env__name": "builtins:exec", "env__kwargs": {}},
+    "installed elsewhere": {"env__name": "pip:main", "env__kwargs": {"args": ["--version"]}},
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_f12_a_run_that_names_a_strangers_code_is_not_opened(stranger, kind, capsys):
+    run, mark = stranger
+    change(run, **STRANGE[kind])
+    for verb in VERBS:
+        names = [str(run)] * (2 if verb == "compare" else 1)
+        assert exit_code(verb, *names) == 2
+        assert "names code that is neither part of palaestra" in output(capsys)
+    assert not mark.exists()
+    assert "evil_code" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["os:system", "subprocess:check_output", "builtins:exec", "palaestra:PPO"])
+@pytest.mark.parametrize("field", ["name", "wrappers", "gym_wrappers"])
+def test_f12_a_name_means_only_what_is_of_its_kind(name, field):
+    config = {"name": name} if field == "name" else {field: (f"{name}(command='touch evil')",)}
+    with pytest.raises(ConfigError, match=r"(an environment|a wrapper) is needed"):
+        create_environment(EnvConfig(**config)).reset()
+
+
+def test_f12_a_trusted_run_is_opened(stranger, capsys, monkeypatch):
+    run, mark = stranger
+    monkeypatch.setattr(importing, "_trusted", set())
+    change(run, env__name="evil_code:run")
+    assert exit_code("eval", str(run)) == 2
+    assert "give --trust" in output(capsys)
+    assert exit_code("eval", str(run), "--trust")
+    assert mark.exists()
+
+
+def test_a_run_of_this_user_needs_no_trust(stranger):
+    """The signature is of the configuration as it was written."""
+    run, _ = stranger
+    config = RunDirectory(run).config
+    own = RunDirectory.create(
+        palaestra.experiments.config_from_mapping(
+            type(config),
+            {"env": {"name": "evil_code:run"}, "run": {"directory": str(run.parent), "name": "own"}},
+            base=config,
+        )
+    )
+    assert RunDirectory(own.path).config.env.name == "evil_code:run"
+
+
+def test_f12_code_in_a_run_directory_is_never_the_readers_own(stranger, monkeypatch):
+    run, mark = stranger
+    (run / "beside.py").write_text(EVIL.format(mark=str(mark)))
+    change(run, env__name="beside:run")
+    for folder in (run, run / "policy", run / "checkpoints"):
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "path", ["", *sys.path])
+        assert exit_code("eval", str(run)) == 2
+        assert not {"", str(folder)} & set(sys.path)
+    assert not mark.exists()
+
+
+def test_f12_a_policy_names_no_strangers_encoder(stranger):
+    run, mark = stranger
+    for file in run.rglob("policy.json"):
+        policy = json.loads(file.read_text())
+        policy["network"]["encoder"] = "evil_code:run"
+        file.write_text(json.dumps(policy))
+        with pytest.raises(ConfigError, match=r"names the encoder 'evil_code:run' .* palaestra.core.trust"):
+            palaestra.load_policy(file.parent)
+    assert not mark.exists()
+
+
+def test_a_maker_is_a_class_or_a_function_that_makes_its_objects():
+    def fits(kind):
+        return issubclass(kind, str)
+
+    assert import_maker("tests.experiments.test_trust:change", "a text", fits) is change  # says nothing
+    with pytest.raises(ConfigError, match="a text is needed"):
+        import_maker("palaestra:PPO", "a text", fits)
+    with pytest.raises(ConfigError, match="a text is needed"):
+        import_maker("palaestra:create_environment", "a text", fits)
+
+
+SIZES = {
+    "nested": "[" * 200_000,
+    "a list for a name": {"policy": ["GaussianPolicy"]},
+    "wide": {"network": {"hidden_sizes": [100_000, 100_000]}},
+    "deep": {"network": {"hidden_sizes": [64] * 200_000}},
+    "negative": {"network": {"hidden_sizes": [-1]}},
+    "a text": {"network": {"hidden_sizes": "64"}},
+}
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_f12_a_policy_that_asks_for_the_machine_is_refused_at_once(stranger, kind):
+    run, _ = stranger
+    file, change = run / "policy" / "policy.json", SIZES[kind]
+    policy = json.loads(file.read_text())
+    if isinstance(change, dict):
+        policy |= {name: policy[name] | value if isinstance(value, dict) else value for name, value in change.items()}
+    file.write_text(change if isinstance(change, str) else json.dumps(policy))
+    began = time.monotonic()
+    with pytest.raises((CheckpointError, ConfigError), match=r"policy.json"):
+        palaestra.load_policy(file.parent)
+    assert time.monotonic() - began < 5
