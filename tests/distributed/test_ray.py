@@ -5,6 +5,8 @@ import importlib.util
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -96,3 +98,33 @@ def test_a_cluster_that_is_not_there_is_named_at_once():
     with pytest.raises(ConfigError, match=r"the Ray cluster at '127.0.0.1:1' cannot be joined: .*refused"):
         RayRuntime(address="127.0.0.1:1")
     assert time.monotonic() - began < SOON
+
+
+LISTENS = """
+from palaestra.runtime import RayRuntime
+from tests.contracts.workers import Counter
+
+if __name__ == "__main__":
+    with RayRuntime() as runtime:
+        runtime.start(Counter, name="counter")
+        import psutil  # Ray brings it
+
+        me = psutil.Process()
+        for process in [me, *me.children(recursive=True)]:
+            for connection in process.net_connections(kind="inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    print(connection.laddr.ip)
+"""
+
+
+def test_s7_without_a_cluster_ray_listens_on_this_machine_alone(tmp_path):
+    """F30: nobody on the network reaches what a run starts on one machine."""
+    script = tmp_path / "listens.py"
+    script.write_text(LISTENS)
+    command = [sys.executable, str(script)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SOON, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    listening = set(done.stdout.split())
+    assert listening
+    assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}

@@ -1,5 +1,7 @@
 """Runs of strangers: nothing that they name is imported or called (F12)."""
 
+import base64
+import itertools
 import json
 import shutil
 import sys
@@ -178,6 +180,60 @@ def test_f12_a_policy_that_asks_for_the_machine_is_refused_at_once(stranger, kin
         policy |= {name: policy[name] | value if isinstance(value, dict) else value for name, value in change.items()}
     file.write_text(change if isinstance(change, str) else json.dumps(policy))
     began = time.monotonic()
-    with pytest.raises((CheckpointError, ConfigError), match=r"policy.json"):
+    with pytest.raises((CheckpointError, ConfigError), match=r"policy"):
         palaestra.load_policy(file.parent)
     assert time.monotonic() - began < 5
+
+
+BOMB = "env:\n  kwargs:\n    a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"    {new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in itertools.pairwise("abcdefghij")
+)
+HARMFUL = {
+    "aliases of aliases": BOMB,
+    "an alias of itself": "env:\n  kwargs:\n    a: &a [*a]\n",
+    "nested": "env: " + "[" * 100_000,
+    "nested mappings": "env: " + "{a: " * 10_000 + "1" + "}" * 10_000,
+    "many values": "env:\n  kwargs:\n    a: [" + "1, " * 200_000 + "]\n",
+    "an object of Python": "env: !!python/object/apply:os.system ['touch evil']\n",
+    "a module of Python": "env: !!python/module:evil_code\n",
+    "an escape": 'env:\n  name: "\\e[31mCartPole-v1"\n',
+    "zeros": "\0" * 1000,
+}
+
+
+@pytest.mark.parametrize("kind", HARMFUL)
+def test_f12_a_configuration_that_does_harm_is_refused_at_once(stranger, kind, capsys):
+    run, mark = stranger
+    (run / "config.yaml").write_text(HARMFUL[kind])
+    began = time.monotonic()
+    for verb in VERBS:
+        assert exit_code(verb, *[str(run)] * (2 if verb == "compare" else 1)) == 2
+        assert "config.yaml cannot be read" in (said := output(capsys))
+        assert "\x1b[31m" not in said
+    assert time.monotonic() - began < 10
+    assert not mark.exists()
+
+
+def test_f12_a_terminal_shows_what_a_stranger_wrote_and_does_not_obey_it(stranger, capsys):
+    run, _ = stranger
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**info, "status": "\x1b]0;owned\x07", "algorithm": "\x1b[2J"}))
+    odd = run.parent / "\x1b[31mred"
+    shutil.copytree(run, odd)
+    assert exit_code("list", "runs", "--root", str(run.parent)) == 0
+    assert exit_code("eval", str(odd)) == 2
+    assert "\\x1b[31mred has control characters" in (said := output(capsys))
+    assert not {"\x1b", "\x07"} & set(said)
+
+
+def test_f12_a_report_shows_no_file_that_a_link_leads_to(stranger):
+    run, _ = stranger
+    secret = run.parent / "secret"
+    secret.write_text("the password")
+    (run / "videos").mkdir(exist_ok=True)
+    (run / "videos" / "film.gif").symlink_to(secret)
+    (run / "videos" / "film.mp4").symlink_to(secret)
+    assert exit_code("report", str(run)) == 0
+    page = (run / "report.html").read_text()
+    assert base64.b64encode(b"the password").decode() not in page
+    assert "data:image/gif" not in page

@@ -120,9 +120,11 @@ _VERBS = {
 def _print(kind: str, message: str, notes: Sequence[str] = ()) -> None:
     from rich.console import Console
 
+    from palaestra.core.errors import printable
+
     console = Console(stderr=True, highlight=False)
-    for line in message.splitlines():
+    for line in printable(message).splitlines():
         console.print(f"[bold red]{kind}[/]  ", end="")
         console.print(line, markup=False, soft_wrap=True)
     for note in notes:
-        console.print(note, markup=False, soft_wrap=True)
+        console.print(printable(note), markup=False, soft_wrap=True)

@@ -4,6 +4,7 @@ Every class carries the exit code that the command line ends with.
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -93,6 +94,22 @@ def require_at_least(settings: Any, prefix: str, **least: float) -> None:
         value = getattr(settings, name)
         if value is not None and value < bound:
             raise ConfigError(f"{prefix}{name} is {value}; it must be at least {bound}")
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    r"""A text of unknown origin, whose control characters a terminal shows and does not obey.
+
+    Args:
+        text: any; ends of lines and tabs stay.
+
+    Examples:
+        >>> printable("\x1b[31mred")
+        '\\x1b[31mred'
+    """
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

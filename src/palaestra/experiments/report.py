@@ -149,7 +149,7 @@ def _time(run: RunDirectory) -> Iterable[str]:
 
 def _videos(run: RunDirectory) -> Iterable[str]:
     films = sorted((run.path / "videos").glob("*.mp4")) + sorted((run.path / "videos").glob("*.gif"))
-    for film in films[:4]:
+    for film in [film for film in films if not film.is_symlink()][:4]:  # a link may lead to any file of the reader
         if film.stat().st_size > _LARGEST_VIDEO_BYTES:
             yield f"<p>{escape(film.name)} is too large for this page: {escape(str(film))}</p>"
             continue

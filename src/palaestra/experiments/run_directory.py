@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from palaestra.core import CheckpointError, ConfigError
+from palaestra.core.errors import CheckpointError, ConfigError, printable
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, flat_settings, read_config, save_config
 from palaestra.experiments.records import provenance
 from palaestra.experiments.trust import require_trust, sign
@@ -26,6 +26,7 @@ from palaestra.training import CheckpointStore
 __all__ = ["RunDirectory", "changed_config", "changes_between", "find_run", "find_runs", "list_groups", "list_runs"]
 
 _log = logging.getLogger(__name__)
+_ESCAPED = re.compile(r"\\u00(?:[01][0-9a-f]|7f|[89][0-9a-f])", re.IGNORECASE)  # control characters in JSON
 
 
 class RunDirectory:
@@ -37,6 +38,8 @@ class RunDirectory:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        if printable(str(path)) != str(path):
+            raise ConfigError(f"the run directory {printable(str(path))} has control characters in its name; rename it")
         self._lock: TextIO | None = None
 
     @classmethod
@@ -75,8 +78,8 @@ class RunDirectory:
         """What `run.json` says; nothing where it is damaged, since nothing depends on it."""
         file = self.path / "run.json"
         try:
-            return dict(json.loads(file.read_text())) if file.is_file() else {}
-        except (ValueError, TypeError) as error:
+            return dict(json.loads(_ESCAPED.sub("?", file.read_text()))) if file.is_file() else {}
+        except (ValueError, TypeError, RecursionError) as error:
             _log.warning("%s is damaged (%r) and is begun anew", file, error)
             return {}
 
@@ -182,7 +185,8 @@ def list_runs(root: str | Path = "runs") -> list[Path]:
         root: the folder.
     """
     runs = [path.parent for pattern in ("*/run.json", "*/*/run.json") for path in Path(root).glob(pattern)]
-    return sorted(runs, key=lambda path: (path / "run.json").stat().st_ctime_ns)
+    named = [path for path in runs if printable(str(path)) == str(path)]
+    return sorted(named, key=lambda path: (path / "run.json").stat().st_ctime_ns)
 
 
 def list_groups(root: str | Path = "runs") -> list[Path]:
@@ -191,7 +195,9 @@ def list_groups(root: str | Path = "runs") -> list[Path]:
     Args:
         root: the folder.
     """
-    groups = [path.parent for path in Path(root).glob("*/group.json")]
+    groups = [
+        path.parent for path in Path(root).glob("*/group.json") if printable(path.parent.name) == path.parent.name
+    ]
     return sorted(groups, key=lambda path: (path / "group.json").stat().st_ctime_ns)
 
 

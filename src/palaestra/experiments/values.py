@@ -13,6 +13,7 @@ import pydantic
 import yaml
 
 from palaestra.core import ConfigError, Linear, parse_schedule
+from palaestra.core.errors import printable
 
 __all__ = ["RENAMED", "closest", "dataclass_of", "members_of", "read_yaml", "type_name", "value_from_words", "value_of"]
 
@@ -81,13 +82,37 @@ def read_yaml(text: str) -> Any:
         text: of the document.
 
     Raises:
-        yaml.YAMLError: it is none, or a key stands twice.
+        yaml.YAMLError: it is none, a key stands twice, or aliases make far more of it than it is.
 
     Examples:
         >>> read_yaml("{steps: 1e5, rate: 3e-4}")
         {'steps': 100000.0, 'rate': 0.0003}
     """
+    _require_bounded(text)
     return yaml.load(text, Loader=_Loader)
+
+
+def _require_bounded(text: str) -> None:
+    """Refuses a document that is deeper than any of ours, or whose aliases stand for more than 100,000 values."""
+    sizes: dict[str, int] = {}
+    anchors: list[str | None] = []
+    counts = [0]
+    for event in yaml.parse(text, Loader=_SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            anchors.append(event.anchor)
+            counts.append(0)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            count = counts.pop()
+            sizes[anchors.pop() or ""] = count
+            counts[-1] += count
+        elif isinstance(event, yaml.AliasEvent):
+            counts[-1] += sizes.get(event.anchor, 100_000 if event.anchor in anchors else 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            counts[-1] += 1
+            if printable(event.value) != event.value:
+                raise yaml.YAMLError(f"{printable(event.value)!r} holds control characters, which no setting has")
+        if len(counts) > 50 or counts[-1] >= 100_000:
+            raise yaml.YAMLError("it is deeper than 50 levels, holds more than 100,000 values, or contains itself")
 
 
 def members_of(hint: Any) -> tuple[Any, ...]:

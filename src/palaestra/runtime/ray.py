@@ -46,7 +46,7 @@ class RayRuntime(Runtime):
         num_cpus: int | None = None,
     ) -> None:
         super().__init__(restarts)
-        self._ray, self._threads = _imported(), threads_per_worker
+        self._ray, self._threads = _imported(address), threads_per_worker
         self._own = not self._ray.is_initialized()
         if self._own:
             _join(self._ray, address, num_cpus)
@@ -113,7 +113,9 @@ class RayRuntime(Runtime):
             self._ray.shutdown()
 
 
-def _imported() -> Any:
+def _imported(address: str | None) -> Any:
+    if address is None:  # without a cluster, the ports of Ray are open to this machine alone
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     return import_extra("ray", "ray", "RayRuntime")
