@@ -120,11 +120,14 @@ _VERBS = {
 def _print(kind: str, message: str, notes: Sequence[str] = ()) -> None:
     from rich.console import Console
 
-    from palaestra.core.errors import printable
-
     console = Console(stderr=True, highlight=False)
-    for line in printable(message).splitlines():
+    for line in message.splitlines():
         console.print(f"[bold red]{kind}[/]  ", end="")
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(_plain(line), markup=False, soft_wrap=True)
     for note in notes:
-        console.print(printable(note), markup=False, soft_wrap=True)
+        console.print(_plain(note), markup=False, soft_wrap=True)
+
+
+def _plain(line: str) -> str:
+    """The line with control characters shown, not obeyed; what others wrote may stand in a message."""
+    return "".join(letter if letter.isprintable() or letter in "\t\n" else ascii(letter)[1:-1] for letter in line)
