@@ -117,8 +117,8 @@ if __name__ == "__main__":
 """
 
 
-def test_s7_without_a_cluster_ray_listens_on_this_machine_alone(tmp_path):
-    """F30: nobody on the network reaches what a run starts on one machine."""
+def test_without_a_cluster_ray_listens_on_this_machine_alone(tmp_path):
+    """No other machine reaches what a run starts on one."""
     script = tmp_path / "listens.py"
     script.write_text(LISTENS)
     command = [sys.executable, str(script)]
