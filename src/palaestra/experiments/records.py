@@ -164,10 +164,12 @@ class Reporter(Protocol):
     @property
     def faults(self) -> Sequence[Any]:
         """Records in the order in which they happened; more may follow."""
+        ...
 
     @property
     def resume(self) -> str:
         """`exact` or `statistical`."""
+        ...
 
 
 class KeepFaults(Callback):

@@ -131,7 +131,7 @@ class ComponentOptimizer:
         self.names = tuple(parameters)
         self.parameters: list[Tensor] = list(parameters.values())
         self.option = option
-        own = option.torch_class
+        own: Any = option.torch_class
         defaults = _DEFAULTS[str(option.cls)] if own is None else {"lr": 1e-3}
         self._settings: dict[str, Any] = {**defaults, **option.params}
         self._schedule: Schedule = self._settings.pop("lr")
@@ -143,10 +143,10 @@ class ComponentOptimizer:
             for name, setting in (_STATE[str(option.cls)] if own is None else {}).items()
             if setting is None or self._settings[setting]
         }
+        """What it remembers of every parameter, by name."""
         self._own: Any = (
             None if own is None or not self.parameters else own(self.parameters, lr=self._rate, **self._settings)
         )
-        """What it remembers of every parameter, by name."""
         self.steps = torch.zeros(())
         """0-dim, gradient steps made."""
         self.follow_parameters()
