@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from palaestra.core import Batch, ShapeError
-from palaestra.nn import Memory
+from palaestra.nn import RecurrentCell
 
 T, B, F, H = 7, 3, 2, 5
 # Lane 0 begins twice, lane 1 at the first and last row, lane 2 never.
@@ -24,7 +24,7 @@ def remembering(module):
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_a_sequence_equals_its_rows_one_by_one(kind):
-    module, x = Memory(kind, F, H), inputs()
+    module, x = RecurrentCell(kind, F, H), inputs()
     state = remembering(module)
     together, end = module(x, state, FIRST)
     for t in range(T):
@@ -36,7 +36,7 @@ def test_a_sequence_equals_its_rows_one_by_one(kind):
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_an_episode_does_not_remember_the_one_before(kind):
-    module, x = Memory(kind, F, H), inputs()
+    module, x = RecurrentCell(kind, F, H), inputs()
     y, _ = module(x, remembering(module), FIRST)
     x[:3, 0] += 1.0  # lane 0's first episode
     changed, _ = module(x, remembering(module), FIRST)
@@ -50,7 +50,7 @@ def test_an_episode_does_not_remember_the_one_before(kind):
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_without_the_resets_it_would_remember(kind):
     # The mutant of the test above.
-    module, x = Memory(kind, F, H), inputs()
+    module, x = RecurrentCell(kind, F, H), inputs()
     never = torch.zeros_like(FIRST)
     y, _ = module(x, remembering(module), never)
     x[:3, 0] += 1.0
@@ -60,7 +60,7 @@ def test_without_the_resets_it_would_remember(kind):
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_a_memory_that_is_not_finite_ends_with_its_episode(kind):
-    module = Memory(kind, F, H)
+    module = RecurrentCell(kind, F, H)
     state = remembering(module)
     for leaf in state.values():
         leaf.fill_(torch.nan)
@@ -70,7 +70,7 @@ def test_a_memory_that_is_not_finite_ends_with_its_episode(kind):
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_a_sequence_without_rows_keeps_the_memory(kind):
-    module = Memory(kind, F, H)
+    module = RecurrentCell(kind, F, H)
     state = remembering(module)
     y, after = module(torch.zeros(0, B, F), state, torch.zeros(0, B, dtype=torch.bool))
     assert y.shape == (0, B, H)
@@ -78,7 +78,7 @@ def test_a_sequence_without_rows_keeps_the_memory(kind):
 
 
 def test_gradients_stop_at_the_beginning_of_an_episode():
-    module, x = Memory("lstm", F, H), inputs().requires_grad_()
+    module, x = RecurrentCell("lstm", F, H), inputs().requires_grad_()
     y, _ = module(x, module.initial_state(B), FIRST)
     (gradient,) = torch.autograd.grad(y[5, 0].sum(), x)
     assert not gradient[:3, 0].any()
@@ -86,6 +86,6 @@ def test_gradients_stop_at_the_beginning_of_an_episode():
 
 
 def test_shapes_that_do_not_fit_are_named():
-    module = Memory("lstm", F, H)
+    module = RecurrentCell("lstm", F, H)
     with pytest.raises(ShapeError, match=r"x has shape \[7, 3, 2\], first \[6, 3\] .* must be \[T, B, 2\]"):
         module(inputs(), module.initial_state(B), FIRST[1:])

@@ -11,19 +11,19 @@ from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, TensorSpec,
 from palaestra.nn.config import NetworkConfig, Recurrent
 from palaestra.nn.encoder import encoder_of, has_pictures
 
-__all__ = ["EncodedNetwork", "Memory", "RecurrentNetwork", "with_memory", "with_shared_features"]
+__all__ = ["EncodedNetwork", "RecurrentCell", "RecurrentNetwork", "with_memory", "with_shared_features"]
 
 
 Make: TypeAlias = Callable[[SpecTree, NetworkConfig], nn.Module]
-"""Makes a network, of the spec of its input and a config without memory."""
+"""Makes a network, of the spec of its input and a config without a recurrent cell."""
 
 
-class Memory(nn.Module):
-    """Recurrent cells over time-major sequences; the memory is 0 before every row where an episode begins.
+class RecurrentCell(nn.Module):
+    """Recurrent cells over time-major sequences; the state is 0 before every row where an episode begins.
 
     `lstm`: Hochreiter and Schmidhuber 1997, https://doi.org/10.1162/neco.1997.9.8.1735, with forget gates as in
     `torch.nn.LSTM`. `gru`: Cho et al. 2014, https://arxiv.org/abs/1406.1078, as in `torch.nn.GRU`. Orthogonal recurrent
-    weights, biases 0. The memory of B lanes is a `Batch` of leaves [B, H]: `hidden`, which is also the output of the
+    weights, biases 0. The state of B lanes is a `Batch` of leaves [B, H]: `hidden`, which is also the output of the
     last row, and for an LSTM `cell`.
 
     Args:
@@ -35,7 +35,7 @@ class Memory(nn.Module):
         ConfigError: the kind is unknown, or there are no units.
 
     Examples:
-        >>> lstm = Memory("lstm", 3, 8)
+        >>> lstm = RecurrentCell("lstm", 3, 8)
         >>> first = torch.tensor([[True, True], [False, True]])
         >>> y, state = lstm(torch.zeros(2, 2, 3), lstm.initial_state(2), first)
         >>> y.shape, state.hidden.shape, state.cell.shape
@@ -139,7 +139,7 @@ class RecurrentNetwork(nn.Module):
         if config.noisy:
             raise ConfigError("noisy=True and a memory do not go together; leave out one of them")
         self.encoder = encoder_of(observation_spec, config)
-        self.memory = Memory(str(config.recurrent), self.encoder.out_size, config.recurrent_size)
+        self.memory = RecurrentCell(str(config.recurrent), self.encoder.out_size, config.recurrent_size)
         self.feature_spec = TensorSpec((config.recurrent_size,))
         self.head = make(self.feature_spec, config.on_features())
 
