@@ -247,7 +247,7 @@ LIMITS = {
     "lines of code in a file": Limit(code_lines_a_file, 100, 100, least=True),
     "share of imports and __all__": Limit(share_of_imports, 0.11, 0.11),
     "docstrings that stand 8 times or more": Limit(repeated_docstrings, 1, 0),
-    "lines of docstrings that stand 8 times or more": Limit(repeated_docstring_lines, 220, 220),
+    "lines of docstrings that stand 8 times or more": Limit(repeated_docstring_lines, 224, 224),
     "levels of imports in envs": Limit(levels_of_imports_in_envs, 9, 9),
     "calls from the command line to update": Limit(calls_to_update, 7, 7),
     "calls from the command line to the autograd engine": Limit(calls_to_backward, 11, 11),

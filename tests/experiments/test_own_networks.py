@@ -117,7 +117,7 @@ def test_options_and_the_shorthand_go_together(capsys):
 
 def test_a_wrong_name_is_refused_before_anything_is_trained(capsys):
     assert exit_code("train", "ppo", *CHAIN, *SHORT, "--algorithm.network", "collections:OrderedDict") != 0
-    assert "an nn.Module, or a function that makes one, is needed" in output(capsys)
+    assert "an nn.Module is needed: a class, or a function that makes one" in output(capsys)
 
 
 def test_a_class_given_in_python_is_written_by_its_name():

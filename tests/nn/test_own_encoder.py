@@ -155,8 +155,8 @@ class Raises(nn.Module):
     [
         ("no_such_module:Net", "the module 'no_such_module', which cannot be imported"),
         (f"{__name__}:Nett", "has no 'Nett' — did you mean 'Net'"),
-        (f"{__name__}:NAMED", "the encoder .* is 'test|an nn.Module, or a function that makes one, is needed"),
-        ("collections:OrderedDict", "an nn.Module, or a function that makes one, is needed"),
+        (f"{__name__}:NAMED", "an nn.Module is needed: a class, or a function that makes one"),
+        ("collections:OrderedDict", "an nn.Module is needed: a class, or a function that makes one"),
         (lambda spec: "net", "made a str; an nn.Module is needed"),
         (lambda: Net(MATRIX), "is made from the observation spec alone, here .* raised TypeError"),
         (Raises, "called with two observations of zeros.* raised KeyError: 'position'"),

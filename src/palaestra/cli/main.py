@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 __all__ = ["main"]
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(importlib.metadata.version("palaestra"))
             code = 0
         else:
-            code = _called(verb, rest)
+            code = _function(verb, rest)(rest)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has what it wants; at the exit there is nothing to say about the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -70,8 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _called(verb: str, rest: list[str]) -> int:
-    """Does what a verb says; code in the current folder can be imported then, but never code in a run directory."""
+def _function(verb: str, rest: list[str]) -> Callable[[list[str]], int]:
+    """What a verb does; code in the current folder can be imported then, but never code in a run directory."""
     from palaestra.core import ConfigError, did_you_mean, trust
     from palaestra.core.importing import in_run
 
@@ -85,7 +85,7 @@ def _called(verb: str, rest: list[str]) -> int:
         rest.remove("--trust")
         trust("/")
     module, _, function = _VERBS[verb].partition(":")
-    return getattr(importlib.import_module(module), function)(rest)
+    return getattr(importlib.import_module(module), function)
 
 
 def _exit_code(error: Exception) -> int:
