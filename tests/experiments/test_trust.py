@@ -68,6 +68,8 @@ def change(run, **settings):
 STRANGE = {
     "environment": {"env__name": "evil_code:run"},
     "registered environment": {"env__name": "evil_code:Evil-v0"},
+    "environment by a loader": {"env__name": "palaestra.envs:load", "env__kwargs": {"name": "evil_code:run"}},
+    "wrapper's argument": {"env__wrappers": ["RewardMap(function='evil_code:run')"]},
     "wrapper": {"env__wrappers": ["evil_code:run"]},
     "wrapper with arguments": {"env__wrappers": ["evil_code:run(x=1)"]},
     "gym wrapper": {"env__gym_wrappers": ["evil_code:run"]},

@@ -17,8 +17,8 @@ from palaestra.multiagent import pettingzoo
 
 __all__ = []
 
-_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*:\S")
-_LIBRARIES = (envpool.PREFIX, pettingzoo.PREFIX)
+_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_LIBRARIES = (envpool.PREFIX, pettingzoo.PREFIX, "minari:")
 
 
 def require_trust(config: Mapping[str, Any], directory: Path) -> None:
@@ -71,13 +71,12 @@ def _signed(directory: Path) -> bool:
 
 
 def _names(data: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Where the data name code, and which; arguments of environments are values that nothing imports."""
-    if isinstance(data, str) and _NAME.match(data) and not data.startswith(_LIBRARIES):
-        yield path, data
+    """Where the data name code, and which; in arguments too, for what is made may import what it is given."""
+    if isinstance(data, str) and not data.startswith(_LIBRARIES):
+        yield from ((path, name) for name in _NAME.findall(data))
     elif isinstance(data, Mapping):
         for key, value in data.items():
-            if key != "kwargs":
-                yield from _names(value, f"{path}.{key}".lstrip("."))
+            yield from _names(value, f"{path}.{key}".lstrip("."))
     elif isinstance(data, list | tuple):
         for value in data:
             yield from _names(value, path)
