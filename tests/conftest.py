@@ -3,7 +3,7 @@
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import hypothesis
 import jaxtyping
@@ -26,6 +26,14 @@ hypothesis.settings.register_profile("palaestra", derandomize=True, deadline=Non
 hypothesis.settings.load_profile("palaestra")
 
 WaitUntil = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A run chooses how many threads compute; the next test begins with one again."""
+    yield
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
 
 
 def _wait_until(

@@ -10,5 +10,6 @@ from palaestra.core.plan import *
 from palaestra.core.schedule import *
 from palaestra.core.seeding import *
 from palaestra.core.spec import *
+from palaestra.core.threads import *
 from palaestra.core.time_step import *
 from palaestra.core.tree import *

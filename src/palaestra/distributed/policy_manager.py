@@ -3,7 +3,6 @@
 import functools
 import logging
 import queue
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import Algorithm, Gradients, StepResult, UpdateInfo
-from palaestra.core import Batch, ConfigError, DataSource, NonFiniteError, Plan, shards
+from palaestra.core import Batch, ConfigError, DataSource, NonFiniteError, Plan, computing_thread, shards
 from palaestra.distributed.gradient_workers import GradientWorkers, LossState, apply_shards
 from palaestra.runtime import Call, Result, Runtime, WorkerDiedError
 from palaestra.training import PolicyManager
@@ -161,7 +160,7 @@ class _Running:
         """What the update waits for; `None` ends it."""
         self.answers = queue.SimpleQueue[ShardedStep | UpdateInfo | Exception]()
         """What it asks for, and at last what it did or why it failed."""
-        self.thread = threading.Thread(target=self._update, args=(algorithm,), daemon=True)
+        self.thread = computing_thread(self._update, algorithm)
 
     def _update(self, algorithm: Any) -> None:
         def step(minibatch: Batch) -> StepResult:

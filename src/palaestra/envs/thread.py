@@ -3,7 +3,6 @@
 import functools
 import queue
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from typing import Any, final
 
 import numpy as np
 
-from palaestra.core import EnvError, SpecError
+from palaestra.core import EnvError, SpecError, computing_thread
 from palaestra.envs.boundary import ActionReader
 from palaestra.envs.driver import Driver, Outcome
 from palaestra.envs.environment import SingleEnvironment
@@ -137,7 +136,7 @@ class _Thread:
     def __init__(self, factory: Callable[[], SingleEnvironment], faults: FaultPolicy) -> None:
         self.driver: Future[SerialDriver] = Future()
         self._tasks: queue.SimpleQueue[tuple[Callable[[SerialDriver], Any], Future[Any]] | None] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._run, args=(factory, faults), name="environment", daemon=True)
+        self.thread = computing_thread(self._run, factory, faults, name="environment")
         self.thread.start()
 
     def call(self, function: Callable[[SerialDriver], Any]) -> Future[Any]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, final
 import numpy as np
 import torch
 
-from palaestra.core import PalaestraError, RunSeeds, StepType, TimeStep
+from palaestra.core import PalaestraError, RunSeeds, StepType, TimeStep, computing_thread
 from palaestra.envs import SingleEnvironment
 from palaestra.robots.helpers import AgentHelper, helper_for, info_row
 from palaestra.robots.serving import Communicator
@@ -273,9 +273,7 @@ class AgentGroup:
                 self.errors.pop(number, None)
                 self.paused.discard(number)
         for number in incarnations:  # once all are connected, so that batches wait for the slower ones
-            thread = threading.Thread(
-                target=self._run, args=(number, self.agents[number]), name=f"agent {number}", daemon=True
-            )
+            thread = computing_thread(self._run, number, self.agents[number], name=f"agent {number}")
             self._threads[number] = thread
             thread.start()
 

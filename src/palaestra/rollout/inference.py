@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from palaestra.core import Batch, SpecTree, TensorSpec, numpy_dtype, tree_leaves, tree_split
+from palaestra.core import Batch, SpecTree, TensorSpec, computing_thread, numpy_dtype, tree_leaves, tree_split
 from palaestra.core.errors import ConfigError, PalaestraError, ShapeError
 
 __all__ = ["Clients", "InferenceServer", "RequestError", "ServerStatistics", "pack"]
@@ -253,7 +253,7 @@ class InferenceServer:
     def start(self) -> None:
         """Starts answering; requests may have been made before."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
+            self._thread = computing_thread(self._serve, name=self.name)
             self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
