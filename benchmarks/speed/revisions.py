@@ -1,8 +1,8 @@
 """`python -m benchmarks.speed.revisions OLD NEW`: two checkouts of this repository, one beside the other.
 
 For each workload both sides are built, each in a process of its own, and then measure in turns, one window after
-another, so that a change of the machine's speed hits both. A ratio, new to old, is taken within each round. Both are built
-anew several times: where a process has its memory moves all of its numbers by some percent.
+another, so that a change of the machine's speed hits both. A ratio, new to old, is taken within each round. Both are
+built anew several times: where a process has its memory moves all of its numbers by some percent.
 """
 
 import argparse
@@ -128,7 +128,8 @@ def markdown(record: Mapping[str, Any]) -> str:
             "## Old beside new, one thread",
             table([*header, "min to max", f"at least {LEAST}"], lines),
             "Iterations of a trainer, calls of a buffer or steps of an environment per second; a ratio is taken within "
-            f"each of {record['rounds']} rounds, both sides built anew every {ROUNDS_OF_A_BUILD}. Seconds are of the clock {record['clock']!r}.",
+            f"each of {record['rounds']} rounds, both sides built anew every {ROUNDS_OF_A_BUILD}. "
+            f"Seconds are of the clock {record['clock']!r}.",
             origin(record),
         ]
     )
