@@ -85,6 +85,32 @@ def test_an_actor_whose_data_was_dropped_gets_the_newest_weights():
     assert max(version for worker, version, _ in sent if worker == "actor-1") > 8
 
 
+@pytest.mark.parametrize("place", ["local", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("together", [1, 3])
+@pytest.mark.parametrize("name", ["impala", "ppo", "a2c", "dqn"])
+def test_of_one_actor_nothing_is_dropped_whatever_max_lag_is(name, together, place):
+    """MARO-11, MARO-12: the server learns from a fragment and replies then, so the next one is of the newest policy."""
+    with local() if place == "local" else ProcessRuntime(QUICK) as runtime:
+        trainer = asynchronous(runtime, name, actors=1, max_lag=0, fragments_per_update=together, total=900)
+        trainer.run()
+        collect = trainer.collector
+    assert collect.dropped == []
+    assert set(collect.lags) == {0}
+    assert trainer.algorithm.policy_version > 4
+
+
+def test_an_actor_waits_for_learning_only_where_there_is_a_max_lag():
+    """MARO-11: without one it acts while its fragment is learned from; with one it is answered afterwards."""
+    for max_lag, at_work in ((None, 2), (50, 1)):
+        with local() as runtime:
+            trainer = asynchronous(runtime, "impala", actors=2, max_lag=max_lag)
+            trainer.train_iter()
+            assert trainer.algorithm.policy_version == 1
+            assert len(trainer.collector.group.busy) == at_work
+            trainer.train_iter()
+            assert sum(trainer.collector.lags.values()) == 2
+
+
 def test_actors_begin_with_the_first_weights_and_end_with_the_runtime():
     """MARO-14, MARO-23: the server is the trainer's process; it hands out version 0 first, and leaves nobody behind."""
     with local() as runtime:

@@ -98,8 +98,8 @@ class AsynchronousConfig:
     """How stale data may be, how much is learned from at a time, and who waits for whom."""
 
     max_lag: int | None = None
-    """Policy versions that data may be old when it is used; older data is dropped. 0 uses only the newest; no bound if
-    left out, which is right for replayed data and for V-trace."""
+    """Policy versions that data may be old when it is used; older data is dropped, and actors are answered when theirs
+    was learned from. 0 uses only the newest; no bound if left out, which is right for replayed data and V-trace."""
     fragment_steps: int | None = None
     """Time steps that an actor takes in each environment before it sends them; the algorithm's unroll_length if left
     out, or 16 where data is replayed."""

@@ -111,6 +111,14 @@ class Pace:
             return taken < self._config.fragments_per_update
         return self._limiter.may_write(rows)
 
+    def wanted(self, taken: int) -> int:
+        """Fragments that are still to come before there is enough, as far as this can be known.
+
+        Args:
+            taken: in this training iteration, which were not enough.
+        """
+        return self._config.fragments_per_update - taken if self._limiter is None else 1
+
     def took(self, rows: int, env_steps: int) -> None:
         """A fragment was taken.
 
@@ -154,7 +162,8 @@ class PolicyServer(WorkerStreams):
     is a `RolloutWorker` that alternates between acting for a while and being answered; no actor waits for another one.
     Fragments wait in a bounded queue, oldest first. When one is taken out, its lag is the newest policy version minus
     the one that acted; with a lag above `max_lag` it is dropped and named in `dropped`. Actors are answered with the
-    newest weights in either case, and not before there is room in the queue.
+    newest weights in either case, and not before there is room in the queue: without a `max_lag` while their fragment
+    waits to be learned from, with one after it was. So nothing of a single actor is dropped, whatever `max_lag` is.
 
     On-policy plans learn from `fragments_per_update` fragments at a time: IMPALA corrects their lag by V-trace, PPO
     by its probability ratios, within its clipping range. Replay plans keep the buffer here, and rows drawn follow rows
@@ -196,6 +205,7 @@ class PolicyServer(WorkerStreams):
         self._queue: deque[_Waiting] = deque()
         self._queue_size = self._asynchronous.queue_size or config.num_workers
         self._taken: list[_Waiting] = []  # of an unroll that is not over
+        self._replayed = set[int]()  # workers whose fragment may be learned from once more, before there is another
         self._since_last_row: Counter[int] = Counter()
         self._paused = False
 
@@ -216,15 +226,15 @@ class PolicyServer(WorkerStreams):
         self._paused = False
         self.begin()
         steps, names = self._pace.fragment_steps(length), sorted(random)
-        self._serve(steps, names, _GLANCE_S)
+        self._serve(steps, names, _GLANCE_S, 0)
         while not self._taken_enough():
             if time.monotonic() >= self.group.limit_s:
                 self._paused = True
                 return CollectInfo(0)
             began_s = time.perf_counter()
-            self._serve(steps, names, _SLICE_S)
+            self._serve(steps, names, _SLICE_S, self._pace.wanted(len(self._taken)))
             waited_s += time.perf_counter() - began_s
-        self._answer(steps, names)
+        self._answer(steps, names, wanted=0)
         return self._stored_away(began, waited_s)
 
     def _taken_enough(self) -> bool:
@@ -244,11 +254,16 @@ class PolicyServer(WorkerStreams):
                 self._store_in(self._keeps, [waiting], by_actor=True)
             self.env_steps += waiting.fragment.info.env_steps
             self._pace.took(self._rows(waiting), self.env_steps)
-        return self._pace.enough(len(self._taken), self.env_steps)
+        if self._pace.enough(len(self._taken), self.env_steps):
+            return True
+        self._replayed.clear()
+        return False
 
     def _stored_away(self, began: float, waited_s: float) -> CollectInfo:
         """What the unroll did; on-policy data goes where it is learned from."""
         taken, self._taken = self._taken, []
+        if not self._pace.on_policy:
+            self._replayed |= {one.worker.number for one in taken}
         if len(self._keeps) < len(self.buffers):
             self._store_in(self.buffers.keys() - self._keeps, taken, by_actor=False)
         info = CollectInfo(0)
@@ -272,21 +287,29 @@ class PolicyServer(WorkerStreams):
 
     # -- actors
 
-    def _serve(self, steps: int, random: Sequence[str], timeout_s: float) -> None:
+    def _serve(self, steps: int, random: Sequence[str], timeout_s: float, wanted: int) -> None:
         """Takes what actors send, and answers them."""
         self.group.admit(0.0 if (self.group.idle or self.group.busy) else timeout_s)
-        self._answer(steps, random)
-        for worker, call, fragment in self.group.take(at_least=1, timeout_s=timeout_s):
+        self._answer(steps, random, wanted)
+        arrived = self.group.take(at_least=1, timeout_s=timeout_s)
+        for worker, call, fragment in sorted(arrived, key=lambda one: one[0].asked_s):  # the oldest weights first
             worker.position = {"lanes": fragment.lanes}
             self._queue.append(_Waiting(worker, call, fragment))
-        self._answer(steps, random)
+        self._answer(steps, random, wanted)
 
-    def _answer(self, steps: int, random: Sequence[str]) -> None:
-        """The newest weights to every actor that waits for an answer, while there is room in the queue."""
-        weights = self.weights()
+    def _answer(self, steps: int, random: Sequence[str], wanted: int) -> None:
+        """The newest weights to every actor that waits for an answer, while there is room in the queue.
+
+        With a `max_lag`, who is not learned from yet waits for it, unless fewer fragments than `wanted` are on the way.
+        """
+        weights, unlearned = self.weights(), set[int]()
+        if self._asynchronous.max_lag is not None:
+            unlearned = self._replayed | {one.worker.number for one in (*self._queue, *self._taken)}
         for worker in self.group.idle:
             if len(self._queue) >= self._queue_size:
                 return
+            if worker.number in unlearned and len(self._queue) + len(self.group.busy) >= wanted:
+                continue
             self.group.give(worker, "collect", weights, steps, episodes=False, random=random)
 
     def pause(self) -> None:
