@@ -1,12 +1,12 @@
 """Tests of `palaestra.runtime.SharedArrays`."""
 
-import multiprocessing
 import os
+import time
 
 import numpy as np
 import pytest
 
-from palaestra.runtime import SharedArrays
+from palaestra.runtime import SharedArrays, SupervisedProcess
 
 
 def writes_back(connection):
@@ -16,17 +16,14 @@ def writes_back(connection):
 
 
 def test_two_processes_see_the_same_arrays():
-    context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=writes_back, args=(theirs,))
-    process.start()
+    process = SupervisedProcess(writes_back, (), context="forkserver", name="the worker")
     shared = SharedArrays({"numbers": ((3,), np.float32), "flags": ((2, 2), bool), "none": ((0,), np.int64)})
     shared["flags"][1] = True
-    assert process.pid is not None
-    shared.send(ours, process.pid)
-    assert ours.recv() == [[False, False], [True, True]]
+    deadline = time.monotonic() + 30.0
+    shared.send(process, deadline)
+    assert process.receive(deadline) == [[False, False], [True, True]]
     assert shared["numbers"].tolist() == [0, 1, 2]
-    process.join()
+    process.stop(5.0)
     shared.close()
 
 
@@ -48,8 +45,12 @@ def test_nothing_is_named_and_everything_is_freed():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+class Unread:
+    """A process that nothing may be sent to."""
+
+
 def test_sealed_arrays_cannot_be_sent():
     shared = SharedArrays({"a": ((1,), np.float64)})
     shared.seal()
     with pytest.raises(ValueError, match="sealed"):
-        shared.send(multiprocessing.Pipe()[0], os.getpid())
+        shared.send(Unread())

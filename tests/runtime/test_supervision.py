@@ -1,14 +1,17 @@
 """Tests of `palaestra.runtime.supervision`."""
 
-import multiprocessing
 import os
 import signal
+import struct
 import threading
 import time
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from palaestra.runtime import SupervisedProcess, WorkerDiedError, WorkerTimeoutError, stop_all
+from palaestra.runtime.semaphore import SharedSemaphore
 
 NAME, PRELOAD = "the worker under test", ["palaestra.envs.worker"]
 
@@ -24,7 +27,7 @@ def hang_here(connection):
     threading.Event().wait()
 
 
-def fall(connection, semaphore):
+def fall(connection):
     connection.recv()
     os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -62,7 +65,7 @@ def test_a_silent_worker_has_a_deadline_and_shows_its_stack(start):
     """F4."""
     worker = start(hang_here)
     worker.receive(soon(20))
-    semaphore = multiprocessing.get_context("forkserver").Semaphore(0)
+    semaphore = SharedSemaphore()
     with pytest.raises(WorkerTimeoutError, match="the worker under test"):
         worker.receive(soon(0.1))
     with pytest.raises(WorkerTimeoutError, match="did not answer"):
@@ -76,8 +79,8 @@ def test_a_silent_worker_has_a_deadline_and_shows_its_stack(start):
 @pytest.mark.fault
 def test_a_dead_worker_is_named_with_its_signal(start):
     """F3."""
-    semaphore = multiprocessing.get_context("forkserver").Semaphore(0)
-    worker = start(fall, semaphore)
+    semaphore = SharedSemaphore()
+    worker = start(fall)
     worker.send("now")
     with pytest.raises(WorkerDiedError, match=r"SIGSEGV"):
         worker.acquire(semaphore, soon(20))
@@ -106,9 +109,38 @@ def test_d1_a_message_that_is_not_read_has_a_deadline(start):
     assert worker.cause() == "was killed by signal 9 (SIGKILL)"
 
 
-@pytest.mark.parametrize("size", [1, 1 << 17, 212_992, 1 << 20, 64 << 20])
-def test_d1_messages_of_every_size_arrive(start, size):
-    worker = start(echo)
+def halves(connection):
+    """Answers with the first half of a message."""
+    os.write(connection.fileno(), struct.pack("!i", 1 << 20) + bytes(1 << 19))
+    threading.Event().wait()
+
+
+@pytest.mark.fault
+def test_d1_a_message_that_stops_in_its_middle_has_a_deadline(start):
+    """F4."""
+    worker = start(halves)
+    with pytest.raises(WorkerTimeoutError, match="did not answer in time"):
+        worker.receive(soon(2))
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match="SIGKILL"):
+        worker.receive(soon())
+
+
+@pytest.fixture(scope="module")
+def echoing():
+    worker = SupervisedProcess(echo, (), context="forkserver", name=NAME, preload=PRELOAD)
     worker.receive(soon(20))
-    worker.send(bytes(size), soon(20))
-    assert len(worker.receive(soon(20))) == size
+    yield worker
+    worker.kill()
+
+
+@settings(max_examples=25)
+@given(bits=st.integers(0, 26), fraction=st.floats(0.0, 1.0), again=st.integers(1, 3))
+@example(bits=26, fraction=0.0, again=1)
+def test_d1_messages_of_every_size_arrive(echoing, bits, fraction, again):
+    """From 1 B to 64 MiB, several of them in a row."""
+    size = min((1 << bits) + int(fraction * (1 << bits)), 64 << 20)
+    for number in range(again if size < 1 << 20 else 1):
+        message = bytes([number]) * size
+        echoing.send(message, soon(30))
+        assert echoing.receive(soon(30)) == message

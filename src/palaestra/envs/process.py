@@ -126,8 +126,11 @@ class ProcessDriver(Driver):
 
     def _share(self, num_workers: int) -> None:
         self._shared = shared = SharedArrays(layout(self.specs, self.batch_size, num_workers))
+        deadline = time.monotonic() + self.faults.reset_timeout_s
         for seat in self._seats.values():
-            seat.share(shared)
+            lost = seat.share(shared, deadline)
+            if lost is not None:
+                raise EnvError(f"{seat.process.name} {lost.failure.what}: {lost.failure.detail}")
         if self.faults.on_fault != "restart":
             shared.seal()
         self._command, self._status, self._reported = (shared[name] for name in ("command", "status", "reported"))
@@ -230,14 +233,14 @@ class ProcessDriver(Driver):
         assert self._shared is not None
         self._processes.remove(self._seats[number].process)
         seat = self._seat(number, self._seats[number].lanes)
-        met = seat.meet(time.monotonic() + self.faults.reset_timeout_s)
+        deadline = time.monotonic() + self.faults.reset_timeout_s
+        met = seat.meet(deadline)
         if isinstance(met, Incident):
             return met
         if met[:3] != self.specs[:3]:
             failure = Failure(seat.lanes.start, "malformed", "has other specs than before", str(met[:3]))
             return Incident(failure, fatal=True)
-        seat.share(self._shared)
-        return None
+        return seat.share(self._shared, deadline)
 
     def drop(self, lanes: list[int], *, fatal: bool) -> None:
         for number, seat in list(self._seats.items()):
@@ -299,7 +302,7 @@ class ProcessDriver(Driver):
         self._release()
 
     def _release(self) -> None:
-        """Frees what was held when the workers have ended; a semaphore's name is freed with the object."""
+        """Frees what was held when the workers have ended."""
         self._finalizer.detach()
         self._seats = {}
         if self._shared is not None:

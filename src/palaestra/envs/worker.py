@@ -2,9 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from multiprocessing.synchronize import Semaphore
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -17,6 +15,7 @@ from palaestra.envs.nest import leaf_dtypes
 from palaestra.envs.rows import Infos, Rows, Specs, put
 from palaestra.envs.serial import SerialDriver
 from palaestra.runtime import SharedArrays, SupervisedProcess, WorkerDiedError, WorkerTimeoutError
+from palaestra.runtime.semaphore import SharedSemaphore
 from palaestra.runtime.supervision import spin_acquire
 
 __all__ = ["BUSY", "DONE", "NEWS", "STEP", "Seat", "View", "layout", "serve"]
@@ -111,14 +110,16 @@ class Seat:
         faults: FaultPolicy,
         first_id: int,
     ) -> None:
-        ctx = get_context(context)
         self.number, self.lanes = number, lanes
-        self.go, self.done = ctx.Semaphore(0), ctx.Semaphore(0)
+        self.go: SharedSemaphore
+        """Released for every command; there from `share` on."""
+        self.done: SharedSemaphore
+        """Released by the worker when it was carried out."""
         self.keys: list[str] = []
         """Names of the info columns that the worker uses."""
         self._shared: SharedArrays | None = None
         name = f"the worker of environments {first_id + lanes.start} to {first_id + lanes.stop - 1}"
-        args = (factories, (number, lanes.start, first_id), faults, self.go, self.done)
+        args = (factories, (number, lanes.start, first_id), faults)
         self.process = SupervisedProcess(serve, args, context=context, name=name, preload=_PRELOAD)
 
     def meet(self, deadline: float) -> Specs | Incident:
@@ -133,15 +134,22 @@ class Seat:
             return Incident(message._replace(what=what, lane=self.lanes.start + message.lane), fatal=True)
         return message
 
-    def share(self, shared: SharedArrays) -> None:
-        """Gives the worker the arrays of `layout`.
+    def share(self, shared: SharedArrays, deadline: float) -> Incident | None:
+        """Gives the worker the arrays of `layout` and its semaphores, and waits until it has them.
 
         Args:
-            shared: these.
+            shared: these arrays.
+            deadline: in `time.monotonic()` seconds.
         """
         self._shared = shared
         shared["cursor"][self.number], shared["status"][self.number], shared["memory"][self.number] = 0, DONE, 0
-        shared.send(self.process.connection, self.process.pid)
+        self.go, self.done = SharedSemaphore(), SharedSemaphore()
+        names = self.go.name, self.done.name
+        lost = self._of_process(shared.send, self.process, deadline)
+        lost = lost or self._of_process(self.process.send, names, deadline) or self.hear(deadline)
+        for semaphore in (self.go, self.done):
+            semaphore.forget_name()  # as soon as it can: who is killed before leaves it behind
+        return lost
 
     def post(self, message: tuple[str, dict[str, Any]], deadline: float) -> Incident | None:
         """Sends a message, whose answer `answer` waits for.
@@ -209,18 +217,14 @@ def serve(
     factories: Sequence[Callable[[], SingleEnvironment]],
     place: tuple[int, int, int],
     faults: FaultPolicy,
-    go: Semaphore,
-    done: Semaphore,
 ) -> None:
-    """Makes environments, then steps them whenever `go` is released, until told to stop.
+    """Makes environments, then steps them whenever the parent releases a semaphore, until told to stop.
 
     Args:
         connection: to the parent.
         factories: of this worker's environments.
         place: number of the worker, of its first lane, and of the batch's first environment, for messages.
         faults: whether observations out of bounds are failures.
-        go: released by the parent for every command.
-        done: released when it was carried out.
     """
     torch.set_num_threads(1)
     envs: list[SingleEnvironment] = []
@@ -233,6 +237,8 @@ def serve(
         return
     connection.send(specs)
     shared = SharedArrays.receive(connection)
+    go, done = map(SharedSemaphore.open, connection.recv())
+    connection.send(None)
     number, first, first_id = place
     cursor = shared["cursor"][number : number + 1]
     driver = SerialDriver(envs, faults=faults, factories=factories, cursor=cursor, first_id=first_id + first)
@@ -253,7 +259,7 @@ class _Worker:
         self._columns: dict[str, int] = {}
         self._clock = 0
 
-    def run(self, go: Semaphore, done: Semaphore) -> None:
+    def run(self, go: SharedSemaphore, done: SharedSemaphore) -> None:
         command, status = self._command, self._status
         while True:
             if not spin_acquire(go):

@@ -1,15 +1,20 @@
 """Memory that processes share, and the heap that the tensors of a gradient step come from and go to."""
 
+from __future__ import annotations
+
 import ctypes
 import mmap
 import os
 import platform
+import socket
 import tempfile
-from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from palaestra.runtime.supervision import SupervisedProcess
 
 __all__ = ["SharedArrays", "keep_freed_memory"]
 
@@ -47,17 +52,21 @@ class SharedArrays:
         """
         return self._arrays[name]
 
-    def send(self, connection: Connection, pid: int) -> None:
-        """Lets another process map the same memory; it calls `receive`.
+    def send(self, process: SupervisedProcess, deadline: float | None = None) -> None:
+        """Lets a worker map the same memory; it calls `receive`.
 
         Args:
-            connection: duplex, to that process.
-            pid: its process id.
+            process: the worker.
+            deadline: in `time.monotonic()` seconds; a minute from now by default.
+
+        Raises:
+            WorkerDiedError: the worker is gone.
+            WorkerTimeoutError: it did not read what was sent before in time.
         """
         if self._file is None:
             raise ValueError("these SharedArrays are sealed or closed; send them before")
-        connection.send(self._layout)
-        reduction.send_handle(connection, self._file, pid)
+        process.send(self._layout, deadline)
+        process.send_file(self._file, deadline)
 
     @classmethod
     def receive(cls, connection: Connection) -> Self:
@@ -68,7 +77,8 @@ class SharedArrays:
         """
         shared = cls.__new__(cls)
         shared._layout = connection.recv()
-        file = reduction.recv_handle(connection)
+        with socket.socket(fileno=os.dup(connection.fileno())) as line:
+            _, (file,), _, _ = socket.recv_fds(line, 1, 1)
         shared._file = file
         shared._arrays = _mapped(file, shared._layout)
         shared.seal()

@@ -27,12 +27,13 @@ from palaestra.runtime.messages import (
     running_script,
 )
 from palaestra.runtime.runtime import Runtime
-from palaestra.runtime.supervision import Context, SupervisedProcess, WorkerDiedError
+from palaestra.runtime.supervision import Context, SupervisedProcess, WorkerDiedError, WorkerTimeoutError
 
 __all__ = ["ProcessRuntime"]
 
 _ALIGNMENT = 64
 _FIRST_BYTES = 1 << 16
+_ANSWER_S = 60.0  # from the first byte of an answer to its last
 _PRELOAD = ("palaestra.distributed",)  # and with it what most workers import
 
 Places = list[list[tuple[int, int]]]
@@ -88,15 +89,12 @@ class ProcessRuntime(Runtime):
             _ = seat.shared[value.key] if value.key in seat.shared else seat.shared.put(value.key, None)
         keys = {place: value.key for place, value in request.shared.items()}
         messages = [request.message, *(value.message for value in new.values())]
-        try:
-            needed = _size(messages)
-            if needed > seat.requests.size:
-                seat.requests.grow(needed)
-                seat.process.send("requests")
-                seat.requests.send(seat.process)
-            seat.process.send((call.sequence, request.method, keys, list(new), seat.requests.write(messages)))
-        except OSError as error:
-            raise seat.process.died() from error
+        needed = _size(messages)
+        if needed > seat.requests.size:
+            seat.requests.grow(needed)
+            seat.process.send("requests")
+            seat.requests.send(seat.process)
+        seat.process.send((call.sequence, request.method, keys, list(new), seat.requests.write(messages)))
 
     def poll(self, timeout_s: float) -> list[Arrival]:
         seats: dict[Any, _Seat] = {}
@@ -112,7 +110,7 @@ class ProcessRuntime(Runtime):
         worker, process = seat.worker, seat.process
         try:
             if process.connection.poll():
-                sequence, what = process.connection.recv()
+                sequence, what = process.receive(time.monotonic() + _ANSWER_S)
                 if sequence is None:
                     seat.answers.grow(what)
                     seat.answers.send(process)
@@ -120,7 +118,9 @@ class ProcessRuntime(Runtime):
                 assert seat.call is not None
                 value = what if what is None or isinstance(what, Failed) else decode(seat.answers.read(what)[0])
                 return arrival(worker, seat.call._replace(sequence=sequence), value)
-        except (EOFError, OSError):
+        except WorkerTimeoutError as error:
+            return Arrival(worker.id, worker.incarnation, None, error=WorkerDiedError(str(error)))
+        except (WorkerDiedError, EOFError, OSError):
             pass  # its end is what follows
         if process.alive:
             return None
@@ -133,8 +133,8 @@ class ProcessRuntime(Runtime):
         return Arrival(worker.id, worker.incarnation, None, error=WorkerDiedError(text))
 
     def dismiss(self, worker: WorkerRecord) -> None:
-        with contextlib.suppress(WorkerDiedError):
-            worker.handle.process.send(None)
+        with contextlib.suppress(WorkerDiedError, WorkerTimeoutError):
+            worker.handle.process.send(None, time.monotonic())
 
     def end(self, worker: WorkerRecord, timeout_s: float) -> None:
         seat: _Seat = worker.handle
@@ -175,7 +175,7 @@ class _Slab:
 
     def send(self, process: SupervisedProcess) -> None:
         assert self._arrays is not None
-        self._arrays.send(process.connection, process.pid)
+        self._arrays.send(process)
         self._arrays.seal()
 
     def receive(self, connection: Connection) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from palaestra.core import ConfigError, PalaestraError, did_you_mean
 from palaestra.runtime.calls import Arrival, Call, RestartPolicy, Result, WorkerRecord, WorkerStatus
 from palaestra.runtime.messages import Factory, Request
-from palaestra.runtime.supervision import WorkerDiedError
+from palaestra.runtime.supervision import WorkerDiedError, WorkerTimeoutError
 
 __all__ = ["Runtime"]
 
@@ -70,6 +70,7 @@ class Runtime(ABC):
 
         Raises:
             WorkerDiedError: the worker is gone.
+            WorkerTimeoutError: it does not take it.
         """
 
     @abstractmethod
@@ -283,7 +284,7 @@ class Runtime(ABC):
         record.running, record.since = call, time.monotonic()
         try:
             self.submit(record, call, request)
-        except WorkerDiedError as error:
+        except (WorkerDiedError, WorkerTimeoutError) as error:
             self._bury(record, error)
 
     def _take(self, arrivals: Iterable[Arrival]) -> None:

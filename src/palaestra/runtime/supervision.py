@@ -8,17 +8,20 @@ import contextlib
 import faulthandler
 import multiprocessing
 import os
+import select
 import signal
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
-from multiprocessing.synchronize import Semaphore
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal
 
 from palaestra.core import ConfigError, PalaestraError
+from palaestra.runtime.semaphore import SharedSemaphore
 
 __all__ = ["SupervisedProcess", "WorkerDiedError", "WorkerTimeoutError", "spin_acquire", "stop_all"]
 
@@ -27,6 +30,8 @@ Context = Literal["spawn", "forkserver"]
 
 # How often a waiting parent looks whether the worker still lives; a death is seen within this time.
 _PULSE_S = 0.1
+# For messages without another deadline.
+_SEND_S = 60.0
 # Length of the busy part of a wait. Longer than a step of a cheap environment, shorter than anybody notices.
 _SPIN_TRIES = 300
 
@@ -80,6 +85,8 @@ class SupervisedProcess:
         finally:
             theirs.close()
             stacks.close()
+        os.set_blocking(self.connection.fileno(), False)  # our end: every wait has a deadline
+        self._torn = False
 
     @property
     def pid(self) -> int:
@@ -112,7 +119,7 @@ class SupervisedProcess:
         """The error of a worker that is gone: its name, process and cause."""
         return WorkerDiedError(f"{self.name} (process {self.pid}) {self.cause()}")
 
-    def acquire(self, semaphore: Semaphore, deadline: float) -> None:
+    def acquire(self, semaphore: SharedSemaphore, deadline: float) -> None:
         """Waits until the worker releases a semaphore.
 
         Args:
@@ -138,45 +145,85 @@ class SupervisedProcess:
             deadline: in `time.monotonic()` seconds.
 
         Raises:
-            WorkerDiedError: there will be none.
-            WorkerTimeoutError: there was none in time.
+            WorkerDiedError: there will be none, or only a part of one.
+            WorkerTimeoutError: there was none in time, or only a part of one.
         """
-        try:
-            ready = mp_connection.wait([self.connection, self._process.sentinel], deadline - time.monotonic())
-            if self.connection in ready or self.connection.poll():
-                return self.connection.recv()
-        except (EOFError, OSError):
-            ready = [self._process.sentinel]
-        if ready:
-            raise self.died()
-        raise WorkerTimeoutError(f"{self.name} (process {self.pid}) did not answer in time")
+        (size,) = struct.unpack("!i", self._read(4, deadline))
+        if size == -1:
+            (size,) = struct.unpack("!Q", self._read(8, deadline))
+        return ForkingPickler.loads(self._read(size, deadline))  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _read(self, size: int, deadline: float) -> bytearray:
+        read = bytearray(size)
+        rest = memoryview(read)
+        while rest:
+            try:
+                count = os.readv(self.connection.fileno(), [rest])
+            except BlockingIOError:
+                ready = mp_connection.wait([self.connection, self._process.sentinel], deadline - time.monotonic())
+                if not ready:
+                    raise WorkerTimeoutError(f"{self.name} (process {self.pid}) did not answer in time") from None
+                if self.connection not in ready and not self.connection.poll():
+                    raise self.died() from None
+            except OSError as error:
+                raise self.died() from error
+            else:
+                if not count:
+                    raise self.died()
+                rest = rest[count:]
+        return read
 
     def send(self, message: Any, deadline: float | None = None) -> None:
-        """Sends the worker a message; a large one waits until the worker reads it.
+        """Sends the worker a message, as `Connection.recv` reads it; a large one waits until the worker reads it.
 
         Args:
             message: anything that can be pickled.
-            deadline: in `time.monotonic()` seconds; `None` waits for as long as it takes.
+            deadline: in `time.monotonic()` seconds; a minute from now by default.
 
         Raises:
             WorkerDiedError: the worker is gone.
-            WorkerTimeoutError: it did not read the message in time; a part of it may be sent, so end the worker.
+            WorkerTimeoutError: it did not read the message in time. A part of it may be sent, so that every message
+                after it fails alike: end the worker.
         """
-        if deadline is None:
-            self._send(message)
-            return
-        sent: Future[None] = Future()
-        threading.Thread(target=_settle, args=(sent, self._send, message), daemon=True).start()
-        try:
-            sent.result(max(deadline - time.monotonic(), _PULSE_S))
-        except TimeoutError:
-            raise WorkerTimeoutError(f"{self.name} (process {self.pid}) did not read its message in time") from None
+        pickled = ForkingPickler.dumps(message)
+        size = len(pickled)
+        head = struct.pack("!i", size) if size < 1 << 31 else struct.pack("!iQ", -1, size)
+        for part in (head + pickled,) if size <= select.PIPE_BUF else (head, pickled):
+            rest = memoryview(part)
+            while rest:
+                rest = rest[self._when_writable(deadline, os.write, self.connection.fileno(), rest) :]
 
-    def _send(self, message: Any) -> None:
-        try:
-            self.connection.send(message)
-        except OSError as error:
-            raise self.died() from error
+    def send_file(self, file: int, deadline: float | None = None) -> None:
+        """Gives the worker an open file, as `socket.recv_fds` takes it.
+
+        Args:
+            file: its descriptor, which may be closed afterwards.
+            deadline: in `time.monotonic()` seconds; a minute from now by default.
+
+        Raises:
+            WorkerDiedError: the worker is gone.
+            WorkerTimeoutError: it did not read what was sent before in time.
+        """
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as line:
+            self._when_writable(deadline, socket.send_fds, line, [b"F"], [file])
+
+    def _when_writable(self, deadline: float | None, write: Callable[..., int], *args: Any) -> int:
+        """What `write` returns once there is room for something."""
+        if deadline is None:
+            deadline = time.monotonic() + _SEND_S
+        while not self._torn:
+            try:
+                return write(*args)
+            except BlockingIOError:
+                room = select.poll()
+                room.register(self.connection.fileno(), select.POLLOUT)
+                room.register(self._process.sentinel, select.POLLIN)
+                self._torn = not room.poll(max(deadline - time.monotonic(), 0.0) * 1000)
+                if not self.alive:
+                    raise self.died() from None
+            except OSError as error:
+                raise self.died() from error
+        raise WorkerTimeoutError(f"{self.name} (process {self.pid}) did not read its message in time")
 
     def stacks(self, timeout_s: float = 1.0) -> str:
         """What every thread of the worker is doing; empty if it cannot say.
@@ -215,7 +262,7 @@ class SupervisedProcess:
         self._stacks.close()
 
 
-def spin_acquire(semaphore: Semaphore) -> bool:
+def spin_acquire(semaphore: SharedSemaphore) -> bool:
     """Tries for a short while to acquire a semaphore, and lets others run in between.
 
     Cheaper than going to sleep when the wait is a few microseconds, and bounded where it is not.
@@ -251,13 +298,6 @@ def _main(target: Callable[..., None], connection: Connection, stacks: Connectio
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno(), all_threads=True)
     threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
     target(connection, *args)
-
-
-def _settle(sent: Future[None], send: Callable[[Any], None], message: Any) -> None:
-    try:
-        sent.set_result(send(message))
-    except BaseException as error:
-        sent.set_exception(error)
 
 
 def _end_with_parent() -> None:
