@@ -103,6 +103,19 @@ def test_what_policies_of_a_run_did_is_a_data_set_for_each(capsys):
     assert learned(hybrid)
 
 
+def test_actors_of_many_agents_wait_for_nobody():
+    """MARO-01, MARO-10: the same command with another mode; it is resumed like any other run."""
+    workers = ("--runtime", "local", "--num-workers", "2", "--mode", "async", "--agents.sharing", "separate")
+    run = train("ppo", *workers, "--algorithm.unroll-length", "10", "--asynchronous.max-lag", "4")
+    assert exit_code("resume", "run", "--until", "200") == 0
+    row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["env_steps"] >= 200
+    assert row["workers/lag_max"] <= 4
+    assert row["workers/fragments"] == row["iterations"] == row["policy_version"]
+    assert len({name.split("/")[1] for name in learned(run)}) == 3
+    assert RunDirectory(run).info["status"] == "done"
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -112,7 +125,6 @@ def test_what_policies_of_a_run_did_is_a_data_set_for_each(capsys):
             "chance acts for everybody",
         ),
         (("train", "discrete_cql", MEETING, "--offline.data", "minari:a/b-v0"), "a Minari dataset is of one agent"),
-        (("train", "ppo", MEETING, "--runtime", "local", "--mode", "async"), "distributed.min_finished_workers"),
         (
             ("train", "ppo", MEETING, "--runtime", "local", "--distributed.num-policy-hosts", "2"),
             "the policies that learn are shared: a host for each",

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from palaestra.buffers.writer import StreamWriter
 from palaestra.core import POLICY, ConfigError, OnPolicy
-from palaestra.distributed import AsynchronousConfig, Pace, WorkersLostError, rollout_manager
+from palaestra.distributed import AsynchronousConfig, Pace, WorkersLostError
 from palaestra.runtime import ProcessRuntime, RayRuntime
 from palaestra.training import CheckpointStore, Trainer
 from tests.distributed.actors import CATCH, TRACK, Overtaken, asynchronous, make_algorithm, server
@@ -187,7 +188,7 @@ def test_rows_drawn_follow_rows_written_at_the_pace_that_was_asked_for(ratio):
 def test_no_transition_leads_over_a_fragment_that_was_dropped(joined, monkeypatch):
     """MARO-12, TS-07: the ball falls by one row in every transition; it would not if streams were joined (mutant)."""
     if joined:
-        monkeypatch.setattr(rollout_manager, "broken_off", lambda fragment: fragment)
+        monkeypatch.setattr(StreamWriter, "end_streams", lambda writer, env_id=None: None)
     with local() as runtime:
         trainer = asynchronous(runtime, "dqn", fragment_steps=5, capacity=4000, total=4000)
         turns = itertools.cycle([True, False, True])
@@ -324,7 +325,7 @@ def test_what_cannot_work_is_refused():
             server(runtime, replayed, CATCH)
         trainer = asynchronous(runtime, "ppo")
         with pytest.raises(ConfigError, match="lanes, which 3 actors cannot share"):
-            Pace(trainer.algorithms, trainer.collector.buffers, 3, AsynchronousConfig())
+            Pace(trainer.algorithms, trainer.collector.buffers, 3, AsynchronousConfig(), 4)
         for setting in ("max_lag", "fragment_steps", "queue_size", "samples_per_insert"):
             with pytest.raises(ConfigError, match=setting):
                 AsynchronousConfig(**{setting: -1})

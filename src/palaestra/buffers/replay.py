@@ -63,7 +63,8 @@ class ReplayBuffer:
 
         self.writer = writer = StreamWriter(streams)
         self.open, self.append, self.clear = writer.open, writer.append, writer.clear
-        self.extend, self.update, self.write_info = writer.extend, writer.update, writer.write_info
+        self.extend, self.update, self.end_streams = writer.extend, writer.update, writer.end_streams
+        self.write_info = writer.write_info
 
         self.reader = reader = StreamReader(streams)
         self._fixed_reader = StreamReader(streams, fixed=True)

@@ -230,11 +230,17 @@ class StreamWriter:
                 f"a buffer of {other.num_lanes} lanes cannot be appended to one of {self._streams.num_lanes}"
             )
         for lanes, rows in other.pieces():
-            self._end_streams(np.array(lanes))
+            self.end_streams(lanes)
             self.extend(rows, lanes)
 
-    def _end_streams(self, lanes: np.ndarray) -> None:
+    def end_streams(self, env_id: Any = None) -> None:
+        """Ends streams: open rows become ends of truncated episodes, so that nothing leads to what is written next.
+
+        Args:
+            env_id: which lanes, each once; `None` is all. Those that were never opened stay as they are.
+        """
         positions, storage = self._positions, self._storage
+        lanes = self._which(env_id)
         lanes = lanes[positions.opened[lanes]]
         if self._streams.complete_only:
             positions.rewind(lanes, positions.unfinished[lanes])
@@ -247,6 +253,7 @@ class StreamWriter:
         storage.step_types[positions.numbers(lanes)] = LAST
         self._complete_ended(lanes)
         storage.step_types[positions.numbers(lanes)] = MID  # of open rows whose place is taken by the next `open`
+        self._streams.write_log()
 
     # -- hidden states
 

@@ -32,6 +32,7 @@ class Pace:
         buffers: by policy name, with the lanes of all actors.
         num_actors: that share the lanes.
         config: what was asked for.
+        num_envs: that the actors step, over all of them.
 
     Raises:
         ConfigError: see `PolicyServer`.
@@ -43,6 +44,7 @@ class Pace:
         buffers: Mapping[str, ReplayBuffer],
         num_actors: int,
         config: AsynchronousConfig,
+        num_envs: int,
     ) -> None:
         plans = {name: algorithm.plan for name, algorithm in algorithms.items()}
         for name, plan in plans.items():
@@ -64,13 +66,12 @@ class Pace:
         self.on_policy = any(isinstance(plan, OnPolicy) for plan in plans.values())
         """Whether a policy learns on-policy; those that replay then follow it."""
         replayed = [plan for plan in plans.values() if isinstance(plan, Replay)]
-        lanes = next(iter(buffers.values())).num_lanes
         self._drawn = sum(plan.gradient_steps * plan.mini_batch_size for plan in replayed)  # in one training iteration
-        self._first = min((plan.learns_after(lanes) for plan in replayed), default=0)
+        self._first = min((plan.learns_after(num_envs) for plan in replayed), default=0)
         self._limiter: SamplesPerInsert | None = None
         if not self.on_policy:
-            ratio = config.samples_per_insert or self._drawn / (replayed[0].unroll_length * lanes)
-            written = self.fragment_steps(0.0) * lanes // num_actors
+            ratio = config.samples_per_insert or self._drawn / (replayed[0].unroll_length * num_envs)
+            written = self.fragment_steps(0.0) * num_envs // num_actors
             self._limiter = SamplesPerInsert(ratio=ratio, slack=ratio * written * num_actors + self._drawn)
 
     def fragment_steps(self, length: float) -> int:
@@ -177,6 +178,7 @@ class PolicyServer(WorkerStreams):
             from them; of on-policy plans only what a row consists of is taken over.
         config: how many actors, and how to wait for them.
         asynchronous: staleness, fragments and pace.
+        num_envs: environments stepped side by side, over all actors; as many as the first buffer has lanes if left out.
 
     Raises:
         ConfigError: the lanes of a buffer cannot be shared evenly, or a plan keeps data that asynchronous learning
@@ -191,13 +193,16 @@ class PolicyServer(WorkerStreams):
         buffers: Mapping[str, ReplayBuffer],
         config: DistributedConfig,
         asynchronous: AsynchronousConfig | None = None,
+        num_envs: int | None = None,
     ) -> None:
         self._asynchronous = asynchronous or AsynchronousConfig()
-        self._pace = Pace(algorithms, buffers, config.num_workers, self._asynchronous)
-        self._keeps = {name for name, one in algorithms.items() if isinstance(one.plan, Replay)}
-        blocks = {name: buffers[name] if name in self._keeps else self._pace.blocks(buffers[name]) for name in buffers}
-        policies, lanes = {name: one.policy for name, one in algorithms.items()}, next(iter(buffers.values())).num_lanes
-        super().__init__(runtime, make, policies, blocks, config, num_lanes=lanes, name="actor")
+        num_envs = num_envs or next(iter(buffers.values())).num_lanes
+        self._pace = Pace(algorithms, buffers, config.num_workers, self._asynchronous, num_envs)
+        keeps = {name for name, one in algorithms.items() if isinstance(one.plan, Replay)}
+        blocks = {name: buffers[name] if name in keeps else self._pace.blocks(buffers[name]) for name in buffers}
+        policies = {name: one.policy for name, one in algorithms.items()}
+        super().__init__(runtime, make, policies, blocks, config, num_lanes=num_envs, name="actor")
+        self.continued = keeps
         self.lags: Counter[int] = Counter()
         """How many fragments of each lag were used."""
         self._num_actors = config.num_workers
@@ -247,11 +252,8 @@ class PolicyServer(WorkerStreams):
                 continue
             self.lags[lag] += 1
             self._since_last_row[lag] += 1
-            if self._keeps:
-                waiting = waiting._replace(fragment=self.continued(waiting.worker, waiting.fragment))
             self._taken.append(waiting)
-            if self._keeps:
-                self._store_in(self._keeps, [waiting], by_actor=True)
+            self._store_in(self.continued, [waiting], by_actor=True)
             self.env_steps += waiting.fragment.info.env_steps
             self._pace.took(self._rows(waiting), self.env_steps)
         if self._pace.enough(len(self._taken), self.env_steps):
@@ -264,8 +266,7 @@ class PolicyServer(WorkerStreams):
         taken, self._taken = self._taken, []
         if not self._pace.on_policy:
             self._replayed |= {one.worker.number for one in taken}
-        if len(self._keeps) < len(self.buffers):
-            self._store_in(self.buffers.keys() - self._keeps, taken, by_actor=False)
+        self._store_in(self.buffers.keys() - self.continued, taken, by_actor=False)
         info = CollectInfo(0)
         acted_s = sum(one.fragment.info.total_s for one in taken)
         share = min(1.0, waited_s / acted_s) if acted_s else 0.0

@@ -15,7 +15,7 @@ import torch
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import Batch, CheckpointError, ConfigError, DataSource
 from palaestra.distributed.config import DistributedConfig
-from palaestra.distributed.worker import ActingParts, Fragment, RolloutWorker, acting_weights, broken_off
+from palaestra.distributed.worker import ActingParts, Fragment, RolloutWorker, acting_weights
 from palaestra.distributed.worker_group import Dropped, Worker, WorkerGroup
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Episode, Quota
@@ -32,7 +32,7 @@ _SLICE_S = 0.2
 
 
 class WorkerStreams:
-    """Workers that act, the weights that they act with, and the gaps that dropped fragments leave in their streams.
+    """Workers that act, the weights that they act with, and the streams that dropped fragments end.
 
     Args:
         runtime: where the workers live.
@@ -70,8 +70,8 @@ class WorkerStreams:
         """The workers."""
         self.positions: list[Any] | None = None
         """What each worker begins with, by its number; `None` for new episodes."""
-        self.gaps: set[int] = set()
-        """Workers whose last fragment is missing in their streams."""
+        self.continued: Collection[str] = self.buffers
+        """Names of the buffers in whose lanes the streams of workers continue from fragment to fragment."""
         self._policies, self._num_envs = policies, num_lanes // config.num_workers
         self._weights: Shared | None = None
         self._mark: Any = None
@@ -123,7 +123,7 @@ class WorkerStreams:
         return max(self._policies[name].version - version for name, version in fragment.versions.items())
 
     def drop(self, worker: Worker, call: Call, lag: int, max_lag: int | None) -> None:
-        """Notes that a fragment is too old to be learned from, so that its worker's streams have a gap.
+        """Notes that a fragment is too old to be learned from, and ends its worker's streams: the rest is not joined.
 
         Args:
             worker: that sent it.
@@ -132,18 +132,9 @@ class WorkerStreams:
             max_lag: how old it may be.
         """
         self.group.drop(call, f"it is {lag} policy versions old, and max_lag is {max_lag}")
-        self.gaps.add(worker.number)
-
-    def continued(self, worker: Worker, fragment: Fragment) -> Fragment:
-        """A fragment as its buffer needs it: the beginning of new streams where the one before was dropped.
-
-        Args:
-            worker: that sent it.
-            fragment: the oldest of its fragments that were not stored yet.
-        """
-        whole = worker.number not in self.gaps
-        self.gaps.discard(worker.number)
-        return fragment if whole else broken_off(fragment)
+        for name in self.continued:
+            share = self.buffers[name].num_lanes // len(self.group.workers)
+            self.buffers[name].end_streams(range(worker.number * share, (worker.number + 1) * share))
 
     def report(self, info: CollectInfo, worker: Worker, fragment: Fragment, share: float) -> None:
         """Adds what a worker did to what an unroll did; environments are numbered over all workers.
@@ -284,7 +275,7 @@ class RolloutManager(WorkerStreams):
                 if again is not None:
                     again(worker)
                 continue
-            used.append((worker, self.continued(worker, fragment)))
+            used.append((worker, fragment))
 
     def _store(self, taken: Sequence[tuple[Worker, Fragment]], info: CollectInfo) -> None:
         """Fragments of equal length go into a buffer together, so that lanes stay together where they can."""
@@ -348,7 +339,6 @@ class RolloutManager(WorkerStreams):
             "env_steps": self.env_steps,
             **self._quota.state(),
             "fragments": self._fragments,
-            "gaps": sorted(self.gaps),
             "workers": positions,
             "exact": self._exact and len(told) == len(group.workers),
         }
@@ -370,7 +360,7 @@ class RolloutManager(WorkerStreams):
             )
         self.env_steps = state["env_steps"]
         self._quota.load_state(state)
-        self._fragments, self._exact, self.gaps = state["fragments"], state["exact"], set(state["gaps"])
+        self._fragments, self._exact = state["fragments"], state["exact"]
         self.positions = [positions[str(number)] for number in range(len(positions))] or None
 
 

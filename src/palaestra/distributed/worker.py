@@ -9,7 +9,7 @@ import numpy as np
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import POLICY, Batch, ConfigError, RunSeeds, StepType
+from palaestra.core import POLICY, Batch, ConfigError, RunSeeds
 from palaestra.envs import EnvConfig, Fault, create_environment
 from palaestra.multiagent import MultiAgentCollector, PolicySpec, create_multi_agent_envs
 from palaestra.policies import Policy
@@ -218,22 +218,6 @@ class RolloutWorker:
 
 def _sent(lanes: list[int], rows: Batch) -> tuple[list[int], Batch]:
     return lanes, Batch.of({name: rows[name] for name in _SENT if name in rows})
-
-
-def broken_off(fragment: Fragment) -> Fragment:
-    """A fragment as the beginning of streams: nothing that lies before it leads to its first rows.
-
-    Args:
-        fragment: that follows one which was dropped.
-    """
-    pieces = {name: [(lanes, _begun(rows)) for lanes, rows in mine] for name, mine in fragment.pieces.items()}
-    return fragment._replace(pieces=pieces)
-
-
-def _begun(rows: Batch) -> Batch:
-    step_type = rows["step_type"].clone()
-    step_type[0] = int(StepType.FIRST)
-    return rows.replace(step_type=step_type)
 
 
 def require_shares(env: EnvConfig, num_workers: int) -> None:

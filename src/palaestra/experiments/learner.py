@@ -72,8 +72,6 @@ class Learner(ABC):
         config: everything the run depends on.
     """
 
-    asynchronous: ClassVar[bool] = False
-    """Whether actors can collect for it that do not wait for learning."""
     has_window: ClassVar[bool] = False
     """Whether its environment can be watched in a window."""
 
@@ -151,11 +149,6 @@ class Learner(ABC):
             ConfigError: the policies cannot learn where they are to, or as they are to.
         """
         settings, algorithms, name = self.config.distributed, self.algorithms, self.config.algorithm_name
-        if settings.mode == "async" and not self.asynchronous:
-            raise ConfigError(
-                f"distributed.mode=async is for one policy, and {self.config.env.name} has many agents; leave it out: "
-                "with distributed.min_finished_workers, mode=sync does not wait for slow workers either"
-            )
         if self.config.env.num_ready is not None and any(
             isinstance(algorithm.policy, PopulationPolicy) for algorithm in algorithms.values()
         ):
@@ -323,11 +316,12 @@ class PolicyLearner(Learner):
         workers, buffers = self.workers(), self.buffers()
         with make_runtime(settings) as runtime:
             manager: distributed.WorkerStreams
+            number = self.config.env.num_envs
             if settings.mode == "async":
                 algorithms, pace = dict(self.algorithms), self.config.asynchronous
-                manager = distributed.PolicyServer(runtime, workers, algorithms, buffers, settings, pace)
+                manager = distributed.PolicyServer(runtime, workers, algorithms, buffers, settings, pace, number)
             else:
-                policies, number = {name: one.policy for name, one in self.algorithms.items()}, self.config.env.num_envs
+                policies = {name: one.policy for name, one in self.algorithms.items()}
                 manager = distributed.RolloutManager(runtime, workers, policies, buffers, settings, number)
             for name, loaded in data.items():
                 manager.sources[name] = mixed(self.config, buffers[name], loaded)

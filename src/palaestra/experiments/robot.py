@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -28,8 +28,6 @@ __all__ = ["RobotLearner"]
 
 class RobotLearner(Learner):
     """The tasks of a robot."""
-
-    asynchronous: ClassVar[bool] = True
 
     @cached_property
     def robot(self) -> Robot:

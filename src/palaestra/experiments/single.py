@@ -32,7 +32,6 @@ __all__ = ["SingleLearner"]
 class SingleLearner(PolicyLearner):
     """One policy."""
 
-    asynchronous: ClassVar[bool] = True
     has_window: ClassVar[bool] = True
 
     @cached_property
