@@ -1,13 +1,15 @@
 """Buffers in files: as folders of their own, and as the tensors of a checkpoint, cut into segments."""
 
 import json
+import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from palaestra.buffers.lane_storage import LAST
 from palaestra.buffers.storage import saved_field
 from palaestra.buffers.streams import RowOptions, Streams, WritePositions
 from palaestra.core import files
@@ -16,6 +18,7 @@ from palaestra.core.spec import spec_from_json, spec_to_json
 
 __all__: list[str] = []
 
+_log = logging.getLogger(__name__)
 _FORMAT_VERSION = 1
 _SPECS = ("observation_spec", "action_spec", "info_spec", "reward_spec", "state_spec")
 _SEGMENTS = 256  # of a large buffer; so one hundredth of new rows is in three or four of them
@@ -61,7 +64,23 @@ def load_stream_tensors(streams: Streams, tensors: Mapping[str, Any]) -> None:
             raise CheckpointError(f"the saved buffer field {name!r} has {len(saved)} rows, but this one {len(tensor)}")
         tensor[: len(saved)] = saved
     positions.load_state(tensors)
+    if lost := tensors.get("lost"):
+        _close_gaps(streams, lost, json.loads(tensors["segments"])["rows"]["field.step_type"])
     streams.write_log()
+
+
+def _close_gaps(streams: Streams, lost: Sequence[int], places: int) -> None:
+    """Makes rows whose contents are lost ends of episodes, so that nothing is learned from them or across them.
+
+    The row before them becomes one too, and so do rows whose stacks of frames reach into them.
+    """
+    positions, kinds = streams.positions, streams.storage.step_types.reshape(-1, streams.num_lanes)
+    first = np.asarray(lost)[:, None] * places
+    rows = first + np.arange(-1, places + positions.spare)
+    kinds[rows[rows < np.minimum(first + places, positions.ring_size) + positions.spare] % positions.ring_size] = LAST
+    positions.restarts += 1  # samplers begin anew
+    count = sum(min(places, positions.ring_size - number * places) for number in lost) * streams.num_lanes
+    _log.warning("what %s of the %s rows of a replay buffer held is lost", f"{count:,}", f"{kinds.size:,}")
 
 
 class SegmentKeys:

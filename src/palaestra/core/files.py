@@ -13,7 +13,7 @@ import os
 import shutil
 import uuid
 from collections import namedtuple
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,64 +196,118 @@ def describe_segments(keys: Sequence[str], rows: Mapping[str, int]) -> str:
     return json.dumps({"keys": list(keys), "rows": dict(rows)})
 
 
-def write_segments(part: Any, directory: Path, previous: Path | None) -> tuple[Any, set[str]]:
+def write_segments(part: Any, directory: Path, shared: Mapping[str, Path]) -> Any:
     """Writes the pieces of a part; those that a checkpoint before has already are linked.
 
     Args:
         part: of a state; one without `segments` is left as it is.
         directory: where they go, one file each.
-        previous: folder of the checkpoint before.
+        shared: whole files of the checkpoint before, by name.
 
     Returns:
-        The part without these tensors, and the names of the files that were linked.
+        The part without these tensors.
     """
     if not isinstance(part, Mapping) or _SEGMENTS not in part:
-        return part, set()
+        return part
     described = json.loads(part[_SEGMENTS])
-    linked: set[str] = set()
-    for number, key in enumerate(described["keys"]):
-        file = _segment(key)
-        if previous is not None and (previous / file).is_file():
-            _link(previous / file, directory / file)
-            linked.add(file)
+    for number, file in enumerate(segment_files(part)):
+        if file in shared:
+            _link(shared[file], directory / file)
             continue
         pieces = {name: part[name][number * n : (number + 1) * n] for name, n in described["rows"].items()}
         save_tensors(directory / file, pieces)
-    return {name: value for name, value in part.items() if name not in described["rows"]}, linked
+    return {name: value for name, value in part.items() if name not in described["rows"]}
 
 
-def unsaved_bytes(part: Any, previous: Path | None) -> int:
-    """What writing a part of a state will take on the disk.
+def segment_files(part: Any) -> list[str]:
+    """The names of the files that the pieces of a part go into; none for a part without `segments`.
 
     Args:
         part: of a state.
-        previous: folder of the checkpoint before, whose pieces are linked and take nothing.
+    """
+    described = part.get(_SEGMENTS) if isinstance(part, Mapping) else None
+    return [] if described is None else [_segment(key) for key in json.loads(described)["keys"]]
+
+
+def second_copy(file: str) -> str:
+    """The name of the second copy of a segment.
+
+    Args:
+        file: name of the first.
+    """
+    return f"copy-of-{file}"
+
+
+def copy_newest(directory: Path, count: int, shared: Mapping[str, Path]) -> None:
+    """Writes second copies of the segments that were written last; those that are there already are linked.
+
+    Args:
+        directory: where the segments lie.
+        count: how many.
+        shared: whole files of the checkpoint before, by name.
+    """
+    segments = sorted(directory.glob("segment-*"), key=lambda file: file.stat().st_mtime_ns)
+    for file in segments[-count:] if count else ():
+        copy = directory / second_copy(file.name)
+        if copy.name in shared:
+            _link(shared[copy.name], copy)
+            continue
+        shutil.copyfile(file, copy)
+        with copy.open("rb") as stream:
+            os.fsync(stream.fileno())
+
+
+def unsaved_bytes(part: Any, shared: Mapping[str, Path], copies: int) -> int:
+    """What writing a part of a state will take on the disk, at most.
+
+    Args:
+        part: of a state.
+        shared: files that are linked and take nothing, by name.
+        copies: segments that are written twice.
     """
     size_bytes = sum(tensor.nbytes for tensor in split_state(part)[1].values())
-    if not isinstance(part, Mapping) or _SEGMENTS not in part or previous is None:
+    names = segment_files(part)
+    if not names:
         return size_bytes
-    described = json.loads(part[_SEGMENTS])
-    linked = sum((previous / _segment(key)).is_file() for key in described["keys"])
-    return size_bytes - linked * sum(part[name][:n].nbytes for name, n in described["rows"].items())
+    segment_bytes = sum(part[name][:n].nbytes for name, n in json.loads(part[_SEGMENTS])["rows"].items())
+    linked = sum(name in shared for name in names)
+    return size_bytes + (min(copies, len(names)) - linked) * segment_bytes
 
 
-def join_segments(part: Any, directory: Path) -> Any:
+def join_segments(part: Any, directory: Path, damaged: Collection[str] = ()) -> Any:
     """The part that `write_segments` took apart.
 
     Args:
         part: as it was returned.
         directory: of the checkpoint.
+        damaged: names of segments that are not used; their second copies are, where there are any.
+
+    Returns:
+        The part. Where pieces are lost, their rows are zeros, and `lost` lists their numbers.
 
     Raises:
-        CheckpointError: a piece is missing or is none.
+        CheckpointError: a piece is missing or is none, or all are lost.
     """
     if not isinstance(part, dict) or _SEGMENTS not in part:
         return part
     try:
-        described = json.loads(part[_SEGMENTS])
-        keys, names = list(described["keys"]), list(described["rows"])
-        pieces = [load_tensors(directory / _segment(key)) for key in keys]
-        return part | {name: torch.cat([piece[name] for piece in pieces]) for name in names}
+        rows, names, lost = dict(json.loads(part[_SEGMENTS])["rows"]), segment_files(part), []
+        pieces: list[dict[str, Any]] = []
+        for number, name in enumerate(names):
+            use = name if name not in damaged else second_copy(name)
+            if name in damaged and (use in damaged or not (directory / use).is_file()):
+                lost.append(number)
+                pieces.append({})
+            else:
+                pieces.append(load_tensors(directory / use))
+        whole = next((piece for piece in pieces if piece), None)
+        if whole is None:
+            raise CheckpointError(f"all segments in {directory} are damaged")
+        empty = {name: whole[name].new_zeros(n, *whole[name].shape[1:]) for name, n in rows.items()} if lost else {}
+        if not pieces[-1]:
+            pieces.pop()  # how long it was is not known, and nothing comes after it
+        joined = {name: torch.cat([(piece or empty)[name] for piece in pieces]) for name in rows}
+        return part | joined | ({"lost": lost} if lost else {})
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -368,6 +422,30 @@ def read_manifest(directory: Path, newest: int) -> dict[str, Any]:
     return manifest
 
 
+def damaged_files(directory: Path, files: Mapping[str, Any]) -> list[str]:
+    """The names of files that are missing, or not what their fingerprints say.
+
+    Args:
+        directory: where they lie.
+        files: fingerprint by name.
+    """
+    return [name for name, expected in files.items() if not is_whole(directory / name, expected, name)]
+
+
+def is_whole(file: Path, expected: Any, name: str | None = None, *, read: bool = True) -> bool:
+    """Whether a file is what its fingerprint says.
+
+    Args:
+        file: its path.
+        expected: its fingerprint.
+        name: that a manifest gives it; it has to be that of a file in the same folder.
+        read: whether to compare the hash; otherwise only the size.
+    """
+    if (name is not None and Path(name).name != name) or not file.is_file():
+        return False
+    return fingerprint(file) == expected if read else file.stat().st_size == expected["size_bytes"]
+
+
 def check_files(directory: Path, files: Mapping[str, Any]) -> None:
     """Compares files with their fingerprints.
 
@@ -378,10 +456,17 @@ def check_files(directory: Path, files: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: one is missing or damaged; names it.
     """
-    for name, expected in files.items():
-        file = directory / name
-        if Path(name).name != name or not file.is_file() or fingerprint(file) != expected:
-            raise CheckpointError(f"{file} is missing or damaged: its hash is not the one in {_MANIFEST}")
+    for name in damaged_files(directory, files):
+        raise damage(directory / name)
+
+
+def damage(file: Path) -> CheckpointError:
+    """The error that says that a file is missing or damaged.
+
+    Args:
+        file: its path.
+    """
+    return CheckpointError(f"{file} is missing or damaged: its hash is not the one in {_MANIFEST}")
 
 
 def seal(directory: Path, format_version: int, known: Mapping[str, Any] | None = None, **facts: Any) -> None:

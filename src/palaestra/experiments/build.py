@@ -153,7 +153,9 @@ def make_trainer(
         learner.manager_on(collecting.runtime),
         config.trainer,
         evaluate=evaluate,
-        checkpoints=training.CheckpointStore(path / "checkpoints", keep=config.trainer.keep_checkpoints),
+        checkpoints=training.CheckpointStore(
+            path / "checkpoints", keep=config.trainer.keep_checkpoints, copies=config.trainer.copied_segments
+        ),
         loggers=[*own, *loggers],
         callbacks=[training.Health(), KeepEvaluations(path), *collecting.views],
     )

@@ -152,7 +152,7 @@ def export_data(name: str | Path, directory: str | Path, *, root: str | Path = "
         root: where runs are.
 
     Raises:
-        CheckpointError: there is no such run, or its newest checkpoint is damaged or missing.
+        CheckpointError: there is no such run, or it has no valid checkpoint.
         ConfigError: the run keeps no replay buffer, or the folder exists.
     """
     require_new(directory)
@@ -168,7 +168,7 @@ def export_data(name: str | Path, directory: str | Path, *, root: str | Path = "
     buffers, store = learner.buffers(), CheckpointStore(run.path / "checkpoints")
     if not store.steps():
         raise CheckpointError(f"{run.path} has no checkpoint yet, so there is no buffer to export")
-    _, state = store.load(store.steps()[-1])
+    _, state = store.load_newest(rename=False)
     for policy in kept:
         buffers[policy].load_state_tensors(state[part_name("buffer", policy)])
     return save_data({policy: (buffers[policy], algorithms[policy].policy) for policy in kept}, directory)
@@ -183,4 +183,6 @@ def _checkpoint(directory: RunDirectory, which: str | int) -> dict[str, Any]:
     if not steps or (which != "last" and int(which) not in steps):
         known = ", ".join(map(str, steps)) or "none"
         raise CheckpointError(f"{directory.path} has no checkpoint {which}; there are: {known}")
-    return store.load(steps[max(steps) if which == "last" else int(which)])[1]
+    if which == "last":
+        return store.load_newest(rename=False)[1]
+    return store.load(steps[int(which)], without_lost=True)[1]

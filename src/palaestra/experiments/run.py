@@ -225,7 +225,7 @@ def active(
         trainer.callbacks.append(faults)
         if resumed:
             exact = _computes_exactly(directory.config, config)
-            _load(directory, trainer, config)
+            exact &= _load(directory, trainer, config)
             resume = "exact" if collecting.reporter is None else collecting.reporter.resume
             directory.write_info({"resume": resume if exact else "statistical"})
         directory.write_info({"status": "running", "process": process_info(), "threads": torch.get_num_threads()})
@@ -261,15 +261,20 @@ def _computes_exactly(before: ExperimentConfig, now: ExperimentConfig) -> bool:
     return before.run.device == now.run.device and (now.run.device == "cpu" or now.run.deterministic)
 
 
-def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -> None:
-    """Puts the newest checkpoint into a trainer, and writes down what changes from here on."""
-    store, step = CheckpointStore(directory.path / "checkpoints"), 0
+def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -> bool:
+    """Puts the newest checkpoint into a trainer, and writes down what changes from here on.
+
+    Returns:
+        Whether nothing of it is lost.
+    """
+    store, step, whole = CheckpointStore(directory.path / "checkpoints"), 0, True
     if store.never_saved:
         _log.warning("%s stopped before its first checkpoint: it begins at env step 0", directory.path)
     else:
         step, state = store.load_newest()
         if step < config.trainer.total_env_steps:
             state["trainer"]["finished"] = False  # the budget is larger than it was
+        whole = not any(isinstance(part, dict) and "lost" in part for part in state.values())
         trainer.load_state(state)
     facts: dict[str, Any] = {"resumed_at": trainer.collector.env_steps}
     if changes := changes_between(directory.config, config):
@@ -277,6 +282,7 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
         entry = {"env_steps": step, "time": now(), "changes": changes}
         facts |= {"overrides": [*directory.info.get("overrides", []), entry], "signature": sign(directory.path)}
     directory.write_info(facts)
+    return whole
 
 
 def _advise(error: BaseException, directory: RunDirectory, config: ExperimentConfig, record: Path | None) -> None:

@@ -331,7 +331,7 @@ def fork(parent: RunDirectory, config: ExperimentConfig, name: str | None = None
         CheckpointError: the parent has no valid checkpoint.
         ConfigError: the name is taken.
     """
-    step, _ = CheckpointStore(parent.path / "checkpoints").load_newest()
+    step, _ = CheckpointStore(parent.path / "checkpoints").load_newest(rename=False)
     run = dataclasses.replace(config.run, name=name or _free_name(parent), directory=str(parent.path.parent))
     changes = changes_between(parent.config, config)
     lineage = {"forked_from": str(parent.path.resolve()), "env_steps": step, "changes": changes}

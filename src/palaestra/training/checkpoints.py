@@ -6,7 +6,8 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ __all__ = ["FORMAT_VERSION", "CheckpointStore"]
 FORMAT_VERSION = 1
 """Version of the checkpoint format; it rises when older code could not read a newer checkpoint."""
 
+_READ_EVERY = 4  # saves after which a shared segment is read again; its size is compared each time
+
 _log = logging.getLogger(__name__)
 
 
@@ -30,16 +33,19 @@ class CheckpointStore:
     A checkpoint is written to a temporary directory: one safetensors file per part, `state.json`, and last
     `manifest.json` with the hash and size of every file. All are flushed to the disk before the directory is renamed to
     its final name, and only then are older ones deleted. So a crash at any moment leaves the previous one valid.
-    Pieces of a replay buffer that have not changed since the checkpoint before are links to its files.
+    Pieces of a replay buffer that have not changed since the checkpoint before are links to its files. Before they are
+    shared, sizes are compared, and a quarter of them is read and hashed in turn; a damaged one is written again.
 
     Args:
         directory: made where it is missing.
         keep: how many to keep, at least 2.
+        copies: so many segments, those that were written last, are kept in a second file.
     """
 
-    def __init__(self, directory: str | Path, *, keep: int = 3) -> None:
+    def __init__(self, directory: str | Path, *, keep: int = 3, copies: int = 2) -> None:
         self.directory = Path(directory)
-        self.keep = max(2, keep)
+        self.keep, self.copies = max(2, keep), copies
+        self._saves = 0
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
         """Writes one checkpoint; one that exists already for this step is left as it is.
@@ -60,19 +66,20 @@ class CheckpointStore:
             return target
         for leftover in self.directory.glob(".tmp-*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        previous, known = self._previous()
+        known = self._shared(name for part in state.values() for name in files.segment_files(part))
+        shared = {name: path for name, (path, _) in known.items()}
         with files.whole_folder(target, "checkpoint") as temporary:
-            _require_room(temporary, sum(files.unsaved_bytes(part, previous) for part in state.values()))
+            needed = sum(files.unsaved_bytes(part, shared, self.copies) for part in state.values())
+            _require_room(temporary, needed)
             values: dict[str, Any] = {}
-            linked: set[str] = set()
             for name, whole in state.items():
-                part, already_there = files.write_segments(whole, temporary, previous)
-                linked |= already_there
-                values[name], tensors = files.split_state(part)
+                values[name], tensors = files.split_state(files.write_segments(whole, temporary, shared))
                 if tensors:
                     files.save_tensors(temporary / f"{name}.safetensors", tensors)
+            files.copy_newest(temporary, self.copies, shared)
             files.write_json(temporary / "state.json", values)
-            files.seal(temporary, FORMAT_VERSION, {name: known[name] for name in linked}, step=step)
+            files.seal(temporary, FORMAT_VERSION, {name: print for name, (_, print) in known.items()}, step=step)
+        self._saves += 1
         for old in self.steps()[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
         return target
@@ -86,10 +93,14 @@ class CheckpointStore:
         """Whether no checkpoint was ever finished: there is none, and none that was damaged and put aside."""
         return not any(self.directory.glob("step_*"))
 
-    def load_newest(self) -> tuple[int, dict[str, Any]]:
+    def load_newest(self, *, rename: bool = True) -> tuple[int, dict[str, Any]]:
         """The newest checkpoint whose hashes are right; damaged ones are renamed to `*.corrupt` on the way.
 
-        One of another format is an error and stays as it is.
+        One of another format is an error and stays as it is. Where none is whole, the newest that lacks nothing except
+        pieces of replay buffers is given without them: `lost` in these parts has their numbers.
+
+        Args:
+            rename: whether to rename damaged ones, if that is possible; what only reads leaves them as they are.
 
         Returns:
             Its step and its state.
@@ -97,26 +108,36 @@ class CheckpointStore:
         Raises:
             CheckpointError: there is no valid one; training never starts from scratch silently.
         """
-        damage: list[str] = []
+        problems: list[str] = []
+        without: list[tuple[Path, _SegmentsLostError]] = []
         for path in reversed(self.steps()):
             try:
-                return self.load(path)
+                loaded = self.load(path)
             except files.OtherFormatError:
                 raise
+            except _SegmentsLostError as error:
+                without.append((path, error))
+                problems.append(str(error))
             except CheckpointError as error:
-                damage.append(str(error))
-                corrupt = path.with_name(f"{path.name}.corrupt")
-                shutil.rmtree(corrupt, ignore_errors=True)
-                path.rename(corrupt)
-                _log.warning("%s; it is now %s and an older checkpoint is tried", error, corrupt.name)
-        found = "; ".join(damage) or "there is none"
-        raise CheckpointError(f"no valid checkpoint in {self.directory}: {found}")
+                problems.append(str(error))
+                _pass_over(path, error, rename=rename)
+            else:
+                for damaged, error in without:
+                    _pass_over(damaged, error, rename=rename)
+                return loaded
+        for path, error in without:
+            with suppress(CheckpointError):
+                loaded = self.load(path, without_lost=True)
+                _log.warning("no checkpoint is whole, so %s is used without what is lost: %s", path, error)
+                return loaded
+        raise CheckpointError(f"no valid checkpoint in {self.directory}: {'; '.join(problems) or 'there is none'}")
 
-    def load(self, path: Path) -> tuple[int, dict[str, Any]]:
+    def load(self, path: Path, *, without_lost: bool = False) -> tuple[int, dict[str, Any]]:
         """One checkpoint, after checking every hash.
 
         Args:
             path: its directory.
+            without_lost: whether to go without damaged pieces of replay buffers; `lost` in a part has their numbers.
 
         Returns:
             Its step and its state.
@@ -125,7 +146,10 @@ class CheckpointStore:
             CheckpointError: a file is missing or damaged, or the format is newer than this version of the library.
         """
         step, entries = _manifest(path)
-        files.check_files(path, entries)
+        damaged = files.damaged_files(path, entries)
+        lost = _lost(path, damaged, entries)
+        if lost and not without_lost:
+            raise _SegmentsLostError(str(files.damage(path / lost[0])))
         try:
             values = json.loads((path / "state.json").read_text()) if "state.json" in entries else None
             if not isinstance(values, dict):
@@ -135,8 +159,26 @@ class CheckpointStore:
         state: dict[str, Any] = {}
         for name, value in values.items():
             tensors = files.load_tensors(path / file) if (file := f"{name}.safetensors") in entries else {}
-            state[name] = files.join_segments(files.join_state(value, tensors), path)
+            state[name] = files.join_segments(files.join_state(value, tensors), path, damaged)
         return step, state
+
+    def _shared(self, names: Iterable[str]) -> dict[str, tuple[Path, Any]]:
+        """Path and fingerprint of files that the newest readable checkpoint has already, and that are whole."""
+        previous, known = self._previous()
+        shared: dict[str, tuple[Path, Any]] = {}
+        if previous is None:
+            return shared
+        wanted = [name for segment in names for name in (segment, files.second_copy(segment)) if name in known]
+        for number, name in enumerate(wanted):
+            read = (number + self._saves) % _READ_EVERY == 0
+            if files.is_whole(previous / name, known[name], read=read):
+                shared[name] = previous / name, known[name]
+            else:
+                _log.warning(
+                    "%s is damaged, and is written again from memory; older checkpoints have the damaged one: look at "
+                    "the disk", previous / name,
+                )  # fmt: skip
+        return shared
 
     def _previous(self) -> tuple[Path | None, dict[str, Any]]:
         """The newest checkpoint whose manifest can be read, and the fingerprints of its files."""
@@ -156,6 +198,38 @@ def _manifest(path: Path) -> tuple[int, dict[str, Any]]:
             f"{path} has format {version}, which was never released; this version reads {FORMAT_VERSION}"
         )
     return int(manifest.get("step", -1)), manifest["files"]
+
+
+class _SegmentsLostError(CheckpointError):
+    """Nothing is missing or damaged in a checkpoint except pieces of replay buffers."""
+
+
+def _lost(path: Path, damaged: Sequence[str], entries: Mapping[str, Any]) -> list[str]:
+    """The segments of which no copy is whole; any other damage is an error."""
+    lost: list[str] = []
+    for name in damaged:
+        copy = files.second_copy(name)
+        if copy in entries and copy not in damaged:
+            _log.warning("%s; its second copy is used", files.damage(path / name))
+        elif name.startswith("segment-"):
+            lost.append(name)
+        elif not name.startswith(files.second_copy("segment-")):
+            raise files.damage(path / name)
+    return lost
+
+
+def _pass_over(path: Path, error: CheckpointError, *, rename: bool) -> None:
+    """Says that an older checkpoint is tried, and renames the damaged one where that is possible."""
+    now = ""
+    if rename:
+        corrupt = path.with_name(f"{path.name}.corrupt")
+        try:
+            shutil.rmtree(corrupt, ignore_errors=True)
+            path.rename(corrupt)
+            now = f"it is now {corrupt.name} and "
+        except OSError as refused:
+            now = f"it cannot be renamed ({refused}) and "
+    _log.warning("%s; %san older checkpoint is tried", error, now)
 
 
 def _require_room(directory: Path, needed: int) -> None:

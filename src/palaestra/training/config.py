@@ -14,6 +14,7 @@ _AT_LEAST = {
     "log_every_steps": 0,
     "eval_episodes": 1,
     "keep_checkpoints": 2,
+    "copied_segments": 0,
     "max_skipped_updates": 0,
     "max_failed_saves": 0,
 }
@@ -45,6 +46,9 @@ class TrainerConfig:
     """Env steps between checkpoints; the default is a tenth of the run, 0 is only at the end."""
     keep_checkpoints: int = 3
     """How many checkpoints are kept, at least 2."""
+    copied_segments: int = 2
+    """Checkpoints share the pieces (segments) of a replay buffer that have not changed. Of so many, those that were
+    written last, there is a second copy; a buffer has at most 256, and with so many all of it is there twice."""
     log_every_steps: int | None = None
     """Env steps between rows of metrics; the default is a hundredth of the run."""
     max_skipped_updates: int = 0
