@@ -7,15 +7,24 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
-from palaestra.core import ConfigError, import_extra
+from palaestra.core import ConfigError, PalaestraError, import_extra
 from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, arrival
 from palaestra.runtime.messages import Failed, Message, Performer, Request, SharedCache, decode
 from palaestra.runtime.runtime import Runtime
 from palaestra.runtime.supervision import WorkerDiedError
 
-__all__ = ["RayRuntime"]
+__all__ = ["ClusterLostError", "RayRuntime"]
 
 _CONNECT_S = 10.0
+_SLICE_S = 0.5  # how soon a lost node is noticed
+_PROBE_S = 2.0
+_HEAD_S = 30.0  # so long a head may be away; Ray itself ends its processes after 60 s
+
+
+class ClusterLostError(PalaestraError):
+    """The Ray node of this machine, or the head of its cluster, is gone; the run can be resumed on another one."""
+
+    exit_code = 3
 
 
 @final
@@ -35,6 +44,8 @@ class RayRuntime(Runtime):
     Raises:
         MissingExtraError: ray is not installed.
         ConfigError: the cluster cannot be joined.
+
+    Every method raises `ClusterLostError` once the node of this machine, or the head, is gone.
     """
 
     def __init__(
@@ -50,6 +61,7 @@ class RayRuntime(Runtime):
         self._own = not self._ray.is_initialized()
         if self._own:
             _join(self._ray, address, num_cpus)
+        self._cluster = _Cluster(self._ray)
         self._cpus_each = 0.0 if address is None else 1.0
         self._actor_class = self._ray.remote(_Actor)
         self._asked: dict[Any, tuple[WorkerRecord, Call]] = {}
@@ -61,6 +73,7 @@ class RayRuntime(Runtime):
         Without other wishes a worker takes one CPU of a cluster, and none of this machine, whose cores all share.
         """
         assert worker.running is not None
+        self._cluster.require()
         options = _options({"CPU": self._cpus_each, **worker.resources})
         actor = self._actor_class.options(max_restarts=0, scheduling_strategy="SPREAD", **options).remote(
             worker.factory, self._threads
@@ -69,6 +82,7 @@ class RayRuntime(Runtime):
         return actor
 
     def submit(self, worker: WorkerRecord, call: Call, request: Request) -> None:
+        self._cluster.require()  # Ray would end this process without a word
         for value in request.shared.values():
             if value.key not in self._put:
                 self._put.put(value.key, self._ray.put(value.message))
@@ -78,6 +92,17 @@ class RayRuntime(Runtime):
         self._asked[reference] = worker, call
 
     def poll(self, timeout_s: float) -> list[Arrival]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = max(deadline - time.monotonic(), 0.0)
+            ready = self._ready(min(left_s, _SLICE_S))
+            self._cluster.require()
+            if ready or left_s <= _SLICE_S:
+                return [self._answer(reference) for reference in ready]
+            self._cluster.require_head()
+
+    def _ready(self, timeout_s: float) -> list[Any]:
+        """References of answers."""
         if not self._asked:
             time.sleep(timeout_s)
             return []
@@ -85,7 +110,7 @@ class RayRuntime(Runtime):
         ready, rest = wait(asked, num_returns=1, timeout=timeout_s, fetch_local=False)
         if ready and rest:
             ready += wait(rest, num_returns=len(rest), timeout=0, fetch_local=False)[0]
-        return [self._answer(reference) for reference in ready]
+        return ready
 
     def _answer(self, reference: Any) -> Arrival:
         worker, call = self._asked.pop(reference)
@@ -97,9 +122,12 @@ class RayRuntime(Runtime):
         return arrival(worker, call, decode(answer) if isinstance(answer, Message) else answer)
 
     def dismiss(self, worker: WorkerRecord) -> None:
-        worker.handle = worker.handle, worker.handle.close.remote()
+        if not self._cluster.lost:
+            worker.handle = worker.handle, worker.handle.close.remote()
 
     def end(self, worker: WorkerRecord, timeout_s: float) -> None:
+        if self._cluster.lost:
+            return
         actor = worker.handle
         if isinstance(actor, tuple):
             actor, closed = actor
@@ -109,6 +137,7 @@ class RayRuntime(Runtime):
             self._ray.kill(actor)
 
     def release(self) -> None:
+        self._cluster.close()
         if self._own:
             self._ray.shutdown()
 
@@ -134,11 +163,60 @@ def _join(ray: Any, address: str | None, num_cpus: int | None) -> None:
         ) from error
 
 
-def _reach(address: str | None) -> None:
+def _reach(address: str | None, timeout_s: float = _CONNECT_S) -> None:
     """Knocks first, for ray itself tries for many minutes."""
     host, colon, port = (address or "").rpartition(":")
     if colon and port.isdecimal() and "://" not in host:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        socket.create_connection((host, int(port)), timeout=timeout_s).close()
+
+
+class _Cluster:
+    """Whether the node of this process, and the head, are still there; Ray ends the process that finds out too late."""
+
+    def __init__(self, ray: Any) -> None:
+        context = ray.get_runtime_context()
+        mine = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
+        self._path, self._head = mine["RayletSocketName"], context.gcs_address
+        self._line = self._connected()
+        self._probed_s = self._seen_s = time.monotonic()
+        self.lost = False
+        """Whether one of them is known to be gone."""
+
+    def require(self) -> None:
+        """Raises where the node has ended: its end of a connection is closed then."""
+        with contextlib.suppress(BlockingIOError):
+            if self._line.recv(1, socket.MSG_DONTWAIT):
+                return
+            self._line.close()
+            try:
+                self._line = self._connected()
+            except OSError:
+                self._lose("the Ray node of this machine has ended")
+
+    def require_head(self) -> None:
+        """Raises where the head has not answered for half a minute; looks every two seconds."""
+        now = time.monotonic()
+        if now - self._probed_s < _PROBE_S:
+            return
+        self._probed_s = now
+        try:
+            _reach(self._head, _PROBE_S)
+            self._seen_s = now
+        except OSError as error:
+            if now - self._seen_s > _HEAD_S:
+                self._lose(f"the head of the Ray cluster, {self._head}, has not answered for {_HEAD_S:g} s ({error})")
+
+    def close(self) -> None:
+        self._line.close()
+
+    def _lose(self, what: str) -> None:
+        self.lost = True
+        raise ClusterLostError(f"{what}, and with it all workers. Start Ray again if it is yours to start")
+
+    def _connected(self) -> socket.socket:
+        line = socket.socket(socket.AF_UNIX)
+        line.connect(self._path)
+        return line
 
 
 def _options(resources: Mapping[str, float]) -> dict[str, Any]:
