@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from palaestra.core import EnvError, StepType
-from palaestra.multiagent import MultiAgentEnvs
+from palaestra import DQN, DQNConfig
+from palaestra.core import EnvError, SpecError, StepType
+from palaestra.multiagent import MultiAgentCollector, MultiAgentEnvs, assign_policies, evaluate_agents
+from palaestra.policies import RandomPolicy
 from tests.multiagent.parts import Shop
 
 
@@ -42,11 +44,11 @@ def test_the_hooks_are_called_in_the_order_of_an_event():
     calls.clear()
     outcome = shop.advance({"buyer": 2})
     assert calls[-2:] == ["get_reward(['buyer', 'painter'], 0)", "get_state(buyer)"]
-    assert outcome.late_rewards == {"buyer": [0.0], "painter": [10.0]}
+    assert outcome.late_rewards == {"buyer": [0.0]}, "the painter may still earn by its first action"
     shop.advance({"buyer": 0})
     last = shop.advance({"buyer": 1, "painter": 1})
     assert last.over
-    assert last.late_rewards == {"buyer": [2000.0, 3010.0], "painter": [3010.0]}
+    assert last.late_rewards == {"buyer": [2000.0, 3010.0], "painter": [10.0, 3010.0]}
     assert all(step.truncated for step in last.time_steps.values())
 
 
@@ -78,19 +80,85 @@ def test_an_agent_that_was_never_asked_has_no_episode():
     assert list(shop.advance({"buyer": 0}).time_steps) == ["buyer"]
 
 
+class Joint(Shop):
+    """Both agents earn 10 to the power of the tick, whoever acts; the painter is asked at ticks 3, 6, ... only."""
+
+    def start(self, seed):
+        super().start(seed)
+        return ["buyer"]
+
+    def get_reward(self, actions, tick, info):
+        return {"buyer": 10.0**tick, "painter": 10.0**tick}
+
+
+@pytest.mark.parametrize("delay", [0, 1, 2, 30])
+def test_joint_rewards_count_with_the_last_action_before(delay):
+    """MARO-18: every reward of an agent after its first action counts once, with the action that was its last."""
+    envs = MultiAgentEnvs([lambda: Joint(delay=delay, length=8)], lane_seeds=[1])
+    policy_specs = assign_policies(envs.agents, {"*": "both"})
+    dqn = DQN(policy_specs["both"].observation_spec, policy_specs["both"].action_spec, DQNConfig(learning_starts=0))
+    collector = MultiAgentCollector(envs, policy_specs, {"both": dqn})
+    (episode,) = [one for _ in range(2) for one in (*collector.unroll(9).episodes, *collector.drain())][:1]
+    assert (episode.info["buyer/return"], episode.info["painter/return"]) == (11111111.0, 11111000.0)
+    for lane, told in enumerate([[10.0**tick for tick in range(8)], [111000.0, 11000000.0]]):
+        rows = collector.buffers["both"].in_time_order(lane)
+        rewards = collector.buffers["both"].take("reward", rows).tolist()
+        assert rewards[1 : 1 + len(told)] == told
+
+
+def test_the_state_of_an_earlier_tick_is_what_a_simulator_can_still_tell():
+    """MARO-18: `get_state` may take a tick of its own; what an action has led to is compared with what it saw."""
+
+    class Remembering(Shop):
+        def get_state(self, agent, tick=None):
+            return np.array([self.tick if tick is None else tick, self.seed], np.float32)
+
+        def get_reward(self, actions, tick, info):
+            return {agent: float(self.get_state(agent)[0] - self.get_state(agent, tick)[0]) for agent in actions}
+
+    shop = Remembering(delay=3, length=20)
+    shop.begin_episode(0)
+    outcomes = [shop.advance({"buyer": 0} | ({"painter": 0} if tick % 3 == 0 else {})) for tick in range(6)]
+    assert [outcome.late_rewards.get("buyer") for outcome in outcomes] == [None, None, [3.0], [3.0], [3.0], [3.0]]
+
+
+@pytest.mark.parametrize("empty", [3, 1000])
+def test_a_start_that_asks_nobody_ends_the_episode(empty):
+    """MARO-18: the next one begins; a simulator that never asks anybody is an error."""
+
+    class Late(Shop):
+        begun = 0
+
+        def start(self, seed):
+            self.begun += 1
+            return super().start(seed) if self.begun > empty else []
+
+        def run(self, env_action):
+            assert env_action, "run was called without decisions"
+            return super().run(env_action)
+
+    envs = MultiAgentEnvs([Late], lane_seeds=[1])
+    policies = {"both": RandomPolicy(envs.agents["buyer"].observation, envs.agents["buyer"].action)}
+    policy_specs = assign_policies(envs.agents, {"*": "both"})
+    if empty < 100:
+        assert evaluate_agents(policies, envs, policy_specs, episodes=empty + 1).length_mean == 11 / (empty + 1)
+    else:
+        with pytest.raises(SpecError, match="100 episodes in a row were over before an agent had acted"):
+            evaluate_agents(policies, envs, policy_specs, episodes=empty)
+
+
 def test_mistakes_are_named():
     with pytest.raises(EnvError, match="reward_eval_delay is -1"):
         Shop(delay=-1)
 
     class Generous(Shop):
         def get_reward(self, actions, tick, info):
-            return {"painter": 1.0}
+            return {"seller": 1.0}
 
     shop = Generous(delay=0)
     shop.begin_episode(0)
-    shop.advance({"buyer": 0, "painter": 0})
-    with pytest.raises(EnvError, match=r"rewards to \['painter'\] for tick 1, when only \['buyer'\] acted"):
-        shop.advance({"buyer": 0})
+    with pytest.raises(EnvError, match=r"rewards to \['seller'\] for tick 0; the agents are \['buyer', 'painter'\]"):
+        shop.advance({"buyer": 0, "painter": 0})
 
     class Stranger(Shop):
         def start(self, seed):

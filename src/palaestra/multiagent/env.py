@@ -163,6 +163,7 @@ class EnvWrapper(MultiAgentEnv):
         self.tracker: dict[str, float] = {}
         """Numbers about the running episode, which `post_step` may keep; reported when it ends."""
         self._open: deque[_Decision] = deque()
+        self._earned: dict[str, float] = {}  # by each agent's newest action that was evaluated, so far
         self._began: set[str] = set()
 
     # -- what a subclass defines
@@ -175,7 +176,7 @@ class EnvWrapper(MultiAgentEnv):
             seed: all the randomness of the episode comes from it.
 
         Returns:
-            The agents whose decisions it needs.
+            The agents whose decisions it needs; none where the episode is over at once.
         """
 
     @abstractmethod
@@ -207,7 +208,7 @@ class EnvWrapper(MultiAgentEnv):
 
     @abstractmethod
     def get_reward(self, actions: Mapping[str, Any], tick: int, info: Any) -> Mapping[str, float]:
-        """What actions have earned.
+        """What actions have earned; asked once for every call of `run`, in order.
 
         Args:
             actions: by agent, that were taken together.
@@ -215,7 +216,8 @@ class EnvWrapper(MultiAgentEnv):
             info: what `get_transition_info` said then.
 
         Returns:
-            By agent; one that is left out earned nothing.
+            By agent; one that is left out earned nothing. What an agent earned that did not act then counts with its
+            last action before, and with none if it has not acted yet.
         """
 
     def get_transition_info(self) -> Any:
@@ -230,17 +232,18 @@ class EnvWrapper(MultiAgentEnv):
     @final
     def begin_episode(self, seed: int) -> MultiAgentStep:
         self._open.clear()
+        self._earned.clear()
         self._began, self.tracker, self.terminated = set(), {}, False
-        return MultiAgentStep(self._asked(self.start(seed)))
+        deciding = self.start(seed)
+        return MultiAgentStep(self._asked(deciding)) if deciding else MultiAgentStep({}, True, {}, dict(self.tracker))
 
     @final
     def advance(self, actions: Mapping[str, Any]) -> MultiAgentStep:
         self._open.append(_Decision(self.tick, dict(actions), self.get_transition_info()))
         deciding = self.run(self.to_env_action(actions))
         self.post_step()
-        over = not deciding
-        rewards = self._evaluated(everything=over)
-        if not over:
+        rewards = self._evaluated(deciding)
+        if deciding:
             return MultiAgentStep(self._asked(deciding), False, rewards)
         end = termination if self.terminated else truncation
         time_steps = {agent: end(self.get_state(agent), 0.0) for agent in self.agents if agent in self._began}
@@ -257,17 +260,21 @@ class EnvWrapper(MultiAgentEnv):
             self._began.add(agent)
         return time_steps
 
-    def _evaluated(self, *, everything: bool) -> dict[str, list[float]]:
-        """Rewards that are known by now."""
+    def _evaluated(self, deciding: Sequence[str]) -> dict[str, list[float]]:
+        """Rewards that are known by now: an action's are, when its agent has acted again or the episode is over."""
         rewards: dict[str, list[float]] = {}
-        while self._open and (everything or self.tick - self._open[0].tick >= self.reward_eval_delay):
+        while self._open and (not deciding or self.tick - self._open[0].tick >= self.reward_eval_delay):
             decision = self._open.popleft()
             earned = self.get_reward(decision.actions, decision.tick, decision.info)
-            if unknown := set(earned) - set(decision.actions):
+            if unknown := set(earned) - set(self.agents):
                 raise EnvError(
-                    f"get_reward gave rewards to {sorted(unknown)} for tick {decision.tick}, when only "
-                    f"{sorted(decision.actions)} acted; a reward belongs to an action"
+                    f"get_reward gave rewards to {sorted(unknown)} for tick {decision.tick}; the agents are "
+                    f"{list(self.agents)}"
                 )
-            for agent in decision.actions:
-                rewards.setdefault(agent, []).append(float(earned.get(agent, 0.0)))
+            self._earned |= dict.fromkeys(decision.actions, 0.0)
+            for agent in self._earned:
+                self._earned[agent] += float(earned.get(agent, 0.0))
+            following = self._open[0].actions if self._open else deciding or self._earned
+            for agent in [agent for agent in self._earned if agent in following]:
+                rewards.setdefault(agent, []).append(self._earned.pop(agent))
         return rewards

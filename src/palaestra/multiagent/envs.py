@@ -24,6 +24,7 @@ from palaestra.multiagent.rules import ActionLog, StepCheck, step_digest
 __all__ = ["MultiAgentEnvs", "create_multi_agent_envs", "is_multi_agent", "load_multi_agent_env"]
 
 _log = logging.getLogger(__name__)
+_MOST_EMPTY = 100
 _SETTINGS = ("name", "num_envs", "kwargs", "train_kwargs", "vectorization", "on_fault", "max_restarts")
 _INSTEAD = {
     "wrappers": "name a function that returns the environment wrapped as you want it, `def make() -> MultiAgentEnv`",
@@ -40,6 +41,8 @@ class _Lane:
     def __init__(self, env: MultiAgentEnv, seed: int, log: ActionLog, check: StepCheck) -> None:
         self.env, self.seed, self.log, self.check = env, seed, log, check
         self.number, self.steps, self.over = -1, 0, True
+        self.empty = 0
+        """Episodes in a row in which nobody was asked."""
 
     @property
     def episode_seed(self) -> int:
@@ -180,6 +183,9 @@ class MultiAgentEnvs:
                 lane.steps += 1
                 outcome = lane.env.advance(lane.log.add(actions))
             lane.check.take(outcome)
+            lane.empty = lane.empty + 1 if outcome.over and not lane.steps else 0
+            if lane.empty == _MOST_EMPTY:
+                raise SpecError(f"{_MOST_EMPTY} episodes in a row were over before an agent had acted")
         except Exception as error:
             lane.over = True
             raise self._failure(number, lane, actions, error) from error
