@@ -138,7 +138,7 @@ class ResumeOptions:
     name: str | None = None
     """With --fork: name of the new run directory."""
     root: str = "runs"
-    """Where runs are."""
+    """Where runs are; and where a fork goes if nothing can be written beside the run."""
 
 
 def resume(arguments: list[str]) -> int:
@@ -172,6 +172,7 @@ def resume(arguments: list[str]) -> int:
 
     done = experiments.resume(
         directory.path,
+        root=options.root,
         fork=(options.name or True) if options.fork else False,
         progress=True,
         on_start=announce,

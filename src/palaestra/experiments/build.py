@@ -22,6 +22,7 @@ from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat
 from palaestra.experiments.learner import Collecting, Evaluate, Learner, attempt
 from palaestra.experiments.presets import PRESETS
 from palaestra.experiments.robot import RobotLearner
+from palaestra.experiments.run_directory import RunDirectory
 from palaestra.experiments.single import SingleLearner
 from palaestra.experiments.team import TeamLearner
 from palaestra.multiagent import AgentSpec, is_multi_agent, team_specs
@@ -153,8 +154,8 @@ def make_trainer(
         learner.manager_on(collecting.runtime),
         config.trainer,
         evaluate=evaluate,
-        checkpoints=training.CheckpointStore(
-            path / "checkpoints", keep=config.trainer.keep_checkpoints, copies=config.trainer.copied_segments
+        checkpoints=RunDirectory(path).checkpoints(
+            keep=config.trainer.keep_checkpoints, copies=config.trainer.copied_segments
         ),
         loggers=[*own, *loggers],
         callbacks=[training.Health(), KeepEvaluations(path), *collecting.views],

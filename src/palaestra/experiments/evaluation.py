@@ -15,7 +15,7 @@ from palaestra.experiments.learner import Learner
 from palaestra.experiments.run_directory import RunDirectory, find_run, find_runs
 from palaestra.policies import Policy
 from palaestra.rollout import Evaluation
-from palaestra.training import CheckpointStore, part_name
+from palaestra.training import part_name
 
 __all__ = ["RunsEvaluation", "evaluate_run", "evaluate_runs", "export_data", "policies_of_run", "policy_of_run"]
 
@@ -165,7 +165,7 @@ def export_data(name: str | Path, directory: str | Path, *, root: str | Path = "
             f"{run.config.algorithm_name} keeps no replay buffer that could be exported; let its policy act with "
             f"`palaestra data collect {name} {directory} --steps 10000`"
         )
-    buffers, store = learner.buffers(), CheckpointStore(run.path / "checkpoints")
+    buffers, store = learner.buffers(), run.checkpoints()
     if not store.steps():
         raise CheckpointError(f"{run.path} has no checkpoint yet, so there is no buffer to export")
     _, state = store.load_newest(rename=False)
@@ -176,7 +176,7 @@ def export_data(name: str | Path, directory: str | Path, *, root: str | Path = "
 
 def _checkpoint(directory: RunDirectory, which: str | int) -> dict[str, Any]:
     """The state in a checkpoint."""
-    store = CheckpointStore(directory.path / "checkpoints")
+    store = directory.checkpoints()
     steps = {int(path.name.removeprefix("step_")): path for path in store.steps()}
     if which != "last" and not str(which).isdigit():
         raise ConfigError(f"--which is {which!r}; give best, last, or the env steps of a checkpoint")

@@ -27,7 +27,7 @@ from palaestra.experiments.run_directory import fork as fork_run
 from palaestra.experiments.seeds import GroupResult, train_seeds
 from palaestra.experiments.trust import sign
 from palaestra.policies import Policy
-from palaestra.training import CheckpointStore, ConsoleLogger, Logger, StopSignals, Trainer, TrainResult, acting_policy
+from palaestra.training import ConsoleLogger, Logger, StopSignals, Trainer, TrainResult, acting_policy
 
 __all__ = ["RunResult", "require_same_task", "resume", "run", "train"]
 
@@ -180,7 +180,7 @@ def resume(
     learner = make_learner(config)
     data = learner.load_data()
     if fork:
-        directory = fork_run(directory, config, fork if isinstance(fork, str) else None)
+        directory = fork_run(directory, config, fork if isinstance(fork, str) else None, root)
     if on_start is not None:
         on_start(directory.path)
     with active(directory, learner, data, progress=progress, loggers=loggers, resumed=True) as trainer:
@@ -267,7 +267,7 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
     Returns:
         Whether nothing of it is lost.
     """
-    store, step, whole = CheckpointStore(directory.path / "checkpoints"), 0, True
+    store, step, whole = directory.checkpoints(), 0, True
     if store.never_saved:
         _log.warning("%s stopped before its first checkpoint: it begins at env step 0", directory.path)
     else:
@@ -291,7 +291,7 @@ def _advise(error: BaseException, directory: RunDirectory, config: ExperimentCon
         error.add_note(f"recorded    {record}")
     if isinstance(error, EnvError) and config.env.on_fault == "raise":
         error.add_note("instead     --env.on-fault restart replaces an environment that fails")
-    if CheckpointStore(directory.path / "checkpoints").steps():
+    if directory.checkpoints().steps():
         error.add_note(f"next        palaestra resume {shlex.quote(str(directory.path))}")
 
 

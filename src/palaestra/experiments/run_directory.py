@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import socket
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -58,7 +59,7 @@ class RunDirectory:
             (run.path / name).mkdir()
         save_config(config, run.path / "config.yaml")
         origin = {"algorithm": config.algorithm_name, "env": config.env.name, "seed": config.run.seed, **provenance()}
-        made = {"format": 1, "status": "created", "signature": sign(run.path)}
+        made = {"format": 1, "id": uuid.uuid4().hex, "status": "created", "signature": sign(run.path)}
         run.write_info({**made, **origin, "lineage": dict(lineage) if lineage else None})
         return run
 
@@ -82,6 +83,16 @@ class RunDirectory:
         except (ValueError, TypeError, RecursionError) as error:
             _log.warning("%s is damaged (%r) and is begun anew", file, error)
             return {}
+
+    def checkpoints(self, *, keep: int = 3, copies: int = 2) -> CheckpointStore:
+        """Its checkpoints; those of other runs are refused.
+
+        Args:
+            keep: see `CheckpointStore`.
+            copies: see `CheckpointStore`.
+        """
+        run_id = str(self.info.get("id", ""))
+        return CheckpointStore(self.path / "checkpoints", keep=keep, copies=copies, run_id=run_id)
 
     @property
     def env_steps(self) -> int:
@@ -319,35 +330,43 @@ def changes_between(old: ExperimentConfig, new: ExperimentConfig) -> dict[str, t
     return {path: (before.get(path), after.get(path)) for path in paths if before.get(path) != after.get(path)}
 
 
-def fork(parent: RunDirectory, config: ExperimentConfig, name: str | None = None) -> RunDirectory:
+def fork(
+    parent: RunDirectory, config: ExperimentConfig, name: str | None = None, root: str | Path = "runs"
+) -> RunDirectory:
     """A new run that continues from the newest valid checkpoint of another; that one stays as it is.
 
     Args:
         parent: the other run.
         config: of the new run.
         name: of the new run directory; by default the parent's with `_fork`.
+        root: where the new one is made if nothing can be written beside the parent.
 
     Raises:
         CheckpointError: the parent has no valid checkpoint.
         ConfigError: the name is taken.
     """
-    step, _ = CheckpointStore(parent.path / "checkpoints").load_newest(rename=False)
-    run = dataclasses.replace(config.run, name=name or _free_name(parent), directory=str(parent.path.parent))
+    step, _ = parent.checkpoints().load_newest(rename=False)
+    folder = parent.path.parent if os.access(parent.path.parent, os.W_OK) else Path(root)
+    name = name or _free_name(folder, parent.path.name)
+    run = dataclasses.replace(config.run, name=name, directory=str(folder))
     changes = changes_between(parent.config, config)
     lineage = {"forked_from": str(parent.path.resolve()), "env_steps": step, "changes": changes}
     child = RunDirectory.create(dataclasses.replace(config, run=run), lineage=lineage)
-    ignore = shutil.ignore_patterns(".tmp-*", "*.corrupt")
-    for folder in ("checkpoints", "policy"):
-        shutil.copytree(parent.path / folder, child.path / folder, ignore=ignore, dirs_exist_ok=True)
+    child.checkpoints().take_over(parent.checkpoints(), step)
+    for file in (parent.path / "policy").rglob("*"):
+        if file.is_file():
+            copy = child.path / file.relative_to(parent.path)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
     for file in ("metrics.jsonl", "episodes.csv"):
         if (parent.path / file).exists():
-            shutil.copy2(parent.path / file, child.path / file)
+            shutil.copyfile(parent.path / file, child.path / file)
     for evaluation in (parent.path / "evals").glob("*.json"):
         if evaluation.stem.isdigit() and int(evaluation.stem) <= step:
-            shutil.copy2(evaluation, child.path / "evals")
+            shutil.copyfile(evaluation, child.path / "evals" / evaluation.name)
     return child
 
 
-def _free_name(parent: RunDirectory) -> str:
-    names = (f"{parent.path.name}_fork{number}" for number in itertools.chain([""], itertools.count(2)))
-    return next(name for name in names if not (parent.path.parent / name).exists())
+def _free_name(folder: Path, name: str) -> str:
+    names = (f"{name}_fork{number}" for number in itertools.chain([""], itertools.count(2)))
+    return next(name for name in names if not (folder / name).exists())

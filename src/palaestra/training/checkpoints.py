@@ -40,11 +40,12 @@ class CheckpointStore:
         directory: made where it is missing.
         keep: how many to keep, at least 2.
         copies: so many segments, those that were written last, are kept in a second file.
+        run_id: of the run; checkpoints of another one are refused. Without one, nothing is said about it.
     """
 
-    def __init__(self, directory: str | Path, *, keep: int = 3, copies: int = 2) -> None:
+    def __init__(self, directory: str | Path, *, keep: int = 3, copies: int = 2, run_id: str = "") -> None:
         self.directory = Path(directory)
-        self.keep, self.copies = max(2, keep), copies
+        self.keep, self.copies, self.run_id = max(2, keep), copies, run_id
         self._saves = 0
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
@@ -78,7 +79,9 @@ class CheckpointStore:
                     files.save_tensors(temporary / f"{name}.safetensors", tensors)
             files.copy_newest(temporary, self.copies, shared)
             files.write_json(temporary / "state.json", values)
-            files.seal(temporary, FORMAT_VERSION, {name: print for name, (_, print) in known.items()}, step=step)
+            whose = {"run": self.run_id} if self.run_id else {}
+            prints = {name: fingerprint for name, (_, fingerprint) in known.items()}
+            files.seal(temporary, FORMAT_VERSION, prints, step=step, **whose)
         self._saves += 1
         for old in self.steps()[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
@@ -96,8 +99,9 @@ class CheckpointStore:
     def load_newest(self, *, rename: bool = True) -> tuple[int, dict[str, Any]]:
         """The newest checkpoint whose hashes are right; damaged ones are renamed to `*.corrupt` on the way.
 
-        One of another format is an error and stays as it is. Where none is whole, the newest that lacks nothing except
-        pieces of replay buffers is given without them: `lost` in these parts has their numbers.
+        One of another format or run, or under another name, is an error and stays as it is. Where none is whole, the
+        newest that lacks nothing except pieces of replay buffers is given without them: `lost` in these parts has
+        their numbers.
 
         Args:
             rename: whether to rename damaged ones, if that is possible; what only reads leaves them as they are.
@@ -113,7 +117,7 @@ class CheckpointStore:
         for path in reversed(self.steps()):
             try:
                 loaded = self.load(path)
-            except files.OtherFormatError:
+            except (files.OtherFormatError, _MisplacedError):
                 raise
             except _SegmentsLostError as error:
                 without.append((path, error))
@@ -143,9 +147,11 @@ class CheckpointStore:
             Its step and its state.
 
         Raises:
-            CheckpointError: a file is missing or damaged, or the format is newer than this version of the library.
+            CheckpointError: a file is missing or damaged, the format is newer than this version of the library, or
+                it is a checkpoint of another run, or of another step than its name says.
         """
-        step, entries = _manifest(path)
+        step, entries, run = _manifest(path)
+        self._require_place(path, step, run)
         damaged = files.damaged_files(path, entries)
         lost = _lost(path, damaged, entries)
         if lost and not without_lost:
@@ -161,6 +167,39 @@ class CheckpointStore:
             tensors = files.load_tensors(path / file) if (file := f"{name}.safetensors") in entries else {}
             state[name] = files.join_segments(files.join_state(value, tensors), path, damaged)
         return step, state
+
+    def take_over(self, other: "CheckpointStore", up_to: int) -> None:
+        """Copies the checkpoints of another run, which from now on are this run's.
+
+        Args:
+            other: has them.
+            up_to: their steps; damaged ones are left out.
+        """
+        for path in other.steps():
+            try:
+                manifest = files.read_manifest(path, FORMAT_VERSION)
+            except CheckpointError:
+                continue
+            if manifest.get("step", -1) <= up_to:
+                copy = self.directory / path.name
+                copy.mkdir(parents=True)
+                for name in manifest["files"]:
+                    if Path(name).name == name and (path / name).is_file():
+                        shutil.copyfile(path / name, copy / name)
+                files.write_manifest(copy, {**manifest, "run": self.run_id})
+
+    def _require_place(self, path: Path, step: int, run: str) -> None:
+        """Refuses a whole checkpoint that is not where it belongs."""
+        named = path.name.removeprefix("step_").removesuffix(".corrupt")
+        if named.isdigit() and int(named) != step:
+            raise _MisplacedError(
+                f"{path} holds env step {step:,}, so its name was changed; rename it to step_{step:010d}"
+            )
+        if self.run_id and run != self.run_id:
+            raise _MisplacedError(
+                f"{path} is a checkpoint of another run ({run[:12] or 'without a name'}; this run is "
+                f"{self.run_id[:12]}); move it away, and this run goes on from its own"
+            )
 
     def _shared(self, names: Iterable[str]) -> dict[str, tuple[Path, Any]]:
         """Path and fingerprint of files that the newest readable checkpoint has already, and that are whole."""
@@ -190,14 +229,18 @@ class CheckpointStore:
         return None, {}
 
 
-def _manifest(path: Path) -> tuple[int, dict[str, Any]]:
-    """The step and the fingerprints of the files of a checkpoint."""
+def _manifest(path: Path) -> tuple[int, dict[str, Any], str]:
+    """The step and the fingerprints of the files of a checkpoint, and the id of its run."""
     manifest = files.read_manifest(path, FORMAT_VERSION)
     if (version := manifest["format_version"]) < FORMAT_VERSION:  # format 1 is the first; code for older ones goes here
         raise files.OtherFormatError(
             f"{path} has format {version}, which was never released; this version reads {FORMAT_VERSION}"
         )
-    return int(manifest.get("step", -1)), manifest["files"]
+    return int(manifest.get("step", -1)), manifest["files"], str(manifest.get("run", ""))
+
+
+class _MisplacedError(CheckpointError):
+    """A checkpoint is whole, and belongs to another run or under another name."""
 
 
 class _SegmentsLostError(CheckpointError):
