@@ -29,6 +29,7 @@ from palaestra.algorithms.r2d2 import *
 from palaestra.algorithms.rainbow import *
 from palaestra.algorithms.redq import *
 from palaestra.algorithms.reinforce import *
+from palaestra.algorithms.rewards import *
 from palaestra.algorithms.sac import *
 from palaestra.algorithms.sarsa import *
 from palaestra.algorithms.td3 import *

@@ -13,7 +13,18 @@ import torch
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
-from palaestra.core import Batch, DataSource, OnPolicy, Plan, Prioritized, RunSeeds, require_device, to_device
+from palaestra.algorithms.rewards import RewardConfig, RewardWeights
+from palaestra.core import (
+    Batch,
+    DataSource,
+    OnPolicy,
+    Plan,
+    Prioritized,
+    RunSeeds,
+    TensorSpec,
+    require_device,
+    to_device,
+)
 from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError, did_you_mean
 from palaestra.core.schedule import Linear, Piecewise, schedule_range, schedule_value
 from palaestra.nn import CoreModel
@@ -66,6 +77,8 @@ class AlgorithmConfig:
 
     optimizers: dict[str, Any] = field(default_factory=dict)
     """Other optimizers for components of the model: a name, or a mapping of cls, params and max_grad_norm."""
+    rewards: RewardConfig = field(default_factory=RewardConfig)
+    """Weights and constraints, where the environment's reward is a vector."""
 
     plan_class: ClassVar[type[Plan] | None] = None
     """The kind of data that it asks for: `OnPolicy`, `Replay` or `Offline`."""
@@ -210,6 +223,8 @@ class Algorithm(ABC, Generic[PolicyT]):
         self.config: Any = config
         self.policy: PolicyT = policy
         self.model, self.plan = model, plan
+        self.rewards = _reward_weights(config, model)
+        """What makes a number of a vector of rewards; `None` where a reward is a number."""
         model.replace_optimizers(getattr(config, "optimizers", {}))
         self.device = torch.device("cpu")
         """Where it learns."""
@@ -264,7 +279,8 @@ class Algorithm(ABC, Generic[PolicyT]):
         Args:
             source: where the data comes from.
         """
-        return self.on_device(source.draw(self.plan, self.minibatch_generator))
+        drawn = self.on_device(source.draw(self.plan, self.minibatch_generator))
+        return drawn if self.rewards is None else self.rewards.learned_from(drawn)
 
     @final
     def on_device(self, batch: Any) -> Any:
@@ -274,6 +290,24 @@ class Algorithm(ABC, Generic[PolicyT]):
             batch: from anywhere.
         """
         return to_device(batch, self.device) if self._moves else batch
+
+    @final
+    def require_reward(self, reward_spec: TensorSpec) -> None:
+        """Refuses rewards that are not one number and have no weights, or other weights.
+
+        Args:
+            reward_spec: of the environment.
+
+        Raises:
+            ConfigError: says what to give.
+        """
+        if self.rewards is not None:
+            self.rewards.require(reward_spec)
+        elif reward_spec.shape and not self.team:
+            raise ConfigError(
+                f"the environment's rewards have the shape {list(reward_spec.shape)}, and {type(self).__name__} "
+                "maximises one number; say what each of them counts: algorithm.rewards.weights"
+            )
 
     @abstractmethod
     def update(self, source: DataSource) -> UpdateInfo:
@@ -377,3 +411,12 @@ class Algorithm(ABC, Generic[PolicyT]):
             prefix = "normalizer."
             saved = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
             self.policy.normalizer.load_state_dict(saved)
+
+
+def _reward_weights(config: Any, model: CoreModel) -> RewardWeights | None:
+    settings: RewardConfig | None = getattr(config, "rewards", None)
+    if settings is None or not settings.weights:
+        return None
+    weights = RewardWeights(settings)
+    model.extend({"reward_weights": weights})
+    return weights

@@ -285,6 +285,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         return info
 
     def _prepared(self, drawn: Batch, source: DataSource, info: UpdateInfo) -> Batch:
+        if self.rewards is not None:
+            info.records.append(self.rewards.metrics())
         if self.bonus is None:
             return self._ready(self.preprocess(drawn, source))
         rewarded, mean = self.bonus.rewarded(drawn)

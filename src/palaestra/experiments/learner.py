@@ -341,10 +341,12 @@ def make_from_specs(config: ExperimentConfig) -> tuple[Any, tuple[SpecTree, Spec
         ConfigError: it does not fit the environment; the message names the algorithms that do.
     """
     require_loggers(config)
-    specs = observation_spec, action_spec, _ = probe_specs(config.env)
+    specs = observation_spec, action_spec, reward_spec = probe_specs(config.env)
     _require_same_specs(config, observation_spec, action_spec)
     seeds = RunSeeds(config.run.seed)
     made = made_of(config, config.algorithm_name, config.algorithm, (observation_spec, action_spec), seeds)
+    if isinstance(made, Algorithm):
+        made.require_reward(reward_spec)
     return made, specs
 
 

@@ -217,6 +217,9 @@ def _reason(error: Any) -> str:
     return needed if not where else f"{needed} at place {int(where[0]) + 1}"
 
 
+_NONE = ("none", "null")  # as words for no value
+
+
 def value_from_words(hint: Any, words: Sequence[str]) -> Any:
     """A value from what was typed after its option.
 
@@ -231,6 +234,8 @@ def value_from_words(hint: Any, words: Sequence[str]) -> Any:
     Examples:
         >>> value_from_words(tuple[int, ...], ["64,32"]), value_from_words(dict[str, float], ["g", "9.8"])
         ([64, 32], {'g': 9.8})
+        >>> value_from_words(tuple[float | None, ...], ["none", "1"])
+        [None, 1]
         >>> value_from_words(tuple[str, ...], ["ClipReward(minimum=0, maximum=1),FrameStack"])
         ['ClipReward(minimum=0, maximum=1)', 'FrameStack']
     """
@@ -244,14 +249,17 @@ def value_from_words(hint: Any, words: Sequence[str]) -> Any:
         return {name: _read(value) for name, value in zip(words[::2], words[1::2], strict=True)}
     if list in kinds or tuple in kinds:
         items = _items(words[0]) if len(words) == 1 else words
-        return [_read(item) for item in items if item]
+        optional = any(
+            type(None) in members_of(item) for member in members_of(hint) for item in typing.get_args(member)
+        )
+        return [None if optional and item.lower() in _NONE else _read(item) for item in items if item]
     if bool in kinds and not words:
         return True
     if len(words) != 1:
         given = "none was given" if not words else f"{len(words)} were given: {' '.join(words)}"
         raise ConfigError(f"one value is needed, and {given}")
     (word,) = words
-    if type(None) in kinds and word.lower() in ("none", "null"):
+    if type(None) in kinds and word.lower() in _NONE:
         return None
     return word if str in kinds or typing.Literal in kinds or _is_schedule(hint) else _read(word)
 

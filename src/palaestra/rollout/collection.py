@@ -179,8 +179,9 @@ def buffer_for(
         device: where rows come from; those of a GPU stay there.
 
     Raises:
-        ConfigError: the plan collects nothing.
+        ConfigError: the plan collects nothing, or the algorithm cannot learn from such rewards.
     """
+    algorithm.require_reward(reward_spec)
     plan, policy = algorithm.plan, algorithm.policy
     capacity = plan.capacity_for(num_lanes)
     return ReplayBuffer(

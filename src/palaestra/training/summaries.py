@@ -177,7 +177,9 @@ class Histograms(Callback):
                 row |= self._of_policy(prefix, algorithm, trainer.collector.sources[policy])
 
     def _of_policy(self, prefix: str, algorithm: GradientAlgorithm[Any], source: DataSource) -> dict[str, Histogram]:
-        drawn = algorithm.on_device(source.draw(algorithm.plan, self._generator))
+        drawn: Any = algorithm.on_device(source.draw(algorithm.plan, self._generator))
+        if algorithm.rewards is not None:
+            drawn = drawn.replace(reward=algorithm.rewards(drawn["reward"]))
         observation = drawn["observation"]
         if algorithm.plan.data == "on-policy":  # the row after the last action
             observation = observation[:-1]

@@ -1,0 +1,144 @@
+"""Vectors of rewards, as a part that any algorithm takes: `RewardConfig`, fixed weights and Lagrange multipliers."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from palaestra.core import ConfigError, TensorSpec
+from palaestra.ops import valid_starts
+
+__all__ = ["RewardConfig", "RewardWeights"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """How a vector of rewards becomes the number that is maximised: by weights, some of which may be learned."""
+
+    weights: tuple[float, ...] = ()
+    """Of each reward of the vector; what is maximised is the weighted sum. Empty where a reward is one number."""
+    thresholds: tuple[float | None, ...] = ()
+    """Constraints: the mean per time step that each reward shall reach; its weight is then a Lagrange multiplier, which
+    rises from `weights` while the mean is below and falls, to 0 at least, while it is above. `None` for a reward
+    without one."""
+    multiplier_learning_rate: float = 0.01
+    """Change of a multiplier in one update, for each unit of reward by which the mean misses its threshold."""
+
+    def __post_init__(self) -> None:
+        if self.thresholds and len(self.thresholds) != len(self.weights):
+            raise ConfigError(
+                f"rewards.thresholds has {len(self.thresholds)} entries and rewards.weights {len(self.weights)}; give "
+                "one of each for every reward of the vector, and None as the threshold of a reward without a constraint"
+            )
+        wrong = [value for value in (*self.weights, *self.thresholds) if value is not None and not math.isfinite(value)]
+        if wrong:
+            raise ConfigError(f"rewards.weights and rewards.thresholds must be finite numbers; given was {wrong[0]}")
+        for weight, threshold in zip(self.weights, self.thresholds, strict=False):
+            if threshold is not None and weight < 0:
+                raise ConfigError(
+                    f"rewards.weights has {weight} for a reward with a threshold; a multiplier begins at 0 or above. "
+                    "Give a cost as a negative reward"
+                )
+        if not self.multiplier_learning_rate > 0:
+            raise ConfigError(
+                f"rewards.multiplier_learning_rate is {self.multiplier_learning_rate}; it must be greater than 0"
+            )
+
+
+@final
+class RewardWeights(nn.Module):
+    """The weights of a vector of rewards, and how those with a threshold are learned.
+
+        r = Σ wᵢ rᵢ,   wᵢ ← max(0, wᵢ + η (θᵢ − mean rᵢ))   for each reward with a threshold θᵢ
+
+    Tessler et al. 2019, https://arxiv.org/abs/1805.11074, equations (8) and (9), with constraints on means over time
+    steps. The means are those of the data learned from: of replay, they are behind the policy by its age.
+
+    Args:
+        config: see `RewardConfig`.
+
+    Examples:
+        >>> weights = RewardWeights(RewardConfig(weights=(1.0, 0.0), thresholds=(None, -0.1)))
+        >>> weights(torch.tensor([[2.0, -5.0]]))
+        tensor([2.])
+        >>> weights.learn(torch.tensor([-1.1]).expand(2))
+        >>> weights.metrics()
+        {'reward_weight/0': tensor(1.), 'reward_weight/1': tensor(0.0100)}
+    """
+
+    value: Tensor
+    """[K] the weights now."""
+    threshold: Tensor
+    """[K]; NaN where there is none."""
+
+    def __init__(self, config: RewardConfig) -> None:
+        super().__init__()
+        thresholds = config.thresholds or (None,) * len(config.weights)
+        self._rate, self.learns = config.multiplier_learning_rate, any(limit is not None for limit in thresholds)
+        self.register_buffer("value", torch.tensor(config.weights))
+        limits = [math.nan if limit is None else limit for limit in thresholds]
+        self.register_buffer("threshold", torch.tensor(limits), persistent=False)
+
+    def require(self, reward_spec: TensorSpec) -> None:
+        """Refuses rewards that the weights do not fit.
+
+        Args:
+            reward_spec: of the environment.
+
+        Raises:
+            ConfigError: these are not vectors of as many rewards.
+        """
+        if reward_spec.shape != self.value.shape:
+            raise ConfigError(
+                f"algorithm.rewards.weights has {len(self.value)} entries, but the environment's rewards have the "
+                f"shape {list(reward_spec.shape)}; give one weight for each reward of a vector, and none for a number"
+            )
+
+    def forward(self, reward: Tensor) -> Tensor:
+        """The weighted sum.
+
+        Args:
+            reward: [..., K].
+
+        Returns:
+            [...] what is maximised.
+        """
+        return reward @ self.value
+
+    def learned_from(self, drawn: Any) -> Any:
+        """What was drawn, with weighted sums as its rewards; the multipliers then move.
+
+        Args:
+            drawn: an unroll, sequences or windows with `reward` [T+1, ..., K].
+        """
+        weighted = drawn.replace(reward=self(drawn["reward"]))
+        if self.learns:
+            self.learn(_mean(drawn))
+        return weighted
+
+    @torch.no_grad()
+    def learn(self, mean: Tensor) -> None:
+        """Moves the multipliers.
+
+        Args:
+            mean: [K] rewards per time step.
+        """
+        moved = (self.value + self._rate * (self.threshold - mean)).clamp(min=0)
+        self.value.copy_(torch.where(self.threshold.isnan(), self.value, moved))
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Every weight as it is now."""
+        return {f"reward_weight/{number}": value.clone() for number, value in enumerate(self.value)}
+
+
+def _mean(drawn: Any) -> Tensor:
+    """[K] the mean rewards of the transitions inside episodes; of windows, their first."""
+    reward = drawn["reward"]
+    if "next_observation" in drawn:
+        return reward[1].mean(0)
+    count = valid_starts(drawn["step_type"]).to(reward.dtype)
+    if "valid" in drawn:
+        count = count * drawn["valid"]
+    return (reward[1:] * count.unsqueeze(-1)).sum((0, 1)) / count.sum().clamp(min=1)

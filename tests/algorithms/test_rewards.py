@@ -1,0 +1,141 @@
+"""Vectors of rewards: weights, and constraints with Lagrange multipliers."""
+
+import json
+import math
+import shutil
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from palaestra import Collector, EnvConfig, Trainer, TrainerConfig, create_environment
+from palaestra.algorithms import ALGORITHMS, RewardConfig, RewardWeights
+from palaestra.core import Batch, ConfigError
+from palaestra.policies import Phase
+from tests.cli.parts import exit_code
+
+BARGAIN = "tests.algorithms.test_rewards:Bargain"
+
+
+class Bargain(gymnasium.Env):
+    """Action 1 gains 1 and costs 1; action 0 gains 0.2 for nothing. Ten steps."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+    reward_space = gymnasium.spaces.Box(-1, 1, (2,))
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        reward = [1.0, -1.0] if action else [0.2, 0.0]
+        return np.ones(1, np.float32), np.array(reward, np.float32), self.steps == 10, False, {}
+
+
+SETTINGS = {
+    "ppo": {"unroll_length": 32, "learning_rate": 0.003},
+    "a2c": {"unroll_length": 16, "learning_rate": 0.003},
+    "dqn": {"learning_starts": 100, "learning_rate": 0.01, "mini_batch_size": 32, "unroll_length": 4},
+    "discrete_sac": {"learning_starts": 100, "mini_batch_size": 32, "learning_rate": 0.01, "unroll_length": 4},
+    "trpo": {"unroll_length": 32},
+}
+
+
+def trained(name, rewards, env_steps, **settings):
+    """An algorithm after so many env steps in `Bargain`."""
+    kind = ALGORITHMS[name]
+    with create_environment(EnvConfig(name=BARGAIN, num_envs=8), seed=1) as env:
+        config = kind.config_class(**{**SETTINGS[name], **settings}, rewards=rewards)
+        algorithm = kind(env.observation_spec, env.action_spec, config)
+        Trainer(Collector.of(env, algorithm), algorithm, TrainerConfig(total_env_steps=env_steps)).run()
+    return algorithm
+
+
+def learned(run):
+    """All that the newest checkpoint of a run keeps of its algorithm."""
+    newest = sorted((run / "checkpoints").glob("step_*"))[-1]
+    return {key: value for file in newest.glob("algorithm*.safetensors") for key, value in load_file(file).items()}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(("weights", "best"), [((1.0, 0.5), 1), ((1.0, 2.0), 0)])
+def test_weights_decide_what_is_learned(name, weights, best):
+    """Action 1 is worth 1 - w, action 0 is worth 0.2."""
+    algorithm = trained(name, RewardConfig(weights=weights), 3000)
+    with algorithm.policy.in_phase(Phase.EVAL):
+        assert algorithm.policy(torch.ones(1, 1)).tolist() == [best]
+
+
+def test_a_multiplier_rises_until_its_constraint_holds():
+    """A cost of 0.3 a step is allowed. Action 1 has that probability where 1 - w - 0.2 is the entropy cost times its
+    logit."""
+    rewards = RewardConfig(weights=(1.0, 0.0), thresholds=(None, -0.3), multiplier_learning_rate=0.05)
+    algorithm = trained("a2c", rewards, 14_000, learning_rate=0.01, entropy_cost=0.2, gamma=0.0)
+    expected = 0.8 - 0.2 * math.log(0.3 / 0.7)
+    assert algorithm.rewards.value.tolist() == pytest.approx([1.0, expected], abs=0.05)
+    probability = algorithm.policy.distribution(torch.ones(1, 1)).probs[0, 1].detach()
+    assert float(probability) == pytest.approx(0.3, abs=0.1)
+
+
+def test_multipliers_see_transitions_inside_episodes_only():
+    """The row after a LAST row has no reward, and a row that is not valid none that counts."""
+    weights = RewardWeights(RewardConfig(weights=(1.0, 0.0), thresholds=(None, 0.0), multiplier_learning_rate=1.0))
+    reward = torch.tensor([[9.0, 9.0], [1.0, -2.0], [2.0, -4.0], [0.0, 0.0], [3.0, -90.0]])[:, None]
+    step_type, valid = torch.tensor([0, 1, 2, 0, 1])[:, None], torch.tensor([1, 1, 1, 0])[:, None]
+    drawn = weights.learned_from(Batch.of({"reward": reward, "step_type": step_type, "valid": valid}))
+    assert drawn["reward"][:, 0].tolist() == [9, 1, 2, 0, 3]  # by the weights before they move
+    assert weights.value.tolist() == [1, 3]
+
+
+def test_a_constrained_run_resumes_bit_for_bit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rewards = ("--algorithm.rewards.weights", "1", "0", "--algorithm.rewards.thresholds", "none", "-0.3")
+    short = ("--trainer.total-env-steps", "96", "--trainer.checkpoint-every-steps", "40", "--run.no-tensorboard")
+    options = ("--env.num-envs", "2", "--algorithm.unroll-length", "8", *rewards, *short)
+    for name in ("whole", "again"):
+        assert exit_code("train", "ppo", BARGAIN, *options, "--run.name", name) == 0
+    for newer in sorted(tmp_path.glob("runs/again/checkpoints/step_*"))[1:]:
+        shutil.rmtree(newer)
+    assert exit_code("resume", "runs/again") == 0
+    whole, again = (learned(tmp_path / "runs" / name) for name in ("whole", "again"))
+    for key, value in whole.items():
+        assert torch.equal(again[key], value), key
+    assert any("reward_weights" in key and float(value[1]) > 0 for key, value in whole.items())
+    rows = [json.loads(line) for line in (tmp_path / "runs/whole/metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["learning/reward_weight/0"] == 1 and rows[-1]["learning/reward_weight/1"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"weights": (1.0,), "thresholds": (None, -1.0)}, "rewards.thresholds has 2 entries and rewards.weights 1"),
+        ({"weights": (1.0, -1.0), "thresholds": (None, 0.5)}, "a multiplier begins at 0 or above"),
+        ({"weights": (1.0, math.nan)}, "must be finite numbers; given was nan"),
+        ({"multiplier_learning_rate": 0.0}, "it must be greater than 0"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        RewardConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "message"),
+    [
+        (BARGAIN, [], "shape [2], and PPO maximises one number; say what each of them counts"),
+        (
+            BARGAIN,
+            ["--algorithm.rewards.weights", "1"],
+            "has 1 entries, but the environment's rewards have the shape [2]",
+        ),
+        ("CartPole-v1", ["--algorithm.rewards.weights", "1", "2"], "one weight for each reward of a vector"),
+    ],
+)
+def test_weights_that_do_not_fit_the_environment_are_refused(env, options, message, tmp_path, capsys):
+    assert exit_code("train", "ppo", env, *options, "--run.directory", str(tmp_path)) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())
