@@ -61,20 +61,21 @@ def test_what_a_broken_fragment_had_gathered_does_not_count(flush_every):
 
 @pytest.mark.parametrize("flush_every", [1, 2, 1000])
 def test_numeric_infos_are_summed_and_have_a_mean_and_a_maximum(flush_every):
-    """ALF-57: `x` is the episode's sum, `x@mean` the mean, `x@max` the maximum; non-finite ones are left out."""
+    """ALF-57: `x` is the episode's sum, `x@mean` the mean, `x@max` the maximum; not those of resets, or not finite."""
+    step_types = [[FIRST, FIRST], [MID, MID], [MID, LAST], [MID, FIRST], [LAST, MID], [FIRST, LAST]]
     infos = [
-        {"speed": [1.0, 10.0]},
+        {"speed": [100.0, 100.0]},
         {"speed": [2.0, 30.0]},
-        {"speed": [NAN, 1.0]},
-        {"speed": [0.0, float("inf")]},
-        {"speed": [5.0, 3.0]},
+        {"speed": [NAN, 10.0]},
+        {"speed": [0.0, 100.0]},
+        {"speed": [4.0, float("inf")]},
+        {"speed": [100.0, 3.0]},
     ]
-    episodes = tracker_after(STEP_TYPES, REWARDS, infos, flush_every)
+    episodes = tracker_after(step_types, [[0.0, 0.0]] * 6, infos, flush_every)
     assert [e.info for e in episodes] == [
         {"speed": 40.0, "speed@mean": 20.0, "speed@max": 30.0},
-        {"speed": 3.0, "speed@mean": 1.5, "speed@max": 2.0},
-        {"speed": 5.0, "speed@mean": 2.5, "speed@max": 5.0},
-        {"speed": 4.0, "speed@mean": 2.0, "speed@max": 3.0},
+        {"speed": 6.0, "speed@mean": 2.0, "speed@max": 4.0},
+        {"speed": 3.0, "speed@mean": 3.0, "speed@max": 3.0},
     ]
 
 
@@ -108,8 +109,12 @@ def test_a_tracker_goes_on_from_a_saved_state(cut):
 
 def test_an_entry_that_names_its_own_summary_has_only_that_one():
     """ALF-57: `@step` and `@mean` are the mean, `@max` the maximum."""
-    infos = [{"a@step": [9.0], "b@max": [1.0], "c@mean": [4.0]}, {"a@step": [1.0], "b@max": [7.0], "c@mean": [NAN]}]
-    (episode,) = tracker_after([[FIRST], [LAST]], [[0.0], [0.0]], infos)
+    infos = [
+        {},
+        {"a@step": [9.0], "b@max": [1.0], "c@mean": [4.0]},
+        {"a@step": [1.0], "b@max": [7.0], "c@mean": [NAN]},
+    ]
+    (episode,) = tracker_after([[FIRST], [MID], [LAST]], [[0.0], [0.0], [0.0]], infos)
     assert episode.info == {"a@step": 5.0, "b@max": 7.0, "c@mean": 4.0}
 
 

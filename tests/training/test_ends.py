@@ -23,7 +23,7 @@ class Result:
     """An evaluation with a mean return and nothing else."""
 
     def __init__(self, return_mean: float) -> None:
-        self.return_mean = return_mean
+        self.return_mean, self.parts = return_mean, {}
 
 
 # -- early ends

@@ -16,7 +16,7 @@ from palaestra.envs.environment import Environment, HasSpecs
 from palaestra.envs.episodes import lane_seeds_of, saved_seeds
 from palaestra.envs.faults import describe
 from palaestra.envs.nest import fits, flatten, leaf_dtypes, to_batched, unflatten
-from palaestra.envs.rows import Rows, Specs
+from palaestra.envs.rows import MOST_ELEMENTS, Rows, Specs
 from palaestra.envs.spaces import reward_spec_of, spec_from_space
 
 __all__ = ["NativeVectorEnvironment"]
@@ -315,11 +315,16 @@ def _columns(info: dict[str, Any], prefix: str, batch_size: int, out: dict[str, 
             _columns(value, f"{prefix}{key}/", batch_size, out)
             continue
         array = np.asarray(value)
-        if array.dtype.kind not in "fiub" or array.shape != (batch_size,):
-            continue
-        column = array.astype(np.float64)
         mask = info.get(f"_{key}")
-        if mask is not None:
-            column[~np.asarray(mask, np.bool_)] = np.nan
-        if (mask is None and array.dtype.kind != "f") or not np.isnan(column).all():
-            out[f"{prefix}{key}"] = torch.from_numpy(column)
+        if array.dtype.kind not in "fiub" or array.shape[:1] != (batch_size,):
+            continue
+        elements = array.reshape(batch_size, -1)
+        if elements.shape[1] > MOST_ELEMENTS:
+            continue
+        names = [key] if array.ndim == 1 else [f"{key}/{index}" for index in range(elements.shape[1])]
+        for name, element in zip(names, elements.T, strict=True):
+            column = element.astype(np.float64)
+            if mask is not None:
+                column[~np.asarray(mask, np.bool_)] = np.nan
+            if (mask is None and array.dtype.kind != "f") or not np.isnan(column).all():
+                out[f"{prefix}{name}"] = torch.from_numpy(column)

@@ -10,7 +10,10 @@ import torch
 from palaestra.core import Batch, SpecError, SpecTree, TensorSpec
 from palaestra.envs.nest import batched_spec, problem
 
-__all__ = ["Infos", "Rows", "Specs", "batched_info", "numeric_infos", "put", "stacked", "unreadable"]
+__all__ = ["MOST_ELEMENTS", "Infos", "Rows", "Specs", "batched_info", "numeric_infos", "put", "stacked", "unreadable"]
+
+MOST_ELEMENTS = 16
+"""Of an array in `info`; larger ones are pictures or states, not numbers to report."""
 
 Infos = dict[int, dict[str, float]]
 """Numeric info entries by lane; lanes without any are left out."""
@@ -115,6 +118,8 @@ def unreadable(result: Any, specs: Specs, *, direct: bool) -> str:
 def numeric_infos(infos: Iterable[Any]) -> Infos | None:
     """The numeric entries of every lane's info, nested keys joined by a slash; `None` where there are none.
 
+    Elements of a small array, up to 16, are entries `name/0`, `name/1`, ...; larger arrays are left out.
+
     Args:
         infos: one for every lane.
     """
@@ -135,8 +140,12 @@ def _numbers(info: Any, prefix: str, out: dict[str, float]) -> None:
             out[f"{prefix}{key}"] = float(value)
         elif isinstance(value, dict):
             _numbers(value, f"{prefix}{key}/", out)
-        elif isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind in "fiub":
-            out[f"{prefix}{key}"] = float(value)
+        elif isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+            if value.shape == ():
+                out[f"{prefix}{key}"] = float(value)
+            elif value.size <= MOST_ELEMENTS:
+                for index, element in enumerate(value.flat):
+                    out[f"{prefix}{key}/{index}"] = float(element)
 
 
 def put(arrays: Sequence[np.ndarray], lane: int, leaves: Iterable[Any]) -> None:

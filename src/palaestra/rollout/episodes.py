@@ -39,7 +39,7 @@ class Episode(NamedTuple):
     env_id: int
     """Which environment it ran in."""
     info: dict[str, float]
-    """For each numeric `info` entry `x`: its sum `x`, mean `x@mean` and maximum `x@max` over the episode.
+    """For each numeric `info` entry `x`: its sum `x`, mean `x@mean` and maximum `x@max` over the episode's env steps.
 
     An entry that the environment itself calls `x@mean` or `x@step` has only its mean, `x@max` only its maximum. Values
     that are not finite are skipped.
@@ -110,7 +110,7 @@ class EpisodeTracker:
         # a FIRST that follows no LAST begins anew: what a broken fragment had gathered does not count
         broken = (step_type == StepType.FIRST) & (previous[:-1] == StepType.MID)
         for row, env in np.argwhere((step_type == StepType.LAST) | broken).tolist():
-            self._take_info(done_rows, row + 1)
+            self._take_info(step_type, done_rows, row + 1)
             done_rows = row + 1
             value, steps = total[row, env] - start[env], length[row, env] - first[env]
             if not broken[row, env]:
@@ -118,7 +118,7 @@ class EpisodeTracker:
                 episodes.append(Episode(float(value), int(steps), env, _summary(self._info[env]), worth))
             start[env], first[env], begin[env] = total[row, env], length[row, env], discounted[row, env]
             self._info[env] = {}
-        self._take_info(done_rows, len(reward))
+        self._take_info(step_type, done_rows, len(reward))
         self._return, self._length, self._previous = total[-1] - start, length[-1] - first, previous[-1]
         self._discounted = discounted[-1] - begin
         self._rewards, self._step_types, self._infos = [], [], []
@@ -136,13 +136,14 @@ class EpisodeTracker:
         fresh = EpisodeTracker(len(self._return), self._gamma)
         self.__dict__.update(fresh.__dict__)
 
-    def _take_info(self, start: int, end: int) -> None:
-        for info in self._infos[start:end]:
+    def _take_info(self, step_type: np.ndarray, start: int, end: int) -> None:
+        for row, info in enumerate(self._infos[start:end], start):
             if not isinstance(info, Batch):
                 continue
+            begins = (step_type[row] == StepType.FIRST).tolist()  # what a reset reports came of no action
             for key, values in info.items():
                 for env, value in enumerate(values.tolist()):
-                    if np.isfinite(value):
+                    if math.isfinite(value) and not begins[env]:
                         self._info[env].setdefault(key, []).append(value)
 
     def state(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from palaestra.core import ConfigError, StepType
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy
-from palaestra.rollout.episodes import Episode, EpisodeTracker
+from palaestra.rollout.episodes import AverageOf, Episode, EpisodeTracker
 
 __all__ = ["Evaluation", "evaluate", "evaluation_noise", "evaluation_of", "first_episodes"]
 
@@ -48,7 +48,8 @@ class Evaluation:
     returns: list[float]
     """Every episode's return."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Means of the episodes' `info`, where many agents were evaluated: what each agent and policy earned."""
+    """Means of the entries of `Episode.info`, such as `is_success@max` or `cost`, over the episodes that have them;
+    where many agents were evaluated, also what each agent and policy earned."""
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -179,4 +180,7 @@ def evaluation_of(episodes: Sequence[Episode], seeds: list[int], *, deterministi
     std = float(np.std(returns, ddof=1)) if len(returns) > 1 else 0.0
     half = 1.96 * std / math.sqrt(len(returns))
     length = float(np.mean([episode.length for episode in episodes]))
-    return Evaluation(mean, std, (mean - half, mean + half), length, len(returns), seeds, deterministic, returns)
+    infos = AverageOf("", lambda episode: episode.info, window=len(episodes))
+    infos.add(0, episodes)
+    interval, parts = (mean - half, mean + half), dict(infos.result())
+    return Evaluation(mean, std, interval, length, len(returns), seeds, deterministic, returns, parts)

@@ -286,6 +286,7 @@ class Trainer:
         row |= {"iterations": self._iterations, **self._learning.metrics()}
         if self._evaluation is not None:
             row["eval/return_mean"] = self._evaluation.return_mean
+            row |= {f"eval/info/{name}": value for name, value in self._evaluation.parts.items()}
         self._time.spent("waiting")
         row |= self._time.metrics(self.collector.env_steps)
         for callback in self.callbacks:
