@@ -160,23 +160,33 @@ def _rows(episode: Any, observation_spec: SpecTree, action_spec: SpecTree) -> Ba
             "step_type": torch.from_numpy(step_type)[:, None],
             "reward": torch.from_numpy(reward)[:, None],
             "discount": torch.from_numpy(discount)[:, None],
-            "observation": _cast("observations", episode.observations, observation_spec, steps + 1),
-            "action": _cast("actions", episode.actions, action_spec, steps),
+            "observation": cast_rows("observations of the dataset", episode.observations, observation_spec, steps + 1),
+            "action": cast_rows("actions of the dataset", episode.actions, action_spec, steps),
         }
     )
 
 
-def _cast(name: str, value: Any, spec: SpecTree, rows: int) -> Any:
-    """Data `[rows, ...]` as `[rows, 1, ...]` of the spec's structure and dtypes."""
+def cast_rows(name: str, value: Any, spec: SpecTree, rows: int) -> Any:
+    """Data `[rows, ...]` as `[rows, 1, ...]` of a spec's structure and dtypes.
+
+    Args:
+        name: of the data, for messages.
+        value: arrays, tensors or lists in the structure of the spec.
+        spec: without leading dimensions.
+        rows: how many there must be.
+
+    Raises:
+        ShapeError: parts are missing, or a shape is another one.
+    """
     if not isinstance(spec, TensorSpec):
         items = spec.items() if isinstance(spec, dict) else enumerate(spec)
         try:
-            return Batch.of({str(key): _cast(f"{name}.{key}", value[key], child, rows) for key, child in items})
+            return Batch.of({str(key): cast_rows(f"{name}.{key}", value[key], child, rows) for key, child in items})
         except (KeyError, IndexError, TypeError):
-            raise ShapeError(f"{name} of the dataset do not have the parts of {spec}") from None
+            raise ShapeError(f"{name} do not have the parts of {spec}") from None
     array = np.asarray(value)
     if array.shape != (rows, *spec.shape):
-        raise ShapeError(f"{name} of the dataset have the shape {array.shape}, but {(rows, *spec.shape)} is needed")
+        raise ShapeError(f"{name} have the shape {array.shape}, but {(rows, *spec.shape)} is needed")
     return torch.from_numpy(array.astype(numpy_dtype(spec.dtype)))[:, None]
 
 

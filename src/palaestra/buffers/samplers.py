@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from palaestra.buffers.reader import StreamReader
-from palaestra.core import Batch, CheckpointError, ConfigError, ShapeError
+from palaestra.core import Batch, CheckpointError, ConfigError, ExperienceSet, ShapeError
 
 __all__ = ["BalancedSampler", "EpisodeSampler", "Sampler", "UniformSampler", "WholeSampler"]
 
@@ -50,6 +50,14 @@ class Sampler(ABC):
         """
         return batch
 
+    def on_put(self, experiences: ExperienceSet, index: np.ndarray) -> None:  # noqa: B027
+        """Told by an `ExperienceMemory` what was put into it; by default nothing is done.
+
+        Args:
+            experiences: the set.
+            index: [N] the row numbers of its transitions.
+        """
+
     def write_back(self, index: np.ndarray, priority: np.ndarray) -> None:  # noqa: B027
         """Takes priorities of drawn rows; by default they are ignored.
 
@@ -82,9 +90,24 @@ class Sampler(ABC):
 
 @final
 class UniformSampler(Sampler):
-    """Draws rows independently of each other, with replacement, all with the same probability."""
+    """Draws rows, all with the same probability.
+
+    Args:
+        replace: whether they are drawn independently of each other; else all rows of a draw are different ones.
+    """
+
+    def __init__(self, *, replace: bool = True) -> None:
+        self.replace = replace
 
     def starts(self, buffer: StreamReader, count: int, length: int, generator: torch.Generator) -> np.ndarray:
+        if not self.replace:
+            starts = buffer.starts(length)
+            if len(starts) < count:
+                raise ShapeError(
+                    f"{count} different rows were asked for, and {len(starts)} can be drawn; write more before "
+                    "learning, or draw with replacement"
+                )
+            return starts[torch.randperm(len(starts), generator=generator)[:count].numpy()]
         total, pick = buffer.candidates(length)
         found: list[np.ndarray] = []
         missing = count

@@ -359,7 +359,9 @@ class Streams:
         missing = RowOptions.__required_keys__ - options.keys()
         unknown = options.keys() - RowOptions.__annotations__.keys()
         if unknown or missing:
-            raise TypeError(f"ReplayBuffer needs {sorted(missing)} and does not know {sorted(unknown)}")
+            wrong = [f"needs {', '.join(sorted(missing))}"] if missing else []
+            wrong += [f"does not know {', '.join(sorted(unknown))}"] if unknown else []
+            raise TypeError(f"a buffer {' and '.join(wrong)}; its options are those of RowOptions")
         self.options, self.num_lanes, self.growing = options, num_lanes, capacity is None
         self.complete_only = options.get("complete_episodes_only", False)
         info_spec, state_spec = options.get("info_spec") or {}, options.get("state_spec") or {}

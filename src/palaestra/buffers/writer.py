@@ -175,7 +175,8 @@ class StreamWriter:
         streams, positions, checked = self._streams, self._positions, self._storage.checked
         needed = (*STEP_FIELDS, "action", *(("state",) if streams.states is not None else ()))
         if missing := [name for name in needed if name not in rows]:
-            raise ShapeError(f"the fragment lacks the fields {missing}; it has {list(rows.keys())}")
+            instead = "; transitions that stand alone go into an ExperienceMemory" if "next_states" in rows else ""
+            raise ShapeError(f"the fragment lacks the fields {missing}; it has {list(rows.keys())}{instead}")
         which, steps = self._which(env_id), len(rows.step_type) - 1
         if streams.complete_only:
             self._extend_one_by_one(rows, which, steps)

@@ -80,15 +80,16 @@ class ExperienceSet(Batch):
         return len(self)
 
     def extend(self, other: Self) -> None:
-        """Appends transitions in place.
+        """Appends transitions in place; to an empty set, of any shape.
 
         Args:
-            other: with the same fields.
+            other: with the same fields, or empty.
 
         Raises:
             ShapeError: its fields differ.
         """
-        self.__dict__.update(ExperienceSet.cat([self, other]).__dict__)
+        if len(other):
+            self.__dict__.update((ExperienceSet.cat([self, other]) if len(self) else other[:]).__dict__)
 
 
 class Transitions(Batch):
