@@ -88,9 +88,8 @@ def test_episodes_that_never_end_are_warned_of():
 def test_updates_that_go_much_too_far_are_noticed_in_a_real_run(caplog):
     """F24: a learning rate of 0.1 moves the policy out of every trust region."""
     health, recorder = Health(), Recorder()
-    made = trainer("ppo", total=1500, log_every_steps=50, learning_rate=0.1, num_epochs=8)
+    made = trainer("ppo", total=1500, log_every_steps=50, learning_rate=0.1, num_epochs=8, loggers=[recorder])
     made.callbacks.append(health)
-    made._loggers.append(recorder)
     with caplog.at_level(logging.WARNING):
         made.run()
     assert any("the mean KL of an update" in text for text in health.warnings)

@@ -1,7 +1,9 @@
 """Tests of `palaestra.training.loggers` and `palaestra.training.learning`."""
 
+import contextlib
 import csv
 import json
+import resource
 
 import pytest
 import torch
@@ -65,6 +67,51 @@ def test_what_lies_beyond_the_checkpoint_is_cut_off(tmp_path):
         "1.0",
         "9.0",
     ]
+
+
+@contextlib.contextmanager
+def full_disk(size_bytes):
+    """The operating system lets no file of this process grow beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_rows_that_do_not_fit_on_the_disk_wait_until_there_is_room(tmp_path, caplog):
+    """D6: nothing is missing, nothing is half a line, at any moment; a warning at both ends."""
+    logger = FileLogger(tmp_path)
+    logger.start(START)
+    with full_disk(100):
+        for step in range(20):
+            logger.metrics({"env_steps": step})
+            logger.episodes(step, [Episode(float(step), 1, 0, {})])
+        for name in ("metrics.jsonl", "episodes.csv"):
+            assert 0 < (tmp_path / name).stat().st_size <= 100
+            assert (tmp_path / name).read_text().endswith("\n")
+    assert "metrics.jsonl cannot be written" in caplog.text
+    logger.metrics({"env_steps": 20})
+    logger.close()
+    rows = [json.loads(line)["env_steps"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows == list(range(21))
+    assert len((tmp_path / "episodes.csv").read_text().splitlines()) == 21
+    assert "metrics.jsonl is written again" in caplog.text
+
+
+def test_rows_that_never_fit_are_named_at_the_end(tmp_path, caplog):
+    """D6: the run is done, and says what its files lack; a run that goes on says so too."""
+    made = trainer("ppo", total=200, log_every_steps=10, loggers=[FileLogger(tmp_path)])
+    with full_disk(1000):
+        result = made.run()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert result.status == "done"
+    (said,) = result.not_logged
+    rows = made._rows_logged - len(lines)
+    assert said.startswith(f"FileLogger: {rows:,} row(s) of metrics.jsonl could not be written ([Errno 27]")
+    FileLogger(tmp_path).start({**START, "metrics": made._rows_logged})
+    assert f"has {len(lines)} of the {made._rows_logged} rows that were written" in caplog.text
 
 
 def test_tensorboard_files_hold_every_number_against_env_steps(tmp_path):

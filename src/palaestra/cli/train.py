@@ -203,6 +203,7 @@ def _report(done: experiments.RunResult) -> int:
         how = {"exact": "exact, as if it had never stopped", "statistical": "statistical: with new episodes"}
         changed = "; with other settings since" if info.get("overrides") or info.get("lineage") else ""
         lines.append(f"resumed     at {info['resumed_at']:,} env steps, {how[info['resume']]}{changed}")
+    lines += [f"not logged  {missing}" for missing in result.not_logged]
     if result.status == "interrupted":
         lines.append(f"stopped after {result.env_steps:,} env steps; saved")
     lines.append(f"run         {run}   ({result.train_s:.1f} s of training)")

@@ -173,7 +173,18 @@ def _faults(run: RunDirectory) -> Iterable[str]:
 
 
 def _origin(run: RunDirectory) -> Iterable[str]:
-    keys = ("command", "started", "versions", "hardware", "git", "lineage", "overrides", "resume", "error")
+    keys = (
+        "command",
+        "started",
+        "versions",
+        "hardware",
+        "git",
+        "lineage",
+        "overrides",
+        "resume",
+        "error",
+        "not_logged",
+    )
     info = {key: value for key, value in run.info.items() if key in keys and value}
     config = escape((run.path / "config.yaml").read_text())
     yield f"<h2>Configuration</h2><details><summary>config.yaml</summary><pre>{config}</pre></details>"

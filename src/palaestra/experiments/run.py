@@ -252,7 +252,8 @@ def ended(directory: RunDirectory, trainer: Trainer, result: TrainResult) -> Run
         result: of `Trainer.run`.
     """
     facts = {"env_steps": result.env_steps, "train_s": result.train_s, "best_return": result.best_return}
-    _end(directory, {"status": result.status, "reason": result.reason or None, "error": None, **facts})
+    facts |= {"reason": result.reason or None, "not_logged": list(result.not_logged) or None}
+    _end(directory, {"status": result.status, "error": None, **facts})
     return RunResult(directory.path, result, acting_policy(trainer.algorithms))
 
 

@@ -1,21 +1,27 @@
 """`Logger`: what takes metrics; into files, and for TensorBoard."""
 
 import csv
+import io
 import json
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 from palaestra.rollout import Episode
 from palaestra.training.summaries import Histogram
 
 __all__ = ["FileLogger", "Logger", "TensorBoardLogger"]
 
+_log = logging.getLogger(__name__)
+_MOST_WAITING_BYTES = 2**24
+_LONGEST_PAUSE = 15  # calls
+
 
 class Logger(Protocol):
-    """Takes what a run has to say. A logger that raises is dropped with a warning; training continues."""
+    """Takes what a run has to say. One that raises misses that, with a warning, and is told again later."""
 
     def start(self, position: Mapping[str, int]) -> None:
         """The run begins or resumes.
@@ -44,57 +50,209 @@ class Logger(Protocol):
         """The run ends."""
 
 
+class LoggerGroup:
+    """Tells loggers what a run has to say. One that fails is told again later, and what it missed is counted.
+
+    Args:
+        loggers: of any make.
+    """
+
+    def __init__(self, loggers: Sequence[Logger]) -> None:
+        self._all = [_Told(logger) for logger in loggers]
+
+    def start(self, position: Mapping[str, int]) -> None:
+        """See `Logger.start`."""
+        for told in self._all:
+            told.position = dict(position)
+            told.call("start", 0)
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        """See `Logger.metrics`."""
+        for told in self._all:
+            told.call("metrics", 1, row)
+
+    def episodes(self, env_steps: int, episodes: Sequence[Episode]) -> None:
+        """See `Logger.episodes`."""
+        for told in self._all:
+            told.call("episodes", len(episodes), env_steps, episodes)
+
+    def close(self) -> list[str]:
+        """See `Logger.close`.
+
+        Returns:
+            What was not logged, a sentence for each logger that missed something.
+        """
+        return [missing for told in self._all if (missing := told.close())]
+
+
+class _Told:
+    """One logger, and what it missed."""
+
+    def __init__(self, logger: Logger) -> None:
+        self._logger, self.position = logger, dict[str, int]()
+        self._name = type(logger).__name__
+        self._started = False
+        self._failures: dict[str, int] = {}  # of each method in a row, and how many calls it is spared
+        self._pause: dict[str, int] = {}
+        self._missed: dict[str, int] = {}
+
+    def call(self, method: str, count: int, *arguments: Any) -> None:
+        """Tells it something, unless it failed a short while ago.
+
+        Args:
+            method: of the logger.
+            count: how many rows or episodes it misses otherwise.
+            arguments: of the method.
+        """
+        try:
+            if self._pause.get(method):
+                self._pause[method] -= 1
+            else:
+                self._tell(method, arguments)
+                return
+        except Exception as error:  # a logger of any make must not end a run
+            failures = self._failures.get(method, 0)
+            self._pause[method], self._failures[method] = min(2**failures - 1, _LONGEST_PAUSE), failures + 1
+            if not failures:
+                _log.warning("%s.%s failed (%r); it is told again later", self._name, method, error)
+        self._missed[method] = self._missed.get(method, 0) + count
+
+    def _tell(self, method: str, arguments: Sequence[Any]) -> None:
+        if not self._started:
+            self._logger.start(self.position)
+            self._started = True
+        if method != "start":
+            getattr(self._logger, method)(*arguments)
+        if self._failures.pop(method, 0):
+            _log.warning("%s works again; it has missed %s", self._name, self._missing())
+
+    def close(self) -> str:
+        """Ends it; returns what it missed, in a sentence, or nothing."""
+        said = ""
+        try:
+            if self._started:
+                self._logger.close()
+        except Exception as error:
+            said = f"{self._name}: {error}"
+        if any(self._missed.values()):
+            said = f"{said or self._name} missed {self._missing()}"
+        if said:
+            _log.warning("not logged: %s", said)
+        return said
+
+    def _missing(self) -> str:
+        return ", ".join(f"{count:,} {what}" for what, count in self._missed.items() if count) or "nothing"
+
+
 class FileLogger:
     """Writes `metrics.jsonl` and `episodes.csv` into a run directory, a line at a time.
+
+    Lines that cannot be written, on a full disk say, wait in memory (16 MiB of them) until there is room; half a line
+    is taken back. `close` raises where some are left.
 
     Args:
         directory: of the run.
     """
 
     def __init__(self, directory: str | Path) -> None:
-        self._metrics_path = Path(directory) / "metrics.jsonl"
-        self._episodes_path = Path(directory) / "episodes.csv"
-        self._metrics: TextIO | None = None
-        self._episodes: TextIO | None = None
+        self._directory = Path(directory)
+        self._metrics: _Lines | None = None
+        self._episodes: _Lines | None = None
 
     def start(self, position: Mapping[str, int]) -> None:
         """See `Logger.start`."""
         header = "env_steps,return,length,env_id,info\n"
-        self._metrics = _reopened(self._metrics_path, position["metrics"], "")
-        self._episodes = _reopened(self._episodes_path, position["episodes"], header)
+        self._metrics = _Lines(self._directory / "metrics.jsonl", position["metrics"], "")
+        self._episodes = _Lines(self._directory / "episodes.csv", position["episodes"], header)
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """See `Logger.metrics`."""
         assert self._metrics is not None
-        self._metrics.write(json.dumps(dict(row), default=Histogram.to_json) + "\n")
-        self._metrics.flush()
+        self._metrics.write(json.dumps(dict(row), default=Histogram.to_json) + "\n", 1)
 
     def episodes(self, env_steps: int, episodes: Sequence[Episode]) -> None:
         """See `Logger.episodes`."""
         assert self._episodes is not None
-        writer = csv.writer(self._episodes, lineterminator="\n")
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
         for e in episodes:
             writer.writerow([env_steps, e.episode_return, e.length, e.env_id, json.dumps(e.info) if e.info else ""])
-        self._episodes.flush()
+        self._episodes.write(text.getvalue(), len(episodes))
 
     def close(self) -> None:
-        """See `Logger.close`."""
-        for file in (self._metrics, self._episodes):
-            if file is not None:
-                file.close()
+        """See `Logger.close`.
+
+        Raises:
+            OSError: lines are left that could not be written.
+        """
+        left = [said for file in (self._metrics, self._episodes) if file is not None and (said := file.close())]
+        self._metrics = self._episodes = None
+        if left:
+            raise OSError("; ".join(left))
 
 
-def _reopened(path: Path, rows: int, header: str) -> TextIO:
-    """Opens a file for appending after its first rows; the rest is cut off, also half a line."""
-    if not path.exists():
-        path.write_text(header)
-    size = len(header.encode())
-    with path.open("rb+") as file:
-        file.seek(size)
-        for _ in range(rows):
-            size += len(file.readline())
-        os.ftruncate(file.fileno(), size)
-    return path.open("a")
+class _Lines:
+    """A file of whole lines; those that do not fit on the disk wait.
+
+    Args:
+        path: of the file; what comes after its first rows is cut off, also half a line.
+        rows: how many to keep.
+        header: its first line.
+    """
+
+    def __init__(self, path: Path, rows: int, header: str) -> None:
+        self._path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._size = len(header.encode())
+        self._waiting, self._rows, self._left_out = b"", 0, 0
+        self._error: OSError | None = None
+        with path.open("rb") as file:
+            kept = 0
+            if len(file.read(self._size)) < self._size:
+                self._size, self._waiting = 0, header.encode()
+            while kept < rows and (line := file.readline()).endswith(b"\n"):
+                self._size, kept = self._size + len(line), kept + 1
+        if kept < rows:
+            _log.warning("%s has %d of the %d rows that were written before the checkpoint", path, kept, rows)
+        os.ftruncate(self._file, self._size)
+        self._flush()
+
+    def write(self, lines: str, rows: int) -> None:
+        """Writes lines, or lets them wait.
+
+        Args:
+            lines: of text.
+            rows: how many rows they are.
+        """
+        data = lines.encode()
+        if len(self._waiting) + len(data) > max(_MOST_WAITING_BYTES, len(data)):
+            self._left_out += rows
+        else:
+            self._waiting, self._rows = self._waiting + data if self._waiting else data, self._rows + rows
+        self._flush()
+
+    def _flush(self) -> None:
+        done, data = 0, self._waiting
+        try:
+            while done < len(data):
+                done += os.pwrite(self._file, data[done:] if done else data, self._size + done)
+        except OSError as error:
+            os.ftruncate(self._file, self._size)
+            if self._error is None:
+                _log.warning("%s cannot be written (%s); its rows wait until there is room", self._path, error)
+            self._error = error
+            return
+        if self._error is not None:
+            _log.warning("%s is written again; %d row(s) had to wait", self._path, self._rows)
+            self._error = None
+        self._size, self._waiting, self._rows = self._size + done, b"", 0
+
+    def close(self) -> str:
+        """Closes the file; returns which rows it lacks, in a sentence, or nothing."""
+        self._flush()
+        os.close(self._file)
+        missing = self._rows + self._left_out
+        return f"{missing:,} row(s) of {self._path.name} could not be written ({self._error})" if missing else ""
 
 
 _OUTCOMES = ("return_mean", "length_mean", "discounted_return_mean", "eval/return_mean")

@@ -2,7 +2,6 @@
 
 import logging
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,7 +19,7 @@ from palaestra.training.checkpoints import CheckpointStore, LoadedData
 from palaestra.training.config import TrainerConfig
 from palaestra.training.console import TimeSplit
 from palaestra.training.learning import LearningRecord
-from palaestra.training.loggers import Logger
+from palaestra.training.loggers import Logger, LoggerGroup
 from palaestra.training.parts import DataCollector, PolicyManager, SimplePolicyManager, acting_policy, part_name
 from palaestra.training.signals import StopSignals
 
@@ -47,6 +46,8 @@ class TrainResult:
     """The best mean return of all of them."""
     reason: str = ""
     """Why it stopped before its budget was used."""
+    not_logged: tuple[str, ...] = ()
+    """What loggers missed, a sentence for each."""
 
 
 class Trainer:
@@ -81,7 +82,7 @@ class Trainer:
         self.callbacks: list[Callback] = list(callbacks)
         self.metrics: list[Metric] = default_metrics()
         """What rows of metrics say about episodes; append your own."""
-        self._checkpoints, self._loggers = checkpoints, list(loggers)
+        self._checkpoints, self._loggers = checkpoints, LoggerGroup(loggers)
         self._evaluator = None if evaluate is None else Evaluator(evaluate, asynchronous=self.config.eval_async)
         faults = None if checkpoints is None else checkpoints.directory.parent / "faults"
         self._learning = LearningRecord(self.learner, self.config.max_skipped_updates, faults)
@@ -119,7 +120,7 @@ class Trainer:
         """
         keep_freed_memory()
         torch.set_flush_denormal(True)  # moments of resting weights sink to numbers that CPUs are slow with
-        self._tell("start", self._position())
+        self._loggers.start(self._position())
         self._time.start()
         self._evaluated_s = began = time.monotonic()
         limit_s = self.config.time_limit_s
@@ -141,14 +142,15 @@ class Trainer:
                 self.save(final=True)
         finally:
             torch.set_flush_denormal(False)
-            self._tell("close")
+            not_logged = self._loggers.close()
             self.learner.close()
             if self._evaluator is not None:
                 self._evaluator.close()
         status = "interrupted" if stop.received is not None else "done" if self._used_up() else "stopped"
         train_s, reason = self._time.train_s, self._stop_reason if status == "stopped" else ""
         return TrainResult(
-            status, stop.exit_code, self.collector.env_steps, train_s, self._evaluation, self.best_return, reason
+            *(status, stop.exit_code, self.collector.env_steps, train_s, self._evaluation, self.best_return, reason),
+            tuple(not_logged),
         )
 
     def train_iter(self) -> None:
@@ -276,7 +278,7 @@ class Trainer:
         self._episodes_ended += len(episodes)
         for metric in self.metrics:
             metric.add(self.collector.env_steps, episodes)
-        self._tell("episodes", self.collector.env_steps, episodes)
+        self._loggers.episodes(self.collector.env_steps, episodes)
 
     def _log(self) -> None:
         self._take_episodes(self.collector.drain())
@@ -292,15 +294,7 @@ class Trainer:
         for callback in self.callbacks:
             callback.logged(self, row)
         self._rows_logged += 1
-        self._tell("metrics", row)
-
-    def _tell(self, method: str, *arguments: Any) -> None:
-        for logger in list(self._loggers):
-            try:
-                getattr(logger, method)(*arguments)
-            except Exception as error:  # a logger of any make must not end a run
-                self._loggers.remove(logger)
-                warnings.warn(f"{type(logger).__name__}.{method} failed ({error!r}) and is switched off", stacklevel=2)
+        self._loggers.metrics(row)
 
     # -- checkpoints
 
