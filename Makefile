@@ -42,8 +42,13 @@ docs: $(DEV_READY) ## Build the documentation into site/; a broken link is an er
 	$(BIN)/zensical build --strict --clean
 
 .PHONY: coverage
-coverage: $(DEV_READY) ## Regenerate docs/coverage.md: which requirement is proven by which test
+coverage: $(DEV_READY) ## Regenerate docs/coverage.md and docs/reliability/: what is proven by which test
 	$(BIN)/python tools/requirement_coverage.py
+	$(BIN)/python tools/fault_table.py
+
+.PHONY: faults
+faults: $(DEV_READY) ## Run the tests of all faults, and keep when they were seen to hold (an hour)
+	$(BIN)/python tools/fault_table.py run
 
 .PHONY: bench
 bench: $(RUN_READY) ## Run the speed benchmarks beside their peers

@@ -174,7 +174,7 @@ def test_one_policy_may_have_a_host_too(mode):
 
 
 def test_a_environment_that_fails_is_restarted_and_written_down():
-    """F8: from the command line."""
+    """F1: from the command line."""
     options = ("--env.on-fault", "restart", "--env.kwargs", "fails_at", "40", "--run.name", "run")
     assert exit_code("train", "ppo", "tests.multiagent.test_faults:Fragile", *SMALL, *options, *BUDGET) == 0
     faults = read_faults("runs/run")

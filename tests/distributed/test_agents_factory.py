@@ -100,7 +100,7 @@ def test_workers_have_the_seeds_of_one_process():
 
 
 def test_a_worker_that_takes_another_ones_place_goes_on_with_its_next_episodes():
-    """F8: no episode is played twice."""
+    """F1: no episode is played twice."""
     envs = create_multi_agent_envs(SHOP, seed=3)
     envs.reset()
     envs.reset()

@@ -238,7 +238,7 @@ def test_a_host_that_dies_between_gradient_steps_begins_its_update_again():
 
 
 def test_a_host_that_hangs_is_replaced_at_its_deadline(monkeypatch):
-    """F4, F32: by a monotonic clock; its answer is never waited for again."""
+    """F4: its answer is never waited for again."""
     algorithm, collector = collected("ppo", "discrete")
     unbroken = twin(algorithm)
     unbroken.update(copy.deepcopy(collector.buffer))

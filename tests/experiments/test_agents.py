@@ -72,7 +72,7 @@ def test_policies_of_different_algorithms_and_rules_act_together(tmp_path):
 
 @pytest.mark.parametrize("algorithm", ["mappo", "qmix"])
 def test_a_team_run_is_resumed_as_if_it_had_never_stopped(algorithm, tmp_path):
-    """F7, F25: from files, with the algorithm of a team."""
+    """F25: from files, with the algorithm of a team."""
     options = {"trainer__checkpoint_every_steps": 60}
     whole = made(algorithm, MEETING, folder=tmp_path, run__name="whole", **options)
     kept = sorted((whole.directory / "checkpoints").glob("step_*"))

@@ -203,7 +203,7 @@ def test_a_folder_without_a_buffer_is_refused(tmp_path):
 
 
 def test_damaged_data_is_a_fault_of_the_storage(tmp_path):
-    """F10: not a mistake in the configuration; exit code 5."""
+    """F11: not a mistake in the configuration; exit code 5."""
     folder = tmp_path / "data"
     saved(folder)
     rows = bytearray((folder / "rows.safetensors").read_bytes())

@@ -187,7 +187,7 @@ def test_mistakes_in_the_mapping_are_named():
 
 
 def test_an_observation_that_is_not_finite_names_environment_agent_seed_and_step():
-    """F22: caught where it enters."""
+    """F5: caught where it enters."""
 
     class Broken(Shop):
         def get_state(self, agent):

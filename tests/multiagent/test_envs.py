@@ -73,7 +73,7 @@ def run(env):
 
 @pytest.mark.parametrize("mistake", [*MISTAKES, *LATE])
 def test_a_environment_that_breaks_a_rule_is_told_which(mistake):
-    """DESIGN.md's table of episode ends, for each agent; F22."""
+    """DESIGN.md's table of episode ends, for each agent."""
     outcomes, message = {**MISTAKES, **LATE}[mistake]
     with pytest.raises(SpecError, match=rf"environment 0 in episode 0 \(seed \d+\), step \d.*{message}"):
         run(Told(*outcomes, delayed=mistake in LATE))
@@ -112,7 +112,7 @@ def test_actions_of_others_than_those_who_act_are_refused():
 
 
 def test_a_environment_that_raises_is_named_with_its_seed_step_and_actions():
-    """F8: the error has all that is needed to see it again."""
+    """F1: the error has all that is needed to see it again."""
 
     class Fails(Meeting):
         def advance(self, actions):
@@ -132,7 +132,7 @@ def test_a_environment_that_raises_is_named_with_its_seed_step_and_actions():
 
 @pytest.mark.parametrize("make", [Meeting, Shop, RandomWorld])
 def test_equal_seeds_give_equal_streams_and_a_saved_environment_goes_on_with_its_own(make):
-    """F10: replayed by its actions."""
+    """F25: replayed by its actions."""
 
     def play(envs, outcome, rng, outcomes):
         told = []

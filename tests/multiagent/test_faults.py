@@ -72,7 +72,7 @@ def collected(envs, rounds=6, length=6, mapping=None):
 
 
 def test_a_restarted_environment_begins_its_next_episode_and_is_reported():
-    """F8: by `on_fault=restart`, like environments with one agent."""
+    """F1: by `on_fault=restart`, like environments with one agent."""
     envs = create_multi_agent_envs(CONFIG)
     steps = sum(info.env_steps for _, info in collected(envs, rounds=4, length=5))
     assert [(fault.env_id, fault.handled, fault.step) for fault in envs.faults] == [
@@ -85,7 +85,7 @@ def test_a_restarted_environment_begins_its_next_episode_and_is_reported():
 
 
 def test_nothing_is_learned_across_a_restart():
-    """F8: rows before it have no successor, and no transition joins two episodes of an environment."""
+    """F1: rows before it have no successor, and no transition joins two episodes of an environment."""
     broken = 0
     envs = create_multi_agent_envs(CONFIG)
     ((collector, _),) = collected(envs, rounds=1, length=40)
@@ -128,7 +128,7 @@ def test_evaluation_counts_only_episodes_that_came_to_their_end():
 
 
 def test_restarts_are_counted_and_end():
-    """F8: too many faults stop the run, and the first one is named."""
+    """F1: too many faults stop the run, and the first one is named."""
     policy = FaultPolicy(on_fault="restart", max_restarts=2, backoff_s=0)
     envs = MultiAgentEnvs([functools.partial(Fragile, fails_at=1)], lane_seeds=[3], faults=policy)
     with pytest.raises(EnvError, match=r"(?s)failed 3 times within an hour.*episode 0 .*KeyError"):

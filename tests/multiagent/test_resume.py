@@ -60,7 +60,7 @@ def equal(one, other):
 
 
 def test_an_unroll_that_was_interrupted_goes_on_bit_for_bit(tmp_path):
-    """F7: a signal in the middle of an unroll."""
+    """F22, F25: a signal in the middle of an unroll."""
 
     def trainer(name):
         return trainer_of(lambda: Shop(delay=3), tmp_path / name, {"*": "both"}, "ppo", 300)
@@ -90,7 +90,7 @@ def test_an_unroll_that_was_interrupted_goes_on_bit_for_bit(tmp_path):
 
 
 def test_a_environment_that_does_not_replay_is_named():
-    """F10: randomness that does not come from the seed."""
+    """F25: randomness that does not come from the seed."""
 
     class Unseeded(RandomWorld):
         def begin_episode(self, seed):

@@ -120,7 +120,7 @@ def test_a_collector_goes_on_from_a_checkpoint_with_environments_on_a_device():
 
 
 def test_values_that_are_not_finite_are_found_on_a_device():
-    """F6 is named with lane and element there too."""
+    """F5: it is named with lane and element there too."""
     from palaestra.core import NonFiniteError
 
     class Broken(TensorCartPole):

@@ -130,7 +130,6 @@ class MappedFiles(Storage):
         self.directory = Path(directory)
 
     def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
-        # new files are zeros that take no room on the disk until they are written
         layout = {path: [list(shape), str(dtype)] for path, (shape, dtype) in shapes.items()}
         described = self.directory / f"{name}.json"
         if described.exists():
@@ -140,8 +139,7 @@ class MappedFiles(Storage):
             free = shutil.disk_usage(self.directory).free
             _require_room(shapes, free, f"the disk of {self.directory}", "another directory for MappedFiles")
             for path, (shape, dtype) in shapes.items():
-                with self._file(name, path).open("wb") as file:
-                    file.truncate(_size(shape, dtype))
+                _reserve(self._file(name, path), _size(shape, dtype))
             temporary = described.with_suffix(".tmp")
             temporary.write_text(json.dumps(layout))
             temporary.rename(described)  # last: a folder with a description is whole
@@ -169,6 +167,28 @@ class MappedFiles(Storage):
 
     def _file(self, name: str, path: str) -> Path:
         return self.directory / f"{name}.{path.replace('/', '_')}.bin"
+
+
+def _reserve(path: Path, size: int) -> None:
+    """Makes a file of zeros whose room nobody else can take: writing to it where there is none would kill the process.
+
+    Args:
+        path: of the file.
+        size: in bytes.
+
+    Raises:
+        ConfigError: there is no room.
+    """
+    with path.open("wb") as file:
+        file.truncate(size)
+        try:
+            if size and hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            raise ConfigError(
+                f"the buffer needs {_gigabytes(size)} for {path}, which cannot be had: {error}; give a smaller "
+                "capacity or another directory for MappedFiles"
+            ) from error
 
 
 @final

@@ -139,7 +139,7 @@ class Seat:
 
         Args:
             shared: these arrays.
-            deadline: in `time.monotonic()` seconds.
+            deadline: for all of it, in `time.monotonic()` seconds.
         """
         self._shared = shared
         shared["cursor"][self.number], shared["status"][self.number], shared["memory"][self.number] = 0, DONE, 0

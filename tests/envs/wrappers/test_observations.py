@@ -183,7 +183,7 @@ def test_a_mask_that_does_not_fit_is_refused(length, key, words):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_value_that_is_not_finite_is_named(value):
-    """F3: with the layer, the leaf and the index."""
+    """F5: with the layer, the leaf and the index."""
     space = spaces.Dict({"a": BOX, "b": spaces.Box(-np.inf, np.inf, (2,), np.float32)})
     good = {"a": np.zeros(1, np.float32), "b": np.zeros(2, np.float32)}
     bad = {**good, "b": np.array([0, value], np.float32)}

@@ -1,6 +1,9 @@
 """`RecordVideo`: films of some episodes, as training sees them."""
 
+import contextlib
 import itertools
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
@@ -10,12 +13,15 @@ from palaestra.envs.wrappers.base import StatefulWrapper
 
 __all__ = ["RecordVideo"]
 
+_log = logging.getLogger(__name__)
+
 
 @final
 class RecordVideo(StatefulWrapper):
     """Films every n-th episode of environment 0 into `directory/episode_<number>.mp4` (or .gif).
 
-    A film that is there already is kept: the next free number is taken. Among `wrappers` it films evaluations, too;
+    A film that is there already is kept: the next free number is taken. One that cannot be written, on a full disk say,
+    ends with a warning, and the run goes on. Among `wrappers` it films evaluations, too;
     among `train_wrappers` training alone.
 
     Needs the extra `video`, and an environment made with `render_mode="rgb_array"`. Frames are written as they come, so
@@ -62,15 +68,15 @@ class RecordVideo(StatefulWrapper):
             names = (f"episode_{number}.{self._suffix}" for number in itertools.count(self._number))
             path = next(path for name in names if not (path := self._directory / name).exists())
             options = {"fps": self._fps, "macro_block_size": 2} if self._suffix == "mp4" else {"loop": 0}
-            self._writer = self._imageio.get_writer(path, **options)
-            self._writer.append_data(self.env.render())
+            self._writer, self._path = self._imageio.get_writer(path, **options), path
+            self._film(self.env.render())
         self._number += 1
         return time_step
 
     def advance(self, action: Any) -> TimeStep:
         time_step = self.env.advance(action)
         if self._writer is not None:
-            self._writer.append_data(self.env.render())
+            self._film(self.env.render())
             if time_step.step_type == 2:
                 self._finish()
         return time_step
@@ -85,7 +91,27 @@ class RecordVideo(StatefulWrapper):
         self._finish()
         self.env.close()
 
+    def _film(self, picture: Any) -> None:
+        self._try(self._writer.append_data, picture)
+
     def _finish(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
-            writer.close()
+            self._try(self._close, writer)
+
+    def _close(self, writer: Any) -> None:
+        writer.close()
+        # ffmpeg writes the index of a film last, and imageio does not say that it has failed
+        if self._suffix == "mp4" and b"moov" not in self._path.read_bytes():
+            raise OSError("ffmpeg could not finish it; is the disk full?")
+
+    def _try(self, write: Callable[..., None], *args: Any) -> None:
+        """Gives up the film if it cannot be written."""
+        try:
+            write(*args)
+        except OSError as error:
+            writer, self._writer = self._writer, None
+            _log.warning("the film %s could not be written and is given up: %s", self._path, str(error).split("\n")[0])
+            if writer is not None:
+                with contextlib.suppress(OSError):
+                    writer.close()
