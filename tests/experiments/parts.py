@@ -1,13 +1,15 @@
 """Small runs, and run directories that were written by hand."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import palaestra
 from palaestra.experiments import ExperimentConfig, RunDirectory, preset
 from palaestra.experiments.config import config_from_mapping
+from palaestra.training import Callback, Evaluated, Trainer
 
 CHAIN = "palaestra.envs.tiny:Chain"
 SMALL: dict[str, Any] = {
@@ -20,6 +22,36 @@ SMALL: dict[str, Any] = {
     "algorithm__network__hidden_sizes": (8,),
     "run__tensorboard": False,
 }
+
+
+class Hook(Callback):
+    """Writes into a file which hooks were called.
+
+    Args:
+        file: that is added to.
+        stop_at: env steps at which the run is stopped.
+    """
+
+    def __init__(self, file: str, stop_at: float = math.inf) -> None:
+        self.file, self.stop_at = Path(file), stop_at
+
+    def _note(self, text: str) -> None:
+        with self.file.open("a") as file:
+            file.write(text + "\n")
+
+    def iteration_ended(self, trainer: Trainer, updates: Mapping[str, Any]) -> None:
+        """See `Callback`."""
+        self._note(f"learned {trainer.collector.env_steps}")
+        if trainer.collector.env_steps >= self.stop_at:
+            trainer.stop("enough")
+
+    def evaluated(self, trainer: Trainer, result: Evaluated) -> None:
+        """See `Callback`."""
+        self._note(f"evaluated {result.env_steps}")
+
+    def ended(self, trainer: Trainer) -> None:
+        """See `Callback`."""
+        self._note("ended")
 
 
 def trained(folder: Path, name: str = "run", **settings: Any) -> palaestra.RunResult:

@@ -75,6 +75,7 @@ STRANGE = {
     "gym wrapper": {"env__gym_wrappers": ["evil_code:run"]},
     "train wrapper": {"env__train_wrappers": ["evil_code:run"]},
     "algorithm": {"algorithm_name": "evil_code:run"},
+    "callback": {"run__callbacks": ["evil_code:run"]},
     "network": {"algorithm__network__encoder": "evil_code:run"},
     "optimizer": {"algorithm__optimizers": {"ppo": {"cls": "evil_code:run"}}},
     "policy of an agent": {"agents__policies": {"a": {"algorithm": "evil_code:run"}}},

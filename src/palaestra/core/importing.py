@@ -1,5 +1,6 @@
 """Objects by name: `my_package.module:attribute` on the Python path, never a registry."""
 
+import ast
 import importlib
 import importlib.util
 import sys
@@ -111,6 +112,33 @@ def import_maker(name: str, what: str, fits: Callable[[type], bool]) -> Callable
     if not callable(found) or module in sys.stdlib_module_names or (isinstance(made, type) and not fits(made)):
         raise ConfigError(f"{name!r} is {found!r}; {what} is needed: a class, or a function that makes one")
     return found
+
+
+def parse_call(text: str, what: str, example: str) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments in a text such as `"my_package:Name(gain=2.0)"`.
+
+    Args:
+        text: a name, or a call with named arguments that are literals.
+        what: it means, for the message: `"the wrapper"`.
+        example: of such a call, for the message.
+
+    Raises:
+        ConfigError: the text is neither.
+    """
+    name, bracket, arguments = text.partition("(")
+    kwargs: dict[str, Any] = {}
+    if bracket:
+        try:
+            call = ast.parse(f"_({arguments}", mode="eval").body
+            if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
+                raise ValueError("arguments need names")
+            kwargs = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+        except (SyntaxError, ValueError) as error:
+            raise ConfigError(
+                f"{what} {text!r} cannot be read: {error}; write a name, or a call with named arguments such "
+                f"as {example!r}"
+            ) from None
+    return name.strip(), kwargs
 
 
 def code_of(name: str) -> Path | None:

@@ -1,6 +1,5 @@
 """`Wrap`: a wrapper and its arguments as one value."""
 
-import ast
 import contextlib
 import importlib
 import inspect
@@ -10,6 +9,7 @@ from typing import Any, Self, final
 import gymnasium
 
 from palaestra.core import ConfigError, PalaestraError, did_you_mean, import_maker, importable_name
+from palaestra.core.importing import parse_call
 from palaestra.envs.faults import describe
 
 __all__ = ["Wrap"]
@@ -66,20 +66,8 @@ class Wrap:
         Raises:
             ConfigError: the text is neither, or as for `Wrap`.
         """
-        name, bracket, arguments = text.partition("(")
-        kwargs: dict[str, Any] = {}
-        if bracket:
-            try:
-                call = ast.parse(f"_({arguments}", mode="eval").body
-                if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
-                    raise ValueError("arguments need names")
-                kwargs = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-            except (SyntaxError, ValueError) as error:
-                raise ConfigError(
-                    f"the wrapper {text!r} cannot be read: {error}; write a name, or a call with named arguments such "
-                    "as 'FrameStack(num_frames=4)'"
-                ) from None
-        return cls(_with_module(name.strip(), stock), **kwargs)
+        name, kwargs = parse_call(text, "the wrapper", "FrameStack(num_frames=4)")
+        return cls(_with_module(name, stock), **kwargs)
 
     def __call__(self, env: Any) -> Any:
         """Puts the wrapper around an environment.

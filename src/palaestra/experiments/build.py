@@ -19,7 +19,7 @@ from palaestra.core import POLICY, CheckpointError, ConfigError, require_device
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.distributed import EvaluationWorker
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
-from palaestra.experiments.learner import Collecting, Evaluate, Learner, attempt
+from palaestra.experiments.learner import Collecting, Evaluate, Learner, attempt, make_callbacks
 from palaestra.experiments.presets import PRESETS
 from palaestra.experiments.robot import RobotLearner
 from palaestra.experiments.run_directory import RunDirectory
@@ -131,7 +131,11 @@ class KeepEvaluations(training.Callback):
 
 
 def make_trainer(
-    learner: Learner, collecting: Collecting, path: Path, loggers: Sequence[training.Logger] = ()
+    learner: Learner,
+    collecting: Collecting,
+    path: Path,
+    loggers: Sequence[training.Logger] = (),
+    callbacks: Sequence[training.Callback] = (),
 ) -> training.Trainer:
     """The trainer of a run, with everything that it writes into the run directory.
 
@@ -140,6 +144,7 @@ def make_trainer(
         collecting: of the learner.
         path: the run directory.
         loggers: besides the run's own.
+        callbacks: besides the run's own and those of the configuration.
     """
     config = learner.config
     own: list[training.Logger] = [training.FileLogger(path)]
@@ -158,7 +163,7 @@ def make_trainer(
             keep=config.trainer.keep_checkpoints, copies=config.trainer.copied_segments
         ),
         loggers=[*own, *loggers],
-        callbacks=[training.Health(), KeepEvaluations(path), *collecting.views],
+        callbacks=[training.Health(), KeepEvaluations(path), *collecting.views, *make_callbacks(config), *callbacks],
     )
 
 

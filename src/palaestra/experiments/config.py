@@ -44,6 +44,8 @@ class RunConfig:
     """Whether TensorBoard files are written."""
     loggers: Annotated[tuple[Literal["wandb", "mlflow", "trackio"], ...], tyro.conf.arg(aliases=("--loggers",))] = ()
     """Tracking services that get the metrics as well; each needs the extra of its name."""
+    callbacks: Annotated[tuple[str, ...], tyro.conf.arg(aliases=("--callbacks",))] = ()
+    """Callbacks of your own by name, such as my_package:MyCallback or 'my_package:MyCallback(goal=475)'."""
     eval_num_envs: int = 4
     """Environments that evaluation episodes are shared over."""
 

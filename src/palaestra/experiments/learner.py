@@ -1,7 +1,9 @@
 """`Learner`: what learns in a run. Which of three kinds it is decides all that differs between kinds of runs."""
 
 import dataclasses
+import functools
 import importlib.util
+import inspect
 import logging
 import os
 import shutil
@@ -20,6 +22,7 @@ from palaestra import distributed
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, CheckpointError, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree
+from palaestra.core.importing import import_maker, parse_call
 from palaestra.envs import EnvConfig, Environment, create_environment, probe_specs
 from palaestra.experiments.config import ExperimentConfig, algorithm_class
 from palaestra.experiments.data import mixed
@@ -340,7 +343,7 @@ def make_from_specs(config: ExperimentConfig) -> tuple[Any, tuple[SpecTree, Spec
     Raises:
         ConfigError: it does not fit the environment; the message names the algorithms that do.
     """
-    require_loggers(config)
+    require_parts(config)
     specs = observation_spec, action_spec, reward_spec = probe_specs(config.env)
     _require_same_specs(config, observation_spec, action_spec)
     seeds = RunSeeds(config.run.seed)
@@ -386,15 +389,44 @@ def made_of(
     return made
 
 
-def require_loggers(config: ExperimentConfig) -> None:
-    """Refuses tracking services that are not installed.
+def require_parts(config: ExperimentConfig) -> None:
+    """Refuses tracking services that are not installed, and callbacks that are none.
 
     Args:
-        config: of the run.
+        config: names them.
     """
+    for text in config.run.callbacks:
+        _callback_maker(text)
     for name in config.run.loggers:
         if importlib.util.find_spec(name) is None:
             raise MissingExtraError(name, name, f"run.loggers={name}")
+
+
+def make_callbacks(config: ExperimentConfig) -> list[Callback]:
+    """The callbacks that a configuration names, made.
+
+    Args:
+        config: has their names.
+
+    Raises:
+        ConfigError: a name leads to no callback, or it does not take the arguments; or something else was made.
+    """
+    made = [_callback_maker(text)() for text in config.run.callbacks]
+    for text, callback in zip(config.run.callbacks, made, strict=True):
+        if not isinstance(callback, Callback):
+            raise ConfigError(f"run.callbacks has {text!r}, which made {callback!r}; a training.Callback is needed")
+    return made
+
+
+def _callback_maker(text: str) -> Callable[[], Any]:
+    name, kwargs = parse_call(text, "the callback", "my_package:MyCallback(goal=475)")
+    maker = import_maker(name, "a callback", lambda kind: issubclass(kind, Callback))
+    try:
+        inspect.signature(maker).bind(**kwargs)
+    except TypeError as error:
+        needs = f"{name}{inspect.signature(maker)}"
+        raise ConfigError(f"run.callbacks has {text!r}, which does not fit {needs}: {error}") from None
+    return functools.partial(maker, **kwargs)
 
 
 def _require_same_specs(config: ExperimentConfig, observation_spec: SpecTree, action_spec: SpecTree) -> None:

@@ -27,7 +27,7 @@ from palaestra.experiments.run_directory import fork as fork_run
 from palaestra.experiments.seeds import GroupResult, train_seeds
 from palaestra.experiments.trust import sign
 from palaestra.policies import Policy
-from palaestra.training import ConsoleLogger, Logger, StopSignals, Trainer, TrainResult, acting_policy
+from palaestra.training import Callback, ConsoleLogger, Logger, StopSignals, Trainer, TrainResult, acting_policy
 
 __all__ = ["RunResult", "require_same_task", "resume", "run", "train"]
 
@@ -54,7 +54,14 @@ def train(
 ) -> GroupResult: ...
 @overload
 def train(
-    algorithm: str, env: str | type, /, *, progress: bool = False, loggers: Sequence[Logger] = (), **settings: Any
+    algorithm: str,
+    env: str | type,
+    /,
+    *,
+    progress: bool = False,
+    loggers: Sequence[Logger] = (),
+    callbacks: Sequence[Callback] = (),
+    **settings: Any,
 ) -> RunResult: ...
 def train(
     algorithm: str,
@@ -64,6 +71,7 @@ def train(
     seeds: int | Sequence[int] | None = None,
     progress: bool = False,
     loggers: Sequence[Logger] = (),
+    callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> RunResult | GroupResult:
     """Trains an agent: the command `palaestra train` as a function.
@@ -74,6 +82,7 @@ def train(
         seeds: trains so many seeds, or these ones, side by side in processes of their own; see `train_seeds`.
         progress: whether to show how it goes, as the command does.
         loggers: further loggers; not for several seeds.
+        callbacks: hooks of your own; for several seeds by name, `run__callbacks=("my_package:MyCallback",)`.
         settings: `config=` an `ExperimentConfig`, or single settings by their path with `__` for dots:
             `trainer__total_env_steps=20_000, run__seed=3`.
 
@@ -97,10 +106,13 @@ def train(
     require_same_task(base, algorithm, name)
     config = config_from_mapping(ExperimentConfig, settings, base=base)
     if seeds is not None:
-        if loggers:
-            raise ConfigError("several seeds train in processes of their own, which `loggers` cannot reach")
+        if loggers or callbacks:
+            raise ConfigError(
+                "several seeds train in processes of their own, which `loggers` and `callbacks` cannot reach; name "
+                'callbacks instead: run__callbacks=("my_package:MyCallback",)'
+            )
         return train_seeds(config, seeds, progress=progress)
-    return run(config, progress=progress, loggers=loggers)
+    return run(config, progress=progress, loggers=loggers, callbacks=callbacks)
 
 
 def require_same_task(config: ExperimentConfig, algorithm: str, env: str) -> None:
@@ -126,6 +138,7 @@ def run(
     *,
     progress: bool = False,
     loggers: Sequence[Logger] = (),
+    callbacks: Sequence[Callback] = (),
     on_start: Callable[[Path], None] | None = None,
 ) -> RunResult:
     """Trains by a configuration, in a new run directory.
@@ -134,6 +147,7 @@ def run(
         config: everything the run depends on.
         progress: whether to show how it goes, as the command does.
         loggers: besides the run's own files and TensorBoard.
+        callbacks: besides those that `run.callbacks` names.
         on_start: called with the run directory once it exists.
 
     Raises:
@@ -145,7 +159,7 @@ def run(
         directory = RunDirectory.create(config)
         if on_start is not None:
             on_start(directory.path)
-        with active(directory, learner, data, progress=progress, loggers=loggers) as trainer:
+        with active(directory, learner, data, progress=progress, loggers=loggers, callbacks=callbacks) as trainer:
             return ended(directory, trainer, trainer.run())
 
 
@@ -156,6 +170,7 @@ def resume(
     fork: bool | str = False,
     progress: bool = False,
     loggers: Sequence[Logger] = (),
+    callbacks: Sequence[Callback] = (),
     on_start: Callable[[Path], None] | None = None,
     **settings: Any,
 ) -> RunResult:
@@ -167,6 +182,7 @@ def resume(
         fork: whether to continue in a new run directory, of this name if it is a text, and leave the old one as it is.
         progress: whether to show how it goes, as the command does.
         loggers: besides the run's own files and TensorBoard.
+        callbacks: besides those that `run.callbacks` names.
         on_start: called with the run directory before anything is done there.
         settings: by their path with `__` for dots, to continue with others than the run began with; `run.json` records
             them.
@@ -183,7 +199,8 @@ def resume(
         directory = fork_run(directory, config, fork if isinstance(fork, str) else None, root)
     if on_start is not None:
         on_start(directory.path)
-    with active(directory, learner, data, progress=progress, loggers=loggers, resumed=True) as trainer:
+    hooks: dict[str, Any] = {"progress": progress, "loggers": loggers, "callbacks": callbacks}
+    with active(directory, learner, data, **hooks, resumed=True) as trainer:
         return ended(directory, trainer, trainer.run())
 
 
@@ -195,6 +212,7 @@ def active(
     *,
     progress: bool = False,
     loggers: Sequence[Logger] = (),
+    callbacks: Sequence[Callback] = (),
     resumed: bool = False,
 ) -> Iterator[Trainer]:
     """The trainer of a run directory that exists, ready to run; what breaks it off in between is written down.
@@ -205,6 +223,7 @@ def active(
         data: from `Learner.load_data`.
         progress: whether to show how it goes.
         loggers: besides the run's own files and TensorBoard.
+        callbacks: besides those that `run.callbacks` names.
         resumed: whether to continue from the newest valid checkpoint; a run without any begins, with a warning.
 
     Raises:
@@ -220,7 +239,7 @@ def active(
         directory.lock()
         stack.callback(directory.unlock)
         collecting = stack.enter_context(learner.collecting(data))
-        trainer = make_trainer(learner, collecting, directory.path, loggers)
+        trainer = make_trainer(learner, collecting, directory.path, loggers, callbacks)
         faults = KeepFaults(collecting.reporter, directory.path)
         trainer.callbacks.append(faults)
         if resumed:

@@ -31,7 +31,7 @@ class TeamLearner(PolicyLearner):
 
     @cached_property
     def _made(self) -> tuple[Mapping[str, PolicySpec], dict[str, Algorithm[Any] | Policy]]:
-        learner.require_loggers(self.config)
+        learner.require_parts(self.config)
         return _make_agents(self.config)
 
     @property
@@ -87,7 +87,7 @@ class TeamLearner(PolicyLearner):
 
     def workers(self) -> Any:
         config = on_cpu(self.config)
-        run = dataclasses.replace(config.run, loggers=(), num_threads=torch.get_num_threads())
+        run = dataclasses.replace(config.run, loggers=(), callbacks=(), num_threads=torch.get_num_threads())
         make = functools.partial(_make_agents, dataclasses.replace(config, run=run))
         number, seed = config.distributed.num_workers, config.run.seed
         return AgentsFactory(env=config.env, actors=make, num_workers=number, seed=seed)

@@ -1,0 +1,71 @@
+"""Callbacks in every way of training: as objects, and by name."""
+
+import re
+
+import pytest
+
+import palaestra
+from palaestra.core import ConfigError
+from tests.cli import parts as cli
+from tests.experiments.parts import CHAIN, SMALL, Hook, config_of, trained
+
+NAME = "tests.experiments.parts:Hook"
+
+
+def test_train_run_and_resume_take_callbacks(tmp_path):
+    """TS-28: hooks and a run directory, whichever function trains."""
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    run = trained(tmp_path, callbacks=[Hook(str(first), stop_at=1)])
+    assert (run.result.status, run.result.reason) == ("stopped", "enough")
+    steps = run.result.env_steps
+    assert first.read_text().splitlines() == [f"learned {steps}", f"evaluated {steps}", "ended"]
+    done = palaestra.resume(run.directory, callbacks=[Hook(str(second))])
+    assert done.result.status == "done"
+    kinds = [line.split()[0] for line in second.read_text().splitlines()]
+    assert (kinds[0], kinds[-2:], kinds.count("ended")) == ("learned", ["evaluated", "ended"], 1)
+    assert f"learned {steps}" not in second.read_text()
+    palaestra.run(config_of(tmp_path, run__name="other"), callbacks=[Hook(str(third))])
+    assert third.read_text().count("learned") == kinds.count("learned") + 1
+
+
+def test_the_command_line_takes_callbacks_by_name(tmp_path, monkeypatch, capsys):
+    """TS-28: the run remembers them, and goes on with them."""
+    monkeypatch.chdir(tmp_path)
+    run = cli.train("--callbacks", f"{NAME}(file='notes', stop_at=1)")
+    notes = (tmp_path / "notes").read_text().splitlines()
+    assert [line.split()[0] for line in notes if "evaluated" not in line] == ["learned", "ended"]
+    assert cli.exit_code("resume", str(run)) == 0
+    both = (tmp_path / "notes").read_text().splitlines()
+    assert both[: len(notes)] == notes
+    assert [line.split()[0] for line in both[len(notes) :] if "evaluated" not in line] == ["learned", "ended"]
+    assert "evaluation" in cli.output(capsys)
+
+
+@pytest.mark.slow
+def test_seeds_take_callbacks_by_name_in_their_processes(tmp_path):
+    """TS-28."""
+    notes, name = tmp_path / "notes", f"{NAME}(file={str(tmp_path / 'notes')!r})"
+    settings = {**SMALL, "run__directory": str(tmp_path), "run__callbacks": (name,)}
+    assert palaestra.train("ppo", CHAIN, seeds=2, **settings).exit_code == 0
+    assert notes.read_text().count("ended") == 2
+    with pytest.raises(ConfigError, match="name callbacks instead"):
+        palaestra.train("ppo", CHAIN, seeds=2, callbacks=[Hook(str(notes))], **settings)  # type: ignore
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("os:system", "a callback is needed"),
+        ("palaestra:PPO", "a callback is needed"),
+        ("tests.experiments.parts:Hooks", "did you mean 'Hook'"),
+        (NAME, "missing a required argument: 'file'"),
+        (f"{NAME}(fil='x')", "does not fit"),
+        (f"{NAME}('x')", "arguments need names"),
+        ("Hook", "not of the form"),
+    ],
+)
+def test_a_name_that_means_no_callback_is_refused_before_anything_starts(tmp_path, name, message):
+    """TS-28, F27: nothing but callbacks is called."""
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        trained(tmp_path, run__callbacks=(name,))
+    assert not list(tmp_path.iterdir())
