@@ -15,6 +15,7 @@ __all__ = [
     "MissingExtraError",
     "NonFiniteError",
     "PalaestraError",
+    "RunLostError",
     "ShapeError",
     "SpecError",
     "did_you_mean",
@@ -61,6 +62,12 @@ class SpecError(PalaestraError, ValueError):
 
 class EnvError(PalaestraError, RuntimeError):
     """An environment failed; the message names it, its seed, episode, step and action."""
+
+    exit_code = 3
+
+
+class RunLostError(PalaestraError, RuntimeError):
+    """The directory of a run is gone while the run goes on, so nothing more can be saved."""
 
     exit_code = 3
 

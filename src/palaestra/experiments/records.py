@@ -133,7 +133,23 @@ def write_fault(directory: str | Path, fault: FaultRecord) -> Path:
     folder = Path(directory) / "faults"
     folder.mkdir(exist_ok=True)
     number = max((int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()), default=0) + 1
-    path = folder / f"{number:04d}.json"
+    return _written(folder / f"{number:04d}.json", fault)
+
+
+def write_lost(directory: str | Path, fault: FaultRecord) -> Path:
+    """Writes the record of a run whose directory is gone beside where that was.
+
+    Args:
+        directory: where it was.
+        fault: what happened.
+
+    Returns:
+        The file.
+    """
+    return _written(Path(f"{directory}.lost.json"), fault)
+
+
+def _written(path: Path, fault: FaultRecord) -> Path:
     path.write_text(json.dumps(asdict(fault), indent=2, default=str) + "\n")
     return path
 

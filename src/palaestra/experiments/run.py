@@ -15,12 +15,12 @@ from typing import Any, overload
 import torch
 
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import ConfigError, EnvError, PalaestraError, trust
+from palaestra.core import ConfigError, EnvError, PalaestraError, RunLostError, trust
 from palaestra.experiments.build import make_learner, make_trainer
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
 from palaestra.experiments.learner import Learner
 from palaestra.experiments.presets import preset
-from palaestra.experiments.records import KeepFaults, now, process_info
+from palaestra.experiments.records import FaultRecord, KeepFaults, now, process_info, write_lost
 from palaestra.experiments.report import write_report
 from palaestra.experiments.run_directory import RunDirectory, changed_config, changes_between, find_run
 from palaestra.experiments.run_directory import fork as fork_run
@@ -241,7 +241,7 @@ def active(
         collecting = stack.enter_context(learner.collecting(data))
         trainer = make_trainer(learner, collecting, directory.path, loggers, callbacks)
         faults = KeepFaults(collecting.reporter, directory.path)
-        trainer.callbacks.append(faults)
+        trainer.callbacks += [faults, _StillThere(directory)]
         if resumed:
             exact = _computes_exactly(directory.config, config)
             exact &= _load(directory, trainer, config)
@@ -254,9 +254,14 @@ def active(
             status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
             reached = {"env_steps": trainer.collector.env_steps, "best_return": trainer.best_return}
             try:
+                directory.require_there()
                 if status == "failed":
                     _advise(error, directory, config, faults.write(trainer.collector.env_steps, error))
                 _end(directory, {"status": status, "error": f"{type(error).__name__}: {error}", **reached})
+            except RunLostError as lost:
+                _write_lost(directory, trainer.collector.env_steps, lost)
+                if status == "failed":
+                    raise lost from error
             except OSError as full:  # the first cause is what the user needs
                 _log.warning("how %s ended could not be written: %s", directory.path, full)
             raise
@@ -274,6 +279,23 @@ def ended(directory: RunDirectory, trainer: Trainer, result: TrainResult) -> Run
     facts |= {"reason": result.reason or None, "not_logged": list(result.not_logged) or None}
     _end(directory, {"status": result.status, "error": None, **facts})
     return RunResult(directory.path, result, acting_policy(trainer.algorithms))
+
+
+class _StillThere(Callback):
+    """Ends a run whose directory is gone."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+
+    def logged(self, trainer: Trainer, row: dict[str, float]) -> None:
+        """See `Callback.logged`."""
+        self._directory.require_there()
+
+
+def _write_lost(directory: RunDirectory, env_steps: int, error: RunLostError) -> None:
+    record = FaultRecord(type(error).__name__, str(error), env_steps=env_steps)
+    with suppress(OSError):  # the folder that it lay in may be gone as well
+        error.add_note(f"recorded    {write_lost(directory.path, record)}")
 
 
 def _computes_exactly(before: ExperimentConfig, now: ExperimentConfig) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from palaestra.core.errors import CheckpointError, ConfigError, printable
+from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, flat_settings, read_config, save_config
 from palaestra.experiments.records import provenance
 from palaestra.experiments.trust import require_trust, sign
@@ -119,10 +119,26 @@ class RunDirectory:
 
         Args:
             values: JSON values by name.
+
+        Raises:
+            RunLostError: the directory is gone.
         """
+        self.require_there()
         temporary = self.path / ".run.json"
         temporary.write_text(json.dumps({**self.info, **values}, indent=2) + "\n")
         temporary.replace(self.path / "run.json")
+
+    def require_there(self) -> None:
+        """Notices that somebody has deleted or moved the directory.
+
+        Raises:
+            RunLostError: it is gone.
+        """
+        if not (self.path / "config.yaml").is_file():
+            raise RunLostError(
+                f"the run directory {self.path} is gone: it was deleted, moved or unmounted while the run went on. "
+                "Nothing more can be saved, so the run ends"
+            )
 
     def lock(self) -> None:
         """Claims the run for this process; the operating system lets go when the process ends, however it ends.

@@ -14,7 +14,7 @@ from typing import Any
 from palaestra.buffers import MixtureSource, ReplayBuffer
 from palaestra.core import files
 from palaestra.core.batch import Batch
-from palaestra.core.errors import CheckpointError, ConfigError
+from palaestra.core.errors import CheckpointError, ConfigError, RunLostError
 from palaestra.training.parts import DataCollector
 
 __all__ = ["FORMAT_VERSION", "CheckpointStore"]
@@ -46,7 +46,7 @@ class CheckpointStore:
     def __init__(self, directory: str | Path, *, keep: int = 3, copies: int = 2, run_id: str = "") -> None:
         self.directory = Path(directory)
         self.keep, self.copies, self.run_id = max(2, keep), copies, run_id
-        self._saves = 0
+        self._saves, self._there = 0, self.directory.is_dir()
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
         """Writes one checkpoint; one that exists already for this step is left as it is.
@@ -61,7 +61,10 @@ class CheckpointStore:
         Raises:
             CheckpointError: it cannot be written (disk full, no permission); older checkpoints are untouched. Where
                 there is clearly no room, nothing is begun.
+            RunLostError: the directory was there, and is gone.
         """
+        if self._there and not self.directory.is_dir():
+            raise RunLostError(f"{self.directory} is gone: it was deleted, moved or unmounted while the run went on")
         target = self.directory / f"step_{step:010d}"
         if target.exists():
             return target
@@ -82,7 +85,7 @@ class CheckpointStore:
             whose = {"run": self.run_id} if self.run_id else {}
             prints = {name: fingerprint for name, (_, fingerprint) in known.items()}
             files.seal(temporary, FORMAT_VERSION, prints, step=step, **whose)
-        self._saves += 1
+        self._saves, self._there = self._saves + 1, True
         for old in self.steps()[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
         return target

@@ -1,0 +1,89 @@
+"""Run directories that are deleted while the run goes on."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from palaestra import Trainer
+from palaestra.experiments import RunDirectory
+from tests.cli.parts import exit_code, output, train
+from tests.faults.parts import COMMAND, child_environment, logged
+
+LONG = ("--trainer.total-env-steps", "100000", "--trainer.log-every-steps", "16", "--trainer.eval-every-steps", "0")
+
+
+@pytest.fixture
+def deleting(tmp_path, monkeypatch):
+    """Deletes the run directory, or all of them, after some iterations."""
+    monkeypatch.chdir(tmp_path)
+    train_iter = Trainer.train_iter
+
+    def set_up(what: str, iterations: int = 5) -> None:
+        def counted(trainer: Trainer) -> None:
+            train_iter(trainer)
+            if trainer._iterations == iterations:
+                shutil.rmtree(what)
+
+        monkeypatch.setattr(Trainer, "train_iter", counted)
+
+    return set_up
+
+
+ARGUMENTS = ("train", "ppo", "palaestra.envs.tiny:Chain", "--env.max-episode-steps", "6", "--run.name", "run")
+SIZES = ("--algorithm.unroll-length", "8", "--algorithm.network.hidden-sizes", "8")
+
+
+@pytest.mark.parametrize("what", ["runs/run", "runs/run/checkpoints", "runs"])
+def test_a_deleted_run_directory_ends_the_run_with_3_and_one_message(deleting, capsys, what):
+    """D7: nothing is made again, and a record lies beside where it was, if there is a folder for it."""
+    deleting(what)
+    end = ("--trainer.checkpoint-every-steps", "64") if "checkpoints" in what else ()
+    assert exit_code(*ARGUMENTS, *SIZES, *LONG, *end) == 3
+    text = output(capsys)
+    assert text.count("RunLostError") == 1
+    assert "is gone: it was deleted, moved or unmounted while the run went on" in text
+    if what == "runs/run":
+        record = json.loads(Path("runs/run.lost.json").read_text())
+        assert "recorded runs/run.lost.json" in text
+        assert record["kind"] == "RunLostError"
+        assert 0 < record["env_steps"] < 1000
+        assert not Path("runs/run").exists()
+    if "checkpoints" in what:
+        assert RunDirectory("runs/run").status == "failed"
+        assert len(list(Path("runs/run/faults").iterdir())) == 1
+
+
+def test_a_directory_that_is_deleted_at_the_very_end_is_noticed(deleting, capsys, monkeypatch):
+    """D7: between the last row of metrics and the end of the run."""
+    deleting("runs/run", iterations=3)
+    assert exit_code(*ARGUMENTS, *SIZES, "--trainer.total-env-steps", "192", "--trainer.log-every-steps", "10000") == 3
+    assert "is gone" in output(capsys)
+
+
+def test_checkpoints_of_a_run_that_was_never_saved_may_be_made(tmp_path, monkeypatch):
+    """D7: only what was there can be missed."""
+    monkeypatch.chdir(tmp_path)
+    run = train()
+    shutil.rmtree(run / "checkpoints")
+    assert exit_code("resume", str(run), "--until", "96") == 0
+
+
+@pytest.mark.fault
+def test_a_directory_that_is_deleted_by_another_process(tmp_path, wait_until):
+    """D7: with TensorBoard, and the real command."""
+    command = [sys.executable, "-c", COMMAND, *ARGUMENTS, *SIZES, *LONG]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=child_environment()
+    ) as process:
+        run = tmp_path / "runs" / "run"
+        wait_until(lambda: len(logged(run)) > 3, 90)
+        run.rename(tmp_path / "moved")
+        text, _ = process.communicate(timeout=60)
+    assert process.returncode == 3, text
+    assert text.count("is gone") == 1
+    assert "Traceback" not in text
+    assert (tmp_path / "runs" / "run.lost.json").exists()
