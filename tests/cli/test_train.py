@@ -255,3 +255,10 @@ def test_a_run_that_fails_ends_with_the_code_of_its_failure_and_can_be_resumed(k
     assert text.endswith(f"next palaestra resume {run}")
     assert ("--env.on-fault restart" in text) == (kind == "raise")
     assert (run / "faults" / "0001.json").is_file()
+
+
+def test_evaluations_come_at_the_steps_that_are_given():
+    """MARO-47: a list, from the command line; the end of the run has one of its own."""
+    run = train("--trainer.eval-at-steps", "20", "32")
+    made = sorted(int("".join(filter(str.isdigit, path.stem))) for path in (run / "evals").iterdir())
+    assert made == [28, 42, 56], "unrolls end at 14, 28, 42 and 56 env steps"

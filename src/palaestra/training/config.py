@@ -1,5 +1,6 @@
 """`TrainerConfig`: how long to train, and how often to do what besides."""
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -35,6 +36,8 @@ class TrainerConfig:
     """Env steps between evaluations; the default is a tenth of the run, 0 is only at the end."""
     eval_every_s: float | None = None
     """Seconds between evaluations, in the place of env steps."""
+    eval_at_steps: tuple[int, ...] = ()
+    """Env steps at which to evaluate, in the place of a period: increasing numbers."""
     eval_episodes: int = 20
     """Episodes of one evaluation."""
     eval_time_limit_s: float | None = 600.0
@@ -70,11 +73,12 @@ class TrainerConfig:
                 problems.append(f"trainer.{name} is {value}; it must be at least {least}")
         if self.stop_at_return is not None and math.isnan(self.stop_at_return):
             problems.append("trainer.stop_at_return is NaN, which no return reaches; give a number")
-        if self.eval_every_s is not None and self.eval_every_steps is not None:
-            problems.append(
-                f"trainer.eval_every_s is {self.eval_every_s} and trainer.eval_every_steps is "
-                f"{self.eval_every_steps}; give one of the two"
-            )
+        schedules = {"eval_every_s": None, "eval_every_steps": None, "eval_at_steps": ()}
+        if len(given := [name for name, none in schedules.items() if getattr(self, name) != none]) > 1:
+            said = " and ".join(f"trainer.{name} is {getattr(self, name)}" for name in given)
+            problems.append(f"{said}; give one of them")
+        if any(later <= earlier for earlier, later in itertools.pairwise((0, *self.eval_at_steps))):
+            problems.append(f"trainer.eval_at_steps is {self.eval_at_steps}; give increasing numbers above 0")
         if problems:
             raise ConfigError("\n".join(problems))
 
@@ -85,6 +89,18 @@ class TrainerConfig:
             name: of what.
         """
         value = getattr(self, f"{name}_every_steps")
-        if name == "eval" and self.eval_every_s is not None:
+        if name == "eval" and (self.eval_every_s is not None or self.eval_at_steps):
             return 0
         return max(1, self.total_env_steps // (100 if name == "log" else 10)) if value is None else value
+
+    def due_after(self, name: Literal["eval", "checkpoint", "log"], env_steps: int) -> int | None:
+        """The env steps at which something is due next; `None` is never.
+
+        Args:
+            name: of what.
+            env_steps: after which.
+        """
+        if name == "eval" and self.eval_at_steps:
+            return next((step for step in self.eval_at_steps if step > env_steps), None)
+        period = self.period(name)
+        return (env_steps // period + 1) * period if period else None

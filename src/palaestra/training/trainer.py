@@ -26,6 +26,7 @@ from palaestra.training.signals import StopSignals
 __all__ = ["TrainResult", "Trainer"]
 
 _log = logging.getLogger(__name__)
+_PERIODIC: tuple[Literal["eval", "checkpoint", "log"], ...] = ("eval", "checkpoint", "log")
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Trainer:
         self._learning = LearningRecord(self.learner, self.config.max_skipped_updates, faults)
         self._time, self._loaded = TimeSplit(), LoadedData(collector)
         self._rows_logged = self._episodes_ended = self._iterations = 0
-        self._next = {name: self.config.period(name) for name in ("eval", "checkpoint", "log")}
+        self._next = {name: self.config.due_after(name, 0) for name in _PERIODIC}
         self._schedules_at = 0.0  # progress; a checkpoint in the middle of an unroll is beyond it
         self._evaluated_s = time.monotonic()
         self._evaluation: Evaluation | None = None
@@ -215,9 +216,10 @@ class Trainer:
             self.save()
 
     def _is_due(self, name: Literal["eval", "checkpoint", "log"]) -> bool:
-        if self.collector.env_steps < self._next[name] or not (period := self.config.period(name)):
+        due = self._next[name]
+        if due is None or self.collector.env_steps < due:
             return False
-        self._next[name] = (self.collector.env_steps // period + 1) * period
+        self._next[name] = self.config.due_after(name, self.collector.env_steps)
         return True
 
     def _evaluation_is_due(self) -> bool:
@@ -376,7 +378,9 @@ class Trainer:
         self._iterations = trainer["iterations"]
         self._learning.load_state(trainer["learning"]["policies"])
         self._set_progress(trainer["learning"]["progress"])
-        self._next, self.best_return = dict(trainer["next"]), trainer["best"]
+        known = trainer["next"]  # 0 was "never" in format 1
+        self._next = {name: known[name] or self.config.due_after(name, self.collector.env_steps) for name in _PERIODIC}
+        self.best_return = trainer["best"]
         if trainer["evaluation"] is not None:
             self._evaluation = Evaluation(**trainer["evaluation"])
         self._time.seconds |= trainer["seconds"]
