@@ -2,15 +2,27 @@
 
 import contextlib
 import csv
+import itertools
 import json
 import resource
+import signal
 
 import pytest
 import torch
 
 from palaestra.core import join_state, split_state
 from palaestra.rollout import Episode
-from palaestra.training import Averages, FileLogger, TensorBoardLogger
+from palaestra.training import (
+    Averages,
+    CheckpointStore,
+    FileLogger,
+    SimplePolicyManager,
+    TensorBoardLogger,
+    Trainer,
+    TrainerConfig,
+)
+from tests.multiagent.parts import RandomWorld
+from tests.multiagent.test_collector import TWO_KINDS, collector_of
 from tests.training.parts import trainer
 
 START = {"env_steps": 0, "metrics": 0, "episodes": 0}
@@ -112,6 +124,48 @@ def test_rows_that_never_fit_are_named_at_the_end(tmp_path, caplog):
     assert said.startswith(f"FileLogger: {rows:,} row(s) of metrics.jsonl could not be written ([Errno 27]")
     FileLogger(tmp_path).start({**START, "metrics": made._rows_logged})
     assert f"has {len(lines)} of the {made._rows_logged} rows that were written" in caplog.text
+
+
+def interrupt(owner, name, at):
+    """Ctrl-C in the n-th call."""
+    step, count = getattr(owner, name), itertools.count(1)
+
+    def interrupted(*arguments):
+        if next(count) == at:
+            signal.raise_signal(signal.SIGINT)
+        return step(*arguments)
+
+    setattr(owner, name, interrupted)
+
+
+def team_trainer(**settings):
+    """Of two policies, in a world of agents that act at different times."""
+    collector, actors = collector_of(RandomWorld, mapping=TWO_KINDS, algorithm="ppo", seed=5)
+    config = TrainerConfig(total_env_steps=500, log_every_steps=settings.pop("log_every_steps"))
+    return Trainer(collector, SimplePolicyManager(actors), config, **settings)
+
+
+@pytest.mark.parametrize(("cut", "team"), [(15, False), (40, False), (77, False), (43, True)])
+def test_the_files_of_a_run_that_was_cut_inside_an_unroll_are_the_same(tmp_path, cut, team):
+    """D9: Ctrl-C after any env step: every row of episodes.csv, and every digit of every metric is what it would be."""
+    contents = {}
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+        store = CheckpointStore(tmp_path / name / "checkpoints")
+        for go in range(2 if name == "cut" else 1):
+            settings = {"loggers": [FileLogger(tmp_path / name)], "checkpoints": store, "log_every_steps": 150}
+            made = team_trainer(**settings) if team else trainer("ppo", total=600, unroll_length=50, **settings)
+            if go:
+                made.load_state(store.load_newest()[1])
+            elif name == "cut":
+                steps = (made.collector, "_step") if team else (made.collector.env, "step")
+                interrupt(*steps, cut)
+            assert made.run().exit_code == (130 if name == "cut" and not go else 0)
+            assert made.collector.unfinished == (name == "cut" and not go)
+        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        timeless = [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
+        contents[name] = timeless, (tmp_path / name / "episodes.csv").read_text()
+    assert contents["cut"] == contents["whole"]
 
 
 def test_tensorboard_files_hold_every_number_against_env_steps(tmp_path):

@@ -126,7 +126,8 @@ class MultiAgentCollector:
                 info.rows += 1
             if not quota.left:
                 info.rows_of = {name: stream.complete() for name, stream in self._streams.items()}
-        if len(self._episodes) >= _FLUSH_EPISODES:
+        # not where a signal cut the unroll: a run that goes on there reports the same episodes at the same steps
+        if not self.unfinished and len(self._episodes) >= _FLUSH_EPISODES:
             info.episodes = self._episodes.finished()
         info.total_s = time.perf_counter() - began
         return info

@@ -179,7 +179,8 @@ class Collector:
             self._quota.left -= self._run(rows, info, bool(random))
         if not self._quota.left:
             self._writer.write_log_probs()
-        if len(self._tracker) >= _FLUSH_ROWS:
+        # not where a signal cut the unroll: a run that goes on there reports the same episodes at the same steps
+        if not self.unfinished and len(self._tracker) >= _FLUSH_ROWS:
             info.episodes = self._tracker.finished()
         info.total_s = time.perf_counter() - began
         return info
