@@ -106,6 +106,8 @@ def test_a_constrained_run_resumes_bit_for_bit(tmp_path, monkeypatch):
         assert torch.equal(again[key], value), key
     assert any("reward_weights" in key and float(value[1]) > 0 for key, value in whole.items())
     rows = [json.loads(line) for line in (tmp_path / "runs/whole/metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["eval/return_mean"] == rows[-1]["eval/info/reward_0"] + rows[-1]["eval/info/reward_1"]
+    assert rows[-1]["eval/info/reward_0"] in (2, 10)
     assert rows[-1]["learning/reward_weight/0"] == 1 and rows[-1]["learning/reward_weight/1"] > 0
 
 

@@ -117,6 +117,7 @@ def load_lane(config: EnvConfig, lane: int) -> SingleEnvironment:
         2
     """
     chaos = (functools.partial(ChaosEnv, rules=config.chaos),) if config.chaos else ()
+    config = config.of_lane(lane)
     return load(
         config.name,
         env_id=lane,
@@ -196,7 +197,8 @@ def probe_specs(config: EnvConfig) -> tuple[SpecTree, SpecTree, TensorSpec]:
     Raises:
         ConfigError: as for `create_environment`.
     """
-    with create_environment(config.alone(1), lane_seeds=[0]) as env:
+    num_envs = max(1, len(config.variants))
+    with create_environment(config.alone(num_envs), lane_seeds=range(num_envs)) as env:
         return env.observation_spec, env.action_spec, env.reward_spec
 
 

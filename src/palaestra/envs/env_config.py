@@ -36,6 +36,9 @@ class EnvConfig:
     """For the environment's constructor."""
     train_kwargs: dict[str, Any] = field(default_factory=dict)
     """More of them for training alone, such as `{"reward_clipping": True}` of Atari games; evaluation sees scores."""
+    variants: tuple[dict[str, Any], ...] = ()
+    """Tasks that the environments take in turns: environment i is the variant i modulo their number, with a `name`, a
+    `max_episode_steps`, and `kwargs` on top of those above, of its own. All must have the same spaces."""
     gym_wrappers: tuple[Any, ...] = ()
     """Gymnasium wrappers, the innermost first: `Wrap` values, their text such as `ClipReward`, or callables."""
     wrappers: tuple[Any, ...] = ()
@@ -77,6 +80,8 @@ class EnvConfig:
             raise ConfigError(f"env.num_envs is {self.num_envs}; vectorization=thread steps one environment")
         if self.vectorization == "native":
             self.require_raising()
+        for variant in self.variants:
+            _require_variant(variant)
         _ = self.faults
         for rule in chaos_rules(self.chaos):
             if rule.env_id is not None and rule.env_id >= self.num_envs:
@@ -91,12 +96,31 @@ class EnvConfig:
         names = ("on_fault", "max_restarts", "timeout_s", "reset_timeout_s", "strict")
         return FaultPolicy(**{name: getattr(self, name) for name in names})
 
+    def of_lane(self, lane: int) -> Self:
+        """What one environment of the batch is made of: the variant whose turn it is.
+
+        Args:
+            lane: which.
+        """
+        if not self.variants:
+            return self
+        variant = self.variants[lane % len(self.variants)]
+        return dataclasses.replace(
+            self, variants=(), **{**variant, "kwargs": {**self.kwargs, **variant.get("kwargs", {})}}
+        )
+
     def require_raising(self) -> None:
         """Refuses what only single environments can do.
 
         Raises:
-            ConfigError: faults are to be injected, or environments that fail to be restarted or dropped.
+            ConfigError: environments are to differ, faults to be injected, or environments that fail to be restarted
+                or dropped.
         """
+        if self.variants:
+            raise ConfigError(
+                "env.variants are of single environments, and these are stepped as one; use vectorization=serial or "
+                "process, or give the differences to the environment by kwargs"
+            )
         if self.chaos:
             raise ConfigError("env.chaos strikes single environments; use vectorization=serial, thread or process")
         if self.on_fault != "raise":
@@ -130,3 +154,14 @@ class EnvConfig:
     def all_kwargs(self) -> dict[str, Any]:
         """For the constructor of a training environment."""
         return {**self.kwargs, **self.train_kwargs}
+
+
+def _require_variant(variant: Any) -> None:
+    known = {"name": str, "max_episode_steps": int, "kwargs": dict}
+    if not isinstance(variant, dict) or not variant:
+        raise ConfigError(f"env.variants has {variant!r}; a variant is a mapping with some of {', '.join(known)}")
+    for key, value in variant.items():
+        if key not in known:
+            raise ConfigError(f"env.variants has the entry {key!r}{did_you_mean(str(key), known)}")
+        if type(value) is not known[key]:
+            raise ConfigError(f"env.variants has {key}={value!r}; it must be of the type {known[key].__name__}")

@@ -344,6 +344,7 @@ def make_from_specs(config: ExperimentConfig) -> tuple[Any, tuple[SpecTree, Spec
         ConfigError: it does not fit the environment; the message names the algorithms that do.
     """
     require_parts(config)
+    _require_every_variant(config)
     specs = observation_spec, action_spec, reward_spec = probe_specs(config.env)
     _require_same_specs(config, observation_spec, action_spec)
     seeds = RunSeeds(config.run.seed)
@@ -427,6 +428,14 @@ def _callback_maker(text: str) -> Callable[[], Any]:
         needs = f"{name}{inspect.signature(maker)}"
         raise ConfigError(f"run.callbacks has {text!r}, which does not fit {needs}: {error}") from None
     return functools.partial(maker, **kwargs)
+
+
+def _require_every_variant(config: ExperimentConfig) -> None:
+    """Refuses runs in which a variant of the environment would never be trained or evaluated."""
+    count = len(config.env.variants)
+    for name, given in (("env.num_envs", config.env.num_envs), ("trainer.eval_episodes", config.trainer.eval_episodes)):
+        if given < count:
+            raise ConfigError(f"{name} is {given}, and env.variants has {count} entries; give at least one for each")
 
 
 def _require_same_specs(config: ExperimentConfig, observation_spec: SpecTree, action_spec: SpecTree) -> None:
@@ -514,10 +523,12 @@ def evaluate_one(
         seed: of the evaluation.
         options: of `evaluate`.
     """
-    env, lanes = evaluation_environment(config, seed, min(config.run.eval_num_envs, episodes))
+    num_variants = len(config.env.variants)
+    each = max(1, num_variants)  # as many environments of each variant
+    env, lanes = evaluation_environment(config, seed, min(each * -(-config.run.eval_num_envs // each), episodes))
     with env:
         policy = policies.get(POLICY) or RandomPolicy(env.observation_spec, env.action_spec)
-        return evaluate(policy, env, episodes=episodes, seeds=lanes, **options)
+        return evaluate(policy, env, episodes=episodes, seeds=lanes, num_variants=num_variants, **options)
 
 
 def make_runtime(config: distributed.DistributedConfig) -> Runtime:

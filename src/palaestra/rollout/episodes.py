@@ -33,7 +33,8 @@ class Episode(NamedTuple):
     """One finished episode."""
 
     episode_return: float
-    """Sum of its raw rewards, undiscounted; of a vector reward, over its elements."""
+    """Sum of its raw rewards, undiscounted; of vectors of rewards, over their elements too, and `info` has the sum of
+    each element k as `reward_<k>`."""
     length: int
     """Its env steps."""
     env_id: int
@@ -98,8 +99,9 @@ class EpisodeTracker:
         if not self._rewards:
             return []
         reward, step_type = np.stack(self._rewards).astype(np.float64), np.stack(self._step_types)
-        if reward.ndim == 3:
-            reward = reward.sum(-1)
+        elements = reward if reward.ndim == 3 else None
+        if elements is not None:
+            reward = elements.sum(-1)
         total = self._return + reward.cumsum(0)
         length = self._length + (step_type > StepType.FIRST).cumsum(0)
         discounted = self._discounted + self._weighted(reward, step_type, length).cumsum(0)
@@ -110,7 +112,7 @@ class EpisodeTracker:
         # a FIRST that follows no LAST begins anew: what a broken fragment had gathered does not count
         broken = (step_type == StepType.FIRST) & (previous[:-1] == StepType.MID)
         for row, env in np.argwhere((step_type == StepType.LAST) | broken).tolist():
-            self._take_info(step_type, done_rows, row + 1)
+            self._take_info(step_type, elements, slice(done_rows, row + 1))
             done_rows = row + 1
             value, steps = total[row, env] - start[env], length[row, env] - first[env]
             if not broken[row, env]:
@@ -118,7 +120,7 @@ class EpisodeTracker:
                 episodes.append(Episode(float(value), int(steps), env, _summary(self._info[env]), worth))
             start[env], first[env], begin[env] = total[row, env], length[row, env], discounted[row, env]
             self._info[env] = {}
-        self._take_info(step_type, done_rows, len(reward))
+        self._take_info(step_type, elements, slice(done_rows, len(reward)))
         self._return, self._length, self._previous = total[-1] - start, length[-1] - first, previous[-1]
         self._discounted = discounted[-1] - begin
         self._rewards, self._step_types, self._infos = [], [], []
@@ -136,14 +138,17 @@ class EpisodeTracker:
         fresh = EpisodeTracker(len(self._return), self._gamma)
         self.__dict__.update(fresh.__dict__)
 
-    def _take_info(self, step_type: np.ndarray, start: int, end: int) -> None:
-        for row, info in enumerate(self._infos[start:end], start):
-            if not isinstance(info, Batch):
+    def _take_info(self, step_type: np.ndarray, elements: np.ndarray | None, rows: slice) -> None:
+        for row, info in zip(range(rows.start, rows.stop), self._infos[rows], strict=True):
+            named = {} if elements is None else {f"reward_{k}": values for k, values in enumerate(elements[row].T)}
+            if isinstance(info, Batch):
+                named |= dict(info.items())
+            if not named:
                 continue
-            begins = (step_type[row] == StepType.FIRST).tolist()  # what a reset reports came of no action
-            for key, values in info.items():
+            acted = (step_type[row] > StepType.FIRST).tolist()  # what a reset reports came of no action
+            for key, values in named.items():
                 for env, value in enumerate(values.tolist()):
-                    if math.isfinite(value) and not begins[env]:
+                    if math.isfinite(value) and acted[env]:
                         self._info[env].setdefault(key, []).append(value)
 
     def state(self) -> dict[str, Any]:

@@ -70,6 +70,7 @@ def evaluate(
     seeds: Sequence[int] = (),
     generator_seed: int = 0,
     time_limit_s: float | None = None,
+    num_variants: int = 0,
 ) -> Evaluation:
     """Runs exactly so many episodes, shared out evenly over the environments, so that short ones are not preferred.
 
@@ -84,6 +85,8 @@ def evaluate(
         generator_seed: of the policy's noise where it samples.
         time_limit_s: stop after so many seconds with the episodes that have ended, and a warning: long ones are missing
             then, so the mean is one of short ones.
+        num_variants: of the environments, which take them in turns (`EnvConfig.variants`); the mean return of each is
+            one of the `parts`.
 
     Raises:
         ConfigError: no episode ended within the time limit.
@@ -94,7 +97,12 @@ def evaluate(
             finished = first_episodes(play, env.batch_size, episodes, time_limit_s=time_limit_s)
     finally:
         env.interrupted = True
-    return evaluation_of(finished, list(seeds), deterministic=deterministic)
+    evaluation = evaluation_of(finished, list(seeds), deterministic=deterministic)
+    for variant in range(num_variants):
+        returns = [episode.episode_return for episode in finished if episode.env_id % num_variants == variant]
+        if returns:
+            evaluation.parts[f"return_of_variant_{variant}"] = float(np.mean(returns))
+    return evaluation
 
 
 def _play(policy: Policy, env: Environment, deterministic: bool) -> Generator[list[Episode]]:
