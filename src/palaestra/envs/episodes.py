@@ -5,6 +5,7 @@ them through the whole stack of layers gives the same environment, and the diges
 """
 
 import hashlib
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ __all__ = ["NEVER", "EpisodeLog", "LaneEpisode", "StepLimits", "digest", "lane_s
 NEVER = sys.maxsize >> 1
 """A number of steps that no episode reaches."""
 _FIRST_CAPACITY = 64
+_MOST_STEPS = 100_000  # of an episode whose actions are kept: more cannot be replayed in a reasonable time
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class EpisodeLog:
         episodes: number of every lane's running episode, -1 before the first.
         due: lanes whose next step starts an episode.
         dropped: lanes that are not stepped any more.
+        forgotten: env steps of running episodes that became too long to be replayed, by lane; a checkpoint begins new
+            ones there.
     """
 
     def __init__(self, lane_seeds: Sequence[int], action_spec: SpecTree) -> None:
@@ -63,6 +69,7 @@ class EpisodeLog:
         self.episodes = [-1] * len(self.lane_seeds)
         self.due = list(range(len(self.lane_seeds)))
         self.dropped: set[int] = set()
+        self.forgotten: dict[int, int] = {}
         self._spec = action_spec
         self._specs = spec_leaves(action_spec)
         self._begins = [0] * len(self.lane_seeds)
@@ -99,6 +106,7 @@ class EpisodeLog:
         self._silent = set(range(len(self.lane_seeds)))
         self.due = sorted(self._silent - self.dropped)
         self._begins = [self._length] * len(self.lane_seeds)
+        self.forgotten = {}
 
     def restart(self, lane: int) -> int:
         """Starts a lane's next episode at once, in the middle of a step; the running one is abandoned.
@@ -111,6 +119,8 @@ class EpisodeLog:
         """
         self.episodes[lane] += 1
         self._begins[lane] = self._length
+        if self.forgotten:
+            self.forgotten.pop(lane, None)
         return episode_seed(self.lane_seeds[lane], self.episodes[lane])
 
     def drop(self, lane: int) -> None:
@@ -130,7 +140,7 @@ class EpisodeLog:
             episodes: one for every lane.
             due: lanes that are at the end of theirs, or before their first.
         """
-        self.due, self.dropped = list(due), set()
+        self.due, self.dropped, self.forgotten = list(due), set(), {}
         self._silent = {lane for lane, episode in enumerate(episodes) if not episode.digest}
         self.lane_seeds = [episode.lane_seed for episode in episodes]
         self.episodes = [episode.number for episode in episodes]
@@ -149,7 +159,7 @@ class EpisodeLog:
         Args:
             lane: which.
         """
-        return self._length - self._begins[lane]
+        return self._length - self._begins[lane] + self.forgotten.get(lane, 0)
 
     def last_action(self, lane: int) -> Any:
         """The action that a lane executed last, or is executing; `None` after a reset.
@@ -182,14 +192,18 @@ class EpisodeLog:
             digests: of every lane's latest observation; empty where no episode is running.
         """
         lanes = range(len(self.lane_seeds))
+        begins = [self._length if lane in self.forgotten else begin for lane, begin in enumerate(self._begins)]
+        silent = self._silent | self.forgotten.keys()
         state: dict[str, Any] = {
             "lane_seed": np.array(self.lane_seeds, np.int64),
             "episode": np.array(self.episodes, np.int64),
-            "steps": np.array([self.steps(lane) for lane in lanes], np.int64),
-            "digest": " ".join("" if lane in self._silent else digests[lane] for lane in lanes),
+            "steps": self._length - np.array(begins, np.int64),
+            "digest": " ".join("" if lane in silent else digests[lane] for lane in lanes),
         }
+        if self.forgotten:
+            state["forgotten"] = np.array([self.steps(lane) if lane in self.forgotten else 0 for lane in lanes])
         for path, rows in zip(self._specs, self._rows, strict=True):
-            parts = [rows[self._begins[lane] : self._length, lane] for lane in lanes]
+            parts = [rows[begins[lane] : self._length, lane] for lane in lanes]
             state[f"action.{path}" if path else "action"] = np.concatenate(parts)
         return state
 
@@ -215,6 +229,12 @@ class EpisodeLog:
             rows = range(end - steps[lane], end)
             actions = [unflatten((leaf[row] for leaf in leaves), self._spec) for row in rows]
             episodes.append(LaneEpisode(seeds[lane], int(numbers[lane]), actions, digests[lane]))
+        if lanes := is_forgotten(state):
+            counts = [f"environment {lane} after {state['forgotten'][lane]:,} steps" for lane in lanes]
+            _log.warning(
+                "%s: episodes of more than %s steps are not replayed, and new ones begin; what wrappers remembered "
+                "from earlier episodes is lost there", ", ".join(counts), f"{_MOST_STEPS:,}",
+            )  # fmt: skip
         return episodes
 
     def _empty(self, capacity: int) -> list[np.ndarray]:
@@ -223,6 +243,10 @@ class EpisodeLog:
         return [np.empty((capacity, num_lanes, *leaf.shape), dtype) for leaf, dtype in leaves]
 
     def _make_room(self) -> None:
+        for lane, begin in enumerate(self._begins):
+            if lane in self.forgotten or self._length - begin > _MOST_STEPS:
+                self.forgotten[lane] = self.steps(lane) - 1
+                self._begins[lane] = self._length - 1  # the newest action is asked for
         drop = min(self._begins)
         kept = self._length - drop
         old = self._rows
@@ -232,6 +256,15 @@ class EpisodeLog:
             rows[:kept] = source[drop : self._length].copy()
         self._begins = [begin - drop for begin in self._begins]
         self._length = kept
+
+
+def is_forgotten(state: Mapping[str, Any]) -> list[int]:
+    """The lanes whose episodes were too long to be saved, and begin anew.
+
+    Args:
+        state: from `EpisodeLog.state_dict`.
+    """
+    return np.flatnonzero(np.asarray(state.get("forgotten", ()))).tolist()
 
 
 class StepLimits:

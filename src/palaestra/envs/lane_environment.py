@@ -15,7 +15,7 @@ from palaestra.core import EnvError, TensorSpec, TimeStep
 from palaestra.envs.boundary import batched_time_step, require_all
 from palaestra.envs.driver import Driver
 from palaestra.envs.environment import Environment, HasSpecs
-from palaestra.envs.episodes import EpisodeLog, LaneEpisode, lane_seeds_of
+from palaestra.envs.episodes import EpisodeLog, LaneEpisode, is_forgotten, lane_seeds_of
 from palaestra.envs.faults import Fault, Incident, RestartBudget
 from palaestra.envs.nest import neutral_rows, to_batched
 from palaestra.envs.rows import Rows, put
@@ -158,7 +158,7 @@ class LaneEnvironment(HasSpecs, Environment):
         return self._log.state_dict(self._answer(self.driver.digests()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replays every lane's running episode.
+        """Replays every lane's running episode; one of more than 100,000 steps is over, and `resume` is `statistical`.
 
         Args:
             state: from `state_dict`, whatever the driver was.
@@ -168,6 +168,7 @@ class LaneEnvironment(HasSpecs, Environment):
         """
         self._check_open()
         episodes = self._log.episodes_of(state)
+        self.resume = "statistical" if is_forgotten(state) else "exact"
         self._restore(episodes)
         try:
             self._log.due = self._answer(self.driver.load(episodes))
