@@ -228,7 +228,7 @@ def test_settings_are_checked():
 
 def test_nothing_can_be_drawn_or_written_back_too_early():
     buffer = make_buffer(8, 1, sampler=PrioritizedSampler())
-    with pytest.raises(ShapeError, match="before anything was drawn"):
+    with pytest.raises(ShapeError, match="no row can be learned from yet"):
         buffer.write_back(torch.tensor([0]), torch.tensor([1.0]))
     buffer.open(step([FIRST]))
     with pytest.raises(ShapeError, match="no row can be learned from yet"):

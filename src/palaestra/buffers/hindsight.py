@@ -101,6 +101,12 @@ class HindsightSampler(Sampler):
             )
         return torch.from_numpy(given)
 
+    def weight(self) -> torch.Tensor | None:
+        return self.base.weight()
+
+    def follow(self, buffer: StreamReader, index: np.ndarray) -> None:
+        self.base.follow(buffer, index)
+
     def write_back(self, index: np.ndarray, priority: np.ndarray) -> None:
         self.base.write_back(index, priority)
 

@@ -131,6 +131,12 @@ class SumTree:
         """The bytes of leaves and sums, for a checkpoint: sums made anew could differ by rounding."""
         return torch.from_numpy(self._memory)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SumTree, (len(self.leaves),), self.state()
+
+    def __setstate__(self, state: torch.Tensor) -> None:
+        self.load_state(state)
+
     def load_state(self, state: torch.Tensor) -> None:
         """Puts back what `state` gave.
 
@@ -187,11 +193,21 @@ class PrioritizedSampler(Sampler):
             raise ShapeError(f"no row can be learned from, for episodes end at once; {buffer.held()}")
         return index
 
-    def finish(self, buffer: StreamReader, batch: Batch, generator: torch.Generator) -> Batch:
+    def weight(self) -> torch.Tensor:
         weight = self._drawn / np.minimum.reduce(self._drawn)
         weight **= -self.beta
-        batch.__dict__["weight"] = torch.from_numpy(weight.astype(np.float32, copy=False))
+        return torch.from_numpy(weight.astype(np.float32, copy=False))
+
+    def finish(self, buffer: StreamReader, batch: Batch, generator: torch.Generator) -> Batch:
+        batch.__dict__["weight"] = self.weight()
         return batch
+
+    def follow(self, buffer: StreamReader, index: np.ndarray) -> None:
+        tree, belongs = self._tree, self._belongs
+        if tree is None or belongs is None:
+            self._updated(buffer, 1)
+        elif belongs[0] != buffer.positions.restarts or not tree.leaves.take(index).all():
+            self._updated(buffer, abs(belongs[1]))
 
     def write_back(self, index: np.ndarray, priority: np.ndarray) -> None:
         tree = self._tree

@@ -71,22 +71,21 @@ class Windows(Batch):
 
 
 class Field:
-    """One field of all rows: `field[i]` takes rows by row number, `field.camera` is a part of a nest.
+    """One field of all rows: `field[i]` takes rows as `buffer[i]` does, `field.camera` is a part of a nest.
 
     Args:
         storage: of the buffer.
         name: path of the field.
-        require_rows: raises where a row number is that of no row.
+        numbers: `StreamReader.numbers`.
     """
 
-    __slots__ = ("_name", "_require_rows", "_storage")
+    __slots__ = ("_name", "_numbers", "_storage")
 
-    def __init__(self, storage: LaneStorage, name: str, require_rows: Callable[[np.ndarray], None]) -> None:
-        self._storage, self._name, self._require_rows = storage, name, require_rows
+    def __init__(self, storage: LaneStorage, name: str, numbers: Callable[[Any], np.ndarray]) -> None:
+        self._storage, self._name, self._numbers = storage, name, numbers
 
     def __getitem__(self, index: Any) -> Any:
-        rows = np.asarray(as_array(index))
-        self._require_rows(rows)
+        rows = self._numbers(index)
         taken = self._storage.take(self._name, np.atleast_1d(rows))
         return taken if rows.ndim else taken[0]
 
@@ -95,7 +94,18 @@ class Field:
             raise AttributeError(
                 f"{self._name} has no part {key!r}{did_you_mean(key, self._storage.parts(self._name))}"
             )
-        return Field(self._storage, f"{self._name}.{key}", self._require_rows)
+        return Field(self._storage, f"{self._name}.{key}", self._numbers)
+
+
+class RowNumbers(np.ndarray):
+    """[N] row numbers of a sample; an array but for modulo, since a ring has more places than the buffer has rows."""
+
+    def __mod__(self, other: Any) -> Any:
+        raise TypeError(
+            "row numbers were taken modulo something, as in buffer[(i + 2) % len(buffer)]; that would be another row, "
+            "for the ring has places besides the rows that it holds. Write buffer.next(buffer.next(i)), which stops at "
+            "the end of an episode; np.asarray(i) is a plain array"
+        )
 
 
 class StreamReader:
@@ -192,7 +202,51 @@ class StreamReader:
     # -- rows by number
 
     def __getitem__(self, index: Any) -> Batch:
-        return Batch.of({name: self.field(name)[index] for name in self._storage.specs})
+        rows = self.numbers(index)
+        return Batch.of({name: self.field(name)[rows] for name in self._storage.specs})
+
+    def complete(self) -> np.ndarray:
+        """Row numbers of all complete rows: lane by lane, in time order."""
+        return np.concatenate([self.in_time_order(lane)[:-1] for lane in range(self.num_lanes)])
+
+    def numbers(self, index: Any) -> np.ndarray:
+        """The row numbers that an index means.
+
+        Args:
+            index: see `ReplayBuffer.__getitem__`.
+
+        Raises:
+            IndexError: no row is there, or a slice could mean two things.
+        """
+        if index is Ellipsis or isinstance(index, slice):
+            return self._sliced(slice(None) if index is Ellipsis else index)
+        rows = np.asarray(as_array(index))
+        if rows.dtype.kind == "i" and rows.size and (lowest := rows.min()) < 0:
+            order = self.complete()
+            if lowest < -len(order):
+                raise IndexError(f"{lowest} counts back from the newest row, but {self.held()}")
+            rows = np.where(rows < 0, order[np.minimum(rows, -1)], rows)
+        self._require_rows(rows)
+        return rows
+
+    def _sliced(self, index: slice) -> np.ndarray:
+        """From number to number where both ends are numbers; in time order where none is."""
+        order, given = self.complete(), [end for end in (index.start, index.stop) if end is not None]
+        if all(end < 0 for end in given):
+            return order[index]
+        if index.stop is None or min(given) < 0:
+            if np.array_equal(order, np.arange(len(order))):
+                return order[index]
+            raise IndexError(
+                f"[{index.start}:{index.stop}] goes from a row number to a place in time order, and these differ here: "
+                "rows were overwritten, or there are several lanes. Give two numbers, or count from the newest row, as "
+                "in buffer[-3:]; buffer[...] is all rows in time order"
+            )
+        numbers = np.arange(self.positions.ring_size * self.num_lanes)[index]
+        held = numbers[np.isin(numbers, order)]
+        if len(numbers) and not len(held):
+            raise IndexError(f"no row has a number in [{index.start}:{index.stop}]; {self.held()}")
+        return held
 
     def field(self, name: str) -> Field:
         """One field of all rows: `buffer.observation[i]` is `buffer[i].observation`, and nothing else is read.
@@ -201,7 +255,7 @@ class StreamReader:
             name: of the field; `buffer.reward` is short for `buffer.field("reward")`. It takes the same numbers as
                 `buffer[...]`, and raises the same `IndexError`.
         """
-        return Field(self._storage, name, self._require_rows)
+        return Field(self._storage, name, self.numbers)
 
     def take(self, name: str, index: np.ndarray | Tensor) -> Any:
         """A copy of one field at row numbers.

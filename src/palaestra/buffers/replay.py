@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.reader import Field, StreamReader
+from palaestra.buffers.reader import Field, RowNumbers, StreamReader
 from palaestra.buffers.samplers import Sampler, UniformSampler
 from palaestra.buffers.saving import SegmentKeys, load_stream_tensors, read_buffer, stream_tensors, write_buffer
 from palaestra.buffers.storage import LoadedTensors, Storage
@@ -67,7 +67,7 @@ class ReplayBuffer:
         self.write_info = writer.write_info
 
         self.reader = reader = StreamReader(streams)
-        self._fixed_reader = StreamReader(streams, fixed=True)
+        self._fixed_reader, self._drawn_from = StreamReader(streams, fixed=True), reader
         self.newest, self.recent, self.take, self.field = reader.newest, reader.recent, reader.take, reader.field
         self.next, self.prev, self.held, self.pieces = reader.next, reader.prev, reader.held, reader.pieces
         self.in_time_order, self.episodes, self.unfinished = reader.in_time_order, reader.episodes, reader.unfinished
@@ -81,10 +81,13 @@ class ReplayBuffer:
         """Rows by row number: every field of them, as it was stored.
 
         Args:
-            index: a row number, or [N] of them; `episodes`, `starts` and the `index` of what is drawn give them.
+            index: a row number, or [N] of them; `episodes`, `starts` and the `index` of what is drawn give them. A
+                slice from number to number is all of these that hold a complete row. Negative numbers, slices of them
+                and `...` count complete rows in time order, lane by lane: -1 is the newest one of the last lane.
 
         Raises:
-            IndexError: no row is there.
+            IndexError: no row is there; or one end of a slice is a row number, the other a place in time order, and
+                these differ.
         """
         return self.reader[index]
 
@@ -131,6 +134,7 @@ class ReplayBuffer:
                 f"one row in {self.state_period}, for sequences; ask for mini_batch_length > 1 or n_step=1, or make "
                 "a buffer without state_spec"
             )
+        self._drawn_from = reader
         index = sampler.starts(reader, plan.gradient_steps * plan.mini_batch_size, plan.window, generator)
         if plan.mini_batch_length == 1:
             drawn = reader.windows(index, plan.n_step)
@@ -140,10 +144,10 @@ class ReplayBuffer:
         return drawn if self._streams.storage.device is None else to_device(drawn, self._streams.storage.device)
 
     def write_back(self, indices: Tensor, priority: Tensor) -> None:
-        """Gives priorities of drawn rows to the sampler; uniform sampling ignores them.
+        """Gives priorities of rows to the sampler, at any time; uniform sampling ignores them.
 
         Args:
-            indices: the batch's `index` field.
+            indices: the batch's `index` field, or any row numbers.
             priority: non-negative, one for each.
 
         Raises:
@@ -155,7 +159,9 @@ class ReplayBuffer:
                 f"priorities of shape {list(priority.shape)} were given for rows of shape {list(indices.shape)}; one "
                 "for each row is needed"
             )
-        self.sampler.write_back(indices.cpu().numpy(), priority.cpu().numpy())
+        index = indices.cpu().numpy()
+        self.sampler.follow(self._drawn_from, index)
+        self.sampler.write_back(index, priority.cpu().numpy())
 
     def sample(self, count: int, generator: torch.Generator) -> tuple[Batch, np.ndarray]:
         """Rows as they were stored; for learning, `draw` gives windows that know how they end.
@@ -165,7 +171,7 @@ class ReplayBuffer:
             generator: source of the choice.
 
         Returns:
-            The rows, and [N] their row numbers.
+            The rows, and [N] their row numbers. With priorities the rows have a field `weight`, as drawn ones have.
 
         Raises:
             ShapeError: there is nothing to choose from, or the count is negative.
@@ -173,10 +179,14 @@ class ReplayBuffer:
         if count < 0:
             raise ShapeError(f"sample({count}) was asked for; give at least 1 row, or 0 for all")
         if count:
+            self._drawn_from = self.reader
             index = self.sampler.starts(self.reader, count, 1, generator)
         else:
-            index = np.concatenate([self.in_time_order(lane)[:-1] for lane in range(self.num_lanes)])
-        return self[index], index
+            index = self.reader.complete()
+        rows = self[index]
+        if count and (weight := self.sampler.weight()) is not None:
+            rows.weight = weight.to(self.device)
+        return rows, index.view(RowNumbers)
 
     def set_progress(self, progress: float) -> None:
         """Moves the schedules of the sampler.
@@ -187,6 +197,19 @@ class ReplayBuffer:
         self.sampler.set_progress(progress)
 
     # -- checkpoints and files
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles and copies are whole: rows, positions and what the sampler knows."""
+        storage = self.options.get("storage")
+        if storage is not None and storage.mapped:
+            raise ConfigError(
+                "a buffer in mapped files cannot be pickled or copied, for two would write to the same files; use "
+                "`save` and `load`, or make one for the same folder in the other process"
+            )
+        tensors = {**stream_tensors(self._streams), "used": self.writer.used}
+        capacity = None if self._streams.growing else self.rows_per_lane * self.num_lanes
+        held = {name: value.clone() if isinstance(value, Tensor) else value for name, value in tensors.items()}
+        return _unpickled, (capacity, self.num_lanes, self.sampler, dict(self.options), self.reader.fixed, held)
 
     def state_tensors(self) -> dict[str, Any]:
         """Everything the buffer and its sampler hold, by name; tensors are views of it."""
@@ -277,6 +300,15 @@ class ReplayBuffer:
         for which, piece in StreamReader(saved).pieces(at_most=_PIECE):
             buffer.extend(piece, which)
         return buffer
+
+
+def _unpickled(
+    capacity: int | None, num_lanes: int, sampler: Sampler, options: Any, fixed: bool, tensors: Mapping[str, Any]
+) -> ReplayBuffer:
+    buffer = ReplayBuffer(capacity, num_lanes, sampler=sampler, **options)
+    buffer.reader.fixed = fixed
+    buffer._load_streams(tensors)
+    return buffer
 
 
 @final

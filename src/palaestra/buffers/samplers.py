@@ -58,6 +58,21 @@ class Sampler(ABC):
             index: [N] the row numbers of its transitions.
         """
 
+    def weight(self) -> torch.Tensor | None:
+        """[N] float32 importance weights of the rows chosen last; by default none, for all are equally likely."""
+        return None
+
+    def follow(self, buffer: StreamReader, index: np.ndarray) -> None:  # noqa: B027
+        """Looks at rows that it does not know yet, before their priorities are written back; by default at none.
+
+        Args:
+            buffer: what was drawn from last.
+            index: [N] row numbers.
+
+        Raises:
+            ShapeError: there is nothing to choose from.
+        """
+
     def write_back(self, index: np.ndarray, priority: np.ndarray) -> None:  # noqa: B027
         """Takes priorities of drawn rows; by default they are ignored.
 
