@@ -9,65 +9,35 @@ palaestra train examples.robots.auxiliary:SeeingRobot palaestra.envs.tiny:Backdr
     --env.num-envs 8 --trainer.total-env-steps 12000
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from palaestra import (
-    AlgorithmConfig,
-    CoreModel,
-    GradientAlgorithm,
-    Losses,
-    NetworkConfig,
-    OptimizerOption,
-    Replay,
-    RunSeeds,
-    Trainer,
-    TrainerConfig,
-)
+from palaestra import AlgorithmConfig, NetworkConfig, OptimizerOption, Replay, RunSeeds, Trainer, TrainerConfig
 from palaestra.algorithms import A2C, A2CConfig
-from palaestra.core import TensorSpec, TimeStep, seeded_initialisation
 from palaestra.envs import load
-from palaestra.nn import Network
-from palaestra.policies import NetworkPolicy, PolicyStep
-from palaestra.robots import Agent, ComputationTask, Robot, RobotCollector, task_seeds
+from palaestra.robots import Agent, ComputationTask, ModelTask, Robot, RobotCollector, task_seeds
 
 NUM_FEATURES = 4
 
 
-class Features(NetworkPolicy):
-    """Its "action" is what the perception makes of the sensors."""
-
-    @classmethod
-    def network_for(cls, observation_spec: Any, action_spec: Any, config: NetworkConfig) -> Network:
-        perception = Network(observation_spec["sensors"], action_spec.size, config)
-        last: Any = perception.mlp.layers[-1]
-        nn.init.normal_(last.weight, std=1e-4)  # what no change speaks for should stay near 0
-        return perception
-
-    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
-        return PolicyStep(self.network(observation.sensors), state)
-
-
-class InverseDynamics(GradientAlgorithm[Features]):
+class InverseDynamics(nn.Module):
     """Which action lay between two observations, from the difference of their features."""
 
-    def __init__(self, sensors: Any, actions: Any, seeds: RunSeeds) -> None:
-        with seeded_initialisation(seeds.integer("initialisation")):
-            seen = {"sensors": sensors, "moved": actions}
-            policy = Features.build(seen, TensorSpec((NUM_FEATURES,)), NetworkConfig(hidden_sizes=()))
-            self.head = nn.Linear(NUM_FEATURES, actions.num)
-        parts = nn.ModuleDict({"perception": policy.network, "head": self.head})
-        model = CoreModel({"inverse": parts}, {"inverse": OptimizerOption("adam", {"lr": 3e-3})})
-        plan = Replay(unroll_length=8, gradient_steps=8, mini_batch_size=64, capacity=20_000)
-        super().__init__(AlgorithmConfig(), policy=policy, model=model, plan=plan, seeds=seeds)
+    def __init__(self, num_sensors: int, num_actions: int) -> None:
+        super().__init__()
+        self.perception, self.head = nn.Linear(num_sensors, NUM_FEATURES), nn.Linear(NUM_FEATURES, num_actions)
+        nn.init.normal_(self.perception.weight, std=1e-4)  # what no change speaks for should stay near 0
 
-    def losses(self, batch: Any) -> Losses:
-        before, after = (self.policy.network(seen.sensors) for seen in (batch.observation, batch.next_observation))
-        guess, moved = self.head(after - before), batch.next_observation.moved
-        right = (guess.argmax(-1) == moved).float().mean()
-        return Losses({"inverse": nn.functional.cross_entropy(guess, moved)}, {"right": right})
+    def forward(self, observation: Any) -> Any:
+        return self.perception(observation)
+
+    def loss(self, batch: Any) -> Any:
+        guess = self.head(self(batch.next_observation) - self(batch.observation))
+        right = (guess.argmax(-1) == batch.action).float().mean()
+        return nn.functional.cross_entropy(guess, batch.action), {"right": right}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,20 +58,15 @@ class SeeingAgent(Agent):
     def run_one_episode(self) -> None:
         see, play = self.helpers.get("see"), self.helpers["play"]
         step = self.env.reset()
-        seen = step if see is None else self.look(step, 0)
-        while not step.last:
-            action = play.predict(seen)
-            step = self.env.step(action)
-            seen = step if see is None else self.look(step, action)
-            play.store_data(seen)
-
-    def look(self, step: TimeStep, moved: int) -> TimeStep:
-        """The step with features in the place of sensors; whatever came before is stored."""
-        see = self.helpers["see"]
-        view = step._replace(observation={"sensors": step.observation, "moved": moved})
-        if not step.first:
-            see.store_data(view)
-        return step._replace(observation=see.predict(view))
+        while True:
+            seen = step if see is None else step._replace(observation=see.predict(step))
+            if not step.first:
+                play.store_data(seen)
+            if step.last:
+                return
+            step = self.env.step(play.predict(seen))
+            if see is not None:
+                see.store_data(step, action=play.action)
 
 
 class SeeingRobot(Robot):
@@ -110,8 +75,11 @@ class SeeingRobot(Robot):
     config_class, agent_class = SeeingConfig, SeeingAgent
 
     def build(self, seeds: RunSeeds) -> dict[str, ComputationTask]:
-        seeing = InverseDynamics(self.observation_spec, self.action_spec, task_seeds(seeds, 1))
-        spec = seeing.policy.action_spec if self.config.see else self.observation_spec
+        sensors, actions = self.observation_spec, self.action_spec
+        inverse = functools.partial(InverseDynamics, sensors.shape[0], actions.num)
+        plan = Replay(unroll_length=8, gradient_steps=8, mini_batch_size=64, capacity=20_000)
+        optimizer = OptimizerOption("adam", {"lr": 3e-3})
+        see = ModelTask(inverse, sensors, actions, plan=plan, optimizer=optimizer, seeds=task_seeds(seeds, 1))
         settings = A2CConfig(
             learning_rate=self.config.learning_rate,
             normalize_observation=self.config.normalize,
@@ -120,8 +88,9 @@ class SeeingRobot(Robot):
             gamma=0.95,
             gae_lambda=0.95,
         )
-        tasks = {"play": ComputationTask(A2C(spec, self.action_spec, settings, task_seeds(seeds, 0)))}
-        return ({"see": ComputationTask(seeing)} if self.config.see else {}) | tasks
+        spec = see.algorithm.policy.action_spec if self.config.see else sensors
+        tasks = {"play": ComputationTask(A2C(spec, actions, settings, task_seeds(seeds, 0)))}
+        return ({"see": see} if self.config.see else {}) | tasks
 
 
 def backdrop(number: int) -> Any:

@@ -142,7 +142,7 @@ def test_a_task_may_have_a_policy_of_a_class_of_the_robots_own(tmp_path):
     sizes = SIZES | {"env__kwargs": {"num_sensors": 8}, "env__max_episode_steps": 20, "run__directory": str(tmp_path)}
     done = palaestra.train("examples.robots.auxiliary:SeeingRobot", "palaestra.envs.tiny:Backdrop", **sizes)
     kept = json.loads((done.directory / "policy" / "see" / "policy.json").read_text())
-    assert kept["policy"] == "Features"
+    assert kept["policy"] == "InverseDynamics"
     assert evaluate_run(done.directory, episodes=3, which="last").returns == done.result.evaluation.returns
 
 
