@@ -170,15 +170,7 @@ class MappedFiles(Storage):
 
 
 def _reserve(path: Path, size: int) -> None:
-    """Makes a file of zeros whose room nobody else can take: writing to it where there is none would kill the process.
-
-    Args:
-        path: of the file.
-        size: in bytes.
-
-    Raises:
-        ConfigError: there is no room.
-    """
+    """Makes a file of zeros whose room nobody else can take: writing to it where there is none would kill the process."""
     with path.open("wb") as file:
         file.truncate(size)
         try:
