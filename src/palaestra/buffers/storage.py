@@ -170,7 +170,7 @@ class MappedFiles(Storage):
 
 
 def _reserve(path: Path, size: int) -> None:
-    """Makes a file of zeros whose room nobody else can take: writing to it where there is none would kill the process."""
+    """Makes a file of zeros with room of its own: where there is none, who writes to a mapped file is killed."""
     with path.open("wb") as file:
         file.truncate(size)
         try:

@@ -4,7 +4,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
 from palaestra.core import ConfigError, PalaestraError, import_extra
@@ -13,7 +13,7 @@ from palaestra.runtime.messages import Failed, Message, Performer, Request, Shar
 from palaestra.runtime.runtime import Runtime
 from palaestra.runtime.supervision import WorkerDiedError
 
-__all__ = ["ClusterLostError", "RayRuntime"]
+__all__ = ["ClusterError", "RayRuntime"]
 
 _CONNECT_S = 10.0
 _SLICE_S = 0.5  # how soon a lost node is noticed
@@ -21,8 +21,8 @@ _PROBE_S = 2.0
 _HEAD_S = 30.0  # so long a head may be away; Ray itself ends its processes after 60 s
 
 
-class ClusterLostError(PalaestraError):
-    """The Ray node of this machine, or the head of its cluster, is gone; the run can be resumed on another one."""
+class ClusterError(PalaestraError):
+    """Ray itself fails: the node of this machine or the head is gone, or there is no room for what is sent."""
 
     exit_code = 3
 
@@ -45,7 +45,7 @@ class RayRuntime(Runtime):
         MissingExtraError: ray is not installed.
         ConfigError: the cluster cannot be joined.
 
-    Every method raises `ClusterLostError` once the node of this machine, or the head, is gone.
+    Every method raises `ClusterError` once the node of this machine, or the head, is gone.
     """
 
     def __init__(
@@ -85,11 +85,29 @@ class RayRuntime(Runtime):
         self._cluster.require()  # Ray would end this process without a word
         for value in request.shared.values():
             if value.key not in self._put:
-                self._put.put(value.key, self._ray.put(value.message))
+                self._put.put(value.key, self._stored(value.message))
         keys = {place: value.key for place, value in request.shared.items()}
         shared = [self._put[key] for key in keys.values()]
-        reference = worker.handle.perform.remote(request.method, request.message, keys, *shared)
+        with self._room_for(request.message):
+            reference = worker.handle.perform.remote(request.method, request.message, keys, *shared)
         self._asked[reference] = worker, call
+
+    def _stored(self, message: Message) -> Any:
+        with self._room_for(message):
+            return self._ray.put(message)
+
+    @contextlib.contextmanager
+    def _room_for(self, message: Message) -> Iterator[None]:
+        """Names what fills the object store."""
+        full = self._ray.exceptions
+        try:
+            yield
+        except (full.ObjectStoreFullError, full.OutOfDiskError) as error:
+            raise ClusterError(
+                f"Ray's object store has no room for {message.size_bytes:,} bytes that workers need: "
+                f"{str(error).splitlines()[0]}. Start Ray with more (`ray start --object-store-memory`), free its "
+                "disk, or make what is sent smaller"
+            ) from error
 
     def poll(self, timeout_s: float) -> list[Arrival]:
         deadline = time.monotonic() + timeout_s
@@ -97,9 +115,9 @@ class RayRuntime(Runtime):
             left_s = max(deadline - time.monotonic(), 0.0)
             ready = self._ready(min(left_s, _SLICE_S))
             self._cluster.require()
+            self._cluster.require_head()
             if ready or left_s <= _SLICE_S:
                 return [self._answer(reference) for reference in ready]
-            self._cluster.require_head()
 
     def _ready(self, timeout_s: float) -> list[Any]:
         """References of answers."""
@@ -211,7 +229,7 @@ class _Cluster:
 
     def _lose(self, what: str) -> None:
         self.lost = True
-        raise ClusterLostError(f"{what}, and with it all workers. Start Ray again if it is yours to start")
+        raise ClusterError(f"{what}, and with it all workers. Start Ray again if it is yours to start")
 
     def _connected(self) -> socket.socket:
         line = socket.socket(socket.AF_UNIX)
