@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,7 @@ class Namespaces:
         self.names = [f"palaestra-{os.getpid()}-{side}" for side in "ab"]
         self.addresses = ["10.77.0.1", "10.77.0.2"]
         self._folder, self._begun = folder, list[subprocess.Popen[bytes]]()
+        self.temporary = tempfile.mkdtemp(prefix="r")  # the path of a socket must be short
         ends = [f"pa{os.getpid()}{side}" for side in "ab"]
         for name in self.names:
             self.ip("netns", "add", name)
@@ -153,7 +155,13 @@ class Namespaces:
     def start(self, side: int, *arguments: str, out: Any = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         """Starts a program on one of both machines."""
         program = ["ip", "netns", "exec", self.names[side], sys.executable, *arguments]
-        environment = {**child_environment(), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+        environment = {
+            **child_environment(),
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": "0" * 32,
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
         begun = subprocess.Popen(program, cwd=self._folder, env=environment, stdout=out, stderr=out)
         self._begun.append(begun)
         return begun
@@ -193,13 +201,16 @@ def two_machines(tmp_path: Path) -> Iterator[Namespaces]:
     machines = Namespaces(tmp_path)
     yield machines
     machines.close()
+    shutil.rmtree(machines.temporary, ignore_errors=True)
 
 
 @pytest.mark.slow
 def test_a_machine_that_is_cut_off_comes_back_and_is_lost_while_the_run_goes_on(two_machines, tmp_path, wait_until):
     """F15, MARO-26: the network of one of two machines fails and is mended, then its power; the other one goes on."""
     directory, head = tmp_path / "runs/run", f"{two_machines.addresses[0]}:6399"
-    two_machines.ray(0, "--head", "--port", "6399", "--include-dashboard", "false", "--temp-dir", str(tmp_path / "r"))
+    two_machines.ray(
+        0, "--head", "--port", "6399", "--include-dashboard", "false", "--temp-dir", two_machines.temporary
+    )
     join = ("--address", head)
     wait_until(lambda: two_machines.reachable(head), TIMEOUT_S, what="the head")
     two_machines.ray(1, *join)
