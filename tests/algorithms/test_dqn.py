@@ -167,3 +167,13 @@ def test_the_dueling_network_learns_too():
     names = {name.split(".")[0] for name, _ in algorithm.model.component["q"].named_parameters()}
     assert {"value", "advantage"} <= names
     assert np.isfinite(algorithm.update(collector.buffer).metrics["q"])
+
+
+def test_weights_of_a_draw_weigh_its_errors_and_the_errors_are_its_priorities():
+    """Schaul et al. 2016, algorithm 1: w delta, and p = |delta|."""
+    algorithm = linear(huber_delta=100.0, prioritized=True)
+    one, two = (row([1.0, 0.0], 0, [0.0, 0.0], reward=reward, discount=0.0) for reward in (3.0, -1.0))  # Q(s, 0) is 1
+    batch = one.cat([one, two]).replace(weight=torch.tensor([0.25, 1.0]))
+    losses = algorithm.losses(batch)
+    assert losses.terms["q"].item() == pytest.approx((0.25 * 2**2 / 2 + 1.0 * 2**2 / 2) / 2)
+    assert losses.priority.tolist() == [2.0, 2.0]

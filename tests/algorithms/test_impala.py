@@ -83,3 +83,19 @@ def test_the_second_pass_knows_that_the_policy_has_moved(updates):
     assert len(kl) == updates
     assert kl[0] == pytest.approx(0.0, abs=1e-6)
     assert kl == sorted(kl)
+
+
+def test_entropy_and_value_error_are_means_over_valid_rows():
+    algorithm, _, batch = prepared(entropy_cost=0.5, value_cost=0.0)
+    some = torch.rand(batch.valid.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    batch = batch.replace(valid=batch.valid * some)
+    for parameter in algorithm.policy.network.parameters():
+        parameter.data.mul_(10)  # so that entropies differ from row to row
+    rows = [tuple(row) for row in batch.valid.nonzero().tolist()]
+    entropies = [algorithm.policy.distribution(batch.observation[row]).entropy().item() for row in rows]
+    assert 0 < len(entropies) < batch.valid.numel()
+    losses = algorithm.losses(batch)
+    mean = sum(entropies) / len(entropies)
+    assert losses.metrics["entropy"].item() == pytest.approx(mean, rel=1e-5)
+    total = losses.metrics["policy_gradient"].item() - 0.5 * mean
+    assert losses.terms["impala"].item() == pytest.approx(total, rel=1e-5)

@@ -184,3 +184,25 @@ def test_an_update_reports_how_well_values_explained_their_targets():
     info = algorithm.update(collector.buffer)
     reported = [float(record["explained_variance"]) for record in info.records if "explained_variance" in record]
     assert reported == [pytest.approx(float(expected), abs=1e-5)]
+
+
+@pytest.mark.parametrize("entropy_cost", [0.0, 0.3])
+def test_the_loss_is_that_of_a_loop_over_valid_rows(entropy_cost):
+    """Schulman et al. 2017, equation (9): entropy lowers it, and rows that are not valid do not count."""
+    algorithm, collector = ppo(entropy_cost=entropy_cost, value_cost=0.7, clip=0.1)
+    drawn = unroll(algorithm, collector)
+    batch: Any = algorithm.preprocess(drawn, collector.buffer)
+    some = torch.rand(batch.valid.shape, generator=torch.Generator().manual_seed(0)) < 0.6
+    batch = batch.replace(valid=batch.valid * some, log_prob=batch.log_prob - 0.4 * batch.advantage.sign())
+    rows = [tuple(row) for row in batch.valid.nonzero().tolist()]
+    assert 0 < len(rows) < batch.valid.numel()
+    total = 0.0
+    for row in rows:
+        logits = algorithm.policy.distribution(batch.observation[row]).logits.detach()
+        chances = logits.softmax(-1)
+        ratio = float((logits.log_softmax(-1)[batch.action[row]] - batch.log_prob[row]).exp())
+        gain = min(ratio * batch.advantage[row], min(max(ratio, 0.9), 1.1) * batch.advantage[row])
+        entropy = -float((chances * chances.log()).sum())
+        error = float(algorithm.value(batch.observation[row]).detach() - batch.value_target[row]) ** 2
+        total += -float(gain) + 0.7 * error - entropy_cost * entropy
+    assert algorithm.losses(batch).terms["ppo"].item() == pytest.approx(total / len(rows), rel=1e-4)

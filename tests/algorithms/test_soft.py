@@ -159,3 +159,17 @@ def test_the_conservative_gap_is_the_log_integral_of_the_values_minus_that_of_th
     constant(algorithm.critic, [3.0, -1.0])
     gap = algorithm.losses(prepared(algorithm, 0.0, 1.0)).metrics["gap"].item()
     assert gap == pytest.approx(2 * math.log(2), abs=0.1)
+
+
+def test_the_actor_follows_the_lesser_value_and_the_temperature_the_entropy_that_is_missing():
+    """Haarnoja et al. 2018, equations (9) and (18), where the two critics disagree row by row."""
+    algorithm = made("sac", initial_temperature=0.5, target_entropy=-0.7)
+    batch = prepared(algorithm, 1.0, 1.0)
+    action, log_prob = algorithm.policy.distribution(batch.observation).at(batch.noise)
+    values = algorithm.critic(batch.observation, action).squeeze(-1)
+    least = values.min(0).values
+    assert not torch.allclose(least, values.mean(0))
+    terms = algorithm.losses(batch).terms
+    assert_close(terms["actor"], (0.5 * log_prob - least).mean())
+    (gradient,) = algorithm.model.get_gradients(terms["temperature"], ["temperature"]).values()
+    assert gradient.item() == pytest.approx(0.7 - log_prob.mean().item(), rel=1e-4)  # by log alpha

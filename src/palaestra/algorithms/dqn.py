@@ -48,7 +48,8 @@ class DQNConfig(AlgorithmConfig):
     double: bool = True
     """Whether the online network chooses the action whose target value is used."""
     huber_delta: Positive[float] = 1.0
-    """Error above which the loss grows linearly."""
+    """Error above which the loss grows linearly. What it learns lies between median and mean of the targets, so values
+    are biased where these are skewed; a large number estimates the mean."""
     target_period: Positive[int] = 250
     """Gradient steps between two copies of the online to the target network."""
     epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
