@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from palaestra.algorithms import PPO
-from palaestra.core import Batch, Linear, NonFiniteError, StepType, sequences
+from palaestra.core import Batch, ConfigError, Linear, NonFiniteError, StepType, sequences
 from palaestra.ops import gae
 from tests.algorithms.parts import collected
 
@@ -206,3 +206,98 @@ def test_the_loss_is_that_of_a_loop_over_valid_rows(entropy_cost):
         error = float(algorithm.value(batch.observation[row]).detach() - batch.value_target[row]) ** 2
         total += -float(gain) + 0.7 * error - entropy_cost * entropy
     assert algorithm.losses(batch).terms["ppo"].item() == pytest.approx(total / len(rows), rel=1e-4)
+
+
+# -- options: each against a plain transcription of its formula, over rows one by one
+
+
+def rows_of(algorithm: PPO, collector: Any) -> tuple[Any, Any]:
+    """The rows of an unroll as one minibatch, after the weights have moved away from those that acted."""
+    flat = sequences(algorithm.preprocess(unroll(algorithm, collector), collector.buffer), 1)
+    algorithm.update(collector.buffer)
+    value = algorithm.value(flat.observation).detach()
+    return flat, value
+
+
+def mean_of(flat: Any, numbers: list[float]) -> float:
+    kept = [number for number, valid in zip(numbers, flat.valid.tolist(), strict=True) if valid]
+    return sum(kept) / len(kept)
+
+
+def test_the_value_error_is_clipped_where_the_value_has_moved_far():
+    """Beyond the list 8: max((V - y)^2, (clip(V, V0 - e, V0 + e) - y)^2), Engstrom et al. 2020."""
+    algorithm, collector = ppo(value_clip=0.02, learning_rate=0.03)
+    flat, value = rows_of(algorithm, collector)
+    expected, moved = [], 0
+    for v, old, y in zip(value.tolist(), flat.value.tolist(), flat.value_target.tolist(), strict=True):
+        near = min(max(v, old - 0.02), old + 0.02)
+        moved += near != v
+        expected.append(max((v - y) ** 2, (near - y) ** 2))
+    assert moved > 5
+    error = algorithm.losses(flat).metrics["value_error"].item()
+    assert error == pytest.approx(mean_of(flat, expected), rel=1e-4)
+    assert error > mean_of(flat, (value - flat.value_target).square().tolist())  # the mutant: not clipped
+
+
+def test_the_dual_clip_bounds_what_a_bad_action_costs():
+    """Beyond the list 8: max(min(r A, clip(r) A), c A) where A < 0, Ye et al. 2020."""
+    algorithm, collector = ppo(dual_clip=1.5)
+    flat = sequences(algorithm.preprocess(unroll(algorithm, collector), collector.buffer), 1)
+    flat = flat.replace(log_prob=flat.log_prob - 1.0)  # the ratio is e = 2.718... in every row
+    expected = []
+    for a in flat.advantage.tolist():
+        gain = min(2.718281828 * a, 1.2 * a)
+        expected.append(-max(gain, 1.5 * a) if a < 0 else -gain)
+    assert algorithm.losses(flat).metrics["surrogate"].item() == pytest.approx(mean_of(flat, expected), rel=1e-4)
+    bad = flat.replace(advantage=-torch.ones_like(flat.advantage))
+    gradients = algorithm.gradients(bad).values
+    assert max(float(g.abs().max()) for name, g in gradients.items() if ".policy." in name) == 0.0
+
+
+def test_a_value_of_normalised_returns_learns_in_units_of_their_standard_deviation():
+    """Beyond the list 8: y / s and GAE with s V, s the running deviation of the returns of earlier updates."""
+    algorithm, collector = ppo(normalize_return=True, standardize_advantage=False, gamma=0.9, gae_lambda=0.7)
+    seen: list[float] = []
+    for _ in range(3):
+        drawn = unroll(algorithm, collector)
+        mean = sum(seen) / max(1, len(seen))
+        s = (sum((y - mean) ** 2 for y in seen) / len(seen)) ** 0.5 if seen else 1.0
+        value = s * algorithm.value(drawn.observation).detach()
+        expected = gae(value, drawn.reward, drawn.discount, drawn.step_type, gamma=0.9, lambda_=0.7)
+        batch = algorithm.preprocess(drawn, collector.buffer)
+        assert_close(batch.advantage, expected, rtol=1e-4, atol=1e-5)
+        assert_close(batch.value_target, (value[:-1] + expected) / s, rtol=1e-4, atol=1e-5)
+        seen += (value[:-1] + expected)[batch.valid > 0].tolist()
+        algorithm.update(collector.buffer)
+        collector.unroll(12)
+    assert s != 1.0
+    restored, _ = ppo(normalize_return=True)
+    restored.model.load_state_tensors(algorithm.model.state_tensors())
+    assert restored.return_scale is not None
+    assert torch.equal(restored.return_scale(), algorithm.return_scale())
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_recomputed_advantages_are_those_of_the_weights_in_front_of_each_pass(recompute):
+    """Beyond the list 8: Andrychowicz et al. 2020, section 3.5; without it all passes have the first one's."""
+    algorithm, collector = ppo(recompute_advantage=recompute, num_epochs=3, mini_batch_size=10**6, learning_rate=0.03)
+    drawn = unroll(algorithm, collector)
+    expected, targets = [], []
+    losses = algorithm.losses
+
+    def spy(batch: Any) -> Any:
+        targets.append(batch.value_target.clone())
+        expected.append(sequences(algorithm.preprocess(drawn, collector.buffer), 1).value_target)
+        return losses(batch)
+
+    algorithm.losses = spy
+    algorithm.update(collector.buffer)
+    assert len(targets) == 3
+    for target, fresh in zip(targets, expected, strict=True):
+        assert_close(target, fresh if recompute else expected[0])
+    assert not torch.allclose(expected[0], expected[2])
+
+
+def test_a_dual_clip_of_at_most_one_is_refused():
+    with pytest.raises(ConfigError, match=r"algorithm\.dual_clip is 0\.5; it must be greater than 1"):
+        ppo(dual_clip=0.5)

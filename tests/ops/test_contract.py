@@ -33,6 +33,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "centered_ranks": ((LOG_RATIO[0],), {}),
     "check_action_mask": ((MASK,), {}),
     "clipped_surrogate": ((LOG_RATIO, LOG_RATIO), {"epsilon": 0.2}),
+    "clipped_value_error": ((LOG_RATIO, LOG_RATIO, LOG_RATIO), {"epsilon": 0.2}),
     "conjugate_gradient": ((lambda vector: 2 * vector, VALUE[0]), {"num_steps": 3}),
     "discounted_returns": ((REWARD, DISCOUNT, STEP_TYPE, VALUE), {"gamma": 0.99}),
     "double_q_target": ((LOGITS, LOGITS, REWARD[0], DISCOUNT[0], MASK), {}),

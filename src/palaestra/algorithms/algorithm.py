@@ -31,6 +31,7 @@ from palaestra.nn import CoreModel
 from palaestra.policies import NetworkPolicy, Policy
 
 __all__ = [
+    "AboveOne",
     "Algorithm",
     "AlgorithmConfig",
     "Annealed",
@@ -49,6 +50,8 @@ Positive: TypeAlias = Annotated[_T, Gt(0)]
 """A setting greater than 0: `num_epochs: Positive[int]`; a schedule must stay there."""
 NotNegative: TypeAlias = Annotated[_T, Ge(0)]
 """A setting of at least 0."""
+AboveOne: TypeAlias = Annotated[_T, Gt(1)]
+"""A setting greater than 1."""
 Fraction: TypeAlias = Annotated[_T, Interval(ge=0, le=1)]
 """A setting in [0, 1]."""
 InsideFraction: TypeAlias = Annotated[_T, Interval(gt=0, lt=1)]

@@ -1,5 +1,6 @@
 """`GradientAlgorithm`: what most algorithms are, those that state a loss."""
 
+import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -97,6 +98,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     trains: ClassVar[dict[str, tuple[str, ...]]] = {}
     """Which model components a loss term trains; by default the one of the term's own name."""
+    preprocesses_each_epoch: bool = False
+    """Whether `preprocess` is asked anew in front of every pass over an unroll, with the weights of then."""
     term_periods: Mapping[str, int] = {}
     """Gradient steps from one use of a loss term to the next, where it is not used in every one; see `is_due`."""
 
@@ -176,6 +179,13 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             batch: after `preprocess`.
         """
         return {}
+
+    def after_update(self, batch: Any) -> None:
+        """Once per update, after its last gradient step: running statistics of its data.
+
+        Args:
+            batch: after `preprocess`.
+        """
 
     # -- what every gradient algorithm does
 
@@ -258,10 +268,13 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         info = UpdateInfo(self.policy_version + 1, 0, 0)
         with self.policy.in_phase(Phase.UPDATE):
             drawn = self.draw(source)
-            batch = self._prepared(drawn, source, info)
-            minibatch = batch
+            rewarded = self._rewarded(drawn, info)
+            batch = self._prepared(rewarded, drawn, source)
+            minibatch, renew = batch, None
+            if self.preprocesses_each_epoch:
+                renew = functools.partial(self._prepared, rewarded, drawn, source)
             try:
-                for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
+                for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator, renew=renew):
                     if step is None:
                         gradients = self.gradients(minibatch)
                         metrics, priority = self.apply(gradients), gradients.priority
@@ -281,18 +294,23 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                 raise
             if diagnostics := self.diagnostics(batch):
                 info.records.append(diagnostics)
+            self.after_update(batch)
         self.finish_update(drawn)
         return info
 
-    def _prepared(self, drawn: Batch, source: DataSource, info: UpdateInfo) -> Batch:
+    def _rewarded(self, drawn: Batch, info: UpdateInfo) -> Batch:
+        """With the bonus added to the rewards, where there is one."""
         if self.rewards is not None:
             info.records.append(self.rewards.metrics())
         if self.bonus is None:
-            return self._ready(self.preprocess(drawn, source))
+            return drawn
         rewarded, mean = self.bonus.rewarded(drawn)
         info.records.append({"bonus_mean": mean})
+        return rewarded
+
+    def _prepared(self, rewarded: Batch, drawn: Batch, source: DataSource) -> Batch:
         batch = self._ready(self.preprocess(rewarded, source))
-        return batch.replace(bonus=self.bonus.transitions(drawn))
+        return batch if self.bonus is None else batch.replace(bonus=self.bonus.transitions(drawn))
 
     def _ready(self, batch: Any) -> Any:
         """With noise, on the device, and with observations in single precision as networks need them.

@@ -12,9 +12,18 @@ from palaestra import policies
 from palaestra.algorithms.algorithm import AlgorithmConfig
 from palaestra.core import Batch, RunSeeds, SpecTree, StepType
 from palaestra.nn import EncoderOption, Network, NetworkConfig
-from palaestra.ops import gae, n_step_targets, standardize, td_target
+from palaestra.ops import Moments, gae, merge, moments_of, n_step_targets, standardize, td_target, variance
 
-__all__ = ["AdvantageBatch", "FixedPolicy", "SoftBatch", "StateValue", "Temperature", "TransitionBatch", "ValueBatch"]
+__all__ = [
+    "AdvantageBatch",
+    "FixedPolicy",
+    "ReturnScale",
+    "SoftBatch",
+    "StateValue",
+    "Temperature",
+    "TransitionBatch",
+    "ValueBatch",
+]
 
 _ConfigT = TypeVar("_ConfigT", bound=AlgorithmConfig)
 _BatchT = TypeVar("_BatchT", bound=Batch)
@@ -121,32 +130,67 @@ class StateValue:
 
 
 @torch.no_grad()
-def advantages(algorithm: Any, batch: Any, layout: type[_BatchT] = AdvantageBatch) -> _BatchT:
+def advantages(
+    algorithm: Any, batch: Any, layout: type[_BatchT] = AdvantageBatch, unit: Tensor | None = None
+) -> _BatchT:
     """Adds generalised advantages and value targets to an unroll.
 
     Args:
         algorithm: has `value`; its configuration says `gamma`, `gae_lambda` and `standardize_advantage`.
         batch: an unroll [T+1, B].
         layout: of what is returned.
+        unit: returns that the number 1 of `value` stands for; `None` is 1. Advantages are in units of return, values
+            and their targets in those of `value`.
 
     Returns:
         Fields [T, B, ...] of `AdvantageBatch`, those that `state_of` needs, and `log_prob` where it is stored.
     """
     value = algorithm.value(batch.observation, *state_of(batch))  # [T+1, B]
+    value = value if unit is None else value * unit
     gamma, lambda_ = algorithm.value_of("gamma"), algorithm.value_of("gae_lambda")
     advantage = gae(value, batch.reward, batch.discount, batch.step_type, gamma=gamma, lambda_=lambda_)  # [T, B]
+    target = value[:-1] + advantage
     fields = {
         "observation": batch.observation[:-1],
         "action": batch.action,
         "advantage": standardize(advantage, batch.valid) if algorithm.config.standardize_advantage else advantage,
-        "value": value[:-1],
-        "value_target": value[:-1] + advantage,
+        "value": value[:-1] if unit is None else value[:-1] / unit,
+        "value_target": target if unit is None else target / unit,
         "valid": batch.valid,
         **state_fields(batch),
     }
     if "log_prob" in algorithm.stored_fields:
         fields["log_prob"] = batch.policy_info.log_prob
     return layout.of(fields)
+
+
+class ReturnScale(nn.Module):
+    """The standard deviation of all returns so far: the unit of a value that learns returns of about 1."""
+
+    count: Tensor
+    mean: Tensor
+    m2: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("count", "mean", "m2"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
+
+    def forward(self) -> Tensor:
+        """0-dim, greater than 0; 1 before the first returns."""
+        moments = Moments(self.count, self.mean, self.m2)
+        return torch.where(self.count > 0, (variance(moments) + 1e-8).sqrt(), 1.0).float()
+
+    @torch.no_grad()
+    def merge(self, returns: Tensor) -> None:
+        """Takes returns into account from now on.
+
+        Args:
+            returns: [N] in units of return.
+        """
+        total = merge(Moments(self.count, self.mean, self.m2), moments_of(returns))
+        for name, value in total._asdict().items():
+            getattr(self, name).copy_(value)
 
 
 def state_of(batch: Batch) -> tuple[Any, ...]:

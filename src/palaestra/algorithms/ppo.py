@@ -2,8 +2,8 @@
 
 Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, equations (7), (9) and (11).
 Departures: advantages are standardised over the whole unroll; gradients are clipped by norm; the value loss is not
-clipped. With a recurrent network, the value looks at the policy's hidden state, and gradients go back through time as
-far as the beginning of a minibatch's sequences.
+clipped by default. With a recurrent network, the value looks at the policy's hidden state, and gradients go back
+through time as far as the beginning of a minibatch's sequences.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, Annealed, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import (
+    AboveOne,
+    AlgorithmConfig,
+    Annealed,
+    BonusConfig,
+    Fraction,
+    NotNegative,
+    Positive,
+)
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, OnPolicy, Plan, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
-from palaestra.ops import clipped_surrogate, explained_variance, row_weights, weighted_sum
+from palaestra.ops import clipped_surrogate, clipped_value_error, explained_variance, row_weights, weighted_sum
 from palaestra.policies import StochasticPolicy, stochastic_policy
 
 __all__ = ["PPO", "PPOBatch", "PPOConfig"]
@@ -52,6 +60,14 @@ class PPOConfig(AlgorithmConfig):
     """c2 of equation (9)."""
     max_grad_norm: Positive[float] = 0.5
     """Longest gradient, Euclidean norm over all parameters."""
+    value_clip: Positive[float | None] = None
+    """How far the value may move in an update, in its own units: Engstrom et al. 2020, section 3; none by default."""
+    dual_clip: AboveOne[float | None] = None
+    """c of Ye et al. 2020: the largest ratio that counts where the advantage is negative; none by default, 3 there."""
+    normalize_return: bool = False
+    """Whether the value learns returns divided by their running standard deviation; its unit is then that."""
+    recompute_advantage: bool = False
+    """Whether advantages and value targets are computed anew for each pass: Andrychowicz et al. 2020, section 3.5."""
     target_kl: Positive[float | None] = None
     """An update ends at the first minibatch on which the policy has moved further from the one that acted, in nats."""
     normalize_observation: bool = False
@@ -111,12 +127,15 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
             self.value = parts.StateValue(policy, observation_spec, config.network)
         networks = nn.ModuleDict({"policy": policy.network, "value": self.value.network})
         adam = OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
-        model = CoreModel({"ppo": networks}, {"ppo": adam})
+        self.return_scale = parts.ReturnScale() if config.normalize_return else None
+        scale = {} if self.return_scale is None else {"return_scale": self.return_scale}
+        model = CoreModel({"ppo": networks, **scale}, {"ppo": adam})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        self.preprocesses_each_epoch = config.recompute_advantage
 
     def preprocess(self, batch: Any, source: DataSource) -> PPOBatch:
         """Adds advantages and value targets to an unroll."""
-        return parts.advantages(self, batch, PPOBatch)
+        return parts.advantages(self, batch, PPOBatch, None if self.return_scale is None else self.return_scale())
 
     def losses(self, batch: PPOBatch) -> Losses:
         """Equation (9): clipped surrogate, value error and entropy, each a mean over valid rows."""
@@ -124,9 +143,10 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
         features, _ = self.policy.features(batch.observation, *parts.state_of(batch))
         policy = self.policy.distribution_of(self.policy.head(features), self.policy.action_mask(batch.observation))
         log_ratio = policy.log_prob(batch.action) - batch.log_prob
-        surrogate = weighted_sum(clipped_surrogate(log_ratio, batch.advantage, epsilon=self.value_of("clip")), weight)
+        epsilon, dual = self.value_of("clip"), self.config.dual_clip
+        surrogate = weighted_sum(clipped_surrogate(log_ratio, batch.advantage, epsilon=epsilon, dual=dual), weight)
         value = self.value.of(features, batch.observation)
-        value_error = weighted_sum((value - batch.value_target).square(), weight)
+        value_error = weighted_sum(self._value_error(value, batch), weight)
         total = surrogate + self.value_of("value_cost") * value_error
         if self.config.entropy_cost:
             total = total - self.value_of("entropy_cost") * weighted_sum(policy.entropy(), weight)
@@ -139,6 +159,11 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
             }
         return Losses({"ppo": total}, metrics)
 
+    def _value_error(self, value: Tensor, batch: PPOBatch) -> Tensor:
+        if self.config.value_clip is None:
+            return (value - batch.value_target).square()
+        return clipped_value_error(value, batch.value, batch.value_target, epsilon=self.config.value_clip)
+
     def stop_early(self, metrics: Mapping[str, Tensor]) -> bool:
         """Whether the policy has moved as far as `target_kl` allows."""
         return self.config.target_kl is not None and float(metrics["kl"]) > self.config.target_kl
@@ -146,3 +171,8 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
     def diagnostics(self, batch: PPOBatch) -> dict[str, Tensor]:
         """How well the values before the update explained their targets: 1 is perfectly, 0 not at all."""
         return {"explained_variance": explained_variance(batch.value, batch.value_target, batch.valid)}
+
+    def after_update(self, batch: PPOBatch) -> None:
+        """Takes the update's returns into the unit of later values, where there is one."""
+        if self.return_scale is not None:
+            self.return_scale.merge(batch.value_target[batch.valid > 0] * self.return_scale())

@@ -1,7 +1,7 @@
 """Cutting the data of one update into minibatches."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -14,7 +14,9 @@ from palaestra.core.tree import device_of, tree_leaves, tree_paths
 __all__ = ["minibatches", "sequences", "shards"]
 
 
-def minibatches(batch: Batch, plan: Plan, *, generator: torch.Generator) -> Iterator[Batch]:
+def minibatches(
+    batch: Batch, plan: Plan, *, generator: torch.Generator, renew: Callable[[], Batch] | None = None
+) -> Iterator[Batch]:
     """The minibatches of one update, in the order in which they are learned from.
 
     On-policy data `[T, B, ...]` is cut into sequences, shuffled over all of them and divided, `plan.num_epochs` times
@@ -27,6 +29,7 @@ def minibatches(batch: Batch, plan: Plan, *, generator: torch.Generator) -> Iter
             `[N]` beside sequences has one value for each of them.
         plan: what the algorithm asked for.
         generator: source of the order.
+        renew: makes on-policy data anew for every pass but the first, of the same shapes; by default it stays.
 
     Yields:
         `[N, ...]` where sequences have length 1, else `[L, N, ...]`.
@@ -46,7 +49,9 @@ def minibatches(batch: Batch, plan: Plan, *, generator: torch.Generator) -> Iter
     rows = sequences(batch, plan.mini_batch_length)
     total = _leading(rows)[dim]
     size = _even_size(total, plan.mini_batch_size or num_lanes)
-    for _ in range(plan.num_epochs):
+    for epoch in range(plan.num_epochs):
+        if epoch and renew is not None:
+            rows = sequences(renew(), plan.mini_batch_length)
         shuffled = rows
         if size < total:
             order = torch.randperm(total, generator=generator).to(device_of(rows))

@@ -12,6 +12,7 @@ from palaestra.ops._arrays import Bool, Float, Shaped, require_same_shape, shape
 __all__ = [
     "approximate_kl",
     "clipped_surrogate",
+    "clipped_value_error",
     "expectile_loss",
     "explained_variance",
     "huber",
@@ -109,18 +110,28 @@ def policy_gradient(log_prob: Float[Tensor, "*N"], advantage: Float[Tensor, "*N"
 
 
 def clipped_surrogate(
-    log_ratio: Float[Tensor, "*N"], advantage: Float[Tensor, "*N"], *, epsilon: float | Tensor
+    log_ratio: Float[Tensor, "*N"],
+    advantage: Float[Tensor, "*N"],
+    *,
+    epsilon: float | Tensor,
+    dual: float | None = None,
 ) -> Float[Tensor, "*N"]:
     """The loss of a policy that may move only so far from the one that acted.
 
         L = −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â),   ρ = exp(log ratio)
 
-    Schulman et al. 2017, https://arxiv.org/abs/1707.06347, equation (7), negated to be minimised.
+    Schulman et al. 2017, https://arxiv.org/abs/1707.06347, equation (7), negated to be minimised. With `dual`, an
+    action that was worse than expected loses at most c times that, however likely it has become:
+
+        L = −max(min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â), c Â)  where Â < 0
+
+    Ye et al. 2020, https://arxiv.org/abs/1912.09729, the dual-clipped objective.
 
     Args:
         log_ratio: [N] log π(a|x) − log μ(a|x), μ being the policy that acted; nats.
         advantage: [N] how much better the action was than expected; held fixed.
         epsilon: ε > 0, how far the ratio may leave 1; a number or a 0-dim tensor.
+        dual: c > 1, the largest ratio that counts where the advantage is negative; `None` is no limit.
 
     Returns:
         [N] losses, differentiable in log_ratio only.
@@ -131,12 +142,47 @@ def clipped_surrogate(
     Examples:
         >>> clipped_surrogate(torch.tensor([2.0, 0.5, 0.5]).log(), torch.tensor([1.0, 1.0, -1.0]), epsilon=0.25)
         tensor([-1.2500, -0.5000,  0.7500])
+        >>> clipped_surrogate(torch.tensor([9.0]).log(), torch.tensor([-1.0]), epsilon=0.25, dual=3.0)
+        tensor([3.])
     """
     require_same_shape("[N]", log_ratio=log_ratio, advantage=advantage)
     gain = -advantage.detach()
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - epsilon, 1 + epsilon)  # pyright: ignore[reportCallIssue, reportArgumentType]
-    return torch.maximum(ratio * gain, clipped * gain)
+    loss = torch.maximum(ratio * gain, clipped * gain)
+    return loss if dual is None else torch.where(gain > 0, torch.minimum(loss, dual * gain), loss)
+
+
+def clipped_value_error(
+    value: Float[Tensor, "*N"], old_value: Float[Tensor, "*N"], target: Float[Tensor, "*N"], *, epsilon: float | Tensor
+) -> Float[Tensor, "*N"]:
+    """The squared error of a value that may move only so far from what it was.
+
+        L = max((V − y)², (V₀ + clip(V − V₀, −ε, ε) − y)²)
+
+    Engstrom et al. 2020, https://arxiv.org/abs/2005.12729, section 3, value function clipping.
+
+    Args:
+        value: [N] V, of the network that learns.
+        old_value: [N] V₀, before the update; held fixed.
+        target: [N] y; held fixed.
+        epsilon: ε > 0, how far the value may move, in its own units.
+
+    Returns:
+        [N] losses, differentiable in value only; without gradient where moving on would go beyond ε.
+
+    Raises:
+        ShapeError: the arrays differ in shape; the message names them.
+
+    Examples:
+        >>> value, old, target = torch.tensor([1.0, 0.1]), torch.zeros(2), torch.full((2,), 2.0)
+        >>> clipped_value_error(value, old, target, epsilon=0.5)
+        tensor([2.2500, 3.6100])
+    """
+    require_same_shape("[N]", value=value, old_value=old_value, target=target)
+    old_value, target = old_value.detach(), target.detach()
+    clipped = old_value + (value - old_value).clamp(-epsilon, epsilon)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    return torch.maximum((value - target).square(), (clipped - target).square())
 
 
 def masked_mean(x: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"]) -> Float[Tensor, ""]:
