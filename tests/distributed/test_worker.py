@@ -10,6 +10,7 @@ from palaestra import PPO, EnvConfig, PPOConfig, RunSeeds
 from palaestra.core import POLICY
 from palaestra.distributed import CollectorFactory, RolloutWorker, acting_weights
 from palaestra.envs import probe_specs
+from tests.faults.parts import differences
 
 KINDS = {
     "serial": EnvConfig(name="CartPole-v1", num_envs=2),
@@ -45,3 +46,21 @@ def test_a_new_life_sees_no_episode_of_an_earlier_one(kind):
         position = after
     starts = np.concatenate([observation[0].numpy() for observation in seen])
     assert len(np.unique(starts, axis=0)) == 6
+
+
+def test_a_worker_that_was_asked_for_its_state_more_often_ends_in_the_same_one():
+    """F25: a checkpoint that an interruption adds changes nothing that is saved later."""
+    env = KINDS["serial"]
+    observation_spec, action_spec, _ = probe_specs(env)
+    make = functools.partial(PPO, observation_spec, action_spec, PPOConfig(unroll_length=8), RunSeeds(0))
+    weights, states = acting_weights({POLICY: make().policy}), []
+    for interrupted in (False, True):
+        worker = RolloutWorker(CollectorFactory(env=env, algorithm=make, num_workers=1), 0)
+        worker.begin(None)
+        for number in range(4):
+            worker.collect(weights, 10, episodes=False, random=())
+            if interrupted and number == 1:
+                worker.state()
+        states.append(worker.state())
+        worker.close()
+    assert differences(*states) == []

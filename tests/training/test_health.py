@@ -1,11 +1,12 @@
 """Tests of `palaestra.training.callbacks`: crafted runs that go wrong, and runs that do not."""
 
 import logging
+import shutil
 from typing import Any
 
 import pytest
 
-from palaestra.training import Health
+from palaestra.training import CheckpointStore, Health
 from tests.training.parts import Recorder, trainer
 
 CALM = {
@@ -124,3 +125,27 @@ def test_real_runs_that_are_fine_are_not_warned_of(name):
     health = Health()
     trainer(name, total=1200, log_every_steps=100, callbacks=[health]).run()
     assert health.warnings == []
+
+
+def test_a_resumed_run_knows_what_it_was_warned_of(tmp_path):
+    """F24, F25: once for each symptom, in the whole run; its rows are those of the run that was never interrupted."""
+
+    def made(total):
+        recorder, store = Recorder(), CheckpointStore(tmp_path / "checkpoints")
+        settings = {"learning_rate": 0.1, "num_epochs": 8, "loggers": [recorder], "callbacks": [Health()]}
+        return trainer("ppo", total=total, log_every_steps=50, checkpoints=store, **settings), recorder
+
+    whole, expected = made(1500)
+    whole.run()
+    shutil.rmtree(tmp_path / "checkpoints")
+    first, before = made(700)
+    first.run()
+    second, after = made(1500)
+    _, state = CheckpointStore(tmp_path / "checkpoints").load_newest()
+    state["trainer"]["finished"] = False
+    second.load_state(state)
+    second.run()
+    assert before.rows[-1]["health/warnings"] >= 1
+    assert second.callbacks[0].warnings == whole.callbacks[0].warnings
+    counts = [row["health/warnings"] for row in [*before.rows, *after.rows]]
+    assert counts == [row["health/warnings"] for row in expected.rows]

@@ -182,8 +182,7 @@ class RolloutWorker:
         if weights is not self._weights:  # they come once per version
             load_acting_weights(self._parts.policies, weights)
             self._weights = weights
-        for buffer in self._buffers.values():
-            buffer.clear()
+        self._forget_sent()
         collector = self._parts.collector
         if episodes:
             info = collector.collect(n_episode=[amount] * collector.num_lanes, random=bool(random))
@@ -198,14 +197,19 @@ class RolloutWorker:
 
     def state(self) -> dict[str, Any]:
         """Where the worker is, for a checkpoint."""
-        for buffer in self._buffers.values():
-            buffer.clear()
+        self._forget_sent()
         return {
             "collector": self._parts.collector.state(),
             "generators": {name: policy.generator.get_state() for name, policy in self._parts.policies.items()},
             "buffers": {name: buffer.state_tensors() for name, buffer in self._buffers.items()},
             "lanes": self._lanes(),
         }
+
+    def _forget_sent(self) -> None:
+        """Once for each fragment, however often the state is asked for: that is counted, and saved with the rest."""
+        for buffer in self._buffers.values():
+            if len(buffer):
+                buffer.clear()
 
     def close(self) -> None:
         """Closes the environments."""

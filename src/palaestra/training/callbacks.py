@@ -6,9 +6,9 @@ import logging
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
@@ -87,10 +87,53 @@ class Callback:
             trainer: of the run.
         """
 
+    def state(self) -> dict[str, Any]:
+        """For checkpoints: what it has to know in a run that is resumed. Nothing by default."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `state` gave, before a run is resumed.
+
+        Args:
+            state: as it was; not called where it was empty.
+        """
+
+
+def callback_states(callbacks: Sequence[Callback]) -> dict[str, dict[str, Any]]:
+    """The states of callbacks that have any, by class and number within the class.
+
+    Args:
+        callbacks: in order.
+    """
+    states = {name: callback.state() for name, callback in _named(callbacks).items()}
+    return {name: state for name, state in states.items() if state}
+
+
+def load_callback_states(callbacks: Sequence[Callback], states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Puts back what `callback_states` gave; those that are new, or gone, are left out.
+
+    Args:
+        callbacks: in order.
+        states: from a checkpoint.
+    """
+    for name, callback in _named(callbacks).items():
+        if name in states:
+            callback.load_state(states[name])
+
+
+def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    counts, named = Counter[str](), dict[str, Callback]()
+    for callback in callbacks:
+        kind = type(callback).__qualname__
+        named[f"{kind} {counts[kind]}"] = callback
+        counts[kind] += 1
+    return named
+
 
 _log = logging.getLogger(__name__)
 _PERSISTENT = 3  # rows in a row; one bad row is noise
 _MANY_STEPS = 100_000
+_NORMS = 100  # of which the median is what is usual
 
 _CAUSES = {
     "kl": "each update moves the policy too far: lower algorithm.learning_rate or num_epochs, or set a target KL",
@@ -152,6 +195,21 @@ class Health(Callback):
                     trainer.stop(text)
         row["health/warnings"] = len(self.warnings)
 
+    def state(self) -> dict[str, Any]:
+        return {
+            "warnings": list(self.warnings),
+            "rows": dict(self._rows),
+            "first": [self._first_entropy, self._first_return],
+            "largest": [self._best_return, self._largest_return],
+            "norms": {name: list(norms) for name, norms in self._norms.items()},
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.warnings, self._rows = list(state["warnings"]), Counter(state["rows"])
+        self._first_entropy, self._first_return = state["first"]
+        self._best_return, self._largest_return = state["largest"]
+        self._norms = {name: deque(norms, maxlen=_NORMS) for name, norms in state["norms"].items()}
+
     def _symptoms(self, row: dict[str, float]) -> dict[str, str]:
         """What looks wrong in a row; metrics that it lacks are NaN, which compares as false."""
         found: dict[str, str] = {}
@@ -171,7 +229,7 @@ class Health(Callback):
             found["entropy"] = f"the entropy fell from {self._first_entropy:.2g} to {entropy:.2g}"
         for name, norm in row.items():
             if name.startswith("learning/gradient_norm/"):
-                before = self._norms.setdefault(name, deque(maxlen=100))
+                before = self._norms.setdefault(name, deque(maxlen=_NORMS))
                 usual, part = statistics.median(before or [norm]), name.removeprefix("learning/gradient_norm/")
                 if len(before) >= 5 and norm > 100 * max(usual, 1e-6):
                     found["gradient_norm"] = f"the gradient of {part!r} is {norm:.2g} long, usually {usual:.2g}"

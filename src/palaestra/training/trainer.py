@@ -14,7 +14,7 @@ from palaestra.policies import Policy
 from palaestra.rollout import Episode, Evaluation, Metric, default_metrics
 from palaestra.runtime import keep_freed_memory
 from palaestra.training.async_evaluation import Evaluator
-from palaestra.training.callbacks import Callback, Evaluated
+from palaestra.training.callbacks import Callback, Evaluated, callback_states, load_callback_states
 from palaestra.training.checkpoints import CheckpointStore, LoadedData
 from palaestra.training.config import TrainerConfig
 from palaestra.training.console import TimeSplit
@@ -340,6 +340,7 @@ class Trainer:
             "evaluation_broken_off": self._evaluation_broken_off,
             "finished": self._finished,
             "seconds": self._time.seconds,
+            "callbacks": callback_states(self.callbacks),
         }
         state = {"trainer": trainer, "collect": self.collector.state()}
         for name, algorithm in self.learner.state().items():
@@ -384,6 +385,7 @@ class Trainer:
         if trainer["evaluation"] is not None:
             self._evaluation = Evaluation(**trainer["evaluation"])
         self._time.seconds |= trainer["seconds"]
+        load_callback_states(self.callbacks, trainer.get("callbacks", {}))  # older checkpoints have none
         self._finished, self._evaluation_broken_off = trainer["finished"], trainer["evaluation_broken_off"]
         self._saved_step = self.collector.env_steps
 
