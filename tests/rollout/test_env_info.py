@@ -6,10 +6,16 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 import palaestra
+from palaestra import EnvConfig
+from palaestra.core import PalaestraError
+from palaestra.envs import load
+from palaestra.envs.wrappers import ObservationMap
 from palaestra.policies import RulePolicy
+from tests.cli.parts import exit_code
 
 EPISODE = 4
 
@@ -66,7 +72,7 @@ def test_what_the_environment_reports_is_in_every_row_of_metrics_and_in_evaluati
 
 def test_the_success_rate_of_an_evaluation_is_that_of_its_policy():
     """ALF-57: a policy that always acts 1 succeeds always, one that always acts 0 never."""
-    with palaestra.create_environment(palaestra.EnvConfig(name=NAME, num_envs=2)) as env:
+    with palaestra.create_environment(EnvConfig(name=NAME, num_envs=2)) as env:
         for action in (0, 1):
             rule = lambda seen, action=action: [action] * len(seen)  # noqa: E731
             policy = RulePolicy(rule, env.observation_spec, env.action_spec)
@@ -78,3 +84,153 @@ def test_the_success_rate_of_an_evaluation_is_that_of_its_policy():
 def costly_pool(num_envs: int) -> gymnasium.vector.VectorEnv:
     """Several of them, stepped by Gymnasium."""
     return gymnasium.vector.SyncVectorEnv([Costly] * num_envs)
+
+
+# -- in time steps, rows and losses
+
+
+@pytest.mark.parametrize("vectorization", ["serial", "thread", "process", "native"])
+def test_named_entries_are_in_every_time_step_and_zeros_where_an_episode_begins(vectorization):
+    """ALF-15, ALF-42: `env_info_spec` says what the environment reports; at FIRST it is zeros of that structure."""
+    name = NAME if vectorization != "native" else f"{__name__}:costly_pool"
+    num_envs = 1 if vectorization == "thread" else 2
+    config = EnvConfig(name=name, num_envs=num_envs, vectorization=vectorization, info=("*", "is_success"))
+    with palaestra.create_environment(config, seed=1) as env:
+        entries = ["cost", "force/0", "force/1", "is_success"]
+        assert sorted(env.env_info_spec) == entries
+        steps = [env.reset(), *(env.step(torch.ones(num_envs, dtype=torch.int64)) for _ in range(EPISODE + 1))]
+        for step in steps:
+            assert sorted(step.env_info.keys()) == entries
+            assert all(step.env_info[key].shape == (num_envs,) for key in entries)
+        for first in (steps[0], steps[-1]):
+            assert first.first.all()
+            assert all((first.env_info[key] == 0).all() for key in entries)
+        assert [step.env_info["cost"][0].item() for step in steps] == [0, 10, 20, 30, 40, 0]
+        assert [step.env_info["force/1"][-1].item() for step in steps] == [0, -1, -2, -3, -4, 0]
+        assert steps[EPISODE].env_info["is_success"].tolist() == [1.0] * num_envs
+
+
+def test_the_spec_of_info_is_found_without_disturbing_the_environment():
+    """ALF-42: entries that no option names are in the spec as well; the stream is that of an environment not asked."""
+    config = EnvConfig(name=NAME, wrappers=("EpisodeStatistics",))
+    with palaestra.create_environment(config, seed=1) as env, palaestra.create_environment(config, seed=1) as other:
+        env.reset()
+        asked = ["cost", "episode/length", "episode/return", "force/0", "force/1", "is_success"]
+        assert sorted(env.env_info_spec) == asked == sorted(env.time_step_spec.env_info)
+        other.reset()
+        action = torch.ones(1, dtype=torch.int64)
+        assert torch.equal(env.step(action).observation, other.step(action).observation)
+    single = load(NAME)
+    assert single.env_info_spec["force"].shape == (2,) and single.env_info_spec["cost"].shape == ()
+    single = load(NAME)
+    single.reset()
+    with pytest.raises(PalaestraError, match="before the first reset"):
+        _ = single.env_info_spec
+
+
+def test_an_entry_that_is_not_found_is_said(caplog):
+    """ALF-42: a name that was mistyped would be zeros for ever."""
+    with palaestra.create_environment(EnvConfig(name=NAME, info=("cots",))) as env:
+        assert env.reset().env_info.cots.tolist() == [0.0]
+    assert "env.info has 'cots', which a first look at" in caplog.text and "did you mean 'cost'?" in caplog.text
+    with pytest.raises(PalaestraError, match=r"env.info is 'cost'; give names"):
+        EnvConfig(info="cost")  # pyright: ignore[reportArgumentType]
+
+
+def _looked_at(batch: Any) -> None:
+    """A loss finds what came with each action, and rewards and observations from before the wrappers."""
+    steps = batch.untransformed.observation[..., 0]
+    raw, after = batch.untransformed.reward, batch.untransformed.next_observation[..., 0]
+    ends = batch.env_info["cost"] == 10 * EPISODE
+    valid = batch.valid.bool() if "valid" in batch else torch.ones_like(ends)
+    assert torch.equal(batch.env_info["cost"][valid], 10 * (steps + 1)[valid])
+    assert torch.equal(batch.env_info["force/1"][valid], -(steps + 1)[valid])
+    assert not batch.env_info["is_success"][~ends].any()
+    assert torch.equal(after[valid], (steps + 1)[valid])
+    action = batch.action if batch.action.ndim == raw.ndim else batch.action[..., 0]
+    assert torch.equal(raw[valid], action[valid].float())
+    if "reward" in batch:
+        assert torch.equal(batch.reward, raw / 2)
+    assert batch.observation.abs().max() <= 1
+    LOOKS.append(len(ends))
+
+
+LOOKS: list[int] = []
+
+
+class LookingDQN(palaestra.DQN):
+    """Reads what rows keep besides."""
+
+    def losses(self, batch: Any) -> Any:
+        _looked_at(batch)
+        return super().losses(batch)
+
+
+class LookingPPO(palaestra.PPO):
+    """The same, on unrolls."""
+
+    def losses(self, batch: Any) -> Any:
+        _looked_at(batch)
+        return super().losses(batch)
+
+
+class Squeezed(ObservationMap):
+    """Observations below 1."""
+
+    def leaf_spec(self, spec: Any) -> Any:
+        return spec
+
+    def leaf(self, value: Any, path: str, first: bool) -> Any:
+        return value / 10
+
+
+KEPT = ("--env.info", "cost", "force", "is_success", "--env.untransformed")
+WRAPPED = ("--env.wrappers", f"{__name__}:Squeezed", "ScaleReward(scale=0.5)", "--env.num-envs", "2")
+SHORT = ("--trainer.total-env-steps", "96", "--trainer.eval-episodes", "2", "--run.no-tensorboard")
+
+
+@pytest.mark.parametrize("where", [(), ("--distributed.runtime", "local", "--distributed.num-workers", "2")])
+@pytest.mark.parametrize("algorithm", ["LookingDQN", "LookingPPO"])
+def test_a_loss_reads_costs_and_what_was_there_before_the_wrappers(tmp_path, monkeypatch, algorithm, where):
+    """TS-07, ALF-19: from the command line, with environments here and in workers, on replayed rows and on unrolls."""
+    monkeypatch.chdir(tmp_path)
+    LOOKS.clear()
+    sizes = ("--algorithm.network.hidden-sizes", "8")
+    sizes += ("--algorithm.learning-starts", "8") if algorithm == "LookingDQN" else ("--algorithm.unroll-length", "8")
+    assert exit_code("train", f"{__name__}:{algorithm}", NAME, *KEPT, *WRAPPED, *SHORT, *sizes, *where) == 0
+    assert len(LOOKS) > 5
+
+
+@pytest.mark.parametrize("vectorization", ["serial", "thread", "process"])
+def test_batched_time_steps_have_the_untransformed_one(vectorization):
+    """ALF-19: with normalised observations and scaled rewards `untransformed` is raw, whichever way it came."""
+    num_envs = 1 if vectorization == "thread" else 2
+    wrappers = (f"{__name__}:Squeezed", "ScaleReward(scale=0.5)")
+    config = EnvConfig(name=NAME, num_envs=num_envs, vectorization=vectorization, wrappers=wrappers, untransformed=True)
+    with palaestra.create_environment(config, seed=1) as env:
+        assert env.observation_spec.shape == (2,)
+        steps = [env.reset(), *(env.step(torch.ones(num_envs, dtype=torch.int64)) for _ in range(EPISODE + 1))]
+    assert [step.untransformed.observation[-1, 0].item() for step in steps] == [0, 1, 2, 3, 4, 0]
+    assert [step.untransformed.reward[-1].item() for step in steps] == [0, 1, 1, 1, 1, 0]
+    for step in steps:
+        assert torch.equal(step.observation, step.untransformed.observation / 10)
+        assert torch.equal(step.reward, step.untransformed.reward / 2)
+        assert torch.equal(step.step_type, step.untransformed.step_type)
+
+
+def test_rows_keep_what_is_asked_for_and_nothing_else(tmp_path):
+    """TS-07, ALF-19: they are saved with the buffer; off by default; a pool has nothing that could be untransformed."""
+    for options, kept in (({}, set()), ({"info": ("cost",), "untransformed": True}, {"env_info", "untransformed"})):
+        with palaestra.create_environment(EnvConfig(name=NAME, **options), seed=1) as env:
+            collector = palaestra.Collector.of(env, palaestra.DQN(env.observation_spec, env.action_spec))
+            collector.collect(n_step=10)
+        rows = collector.buffer.sample(0, torch.Generator())[0]
+        assert {"env_info", "untransformed"} & set(rows.keys()) == kept
+    assert rows.env_info.cost.tolist() == [0, 10, 20, 30, 40] * 2 + [0, 10]
+    collector.buffer.save(tmp_path / "saved")
+    again = palaestra.ReplayBuffer.load(tmp_path / "saved")
+    assert torch.equal(again.sample(0, torch.Generator())[0].env_info.cost, rows.env_info.cost)
+    with pytest.raises(PalaestraError, match=r"leave out env.untransformed"):
+        palaestra.create_environment(
+            EnvConfig(name=f"{__name__}:costly_pool", vectorization="native", untransformed=True)
+        )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from palaestra.algorithms.algorithm import Algorithm, PolicyT, UpdateInfo
 from palaestra.algorithms.exploration_bonus import bonus_of
+from palaestra.algorithms.parts import kept_besides
 from palaestra.core import Batch, ConfigError, DataSource, NonFiniteError, Plan, RunSeeds, minibatches
 from palaestra.nn import CoreModel, combine_gradients, compiled_method
 from palaestra.policies import Phase
@@ -309,8 +310,16 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         return rewarded
 
     def _prepared(self, rewarded: Batch, drawn: Batch, source: DataSource) -> Batch:
-        batch = self._ready(self.preprocess(rewarded, source))
+        batch = self._ready(self._with_rest(self.preprocess(rewarded, source), drawn))
         return batch if self.bonus is None else batch.replace(bonus=self.bonus.transitions(drawn))
+
+    def _with_rest(self, batch: Any, drawn: Batch) -> Any:
+        """With `env_info` and `untransformed` for the losses, where rows keep them and `preprocess` adds none."""
+        if "env_info" not in drawn and "untransformed" not in drawn:
+            return batch
+        gamma = self.value_of("gamma") if hasattr(self.config, "gamma") else 1.0
+        rest = kept_besides(drawn, float(gamma))
+        return batch.replace(**{name: value for name, value in rest.items() if name not in batch})
 
     def _ready(self, batch: Any) -> Any:
         """With noise, on the device, and with observations in single precision as networks need them.

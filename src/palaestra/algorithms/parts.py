@@ -12,7 +12,7 @@ from palaestra import policies
 from palaestra.algorithms.algorithm import AlgorithmConfig
 from palaestra.core import Batch, RunSeeds, SpecTree, StepType
 from palaestra.nn import EncoderOption, Network, NetworkConfig
-from palaestra.ops import Moments, gae, merge, moments_of, n_step_targets, standardize, td_target, variance
+from palaestra.ops import Moments, gae, merge, moments_of, n_step_end, n_step_targets, standardize, td_target, variance
 
 __all__ = [
     "AdvantageBatch",
@@ -285,6 +285,34 @@ def n_step_transitions(windows: Any, gamma: float, layout: type[_BatchT] = Trans
         "index": windows.index,
     }
     return layout.of({**fields, "weight": windows.weight} if "weight" in windows else fields)
+
+
+def kept_besides(drawn: Batch, gamma: float) -> dict[str, Any]:
+    """What rows keep beside observation and reward, with one entry for each action, as losses find it.
+
+    Args:
+        drawn: an unroll or sequences `[T+1, B]`, or n-step windows; with `env_info` or `untransformed`, or neither.
+        gamma: discount per env step, for the rewards of windows.
+
+    Returns:
+        `env_info`, what the environment reported when it had executed the action; `untransformed`, with the
+        `observation` it was chosen on, the `reward` and the `next_observation`, all from before wrappers changed them.
+    """
+    found: dict[str, Any] = {}
+    rows: Any = drawn
+    windows = "next_observation" in drawn
+    if "env_info" in drawn:
+        found["env_info"] = rows.env_info[1] if windows else rows.env_info[1:]
+    if "untransformed" in drawn:
+        seen, reward = rows.untransformed.observation, rows.untransformed.reward
+        if windows:
+            ends, numbers = n_step_end(rows.step_type), torch.arange(reward.shape[1], device=reward.device)
+            reward = n_step_targets(reward, rows.discount, rows.step_type, gamma=gamma).reward
+            raw = {"observation": seen[0], "reward": reward, "next_observation": seen[ends, numbers]}
+        else:
+            raw = {"observation": seen[:-1], "reward": reward[1:], "next_observation": seen[1:]}
+        found["untransformed"] = Batch.of(raw)
+    return found
 
 
 # -- action values

@@ -1,7 +1,7 @@
 """The rows of many lanes, one contiguous tensor per field: `LaneStorage`, and the leaves that it consists of."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn, final
 
 import numpy as np
@@ -20,6 +20,8 @@ __all__: list[str] = []
 FIRST, MID, LAST = (int(kind) for kind in StepType)
 STEP_FIELDS = ("step_type", "reward", "discount", "observation")
 """What a row keeps of its time step."""
+EXTRA_FIELDS = ("env_info", "untransformed")
+"""What it keeps besides where a buffer was made for it."""
 
 
 class Leaf(ABC):
@@ -193,6 +195,9 @@ class LaneStorage:
             for path, leaf in spec_leaves(spec, field).items():
                 self._stacked[path] = 1 if stacks else leaf.stacked
                 self._shapes[path] = leaf.shape if self._stacked[path] == 1 else leaf.shape[1:], leaf.dtype
+        self._extras = tuple(name for name in EXTRA_FIELDS if name in specs)
+        self.step_fields = (*STEP_FIELDS, *self._extras)
+        """What a row keeps of its time step here."""
         self._leaves = self._made(rows)
 
     def _made(self, rows: int) -> dict[str, Leaf]:
@@ -254,6 +259,35 @@ class LaneStorage:
             given = given[(*(slice(None),) * (len(leading) or 1), -1)]
         return [(name, given)]
 
+    def checked_step(self, time_step: TimeStep, *leading: int) -> list[tuple[str, Any]]:
+        """The fields of a time step that a row keeps, as `checked` gives them.
+
+        Args:
+            time_step: of all lanes, or of so many.
+            leading: see `checked`.
+
+        Raises:
+            ShapeError: see `checked`.
+        """
+        found = [pair for name in STEP_FIELDS for pair in self.checked(name, getattr(time_step, name), *leading)]
+        return [*found, *self._checked_extras(time_step, *leading)] if self._extras else found
+
+    def _checked_extras(self, time_step: TimeStep, *leading: int) -> list[tuple[str, Any]]:
+        found: list[tuple[str, Any]] = []
+        for name in self._extras:
+            value, spec = getattr(time_step, name), self.specs[name]
+            if name == "env_info":
+                value = _info_row(value, list(spec), leading[0] if leading else self.lanes)
+            elif value == ():
+                raise ShapeError(
+                    "rows are to keep `untransformed`, and a time step has none; make the environment with "
+                    "EnvConfig(untransformed=True)"
+                )
+            else:
+                value = Batch.of({key: getattr(value, key) for key in spec})
+            found += self.checked(name, value, *leading)
+        return found
+
     def write_step(self, action: Any, row: int, time_step: TimeStep, after: int) -> None:
         """Writes a step of all lanes; if one value is refused, none is written.
 
@@ -267,6 +301,7 @@ class LaneStorage:
             ShapeError: see `checked`.
         """
         kind, reward, discount, seen = time_step.step_type, time_step.reward, time_step.discount, time_step.observation
+        extras = self._checked_extras(time_step) if self._extras else ()
         if self._arrays:
             if action.__class__ is Tensor:
                 action, kind, reward, discount, seen = map(_host, (action, kind, reward, discount, seen))
@@ -279,9 +314,10 @@ class LaneStorage:
                 actions, kinds, rewards, discounts, observations = self._arrays
                 actions[row] = action
                 kinds[after], rewards[after], discounts[after], observations[after] = kind, reward, discount, seen
+                for path, given in extras:
+                    self._leaves[path][after] = given
                 return
-        acted, values = self.checked("action", action), (kind, reward, discount, seen)
-        arrived = [pair for name, value in zip(STEP_FIELDS, values, strict=True) for pair in self.checked(name, value)]
+        acted, arrived = self.checked("action", action), self.checked_step(time_step)
         for where, pairs in ((row, acted), (after, arrived)):
             for path, given in pairs:
                 self._leaves[path][where] = given
@@ -442,6 +478,18 @@ class LaneStorage:
         self._children[path] = list(children)
         for key, child in children.items():
             self._learn_structure(f"{path}.{key}", child)
+
+
+def _info_row(info: Any, names: Sequence[str], lanes: int) -> Batch:
+    """Entries of `info` as rows keep them: float32 [lanes], 0 where one was not reported."""
+    given = info if isinstance(info, Batch) else Batch()
+    columns = {name: given.get(name) for name in names}
+    return Batch.of(
+        {
+            name: torch.zeros(lanes) if column is None else torch.nan_to_num(column.to(torch.float32), nan=0.0)
+            for name, column in columns.items()
+        }
+    )
 
 
 def _host(value: Any) -> Any:

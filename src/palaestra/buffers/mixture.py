@@ -18,7 +18,7 @@ from palaestra.core.tree import to_device, tree_map
 
 __all__ = ["MixtureSource"]
 
-_OVER_TIME = ("step_type", "reward", "discount")  # of `Windows`: [n+1, N]
+_OVER_TIME = ("step_type", "reward", "discount", "env_info", "untransformed")  # of `Windows`: [n+1, N]
 
 
 @final

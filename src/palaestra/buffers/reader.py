@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.lane_storage import FIRST, LAST, STEP_FIELDS, LaneStorage
+from palaestra.buffers.lane_storage import EXTRA_FIELDS, FIRST, LAST, LaneStorage
 from palaestra.buffers.streams import Streams, WritePositions
 from palaestra.core import Batch, ConfigError, ShapeError, as_array, did_you_mean
 from palaestra.ops import valid_starts
@@ -24,8 +24,8 @@ class Unroll(Batch):
 
     There are more fields where they apply: `state`, the policy's hidden state before a row, `[T, B, ...]` in an unroll
     and `[1, N, ...]` in sampled sequences, so that `state[0]` belongs before the first row; `index` `[N]` of a
-    sequence's first row, for `write_back`; and `weight` `[N]` float32, by which a loss is multiplied where rows were
-    drawn by priority.
+    sequence's first row, for `write_back`; `weight` `[N]` float32, by which a loss is multiplied where rows were
+    drawn by priority; and `env_info` and `untransformed` `[T+1, B, ...]` where rows keep them.
     """
 
     step_type: Tensor
@@ -49,7 +49,8 @@ class Unroll(Batch):
 class Windows(Batch):
     """Flat rows for n-step learning: N starts, each with the rewards that follow it.
 
-    Rows that were drawn by priority have a field `weight`, `[N]` float32, by which a loss is multiplied.
+    Rows that were drawn by priority have a field `weight`, `[N]` float32, by which a loss is multiplied. Where rows
+    keep them, `env_info` and `untransformed` are `[n+1, N, ...]`, as `reward`.
     """
 
     observation: Any
@@ -183,7 +184,7 @@ class StreamReader:
 
     def _unroll(self, places: slice | np.ndarray) -> Unroll:
         complete = slice(places.start, places.stop - 1) if isinstance(places, slice) else places[:-1]
-        fields = {name: self._get(name, places) for name in STEP_FIELDS}
+        fields = {name: self._get(name, places) for name in self._storage.step_fields}
         fields |= {name: self._get(name, complete) for name in _ACTED}
         if self._streams.states is not None and self._streams.state_period == 1:
             fields["state"] = self._get("state", complete)
@@ -542,6 +543,7 @@ class StreamReader:
                 "step_type": torch.from_numpy(kinds),
                 "policy_info": take("policy_info", index) if self._streams.info_fields else Batch.of({}),
                 "index": torch.from_numpy(index),
+                **{name: take(name, rows) for name in EXTRA_FIELDS if name in self._storage.specs},
             }
         )
 
@@ -555,7 +557,7 @@ class StreamReader:
         """
         take = self._storage.take
         rows = index + np.minimum(_offsets(length, self.num_lanes), self.num_lanes * self._followers(index))  # [L+1, N]
-        fields = {name: take(name, rows) for name in STEP_FIELDS}
+        fields = {name: take(name, rows) for name in self._storage.step_fields}
         fields |= {name: take(name, rows[:-1]) for name in _ACTED}
         if self._streams.states is not None:
             fields["state"] = self._streams.states.take("state", self._streams.state_slots(index)[1][None])
@@ -592,7 +594,7 @@ class StreamReader:
             size = at_most or len(stream)
             for begin in range(0, max(len(stream) - 1, 1), size):
                 rows = stream[begin : begin + size + 1, None]
-                fields = {name: self.take(name, rows) for name in STEP_FIELDS}
+                fields = {name: self.take(name, rows) for name in self._storage.step_fields}
                 fields |= {name: self.take(name, rows[:-1]) for name in _ACTED}
                 if streams.states is not None:
                     fields["state"] = streams.states.take("state", rows[:-1])

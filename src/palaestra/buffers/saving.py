@@ -20,7 +20,15 @@ __all__: list[str] = []
 
 _log = logging.getLogger(__name__)
 _FORMAT_VERSION = 1
-_SPECS = ("observation_spec", "action_spec", "info_spec", "reward_spec", "state_spec")
+_SPECS = (
+    "observation_spec",
+    "action_spec",
+    "info_spec",
+    "reward_spec",
+    "state_spec",
+    "env_info_spec",
+    "untransformed_spec",
+)
 _SEGMENTS = 256  # of a large buffer; so one hundredth of new rows is in three or four of them
 _SMALLEST = 2**17  # bytes: a file for each piece is worth that much
 

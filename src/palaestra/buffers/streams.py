@@ -6,7 +6,7 @@ from typing import Any, Required, TypedDict
 import numpy as np
 import torch
 
-from palaestra.buffers.lane_storage import LaneStorage
+from palaestra.buffers.lane_storage import EXTRA_FIELDS, LaneStorage
 from palaestra.buffers.storage import Storage
 from palaestra.core import CheckpointError, ConfigError, SpecTree, TensorSpec, spec_leaves
 
@@ -27,6 +27,10 @@ class RowOptions(TypedDict, total=False):
     """What the policy's `behaviour` returns, by name."""
     reward_spec: TensorSpec | None
     """Of one reward; float32 without dimensions by default."""
+    env_info_spec: Mapping[str, TensorSpec] | None
+    """Entries of the environment's `info` that rows keep, by name, each a float32 number; none by default."""
+    untransformed_spec: Mapping[str, SpecTree] | None
+    """`observation` and `reward` before wrappers changed them, where rows keep these too."""
     state_spec: Mapping[str, TensorSpec] | None
     """The hidden state of a recurrent policy, by name; `None` where it has none."""
     state_period: int
@@ -379,7 +383,8 @@ class Streams:
             spare += 1  # so that a row which is half written lies where none is counted
         rows = _FIRST_ROWS if capacity is None else capacity // num_lanes
         self.positions = WritePositions(num_lanes, rows, spare, self.state_period if state_spec else 1)
-        specs = {
+        extras = {name: options.get(f"{name}_spec") for name in EXTRA_FIELDS}
+        specs: dict[str, Any] = {
             "step_type": TensorSpec((), torch.int32),
             "reward": options.get("reward_spec") or TensorSpec(()),
             "discount": TensorSpec(()),
@@ -387,6 +392,7 @@ class Streams:
             "action": options["action_spec"],
             "policy_version": TensorSpec((), torch.int32),
             "policy_info": dict(info_spec),
+            **{name: dict(spec) for name, spec in extras.items() if spec},
         }
         size = self.positions.ring_size
         self.storage = LaneStorage(size, num_lanes, specs, stacks=self.growing, storage=where)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.buffers.lane_storage import FIRST, LAST, MID, STEP_FIELDS
+from palaestra.buffers.lane_storage import FIRST, LAST, MID
 from palaestra.buffers.reader import StreamReader
 from palaestra.buffers.streams import Streams
 from palaestra.core import Batch, ShapeError, TimeStep, as_array
@@ -173,7 +173,8 @@ class StreamWriter:
             ShapeError: a structure, shape or dtype is not what the buffer was made for.
         """
         streams, positions, checked = self._streams, self._positions, self._storage.checked
-        needed = (*STEP_FIELDS, "action", *(("state",) if streams.states is not None else ()))
+        fields = self._storage.step_fields
+        needed = (*fields, "action", *(("state",) if streams.states is not None else ()))
         if missing := [name for name in needed if name not in rows]:
             instead = "; transitions that stand alone go into an ExperienceMemory" if "next_states" in rows else ""
             raise ShapeError(f"the fragment lacks the fields {missing}; it has {list(rows.keys())}{instead}")
@@ -182,12 +183,12 @@ class StreamWriter:
             self._extend_one_by_one(rows, which, steps)
             return
         kept = steps if streams.growing else min(steps, positions.rows)
-        written = [pair for name in STEP_FIELDS for pair in checked(name, rows[name], steps + 1, len(which))]
+        written = [pair for name in fields for pair in checked(name, rows[name], steps + 1, len(which))]
         given = ["action", *(["policy_version"] if "policy_version" in rows else [])]
         given += ["policy_info"] if "policy_info" in rows and streams.info_fields else []
         acted = [pair for name in given for pair in checked(name, rows[name], steps, len(which))]
         hidden = streams.states.checked("state", rows["state"], steps, len(which)) if streams.states is not None else []
-        self.open(TimeStep(**{name: rows[name][0] for name in STEP_FIELDS}), which)
+        self.open(TimeStep(**{name: rows[name][0] for name in fields}), which)
         if self.used:
             self._discard()
         while streams.growing and positions.counts[which].max() + steps > positions.rows:
@@ -205,7 +206,7 @@ class StreamWriter:
         streams.write_log()
 
     def _extend_one_by_one(self, rows: Batch, which: np.ndarray, steps: int) -> None:
-        arrived = [TimeStep(**{name: rows[name][t] for name in STEP_FIELDS}) for t in range(steps + 1)]
+        arrived = [TimeStep(**{name: rows[name][t] for name in self._storage.step_fields}) for t in range(steps + 1)]
         self.open(arrived[0], which)
         for t in range(steps):
             state = rows["state"][t] if self._streams.states is not None else None
@@ -329,9 +330,7 @@ class StreamWriter:
     # -- checks
 
     def _checked_step(self, time_step: TimeStep, *leading: int) -> list[tuple[str, Any]]:
-        return [
-            pair for name in STEP_FIELDS for pair in self._storage.checked(name, getattr(time_step, name), *leading)
-        ]
+        return self._storage.checked_step(time_step, *leading)
 
     def _which(self, lanes: Any) -> np.ndarray:
         if lanes is None:

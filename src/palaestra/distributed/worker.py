@@ -17,7 +17,10 @@ from palaestra.rollout import CollectInfo, Collector, buffer_for, episode_discou
 
 __all__ = ["ActingParts", "AgentsFactory", "CollectorFactory", "RolloutWorker", "acting_weights", "require_shares"]
 
-_SENT = ("step_type", "reward", "discount", "observation", "action", "policy_version", "policy_info", "state")
+_SENT = (
+    *("step_type", "reward", "discount", "observation", "action", "policy_version", "policy_info", "state"),
+    *("env_info", "untransformed"),
+)
 
 
 class ActingParts(NamedTuple):
@@ -95,8 +98,7 @@ class CollectorFactory(_Shares):
         env = create_environment(config, lane_seeds=lane_seeds)
         algorithm = self.algorithm()
         algorithm.policy.seed(RunSeeds(self.seed).integer("acting", 1 + worker))
-        specs = {"observation_spec": env.observation_spec, "reward_spec": env.reward_spec}
-        buffer = buffer_for(algorithm, config.num_envs, fragments=True, **specs)
+        buffer = buffer_for(algorithm, config.num_envs, fragments=True, **env.row_specs)
         collector = Collector(env, algorithm.policy, buffer, gamma=episode_discount(algorithm))
         return ActingParts(collector, {POLICY: algorithm.policy}, env)
 

@@ -59,11 +59,19 @@ class ActionReader:
             _Leaf(path, (batch_size, *leaf.shape), numpy_dtype(leaf.dtype), *tolerant_bounds(leaf))
             for path, leaf in spec_leaves(spec).items()
         ]
-        observation = specs.observation
-        self.masked = isinstance(spec, DiscreteSpec) and isinstance(observation, dict) and "action_mask" in observation
+        self.masked = self.masked_by(specs.observation)
         """Whether observations say which actions are allowed."""
         self.mask: np.ndarray | None = None
         """What the latest observations allow, bool [B, num]; `None` where all is."""
+
+    def masked_by(self, observation: SpecTree) -> bool:
+        """Whether observations say which actions are allowed.
+
+        Args:
+            observation: their spec.
+        """
+        discrete = isinstance(self._spec, DiscreteSpec)
+        return discrete and isinstance(observation, dict) and "action_mask" in observation
 
     def checked(self, action: Any, first_id: int, where: Callable[[int], str]) -> list[np.ndarray]:
         """Reads actions that environments may see.

@@ -5,14 +5,15 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from palaestra.core import ConfigError, EnvError, PalaestraError, RunSeeds, SpecTree, TensorSpec
+from palaestra.core import Batch, ConfigError, EnvError, PalaestraError, RunSeeds, SpecTree, TensorSpec, did_you_mean
 from palaestra.core.importing import import_maker, import_module
 from palaestra.envs.chaos import ChaosEnv
 from palaestra.envs.driver import Driver
@@ -23,14 +24,20 @@ from palaestra.envs.first_ready import FirstReadyEnvironment
 from palaestra.envs.gym_environment import GymEnvironment
 from palaestra.envs.lane_environment import LaneEnvironment
 from palaestra.envs.native_vector import NativeVectorEnvironment
+from palaestra.envs.nest import neutral_rows, to_batched
 from palaestra.envs.process import ProcessDriver, cores
+from palaestra.envs.rows import MOST_ELEMENTS
 from palaestra.envs.serial import SerialDriver
 from palaestra.envs.suites import atari, envpool, gym
 from palaestra.envs.thread import ThreadDriver
+from palaestra.envs.untransformed import Untransformed
 from palaestra.envs.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 
-__all__ = ["create_environment", "create_evaluation_environment", "load", "load_lane", "probe_specs"]
+__all__ = ["create_environment", "create_evaluation_environment", "load", "load_lane", "probe_specs", "row_specs"]
+
+_log = logging.getLogger(__name__)
+_LOOK_STEPS = 10
 
 
 def load(
@@ -118,12 +125,13 @@ def load_lane(config: EnvConfig, lane: int) -> SingleEnvironment:
     """
     chaos = (functools.partial(ChaosEnv, rules=config.chaos),) if config.chaos else ()
     config = config.of_lane(lane)
+    last = (Untransformed,) if config.untransformed else ()
     return load(
         config.name,
         env_id=lane,
         max_episode_steps=config.max_episode_steps,
         gym_wrappers=config.gym_wrappers,
-        wrappers=(*config.wrappers, *config.train_wrappers, *chaos),
+        wrappers=(*config.wrappers, *config.train_wrappers, *chaos, *last),
         kwargs=config.all_kwargs,
     )
 
@@ -143,6 +151,12 @@ def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence
         >>> create_environment(EnvConfig(num_envs=2), seed=3).batch_size
         2
     """
+    env = _created(config, seed, lane_seeds)
+    env.find_info = functools.cache(functools.partial(_found, config))
+    return env
+
+
+def _created(config: EnvConfig, seed: int, lane_seeds: Sequence[int] | None) -> Environment:
     if lane_seeds is None:
         lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(config.num_envs)]
     if len(lane_seeds) != config.num_envs:
@@ -153,9 +167,10 @@ def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence
     if config.name.startswith(envpool.PREFIX) or config.vectorization == "native":
         return _native(config, maker, lane_seeds)
     factories = [functools.partial(load_lane, config, lane) for lane in range(config.num_envs)]
+    options = {"info": _named(config), "untransformed": config.untransformed}
     if config.num_ready is not None:
-        return _first_ready(config, factories, lane_seeds)
-    return LaneEnvironment(_driver(config, factories), lane_seeds=lane_seeds)
+        return _first_ready(config, factories, lane_seeds, options)
+    return LaneEnvironment(_driver(config, factories), lane_seeds=lane_seeds, **options)
 
 
 def create_evaluation_environment(
@@ -200,6 +215,74 @@ def probe_specs(config: EnvConfig) -> tuple[SpecTree, SpecTree, TensorSpec]:
     num_envs = max(1, len(config.variants))
     with create_environment(config.alone(num_envs), lane_seeds=range(num_envs)) as env:
         return env.observation_spec, env.action_spec, env.reward_spec
+
+
+def row_specs(config: EnvConfig) -> dict[str, Any]:
+    """What rows of a buffer keep of a time step, without keeping an environment open; see `Environment.row_specs`.
+
+    Args:
+        config: which environment.
+
+    Raises:
+        ConfigError: as for `create_environment`.
+    """
+    with create_environment(config.alone(1), lane_seeds=[0]) as env:
+        return env.row_specs
+
+
+def _found(config: EnvConfig) -> tuple[str, ...]:
+    """The numeric entries of `info`, elements of small arrays too, that a first look at an environment finds."""
+    alone = dataclasses.replace(config.alone(1), info=(), untransformed=False)
+    if _is_pool(alone):
+        with create_environment(alone, lane_seeds=[0]) as env:
+            return _reported(env)
+    env = load_lane(alone, 0)
+    try:
+        return tuple(_names(env.env_info_spec))
+    finally:
+        env.close()
+
+
+def _reported(env: Environment) -> tuple[str, ...]:
+    """What an environment that is stepped as a whole reports in a few steps."""
+    action: Any = to_batched(neutral_rows(env.action_spec, 1), env.action_spec)
+    steps = [env.reset(), *(env.step(action) for _ in range(_LOOK_STEPS))]
+    infos = [step.env_info for step in steps if isinstance(step.env_info, Batch)]
+    return tuple(dict.fromkeys(name for info in infos for name in info.keys()))  # noqa: SIM118
+
+
+def _names(spec: SpecTree, prefix: str = "") -> Iterator[str]:
+    for name, child in spec.items() if isinstance(spec, dict) else ():
+        if not isinstance(child, TensorSpec):
+            yield from _names(child, f"{prefix}{name}/")
+        elif child.shape == ():
+            yield f"{prefix}{name}"
+        elif child.size <= MOST_ELEMENTS:
+            yield from (f"{prefix}{name}/{index}" for index in range(child.size))
+
+
+def _named(config: EnvConfig) -> tuple[str, ...]:
+    """The entries that `config.info` means: those found by name, or by the name of a group or an array."""
+    if not config.info:
+        return ()
+    found, chosen = _found(config), dict[str, None]()
+    for name in config.info:
+        fitting = [entry for entry in found if name in ("*", entry) or entry.startswith(f"{name}/")]
+        if not fitting and name != "*":
+            _log.warning(
+                "env.info has %r, which a first look at %s did not find: it is 0 wherever it is not reported%s",
+                name, config.name, did_you_mean(name, found),
+            )  # fmt: skip
+            fitting = [name]
+        chosen |= dict.fromkeys(fitting)
+    return tuple(chosen)
+
+
+def _is_pool(config: EnvConfig) -> bool:
+    """Whether its environments are stepped natively, all lanes as one."""
+    if config.name.startswith(envpool.PREFIX) or config.vectorization == "native":
+        return True
+    return bool(getattr(_maker(config.name), "batched", False))
 
 
 def _maker(name: str) -> Callable[..., Any] | None:
@@ -255,6 +338,8 @@ def _require_native(config: EnvConfig) -> None:
     config.require_raising()
     if config.gym_wrappers or config.wrappers or config.train_wrappers:
         raise ConfigError(f"{config.name!r} is stepped natively, all lanes as one, which wrappers cannot be put around")
+    if config.untransformed:
+        raise ConfigError(f"{config.name!r} has no wrappers that transform anything; leave out env.untransformed")
     if config.vectorization not in ("auto", "native"):
         raise ConfigError(f"{config.name!r} exists as a pool only; vectorization is native, not {config.vectorization}")
 
@@ -279,10 +364,14 @@ def _native(config: EnvConfig, maker: Callable[..., Any] | None, lane_seeds: Seq
             f"{name!r} made a {type(pool).__name__}; vectorization=native needs a gymnasium.vector.VectorEnv, made "
             "with the argument num_envs"
         )
-    return NativeVectorEnvironment(pool, lane_seeds=lane_seeds, stacked=stacked, strict=config.strict)
+    env = NativeVectorEnvironment(pool, lane_seeds=lane_seeds, stacked=stacked, strict=config.strict)
+    env.info = _named(config)
+    return env
 
 
-def _first_ready(config: EnvConfig, factories: Sequence[Callable[[], Any]], lane_seeds: Sequence[int]) -> Environment:
+def _first_ready(
+    config: EnvConfig, factories: Sequence[Callable[[], Any]], lane_seeds: Sequence[int], options: dict[str, Any]
+) -> Environment:
     workers = min(config.num_workers or cores(), config.num_envs)
     if config.num_envs % workers:
         raise ConfigError(
@@ -295,7 +384,7 @@ def _first_ready(config: EnvConfig, factories: Sequence[Callable[[], Any]], lane
         for first in range(0, config.num_envs, size):
             mine = slice(first, first + size)
             driver = ProcessDriver(factories[mine], num_workers=1, faults=config.faults, first_id=first)
-            groups.append(opened.enter_context(LaneEnvironment(driver, lane_seeds=lane_seeds[mine])))
+            groups.append(opened.enter_context(LaneEnvironment(driver, lane_seeds=lane_seeds[mine], **options)))
         env = FirstReadyEnvironment(groups, num_ready=config.num_ready or config.num_envs)
         opened.pop_all()
         return env

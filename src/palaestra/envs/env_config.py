@@ -45,6 +45,11 @@ class EnvConfig:
     """Time step wrappers, the innermost first: `Wrap` values, their text (`FrameStack(num_frames=4)`), or callables."""
     train_wrappers: tuple[Any, ...] = ()
     """More of them for training alone, such as `NormalizeReward`; evaluation sees the rewards of the task."""
+    info: tuple[str, ...] = ()
+    """Entries of `info` that every time step has, that rows keep and losses can read as `batch.env_info`, such as
+    `cost`; `*` is all that a first look finds."""
+    untransformed: bool = False
+    """Whether time steps, rows and losses have observations and rewards from before wrappers changed them, too."""
     on_fault: Literal["raise", "restart", "drop"] = "raise"
     """When an environment fails: stop; make it again and start its next episode; or continue without it."""
     max_restarts: int = 10
@@ -76,6 +81,9 @@ class EnvConfig:
         for name in ("gym_wrappers", "wrappers", "train_wrappers"):
             stock = GYM_WRAPPERS if name == "gym_wrappers" else STEP_WRAPPERS
             object.__setattr__(self, name, as_values(getattr(self, name), stock))
+        if isinstance(self.info, str) or not all(isinstance(name, str) and name for name in self.info):
+            raise ConfigError(f"env.info is {self.info!r}; give names of entries, such as ('cost',), or ('*',) for all")
+        object.__setattr__(self, "info", tuple(self.info))
         if self.vectorization == "thread" and self.num_envs != 1:
             raise ConfigError(f"env.num_envs is {self.num_envs}; vectorization=thread steps one environment")
         if self.vectorization == "native":
@@ -137,7 +145,8 @@ class EnvConfig:
             kwargs: for the constructor, on top of its others.
         """
         kwargs = {**self.kwargs, **kwargs}
-        return dataclasses.replace(self.alone(num_envs), kwargs=kwargs, train_kwargs={}, train_wrappers=())
+        plain = dataclasses.replace(self.alone(num_envs), info=(), untransformed=False)
+        return dataclasses.replace(plain, kwargs=kwargs, train_kwargs={}, train_wrappers=())
 
     def alone(self, num_envs: int) -> Self:
         """The same environments without faults: in this process, or a pool where this is one.

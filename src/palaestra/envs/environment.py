@@ -49,7 +49,7 @@ class _Specified(ABC):
 
     @property
     def env_info_spec(self) -> SpecTree:
-        """Of the info entries that are declared; others may come and go."""
+        """Of what it reports in `info`, as far as that is declared or found by a first look; more may come and go."""
         return {}
 
     @property
@@ -86,10 +86,6 @@ class HasSpecs:
     def reward_spec(self) -> TensorSpec:
         return self.specs.reward
 
-    @property
-    def env_info_spec(self) -> SpecTree:
-        return self.specs.env_info
-
 
 class Environment(_Specified):
     """B environments that are stepped together; every leaf of what they emit is a tensor [B, ...] on their device.
@@ -119,8 +115,30 @@ class Environment(_Specified):
     """LAST rows of environments that reset within the step (their FIRST rows are in the step itself), else `None`."""
     checks_finite: bool = False
     """Whether it raises an error itself before it would emit NaN or infinity."""
+    info: Sequence[str] = ()
+    """Entries of `env_info` that every time step has (0 at FIRST and NaN elsewhere where nothing was reported), and
+    that rows of a buffer keep."""
+    find_info: Callable[[], Sequence[str]] = staticmethod(tuple)
+    """Names of what it reports, found by a first look at an environment made for that."""
+    untransformed_spec: dict[str, SpecTree] | None = None
+    """Of `untransformed`, its `observation` and `reward`, where time steps have it and rows of a buffer keep it."""
     interrupted: bool = False
     """Whether it was stepped by others since its collector last did; the collector then begins new episodes."""
+
+    @property
+    def env_info_spec(self) -> SpecTree:
+        """Of what it reports in `info`, by name: `info`, or else what a first look finds; more may come and go."""
+        return {name: TensorSpec((), torch.float64) for name in self.info or self.find_info()}
+
+    @property
+    def row_specs(self) -> dict[str, Any]:
+        """The specs of what rows of a buffer keep of a time step, as `RowOptions` has them."""
+        kept: dict[str, Any] = {"observation_spec": self.observation_spec, "reward_spec": self.reward_spec}
+        if self.info:
+            kept["env_info_spec"] = {name: TensorSpec(()) for name in self.info}
+        if self.untransformed_spec is not None:
+            kept["untransformed_spec"] = self.untransformed_spec
+        return kept
 
     @property
     def faults(self) -> Sequence[Fault]:
@@ -466,7 +484,7 @@ def common_specs(envs: Sequence[SingleEnvironment]) -> Specs:
         if not isinstance(env, SingleEnvironment):
             kind = type(env).__name__
             raise SpecError(f"environment {lane} is a {kind}, not a SingleEnvironment; use GymEnvironment({kind}())")
-    specs = [Specs(env.observation_spec, env.action_spec, env.reward_spec, env.env_info_spec) for env in envs]
+    specs = [Specs(env.observation_spec, env.action_spec, env.reward_spec) for env in envs]
     for lane, other in enumerate(specs):
         other.require_equal(specs[0], lane, 0)
     return specs[0]

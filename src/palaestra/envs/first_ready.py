@@ -64,7 +64,7 @@ class FirstReadyEnvironment(HasSpecs, Environment):
             )
         self.groups = list(groups)
         """Each a `LaneEnvironment`."""
-        self.specs = groups[0].specs
+        self.specs, self.info, self.untransformed_spec = groups[0].specs, groups[0].info, groups[0].untransformed_spec
         self._size, self._num_ready = size, num_ready
         self.batch_size = size * len(groups)
         self._lanes = [torch.arange(number * size, (number + 1) * size) for number in range(len(groups))]
@@ -195,6 +195,8 @@ def _cat(values: Sequence[Any], size: int) -> Any:
     """Joins rows; info entries that a group did not report are NaN, as those of a single environment are."""
     if all(isinstance(value, torch.Tensor) for value in values):
         return torch.cat(list(values))
+    if all(isinstance(value, TimeStep) for value in values):
+        return TimeStep(*(_cat(list(column), size) for column in zip(*values, strict=True)))
     reported = [value if isinstance(value, Batch) else Batch() for value in values]
     keys = dict.fromkeys(key for value in reported for key in value.keys())  # noqa: SIM118
     missing = torch.full((size,), torch.nan, dtype=torch.float64)

@@ -1,11 +1,13 @@
 """`GymEnvironment`: where Gymnasium's five values become a `TimeStep`."""
 
+import copy
 from typing import Any, final
 
 import gymnasium
 import numpy as np
+import torch
 
-from palaestra.core import EnvError, SpecError, TimeStep
+from palaestra.core import EnvError, SpecError, SpecTree, TensorSpec, TimeStep
 from palaestra.envs.environment import HasSpecs, SingleEnvironment
 from palaestra.envs.nest import zeros
 from palaestra.envs.rows import Specs
@@ -13,6 +15,7 @@ from palaestra.envs.spaces import reward_spec_of, spec_from_space
 
 __all__ = ["GymEnvironment", "gym_env_of"]
 
+_LOOK_STEPS = 10
 # A NamedTuple's own constructor is a Python function that takes twice as long.
 _new = tuple.__new__
 
@@ -49,10 +52,11 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
         observation = spec_from_space(gym_env.observation_space, "observation_space")
         action = spec_from_space(gym_env.action_space, "action_space")
         space = gym_env.get_wrapper_attr("reward_space") if gym_env.has_wrapper_attr("reward_space") else None
-        self.specs = Specs(observation, action, reward_spec_of(space), {})
+        self.specs = Specs(observation, action, reward_spec_of(space))
         self._scalar = self.reward_spec.shape == ()
         self._step = gym_env.step
         self._no_action = zeros(action)
+        self._begun, self._info_spec = False, None
         self._cut_off = False
 
     @property
@@ -65,7 +69,26 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
         """Whether `terminated` came with `truncated`."""
         return bool(self._cut_off)
 
+    @property
+    def env_info_spec(self) -> SpecTree:
+        """What it reports: numbers and arrays in the `info` of a reset and of at most ten random steps.
+
+        These are made when the spec is asked for, before the first episode.
+
+        Raises:
+            EnvError: an episode has begun, which the steps would end.
+        """
+        if self._info_spec is None:
+            if self._begun:
+                raise EnvError(
+                    "env_info_spec is found by steps that would end the running episode; ask for it before the first "
+                    "reset, or ask another environment made for that"
+                )
+            self._info_spec = _first_look(self.gym_env)
+        return self._info_spec
+
     def begin_episode(self, seed: int) -> TimeStep:
+        self._begun = True
         observation, info = self.gym_env.reset(seed=seed)
         reward = 0.0 if self._scalar else np.zeros(self.reward_spec.shape, np.float32)
         return TimeStep(0, reward, 1.0, observation, self._no_action, self.env_id, (), info)
@@ -106,6 +129,35 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
         if array.shape != shape and (shape or array.size != 1):
             raise SpecError(f"environment {self.env_id} returned a reward of shape {array.shape}, expected {shape}")
         return array.astype(np.float32) if shape else float(array.item())
+
+
+def _first_look(gym_env: gymnasium.Env[Any, Any]) -> dict[str, SpecTree]:
+    found: dict[str, SpecTree] = {}
+    space = copy.deepcopy(gym_env.action_space)
+    space.seed(0)
+    observation, info = gym_env.reset(seed=0)
+    _learn(info, found)
+    for _ in range(_LOOK_STEPS):
+        mask = observation.get("action_mask") if isinstance(observation, dict) else None
+        action = space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
+        observation, _, terminated, truncated, info = gym_env.step(action)
+        _learn(info, found)
+        if terminated or truncated:
+            break
+    return found
+
+
+def _learn(info: dict[str, Any], found: dict[str, SpecTree]) -> None:
+    """Adds the specs of numbers and arrays that were not known."""
+    for key, value in info.items():
+        if isinstance(value, dict):
+            inside = found.setdefault(key, {})
+            if isinstance(inside, dict):
+                _learn(value, inside)
+        elif key not in found and isinstance(value, bool | int | float | np.number | np.bool_ | np.ndarray):
+            array = np.asarray(value)
+            if array.dtype.kind in "fiub":
+                found[key] = TensorSpec(array.shape, torch.from_numpy(np.array(array)).dtype)
 
 
 def end_of(terminated: Any, truncated: Any, discount: float = 1.0) -> tuple[int, float]:

@@ -18,7 +18,8 @@ from palaestra.envs.environment import Environment, HasSpecs
 from palaestra.envs.episodes import EpisodeLog, LaneEpisode, is_forgotten, lane_seeds_of
 from palaestra.envs.faults import Fault, Incident, RestartBudget
 from palaestra.envs.nest import neutral_rows, to_batched
-from palaestra.envs.rows import Rows, put
+from palaestra.envs.rows import Rows, completed, put
+from palaestra.envs.untransformed import split
 
 __all__ = ["LaneEnvironment"]
 
@@ -32,6 +33,8 @@ class LaneEnvironment(HasSpecs, Environment):
     Args:
         driver: `SerialDriver`, `ThreadDriver` or `ProcessDriver`, with the environments.
         lane_seeds: one for each, from `RunSeeds.integer("environments", lane)`; fresh ones if left out.
+        info: entries of `env_info` that every time step is to have.
+        untransformed: whether the outermost layer is `Untransformed`, so that time steps have `untransformed`.
 
     Raises:
         SpecError: there is another number of seeds, or two are equal.
@@ -47,7 +50,14 @@ class LaneEnvironment(HasSpecs, Environment):
     resume = "exact"
     checks_finite = True
 
-    def __init__(self, driver: Driver, *, lane_seeds: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        lane_seeds: Sequence[int] | None = None,
+        info: Sequence[str] = (),
+        untransformed: bool = False,
+    ) -> None:
         self.driver = driver
         """What steps them."""
         try:
@@ -57,7 +67,11 @@ class LaneEnvironment(HasSpecs, Environment):
             raise
         self.batch_size = driver.batch_size
         self._bare, self._reader, self._policy = driver.specs, driver.reader, driver.faults
-        self.specs = self._bare.batched()
+        self.specs, self.info = self._bare.batched(), tuple(info)
+        if untransformed:
+            both: Any = self.specs.observation
+            self.specs, self.untransformed_spec = self.specs._replace(observation=both["seen"]), both["untransformed"]
+            self._reader.masked = self._reader.masked_by(self.specs.observation)
         self._scalar_actions = isinstance(self._bare.action, TensorSpec) and not self._bare.action.shape
         self._env_id = torch.arange(self.batch_size)
         self._log = EpisodeLog(seeds, self._bare.action)
@@ -145,7 +159,11 @@ class LaneEnvironment(HasSpecs, Environment):
             for array in actions:
                 array[lane] = 0
         prev_action = torch.from_numpy(actions[0]) if self._scalar_actions else to_batched(actions, self._bare.action)
+        if self.info:
+            info = completed(info, rows.step_type, self.info)
         time_step = batched_time_step(rows, prev_action, self._env_id, info, self._bare.observation)
+        if self.untransformed_spec is not None:
+            time_step = split(time_step)
         if self._reader.masked:
             self._reader.show(time_step)
         return time_step

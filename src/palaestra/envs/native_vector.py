@@ -16,7 +16,7 @@ from palaestra.envs.environment import Environment, HasSpecs
 from palaestra.envs.episodes import lane_seeds_of, saved_seeds
 from palaestra.envs.faults import describe
 from palaestra.envs.nest import fits, flatten, leaf_dtypes, to_batched, unflatten
-from palaestra.envs.rows import MOST_ELEMENTS, Rows, Specs
+from palaestra.envs.rows import MOST_ELEMENTS, Rows, Specs, completed
 from palaestra.envs.spaces import reward_spec_of, spec_from_space
 
 __all__ = ["NativeVectorEnvironment"]
@@ -77,7 +77,7 @@ class NativeVectorEnvironment(HasSpecs, Environment):
             self._observation = dataclasses.replace(self._observation, stacked=stacked)
         self._action = spec_from_space(vector_env.single_action_space, "action_space")
         reward = reward_spec_of(getattr(vector_env, "single_reward_space", None))
-        bare = Specs(self._observation, self._action, reward, {})
+        bare = Specs(self._observation, self._action, reward)
         self.specs = bare.batched()
         self.batch_size = vector_env.num_envs
         self._env_id = torch.arange(self.batch_size)
@@ -260,6 +260,8 @@ class NativeVectorEnvironment(HasSpecs, Environment):
             self._require_finite(rows, range(self.batch_size))
         prev_action = torch.from_numpy(actions[0]) if self._flat_action else to_batched(actions, self._action)
         found = _info(info, self.batch_size) if info else ()
+        if self.info:
+            found = completed(found, rows.step_type, self.info)
         return batched_time_step(rows, prev_action, self._env_id, found, self._observation)
 
     def _require_finite(self, rows: Rows, lanes: Sequence[int]) -> None:

@@ -155,7 +155,7 @@ def neutral_rows(spec: SpecTree, batch_size: int) -> list[np.ndarray]:
         value = np.zeros((batch_size, *leaf.shape), numpy_dtype(leaf.dtype))
         if leaf.bounds is not None:
             value = np.clip(value, *leaf.bounds)
-        arrays.append((value + (path == "action_mask")).astype(numpy_dtype(leaf.dtype)))
+        arrays.append((value + (path.rpartition(".")[2] == "action_mask")).astype(numpy_dtype(leaf.dtype)))
     return arrays
 
 

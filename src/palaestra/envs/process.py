@@ -237,8 +237,8 @@ class ProcessDriver(Driver):
         met = seat.meet(deadline)
         if isinstance(met, Incident):
             return met
-        if met[:3] != self.specs[:3]:
-            failure = Failure(seat.lanes.start, "malformed", "has other specs than before", str(met[:3]))
+        if met != self.specs:
+            failure = Failure(seat.lanes.start, "malformed", "has other specs than before", str(tuple(met)))
             return Incident(failure, fatal=True)
         return seat.share(self._shared, deadline)
 

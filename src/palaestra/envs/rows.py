@@ -10,7 +10,18 @@ import torch
 from palaestra.core import Batch, SpecError, SpecTree, TensorSpec
 from palaestra.envs.nest import batched_spec, problem
 
-__all__ = ["MOST_ELEMENTS", "Infos", "Rows", "Specs", "batched_info", "numeric_infos", "put", "stacked", "unreadable"]
+__all__ = [
+    "MOST_ELEMENTS",
+    "Infos",
+    "Rows",
+    "Specs",
+    "batched_info",
+    "completed",
+    "numeric_infos",
+    "put",
+    "stacked",
+    "unreadable",
+]
 
 MOST_ELEMENTS = 16
 """Of an array in `info`; larger ones are pictures or states, not numbers to report."""
@@ -28,15 +39,13 @@ class Specs(NamedTuple):
     """Of an action."""
     reward: TensorSpec
     """Of a reward."""
-    env_info: SpecTree
-    """Of declared info entries."""
 
     def batched(self) -> Self:
         """The specs of a batched environment, where tuples are dicts with the keys "0", "1", ..."""
         return self._replace(observation=batched_spec(self.observation), action=batched_spec(self.action))
 
     def require_equal(self, first: Self, env_id: int, first_id: int) -> None:
-        """Refuses other specs than those of the batch's first environment; declared info may differ.
+        """Refuses other specs than those of the batch's first environment.
 
         Args:
             first: the specs of that.
@@ -46,9 +55,9 @@ class Specs(NamedTuple):
         Raises:
             SpecError: they differ.
         """
-        if self[:3] != first[:3]:
+        if self != first:
             raise SpecError(
-                f"environment {env_id} has the specs {self[:3]} and environment {first_id} {first[:3]}; "
+                f"environment {env_id} has the specs {tuple(self)} and environment {first_id} {tuple(first)}; "
                 "environments of one batch need equal ones"
             )
 
@@ -88,6 +97,23 @@ def batched_info(infos: Infos | None, batch_size: int) -> Any:
         for key, value in entries.items():
             columns[key][lane] = value
     return Batch.of({key: torch.from_numpy(column) for key, column in columns.items()})
+
+
+def completed(info: Any, step_type: np.ndarray, names: Sequence[str]) -> Batch:
+    """Info in which every one of some entries is a column: 0 at FIRST and NaN elsewhere, where it was not reported.
+
+    Args:
+        info: a `Batch` of float64 tensors [B], or `()`.
+        step_type: [B].
+        names: of the entries.
+    """
+    columns = dict(info.items()) if isinstance(info, Batch) else {}
+    first = torch.from_numpy(step_type == 0)
+    for name in names:
+        column = columns.get(name)
+        column = torch.full(first.shape, torch.nan, dtype=torch.float64) if column is None else column
+        columns[name] = column.masked_fill(first & column.isnan(), 0.0)
+    return Batch.of(columns)
 
 
 def unreadable(result: Any, specs: Specs, *, direct: bool) -> str:

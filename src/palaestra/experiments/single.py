@@ -15,7 +15,15 @@ from palaestra.algorithms import Algorithm
 from palaestra.buffers import HindsightSampler, ReplayBuffer
 from palaestra.core import POLICY, ConfigError, MissingExtraError, RunSeeds, SpecTree, StepType, TensorSpec
 from palaestra.distributed import CollectorFactory
-from palaestra.envs import EnvConfig, Environment, SingleEnvironment, create_environment, load_lane, space_from_spec
+from palaestra.envs import (
+    EnvConfig,
+    Environment,
+    SingleEnvironment,
+    create_environment,
+    load_lane,
+    row_specs,
+    space_from_spec,
+)
 from palaestra.envs.check_rules import sample
 from palaestra.envs.faults import describe
 from palaestra.envs.gym_environment import gym_env_of
@@ -60,9 +68,7 @@ class SingleLearner(PolicyLearner):
         return {} if loaded is None else {POLICY: loaded}
 
     def buffers(self) -> dict[str, ReplayBuffer]:
-        observation_spec, _, reward_spec = self._made[1]
-        lanes = self.config.env.num_envs
-        return {POLICY: buffer_for(self.algorithm, lanes, observation_spec=observation_spec, reward_spec=reward_spec)}
+        return {POLICY: buffer_for(self.algorithm, self.config.env.num_envs, **row_specs(self.config.env))}
 
     def workers(self) -> Any:
         config, (observation_spec, action_spec, _) = self.config, self._made[1]
@@ -232,7 +238,7 @@ def _lane(env: EnvConfig) -> SingleEnvironment:
     if env.vectorization == "native":
         raise ConfigError(f"env.vectorization=native steps all environments as one pool; {_NEEDED}")
     try:
-        return load_lane(dataclasses.replace(env, chaos=""), 0)
+        return load_lane(dataclasses.replace(env, chaos="", untransformed=False), 0)
     except ConfigError as error:  # pools and batched environments cannot be made one by one
         raise ConfigError(f"{_NEEDED}: {error}") from error
 

@@ -165,6 +165,7 @@ def buffer_for(
     complete_episodes_only: bool = False,
     fragments: bool = False,
     device: torch.device | None = None,
+    **rest: Any,
 ) -> ReplayBuffer:
     """An empty buffer with the size, fields and sampler that an algorithm's plan and policy ask for.
 
@@ -177,6 +178,7 @@ def buffer_for(
         fragments: whether the buffer only holds what is on its way to the one that is learned from: it grows, keeps a
             policy's hidden state with every row, and nothing is sampled from it.
         device: where rows come from; those of a GPU stay there.
+        rest: what else a row keeps: `env_info_spec` and `untransformed_spec`, see `Environment.row_specs`.
 
     Raises:
         ConfigError: the plan collects nothing, or the algorithm cannot learn from such rewards.
@@ -195,6 +197,7 @@ def buffer_for(
         state_spec=policy.state_spec or None,
         state_period=1 if isinstance(plan, OnPolicy) or fragments else plan.mini_batch_length,
         complete_episodes_only=complete_episodes_only,
+        **rest,
         storage=None if device is None or device.type == "cpu" else DeviceMemory(device),
     )
 

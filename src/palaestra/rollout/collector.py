@@ -103,10 +103,9 @@ class Collector:
         buffer = buffer_for(
             algorithm,
             env.batch_size,
-            observation_spec=env.observation_spec,
-            reward_spec=env.reward_spec,
             complete_episodes_only=complete_episodes_only,
             device=env.device,
+            **env.row_specs,
         )
         return cls(env, algorithm.policy, buffer, preprocess=preprocess, gamma=episode_discount(algorithm))
 
