@@ -108,7 +108,7 @@ class EnvConfig:
         """What one environment of the batch is made of: the variant whose turn it is.
 
         Args:
-            lane: which.
+            lane: its number in the batch.
         """
         if not self.variants:
             return self

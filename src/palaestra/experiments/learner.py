@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import inspect
 import logging
+import math
 import os
 import shutil
 from abc import ABC, abstractmethod
@@ -528,7 +529,13 @@ def evaluate_one(
     env, lanes = evaluation_environment(config, seed, min(each * -(-config.run.eval_num_envs // each), episodes))
     with env:
         policy = policies.get(POLICY) or RandomPolicy(env.observation_spec, env.action_spec)
-        return evaluate(policy, env, episodes=episodes, seeds=lanes, num_variants=num_variants, **options)
+        evaluation = evaluate(policy, env, episodes=episodes, seeds=lanes, **options)
+    for variant in range(num_variants):
+        of_it = [lane % num_variants == variant for lane in evaluation.env_ids]
+        returns = [value for value, counts in zip(evaluation.returns, of_it, strict=True) if counts]
+        if returns:
+            evaluation.parts[f"return_of_variant_{variant}"] = math.fsum(returns) / len(returns)
+    return evaluation
 
 
 def make_runtime(config: distributed.DistributedConfig) -> Runtime:

@@ -50,6 +50,8 @@ class Evaluation:
     parts: dict[str, float] = field(default_factory=dict)
     """Means of the entries of `Episode.info`, such as `is_success@max` or `cost`, over the episodes that have them;
     where many agents were evaluated, also what each agent and policy earned."""
+    env_ids: list[int] = field(default_factory=list)
+    """In which environment each episode was played."""
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -70,7 +72,6 @@ def evaluate(
     seeds: Sequence[int] = (),
     generator_seed: int = 0,
     time_limit_s: float | None = None,
-    num_variants: int = 0,
 ) -> Evaluation:
     """Runs exactly so many episodes, shared out evenly over the environments, so that short ones are not preferred.
 
@@ -85,8 +86,6 @@ def evaluate(
         generator_seed: of the policy's noise where it samples.
         time_limit_s: stop after so many seconds with the episodes that have ended, and a warning: long ones are missing
             then, so the mean is one of short ones.
-        num_variants: of the environments, which take them in turns (`EnvConfig.variants`); the mean return of each is
-            one of the `parts`.
 
     Raises:
         ConfigError: no episode ended within the time limit.
@@ -97,12 +96,7 @@ def evaluate(
             finished = first_episodes(play, env.batch_size, episodes, time_limit_s=time_limit_s)
     finally:
         env.interrupted = True
-    evaluation = evaluation_of(finished, list(seeds), deterministic=deterministic)
-    for variant in range(num_variants):
-        returns = [episode.episode_return for episode in finished if episode.env_id % num_variants == variant]
-        if returns:
-            evaluation.parts[f"return_of_variant_{variant}"] = float(np.mean(returns))
-    return evaluation
+    return evaluation_of(finished, list(seeds), deterministic=deterministic)
 
 
 def _play(policy: Policy, env: Environment, deterministic: bool) -> Generator[list[Episode]]:
@@ -191,4 +185,5 @@ def evaluation_of(episodes: Sequence[Episode], seeds: list[int], *, deterministi
     infos = AverageOf("", lambda episode: episode.info, window=len(episodes))
     infos.add(0, episodes)
     interval, parts = (mean - half, mean + half), dict(infos.result())
-    return Evaluation(mean, std, interval, length, len(returns), seeds, deterministic, returns, parts)
+    lanes = [episode.env_id for episode in episodes]
+    return Evaluation(mean, std, interval, length, len(returns), seeds, deterministic, returns, parts, lanes)
