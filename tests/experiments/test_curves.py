@@ -1,5 +1,8 @@
 """Tests of `palaestra.experiments.curves`: what is averaged over which runs, and how sure it is."""
 
+import json
+import re
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments import curves_of, read_metrics
 from palaestra.experiments.curves import iqm, labels_of, mean_interval, one_run
 from tests.experiments.parts import config_of, rows_of, written
+from tests.faults.parts import command
 
 
 def at(curve, x):
@@ -105,3 +109,50 @@ def test_a_thinned_curve_keeps_its_ends():
     assert len(thin.x) == len(thin.value) == len(thin.low) == 200
     assert (thin.x[0], thin.x[-1], thin.value[-1]) == (0, 4999, 4999**2)
     assert one_run(points[:7]).x.tolist() == list(range(7))
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory):
+    """Of 200,000 rows, with a metric that only three have, and half a line at the end."""
+    run = written(tmp_path_factory.mktemp("runs"), [])
+    row = rows_of([0.0])[0]
+    with (run.path / "metrics.jsonl").open("w") as file:
+        for i in range(200_000):
+            rare = {"rare": float(i)} if i % 70_000 == 9 else {}
+            file.write(json.dumps(row | {"env_steps": 10 * i, "return_mean": i / 1000, **rare}) + "\n")
+        file.write('{"env_steps": 20')
+    return run
+
+
+def test_a_curve_of_many_rows_is_read_in_places(long_run, monkeypatch):
+    """D13: from the first row to the last, without reading what no picture can show; the values are the file's."""
+    parsed, loads = [], json.loads
+    monkeypatch.setattr(json, "loads", lambda text: (parsed.append(len(text)), loads(text))[1])
+    (curve,) = curves_of([long_run])
+    assert len(parsed) <= 2_001
+    assert (curve.x[0], curve.x[-1]) == (0, 1_999_990)
+    assert curve.value == pytest.approx(curve.x / 10_000)
+
+
+def test_a_metric_that_few_of_many_rows_have_is_found(long_run):
+    """D13."""
+    (curve,) = curves_of([long_run], metric="rare")
+    assert (curve.x[0], curve.x[-1], curve.value[-1]) == (90, 1_400_090, 140_009)
+    with pytest.raises(ConfigError, match="there is no metric 'return_men' — did you mean 'return_mean'"):
+        curves_of([long_run], metric="return_men")
+
+
+@pytest.mark.slow
+def test_a_million_rows_are_drawn_in_five_seconds_and_500_mb(tmp_path):
+    """D13: `plot` and `report` in processes of their own; seconds of the processor, whatever else the machine does."""
+    run = written(tmp_path, [])
+    row = rows_of([0.0])[0] | {f"learning/metric_{i}": 0.123456789 for i in range(18)}
+    with (run.path / "metrics.jsonl").open("w") as file:
+        for i in range(1_000_000):
+            file.write(json.dumps(row | {"env_steps": 10 * i, "return_mean": i / 1000}) + "\n")
+    program = "import resource; from palaestra.cli import main\ntry: main()\nfinally: print(resource.getrusage(0))"
+    for verb in ("plot", "report"):
+        text = command(verb, str(run.path), folder=tmp_path, program=program)
+        used = dict(re.findall(r"(ru_utime|ru_stime|ru_maxrss)=([\d.]+)", text))
+        assert float(used["ru_utime"]) + float(used["ru_stime"]) < 5
+        assert int(used["ru_maxrss"]) < 500_000

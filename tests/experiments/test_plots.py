@@ -1,6 +1,7 @@
 """Tests of `palaestra.experiments.curves` and `report`: files, terminal, and the page about a run."""
 
 import csv
+import json
 import re
 import sys
 from html.parser import HTMLParser
@@ -121,3 +122,30 @@ def test_several_runs_share_a_page(tmp_path):
     assert "polygon" in text  # the interval
     with pytest.raises(CheckpointError, match="at least one run"):
         write_report([], tmp_path / "none.html")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "3", '"text"', "[" * 100_000, "{}", '{"return_mean": "high", "returns": [1]}', '{"returns": []}'],
+)
+def test_evaluations_that_are_none_are_left_out_by_name(tmp_path, caplog, content):
+    """D12: the page is written with the rest; nothing raw."""
+    run = written(tmp_path, rows_of([1, 2, 3]))
+    good = {"return_mean": 1.0, "return_ci95": [0.5, 1.5], "episodes": 2, "length_mean": 3.0, "returns": [1.0, 1.0]}
+    (run.path / "evals" / "10.json").write_text(json.dumps(good))
+    (run.path / "evals" / "20.json").write_text(content)
+    (run.path / "evals" / "notes.json").write_text("mine")
+    assert "1.0 ± 0.5 (2 episodes)" in write_report([run.path], tmp_path / "report.html").read_text()
+    assert "20.json is no evaluation" in caplog.text
+    assert "notes.json" not in caplog.text
+
+
+def test_rows_of_any_shape_are_left_out_of_curves(tmp_path):
+    """D12: text, lists and numbers that cannot be drawn, between rows that can."""
+    run = written(tmp_path, rows_of([1, 2, 3]))
+    strange = ["3", "[1]", '{"env_steps": "x", "return_mean": 1}', '{"env_steps": 15, "return_mean": NaN}', '{"a": []}']
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write("\n".join(strange) + "\n")
+    assert "Learning" in write_report([run.path], tmp_path / "report.html").read_text()
+    (curve,) = curves_of([run])
+    assert (curve.x[-1], curve.value[-1]) == (30, 3)

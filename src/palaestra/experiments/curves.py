@@ -4,11 +4,12 @@ import csv
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
 from rich.text import Text
@@ -27,6 +28,7 @@ Statistic: TypeAlias = Literal["mean", "iqm"]
 _COLUMNS = {"steps": "env_steps", "time": "time/train_s", "episodes": "episodes"}
 _RESAMPLES = 2000
 _POINTS = 200
+_ROWS, _SMALL_BYTES, _LONGEST_LINE = 2_000, 2**23, 2**16  # a larger file of metrics is read at so many places
 _mean = functools.partial(np.mean, axis=-2)
 
 
@@ -54,14 +56,49 @@ def read_metrics(run: str | Path) -> list[dict[str, Any]]:
     Args:
         run: the run directory.
     """
+    return _rows(run, None)
+
+
+def thinned_metrics(run: str | Path, metric: str = "") -> list[dict[str, Any]]:
+    """Rows of a run's `metrics.jsonl`, as many as a picture needs: of a large file, 2,000 spread over all of it.
+
+    Args:
+        run: the run directory.
+        metric: if the rows chosen lack it, those that have it are looked for in the whole file.
+    """
+    rows = _rows(run, _ROWS)
+    if not metric or any(metric in row for row in rows):
+        return rows
+    return _rows(run, None, having=json.dumps(metric).encode()) or rows
+
+
+def _rows(run: str | Path, at_most: int | None, having: bytes = b"") -> list[dict[str, Any]]:
     path = Path(run) / "metrics.jsonl"
     if not path.exists():
         return []
-    rows = []
-    for line in path.read_text().splitlines():
-        with suppress(ValueError):
-            rows.append(json.loads(line))
-    return rows
+    found = []
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        for line in file if at_most is None or size < _SMALL_BYTES else _spread(file, size, at_most):
+            if having not in line:
+                continue
+            with suppress(ValueError, RecursionError):
+                if isinstance(row := json.loads(line), dict):
+                    found.append(row)
+    return found
+
+
+def _spread(file: BinaryIO, size: int, count: int) -> Iterator[bytes]:
+    """Lines of a file at so many places, the first and the last whole one included."""
+    file.seek(0)
+    yield file.readline(_LONGEST_LINE)
+    for place in np.linspace(0, max(0, size - _LONGEST_LINE), count)[1:].astype(int).tolist():
+        if place > file.tell():
+            file.seek(place)
+            file.readline(_LONGEST_LINE)
+        yield file.readline(_LONGEST_LINE)
+    *_, last = file.read().rsplit(b"\n", 2)[:-1] or [b""]
+    yield last
 
 
 def curves_of(
@@ -80,11 +117,12 @@ def curves_of(
         ConfigError: there is no such metric.
     """
     groups: dict[str, list[np.ndarray]] = {}
+    columns = (_COLUMNS[x], metric, "env_steps")
     seen: set[str] = set()
     for run, label in zip(runs, labels_of([run.config for run in runs]), strict=True):
-        rows = read_metrics(run.path)
+        rows = thinned_metrics(run.path, metric)
         seen |= {name for row in rows for name in row}
-        points = [(row[_COLUMNS[x]], row[metric], row["env_steps"]) for row in rows if metric in row]
+        points = [point for row in rows if all(map(is_number, point := [row.get(name) for name in columns]))]
         if points:
             groups.setdefault(label, []).append(np.asarray(points, np.float64).T)
     if not groups:
@@ -93,6 +131,15 @@ def curves_of(
             raise CheckpointError(f"nothing to draw yet: no {metric} has been logged in {names}")
         raise ConfigError(f"there is no metric {metric!r}{did_you_mean(metric, seen)}")
     return [_curve(label, members, statistic) for label, members in groups.items()]
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number, and can be drawn.
+
+    Args:
+        value: of a row of metrics.
+    """
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def labels_of(configs: Sequence[ExperimentConfig]) -> list[str]:

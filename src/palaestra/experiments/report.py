@@ -3,8 +3,8 @@
 import base64
 import itertools
 import json
+import logging
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments.curves import Curve, curves_of, labels_of, one_run, read_metrics
+from palaestra.experiments.curves import Curve, curves_of, is_number, labels_of, one_run, thinned_metrics
 from palaestra.experiments.records import read_faults
 from palaestra.experiments.run_directory import RunDirectory
 
 __all__ = ["write_report"]
 
 # Health metrics of which something is said unless they lie between these values.
+_log = logging.getLogger(__name__)
 _HEALTH = {"kl": (0.0, 0.05), "clip_fraction": (0.0, 0.4), "explained_variance": (0.0, 1.0)}
+_TIMES = ("env_steps", "time/train_s", "time/env_steps_per_s")
 _PARTS = ("environment", "inference", "storing", "learning", "waiting")
 _LARGEST_VIDEO_BYTES = 8_000_000
 _STYLE = """
@@ -118,11 +120,18 @@ def _evaluation(run: RunDirectory) -> Iterable[str]:
 
 
 def _health(run: RunDirectory) -> Iterable[str]:
-    rows = read_metrics(run.path)
+    rows = [row for row in thinned_metrics(run.path) if is_number(row.get("env_steps"))]
     names = sorted({name for row in rows for name in row if name.startswith("learning/")})
     charts = []
     for name in names:
-        points = np.array([(row["env_steps"], row[name]) for row in rows if _finite(row.get(name))], np.float64)
+        points = np.array(
+            [
+                (row["env_steps"], row[name])
+                for row in rows
+                if is_number(row.get(name)) and is_number(row.get("env_steps"))
+            ],
+            np.float64,
+        )
         if len(points) < 2:
             continue
         label, limits = name.removeprefix("learning/"), _HEALTH.get(name.split("/")[-1])
@@ -136,10 +145,10 @@ def _health(run: RunDirectory) -> Iterable[str]:
 
 
 def _time(run: RunDirectory) -> Iterable[str]:
-    rows = read_metrics(run.path)
+    rows = [row for row in thinned_metrics(run.path) if all(is_number(row.get(name)) for name in _TIMES)]
     if not rows:
         return
-    shares = {part: rows[-1][f"time/{part}"] for part in _PARTS if f"time/{part}" in rows[-1]}
+    shares = {part: rows[-1][f"time/{part}"] for part in _PARTS if is_number(rows[-1].get(f"time/{part}"))}
     yield "<h2>Time</h2>"
     if shares:
         yield bar(shares, title=f"where it went, of {rows[-1]['time/train_s']:.1f} s")
@@ -173,18 +182,10 @@ def _faults(run: RunDirectory) -> Iterable[str]:
 
 
 def _origin(run: RunDirectory) -> Iterable[str]:
-    keys = (
-        "command",
-        "started",
-        "versions",
-        "hardware",
-        "git",
-        "lineage",
-        "overrides",
-        "resume",
-        "error",
+    keys = [
+        *("command", "started", "versions", "hardware", "git", "lineage", "overrides", "resume", "error"),
         "not_logged",
-    )
+    ]
     info = {key: value for key, value in run.info.items() if key in keys and value}
     config = escape((run.path / "config.yaml").read_text())
     yield f"<h2>Configuration</h2><details><summary>config.yaml</summary><pre>{config}</pre></details>"
@@ -194,14 +195,19 @@ def _origin(run: RunDirectory) -> Iterable[str]:
 
 def _evaluations(run: RunDirectory) -> list[tuple[int, dict[str, Any]]]:
     found = []
-    for path in (run.path / "evals").glob("*.json"):
-        with suppress(ValueError):
-            found.append((int(path.stem), json.loads(path.read_text())))
+    for path in sorted((run.path / "evals").glob("*.json")):
+        if not path.stem.isdigit():
+            continue
+        try:
+            record = json.loads(path.read_text())
+            numbers = [record["return_mean"], record["length_mean"], record["episodes"], *record["returns"]]
+            low, high = record["return_ci95"]
+            if not record["returns"] or not all(map(is_number, [*numbers, low, high])):
+                raise ValueError("numbers are needed")
+            found.append((int(path.stem), record))
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            _log.warning("%s is no evaluation (%r) and is left out", path, error)
     return sorted(found, key=lambda pair: pair[0])
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and bool(np.isfinite(value))
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
