@@ -17,6 +17,7 @@ from tests.distributed.parts import Mortal, local, several, sources_of, twin
 
 GRADIENT = sorted({name for name, _ in CASES if issubclass(ALGORITHMS[name], GradientAlgorithm)})
 LEARNERS = ["ppo", "dqn", "sac"]
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and torch with CUDA")
 
 
 def updated_with(workers, algorithm, collector, times=1):
@@ -212,3 +213,18 @@ def test_what_cannot_work_is_refused():
             GradientWorkers({"policy": ppo}, runtime, 0)
         with pytest.raises(ConfigError, match="shares out 3 workers, but there are 2"):
             GradientWorkers({"policy": ppo}, runtime, 2, allocator=TrainerAllocator("by-policy", 3, ["policy"]))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+def test_workers_place_what_arrives_on_the_device_of_the_algorithm(device):
+    """MARO-31: they are sent CPU tensors, compute where the algorithm is, and it takes their gradients back."""
+    algorithm, collector = collected("ppo", any_kind("ppo"), seed=3)
+    algorithm.to(device)
+    with local() as runtime:
+        workers = GradientWorkers({"policy": algorithm}, runtime, 2)
+        before = [parameter.clone() for parameter in algorithm.model.parameters()]
+        workers.update("policy", collector.buffer)
+        made = [runtime._workers[worker].handle._target._algorithms["policy"] for worker in workers._workers]
+    for one in (algorithm, *made):
+        assert {parameter.device.type for parameter in one.model.parameters()} == {device}
+    assert any(not torch.equal(a, b) for a, b in zip(before, algorithm.model.parameters(), strict=True))

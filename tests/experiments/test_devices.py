@@ -7,6 +7,7 @@ import torch
 
 import palaestra
 import palaestra.nn.optimizer
+from palaestra.algorithms import GradientAlgorithm
 from palaestra.cli.main import main
 from palaestra.core import ConfigError, load_tensors
 from palaestra.experiments import evaluate_run, policy_of_run
@@ -49,6 +50,13 @@ CASES = {
     "memory": ("ppo", "palaestra.envs.tiny:Recall", SHORT | MEMORY),
     "many agents": ("ppo", "palaestra.multiagent:Meeting", SHORT),
     "workers": ("ppo", CHAIN, SHORT | WORKERS),
+    "gradient workers": ("ppo", CHAIN, {**SHORT, **WORKERS, "distributed__num_gradient_workers": 2}),
+    "policy hosts": ("dqn", CHAIN, {**DQN, **WORKERS, "distributed__num_policy_hosts": 1}),
+    "hosts and gradient workers": (
+        "ppo",
+        CHAIN,
+        {**SHORT, **WORKERS, "distributed__num_gradient_workers": 2, "distributed__num_policy_hosts": 1},
+    ),
     "actors": ("impala", CHAIN, {**WORKERS, "distributed__mode": "async"}),
 }
 
@@ -67,7 +75,7 @@ def run(kind, folder, device, **settings):
     return palaestra.train(algorithm, env, run__directory=str(folder), run__name=device, **given)
 
 
-@pytest.mark.parametrize("kind", ["ppo", "dqn", "memory", "many agents", "workers"])
+@pytest.mark.parametrize("kind", ["ppo", "dqn", "memory", "many agents", "workers", "gradient workers", "policy hosts"])
 def test_a_run_on_a_device_is_the_run_on_the_cpu(kind, tmp_path):
     """ALF-56: with generators that draw alike; collecting, learning, evaluations and checkpoints."""
     here = run(kind, tmp_path, "cpu")
@@ -141,10 +149,22 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_made(tmp_path,
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("setting", ["num_gradient_workers", "num_policy_hosts"])
-def test_gradient_workers_and_policy_hosts_compute_on_the_cpu(setting, tmp_path):
-    with pretend_device() as device, pytest.raises(ConfigError, match=rf"distributed.{setting} compute in processes"):
-        run("workers", tmp_path, device, **{f"distributed__{setting}": 1})
+def test_gradient_workers_and_policy_hosts_compute_on_the_device(tmp_path, monkeypatch):
+    """MARO-25, MARO-31: parameters, data and gradients are placed where they arrive."""
+    places: set[tuple[str, str]] = set()
+    gradients = GradientAlgorithm.gradients
+
+    def seen(algorithm, batch):
+        tensors = (batch.action, batch.observation, *algorithm.model.parameters())
+        places.update((str(tensor.device), str(algorithm.device)) for tensor in tensors)
+        return gradients(algorithm, batch)
+
+    monkeypatch.setattr(GradientAlgorithm, "gradients", seen)
+    with pretend_device() as device:
+        for kind in ("gradient workers", "policy hosts"):  # the pretend device is that of one thread
+            places.clear()
+            assert run(kind, tmp_path / kind, device).result.status == "done"
+            assert places == {(device, device)}
 
 
 def test_the_doctor_names_the_devices(capsys, monkeypatch):
@@ -159,7 +179,14 @@ def test_the_doctor_names_the_devices(capsys, monkeypatch):
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("kind", CASES)
 def test_a_run_learns_on_a_gpu_and_goes_on_on_the_cpu(kind, compile, tmp_path):
-    if compile and kind in ("memory", "actors", "workers"):
+    if compile and kind in (
+        "memory",
+        "actors",
+        "workers",
+        "gradient workers",
+        "policy hosts",
+        "hosts and gradient workers",
+    ):
         pytest.skip("not compiled, or not otherwise than the others")
     done = run(kind, tmp_path, "cuda", run__compile=compile)
     assert {p.device.type for p in done.policy.parameters()} == {"cuda"}

@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
@@ -146,6 +146,25 @@ class LossState(NamedTuple):
         algorithm.set_progress(self.progress)
 
 
+def learner_factory(kind: Callable[[dict[str, Any]], Any], algorithms: Mapping[str, Algorithm[Any]]) -> Any:
+    """What makes a worker that learns, with copies of algorithms on the devices that they are on.
+
+    They are sent as they are on the CPU, and so is everything that follows; a worker places what arrives.
+
+    Args:
+        kind: of worker.
+        algorithms: by policy name.
+    """
+    sent = {name: one if one.device.type == "cpu" else copy.deepcopy(one).to("cpu") for name, one in algorithms.items()}
+    return functools.partial(_placed, kind, sent, {name: str(one.device) for name, one in algorithms.items()})
+
+
+def _placed(
+    kind: Callable[[dict[str, Any]], Any], algorithms: Mapping[str, Algorithm[Any]], devices: Mapping[str, str]
+) -> Any:
+    return kind({name: one.to(devices[name]) for name, one in algorithms.items()})
+
+
 class GradWorker:
     """A stateless worker: what it answers depends on nothing but the state and the shard that it was sent.
 
@@ -171,7 +190,7 @@ class GradWorker:
             state.load_into(algorithm)
             self._versions[policy] = state.version
         with algorithm.policy.in_phase(Phase.UPDATE):
-            return algorithm.gradients(shard)
+            return algorithm.gradients(algorithm.on_device(shard))
 
 
 _log = logging.getLogger(__name__)
@@ -241,7 +260,7 @@ class GradientWorkers:
         self.reassigned = 0
         """Tasks that were given to another worker, because theirs had died."""
         self._allocator, self._period, self._timeout_s = allocator, rebalance_period, timeout_s
-        factory = functools.partial(GradWorker, self._algorithms)
+        factory = learner_factory(GradWorker, self._algorithms)
         self._workers = [runtime.start(factory, name="grad-worker", resources=resources) for _ in range(num_workers)]
         self._allocation = {name: list(range(num_workers)) for name in self._algorithms}
         if allocator is not None:
@@ -455,6 +474,7 @@ def apply_shards(algorithm: GradientAlgorithm[Any], parts: Sequence[Gradients]) 
     Raises:
         NonFiniteError: the gradient is NaN or infinite.
     """
+    parts = [algorithm.on_device(part) for part in parts]
     metrics = algorithm.apply(parts)
     priorities = [part.priority for part in parts if part.priority is not None]
     return metrics, torch.cat(priorities) if priorities else None

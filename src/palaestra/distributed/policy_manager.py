@@ -1,6 +1,5 @@
 """`DistributedPolicyManager` and `PolicyHost`: policies that learn on hosts of their own, at the same time."""
 
-import functools
 import logging
 import queue
 import time
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from palaestra.algorithms import Algorithm, Gradients, StepResult, UpdateInfo
 from palaestra.core import Batch, ConfigError, DataSource, NonFiniteError, Plan, computing_thread, shards
-from palaestra.distributed.gradient_workers import GradientWorkers, LossState, apply_shards
+from palaestra.distributed.gradient_workers import GradientWorkers, LossState, apply_shards, learner_factory
 from palaestra.runtime import Call, Result, Runtime, WorkerDiedError
 from palaestra.training import PolicyManager
 
@@ -235,7 +234,7 @@ class DistributedPolicyManager(PolicyManager):
         self._hosts: dict[str, str] = {}
         for number in range(count):
             mine = {name: self._algorithms[name] for name in list(self._algorithms)[number::count]}
-            host = runtime.start(functools.partial(PolicyHost, mine), name="policy-host", resources=resources)
+            host = runtime.start(learner_factory(PolicyHost, mine), name="policy-host", resources=resources)
             self._hosts |= dict.fromkeys(mine, host)
         self._versions = dict.fromkeys(self._algorithms, 0)
         self._held: dict[str, tuple[int, int]] = {}

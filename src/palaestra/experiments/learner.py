@@ -159,13 +159,6 @@ class Learner(ABC):
             raise ConfigError(
                 f"{name} tries one perturbation in each environment, all together; leave out env.num_ready"
             )
-        workers = [name for name in ("num_gradient_workers", "num_policy_hosts") if getattr(settings, name)]
-        if workers and self.config.run.device != "cpu":
-            raise ConfigError(
-                f"distributed.{' and distributed.'.join(workers)} compute in processes of their own on the CPU, and "
-                f"run.device is {self.config.run.device!r}; leave out one or the other. Roll-out workers go with a "
-                "device"
-            )
         if settings.num_gradient_workers:
             distributed.require_gradients(algorithms)
         if settings.num_policy_hosts > len(algorithms):
