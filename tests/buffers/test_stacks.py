@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palaestra.buffers import ReplayBuffer
+from palaestra.buffers import PrioritizedSampler, ReplayBuffer
 from palaestra.core import Batch, BoundedSpec, DiscreteSpec, OnPolicy, ShapeError, SpecError, TensorSpec, TimeStep
 from tests.buffers.model import FIRST, LAST, MID, generator, replay
 
@@ -152,3 +152,17 @@ def test_stacks_that_could_not_be_made_again_are_refused():
         buffer.open(padded)
     with pytest.raises(SpecError, match="was given stacked=4 and shape"):
         TensorSpec((3,), stacked=4)
+
+
+def test_rows_kept_for_their_frames_alone_are_not_drawn_by_priority():
+    """TS-09, TS-11: their own stacks are overwritten; drawn were up to three rows that the buffer held no more."""
+    camera = Camera(1, 3)
+    sampler = PrioritizedSampler()
+    buffer = ReplayBuffer(12, 1, observation_spec=spec(), action_spec=DiscreteSpec(num=2), sampler=sampler)
+    buffer.open(camera.step(restart=True))
+    for t in range(60):
+        buffer.append(torch.zeros(1, dtype=torch.int64), camera.step())
+        if t > 4:
+            drawn = buffer.draw(replay(mini_batch_size=64), generator(t))
+            assert set(drawn.index.tolist()) <= set(buffer.reader.complete().tolist())
+            check(camera, drawn.observation)

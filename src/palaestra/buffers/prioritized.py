@@ -265,6 +265,9 @@ class PrioritizedSampler(Sampler):
         size = np.zeros(len(index))
         size[possible] = np.where(buffer.may_begin(index[possible], length), self._highest, 0.0)
         tree.set(index, size)
+        if positions.spare:  # rows whose content stays for the stacks of others are no longer drawn
+            back = positions.counts + np.arange(1, positions.spare + 1)[:, None]
+            tree.set(positions.numbers_at((positions.cursors - back) % positions.ring_size).reshape(-1), 0.0)
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = {"highest": self._highest, "beta": self.beta}

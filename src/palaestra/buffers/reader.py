@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.lane_storage import EXTRA_FIELDS, FIRST, LAST, LaneStorage
+from palaestra.buffers.lane_storage import EXTRA_FIELDS, FIRST, LAST
 from palaestra.buffers.streams import Streams, WritePositions
 from palaestra.core import Batch, ConfigError, ShapeError, as_array, did_you_mean
 from palaestra.ops import valid_starts
@@ -75,27 +75,25 @@ class Field:
     """One field of all rows: `field[i]` takes rows as `buffer[i]` does, `field.camera` is a part of a nest.
 
     Args:
-        storage: of the buffer.
+        reader: of the buffer.
         name: path of the field.
-        numbers: `StreamReader.numbers`.
     """
 
-    __slots__ = ("_name", "_numbers", "_storage")
+    __slots__ = ("_name", "_reader")
 
-    def __init__(self, storage: LaneStorage, name: str, numbers: Callable[[Any], np.ndarray]) -> None:
-        self._storage, self._name, self._numbers = storage, name, numbers
+    def __init__(self, reader: "StreamReader", name: str) -> None:
+        self._reader, self._name = reader, name
 
     def __getitem__(self, index: Any) -> Any:
-        rows = self._numbers(index)
-        taken = self._storage.take(self._name, np.atleast_1d(rows))
+        rows = self._reader.numbers(index)
+        taken = self._reader.take(self._name, np.atleast_1d(rows))
         return taken if rows.ndim else taken[0]
 
     def __getattr__(self, key: str) -> "Field":
-        if key not in self._storage.parts(self._name):
-            raise AttributeError(
-                f"{self._name} has no part {key!r}{did_you_mean(key, self._storage.parts(self._name))}"
-            )
-        return Field(self._storage, f"{self._name}.{key}", self._numbers)
+        parts = self._reader.parts(self._name)
+        if key not in parts:
+            raise AttributeError(f"{self._name} has no part {key!r}{did_you_mean(key, parts)}")
+        return Field(self._reader, f"{self._name}.{key}")
 
 
 class RowNumbers(np.ndarray):
@@ -115,10 +113,14 @@ class StreamReader:
     Args:
         streams: to read from.
         fixed: see the attribute.
+        raw: whether observations are read as they are stored, without `stack_num`.
     """
 
-    def __init__(self, streams: Streams, *, fixed: bool = False) -> None:
+    def __init__(self, streams: Streams, *, fixed: bool = False, raw: bool = False) -> None:
         self._streams, self._storage = streams, streams.storage
+        self.parts = streams.storage.parts
+        self._stacks = streams.stack_num > 1 and not raw
+        self._take = self._take_stacks if self._stacks else streams.storage.take
         self.fixed = fixed
         """Whether these are data that stay. Then a draw of n steps may also begin with the last rows of a lane whose
         episode has ended, which no n rows will ever follow; while rows are written, those wait until n rows do."""
@@ -196,9 +198,28 @@ class StreamReader:
         if name == "state":
             assert self._streams.states is not None
             storage = self._streams.states
+        if name == "observation" and self._stacks:
+            places = np.arange(places.start, places.stop)[:, None] if isinstance(places, slice) else places
+            return self._take_stacks(name, self.positions.numbers_at(places))
         if isinstance(places, slice):
             return storage.view(name, places)
         return storage.take(name, self.positions.numbers_at(places))
+
+    def _take_stacks(self, name: str, index: np.ndarray) -> Any:
+        """As `LaneStorage.take`; of observations the stacks that end with each row."""
+        if name.partition(".")[0] != "observation":
+            return self._storage.take(name, index)
+        index = index % (self.positions.ring_size * self.num_lanes)
+        reach = self._reach(index.reshape(-1)).reshape(*index.shape, 1)
+        back = np.minimum(np.arange(self._streams.stack_num - 1, -1, -1), reach)
+        return self._storage.take(name, self.after(index[..., None], -back))
+
+    def _reach(self, index: np.ndarray) -> np.ndarray:
+        """[N] how many rows of its episode lie before a row, at most those of a stack; overwritten ones still lie."""
+        positions, lane, older = self.positions, index % self.num_lanes, self._streams.stack_num - 1
+        ages = self.ages(index)
+        before = ages + np.minimum((positions.written - positions.counts)[lane], older)
+        return self._walk(index, np.minimum(before, older), -1)
 
     # -- rows by number
 
@@ -256,7 +277,7 @@ class StreamReader:
             name: of the field; `buffer.reward` is short for `buffer.field("reward")`. It takes the same numbers as
                 `buffer[...]`, and raises the same `IndexError`.
         """
-        return Field(self._storage, name, self.numbers)
+        return Field(self, name)
 
     def take(self, name: str, index: np.ndarray | Tensor) -> Any:
         """A copy of one field at row numbers.
@@ -268,7 +289,7 @@ class StreamReader:
         Returns:
             [*index.shape, ...].
         """
-        return self._storage.take(name, np.asarray(as_array(index)))
+        return self._take(name, np.asarray(as_array(index)))
 
     def next(self, index: Any) -> Any:
         """The rows one step later; a row that no step of its own episode follows stays where it is.
@@ -478,6 +499,8 @@ class StreamReader:
             index: [N] row numbers of `candidates(length)`.
             length: rows that follow.
         """
+        if self._streams.sample_avail:
+            return self.is_start(index) & (self._reach(index) == self._streams.stack_num - 1)
         if not self._aligned(length):
             return self.is_start(index)
         kinds = self._storage.step_types
@@ -528,7 +551,7 @@ class StreamReader:
             index: [N] row numbers of `starts(n_step)`.
             n_step: n.
         """
-        take, rows = self._storage.take, index + _offsets(n_step, self.num_lanes)  # [n+1, N]
+        take, rows = self._take, index + _offsets(n_step, self.num_lanes)  # [n+1, N]
         bootstrap = rows[1]
         kinds = self._storage.step_types.take(rows, mode="wrap")
         if n_step > 1:  # `ops.n_step_end`
@@ -555,7 +578,7 @@ class StreamReader:
             length: steps with an action.
             burn_in: so many of them are not valid.
         """
-        take = self._storage.take
+        take = self._take
         rows = index + np.minimum(_offsets(length, self.num_lanes), self.num_lanes * self._followers(index))  # [L+1, N]
         fields = {name: take(name, rows) for name in self._storage.step_fields}
         fields |= {name: take(name, rows[:-1]) for name in _ACTED}
@@ -584,6 +607,9 @@ class StreamReader:
             ShapeError: hidden states are missing, for only some rows keep one.
         """
         positions, streams = self.positions, self._streams
+        if self._stacks:
+            yield from StreamReader(streams, raw=True).pieces(at_most)
+            return
         if at_most is None and positions.lockstep and positions.all_open and positions.count:
             yield list(range(self.num_lanes)), self.newest(positions.count)
             return

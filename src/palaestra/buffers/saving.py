@@ -164,6 +164,8 @@ def write_buffer(directory: Path, shape: Mapping[str, Any], options: RowOptions,
         **shape,
         "state_period": options.get("state_period", 1),
         "complete_episodes_only": options.get("complete_episodes_only", False),
+        "stack_num": options.get("stack_num", 1),
+        "sample_avail": options.get("sample_avail", False),
         "specs": {name: spec_to_json(_plain(spec)) for name in _SPECS if (spec := options.get(name)) is not None},
     }
     with files.whole_folder(directory, "buffer") as temporary:
@@ -189,6 +191,7 @@ def read_buffer(directory: Path) -> tuple[dict[str, Any], RowOptions, dict[str, 
         described = json.loads((directory / "buffer.json").read_text())
         options: dict[str, Any] = {name: spec_from_json(spec) for name, spec in described["specs"].items()}
         options |= {name: described[name] for name in ("state_period", "complete_episodes_only")}
+        options |= {name: described[name] for name in ("stack_num", "sample_avail") if name in described}
         shape = {name: described[name] for name in ("capacity", "num_lanes")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SpecError) as error:
         raise CheckpointError(f"{directory / 'buffer.json'} describes no buffer: {error!r}") from error

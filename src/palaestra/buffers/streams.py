@@ -35,6 +35,11 @@ class RowOptions(TypedDict, total=False):
     """The hidden state of a recurrent policy, by name; `None` where it has none."""
     state_period: int
     """A hidden state is kept with every row of a lane whose place is a multiple of this; 1, the default, is all."""
+    stack_num: int
+    """Observations are read as stacks `[stack_num, ...]` of this row's and the ones before in its episode, the newest
+    last; before the first one it is repeated. 1, the default, is no stack. Nothing is stored twice."""
+    sample_avail: bool
+    """Whether draws begin only where the whole stack lies in the episode."""
     storage: Storage | None
     """Where rows lie; main memory by default, or `MappedFiles(directory)`, or `DeviceMemory("cuda")`."""
     complete_episodes_only: bool
@@ -53,14 +58,17 @@ class WritePositions:
         rows: complete rows that a lane can hold.
         spare: places behind the oldest row whose content stays; frames of its stack lie there.
         period: the first row of a stream lies at a multiple of this.
+        first_place: of a stream that begins, where the spare places before it are not written; else it follows them.
     """
 
-    def __init__(self, num_lanes: int, rows: int, spare: int = 0, period: int = 1) -> None:
+    def __init__(
+        self, num_lanes: int, rows: int, spare: int = 0, period: int = 1, first_place: int | None = None
+    ) -> None:
         self.num_lanes, self.rows, self.spare = num_lanes, rows, spare
         self.ring_size = rows + spare + 1
         """Places of a ring: complete rows, spare ones, and the open row."""
         first = -(-spare // period) * period
-        self.first_place = first if first < self.ring_size else spare
+        self.first_place = (first if first < self.ring_size else spare) if first_place is None else first_place
         """Of a stream that begins."""
         self.together = 0
         """Rows completed in all lanes at once; a number of its own, because `append` then writes no array."""
@@ -377,12 +385,20 @@ class Streams:
         observation_spec, where = options["observation_spec"], options.get("storage")
         # an unroll is handed out as it lies in memory, so a buffer that grows for it keeps whole stacks
         spare = 0 if capacity is None else max(leaf.stacked for leaf in spec_leaves(observation_spec).values()) - 1
+        self.stack_num, self.sample_avail = options.get("stack_num", 1), options.get("sample_avail", False)
+        if self.stack_num < 1 or (self.stack_num > 1 and (self.growing or spare)):
+            raise ConfigError(
+                f"stack_num is {self.stack_num}; it must be at least 1, and 1 where the buffer grows (capacity=None), "
+                "or where the spec says `stacked`, as with the wrapper FrameStack"
+            )
+        spare += self.stack_num - 1
         if where is not None and where.mapped:
             if self.growing or self.complete_only:
                 raise ConfigError("mapped files hold a buffer of fixed capacity without complete_episodes_only")
             spare += 1  # so that a row which is half written lies where none is counted
         rows = _FIRST_ROWS if capacity is None else capacity // num_lanes
-        self.positions = WritePositions(num_lanes, rows, spare, self.state_period if state_spec else 1)
+        first = 0 if self.stack_num > 1 else None
+        self.positions = WritePositions(num_lanes, rows, spare, self.state_period if state_spec else 1, first)
         extras = {name: options.get(f"{name}_spec") for name in EXTRA_FIELDS}
         specs: dict[str, Any] = {
             "step_type": TensorSpec((), torch.int32),

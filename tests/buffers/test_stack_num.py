@@ -1,0 +1,122 @@
+"""Tests of `stack_num` of `palaestra.buffers.ReplayBuffer`: stacks of an environment that gives single frames."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palaestra import EnvConfig, create_environment
+from palaestra.buffers import PrioritizedSampler, ReplayBuffer
+from palaestra.core import ConfigError, DiscreteSpec, OnPolicy, ShapeError, TensorSpec
+from tests.buffers.model import FIRST, LAST, MID, World, generator, make_buffer, replay, step
+
+SPECS = {"observation_spec": TensorSpec((), torch.int64), "action_spec": DiscreteSpec(num=5)}
+
+
+def expected(stream, i, count):
+    """The serial numbers of a stack, found by walking back from row i."""
+    first = i
+    while first > max(0, i - count + 1) and stream[first].kind != FIRST and stream[first - 1].kind != LAST:
+        first -= 1
+    return [stream[max(first, j)].serial for j in range(i - count + 1, i + 1)]
+
+
+def test_ts_09_the_arrays_of_the_document():
+    """TS-09: 16 steps whose episodes end after every fifth, stacks of 4: the first frame is repeated before it."""
+    buffer = ReplayBuffer(16, 1, **SPECS, stack_num=4)
+    buffer.open(step([FIRST], torch.tensor([0])))
+    for i in range(1, 10):
+        buffer.append(torch.tensor([0]), step([(FIRST, MID, MID, MID, LAST)[i % 5]], torch.tensor([i])))
+    stacks = buffer.observation[0:8].tolist()
+    assert stacks[:5] == [[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 2], [0, 1, 2, 3], [1, 2, 3, 4]]
+    assert stacks[5:] == [[5, 5, 5, 5], [5, 5, 5, 6], [5, 5, 6, 7]]
+    assert buffer[-1].observation.tolist() == [5, 6, 7, 8]
+    assert buffer.reward[0:8].shape == (8,)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    lanes=st.integers(1, 3),
+    rows=st.integers(1, 12),
+    steps=st.integers(1, 60),
+    seed=st.integers(0, 99),
+    some=st.booleans(),
+    count=st.integers(2, 5),
+)
+def test_ts_09_frames_never_cross_the_beginning_of_an_episode(lanes, rows, steps, seed, some, count):
+    """TS-09: over the end of the ring, with lanes apart, in windows, sequences and unrolls."""
+    buffer, everything = make_buffer(rows * lanes, lanes, stack_num=count), World(lanes, 10**6, seed, breaks=True)
+    everything.open(buffer)
+    for t in range(steps):
+        everything.append(buffer, [t % lanes] if some and t % 3 == 0 else None)
+    for number, lane in enumerate(everything.lanes):
+        stream = lane.stream
+        found = buffer.observation[buffer.in_time_order(number)].tolist()
+        assert found == [expected(stream, i, count) for i in range(len(stream) - len(found), len(stream))]
+    place = {row.serial: (lane.stream, i) for lane in everything.lanes for i, row in enumerate(lane.stream)}
+
+    def check(observation):
+        for stack in observation.reshape(-1, count).tolist():
+            assert stack == expected(*place[stack[-1]], count)
+
+    for n_step, length in ((1, 1), (2, 1), (1, 2)):
+        if len(buffer) and rows > 2:
+            try:
+                drawn = buffer.draw(replay(n_step=n_step, mini_batch_length=length), generator())
+            except ShapeError:  # there is no such window yet
+                continue
+            check(drawn.observation)
+            check(drawn.get("next_observation", drawn.observation))
+    check(buffer.draw(OnPolicy(unroll_length=1), generator()).observation)
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_ts_09_only_whole_stacks_are_drawn_where_asked_for(prioritized):
+    """TS-09: `sample_avail`."""
+    sampler = PrioritizedSampler() if prioritized else None
+    buffer, world = make_buffer(60, 1, stack_num=2, sample_avail=True, sampler=sampler), World(1, 10**6, 4, breaks=True)
+    world.open(buffer)
+    for t in range(120):
+        world.append(buffer)
+        if t > 70:
+            rows, _ = buffer.sample(16, generator(t))
+            stacks = rows.observation.tolist()
+            assert all(len(set(stack)) == 2 for stack in stacks)
+    kept = buffer.observation[buffer.starts(1)].tolist()
+    stream = world.lanes[0].stream
+    pairs = range(len(stream) - 61, len(stream) - 1)
+    whole = [expected(stream, i, 2) for i in pairs if stream[i].kind != LAST and stream[i + 1].kind != FIRST]
+    assert kept == [stack for stack in whole if len(set(stack)) == 2]
+
+
+def test_ts_09_an_environment_without_frame_stack(tmp_path):
+    """TS-09: the same stacks as the environment's states, saved and loaded with the buffer."""
+    env = create_environment(EnvConfig(name="CartPole-v1", num_envs=2), seed=3)
+    buffer = ReplayBuffer(60, 2, observation_spec=env.observation_spec, action_spec=env.action_spec, stack_num=4)
+    time_step = env.reset()
+    buffer.open(time_step)
+    seen = [time_step.observation.clone()]
+    for t in range(8):
+        action = torch.tensor([t % 2, (t + 1) % 2])
+        time_step = env.step(action)
+        buffer.append(action, time_step)
+        seen.append(time_step.observation.clone())
+    assert buffer[-1].observation.shape == (4, 4)
+    rows = buffer.in_time_order(1)[3:]
+    assert torch.equal(
+        buffer.observation[rows], torch.stack([torch.stack(seen)[i - 3 : i + 1, 1] for i in range(3, 9)])
+    )
+    buffer.save(tmp_path / "saved")
+    again = ReplayBuffer.load(tmp_path / "saved")
+    assert torch.equal(again.observation[...], buffer.observation[...])
+    joined = ReplayBuffer(60, 2, **{**buffer.options, "stack_num": 1})
+    joined.update(buffer)
+    assert torch.equal(joined.observation[...], buffer.observation[...][:, -1])
+
+
+def test_ts_09_stacks_of_stacks_are_refused():
+    """TS-09, F27."""
+    stacked = {**SPECS, "observation_spec": TensorSpec((4,), torch.int64, stacked=4)}
+    for capacity, specs, count in ((None, SPECS, 4), (8, stacked, 4), (8, SPECS, 0)):
+        with pytest.raises(ConfigError, match="stack_num is"):
+            ReplayBuffer(capacity, 1, **specs, stack_num=count)
