@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from palaestra.core import ConfigError, DiscreteSpec, MissingExtraError, PalaestraError, RunSeeds, import_object
+import palaestra
+from palaestra.core import (
+    ConfigError,
+    DiscreteSpec,
+    EnvError,
+    MissingExtraError,
+    PalaestraError,
+    RunSeeds,
+    SpecError,
+    import_object,
+)
 from palaestra.envs import (
     EnvConfig,
     GymEnvironment,
@@ -128,6 +138,54 @@ def test_an_environment_that_is_batched_itself_is_called_with_the_batch_size():
         create_environment(EnvConfig(name="tests.envs.worlds:Constant", wrappers=(Doubled,)), lane_seeds=SEEDS[:1])
     with pytest.raises(ConfigError, match="is native, not process"):
         create_environment(EnvConfig(name="tests.envs.worlds:Constant", vectorization="process"), lane_seeds=SEEDS[:1])
+
+
+def test_a_batched_environment_gets_the_time_limit_of_the_configuration():
+    """ALF-30, ALF-46: on tensors the limit sets the step type and keeps the discount; one that takes none says so."""
+    tensors = EnvConfig(name="palaestra.envs.tiny:TensorCartPole", num_envs=2, max_episode_steps=3)
+    with create_environment(tensors, seed=1) as env:
+        steps = [env.reset(), *(env.step(torch.tensor([0, 1])) for _ in range(4))]
+    assert [step.step_type.tolist() for step in steps] == [[0, 0], [1, 1], [1, 1], [2, 2], [0, 0]]
+    assert all(step.discount.tolist() == [1, 1] for step in steps)
+    with pytest.raises(ConfigError, match="takes no max_episode_steps; leave that out, or give its constructor"):
+        create_environment(EnvConfig(name="tests.envs.worlds:Constant", max_episode_steps=5), lane_seeds=SEEDS[:1])
+    with pytest.raises(SpecError, match="was given a TensorCartPole, which is a batch; wrappers go around each"):
+        TimeLimit(env, 5)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("vectorization", ["serial", "process"])
+def test_the_discount_and_the_automatic_reset_can_be_chosen(vectorization):
+    """ALF-44: converter(discount, auto_reset)."""
+    options = {"name": "tests.envs.worlds:Counter", "vectorization": vectorization, "num_envs": 2}
+    ends = {"kwargs": {"script": {2: "terminated"}}}
+    action = torch.zeros(2, dtype=torch.int64)
+    config = EnvConfig(**options, **ends, discount=0.5, auto_reset=False)
+    with create_environment(config, seed=1) as env:
+        with pytest.raises(EnvError, match=r"auto_reset is False; call reset\(\)"):
+            env.step(action)
+        for _ in range(2):
+            steps = [env.reset(), env.step(action), env.step(action)]
+            assert [step.step_type.tolist() for step in steps] == [[0, 0], [1, 1], [2, 2]]
+            assert [step.discount.tolist() for step in steps] == [[1, 1], [0.5, 0.5], [0, 0]]
+            with pytest.raises(EnvError, match=r"environments \[0, 1\] are at the end of an episode"):
+                env.step(action)
+        with pytest.raises(ConfigError, match=r"leave out env.auto_reset=False"):
+            palaestra.Collector.of(env, palaestra.DQN(env.observation_spec, env.action_spec))
+    with create_environment(EnvConfig(**options, discount=0.5), seed=1) as env:
+        env.reset()
+        assert env.step(action).discount.tolist() == [0.5, 0.5]
+    with pytest.raises(ConfigError, match="stepped as one; leave them out"):
+        create_environment(EnvConfig(name="palaestra.envs.tiny:TensorCartPole", discount=0.5))
+    with pytest.raises(ConfigError, match=r"env.discount is 2; it must lie in \[0, 1\]"):
+        EnvConfig(discount=2)
+
+
+def test_a_class_may_stand_for_its_name():
+    """ALF-44: as in `train`; what cannot be found again is refused with words."""
+    assert EnvConfig(name=Doubled).name == "tests.envs.worlds:Doubled"  # pyright: ignore[reportArgumentType]
+    for given in (lambda: None, 3):
+        with pytest.raises(ConfigError, match="a class or function that a module defines at its top"):
+            EnvConfig(name=given)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_single_environment_gets_its_limit_and_wrappers():

@@ -48,6 +48,7 @@ def load(
     gym_wrappers: Sequence[Any] = (),
     wrappers: Sequence[Any] = (),
     kwargs: dict[str, Any] | None = None,
+    discount: float = 1.0,
 ) -> SingleEnvironment:
     """One environment with all its layers.
 
@@ -61,6 +62,7 @@ def load(
         gym_wrappers: as in `EnvConfig`; not for a `SingleEnvironment`.
         wrappers: as in `EnvConfig`.
         kwargs: for the constructor.
+        discount: of every step that does not terminate, as in `GymEnvironment`; 1 for a `SingleEnvironment`.
 
     Raises:
         ConfigError: no such environment or wrapper, or the arguments do not fit.
@@ -87,12 +89,14 @@ def load(
         env, registered = gym.make(name, kwargs)
     duration = (registered or 0) if max_episode_steps is None else max_episode_steps
     if isinstance(env, gymnasium.Env):
-        env = GymEnvironment(_gym_wrapped(env, duration, inner))
+        env = GymEnvironment(_gym_wrapped(env, duration, inner), discount=discount)
     elif not isinstance(env, SingleEnvironment):
         raise ConfigError(
             f"{name!r} made a {type(env).__name__}; load needs a gymnasium.Env or a SingleEnvironment "
             "(a batched environment says so by the attribute `batched = True`, and is made by create_environment)"
         )
+    elif discount != 1:
+        raise ConfigError(f"{name!r} is a SingleEnvironment, which says its discount itself; leave env.discount out")
     elif inner:
         raise ConfigError(f"{name!r} is a SingleEnvironment, which gym_wrappers cannot be put around; use wrappers")
     env.env_id = env_id
@@ -133,6 +137,7 @@ def load_lane(config: EnvConfig, lane: int) -> SingleEnvironment:
         gym_wrappers=config.gym_wrappers,
         wrappers=(*config.wrappers, *config.train_wrappers, *chaos, *last),
         kwargs=config.all_kwargs,
+        discount=config.discount,
     )
 
 
@@ -167,7 +172,7 @@ def _created(config: EnvConfig, seed: int, lane_seeds: Sequence[int] | None) -> 
     if config.name.startswith(envpool.PREFIX) or config.vectorization == "native":
         return _native(config, maker, lane_seeds)
     factories = [functools.partial(load_lane, config, lane) for lane in range(config.num_envs)]
-    options = {"info": _named(config), "untransformed": config.untransformed}
+    options = {"info": _named(config), "untransformed": config.untransformed, "auto_reset": config.auto_reset}
     if config.num_ready is not None:
         return _first_ready(config, factories, lane_seeds, options)
     return LaneEnvironment(_driver(config, factories), lane_seeds=lane_seeds, **options)
@@ -337,7 +342,10 @@ def _driver(config: EnvConfig, factories: Sequence[Callable[[], SingleEnvironmen
 def _require_native(config: EnvConfig) -> None:
     config.require_raising()
     if config.gym_wrappers or config.wrappers or config.train_wrappers:
-        raise ConfigError(f"{config.name!r} is stepped natively, all lanes as one, which wrappers cannot be put around")
+        raise ConfigError(
+            f"{config.name!r} is stepped natively, all lanes as one, which wrappers cannot be put around; let the "
+            "environment itself compute what they would"
+        )
     if config.untransformed:
         raise ConfigError(f"{config.name!r} has no wrappers that transform anything; leave out env.untransformed")
     if config.vectorization not in ("auto", "native"):
@@ -392,10 +400,16 @@ def _first_ready(
 
 def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[int]) -> Environment:
     _require_native(config)
-    if config.max_episode_steps:
-        raise ConfigError(f"{config.name!r} brings its own time limit; leave max_episode_steps out")
     kwargs: dict[str, Any] = {**config.all_kwargs, "batch_size": config.num_envs}
-    if "lane_seeds" in inspect.signature(maker).parameters:
+    takes = inspect.signature(maker).parameters
+    if config.max_episode_steps is not None:  # it resets its lanes itself, so it has to know where they end
+        if "max_episode_steps" not in takes:
+            raise ConfigError(
+                f"{config.name!r} resets its lanes itself and takes no max_episode_steps; leave that out, or give its "
+                "constructor such an argument, as TensorEnvironment has it"
+            )
+        kwargs["max_episode_steps"] = config.max_episode_steps
+    if "lane_seeds" in takes:
         kwargs["lane_seeds"] = list(lane_seeds)
     env = _made(config.name, maker, kwargs)
     if not isinstance(env, Environment):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
 from palaestra.core import ConfigError, did_you_mean
+from palaestra.core.importing import importable_name
 from palaestra.envs.chaos import chaos_rules
 from palaestra.envs.faults import FaultPolicy
 from palaestra.envs.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
@@ -58,12 +59,19 @@ class EnvConfig:
     """Seconds that one step may take in a worker process or a thread."""
     reset_timeout_s: float = 180.0
     """The same for a step in which an episode starts, and for making environments."""
+    discount: float = 1.0
+    """Continuation of every step that does not terminate, in [0, 1]; below 1 only where a ported task has its own."""
+    auto_reset: bool = True
+    """Whether the step after a LAST one begins the next episode; if not, it is an error, and you call `reset`. Nothing
+    can be collected then."""
     strict: bool = False
     """Whether an observation outside its bounds is a fault; else it is logged once."""
     chaos: str = ""
     """Faults to inject, for tests: such as `kill:0.001,nan:0.01`. See `chaos_rules`."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            object.__setattr__(self, "name", _name_of(self.name))
         if not self.name:
             raise ConfigError("env.name is ''; give an environment, such as CartPole-v1 or my_package:MyEnvironment")
         if self.vectorization not in VECTORIZATIONS:
@@ -78,6 +86,10 @@ class EnvConfig:
             if getattr(self, name) is not None and self.vectorization != "process":
                 given = f"env.{name} is {getattr(self, name)}"
                 raise ConfigError(f"{given}; only vectorization=process {does}, and it is {self.vectorization}")
+        if not self.auto_reset and self.num_ready is not None:
+            raise ConfigError("env.auto_reset is False, which needs all environments at once; leave out env.num_ready")
+        if not 0 <= self.discount <= 1:
+            raise ConfigError(f"env.discount is {self.discount}; it must lie in [0, 1]")
         for name in ("gym_wrappers", "wrappers", "train_wrappers"):
             stock = GYM_WRAPPERS if name == "gym_wrappers" else STEP_WRAPPERS
             object.__setattr__(self, name, as_values(getattr(self, name), stock))
@@ -129,6 +141,11 @@ class EnvConfig:
                 "env.variants are of single environments, and these are stepped as one; use vectorization=serial or "
                 "process, or give the differences to the environment by kwargs"
             )
+        if self.discount != 1 or not self.auto_reset:
+            raise ConfigError(
+                f"env.discount is {self.discount} and env.auto_reset {self.auto_reset}, which are for single "
+                "environments, and these are stepped as one; leave them out"
+            )
         if self.chaos:
             raise ConfigError("env.chaos strikes single environments; use vectorization=serial, thread or process")
         if self.on_fault != "raise":
@@ -145,7 +162,7 @@ class EnvConfig:
             kwargs: for the constructor, on top of its others.
         """
         kwargs = {**self.kwargs, **kwargs}
-        plain = dataclasses.replace(self.alone(num_envs), info=(), untransformed=False)
+        plain = dataclasses.replace(self.alone(num_envs), info=(), untransformed=False, auto_reset=True)
         return dataclasses.replace(plain, kwargs=kwargs, train_kwargs={}, train_wrappers=())
 
     def alone(self, num_envs: int) -> Self:
@@ -163,6 +180,17 @@ class EnvConfig:
     def all_kwargs(self) -> dict[str, Any]:
         """For the constructor of a training environment."""
         return {**self.kwargs, **self.train_kwargs}
+
+
+def _name_of(env: Any) -> str:
+    """The name of a class or function that was given in the place of its name."""
+    name = importable_name(env) if callable(env) else None
+    if name is None:
+        raise ConfigError(
+            f"env.name is {env!r}; give an id of Gymnasium's registry, or a class or function that a module defines at "
+            "its top, or its name as 'my_package:MyEnvironment': a run has to find it again"
+        )
+    return name
 
 
 def _require_variant(variant: Any) -> None:

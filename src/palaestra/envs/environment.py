@@ -115,6 +115,8 @@ class Environment(_Specified):
     """LAST rows of environments that reset within the step (their FIRST rows are in the step itself), else `None`."""
     checks_finite: bool = False
     """Whether it raises an error itself before it would emit NaN or infinity."""
+    auto_reset: bool = True
+    """Whether the step after LAST begins an episode; if not, it is an error until `reset` is called."""
     info: Sequence[str] = ()
     """Entries of `env_info` that every time step has (0 at FIRST and NaN elsewhere where nothing was reported), and
     that rows of a buffer keep."""
@@ -424,6 +426,11 @@ class EnvironmentWrapper(SingleEnvironment):
     def __init__(self, env: SingleEnvironment) -> None:
         if not isinstance(env, SingleEnvironment):
             kind, outer = type(env).__name__, type(self).__name__
+            if isinstance(env, Environment):
+                raise SpecError(
+                    f"{outer} was given a {kind}, which is a batch; wrappers go around each of its environments, by "
+                    "EnvConfig(wrappers=...), and what resets its lanes itself takes max_episode_steps itself"
+                )
             raise SpecError(f"{outer} was given a {kind}; it goes around a SingleEnvironment: GymEnvironment({kind}())")
         self.env = env
         self.env_id = env.env_id

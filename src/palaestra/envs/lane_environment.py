@@ -34,6 +34,7 @@ class LaneEnvironment(HasSpecs, Environment):
         driver: `SerialDriver`, `ThreadDriver` or `ProcessDriver`, with the environments.
         lane_seeds: one for each, from `RunSeeds.integer("environments", lane)`; fresh ones if left out.
         info: entries of `env_info` that every time step is to have.
+        auto_reset: whether the step after LAST begins an episode.
         untransformed: whether the outermost layer is `Untransformed`, so that time steps have `untransformed`.
 
     Raises:
@@ -57,6 +58,7 @@ class LaneEnvironment(HasSpecs, Environment):
         lane_seeds: Sequence[int] | None = None,
         info: Sequence[str] = (),
         untransformed: bool = False,
+        auto_reset: bool = True,
     ) -> None:
         self.driver = driver
         """What steps them."""
@@ -68,6 +70,7 @@ class LaneEnvironment(HasSpecs, Environment):
         self.batch_size = driver.batch_size
         self._bare, self._reader, self._policy = driver.specs, driver.reader, driver.faults
         self.specs, self.info = self._bare.batched(), tuple(info)
+        self.auto_reset = auto_reset
         if untransformed:
             both: Any = self.specs.observation
             self.specs, self.untransformed_spec = self.specs._replace(observation=both["seen"]), both["untransformed"]
@@ -108,6 +111,11 @@ class LaneEnvironment(HasSpecs, Environment):
         """
         if env_id is not None or self._sent is not None:
             require_all(self, env_id, self._sent is not None)
+        if not self.auto_reset and self._log.due:
+            raise EnvError(
+                f"environments {self._log.due} are at the end of an episode, or before their first, and "
+                "auto_reset is False; call reset()"
+            )
         self.start(self.checked(action))
 
     def checked(self, action: Any) -> list[np.ndarray]:

@@ -54,6 +54,8 @@ class Collector:
     ) -> None:
         if buffer.num_lanes != env.batch_size:
             raise ConfigError(f"the buffer has {buffer.num_lanes} lanes for {env.batch_size} environments")
+        if not env.auto_reset:
+            raise ConfigError("a collector goes on after the end of an episode; leave out env.auto_reset=False")
         if env.device.type != "cpu" and policy.device.type == "cpu":
             raise ConfigError(
                 f"the environments are on {env.device} and the policy is on the CPU: observations would have to come "
