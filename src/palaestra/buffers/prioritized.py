@@ -138,7 +138,7 @@ class SumTree:
         self.load_state(state)
 
     def load_state(self, state: torch.Tensor) -> None:
-        """Puts back what `state` gave.
+        """Takes over the bytes of another tree.
 
         Args:
             state: of a tree of the same size.
