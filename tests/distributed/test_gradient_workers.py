@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from palaestra.algorithms import ALGORITHMS, GradientAlgorithm
-from palaestra.core import ConfigError, NonFiniteError
+from palaestra.buffers import ReplayBuffer
+from palaestra.core import ConfigError, NonFiniteError, shards
 from palaestra.distributed import GradientWorkers, GradWorker, LossState, TrainerAllocator
 from palaestra.runtime import WorkerDiedError
 from palaestra.training import SimplePolicyManager
@@ -228,3 +229,27 @@ def test_workers_place_what_arrives_on_the_device_of_the_algorithm(device):
     for one in (algorithm, *made):
         assert {parameter.device.type for parameter in one.model.parameters()} == {device}
     assert any(not torch.equal(a, b) for a, b in zip(before, algorithm.model.parameters(), strict=True))
+
+
+def test_gradients_and_trajectories_of_several_places_are_one_update():
+    """MARO-20: `update_with_multi_loss_info` is `apply` of several, `learn_from_multi_trajectories` a lane for each."""
+    algorithm, collector = collected("ppo", any_kind("ppo"), seed=3)
+    whole, parts = twin(algorithm), twin(algorithm)
+    whole.update(copy.deepcopy(collector.buffer))
+    received = ReplayBuffer(None, collector.buffer.num_lanes, **collector.buffer.options)
+    for lane in range(received.num_lanes):
+        trajectory = collector.buffer.newest(len(collector.buffer) // received.num_lanes)
+        received.extend(trajectory.map(lambda leaf, lane=lane: leaf[:, lane : lane + 1]), [lane])
+
+    def step(minibatch):
+        return parts.apply([parts.gradients(part) for part in shards(minibatch, parts.plan, 2)]), None
+
+    parts.update(received, step)
+    for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_factory_that_cannot_be_sent_says_what_to_write():
+    """MARO-23, F27: a lambda in a factory is refused before anything starts, with what to give instead."""
+    with local() as runtime, pytest.raises(ConfigError, match=r"Lambdas .* cannot; use .*functools.partial of one"):
+        runtime.start(lambda: GradWorker({}), name="grad-worker")
