@@ -368,12 +368,7 @@ class Streams:
     def __init__(self, capacity: int | None, num_lanes: int, options: RowOptions) -> None:
         if num_lanes < 1 or (capacity is not None and capacity < num_lanes):
             raise ConfigError(f"capacity {capacity} has no room for one row in each of {num_lanes} lanes")
-        missing = RowOptions.__required_keys__ - options.keys()
-        unknown = options.keys() - RowOptions.__annotations__.keys()
-        if unknown or missing:
-            wrong = [f"needs {', '.join(sorted(missing))}"] if missing else []
-            wrong += [f"does not know {', '.join(sorted(unknown))}"] if unknown else []
-            raise TypeError(f"a buffer {' and '.join(wrong)}; its options are those of RowOptions")
+        _require_options(options)
         self.options, self.num_lanes, self.growing = options, num_lanes, capacity is None
         self.complete_only = options.get("complete_episodes_only", False)
         info_spec, state_spec = options.get("info_spec") or {}, options.get("state_spec") or {}
@@ -453,3 +448,12 @@ class Streams:
         self.storage.resize(rows + 1, order)
         if self.states is not None:  # a buffer that grows keeps a state with every row
             self.states.resize(rows + 1, order)
+
+
+def _require_options(options: RowOptions) -> None:
+    missing = RowOptions.__required_keys__ - options.keys()
+    unknown = options.keys() - RowOptions.__annotations__.keys()
+    if unknown or missing:
+        wrong = [f"needs {', '.join(sorted(missing))}"] if missing else []
+        wrong += [f"does not know {', '.join(sorted(unknown))}"] if unknown else []
+        raise TypeError(f"a buffer {' and '.join(wrong)}; its options are those of RowOptions")
