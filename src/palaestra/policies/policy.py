@@ -11,6 +11,7 @@ from torch import Tensor
 
 from palaestra.core import Batch, NonFiniteError, RunSeeds, ShapeError, TimeStep, device_of, to_device
 from palaestra.core.spec import SpecTree, TensorSpec, numpy_dtype, spec_leaves
+from palaestra.core.tree import tree_paths
 from palaestra.nn import ACTION_MASK, MovableModule
 from palaestra.policies.actions import check_masks, children_of, require_mask_spec
 from palaestra.policies.exploration import Exploration
@@ -325,26 +326,58 @@ class Policy(MovableModule, ABC):
     # -- for users
 
     @final
-    def forward(self, observation: Any, *, deterministic: bool = True) -> Any:
+    def forward(self, observation: Any, state: Any = None, *, deterministic: bool = True) -> Any:
         """The environment's action for observations, outside any training.
 
         Args:
             observation: numpy arrays, tensors or numbers as the observation spec says, in dicts, tuples or a `Batch`;
-                bare or with leading dimensions.
+                bare or with leading dimensions. Or a `Batch` that has such an observation as its field `obs` or
+                `observation`, beside others; then the answer is a `Batch` too.
+            state: the memory that the call before gave, for such a `Batch`; `None` where an episode begins.
             deterministic: whether to take the most probable or most valuable action, else to sample the policy.
 
         Returns:
-            numpy array as the action spec says, with the same leading dimensions.
+            numpy array as the action spec says, with the same leading dimensions; or a `Batch` of it, `act`, and of the
+            memory after this step, `state` (empty for a policy without).
 
         Raises:
-            ShapeError: the observation does not fit the spec.
+            ShapeError: the observation or the state does not fit, or a state came with an observation alone.
         """
-        leading = leading_shape(observation, self.observation_spec)
-        rows = as_rows(observation, self.observation_spec, self.device, leading)
+        field = self._observation_field(observation)
+        if field is None and state is not None:
+            raise ShapeError("a state was given with an observation alone; give policy(Batch(obs=...), state)")
+        seen = observation if field is None else observation[field]
+        leading = leading_shape(seen, self.observation_spec)
+        rows = as_rows(seen, self.observation_spec, self.device, leading)
         count = int(np.prod(leading, dtype=np.int64))
-        step = TimeStep(observation=rows)
-        chosen = self.act(step, self.initial_state(count), phase=Phase.EVAL, deterministic=deterministic)
-        return to_numpy(self.env_action(chosen.action), self.action_spec, leading)
+        memory = self.initial_state(count) if state is None else self._checked_state(state, count)
+        chosen = self.act(TimeStep(observation=rows), memory, phase=Phase.EVAL, deterministic=deterministic)
+        action = to_numpy(self.env_action(chosen.action), self.action_spec, leading)
+        return (
+            action
+            if field is None
+            else Batch(act=action, state=Batch() if type(chosen.state) is tuple else chosen.state)
+        )
+
+    def _observation_field(self, given: Any) -> str | None:
+        """Which field of a batch is the observation; `None` where what was given is one itself."""
+        spec = self.observation_spec
+        if not isinstance(given, Batch) or (isinstance(spec, dict) and all(key in given for key in spec)):
+            return None
+        return next((name for name in ("obs", "observation") if name in given), None)
+
+    def _checked_state(self, state: Any, count: int) -> Any:
+        """The state, if it is that of so many lanes of this policy."""
+        shapes = [
+            {path: tuple(np.shape(leaf)) for path, leaf in tree_paths(tree).items()}
+            for tree in (state, self.initial_state(count))
+        ]
+        if shapes[0] != shapes[1]:
+            raise ShapeError(
+                f"the state has leaves of shape {shapes[0]}, and this policy's for {count} observations have "
+                f"{shapes[1]}; give what the call before answered as `state`, or None where an episode begins"
+            )
+        return state if shapes[0] else ()
 
     def begun(self, state: Any, first: Any) -> Any:
         """The state with the initial one in rows where an episode begins.
