@@ -19,7 +19,7 @@ from palaestra.envs.chaos import ChaosEnv
 from palaestra.envs.driver import Driver
 from palaestra.envs.env_config import EnvConfig
 from palaestra.envs.environment import Environment, SingleEnvironment
-from palaestra.envs.faults import describe
+from palaestra.envs.faults import Hang, describe, is_own
 from palaestra.envs.first_ready import FirstReadyEnvironment
 from palaestra.envs.gym_environment import GymEnvironment
 from palaestra.envs.lane_environment import LaneEnvironment
@@ -326,7 +326,9 @@ def _made(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         return maker(**kwargs)
     except PalaestraError:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if isinstance(error, Hang) or not is_own(error):
+            raise
         kind, detail = describe(error)
         raise EnvError(f"{name!r} raised {kind} when it was made: {detail}") from error
 

@@ -1,17 +1,20 @@
 """`Driver`: what steps the environments of a `LaneEnvironment`, and where."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from palaestra.envs.boundary import ActionReader
 from palaestra.envs.episodes import LaneEpisode
-from palaestra.envs.faults import FaultPolicy, Incident
+from palaestra.envs.faults import Fault, FaultPolicy, Incident
 from palaestra.envs.rows import Rows, Specs
 
 __all__ = ["Driver"]
+
+CLOSE_S = 5.0
+"""How long closing environments may take."""
 
 Outcome = tuple[Rows, list[int], Any, Sequence[Incident]]
 """Rows that are not written to any more, lanes whose episode ended, info (a `Batch` or `()`), and what went wrong."""
@@ -30,6 +33,8 @@ class Driver(ABC):
     """What to do when one fails, and how long to wait for one."""
     first_id: int
     """Number of the first environment in messages, where this is a part of a larger batch."""
+    lost: Callable[[Incident], Fault] | None = None
+    """Makes the record of a hang that ends this process; only for drivers that step environments here."""
 
     @property
     def answered(self) -> bool:
@@ -93,5 +98,5 @@ class Driver(ABC):
         self.close()
 
     @abstractmethod
-    def close(self) -> None:
-        """Closes every environment."""
+    def close(self) -> Sequence[Incident]:
+        """Closes every environment; returns what went wrong in that."""

@@ -204,8 +204,13 @@ class Environment(_Specified):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            self.close()
+        except EnvError as another:
+            if error is None:
+                raise
+            _log.warning("%s", another)  # the first error is what the user needs
 
 
 class SingleEnvironment(_Specified):

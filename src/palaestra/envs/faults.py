@@ -1,6 +1,8 @@
 """What happens when an environment fails: a policy, a record of every fault, and a budget of restarts."""
 
 import dataclasses
+import signal
+import threading
 import time
 import traceback
 from collections import defaultdict
@@ -11,7 +13,7 @@ import numpy as np
 
 from palaestra.core import ConfigError, EnvError, NonFiniteError, PalaestraError, require_at_least
 
-__all__ = ["Fault", "FaultKind", "FaultPolicy", "RestartBudget", "describe"]
+__all__ = ["Fault", "FaultKind", "FaultPolicy", "Hang", "RestartBudget", "describe", "is_own"]
 
 OnFault = Literal["raise", "restart", "drop"]
 FaultKind = Literal["raised", "died", "timeout", "non-finite", "malformed"]
@@ -49,6 +51,10 @@ class FaultPolicy:
                     "(11 days), which is as good as none"
                 )
         require_at_least(self, "", max_restarts=0, backoff_s=0)
+
+
+class Hang(BaseException):
+    """Raised where an environment hangs, past its `except Exception`; the text is what it was doing."""
 
 
 class Failure(NamedTuple):
@@ -200,9 +206,31 @@ def describe(error: BaseException) -> tuple[str, str]:
     Args:
         error: raised by an environment.
     """
-    ours = isinstance(error, PalaestraError)
-    text = str(error)
-    return type(error).__name__, text if ours else f"{text}\n\n{''.join(traceback.format_exception(error))}"
+    kind = type(error).__name__
+    try:
+        text = str(error)
+    except BaseException as another:
+        text = f"(its message cannot be read: {type(another).__name__})"
+    if isinstance(error, PalaestraError):
+        return kind, text
+    try:
+        return kind, f"{text}\n\n{''.join(traceback.format_exception(error))}"
+    except BaseException:  # other parts of an exception can fail as well
+        return kind, f"{text}\n\n{''.join(traceback.format_tb(error.__traceback__))}"
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether an environment is to blame for an exception, and not a signal such as Ctrl-C that came meanwhile.
+
+    Args:
+        error: raised while the environment was doing something.
+    """
+    if not isinstance(error, KeyboardInterrupt):
+        return True
+    if type(error) is not KeyboardInterrupt:  # of a handler of signals
+        return False
+    by_ctrl_c = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return not (by_ctrl_c and threading.current_thread() is threading.main_thread())
 
 
 def failure_of(lane: int, error: BaseException) -> Failure:
@@ -212,6 +240,8 @@ def failure_of(lane: int, error: BaseException) -> Failure:
         lane: whose environment raised it.
         error: raised by it.
     """
+    if isinstance(error, Hang):
+        return Failure(lane, "timeout", "did not answer in time and was interrupted", f"It was doing:\n{error}")
     kind, detail = describe(error)
     return Failure(lane, "raised", f"raised {kind}", detail)
 

@@ -18,6 +18,7 @@ __all__ = ["GymEnvironment", "gym_env_of"]
 _LOOK_STEPS = 10
 # A NamedTuple's own constructor is a Python function that takes twice as long.
 _new = tuple.__new__
+_FLAGS = frozenset([bool, np.bool_])
 
 
 @final
@@ -95,6 +96,10 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
 
     def advance(self, action: Any) -> TimeStep:
         observation, reward, terminated, truncated, info = self._step(action)
+        if not (type(terminated) in _FLAGS and type(truncated) in _FLAGS) and (
+            wrong := wrong_flags(terminated, truncated)
+        ):
+            raise SpecError(wrong)
         self._cut_off = truncated
         kind, discount = end_of(terminated, truncated, self._discount)
         return _new(TimeStep, (kind, self._reward(reward), discount, observation, action, self.env_id, (), info))
@@ -175,6 +180,27 @@ def end_of(terminated: Any, truncated: Any, discount: float = 1.0) -> tuple[int,
     if terminated:
         return 2, 0.0
     return (2 if truncated else 1), discount
+
+
+def wrong_flags(terminated: Any, truncated: Any) -> str:
+    """Why the ends of an episode cannot be told; empty if both flags are a bool, or the number 0 or 1.
+
+    Args:
+        terminated: as an environment returned it, and so
+        truncated: too.
+
+    Examples:
+        >>> wrong_flags("False", False), wrong_flags(np.bool_(True), 0)
+        ("terminated must be a bool, and is 'False'", '')
+    """
+    for name, value in (("terminated", terminated), ("truncated", truncated)):
+        try:
+            fits = value in (0, 1)
+        except Exception:  # an array, say
+            fits = False
+        if not fits:
+            return f"{name} must be a bool, and is {value!r}"
+    return ""
 
 
 def gym_env_of(env: SingleEnvironment) -> gymnasium.Env[Any, Any] | None:

@@ -3,8 +3,10 @@
 It checks actions, keeps the log of episodes, and decides what to do when an environment fails.
 """
 
+import functools
 import logging
 import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, final
 
@@ -84,6 +86,7 @@ class LaneEnvironment(HasSpecs, Environment):
         self._sent: list[np.ndarray] | None = None
         self._ended_by = ""
         self._said_lost = False
+        driver.lost = functools.partial(_lost, weakref.ref(self))
 
     @property
     def faults(self) -> Sequence[Fault]:
@@ -225,7 +228,8 @@ class LaneEnvironment(HasSpecs, Environment):
     def close(self) -> None:
         if not self._ended_by:
             self._ended_by = "it was closed"
-            self.driver.close()
+            for incident in self.driver.close():
+                raise self._record(incident, "raise").error()
 
     # -- episodes
 
@@ -329,3 +333,11 @@ class LaneEnvironment(HasSpecs, Environment):
     def _check_open(self) -> None:
         if self._ended_by:
             raise EnvError(f"this {type(self).__name__} has ended: {self._ended_by}")
+
+
+def _lost(batch: weakref.ref[LaneEnvironment], incident: Incident) -> Fault:
+    """The record of a hang that ends this process; the batch may be gone already."""
+    env = batch()
+    if env is None:
+        return Fault.of(incident, (-1, None, 0, None), handled="raise", first_id=0)
+    return env._record(incident, "raise")

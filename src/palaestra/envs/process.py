@@ -14,7 +14,7 @@ import torch
 
 from palaestra.core import Batch, ConfigError, EnvError, SpecError
 from palaestra.envs.boundary import ActionReader
-from palaestra.envs.driver import Driver, Outcome
+from palaestra.envs.driver import CLOSE_S, Driver, Outcome
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.episodes import LaneEpisode
 from palaestra.envs.faults import Failure, FaultPolicy, Incident
@@ -27,7 +27,6 @@ __all__ = ["ProcessDriver"]
 Context = Literal["spawn", "forkserver"]
 _CONTEXT: Context = "forkserver" if sys.platform == "linux" else "spawn"
 _ANY_FAULT = FaultPolicy()
-_CLOSE_S = 5.0
 
 
 @final
@@ -289,17 +288,21 @@ class ProcessDriver(Driver):
         _kill_all(self._processes)
         self._release()
 
-    def close(self) -> None:
+    def close(self) -> list[Incident]:
         """Ends the workers: those that do not end by themselves within five seconds are killed."""
+        found: list[Incident] = []
         if not self._ready:  # no environment has been stepped yet
             _kill_all(self._processes)
         else:
-            deadline = time.monotonic() + _CLOSE_S
-            for seat in self._seats.values():
-                if seat.process.alive:
-                    seat.post(("close", {}), deadline)
-        stop_all(self._processes, _CLOSE_S)
+            deadline = time.monotonic() + CLOSE_S
+            seats = [seat for seat in self._seats.values() if seat.process.alive]
+            answers = [seat.post(("close", {}), deadline) for seat in seats]
+            answers = [answer or seat.answer(deadline) for answer, seat in zip(answers, seats, strict=True)]
+            # a worker that somebody has killed by now is closed, too
+            found = [one for one in answers if isinstance(one, Incident) and one.failure.kind != "died"]
+        stop_all(self._processes, CLOSE_S)
         self._release()
+        return found
 
     def _release(self) -> None:
         """Frees what was held when the workers have ended."""

@@ -135,7 +135,10 @@ def unreadable(result: Any, specs: Specs, *, direct: bool) -> str:
         return f"the observation has {wrong}"
     if not isinstance(info, dict) and info != ():
         return f"info must be a dict, and is {info!r}"
-    shape, size = np.shape(np.asarray(reward, np.float32)), np.size(reward)
+    try:
+        shape, size = np.shape(np.asarray(reward, np.float32)), np.size(reward)
+    except (TypeError, ValueError):
+        return f"the reward is {reward!r}, which is no number"
     if shape != specs.reward.shape and (size != 1 or specs.reward.shape):
         return f"the reward has shape {shape}, expected {specs.reward.shape}"
     return ""

@@ -3,7 +3,6 @@
 A worker process runs it on its part of the batch, a thread on its one environment, so all give the same stream.
 """
 
-import contextlib
 import functools
 import logging
 import operator
@@ -14,13 +13,14 @@ import numpy as np
 
 from palaestra.core import ConfigError, SpecError, TensorSpec, TimeStep, spec_leaves
 from palaestra.envs.boundary import ActionReader, Boundary
-from palaestra.envs.driver import Driver, Outcome
+from palaestra.envs.driver import CLOSE_S, Driver, Outcome
 from palaestra.envs.environment import SingleEnvironment, common_specs, remake
 from palaestra.envs.episodes import NEVER, LaneEpisode, StepLimits
-from palaestra.envs.faults import Failure, FaultPolicy, Incident, failure_of
-from palaestra.envs.gym_environment import GymEnvironment, end_of
+from palaestra.envs.faults import Failure, FaultPolicy, Incident
+from palaestra.envs.gym_environment import GymEnvironment, end_of, wrong_flags
 from palaestra.envs.nest import fits, flatten, leaf_arrays, leaf_dtypes, neutral_rows, problem, unflatten, zeros
 from palaestra.envs.rows import Infos, Rows, batched_info, numeric_infos, put, stacked, unreadable
+from palaestra.envs.watchdog import Watched, unwatch
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 
 __all__ = ["SerialDriver"]
@@ -33,12 +33,12 @@ _ANY_FAULT = FaultPolicy()
 
 
 @final
-class SerialDriver(Driver):
+class SerialDriver(Watched, Driver):
     """Steps bare environments in this process: no sub-process exists, so a debugger works.
 
-    The fastest choice for environments whose step takes less than about 10 microseconds. One that hangs or kills the
-    process cannot be helped here; worker processes are for those. One that fails does not keep the others from being
-    stepped.
+    The fastest choice for environments whose step takes less than about 10 microseconds. One that fails does not keep
+    the others from being stepped. One that hangs is interrupted; if it cannot be, or ends the process, that is the end
+    of the run, and worker processes are for those.
 
     Args:
         envs: the outermost layers, or what makes them; all with equal specs.
@@ -46,9 +46,11 @@ class SerialDriver(Driver):
         factories: what made the `envs`, where these are made already.
         cursor: element 0 is set to the lane being stepped, so that a watcher knows which one never came back.
         first_id: number of the first environment, where this is a part of a larger batch.
+        watched: whether hangs are looked for here; not where somebody else waits for this driver with a deadline.
 
     Raises:
         SpecError: no environments, or other specs.
+        EnvError: one cannot be made.
         ConfigError: environments that cannot be made again are to be restarted.
 
     Attributes:
@@ -57,6 +59,7 @@ class SerialDriver(Driver):
         reader: of their actions.
         batch_size: B.
         over: lanes whose episode ended in the latest step.
+        doing: as long as the lane that is being worked on, for the watchdog; `None` while no environment has control.
     """
 
     def __init__(
@@ -67,17 +70,19 @@ class SerialDriver(Driver):
         factories: Sequence[Callable[[], SingleEnvironment]] = (),
         cursor: np.ndarray | None = None,
         first_id: int = 0,
+        watched: bool = True,
     ) -> None:
         self._factories: list[Any] = list(factories) or [env for env in envs if callable(env)]
         if faults.on_fault == "restart" and len(self._factories) < len(envs):
             raise ConfigError(
                 'on_fault="restart" makes environments again; give what makes them, such as partial(load, ...)'
             )
-        self.envs: list[Any] = [env() if callable(env) else env for env in envs]
+        Watched.__init__(self, faults, first_id, cursor, watched=watched)
+        self._given: tuple[Any, dict[int, int]] = (), {}
+        self.envs: list[Any] = [self._made(lane, env) if callable(env) else env for lane, env in enumerate(envs)]
         self.specs, self.batch_size = common_specs(self.envs), len(self.envs)
         size, observation = self.batch_size, self.specs.observation
-        self.reader, self.faults, self.first_id = ActionReader(self.specs, size), faults, first_id
-        self._cursor, self._given = cursor, ((), {})
+        self.reader = ActionReader(self.specs, size)
         self._dtypes = leaf_dtypes(observation)
         self._shapes = [(size, *leaf.shape) for leaf in spec_leaves(observation).values()]
         self._plain = isinstance(observation, TensorSpec)
@@ -105,8 +110,8 @@ class SerialDriver(Driver):
         # `fatal`: these environments have just been made, in the place of those of a worker that is gone
         found: dict[int, list[np.ndarray]] = {}
         for lane, seed in seeds.items():
-            self.mark(lane)
-            restarted = self._begin_again(lane, seed, remade=not fatal)
+            with self._busy(lane):
+                restarted = self._begin_again(lane, seed, remade=not fatal)
             if isinstance(restarted, Failure):
                 return Incident(restarted)
             found[lane] = restarted
@@ -114,9 +119,7 @@ class SerialDriver(Driver):
 
     def drop(self, lanes: list[int], *, fatal: bool) -> None:
         for lane in lanes:
-            self.mark(lane)
-            with contextlib.suppress(Exception):
-                self.envs[lane].close()
+            self._closed(lane, self.envs[lane])
             self._dropped[lane] = self._stand_in(lane)
         self._find_steps()
 
@@ -128,11 +131,11 @@ class SerialDriver(Driver):
         self._forget()
         latest: list[Any] = []
         for lane, episode in enumerate(episodes):
-            self.mark(lane)
             try:
-                time_step = self.envs[lane].replay(episode)
-            except (Exception, SystemExit) as error:
-                return Incident(failure_of(lane, error))
+                with self._busy(lane):
+                    time_step = self.envs[lane].replay(episode)
+            except BaseException as error:
+                return Incident(self._failure(lane, error))
             if time_step is None or time_step.step_type == 2:
                 self.over.append(lane)
             else:
@@ -143,20 +146,20 @@ class SerialDriver(Driver):
         self._latest = latest
         return self.over
 
-    def render(self) -> np.ndarray:
-        return self.envs[0].render()
+    def render(self) -> np.ndarray | Incident:
+        try:
+            with self._busy(0):
+                return self.envs[0].render()
+        except BaseException as error:
+            failure = self._failure(0, error)
+            return Incident(failure._replace(what=f"{failure.what} when it was drawn"))
 
-    def close(self) -> None:
-        """Closes every environment, also where closing one raises an error; the first is raised in the end."""
-        errors: list[Exception] = []
-        for lane, env in enumerate(self.envs):
-            if lane not in self._dropped:
-                try:
-                    env.close()
-                except Exception as error:
-                    errors.append(error)
-        if errors:
-            raise errors[0]
+    def close(self) -> list[Incident]:
+        """Closes every environment, also where closing one fails."""
+        self._longest_s = min(self._longest_s, CLOSE_S)
+        found = [self._closed(lane, env) for lane, env in enumerate(self.envs) if lane not in self._dropped]
+        unwatch(self)
+        return [Incident(failure) for failure in found if failure is not None]
 
     # -- a step
 
@@ -179,24 +182,30 @@ class SerialDriver(Driver):
         results: list[Any] = []
         failures: list[Failure] = []
         # the loop without its overhead; after an exception it continues with the next lane
-        calls = map(_call, steps, actions) if self._cursor is None else self._watched(steps, actions, results)
-        while True:
-            try:
-                results.extend(calls)
-                if len(results) == len(steps):
-                    break
-                raise RuntimeError("the environment raised StopIteration")
-            except (Exception, SystemExit) as error:
-                failures.append(failure_of(len(results), error))
-                results.append(self._stand_in(len(results)))
-                if self._cursor is not None:
-                    calls = self._watched(steps, actions, results)
+        calls = map(_call, steps, actions) if self._cursor is None else self._marked(steps, actions, results)
+        self._starting, self.doing = seeds, results
+        try:
+            while True:
+                try:
+                    results.extend(calls)
+                    if len(results) == len(steps):
+                        break
+                    raise RuntimeError("the environment raised StopIteration")
+                except BaseException as error:
+                    failures.append(self._failure(len(results), error))
+                    results.append(self._stand_in(len(results)))
+                    if self._cursor is not None:
+                        calls = self._marked(steps, actions, results)
+        finally:
+            self.doing = None
         self._limited = self._limits.tick()
         try:
             rows, seen, infos = self._read(results, seeds)
+            numbers = numeric_infos(infos) if any(infos) else None
         except Exception:
             failures += self._malformed(results)
             rows, seen, infos = self._read(results, seeds)
+            numbers = numeric_infos(infos) if any(infos) else None
         if self._clock % self._bounds_period == 0:
             failures += self._boundary.out_of_place(rows.observation, seen)
         self._clock += 1
@@ -206,7 +215,7 @@ class SerialDriver(Driver):
             failures = [failure for failure in failures if failure.lane not in self._dropped]
             seen = self._blank(rows, seen, {failure.lane for failure in failures} | self._dropped.keys())
         self._latest, self._shown = seen, rows.observation
-        return rows, numeric_infos(infos) if any(infos) else None, failures
+        return rows, numbers, failures
 
     def _begin_again(self, lane: int, seed: int, *, remade: bool) -> list[np.ndarray] | Failure:
         """Starts an episode in a lane that failed; returns its first observation, or what went wrong."""
@@ -221,8 +230,8 @@ class SerialDriver(Driver):
             wrong = problem(observation, self.specs.observation)
             if wrong:
                 return Failure(lane, "malformed", "emitted another observation", f"it has {wrong}")
-        except (Exception, SystemExit) as error:
-            return failure_of(lane, error)
+        except BaseException as error:
+            return self._failure(lane, error)
         arrays = leaf_arrays(observation, self.specs.observation)
         for array in arrays:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -230,15 +239,6 @@ class SerialDriver(Driver):
         put(self._shown, lane, arrays)
         self._latest = [observation if number == lane else latest for number, latest in enumerate(self._latest)]
         return arrays
-
-    def mark(self, lane: int) -> None:
-        """Tells a watcher that a lane is being worked on.
-
-        Args:
-            lane: which.
-        """
-        if self._cursor is not None:
-            self._cursor[0] = lane
 
     def _forget(self) -> None:
         """No episode runs in any lane, and no lane was dropped."""
@@ -261,7 +261,7 @@ class SerialDriver(Driver):
         for lane in self._dropped:
             self._steps[lane] = lambda action, lane=lane: self._stand_in(lane)
 
-    def _watched(self, steps: list[Any], actions: Iterable[Any], results: list[Any]) -> Iterator[Any]:
+    def _marked(self, steps: list[Any], actions: Iterable[Any], results: list[Any]) -> Iterator[Any]:
         cursor, done = self._cursor, len(results)
         assert cursor is not None
         for lane, (step, action) in enumerate(zip(steps, actions, strict=True)):
@@ -280,7 +280,9 @@ class SerialDriver(Driver):
         seen, rewards, terminated, truncated, infos = zip(*results)  # noqa: B905 - every one has five
         step_type, discount = self._mid.copy(), self._one.copy()
         self.over = over = list(self._limited)
-        if any(terminated) or any(truncated):
+        if terminated.count(False) != self.batch_size or truncated.count(False) != self.batch_size:
+            if wrong := "".join(map(wrong_flags, terminated, truncated)):
+                raise SpecError(wrong)
             ends = enumerate(zip(terminated, truncated))  # noqa: B905 - as above
             self.over = over = sorted({*over, *(lane for lane, (ended, cut) in ends if ended or cut)})
         for lane in over:
@@ -335,6 +337,7 @@ class SerialDriver(Driver):
         for lane, result in enumerate(results):
             try:
                 wrong = unreadable(result, self.specs, direct=self._all_direct)
+                wrong = wrong or (wrong_flags(*result[2:4]) if self._all_direct else "")
             except Exception as error:
                 wrong = f"{type(error).__name__}: {error}"
             if wrong:

@@ -13,17 +13,17 @@ import numpy as np
 
 from palaestra.core import EnvError, SpecError, computing_thread
 from palaestra.envs.boundary import ActionReader
-from palaestra.envs.driver import Driver, Outcome
+from palaestra.envs.driver import CLOSE_S, Driver, Outcome
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.episodes import LaneEpisode
 from palaestra.envs.faults import Failure, FaultPolicy, Incident, describe
 from palaestra.envs.nest import neutral_rows
 from palaestra.envs.rows import Rows, Specs
 from palaestra.envs.serial import SerialDriver
+from palaestra.envs.watchdog import keep_process
 
 __all__ = ["ThreadDriver"]
 
-_CLOSE_S = 5.0
 _ANY_FAULT = FaultPolicy()
 
 
@@ -59,6 +59,7 @@ class ThreadDriver(Driver):
         if not callable(factory):
             raise SpecError(f"ThreadDriver was given a {type(factory).__name__}; give a function that makes it")
         self._factory, self.faults = factory, faults
+        keep_process()
         self._thread = _Thread(factory, faults)
         try:
             self.specs: Specs = self._thread.driver.result(faults.reset_timeout_s).specs
@@ -109,10 +110,15 @@ class ThreadDriver(Driver):
     def stop(self) -> None:
         self._thread.leave()
 
-    def close(self) -> None:
+    def close(self) -> list[Incident]:
         """Closes the environment in its thread, and waits for that for at most five seconds."""
         self._thread.leave()
-        self._thread.thread.join(_CLOSE_S)
+        found = self._wait(self._thread.closed, time.monotonic() + CLOSE_S)
+        if isinstance(found, Incident):
+            what = f"{found.failure.what} when it was closed"
+            return [found._replace(failure=found.failure._replace(what=what))]
+        self._thread.thread.join(CLOSE_S)
+        return found
 
     def _ask(self, function: Callable[[SerialDriver], Any]) -> Any:
         return self._wait(self._thread.call(function), time.monotonic() + self.faults.reset_timeout_s)
@@ -135,6 +141,7 @@ class _Thread:
 
     def __init__(self, factory: Callable[[], SingleEnvironment], faults: FaultPolicy) -> None:
         self.driver: Future[SerialDriver] = Future()
+        self.closed: Future[list[Incident]] = Future()
         self._tasks: queue.SimpleQueue[tuple[Callable[[SerialDriver], Any], Future[Any]] | None] = queue.SimpleQueue()
         self.thread = computing_thread(self._run, factory, faults, name="environment")
         self.thread.start()
@@ -149,9 +156,10 @@ class _Thread:
 
     def _run(self, factory: Callable[[], SingleEnvironment], faults: FaultPolicy) -> None:
         try:
-            driver = SerialDriver([factory], faults=faults)
+            driver = SerialDriver([factory], faults=faults, watched=False)
         except BaseException as error:
             self.driver.set_exception(error)
+            self.closed.set_result([])
             return
         self.driver.set_result(driver)
         while (task := self._tasks.get()) is not None:
@@ -160,7 +168,7 @@ class _Thread:
                 answer.set_result(function(driver))
             except BaseException as error:
                 answer.set_exception(error)
-        driver.close()
+        self.closed.set_result(driver.close())
 
 
 def _stepped(actions: list[np.ndarray], seeds: dict[int, int], driver: SerialDriver) -> Outcome:

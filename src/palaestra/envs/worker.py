@@ -232,7 +232,7 @@ def serve(
         for factory in factories:
             envs.append(factory())
         specs = common_specs(envs)
-    except Exception as error:
+    except BaseException as error:
         connection.send(failure_of(min(len(envs), len(factories) - 1), error))
         return
     connection.send(specs)
@@ -241,7 +241,8 @@ def serve(
     connection.send(None)
     number, first, first_id = place
     cursor = shared["cursor"][number : number + 1]
-    driver = SerialDriver(envs, faults=faults, factories=factories, cursor=cursor, first_id=first_id + first)
+    rules: dict[str, Any] = {"faults": faults, "factories": factories, "first_id": first_id + first}
+    driver = SerialDriver(envs, cursor=cursor, watched=False, **rules)
     _Worker(connection, driver, shared, number, first).run(go, done)
 
 
@@ -321,11 +322,13 @@ class _Worker:
     def _obey(self, what: str, arguments: dict[str, Any]) -> Any:
         """What a method of the driver returns, or its failure; first observations go to shared memory."""
         try:
-            answer = getattr(self._driver, what)(**arguments)
-        except Exception as error:
+            answer: Any = getattr(self._driver, what)(**arguments)
+        except BaseException as error:
             return failure_of(0, error)
         if isinstance(answer, Incident):
             return answer.failure
+        if what == "close":
+            return answer[0].failure if answer else None
         if what != "restart":
             return answer
         observations, lost = answer

@@ -1,5 +1,6 @@
 """From a configuration to a finished run, and on from where one stopped."""
 
+import functools
 import logging
 import os
 import shlex
@@ -16,6 +17,8 @@ import torch
 
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, EnvError, PalaestraError, RunLostError, trust
+from palaestra.envs import Fault
+from palaestra.envs.watchdog import last_words
 from palaestra.experiments.build import make_learner, make_trainer
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
 from palaestra.experiments.learner import Learner
@@ -248,15 +251,18 @@ def active(
             resume = "exact" if collecting.reporter is None else collecting.reporter.resume
             directory.write_info({"resume": resume if exact else "statistical"})
         directory.write_info({"status": "running", "process": process_info(), "threads": torch.get_num_threads()})
+        hung = functools.partial(_hung, directory, trainer, faults)
         try:
-            yield trainer
+            with last_words(hung):
+                yield trainer
         except BaseException as error:
             status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
             reached = {"env_steps": trainer.collector.env_steps, "best_return": trainer.best_return}
             try:
                 directory.require_there()
                 if status == "failed":
-                    _advise(error, directory, config, faults.write(trainer.collector.env_steps, error))
+                    record = faults.write(trainer.collector.env_steps, error)
+                    _advise(error, directory, record, restart=config.env.on_fault != "raise")
                 _end(directory, {"status": status, "error": f"{type(error).__name__}: {error}", **reached})
             except RunLostError as lost:
                 _write_lost(directory, trainer.collector.env_steps, lost)
@@ -265,6 +271,16 @@ def active(
             except OSError as full:  # the first cause is what the user needs
                 _log.warning("how %s ended could not be written: %s", directory.path, full)
             raise
+
+
+def _hung(directory: RunDirectory, trainer: Trainer, faults: KeepFaults, fault: Fault) -> None:
+    """Writes down, in the thread of the watchdog, that a hang is about to end this process."""
+    error, env_steps = fault.error(), trainer.collector.env_steps
+    record = faults.write(env_steps, error)
+    facts = {"error": f"{type(error).__name__}: {error}", "env_steps": env_steps, "ended": now()}
+    directory.write_info({"status": "failed", **facts})
+    _advise(error, directory, record)
+    sys.stderr.write("".join(f"{note}\n" for note in getattr(error, "__notes__", ())))
 
 
 def ended(directory: RunDirectory, trainer: Trainer, result: TrainResult) -> RunResult:
@@ -327,11 +343,11 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
     return whole
 
 
-def _advise(error: BaseException, directory: RunDirectory, config: ExperimentConfig, record: Path | None) -> None:
+def _advise(error: BaseException, directory: RunDirectory, record: Path | None, *, restart: bool = True) -> None:
     """Adds to an error that ended a run what there is to look at and to do."""
     if record is not None:
         error.add_note(f"recorded    {record}")
-    if isinstance(error, EnvError) and config.env.on_fault == "raise":
+    if isinstance(error, EnvError) and not restart:
         error.add_note("instead     --env.on-fault restart replaces an environment that fails")
     if directory.checkpoints().steps():
         error.add_note(f"next        palaestra resume {shlex.quote(str(directory.path))}")

@@ -1,0 +1,147 @@
+"""Broken environments in every way of stepping: each is named with its episode, step and cause, within its limit."""
+
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from palaestra.core import EnvError, PalaestraError
+from palaestra.envs import Environment, FaultPolicy, LaneEnvironment, ProcessDriver, SerialDriver, ThreadDriver
+from tests.faults import broken
+
+QUICK = {"timeout_s": 0.2, "reset_timeout_s": 0.3}
+PATIENT = {"timeout_s": 1.0, "reset_timeout_s": 20.0}
+CANNOT_STOP = ("swallow", "gil", "sigstop")
+
+
+def batch(kind: str, mode: str, **policy) -> Environment:
+    """Two environments, the second broken; a thread has only that one."""
+    faults = FaultPolicy(**policy)
+    if kind == "thread":
+        return LaneEnvironment(ThreadDriver(broken.factories(mode, size=1)[0], faults=faults), lane_seeds=[2])
+    driver = SerialDriver if kind == "serial" else ProcessDriver
+    return LaneEnvironment(driver(broken.factories(mode), faults=faults), lane_seeds=[1, 2])
+
+
+def play(kind: str, mode: str, steps: int = 6, **policy) -> list[PalaestraError]:
+    """Steps a batch and draws it; returns what it ended with."""
+    try:
+        with batch(kind, mode, **policy) as env:
+            env.reset()
+            for _ in range(steps):
+                env.step(torch.zeros(env.batch_size, dtype=torch.int64))
+            if mode == "render_raises":
+                env.driver.envs[0] = env.driver.envs[-1]  # pictures are of the first
+                env.render()
+    except PalaestraError as error:
+        return [error]
+    return []
+
+
+def require_named(kind: str, errors: list[PalaestraError], words: str, step: int = broken.STEP) -> None:
+    """Requires an error with environment, episode, step and cause."""
+    (error,) = errors
+    assert f"environment {int(kind != 'thread')} " in str(error)
+    assert "in episode 0 (seed " in str(error)
+    assert f"at step {step} with action 0" in str(error)
+    assert words in str(error)
+    assert error.exit_code in (3, 4)
+
+
+@pytest.fixture
+def no_ctrl_c():
+    """A handler of Ctrl-C, as a run has it: a `KeyboardInterrupt` of its own is then the environment's."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("kind", ["serial", "thread"])
+@pytest.mark.parametrize("mode", broken.RAISES)
+def test_what_a_step_raises_is_named(kind, mode, no_ctrl_c):
+    """D12: exceptions whose text cannot be read, and those that pass every `except Exception`."""
+    require_named(kind, play(kind, mode), broken.RAISES[mode][1])
+
+
+@pytest.mark.parametrize("kind", ["serial", "thread"])
+@pytest.mark.parametrize("mode", broken.RETURNS)
+def test_what_a_step_returns_is_named(kind, mode):
+    """D16: flags that are no bool, and whatever else cannot be learned from."""
+    require_named(kind, play(kind, mode), broken.RETURNS[mode][1])
+
+
+@pytest.mark.parametrize("kind", ["serial", "thread"])
+@pytest.mark.parametrize("status", [0, 1])
+def test_an_environment_that_ends_the_process_fails_instead(kind, status):
+    """D2: `os._exit` in this process, also with the code of success."""
+    require_named(kind, play(kind, f"os_exit_{status}"), f"called os._exit({status}), which would have ended")
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("serial", "sleep"), ("serial", "wait"), ("serial", "busy"), ("thread", "sleep")]
+)
+def test_a_hang_in_this_process_is_named_with_its_stack(kind, mode):
+    """D2: the default stepping has a deadline, too."""
+    started = time.monotonic()
+    errors = play(kind, mode, **QUICK)
+    require_named(kind, errors, "did not answer in time")
+    assert broken.__file__ in str(errors[0])
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(("on_fault", "kinds"), [("restart", [0, 1, 1, 0, 1, 1, 0]), ("drop", [0, 1, 1, 0, 0, 0, 0])])
+def test_after_a_hang_the_run_goes_on(on_fault, kinds):
+    """D2: an environment that could be interrupted is made again, or left out; the other one does not notice."""
+    with batch("serial", "sleep", on_fault=on_fault, backoff_s=0.0, **QUICK) as env:
+        steps = [env.reset(), *(env.step(torch.zeros(2, dtype=torch.int64)) for _ in range(6))]
+        assert torch.stack([step.step_type for step in steps])[:, 1].tolist() == kinds
+        assert torch.stack([step.step_type for step in steps])[:, 0].tolist() == [0] + [1] * 6
+        assert {fault.kind for fault in env.faults} == {"timeout"}
+
+
+@pytest.mark.parametrize("mode", ["reset_hangs", "close_hangs"])
+def test_a_hang_outside_a_step_is_named(mode):
+    """D2, D12."""
+    (error,) = play("serial", mode, **QUICK)
+    assert "environment 1 did not answer in time and was interrupted" in str(error)
+    assert f'self._fault("{mode.partition("_")[0]}")' in str(error)
+
+
+def test_making_an_environment_has_a_deadline():
+    """D2."""
+    with pytest.raises(EnvError, match=r"(?s)environment 1 could not be made: it did not answer in time"):
+        batch("serial", "made_hangs", **QUICK)
+
+
+@pytest.mark.parametrize("kind", ["serial", "thread"])
+@pytest.mark.parametrize("mode", ["close_raises", "render_raises"])
+def test_what_drawing_and_closing_raise_is_named(kind, mode):
+    """D12."""
+    if (kind, mode) == ("thread", "render_raises"):
+        env = batch(kind, mode)
+        env.reset()
+        with pytest.raises(EnvError, match=r"(?s)environment 0 raised ValueError when it was drawn.*broken in render"):
+            env.render()
+        env.close()
+        return
+    (error,) = play(kind, mode)
+    said = "closed" if mode == "close_raises" else "drawn"
+    assert f"raised ValueError when it was {said} in episode 0" in str(error)
+
+
+def test_the_first_error_is_not_hidden_by_one_of_closing(caplog):
+    """D12: what closing raises after another error is logged."""
+    env = batch("serial", "close_raises")
+    with pytest.raises(KeyError, match="first"), env:
+        raise KeyError("first")
+    assert "when it was closed" in caplog.text
+
+
+def test_the_watchdog_ends_with_the_last_environment(wait_until):
+    """D2: nothing is left behind."""
+    env = batch("serial", "fine", **QUICK)
+    assert any(thread.name == "watchdog" for thread in threading.enumerate())
+    env.close()
+    wait_until(lambda: all(thread.name != "watchdog" for thread in threading.enumerate()))
