@@ -1,5 +1,6 @@
 """Ctrl-C, twice, and SIGTERM, on a real process with a terminal (F22)."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -80,6 +81,21 @@ def test_ctrl_c_twice_stops_at_once_with_the_last_checkpoint_intact(tmp_path, wa
         wait_until(lambda: not terminal.orphans(), 10.0, what="the end of every worker")
     assert steps_of(run) == before
     assert check_saved(run) == before[-1]
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("where", [("--env.vectorization", "process"), ("--distributed.runtime", "process")])
+def test_sigterm_to_every_process_of_a_run_saves_and_ends_with_143(where, tmp_path, wait_until):
+    """F22: as services and schedulers send it; workers leave it to the trainer."""
+    run = tmp_path / "runs" / "run"
+    with Terminal(*trained(tmp_path, *where), folder=tmp_path) as terminal:
+        wait_until(lambda: terminal.read() and len(logged(run)) >= 2, TIMEOUT_S, what="two rows of metrics")
+        os.killpg(terminal.process.pid, signal.SIGTERM)
+        wait_until(terminal.ended, TIMEOUT_S, what="the end of the process")
+        assert terminal.process.returncode == 143, terminal.read()
+        wait_until(lambda: not terminal.orphans(), 10.0, what="the end of every worker")
+    assert check_saved(run) >= logged(run)[-1]["env_steps"]
+    assert not list((run / "faults").iterdir())
 
 
 def test_a_pipe_gets_lines_without_control_codes(tmp_path, wait_until):

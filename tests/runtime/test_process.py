@@ -57,7 +57,7 @@ def test_a_killed_worker_is_seen_within_a_second_and_named_with_its_signal(runti
 @pytest.mark.fault
 def test_a_worker_that_dies_with_nothing_to_do_is_seen_too(runtime, wait_until):
     worker = runtime.start(Counter, name="counter")
-    os.kill(answer(runtime, worker, "pid"), signal.SIGTERM)
+    os.kill(answer(runtime, worker, "pid"), signal.SIGKILL)
 
     def dead():
         runtime.wait([], at_least=1, timeout_s=0.05)
@@ -65,7 +65,7 @@ def test_a_worker_that_dies_with_nothing_to_do_is_seen_too(runtime, wait_until):
         return result.error is not None
 
     wait_until(dead, what="the death of an idle worker")
-    assert "SIGTERM" in runtime.status()[worker].cause
+    assert "SIGKILL" in runtime.status()[worker].cause
 
 
 @pytest.mark.fault

@@ -89,11 +89,12 @@ def test_a_dead_worker_is_named_with_its_signal(start):
 
 
 @pytest.mark.fault
-def test_ctrl_c_reaches_only_whoever_started_the_worker(start):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_to_a_whole_group_are_left_to_whoever_started_the_worker(start, number):
     """F22."""
     worker = start(echo)
     worker.receive(soon(20))
-    os.kill(worker.pid, signal.SIGINT)
+    os.kill(worker.pid, number)
     worker.send("still there")
     assert worker.receive(soon()) == "still there"
 

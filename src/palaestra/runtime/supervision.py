@@ -1,7 +1,7 @@
 """Worker processes that are watched: a dead one is named, a silent one has a deadline, none is left behind.
 
-A worker ignores Ctrl-C (its parent decides), ends when its parent does, and prints the stacks of its threads
-on request, even if it hangs in native code.
+A worker ignores Ctrl-C and SIGTERM (its parent decides), ends when its parent does, and prints the stacks of its
+threads on request, even if it hangs in native code.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -76,7 +76,8 @@ class SupervisedProcess:
         arguments = (target, theirs, stacks, args)
         self._process = ctx.Process(target=_main, args=arguments, name=name, daemon=True)
         try:
-            self._process.start()
+            with _sigterm_blocked():
+                self._process.start()
         except (AttributeError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"what {name} needs cannot be sent to another process: {error}. Lambdas and local functions cannot; "
@@ -293,8 +294,20 @@ def stop_all(workers: Iterable[SupervisedProcess], timeout_s: float) -> None:
         worker.stop(max(deadline - time.monotonic(), 0.0))
 
 
+@contextlib.contextmanager
+def _sigterm_blocked() -> Iterator[None]:
+    """What starts meanwhile inherits it: a fork server, without which all workers count as dead, outlives SIGTERM."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _main(target: Callable[..., None], connection: Connection, stacks: Connection, args: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # no `SIG_IGN`, which programs that it starts would inherit
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno(), all_threads=True)
     threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
     target(connection, *args)
