@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
@@ -60,7 +62,10 @@ class RayRuntime(Runtime):
         self._ray, self._threads = _imported(address), threads_per_worker
         self._own = not self._ray.is_initialized()
         if self._own:
+            on_sigterm = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
             _join(self._ray, address, num_cpus)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own ends the process with code 15
         self._cluster = _Cluster(self._ray)
         self._cpus_each = 0.0 if address is None else 1.0
         self._actor_class = self._ray.remote(_Actor)
