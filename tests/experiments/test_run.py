@@ -334,3 +334,11 @@ def test_directories_are_named_by_time_algorithm_environment_and_seed(tmp_path):
     config = dataclasses.replace(config, env=palaestra.EnvConfig(name="ALE/Pong-v5"))
     path = RunDirectory.create(config).path
     assert path.name.endswith("_ppo_ALE-Pong-v5_s5")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "red\x1b[31m", "\x7f", "two\nlines"])
+def test_a_name_with_control_characters_is_refused(tmp_path, name):
+    """D12: no raw ValueError of the operating system, and nothing is made."""
+    with pytest.raises(ConfigError, match=r"run\.name is .*, which has control characters"):
+        trained(tmp_path, name)
+    assert not list(tmp_path.iterdir())

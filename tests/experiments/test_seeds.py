@@ -114,7 +114,8 @@ def logged(run: Path) -> bool:
 
 
 def processes_of(group: Path) -> list[str]:
-    listing = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    # whole lines: with COLUMNS set, `ps` cuts them before the name of the run, and no process would ever be found
+    listing = subprocess.run(["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True).stdout
     return [line for line in listing.splitlines() if f"{group.name}/seed_" in line and "seed_process" in line]
 
 

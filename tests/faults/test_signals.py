@@ -111,3 +111,18 @@ def test_a_pipe_gets_lines_without_control_codes(tmp_path, wait_until):
     assert "/ 600 env steps" in text
     assert "evaluation  " in text
     assert "next        palaestra play runs/run" in text
+
+
+@pytest.mark.fault
+def test_ctrl_c_twice_while_the_library_is_loaded_is_no_traceback(tmp_path, wait_until):
+    """D12: before the run directory exists; the second strikes while the first is said, or the process ends."""
+    with Terminal(*trained(tmp_path), folder=tmp_path) as terminal:
+        maps = Path(f"/proc/{terminal.process.pid}/maps")
+        wait_until(lambda: "libtorch" in maps.read_text(), TIMEOUT_S, what="torch to be loaded")
+        terminal.type("\x03")
+        terminal.type("\x03")
+        wait_until(terminal.ended, TIMEOUT_S, what="the end of the process")
+        text = terminal.read()
+    assert terminal.process.returncode in (130, -signal.SIGINT), text
+    assert "Traceback" not in text
+    assert "KeyboardInterrupt" not in text

@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + signal.SIGPIPE
     except KeyboardInterrupt as stopped:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # one more, while this is said or the process ends
         saved = "; the last checkpoint, if there is one, is intact" if verb in ("train", "resume") else ""
         _print("stopped", f"at once{saved}")
         code = getattr(stopped, "exit_code", 130)

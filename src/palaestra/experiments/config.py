@@ -51,6 +51,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self, "run.", seed=0, num_threads=1, eval_num_envs=1)
+        if self.name and not self.name.isprintable():
+            raise ConfigError(f"run.name is {self.name!r}, which has control characters; leave them out")
         if self.name is not None and (self.name in ("", ".", "..", "last") or set("/\\") & set(self.name)):
             raise ConfigError(
                 f"run.name is {self.name!r}; give a name that is no path and not 'last', which means the newest run "
