@@ -47,3 +47,35 @@ def test_without_a_memory_half_of_the_answers_are_wrong():
     """The mutant: the same algorithm, environment and steps with a network that cannot remember."""
     algorithm = learned("ppo", RECALL, 6_000, network=NetworkConfig(hidden_sizes=(16,)), **PPO)
     assert evaluated(algorithm, RECALL).return_mean <= 0.75  # 20 episodes of a fair coin
+
+
+ANSWER = EnvConfig(name="palaestra.envs.tiny:Recall", kwargs={"num_cues": 2, "delay": 4, "continuous": True})
+REPLAYED = {
+    "learning_rate": 3e-3,
+    "unroll_length": 8,
+    "gradient_steps": 4,
+    "mini_batch_size": 128,
+    "mini_batch_length": 8,
+    "burn_in": 2,
+    "capacity": 4000,
+    "learning_starts": 200,
+    "tau": 0.02,
+}
+CONTINUOUS = {
+    "sac": {"target_entropy": -2.0, "temperature_learning_rate": 3e-3, "initial_temperature": 0.1},
+    "td3": {"exploration_std": 0.8},
+    "ddpg": {"exploration_std": 0.8},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_a_memory_finds_the_answer_that_is_a_number(name):
+    """Beyond the list 5: the best return is 1; the mutant that cannot remember gets 1/2."""
+    returns = []
+    for recurrent in ("lstm", None):
+        network = NetworkConfig(hidden_sizes=(32,), activation="relu", recurrent=recurrent, recurrent_size=16)
+        algorithm = learned(name, ANSWER, 6_000, seed=1, network=network, **REPLAYED, **CONTINUOUS[name])
+        returns.append(evaluated(algorithm, ANSWER).return_mean)
+    assert returns[0] > 0.95
+    assert returns[1] < 0.8  # 20 episodes of a fair coin

@@ -4,7 +4,7 @@ import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -97,7 +97,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     minibatch give the same gradient as the whole.
     """
 
-    trains: ClassVar[dict[str, tuple[str, ...]]] = {}
+    trains: Mapping[str, tuple[str, ...]] = {}
     """Which model components a loss term trains; by default the one of the term's own name."""
     preprocesses_each_epoch: bool = False
     """Whether `preprocess` is asked anew in front of every pass over an unroll, with the weights of then."""

@@ -1,8 +1,9 @@
 """What algorithms share: functions and small objects, from the settings of a constructor to targets and noise."""
 
+import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar, final
+from typing import Any, NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -10,14 +11,28 @@ from torch.func import functional_call
 
 from palaestra import policies
 from palaestra.algorithms.algorithm import AlgorithmConfig
-from palaestra.core import Batch, RunSeeds, SpecTree, StepType
+from palaestra.core import Batch, ConfigError, RunSeeds, SpecTree, StepType
 from palaestra.nn import EncoderOption, Network, NetworkConfig
-from palaestra.ops import Moments, gae, merge, moments_of, n_step_end, n_step_targets, standardize, td_target, variance
+from palaestra.ops import (
+    Moments,
+    gae,
+    merge,
+    moments_of,
+    n_step_end,
+    n_step_targets,
+    standardize,
+    td_target,
+    valid_starts,
+    variance,
+)
 
 __all__ = [
     "AdvantageBatch",
     "FixedPolicy",
+    "Remembered",
     "ReturnScale",
+    "Seen",
+    "SequenceBatch",
     "SoftBatch",
     "StateValue",
     "Temperature",
@@ -315,6 +330,141 @@ def kept_besides(drawn: Batch, gamma: float) -> dict[str, Any]:
     return found
 
 
+# -- learning from stored sequences, with a memory
+
+
+class SequenceBatch(Batch):
+    """One minibatch of sequences, burn-in included; the noise of transitions is [L, N, A] here."""
+
+    observation: Any
+    """[L+1, N, ...]."""
+    step_type: Tensor
+    """[L+1, N]."""
+    action: Any
+    """[L, N, A]."""
+    reward: Tensor
+    """[L, N] for the action of the row."""
+    bootstrap: Tensor
+    """[L, N] what the next row's value counts: gamma; 0 where the episode terminated there."""
+    state: Any
+    """[1, N, ...] the memory before row 0, as it was stored."""
+    valid: Tensor
+    """[L, N] 0 in the burn-in and at ends of episodes."""
+    index: Tensor
+    """[N]."""
+
+
+class Seen(NamedTuple):
+    """What actor and critics look at: normalised observations, or what a memory makes of them; [N, ...]."""
+
+    batch: Any
+    """Transitions of the rows that count."""
+    now: Any
+    """Where actions were taken; gradients of the critics' loss train the memory through it."""
+    fixed: Any
+    """The same without gradient, for the actor's loss."""
+    after: Any
+    """Behind the actions, without gradient."""
+    target_after: Any
+    """The same through the target memory."""
+
+
+@final
+class Remembered:
+    """The memory that actor and critics of an off-policy algorithm share, and its target; nothing without a memory.
+
+    The critics' loss alone trains it (Yarats et al. 2021, https://arxiv.org/abs/1910.01741, section 4.3, for an encoder
+    of pictures). Sequences begin with the hidden state as it was stored, and burn in (Kapturowski et al. 2019, section
+    3, https://openreview.net/forum?id=r1lyTjAqYX).
+
+    Args:
+        policy: whose network may have a memory.
+        config: of the algorithm.
+
+    Raises:
+        ConfigError: a setting does not go together with a memory.
+    """
+
+    def __init__(self, policy: policies.NetworkPolicy, config: Any) -> None:
+        self._policy, self._burn_in = policy, config.burn_in
+        self.components: dict[str, nn.Module] = {}
+        """Parts of the model: the memory with its encoder, and its target."""
+        self.trains: dict[str, tuple[str, ...]] = {}
+        """Which components the loss terms train, where that is not the one of their name."""
+        network: Any = policy.network
+        self.head: nn.Module = network.head if policy.state_spec else network
+        """The actor apart from its memory."""
+        if not policy.state_spec:
+            return
+        if config.n_step > 1 or config.mini_batch_length < 2 or config.network.has_separate_encoders:
+            raise ConfigError(
+                f"a memory was asked for with n_step={config.n_step}, mini_batch_length={config.mini_batch_length} and "
+                f"network.encoder={config.network.encoder!r}; it needs n_step=1, sequences of at least 2 steps, and "
+                "one encoder for actor and critic, which share the memory"
+            )
+        self._target: Any = copy.deepcopy(network)
+        target = {"target_memory": nn.ModuleList((self._target.encoder, self._target.memory))}
+        self.components = {"memory": nn.ModuleList((network.encoder, network.memory)), **target}
+        self.trains = {"critic": ("critic", "memory")}
+
+    def prepared(self, batch: Any, gamma: Any) -> Any:
+        """What `preprocess` makes of a draw: transitions, or sequences for a memory.
+
+        Args:
+            batch: what the source drew.
+            gamma: discount per env step.
+        """
+        if not self.components:
+            return n_step_transitions(batch, gamma)
+        fields = {name: batch[name] for name in ("observation", "step_type", "action", "state", "index")}
+        valid = valid_starts(batch.step_type).to(torch.float32)  # of later episodes in the sequence, too
+        valid[: self._burn_in] = 0
+        fields |= {"reward": batch.reward[1:], "bootstrap": gamma * batch.discount[1:], "valid": valid}
+        return SequenceBatch.of(fields)
+
+    def seen(self, batch: Any) -> Seen:
+        """What actor and critics look at in a minibatch.
+
+        Args:
+            batch: of `prepared`, with noise.
+        """
+        observation = self._policy.normalize(batch.observation)
+        if not self.components:
+            after = self._policy.normalize(batch.next_observation)
+            return Seen(batch, observation, observation, after, after)
+        online = self._run(self._policy.network, observation, batch)
+        with torch.no_grad():
+            target = self._run(self._target, observation, batch)
+        b = self._burn_in
+        keep = batch.valid[b:].bool()
+        acted = {name: leaf[b:][keep] for name, leaf in batch.items() if name in _ACTED}
+        now, after = online[:-1][keep], online.detach()[1:][keep]
+        return Seen(Batch.of(acted), now, now.detach(), after, target[1:][keep])
+
+    def _run(self, network: Any, observation: Any, batch: Any) -> Tensor:
+        """[L+1-b, N, H] what the memory makes of the rows after the burn-in, through which no gradient goes."""
+        b, (state, first) = self._burn_in, state_of(batch)
+        if b:
+            with torch.no_grad():
+                _, state = network.remember(observation[:b], state, first[:b])
+        return network.remember(observation[b:], state, first[b:])[0]
+
+
+_ACTED = ("action", "reward", "bootstrap", "noise", "next_noise", "env_info", "untransformed")
+
+
+def replay_plan(config: Any) -> Any:
+    """The data that off-policy settings ask for: rows, or for a memory sequences of as many rows together.
+
+    Args:
+        config: with `network`, `mini_batch_size`, `mini_batch_length` and `burn_in`.
+    """
+    if config.network.recurrent is None:
+        return config.plan_with(mini_batch_length=1, burn_in=0)
+    size = max(1, config.mini_batch_size // config.mini_batch_length)
+    return config.plan_with(mini_batch_size=size, mini_batch_length=max(2, config.mini_batch_length))
+
+
 # -- action values
 
 
@@ -410,20 +560,23 @@ class Temperature(nn.Module):
 
 
 @torch.no_grad()
-def soft_target(algorithm: Any, batch: SoftBatch, members: Any = None) -> Tensor:
+def soft_target(algorithm: Any, batch: SoftBatch, members: Any = None, seen: Seen | None = None) -> Tensor:
     """What the target critics say that actions were worth, entropy included. Haarnoja et al. 2018, equations (3), (6).
 
     Args:
         algorithm: has the policy, `target_critic` and `temperature`.
         batch: the minibatch.
         members: critics that are asked; all by default.
+        seen: what actor and critics look at, where that is known already; its batch is `batch`.
 
     Returns:
         [N] units of return.
     """
-    policy, after = algorithm.policy, batch.next_observation
-    action, log_prob = policy.distribution(after).at(batch.next_noise)
-    q = algorithm.target_critic(policy.normalize(after), action, members=members).amin(0).squeeze(-1)  # [N]
+    policy = algorithm.policy
+    after = policy.normalize(batch.next_observation) if seen is None else seen.after
+    looked_at = after if seen is None else seen.target_after
+    action, log_prob = policy.distribution_of(policy.head(after)).at(batch.next_noise)
+    q = algorithm.target_critic(looked_at, action, members=members).amin(0).squeeze(-1)  # [N]
     return td_target(q - algorithm.temperature() * log_prob, batch.reward, batch.bootstrap)
 
 
@@ -431,17 +584,18 @@ def soft_target(algorithm: Any, batch: SoftBatch, members: Any = None) -> Tensor
 
 
 @torch.no_grad()
-def deterministic_target(algorithm: Any, batch: TransitionBatch) -> Tensor:
+def deterministic_target(algorithm: Any, batch: Any, seen: Seen | None = None) -> Tensor:
     """What the target networks say that actions were worth, the next one smoothed by noise where there is any.
 
     Args:
         algorithm: has the policy, `target_actor` and `target_critic`.
         batch: the minibatch; `noise` [N, A] in raw units smooths, see `smoothing_noise`.
+        seen: what actor and critics look at, where that is known already; its batch is `batch`.
 
     Returns:
         [N] units of return.
     """
-    observation = algorithm.policy.normalize(batch.next_observation)
+    observation = algorithm.policy.normalize(batch.next_observation) if seen is None else seen.target_after
     action = algorithm.target_actor(observation).tanh()
     if "noise" in batch:
         action = (action + batch["noise"]).clamp_(-1.0, 1.0)

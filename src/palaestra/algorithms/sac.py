@@ -14,7 +14,7 @@ import torch
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core import Batch, DataSource, Plan, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors
 from palaestra.policies import SquashedGaussianPolicy
@@ -56,10 +56,19 @@ class SACConfig(AlgorithmConfig):
     """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
     network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
     """Layers of every network; they share no parameters."""
+    mini_batch_length: Positive[int] = 16
+    """Time steps in a sequence, for a recurrent network; without one, rows are learned from one by one."""
+    burn_in: NotNegative[int] = 4
+    """Time steps before each sequence that only bring the hidden state up to date, for a recurrent network."""
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
 
     plan_class = Replay
+
+    @property
+    def plan(self) -> Plan:
+        """The data these settings ask for: rows, or sequences where the network is recurrent."""
+        return parts.replay_plan(self)
 
 
 @final
@@ -78,6 +87,7 @@ class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
     """
 
     config_class = SACConfig
+    recurrent = True
 
     def __init__(
         self,
@@ -94,19 +104,24 @@ class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
                 observation_spec, action_spec, actor, normalize=config.normalize_observation
             )
             size = policy.raw_action_spec.size
-            self.critic = EnsembleNetwork(observation_spec, 1, config.num_critics, critic, action_size=size)
+            self.remembered = parts.Remembered(policy, config)
+            actor, critic = (layers.on_features() if policy.splits else layers for layers in (actor, critic))
+            self.critic = EnsembleNetwork(policy.feature_spec, 1, config.num_critics, critic, action_size=size)
         self.target_critic = copy.deepcopy(self.critic)
         self.temperature = parts.Temperature(config.initial_temperature)
         self.target_entropy = -float(size) if config.target_entropy is None else config.target_entropy
-        networks = {"actor": policy.network, "critic": self.critic, "target_critic": self.target_critic}
+        networks = {"actor": self.remembered.head, "critic": self.critic, "target_critic": self.target_critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
         options = {"actor": adam, "critic": adam, "temperature": slow}
-        model = CoreModel({**networks, "temperature": self.temperature}, options)
+        memory = self.remembered.components
+        options |= {"memory": adam} if memory else {}
+        model = CoreModel({**networks, **memory, "temperature": self.temperature}, options)
+        self.trains = self.remembered.trains
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
-        return parts.n_step_transitions(batch, self.value_of("gamma"))
+    def preprocess(self, batch: Any, source: DataSource) -> Batch:
+        return self.remembered.prepared(batch, self.value_of("gamma"))
 
     def noise(self, batch: Batch, generator: torch.Generator) -> parts.SoftBatch:
         """The random part of the actions at both observations."""
@@ -114,12 +129,13 @@ class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
 
     def losses(self, batch: parts.SoftBatch) -> Losses:
         """Equation (5) with the target of (6) for the critics, (9) for the actor, (18) for the temperature."""
-        observation, temperature = self.policy.normalize(batch.observation), self.temperature()
-        q = self.critic(observation, batch.action).squeeze(-1)  # [K, N]
-        action, log_prob = self.policy.distribution(batch.observation).at(batch.noise)
-        least_q = self.critic(observation, action).amin(0).squeeze(-1)
+        seen, temperature = self.remembered.seen(batch), self.temperature()
+        batch = seen.batch
+        q = self.critic(seen.now, batch.action).squeeze(-1)  # [K, N]
+        action, log_prob = self.policy.distribution_of(self.policy.head(seen.fixed)).at(batch.noise)
+        least_q = self.critic(seen.fixed, action).amin(0).squeeze(-1)
         terms = {
-            "critic": 0.5 * squared_errors(q, parts.soft_target(self, batch)),
+            "critic": 0.5 * squared_errors(q, parts.soft_target(self, batch, seen=seen)),
             "actor": (temperature * log_prob - least_q).mean(),
             "temperature": self.temperature.loss(log_prob + self.target_entropy),
         }

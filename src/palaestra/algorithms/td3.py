@@ -15,7 +15,7 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core import Batch, DataSource, Plan, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors
 from palaestra.policies import DeterministicPolicy, GaussianNoise
@@ -47,6 +47,10 @@ class TD3Config(AlgorithmConfig):
     """Rows the replay buffer keeps."""
     learning_starts: NotNegative[int] = 1_000
     """Env steps before the first gradient step."""
+    mini_batch_length: Positive[int] = 16
+    """Time steps in a sequence, for a recurrent network; without one, rows are learned from one by one."""
+    burn_in: NotNegative[int] = 4
+    """Time steps before each sequence that only bring the hidden state up to date, for a recurrent network."""
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
     tau: Fraction[Schedule] = 0.005
@@ -61,6 +65,11 @@ class TD3Config(AlgorithmConfig):
     """Gradient steps of the critics from one of the actor, and of all target networks, to the next."""
 
     plan_class = Replay
+
+    @property
+    def plan(self) -> Plan:
+        """The data these settings ask for: rows, or sequences where the network is recurrent."""
+        return parts.replay_plan(self)
 
 
 class TD3Batch(parts.TransitionBatch):
@@ -79,6 +88,7 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
     """
 
     config_class = TD3Config
+    recurrent = True
 
     def __init__(
         self,
@@ -95,20 +105,25 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
                 observation_spec, action_spec, actor, normalize=config.normalize_observation
             )
             size = policy.raw_action_spec.size
-            self.target_actor = Network(observation_spec, size, actor)
-            self.critic = EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size)
+            self.remembered = parts.Remembered(policy, config)
+            actor, critic = (layers.on_features() if policy.splits else layers for layers in (actor, critic))
+            self.target_actor = Network(policy.feature_spec, size, actor)
+            self.critic = EnsembleNetwork(policy.feature_spec, 1, 2, critic, action_size=size)
         self.target_critic = copy.deepcopy(self.critic)
-        networks = {"actor": policy.network, "critic": self.critic}
+        networks = {"actor": self.remembered.head, "critic": self.critic}
         targets = {"target_actor": self.target_actor, "target_critic": self.target_critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
-        model = CoreModel(networks | targets, dict.fromkeys(networks, adam))
+        memory = self.remembered.components
+        trained = [*networks, *(["memory"] if memory else [])]
+        model = CoreModel(networks | targets | memory, dict.fromkeys(trained, adam))
         model.sync("target_actor", source="actor")
         policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
         self.term_periods = {"actor": config.policy_period}
+        self.trains = self.remembered.trains
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
-        return parts.n_step_transitions(batch, self.value_of("gamma"))
+    def preprocess(self, batch: Any, source: DataSource) -> Batch:
+        return self.remembered.prepared(batch, self.value_of("gamma"))
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """Equation (14): the smoothing noise of target actions."""
@@ -116,12 +131,12 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
 
     def losses(self, batch: TD3Batch) -> Losses:
         """Equation (10) for the critics; the deterministic policy gradient for the actor, where it is due."""
-        observation = self.policy.normalize(batch.observation)
-        q = self.critic(observation, batch.action).squeeze(-1)  # [2, N]
-        terms = {"critic": squared_errors(q, parts.deterministic_target(self, batch))}
+        seen = self.remembered.seen(batch)
+        q = self.critic(seen.now, seen.batch.action).squeeze(-1)  # [2, N]
+        terms = {"critic": squared_errors(q, parts.deterministic_target(self, seen.batch, seen))}
         if self.is_due("actor"):
-            action = self.policy.action(batch.observation)
-            terms["actor"] = -self.critic(observation, action, members=slice(1)).mean()
+            action = self.policy.head(seen.fixed).tanh()
+            terms["actor"] = -self.critic(seen.fixed, action, members=slice(1)).mean()
         return Losses(terms, {"q_mean": q.mean()})
 
     def after_step(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import BoundedSpec, ConfigError, SpecTree
-from palaestra.nn import Network, NetworkConfig
+from palaestra.nn import Network, NetworkConfig, with_memory
 from palaestra.ops import SquashedGaussian
 from palaestra.policies.actions import BoxHead, Head
 from palaestra.policies.network_policy import NetworkPolicy, require_continuous
@@ -36,11 +36,12 @@ class SquashedPolicy(NetworkPolicy):
         return BoxHead(require_box(cls.__name__, action_spec), squashed=True)
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
-        return PolicyStep(self._explored(self._action(observation, deterministic), explore), state)
+        features, state = self.features(observation, state)
+        return PolicyStep(self._explored(self._action(self.head(features), deterministic), explore), state)
 
     @abstractmethod
-    def _action(self, observation: Any, deterministic: bool) -> Tensor:
-        """Raw actions [B, A], without exploration."""
+    def _action(self, outputs: Tensor, deterministic: bool) -> Tensor:
+        """Raw actions [B, A], without exploration, from what the network says."""
 
 
 def require_box(policy: str, action_spec: SpecTree) -> BoundedSpec:
@@ -93,28 +94,39 @@ class SquashedGaussianPolicy(SquashedPolicy):
 
     @classmethod
     def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
-        return Network(observation_spec, 2 * require_box(cls.__name__, action_spec).size, config)
+        size = 2 * require_box(cls.__name__, action_spec).size
+        return with_memory(observation_spec, config, lambda spec, config: Network(spec, size, config))
 
-    def distribution(self, observation: Any) -> SquashedGaussian:
+    def distribution_of(self, outputs: Tensor) -> SquashedGaussian:
+        """The distribution over raw actions that the network's outputs describe.
+
+        Args:
+            outputs: [..., 2A] of the network.
+        """
+        mean, log_std = outputs.chunk(2, -1)
+        return SquashedGaussian(mean, log_std.clamp(*_LOG_STD_RANGE))
+
+    def distribution(self, observation: Any, state: Any = (), first: Tensor | None = None) -> SquashedGaussian:
         """The distribution over raw actions, with gradients.
 
         Args:
             observation: raw, leaves [..., *observation].
+            state: see `NetworkPolicy`.
+            first: see `NetworkPolicy`.
 
         Returns:
             Over [..., A] raw actions in (-1, 1).
         """
-        mean, log_std = self._outputs(observation).chunk(2, -1)
-        return SquashedGaussian(mean, log_std.clamp(*_LOG_STD_RANGE))
+        return self.distribution_of(self._outputs(observation, state, first))
 
     def sample(self, observation: Any) -> tuple[Tensor, Tensor]:
-        distribution = self.distribution(observation)
+        distribution = self.distribution(observation, self._initial_state(len(observation)) if self.splits else ())
         return distribution.at(torch.empty_like(distribution.mean).normal_(generator=self.generator))
 
-    def _action(self, observation: Any, deterministic: bool) -> Tensor:
+    def _action(self, outputs: Tensor, deterministic: bool) -> Tensor:
         if deterministic:
-            return self._outputs(observation).chunk(2, -1)[0].tanh()
-        return self.distribution(observation).sample(self.generator)
+            return outputs.chunk(2, -1)[0].tanh()
+        return self.distribution_of(outputs).sample(self.generator)
 
 
 class DeterministicPolicy(SquashedPolicy):
@@ -141,18 +153,21 @@ class DeterministicPolicy(SquashedPolicy):
 
     @classmethod
     def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
-        return Network(observation_spec, require_box(cls.__name__, action_spec).size, config)
+        size = require_box(cls.__name__, action_spec).size
+        return with_memory(observation_spec, config, lambda spec, config: Network(spec, size, config))
 
-    def action(self, observation: Any) -> Tensor:
+    def action(self, observation: Any, state: Any = (), first: Tensor | None = None) -> Tensor:
         """The raw action, with gradients.
 
         Args:
             observation: raw, leaves [..., *observation].
+            state: see `NetworkPolicy`.
+            first: see `NetworkPolicy`.
 
         Returns:
             [..., A] in [-1, 1].
         """
-        return self._outputs(observation).tanh()
+        return self._outputs(observation, state, first).tanh()
 
-    def _action(self, observation: Any, deterministic: bool) -> Tensor:
-        return self.action(observation)
+    def _action(self, outputs: Tensor, deterministic: bool) -> Tensor:
+        return outputs.tanh()

@@ -5,6 +5,7 @@ from typing import Any, final
 import numpy as np
 from gymnasium import spaces
 
+from palaestra.core import ConfigError
 from palaestra.envs.tiny.tabular import TinyEnv
 
 __all__ = ["Backdrop", "Catch", "Recall"]
@@ -120,9 +121,16 @@ class Recall(TinyEnv):
     the episode ends. The best policy's return is 1. All questions look alike, so no policy without memory can do better
     than 1/k.
 
+    With `continuous` there are two cues, and an action is a number x in [-1, 1] that pays 1 - |x - y| / 2 where the
+    question is asked, y being -1 or 1: the best return is 1, and without memory it is 1/2.
+
     Args:
-        num_cues: k, at least 2.
+        num_cues: k, at least 2; 2 with `continuous`.
         delay: steps from the cue to the question, at least 1.
+        continuous: whether the answer is a number.
+
+    Raises:
+        ConfigError: the answer is a number and there are more than two cues.
 
     Examples:
         >>> env = Recall(num_cues=2, delay=2)
@@ -131,9 +139,15 @@ class Recall(TinyEnv):
         (array([0., 0., 0.], dtype=float32), array([0., 0., 1.], dtype=float32), (1.0, True))
     """
 
-    def __init__(self, num_cues: int = 2, delay: int = 3) -> None:
+    def __init__(self, num_cues: int = 2, delay: int = 3, continuous: bool = False) -> None:
+        if continuous and num_cues != 2:
+            raise ConfigError(
+                f"Recall was given continuous=True and num_cues={num_cues}; an answer that is a number "
+                "stands for one of 2 cues"
+            )
         self.observation_space = spaces.Box(0, 1, (num_cues + 1,), np.float32)
-        self.action_space = spaces.Discrete(num_cues)
+        self.action_space: Any = spaces.Box(-1, 1, (1,), np.float32) if continuous else spaces.Discrete(num_cues)
+        self._continuous = continuous
         self._num_cues, self._delay = num_cues, delay
         self._cue = self._steps = 0
 
@@ -143,6 +157,8 @@ class Recall(TinyEnv):
     def _act(self, action: Any) -> tuple[float, bool]:
         self._steps += 1
         over = self._steps > self._delay
+        if self._continuous:
+            return over * (1.0 - abs(float(action[0]) - (2 * self._cue - 1)) / 2), over
         return float(over and action == self._cue), over
 
     def _observation(self) -> np.ndarray:
