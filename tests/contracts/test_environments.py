@@ -18,7 +18,6 @@ import palaestra.envs
 from palaestra.core import Batch, RunSeeds, TimeStep, check_time_step, load_tensors, save_tensors, spec_leaves
 from palaestra.envs import (
     Driver,
-    EnvConfig,
     Environment,
     EnvironmentWrapper,
     FirstReadyEnvironment,
@@ -29,7 +28,6 @@ from palaestra.envs import (
     SerialDriver,
     TensorEnvironment,
     ThreadDriver,
-    create_evaluation_environment,
     load,
     space_from_spec,
 )
@@ -311,25 +309,6 @@ def test_actions_flow_inwards_and_time_steps_outwards():
     batch.step(torch.zeros(1, dtype=torch.int64))
     inwards = ["step 2", "step 1", "gym 2", "gym 1"]
     assert notes == [f"{name} down" for name in inwards] + [f"{name} up" for name in reversed(inwards)]
-
-
-@pytest.mark.parametrize("evaluate", [True, False])
-@pytest.mark.parametrize("no_thread_env", [True, False])
-@pytest.mark.parametrize("training", ["serial", "process"])
-def test_which_environment_is_made_for_evaluation(training, no_thread_env, evaluate):
-    """ALF-49, ALF-51, ALF-52, ALF-53, ALF-54."""
-    config = EnvConfig(name="CartPole-v1", num_envs=4, vectorization=training)
-    env = create_evaluation_environment(config, seed=3, evaluate=evaluate, no_thread_env=no_thread_env)
-    if no_thread_env:
-        kind = ProcessDriver if evaluate else None
-    else:
-        kind = ThreadDriver if evaluate or training == "process" else None
-    assert (type(env.driver) if env else None) == kind
-    if env is not None:
-        with env:
-            assert env.batch_size == 1
-            seed = env.state_dict()["lane_seed"].tolist()
-        assert not {*seed} & {RunSeeds(3).integer("environments", lane) for lane in range(1000)}
 
 
 def test_every_vectorisation_of_the_package_is_enrolled():

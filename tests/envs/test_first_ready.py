@@ -142,7 +142,7 @@ def go_on(env, timeout_s):
 
 
 def test_a_send_that_is_refused_has_reached_no_environment():
-    """ALF-54: the same actions, corrected, are taken."""
+    """The same actions, corrected, are taken."""
     with make(num_ready=4) as env:
         env.reset()
         with pytest.raises(SpecError, match="environment 2 has value 7"):

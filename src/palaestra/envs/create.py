@@ -34,7 +34,7 @@ from palaestra.envs.untransformed import Untransformed
 from palaestra.envs.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 
-__all__ = ["create_environment", "create_evaluation_environment", "load", "load_lane", "probe_specs", "row_specs"]
+__all__ = ["create_environment", "load", "load_lane", "probe_specs", "row_specs"]
 
 _log = logging.getLogger(__name__)
 _LOOK_STEPS = 10
@@ -176,36 +176,6 @@ def _created(config: EnvConfig, seed: int, lane_seeds: Sequence[int] | None) -> 
     if config.num_ready is not None:
         return _first_ready(config, factories, lane_seeds, options)
     return LaneEnvironment(_driver(config, factories), lane_seeds=lane_seeds, **options)
-
-
-def create_evaluation_environment(
-    config: EnvConfig, *, seed: int = 0, evaluate: bool = True, no_thread_env: bool = False
-) -> Environment | None:
-    """One environment beside those of training, with a seed that none of them has.
-
-    | `no_thread_env` | `evaluate` | is made |
-    |---|---|---|
-    | yes | yes | a `LaneEnvironment` of one, in a process |
-    | yes | no | nothing |
-    | no | yes | a `LaneEnvironment` of one, in a thread |
-    | no | no | the same if training uses worker processes, else nothing |
-
-    Args:
-        config: of the training environments.
-        seed: the run seed.
-        evaluate: whether there will be evaluations.
-        no_thread_env: whether the environment must not run in a thread, because it crashes there.
-
-    Examples:
-        >>> with create_evaluation_environment(EnvConfig(num_envs=8)) as env:
-        ...     type(env.driver).__name__, env.batch_size
-        ('ThreadDriver', 1)
-    """
-    if not evaluate and (no_thread_env or config.vectorization != "process"):
-        return None
-    kind = "process" if no_thread_env else "thread"
-    one = dataclasses.replace(config.for_evaluation(1), vectorization=kind)
-    return create_environment(one, lane_seeds=[RunSeeds(seed).integer("evaluation")])
 
 
 def probe_specs(config: EnvConfig) -> tuple[SpecTree, SpecTree, TensorSpec]:

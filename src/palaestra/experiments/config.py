@@ -48,11 +48,17 @@ class RunConfig:
     """Callbacks of your own by name, such as my_package:MyCallback or 'my_package:MyCallback(goal=475)'."""
     eval_num_envs: int = 4
     """Environments that evaluation episodes are shared over."""
+    eval_vectorization: Literal["auto", "serial", "thread", "process"] = "auto"
+    """Where these are stepped: in this process (or natively, where training does so), one in a thread, or in worker
+    processes."""
 
     def __post_init__(self) -> None:
         require_at_least(self, "run.", seed=0, num_threads=1, eval_num_envs=1)
         if self.name and not self.name.isprintable():
             raise ConfigError(f"run.name is {self.name!r}, which has control characters; leave them out")
+        if self.eval_vectorization not in ("auto", "serial", "thread", "process"):
+            kind = self.eval_vectorization
+            raise ConfigError(f"run.eval_vectorization is {kind!r}; it is one of auto, serial, thread and process")
         if self.name is not None and (self.name in ("", ".", "..", "last") or set("/\\") & set(self.name)):
             raise ConfigError(
                 f"run.name is {self.name!r}; give a name that is no path and not 'last', which means the newest run "

@@ -153,6 +153,11 @@ class Learner(ABC):
             ConfigError: the policies cannot learn where they are to, or as they are to.
         """
         settings, algorithms, name = self.config.distributed, self.algorithms, self.config.algorithm_name
+        if self.config.run.eval_vectorization == "thread" and self.config.env.variants:
+            raise ConfigError(
+                f"run.eval_vectorization is 'thread', which steps one environment, and there are "
+                f"{len(self.config.env.variants)} env.variants to evaluate; use 'process'"
+            )
         if self.config.env.num_ready is not None and any(
             isinstance(algorithm.policy, PopulationPolicy) for algorithm in algorithms.values()
         ):
@@ -501,8 +506,30 @@ def evaluation_environment(config: ExperimentConfig, seed: int, num_envs: int) -
     Returns:
         The environments and their lane seeds.
     """
+    kind, env = config.run.eval_vectorization, config.env
+    if kind == "thread":
+        num_envs = 1
     lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(num_envs)]
-    return create_environment(config.env.for_evaluation(num_envs), lane_seeds=lanes), lanes
+    env = env.for_evaluation(num_envs)
+    env = env if kind == "auto" else dataclasses.replace(env, vectorization=kind)
+    return create_environment(env, lane_seeds=lanes), lanes
+
+
+def refuse_eval_vectorization(config: ExperimentConfig, what: str) -> None:
+    """Refuses to evaluate elsewhere than in this process.
+
+    Args:
+        config: of the run.
+        what: it is that cannot be evaluated elsewhere.
+
+    Raises:
+        ConfigError: the run asks for it.
+    """
+    if config.run.eval_vectorization not in ("auto", "serial"):
+        raise ConfigError(
+            f"run.eval_vectorization is {config.run.eval_vectorization!r}, but {what} evaluated in this process; "
+            "leave it out"
+        )
 
 
 def evaluate_one(

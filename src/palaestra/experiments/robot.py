@@ -43,6 +43,7 @@ class RobotLearner(Learner):
         return self.robot
 
     def require(self) -> None:
+        learner.refuse_eval_vectorization(self.config, "a robot is")
         distributed, name = self.config.distributed, self.config.algorithm_name
         given = [name for name in ("num_gradient_workers", "num_policy_hosts") if getattr(distributed, name)]
         given += ["mode=async"] if distributed.mode == "async" else []

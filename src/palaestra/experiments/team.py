@@ -58,6 +58,7 @@ class TeamLearner(PolicyLearner):
 
     def require(self) -> None:
         super().require()
+        learner.refuse_eval_vectorization(self.config, "many agents are")
         self.refuse_hindsight(f"{self.config.env.name} has many agents, and hindsight is for one policy")
 
     def load_data(self) -> dict[str, ReplayBuffer]:

@@ -1,0 +1,97 @@
+"""Where the environments of evaluations are stepped, seen by runs from outside."""
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import palaestra
+from palaestra.core import ConfigError, RunSeeds
+
+NAME = f"{__name__}:Where"
+SMALL = {
+    "trainer__total_env_steps": 16,
+    "trainer__eval_every_steps": 0,
+    "trainer__eval_episodes": 3,
+    "algorithm__unroll_length": 4,
+    "algorithm__network__hidden_sizes": (4,),
+    "run__tensorboard": False,
+    "env__num_envs": 2,
+}
+
+
+class Where(gymnasium.Env):
+    """Reports where it is stepped, and writes its seeds to a file."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        with (Path(self._folder) / f"{os.getpid()}-{threading.get_native_id()}").open("a") as file:
+            file.write(f"{seed}\n")
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        main = threading.current_thread() is threading.main_thread()
+        return np.zeros(1, np.float32), 0.0, True, False, {"pid": os.getpid(), "main": main}
+
+
+def run(tmp_path: Path, **settings: Any) -> tuple[dict[str, float], list[set[str]]]:
+    """The last row of metrics, and the seeds of each thread or process that stepped environments."""
+    seeds = tmp_path / "seeds"
+    seeds.mkdir()
+    settings = {**SMALL, "env__kwargs": {"folder": str(seeds)}, "run__directory": str(tmp_path), **settings}
+    done = palaestra.train("ppo", NAME, **settings)
+    rows = (done.directory / "metrics.jsonl").read_text().splitlines()
+    return json.loads(rows[-1]), [set(path.read_text().split()) for path in seeds.iterdir()]
+
+
+@pytest.mark.parametrize("training", ["serial", "process"])
+def test_evaluations_of_a_run_are_in_a_thread_or_in_processes_as_it_says(tmp_path, training):
+    """ALF-51, ALF-53: one environment in a process or in a thread, whose seeds are not those of training."""
+    for kind in ("auto", "thread", "process"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        row, seeds = run(folder, env__vectorization=training, run__eval_vectorization=kind, run__eval_num_envs=1)
+        here = row["eval/info/pid@mean"] == os.getpid()
+        assert here == (kind != "process")
+        assert bool(row["eval/info/main@mean"]) == (kind != "thread")
+        assert row["info/main@mean"] == 1 and (row["info/pid@mean"] == os.getpid()) == (training == "serial")
+        together = [seed for each in seeds for seed in each]
+        assert len(together) == len(set(together))
+
+
+def test_without_evaluations_there_is_no_environment_besides_those_of_training(tmp_path):
+    """ALF-52: a trainer that does not evaluate makes none."""
+    seeds = tmp_path / "seeds"
+    seeds.mkdir()
+    config = palaestra.EnvConfig(name=NAME, kwargs={"folder": str(seeds)})
+    with palaestra.create_environment(config, seed=1) as env:
+        ppo = palaestra.PPO(env.observation_spec, env.action_spec)
+        trainer = palaestra.Trainer(palaestra.Collector.of(env, ppo), ppo, palaestra.TrainerConfig(total_env_steps=300))
+        assert trainer.run().evaluation is None
+    (written,) = seeds.iterdir()
+    lane = RunSeeds(1).integer("environments", 0)
+    assert written.name.startswith(f"{os.getpid()}-") and lane not in map(int, written.read_text().split())
+
+
+def test_what_cannot_be_evaluated_there_is_refused_before_the_run_starts(tmp_path):
+    """ALF-51, ALF-53."""
+    there = {**SMALL, "run__directory": str(tmp_path), "run__eval_vectorization": "thread"}
+    two = ({"kwargs": {"folder": str(tmp_path)}},) * 2
+    with pytest.raises(ConfigError, match=r"2 env.variants to evaluate; use 'process'"):
+        palaestra.train("ppo", NAME, env__variants=two, **there)
+    with pytest.raises(ConfigError, match="many agents are evaluated in this process; leave it out"):
+        palaestra.train("ppo", "palaestra.multiagent:Meeting", **there)
+    with pytest.raises(ConfigError, match="it is one of auto, serial, thread and process"):
+        palaestra.RunConfig(eval_vectorization="threads")  # pyright: ignore[reportArgumentType]
