@@ -1,6 +1,9 @@
 """Broken environments in every way of stepping: each is named with its episode, step and cause, within its limit."""
 
+import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -12,8 +15,7 @@ from palaestra.envs import Environment, FaultPolicy, LaneEnvironment, ProcessDri
 from tests.faults import broken
 
 QUICK = {"timeout_s": 0.2, "reset_timeout_s": 0.3}
-PATIENT = {"timeout_s": 1.0, "reset_timeout_s": 20.0}
-CANNOT_STOP = ("swallow", "gil", "sigstop")
+PATIENT = {"timeout_s": 2.0, "reset_timeout_s": 20.0}
 
 
 def batch(kind: str, mode: str, **policy) -> Environment:
@@ -145,3 +147,48 @@ def test_the_watchdog_ends_with_the_last_environment(wait_until):
     assert any(thread.name == "watchdog" for thread in threading.enumerate())
     env.close()
     wait_until(lambda: all(thread.name != "watchdog" for thread in threading.enumerate()))
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("mode", [*broken.RAISES, *broken.RETURNS, *broken.HANGS, *broken.ENDS])
+def test_a_worker_process_is_named_whatever_it_does(mode):
+    """D2, D12, D16: the same environments where they cannot hurt this process."""
+    started = time.monotonic()
+    words = {
+        **dict.fromkeys(broken.HANGS, "did not answer in time"),
+        **dict.fromkeys(broken.ENDS, "lost its worker"),
+    }
+    said = words.get(mode) or (broken.RAISES | broken.RETURNS)[mode][1]
+    require_named("process", play("process", mode, **PATIENT), said)
+    assert time.monotonic() - started < 60
+
+
+def palaestra(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "palaestra", *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.fault
+def test_a_hang_that_cannot_be_interrupted_ends_the_run_with_a_record(tmp_path):
+    """D2: exit code 3, the environment, its stack and the advice, in the message and in the run."""
+    done = palaestra(*broken.command("swallow", "--run.directory", str(tmp_path), "--run.name", "run"))
+    assert done.returncode == 3
+    assert "environment 0 did not answer in time in episode 0" in done.stderr
+    assert "--env.vectorization process" in done.stderr
+    record = json.loads((tmp_path / "run" / "faults" / "0001.json").read_text())
+    assert (record["kind"], record["details"]["step"]) == ("EnvError", broken.STEP)
+    assert "_swallow" in record["message"]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.fault
+def test_a_crash_is_told_by_the_list_of_runs_and_at_the_next_start(tmp_path):
+    """D2: a segmentation fault in this process; never a silent success."""
+    done = palaestra(*broken.command("segfault", "--run.directory", str(tmp_path), "--run.name", "run"))
+    assert done.returncode == -signal.SIGSEGV
+    assert "crashed" in palaestra("list", "runs", "--root", str(tmp_path)).stdout
+    again = palaestra("resume", str(tmp_path / "run"))
+    assert again.returncode == -signal.SIGSEGV
+    assert "its process crashed" in again.stderr
+    assert "_segfault" in json.loads((tmp_path / "run" / "faults" / "0001.json").read_text())["trace"]

@@ -115,10 +115,12 @@ class ProcessDriver(Driver):
                 lane, _, what, detail = met.failure
                 if "could not be made" in what:
                     raise EnvError(f"environment {self.first_id + lane} {what}: {detail}")
-                raise EnvError(
-                    f"{seat.process.name} {what} while it was making its environments: {detail} If its own output "
-                    'shows that it ran your script again, put the script\'s code under `if __name__ == "__main__":`'
+                script = (
+                    " If its own output shows that it ran your script again, put the script's code under "
+                    '`if __name__ == "__main__":`'
                 )
+                text = f"{seat.process.name} {what} while it was making its environments: {detail}"
+                raise EnvError(text + (script if met.failure.kind == "died" else ""))
             found.append(met)
             met.require_equal(found[0], self.first_id + seat.lanes.start, self.first_id)
         return found[0]

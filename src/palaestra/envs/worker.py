@@ -31,6 +31,10 @@ _INFO_COLUMNS = 32
 _MEMORY_PERIOD = 64
 # How long a worker sleeps at a time; its parent's death ends it from another thread.
 _NAP_S = 3600.0
+_NOT_BEGUN = (
+    "It has not begun its work, so it is only slow to start: use fewer workers (`--env.num-workers`), or wait "
+    "for longer (`--env.reset-timeout-s`)"
+)
 _PRELOAD = ("palaestra.envs.worker",)
 
 
@@ -204,7 +208,8 @@ class Seat:
         if isinstance(error, WorkerDiedError):
             failure = Failure(lane, "died", "lost its worker process", str(error))
         else:
-            detail = f"{error}. It was doing:\n{self.process.stacks()}"
+            stacks = self.process.stacks()
+            detail = f"{error}. It was doing:\n{stacks}" if stacks else f"{error}. {_NOT_BEGUN}"
             failure = Failure(lane, "timeout", "did not answer in time and was stopped", detail)
         self.process.kill()
         memory_bytes = int(shared["memory"][self.number]) if shared else 0

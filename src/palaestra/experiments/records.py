@@ -1,15 +1,18 @@
 """What a run writes down about itself: where it comes from, and `faults/NNNN.json`, what went wrong."""
 
+import contextlib
 import datetime
+import faulthandler
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +24,8 @@ from palaestra.training import Callback, Trainer
 
 __all__ = ["FaultRecord", "read_faults"]
 
+_log = logging.getLogger(__name__)
+CRASH = "faults/crash.txt"
 _PACKAGES = ("palaestra", "torch", "numpy", "gymnasium", "optree", "safetensors")
 _OF_ENVIRONMENTS = ("ale-py", "mujoco", "envpool", "box2d", "shimmy", "pettingzoo", "minari", "ray")
 
@@ -152,6 +157,43 @@ def write_lost(directory: str | Path, fault: FaultRecord) -> Path:
 def _written(path: Path, fault: FaultRecord) -> Path:
     path.write_text(json.dumps(asdict(fault), indent=2, default=str) + "\n")
     return path
+
+
+@contextlib.contextmanager
+def crashes_told(directory: Path) -> Iterator[None]:
+    """While entered, a crash of this process leaves the stacks of its threads in the run, for the next start.
+
+    Where `faulthandler` is enabled already, somebody else gets them.
+
+    Args:
+        directory: the run's; what an earlier crash left there becomes the record of a fault now.
+    """
+    path = directory / CRASH
+    if stacks := crash_of(directory):
+        message = f"its process crashed, likely inside an environment that it stepped itself:\n{stacks}"
+        record = write_fault(directory, FaultRecord("EnvError", message, trace=stacks))
+        _log.warning("the last time %s ran, %s(recorded in %s)", directory, message, record)
+    if faulthandler.is_enabled():
+        yield
+        return
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w") as file:
+        faulthandler.enable(file)
+        try:
+            yield
+        finally:
+            faulthandler.disable()
+            path.unlink(missing_ok=True)
+
+
+def crash_of(directory: Path) -> str:
+    """The stacks that a crash of a run left; empty if it did not crash, or has been continued.
+
+    Args:
+        directory: the run's.
+    """
+    path = directory / CRASH
+    return path.read_text(errors="replace") if path.is_file() and not path.is_symlink() else ""
 
 
 def read_faults(directory: str | Path) -> list[FaultRecord]:

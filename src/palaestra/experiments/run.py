@@ -23,7 +23,7 @@ from palaestra.experiments.build import make_learner, make_trainer
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
 from palaestra.experiments.learner import Learner
 from palaestra.experiments.presets import preset
-from palaestra.experiments.records import FaultRecord, KeepFaults, now, process_info, write_lost
+from palaestra.experiments.records import FaultRecord, KeepFaults, crashes_told, now, process_info, write_lost
 from palaestra.experiments.report import write_report
 from palaestra.experiments.run_directory import RunDirectory, changed_config, changes_between, find_run
 from palaestra.experiments.run_directory import fork as fork_run
@@ -253,7 +253,7 @@ def active(
         directory.write_info({"status": "running", "process": process_info(), "threads": torch.get_num_threads()})
         hung = functools.partial(_hung, directory, trainer, faults)
         try:
-            with last_words(hung):
+            with last_words(hung), crashes_told(directory.path):
                 yield trainer
         except BaseException as error:
             status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, flat_settings, read_config, save_config
-from palaestra.experiments.records import provenance
+from palaestra.experiments.records import crash_of, provenance
 from palaestra.experiments.trust import require_trust, sign
 from palaestra.training import CheckpointStore
 
@@ -102,9 +102,11 @@ class RunDirectory:
 
     @property
     def status(self) -> str:
-        """`created`, `running`, `done`, `interrupted`, `stopped` or `failed`; `killed` if its process is gone."""
+        """`created`, `running`, `done`, `interrupted`, `stopped`, `failed`; `killed` or `crashed` if it died."""
         status = str(self.info.get("status", "unknown"))
-        return "killed" if status == "running" and not self._is_locked() else status
+        if status != "running" or self._is_locked():
+            return status
+        return "crashed" if crash_of(self.path) else "killed"
 
     def _is_locked(self) -> bool:
         try:
