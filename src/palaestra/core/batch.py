@@ -43,7 +43,7 @@ class Batch:
     in order or by name, and no others.
 
     Args:
-        fields: a mapping of fields, or the values of a layout's fields in order.
+        fields: a mapping of fields, a list of mappings that are stacked, or the values of a layout's fields in order.
         named: fields by name.
 
     Raises:
@@ -213,16 +213,17 @@ class Batch:
         """Parts of at most `size` rows.
 
         Args:
-            size: rows in a part.
+            size: rows in a part; -1 is all of them in one.
             generator: shuffles the rows first; `None` keeps their order.
             merge_last: whether a shorter last part joins the one before.
 
         Raises:
             ValueError: the size is less than 1.
         """
-        if size < 1:
-            raise ValueError(f"a Batch cannot be split into parts of {size} rows; give at least 1")
+        if size < 1 and size != -1:
+            raise ValueError(f"a Batch cannot be split into parts of {size} rows; give at least 1, or -1 for one part")
         length = len(self)
+        size = max(length, 1) if size == -1 else size
         rows = self if generator is None else self[torch.randperm(length, generator=generator)]
         starts = list(range(0, length, size))
         if merge_last and len(starts) > 1 and length % size:
@@ -234,25 +235,90 @@ class Batch:
         """One batch with the rows of all of them.
 
         Args:
-            batches: at least one; all with the same fields.
+            batches: at least one. A field that some lack, or have as an empty batch, is zeros there; layouts need the
+                same fields.
 
         Raises:
-            ShapeError: their fields differ.
+            ShapeError: a field cannot be joined.
         """
-        return _joined(batches, torch.cat, np.concatenate)
+        return _joined(_padded(batches, keep_rows=True), torch.cat, np.concatenate)
 
     @classmethod
     def stack(cls, batches: Sequence[Self], dim: int = 0) -> Self:
         """One batch with a new dimension that numbers them.
 
         Args:
-            batches: at least one; all with the same fields and shapes.
+            batches: at least one, of the same shapes. A field that some lack, or have as an empty batch, is zeros
+                there; layouts need the same fields.
             dim: where the new dimension goes.
 
         Raises:
-            ShapeError: their fields differ.
+            ShapeError: a field cannot be joined.
         """
-        return _joined(batches, functools.partial(torch.stack, dim=dim), functools.partial(np.stack, axis=dim))
+        return _joined(
+            _padded(batches, keep_rows=False),
+            functools.partial(torch.stack, dim=dim),
+            functools.partial(np.stack, axis=dim),
+        )
+
+    def cat_(self, others: Batch | Sequence[Batch]) -> None:
+        """Appends the rows of others in place; see `cat`.
+
+        Args:
+            others: one batch or several.
+        """
+        parts = [others] if isinstance(others, Batch) else list(others)
+        joined = Batch.cat([Batch.of(part.__dict__) for part in (self, *parts) if part.__dict__])
+        self.__dict__.update(joined.__dict__)
+
+    def stack_(self, batches: Sequence[Batch], dim: int = 0) -> None:
+        """Becomes the batches in place, stacked; itself the first of them where it has fields. See `stack`.
+
+        Args:
+            batches: one or more.
+            dim: where the new dimension goes.
+        """
+        parts = [Batch.of(dict(part.__dict__)) for part in (self, *batches) if part.__dict__]
+        self.__dict__.update(Batch.stack(parts, dim).__dict__)
+
+    @staticmethod
+    def empty(batch: Batch, index: Any = None) -> Batch:
+        """A copy with zeros (`None` for objects) in some rows, or in all.
+
+        Args:
+            batch: that stays as it is.
+            index: of the rows; all by default.
+        """
+        return batch.map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else np.array(leaf)).empty_(index)
+
+    def empty_(self, index: Any = None) -> Self:
+        """Writes zeros (`None` into objects) into some rows, or all, in place.
+
+        Args:
+            index: of the rows; all by default.
+        """
+        for key, leaf in self.__dict__.items():
+            if isinstance(leaf, Batch):
+                leaf.empty_(index)
+            elif isinstance(leaf, torch.Tensor):
+                leaf[... if index is None else index] = 0
+            elif isinstance(leaf, np.ndarray):
+                leaf[... if index is None else index] = None if leaf.dtype == object else 0
+            elif index is None:
+                self.__dict__[key] = None if isinstance(leaf, str) or leaf is None else type(leaf)(0)
+        return self
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Takes a field out.
+
+        Args:
+            key: its name.
+            default: returned where the field is missing.
+
+        Raises:
+            KeyError: it is missing and there is no default.
+        """
+        return self.__dict__.pop(key, *default)
 
     # -- leaves
 
@@ -291,6 +357,19 @@ class Batch:
     def to_numpy(self) -> Self:
         """Every tensor as a numpy array; CPU memory is shared. bfloat16 becomes float32."""
         return self.map(as_array)
+
+    def to_torch_(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> None:
+        """`to_torch` in place.
+
+        Args:
+            dtype: cast floating-point leaves to this.
+            device: move there.
+        """
+        self.__dict__.update(self.to_torch(dtype, device).__dict__)
+
+    def to_numpy_(self) -> None:
+        """`to_numpy` in place."""
+        self.__dict__.update(self.to_numpy().__dict__)
 
     def save(self, path: str | Path) -> None:
         """Writes the batch to one safetensors file; no pickle is involved.
@@ -338,6 +417,30 @@ class Batch:
     def __truediv__(self, other: Any) -> Self:
         return _computed(self, other, operator.truediv)
 
+    def __radd__(self, other: Any) -> Self:
+        return _computed(self, other, lambda leaf, number: number + leaf)
+
+    def __rsub__(self, other: Any) -> Self:
+        return _computed(self, other, lambda leaf, number: number - leaf)
+
+    def __rmul__(self, other: Any) -> Self:
+        return _computed(self, other, lambda leaf, number: number * leaf)
+
+    def __rtruediv__(self, other: Any) -> Self:
+        return _computed(self, other, lambda leaf, number: number / leaf)
+
+    def __neg__(self) -> Self:
+        return self.map(operator.neg)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other has the same fields with equal values: one answer, not one for each row."""
+        if not isinstance(other, Batch):
+            return NotImplemented
+        fields, others = self.__dict__, other.__dict__
+        return fields.keys() == others.keys() and all(_equal(value, others[key]) for key, value in fields.items())
+
+    __hash__ = object.__hash__
+
     def __iadd__(self, other: Any) -> Self:
         return _compute_inplace(self, other, operator.iadd)
 
@@ -375,6 +478,9 @@ def _named(cls: type[Batch], fields: tuple[Any, ...], named: dict[str, Any]) -> 
     layout = cls._layout
     if not layout:
         mapping, *others = fields
+        rows = mapping if not others and isinstance(mapping, list | tuple) else ()
+        if rows and all(isinstance(part, Mapping | Batch) for part in rows):
+            mapping = Batch.stack([part if isinstance(part, Batch) else Batch(part) for part in rows])
         if others or not isinstance(mapping, Mapping | Batch):
             given = [type(value).__name__ for value in fields]
             raise TypeError(f"{cls.__name__} takes one mapping, or fields by name; {given} came without a name")
@@ -448,6 +554,59 @@ def _raise_with_culprit(batch: Batch, index: Any, error: Exception) -> NoReturn:
 def _refuse_text(text: str) -> NoReturn:
     """Says that text is one value, where Python would index its letters."""
     raise TypeError("text has no rows")
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two values of a field are equal."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return False
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return type(one) is type(other) and one.dtype == other.dtype and np.array_equal(one, other)
+    return bool(one == other)
+
+
+def _padded(batches: Sequence[Any], *, keep_rows: bool) -> Sequence[Any]:
+    """The batches with zeros where they lack a field that another one has; themselves where all have the same."""
+    if not batches or not all(type(batch) is Batch for batch in batches):
+        return batches
+    if _alike(batches):
+        return batches
+    keys = dict.fromkeys(key for batch in batches for key in batch.__dict__)
+    padded = [dict.fromkeys(keys) for _ in batches]
+    for key in keys:
+        given = [batch.__dict__.get(key) for batch in batches]
+        missing = [value is None or (isinstance(value, Batch) and not value.__dict__) for value in given]
+        if any(missing) and not all(missing):
+            like = next(value for value, lacks in zip(given, missing, strict=True) if not lacks)
+            rows = [len(batch) if keep_rows and lacks else None for batch, lacks in zip(batches, missing, strict=True)]
+            given = [_zeros(like, n) if lacks else v for v, n, lacks in zip(given, rows, missing, strict=True)]
+        if all(isinstance(value, Batch) for value in given):
+            given = _padded(given, keep_rows=keep_rows)
+        for fields, value in zip(padded, given, strict=True):
+            fields[key] = value
+    return [Batch.of(fields) for fields in padded]
+
+
+def _alike(batches: Sequence[Any]) -> bool:
+    """Whether all have the same fields, and nested batches too."""
+    first = batches[0].__dict__
+    if any(type(batch) is not Batch or batch.__dict__.keys() != first.keys() for batch in batches):
+        return False
+    nested = [key for key, value in first.items() if isinstance(value, Batch)]
+    return all(_alike([batch.__dict__[key] for batch in batches]) for key in nested)
+
+
+def _zeros(like: Any, rows: int | None) -> Any:
+    """Zeros as another value is, with as many rows; `None` keeps its shape."""
+    if isinstance(like, Batch):
+        return like.map(lambda leaf: _zeros(leaf, rows))
+    shape = np.shape(like) if rows is None else (rows, *np.shape(like)[1:])
+    if isinstance(like, torch.Tensor):
+        return like.new_zeros(shape)
+    array = np.asarray(like)
+    return np.full(shape, None) if array.dtype.kind in "OUS" else np.zeros(shape, array.dtype)
 
 
 def _joined(batches: Sequence[Any], torch_join: Callable[..., Any], numpy_join: Callable[..., Any]) -> Any:

@@ -1,0 +1,75 @@
+"""Tests of the lenient side of `palaestra.core.Batch`: missing fields, lists of dicts, equality, changes in place."""
+
+import numpy as np
+import pytest
+import torch
+
+from palaestra.core import Batch
+
+
+def test_ts_06_a_field_that_some_lack_is_zeros_there():
+    """TS-06: `stack` and `cat`, nested fields and both kinds of leaves; a field reserved by an empty batch too."""
+    one = Batch(a=np.ones(2), b=Batch(c=torch.ones(2, 3)), text="x")
+    other = Batch(a=np.ones(2), b=Batch(d=np.ones((2, 2))), text="y")
+    stacked = Batch.stack([one, other])
+    assert stacked.b.c.tolist() == [[[1.0] * 3] * 2, [[0.0] * 3] * 2]
+    assert stacked.b.d.tolist() == [[[0.0] * 2] * 2, [[1.0] * 2] * 2]
+    joined = Batch.cat([Batch(a=np.ones(3)), Batch(a=np.ones(2), b=Batch(c=torch.ones(2, 3)))])
+    assert joined.b.c.tolist() == [[0.0] * 3] * 3 + [[1.0] * 3] * 2
+    reserved = Batch(a=np.ones(2), c=Batch())
+    assert Batch.stack([reserved, Batch(a=np.ones(2), c=np.ones(2))]).c.tolist() == [[0, 0], [1, 1]]
+    assert Batch.cat([reserved, Batch(a=np.ones(1), c=np.ones(1))]).c.tolist() == [0, 0, 1]
+    assert Batch.cat([reserved, reserved]).c.is_empty
+
+
+def test_ts_06_a_list_of_dicts_becomes_a_batch():
+    """TS-06: info dicts with different keys."""
+    batch = Batch([{"cost": 1.0, "goal": {"x": 2}}, {"cost": 3.0, "success": 1}])
+    assert batch == Batch(cost=np.array([1.0, 3.0]), goal=Batch(x=np.array([2, 0])), success=np.array([0, 1]))
+    assert Batch(info=[{"a": 1}, {"b": 2}]).info == Batch(a=np.array([1, 0]), b=np.array([0, 2]))
+
+
+def test_ts_06_batches_are_equal_by_value():
+    """TS-06."""
+    make = lambda: Batch(a=np.arange(3), b=Batch(c=torch.ones(2)), d="x")  # noqa: E731
+    assert make() == make()
+    for change in ({"a": np.arange(4)}, {"a": np.arange(3.0)}, {"b": Batch(c=torch.zeros(2))}, {"d": "y"}, {"e": 1}):
+        assert make() != make().replace(**change)
+    assert make() != Batch(a=np.arange(3))
+    assert make() != 3
+
+
+def test_ts_06_numbers_on_the_left_and_minus():
+    """TS-06."""
+    b = Batch(a=np.array([1.0, 2.0]), n=Batch(t=torch.tensor([4.0])))
+    assert 2 * b == b * 2 == b + b
+    assert -b == 0 - b == b * -1
+    assert 1 + b == b + 1
+    assert (8 / b).n.t.tolist() == [2.0]
+
+
+def test_ts_06_changes_in_place():
+    """TS-06: `cat_`, `stack_`, `to_torch_`, `to_numpy_`, `empty_`, `pop`; `Batch.empty` leaves what it is given."""
+    b = Batch(a=np.ones(2))
+    b.cat_(Batch(a=np.zeros(1)))
+    b.cat_([Batch(a=np.ones(1)), Batch(a=np.ones(1))])
+    assert b == Batch(a=np.array([1.0, 1, 0, 1, 1]))
+    empty = Batch()
+    empty.cat_(Batch(a=np.ones(2)))
+    empty.stack_([Batch(a=np.zeros(2))])
+    assert empty == Batch(a=np.array([[1.0, 1], [0, 0]]))
+    b.to_torch_(dtype=torch.float32)
+    assert b == Batch(a=torch.tensor([1.0, 1, 0, 1, 1]))
+    zeros = Batch.empty(b, [0, 1])
+    assert (zeros.a.tolist(), b.a.tolist()) == ([0, 0, 0, 1, 1], [1, 1, 0, 1, 1])
+    b.to_numpy_()
+    assert b.empty_() == Batch(a=np.zeros(5, np.float32))
+    assert (b.pop("a").shape, b.pop("a", 3), b.is_empty) == ((5,), 3, True)
+    with pytest.raises(KeyError):
+        b.pop("a")
+
+
+def test_ts_06_one_part_is_everything():
+    """TS-06: `split(-1)`."""
+    (part,) = Batch(a=np.arange(5)).split(-1)
+    assert part == Batch(a=np.arange(5))
