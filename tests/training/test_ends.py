@@ -14,6 +14,7 @@ import torch
 from palaestra import Trainer
 from palaestra.core import CheckpointError, NonFiniteError, load_tensors
 from palaestra.policies import Phase
+from palaestra.rollout import evaluate
 from palaestra.training import CheckpointStore, Evaluated, StoppedError
 from tests.algorithms.parts import environment
 from tests.training.parts import Hooks, Recorder, evaluation_in, trainer
@@ -325,18 +326,23 @@ def test_a_signal_in_an_evaluation_breaks_it_off_and_the_run_goes_on_with_it(tmp
     trainer("ppo", **settings, loggers=[rows["whole"]], callbacks=hooks("whole")).run()
 
     def endless(policy):
-        with environment("discrete", 2, seed=77) as env, policy.in_phase(Phase.EVAL):
-            policy.generator = torch.Generator()
-            time_step = env.reset()
-            signal.raise_signal(signal.SIGTERM)
-            while True:
-                time_step = env.step(policy.act(time_step, phase=Phase.EVAL).action)
+        with environment("discrete", 2, seed=77) as env:
+            original = env.step
 
-    store = CheckpointStore(tmp_path)
+            def step(action):
+                signal.raise_signal(signal.SIGTERM)
+                time_step = original(action)  # what steps environments is not struck by an exception
+                stepped.append(time_step)
+                return time_step
+
+            env.step = step
+            return evaluate(policy, env, episodes=10**9)
+
+    store, stepped = CheckpointStore(tmp_path), []
     made = trainer("ppo", **{**settings, "evaluate": endless}, checkpoints=store, loggers=[rows["cut"]])
     generator = made.algorithm.policy.generator
     result = made.run()
-    assert (result.status, result.exit_code) == ("interrupted", 143)
+    assert (result.status, result.exit_code, len(stepped)) == ("interrupted", 143, 1)
     assert made.algorithm.policy.generator is generator
     assert made.algorithm.policy.phase is Phase.COLLECT
     again = trainer("ppo", **settings, loggers=[rows["cut"]], callbacks=hooks("cut"))

@@ -15,7 +15,16 @@ from palaestra.robots.remote import RemoteAgentGroup
 from palaestra.robots.robot import Robot
 from palaestra.robots.serving import Communicator, ComputationWrapper, Kind, RobotConfig
 from palaestra.robots.task import act
-from palaestra.rollout import Clients, CollectInfo, Episode, Evaluation, evaluation_noise, evaluation_of, pack
+from palaestra.rollout import (
+    Clients,
+    CollectInfo,
+    Episode,
+    Evaluation,
+    continue_evaluation,
+    evaluation_noise,
+    evaluation_of,
+    pack,
+)
 from palaestra.runtime import Runtime
 
 __all__ = ["RobotCollector", "evaluate_robot"]
@@ -283,6 +292,7 @@ def _communicator(name: str, policy: Policy, factory: AgentFactory) -> Communica
     spec = factory.specs[name].input_spec
 
     def send(kind: Kind, agent_id: int, payload: Any) -> Future[Any]:
+        continue_evaluation()
         answer: Future[Any] = Future()
         answer.set_result(act(policy, pack([payload], spec), phase=Phase.EVAL) if kind == "predict" else None)
         return answer

@@ -4,8 +4,9 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,7 +18,16 @@ from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy
 from palaestra.rollout.episodes import AverageOf, Episode, EpisodeTracker
 
-__all__ = ["Evaluation", "evaluate", "evaluation_noise", "evaluation_of", "first_episodes"]
+__all__ = [
+    "BrokenOffError",
+    "Evaluation",
+    "breakable",
+    "continue_evaluation",
+    "evaluate",
+    "evaluation_noise",
+    "evaluation_of",
+    "first_episodes",
+]
 
 _log = logging.getLogger(__name__)
 _LONG_S = 30.0  # without the end of any episode, until a warning
@@ -25,6 +35,41 @@ _NO_END = (
     "no evaluation episode has ended after %.0f s and %d steps; without a time limit some never do: set "
     "env.max_episode_steps (--env.max-episode-steps N)"
 )
+
+
+class BrokenOffError(BaseException):
+    """An evaluation was asked to end; nothing that handles errors on the way may take it for one."""
+
+
+_asked: ContextVar[Callable[[], bool] | None] = ContextVar("asked", default=None)
+
+
+@contextmanager
+def breakable(asked: Callable[[], bool]) -> Iterator[None]:
+    """Lets evaluations be broken off inside this context.
+
+    They look between two steps, for an exception that a signal raises could strike native code of an environment, which
+    aborts the process.
+
+    Args:
+        asked: whether they shall end.
+    """
+    token = _asked.set(asked)
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+def continue_evaluation() -> None:
+    """Called by an evaluation before every step; by one of your own, too, so that Ctrl-C does not wait for its end.
+
+    Raises:
+        BrokenOffError: it is asked to end; see `breakable`.
+    """
+    asked = _asked.get()
+    if asked is not None and asked():
+        raise BrokenOffError
 
 
 @dataclass(frozen=True)
@@ -148,6 +193,7 @@ def first_episodes(
     began, warned = time.monotonic(), False
     with closing(play):
         for steps, ended in enumerate(play, start=1):
+            continue_evaluation()
             for episode in ended:
                 if left[episode.env_id]:
                     left[episode.env_id] -= 1

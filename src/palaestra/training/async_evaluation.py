@@ -4,6 +4,7 @@ import copy
 import functools
 import logging
 import multiprocessing
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -13,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from palaestra.policies import Policy
-from palaestra.rollout import Evaluation
+from palaestra.rollout import BrokenOffError, Evaluation, breakable, continue_evaluation
 from palaestra.runtime import WorkerDiedError
 from palaestra.training.parts import named_policies
 
@@ -23,10 +24,7 @@ Acting: TypeAlias = Policy | torch.nn.ModuleDict
 Made: TypeAlias = tuple[int, Evaluation, Acting]
 
 _log = logging.getLogger(__name__)
-
-
-class _BrokenOffError(BaseException):
-    """A signal came while an evaluation was made; nothing that handles errors on the way may take it for one."""
+_POLL_S = 0.05
 
 
 class Pending(Protocol):
@@ -56,7 +54,7 @@ class Evaluator:
         self._pool: ProcessPoolExecutor | None = None
         self._waiting: list[tuple[int, Acting, Pending]] = []
         self._made: list[Made] = []
-        self._breakable = False
+        self._broken_off = False
 
     def make(self, env_steps: int, policy: Acting, *, wait: bool = False) -> list[Made] | None:
         """Begins an evaluation, and hands out those that are over; `None` if a signal broke them off.
@@ -66,24 +64,21 @@ class Evaluator:
             policy: as for `begin`; afterwards it acts as before, wherever an evaluation was broken off.
             wait: as for `made`.
         """
+        self._broken_off = False
         with ExitStack() as stack:
+            stack.enter_context(breakable(lambda: self._broken_off))
             for one in named_policies(policy).values():
                 stack.enter_context(one.in_phase(one.phase))
                 stack.callback(setattr, one, "generator", one.generator)
             try:
-                self._breakable = True
                 self.begin(env_steps, policy)
                 return self.made(wait=wait)
-            except _BrokenOffError:
+            except BrokenOffError:
                 return None
-            finally:
-                self._breakable = False
 
     def break_off(self) -> None:
-        """Ends `make` at once, however long it would take; for the handler of a signal."""
-        if self._breakable:
-            self._breakable = False
-            raise _BrokenOffError
+        """Ends `make` before the next step of its evaluation; for the handler of a signal."""
+        self._broken_off = True
 
     def begin(self, env_steps: int, policy: Acting) -> None:
         """Starts an evaluation; in the main process it is over when this returns.
@@ -110,7 +105,11 @@ class Evaluator:
             wait: for all of them.
         """
         while self._waiting and (wait or self._waiting[0][2].done()):
-            env_steps, policy, future = self._waiting.pop(0)
+            env_steps, policy, future = self._waiting[0]
+            while not future.done():
+                continue_evaluation()
+                time.sleep(_POLL_S)
+            del self._waiting[0]
             try:
                 self._made.append((env_steps, future.result(), policy))
             except (BrokenProcessPool, WorkerDiedError) as error:
