@@ -1,10 +1,11 @@
 """Experience: streams of many lanes stored once, drawn as unrolls, sequences or n-step windows.
 
-`storage` says where rows lie and `lane_storage` how; `writer` and `reader` work on the `streams` in it; `replay` has
-`ReplayBuffer`, which holds both; `experience` has transitions that stand alone; `samplers`, `prioritized` and
-`hindsight` choose what is drawn.
+`storage` says where rows lie and `lane_storage` how; `writer` and `reader` work on the `streams` in it, `drawn` has the
+layouts of what is read; `replay` has `ReplayBuffer`, which holds both; `experience` has transitions that stand alone;
+`samplers`, `prioritized` and `hindsight` choose what is drawn.
 """
 
+from palaestra.buffers.drawn import *
 from palaestra.buffers.exchange import *
 from palaestra.buffers.experience import *
 from palaestra.buffers.hindsight import *

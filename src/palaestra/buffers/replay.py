@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.reader import Field, RowNumbers, StreamReader
+from palaestra.buffers.drawn import RowNumbers
+from palaestra.buffers.reader import Field, StreamReader
 from palaestra.buffers.samplers import Sampler, UniformSampler
 from palaestra.buffers.saving import SegmentKeys, load_stream_tensors, read_buffer, stream_tensors, write_buffer
 from palaestra.buffers.storage import LoadedTensors, Storage

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from palaestra.core.errors import CheckpointError, ShapeError, did_you_mean
+from palaestra.core.fields import Fields, joined, padded, require_same_fields
 from palaestra.core.tree import array_of, as_array, as_tensor, register_batch, tree_paths
 
 __all__ = ["Batch"]
@@ -34,7 +34,7 @@ class _Method:
         raise AttributeError("a method cannot be set")
 
 
-class Batch:
+class Batch(Fields):
     """Named fields that are indexed, sliced, masked and computed with together.
 
     Fields live in the instance's `__dict__`, so reading one costs nothing. Lists and tuples become numpy arrays,
@@ -61,8 +61,6 @@ class Batch:
             act: tensor([0., 6.]),
         )
     """
-
-    _layout: tuple[str, ...] = ()
 
     def __init__(self, /, *fields: Any, **named: Any) -> None:
         layout = self._layout
@@ -241,7 +239,7 @@ class Batch:
         Raises:
             ShapeError: a field cannot be joined.
         """
-        return _joined(_padded(batches, keep_rows=True), torch.cat, np.concatenate)
+        return joined(padded(batches, keep_rows=True), torch.cat, np.concatenate)
 
     @classmethod
     def stack(cls, batches: Sequence[Self], dim: int = 0) -> Self:
@@ -255,8 +253,8 @@ class Batch:
         Raises:
             ShapeError: a field cannot be joined.
         """
-        return _joined(
-            _padded(batches, keep_rows=False),
+        return joined(
+            padded(batches, keep_rows=False),
             functools.partial(torch.stack, dim=dim),
             functools.partial(np.stack, axis=dim),
         )
@@ -332,7 +330,7 @@ class Batch:
         Raises:
             ShapeError: the batches have different fields.
         """
-        _require_same_fields(self, others)
+        require_same_fields(self, others)
         return type(self).of(
             {
                 key: value.map(function, *(other.__dict__[key] for other in others))
@@ -402,56 +400,6 @@ class Batch:
             return cls(**join_state(json.loads(arrays.pop("")), arrays).__dict__)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path} holds no {cls.__name__}: {error}") from error
-
-    # -- arithmetic over leaves
-
-    def __add__(self, other: Any) -> Self:
-        return _computed(self, other, operator.add)
-
-    def __sub__(self, other: Any) -> Self:
-        return _computed(self, other, operator.sub)
-
-    def __mul__(self, other: Any) -> Self:
-        return _computed(self, other, operator.mul)
-
-    def __truediv__(self, other: Any) -> Self:
-        return _computed(self, other, operator.truediv)
-
-    def __radd__(self, other: Any) -> Self:
-        return _computed(self, other, lambda leaf, number: number + leaf)
-
-    def __rsub__(self, other: Any) -> Self:
-        return _computed(self, other, lambda leaf, number: number - leaf)
-
-    def __rmul__(self, other: Any) -> Self:
-        return _computed(self, other, lambda leaf, number: number * leaf)
-
-    def __rtruediv__(self, other: Any) -> Self:
-        return _computed(self, other, lambda leaf, number: number / leaf)
-
-    def __neg__(self) -> Self:
-        return self.map(operator.neg)
-
-    def __eq__(self, other: object) -> bool:
-        """Whether the other has the same fields with equal values: one answer, not one for each row."""
-        if not isinstance(other, Batch):
-            return NotImplemented
-        fields, others = self.__dict__, other.__dict__
-        return fields.keys() == others.keys() and all(_equal(value, others[key]) for key, value in fields.items())
-
-    __hash__ = object.__hash__
-
-    def __iadd__(self, other: Any) -> Self:
-        return _compute_inplace(self, other, operator.iadd)
-
-    def __isub__(self, other: Any) -> Self:
-        return _compute_inplace(self, other, operator.isub)
-
-    def __imul__(self, other: Any) -> Self:
-        return _compute_inplace(self, other, operator.imul)
-
-    def __itruediv__(self, other: Any) -> Self:
-        return _compute_inplace(self, other, operator.itruediv)
 
     def __repr__(self) -> str:
         if not self.__dict__:
@@ -525,14 +473,6 @@ def _lengths(batch: Batch) -> set[int]:
     return lengths
 
 
-def _require_same_fields(batch: Batch, others: Sequence[Any]) -> None:
-    """Refuses batches whose fields are not those of the first."""
-    for other in others:
-        if not isinstance(other, Batch) or other.__dict__.keys() != batch.__dict__.keys():
-            given = list(other.__dict__) if isinstance(other, Batch) else type(other).__name__
-            raise ShapeError(f"batches have different fields: {list(batch.__dict__)} and {given}; they must be equal")
-
-
 def _raise_with_culprit(batch: Batch, index: Any, error: Exception) -> NoReturn:
     """Raises an error of indexing again, with the leaf that refused."""
     where = ""
@@ -554,94 +494,6 @@ def _raise_with_culprit(batch: Batch, index: Any, error: Exception) -> NoReturn:
 def _refuse_text(text: str) -> NoReturn:
     """Says that text is one value, where Python would index its letters."""
     raise TypeError("text has no rows")
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Whether two values of a field are equal."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-        return False
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return type(one) is type(other) and one.dtype == other.dtype and np.array_equal(one, other)
-    return bool(one == other)
-
-
-def _padded(batches: Sequence[Any], *, keep_rows: bool) -> Sequence[Any]:
-    """The batches with zeros where they lack a field that another one has; themselves where all have the same."""
-    if not batches or not all(type(batch) is Batch for batch in batches):
-        return batches
-    if _alike(batches):
-        return batches
-    keys = dict.fromkeys(key for batch in batches for key in batch.__dict__)
-    padded = [dict.fromkeys(keys) for _ in batches]
-    for key in keys:
-        given = [batch.__dict__.get(key) for batch in batches]
-        missing = [value is None or (isinstance(value, Batch) and not value.__dict__) for value in given]
-        if any(missing) and not all(missing):
-            like = next(value for value, lacks in zip(given, missing, strict=True) if not lacks)
-            rows = [len(batch) if keep_rows and lacks else None for batch, lacks in zip(batches, missing, strict=True)]
-            given = [_zeros(like, n) if lacks else v for v, n, lacks in zip(given, rows, missing, strict=True)]
-        if all(isinstance(value, Batch) for value in given):
-            given = _padded(given, keep_rows=keep_rows)
-        for fields, value in zip(padded, given, strict=True):
-            fields[key] = value
-    return [Batch.of(fields) for fields in padded]
-
-
-def _alike(batches: Sequence[Any]) -> bool:
-    """Whether all have the same fields, and nested batches too."""
-    first = batches[0].__dict__
-    if any(type(batch) is not Batch or batch.__dict__.keys() != first.keys() for batch in batches):
-        return False
-    nested = [key for key, value in first.items() if isinstance(value, Batch)]
-    return all(_alike([batch.__dict__[key] for batch in batches]) for key in nested)
-
-
-def _zeros(like: Any, rows: int | None) -> Any:
-    """Zeros as another value is, with as many rows; `None` keeps its shape."""
-    if isinstance(like, Batch):
-        return like.map(lambda leaf: _zeros(leaf, rows))
-    shape = np.shape(like) if rows is None else (rows, *np.shape(like)[1:])
-    if isinstance(like, torch.Tensor):
-        return like.new_zeros(shape)
-    array = np.asarray(like)
-    return np.full(shape, None) if array.dtype.kind in "OUS" else np.zeros(shape, array.dtype)
-
-
-def _joined(batches: Sequence[Any], torch_join: Callable[..., Any], numpy_join: Callable[..., Any]) -> Any:
-    """One batch of the first one's class, each leaf made of the leaves at the same place."""
-    if not batches:
-        raise ShapeError("no batches were given; at least one is needed")
-    first = batches[0]
-    _require_same_fields(first, batches[1:])
-    fields: dict[str, Any] = {}
-    for key, value in first.__dict__.items():
-        leaves = [batch.__dict__[key] for batch in batches]
-        if isinstance(value, Batch):
-            fields[key] = _joined(leaves, torch_join, numpy_join)
-            continue
-        try:
-            fields[key] = torch_join(leaves) if isinstance(value, torch.Tensor) else array_of(key, numpy_join(leaves))
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise ShapeError(f"field {key!r} cannot be joined: {error}") from None
-    return type(first).of(fields)
-
-
-def _computed(batch: Batch, other: Any, function: Callable[[Any, Any], Any]) -> Any:
-    return batch.map(function, other) if isinstance(other, Batch) else batch.map(lambda leaf: function(leaf, other))
-
-
-def _compute_inplace(batch: Any, other: Any, function: Callable[[Any, Any], Any]) -> Any:
-    """Runs an in-place operator on every leaf."""
-    if isinstance(other, Batch):
-        _require_same_fields(batch, [other])
-    fields = batch.__dict__
-    for key, value in fields.items():
-        operand = other.__dict__[key] if isinstance(other, Batch) else other
-        nested = isinstance(value, Batch)
-        fields[key] = _compute_inplace(value, operand, function) if nested else function(value, operand)
-    return batch
 
 
 _protect_methods(Batch)

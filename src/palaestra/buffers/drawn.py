@@ -1,0 +1,73 @@
+"""Layouts in which a buffer hands out what is drawn."""
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from palaestra.core import Batch
+
+__all__ = ["RowNumbers", "Unroll", "Windows"]
+
+
+class Unroll(Batch):
+    """Sequences in time order: T steps with an action each, and the step after them to bootstrap from.
+
+    There are more fields where they apply: `state`, the policy's hidden state before a row, `[T, B, ...]` in an unroll
+    and `[1, N, ...]` in sampled sequences, so that `state[0]` belongs before the first row; `index` `[N]` of a
+    sequence's first row, for `write_back`; `weight` `[N]` float32, by which a loss is multiplied where rows were
+    drawn by priority; and `env_info` and `untransformed` `[T+1, B, ...]` where rows keep them.
+    """
+
+    step_type: Tensor
+    """[T+1, B] int32."""
+    reward: Tensor
+    """[T+1, B] float32; row t is the reward of the action in row t - 1."""
+    discount: Tensor
+    """[T+1, B] float32 continuation."""
+    observation: Any
+    """[T+1, B, ...]."""
+    action: Any
+    """[T, B, ...], as the policy sampled it."""
+    policy_info: Batch
+    """[T, B, ...], what the policy's `behaviour` computed."""
+    policy_version: Tensor
+    """[T, B] int32, the version that acted."""
+    valid: Tensor
+    """[T, B] float32, 1 where the row may be learned from."""
+
+
+class Windows(Batch):
+    """Flat rows for n-step learning: N starts, each with the rewards that follow it.
+
+    Rows that were drawn by priority have a field `weight`, `[N]` float32, by which a loss is multiplied. Where rows
+    keep them, `env_info` and `untransformed` are `[n+1, N, ...]`, as `reward`.
+    """
+
+    observation: Any
+    """[N, ...]."""
+    action: Any
+    """[N, ...]."""
+    next_observation: Any
+    """[N, ...] at the row to bootstrap from: n steps later, or where the episode ended."""
+    reward: Tensor
+    """[n+1, N] of the rows from the start on; row 0 belongs to the time before."""
+    discount: Tensor
+    """[n+1, N] continuation."""
+    step_type: Tensor
+    """[n+1, N]."""
+    policy_info: Batch
+    """[N, ...]."""
+    index: Tensor
+    """[N] int64, the start's row in the buffer, for `write_back`."""
+
+
+class RowNumbers(np.ndarray):
+    """[N] row numbers of a sample; an array but for modulo, since a ring has more places than the buffer has rows."""
+
+    def __mod__(self, other: Any) -> Any:
+        raise TypeError(
+            "row numbers were taken modulo something, as in buffer[(i + 2) % len(buffer)]; that would be another row, "
+            "for the ring has places besides the rows that it holds. Write buffer.next(buffer.next(i)), which stops at "
+            "the end of an episode; np.asarray(i) is a plain array"
+        )
