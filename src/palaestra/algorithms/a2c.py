@@ -8,7 +8,7 @@ network, the value looks at the policy's memory, and gradients go back to the be
 """
 
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -57,7 +57,6 @@ class A2CBatch(parts.AdvantageBatch):
     """The whole unroll; every field is [T, B, ...]."""
 
 
-@final
 class A2C(GradientAlgorithm[StochasticPolicy]):
     """Learns a stochastic policy and a state value, with one gradient step on each unroll of that policy.
 

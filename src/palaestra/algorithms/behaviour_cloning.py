@@ -5,7 +5,7 @@ likelihood estimation.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, NotNegative, Positive
@@ -44,7 +44,6 @@ class BehaviourCloningBatch(Batch):
     action: Any
 
 
-@final
 class BehaviourCloning(GradientAlgorithm[StochasticPolicy]):
     """Learns to act as the data does; rewards are not looked at.
 

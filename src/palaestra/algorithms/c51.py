@@ -8,7 +8,7 @@ Q-learning is off, as in the paper. Gradients are clipped by norm. Priorities ar
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -73,7 +73,6 @@ class C51Config(AlgorithmConfig):
     plan_class = Replay
 
 
-@final
 class C51(GradientAlgorithm[ValueGreedyPolicy]):
     """Learns the probability of every possible return; acts greedily on the means, with probability 1 - epsilon.
 

@@ -7,7 +7,7 @@ of its appendix F. Departures: those of `SAC`; the weight of the conservative te
 import copy
 import math
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,7 +68,6 @@ class CQLBatch(parts.SoftBatch):
     """[N, 2S, A] standard normal, for actions of the policy at `observation` and at `next_observation`."""
 
 
-@final
 class CQL(GradientAlgorithm[SquashedGaussianPolicy]):
     """Learns lower bounds of the values of actions outside the data, and a soft policy on them.
 

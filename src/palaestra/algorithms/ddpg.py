@@ -7,7 +7,7 @@ normalisation; actor and critic are differentiated at the same weights, then ste
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
@@ -63,7 +63,6 @@ class DDPGConfig(AlgorithmConfig):
         return parts.replay_plan(self)
 
 
-@final
 class DDPG(GradientAlgorithm[DeterministicPolicy]):
     """Learns one action for each state by ascending a learned value.
 

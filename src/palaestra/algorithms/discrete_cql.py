@@ -7,7 +7,7 @@ follows slowly; the Huber loss; scalar instead of quantile values.
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -50,7 +50,6 @@ class DiscreteCQLConfig(AlgorithmConfig):
     plan_class = Offline
 
 
-@final
 class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
     """Learns lower bounds of the values of actions that the data seldom takes, and acts greedily on them.
 

@@ -6,7 +6,7 @@ of `SAC`; the target entropy is a share of the entropy of the uniform distributi
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,7 +62,6 @@ class DiscreteSACConfig(AlgorithmConfig):
     plan_class = Replay
 
 
-@final
 class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
     """Learns a random choice among discrete actions; expectations over actions are exact, so no noise is needed.
 

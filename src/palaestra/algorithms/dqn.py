@@ -10,7 +10,7 @@ Departures: Adam instead of RMSProp; the Huber loss stands for the clipped error
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -72,7 +72,6 @@ class DQNConfig(AlgorithmConfig):
     plan_class = Replay
 
 
-@final
 class DQN(GradientAlgorithm[ValueGreedyPolicy]):
     """Learns action values from replayed transitions; acts greedily with probability 1 - epsilon.
 

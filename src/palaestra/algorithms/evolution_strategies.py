@@ -7,7 +7,6 @@ unroll, and is scored by the episodes that lie inside it. A lane without rows, o
 
 import logging
 from dataclasses import dataclass, field
-from typing import final
 
 import torch
 from torch import Tensor
@@ -45,7 +44,6 @@ class EvolutionStrategiesConfig(AlgorithmConfig):
     plan_class = OnPolicy
 
 
-@final
 class EvolutionStrategies(Algorithm[PopulationPolicy]):
     """Moves the parameters towards those perturbations that got more return than others.
 

@@ -8,7 +8,7 @@ value looks at the policy's memory.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -86,7 +86,6 @@ class IMPALABatch(Batch):
     """[T, B]."""
 
 
-@final
 class IMPALA(GradientAlgorithm[StochasticPolicy]):
     """Learns a stochastic policy and a state value from unrolls of that policy or an older one.
 

@@ -7,7 +7,7 @@ code.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -52,7 +52,6 @@ class IQLConfig(AlgorithmConfig):
     plan_class = Offline
 
 
-@final
 class IQL(GradientAlgorithm[GaussianPolicy]):
     """Learns values without ever asking for an action that the data does not have, then imitates its better actions.
 

@@ -7,7 +7,7 @@ distortions are left out. N-step targets and double Q-learning are optional.
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,7 +84,6 @@ class IQNBatch(parts.ValueBatch):
     """[N, Q'] in [0, 1)."""
 
 
-@final
 class IQN(GradientAlgorithm[ValueGreedyPolicy]):
     """Learns the whole quantile function of every action's return; acts greedily, with probability 1 - epsilon.
 

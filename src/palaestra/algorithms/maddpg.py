@@ -8,7 +8,7 @@ its end counts as 0.
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,7 +62,6 @@ class MADDPGBatch(parts.TransitionBatch):
     """One minibatch; every field is [N, ...], rewards and discounts are [N, G]."""
 
 
-@final
 class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
     """Learns one action of every member for each state, by ascending a learned value of its own.
 

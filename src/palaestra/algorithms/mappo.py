@@ -7,7 +7,7 @@ members share a network that is told who acts; feedforward networks; values are 
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -64,7 +64,6 @@ class MAPPOBatch(parts.AdvantageBatch):
     """[N, G] nats."""
 
 
-@final
 class MAPPO(GradientAlgorithm[TeamCategoricalPolicy]):
     """Learns the policies of a team and a central value of their common reward, from unrolls.
 

@@ -7,7 +7,7 @@ networks see observations normalised as of today.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +71,6 @@ class PPGConfig(AlgorithmConfig):
     plan_class = OnPolicy
 
 
-@final
 class PPG(Algorithm[StochasticPolicy]):
     """Learns a stochastic policy and a state value; the policy's own layers learn the value in a phase apart.
 

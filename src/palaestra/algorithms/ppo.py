@@ -8,7 +8,7 @@ through time as far as the beginning of a minibatch's sequences.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +93,6 @@ class PPOBatch(parts.AdvantageBatch):
     log_prob: Tensor
 
 
-@final
 class PPO(GradientAlgorithm[StochasticPolicy]):
     """Learns a stochastic policy and a state value from unrolls of that same policy.
 

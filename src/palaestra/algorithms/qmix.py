@@ -9,7 +9,7 @@ act enters the mixture with the value 0.
 import copy
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +108,6 @@ class Mixer(nn.Module):
         return (hidden * self.second_weight(state).abs()).sum(-1) + self.second_bias(state).squeeze(-1)
 
 
-@final
 class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
     """Learns action values of a team's members through the value of what they do together.
 

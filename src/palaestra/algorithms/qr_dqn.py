@@ -7,7 +7,7 @@ Q-learning is off, as in the paper. The Huber loss is divided by its delta, as i
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -70,7 +70,6 @@ class QRDQNConfig(AlgorithmConfig):
     plan_class = Replay
 
 
-@final
 class QRDQN(GradientAlgorithm[ValueGreedyPolicy]):
     """Learns quantiles of every action's return; acts greedily on their means, with probability 1 - epsilon.
 

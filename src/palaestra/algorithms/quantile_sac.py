@@ -6,7 +6,7 @@ of `SAC`.
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,7 +66,6 @@ class QuantileSACConfig(AlgorithmConfig):
     plan_class = Replay
 
 
-@final
 class QuantileSAC(GradientAlgorithm[SquashedGaussianPolicy]):
     """Learns a soft policy from quantiles of the return, pooled over critics and cut off at the top.
 

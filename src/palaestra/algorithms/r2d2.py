@@ -8,7 +8,7 @@ their episode, the memory starts anew in the next one.
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,7 +100,6 @@ class R2D2Batch(Batch):
     """[N] importance weight. Only where sequences are drawn by priority."""
 
 
-@final
 class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
     """Learns action values of a recurrent network from replayed sequences; acts greedily with probability 1 - epsilon.
 

@@ -8,7 +8,7 @@ the cross-entropy instead of the divergence.
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -75,7 +75,6 @@ class RainbowConfig(AlgorithmConfig):
     plan_class = Replay
 
 
-@final
 class Rainbow(GradientAlgorithm[ValueGreedyPolicy]):
     """Learns the probability of every possible return from prioritised n-step transitions; explores by noisy layers.
 

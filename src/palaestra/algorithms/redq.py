@@ -6,7 +6,7 @@ made together with the last one of the critics.
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,7 +73,6 @@ class REDQBatch(parts.SoftBatch):
     """[N, M] int64 in 0 ... K - 1; the same in all rows of a minibatch."""
 
 
-@final
 class REDQ(GradientAlgorithm[SquashedGaussianPolicy]):
     """Learns a soft policy from the mean of many critics, each of which learns from the minimum of a random few.
 

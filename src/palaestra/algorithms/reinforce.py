@@ -6,7 +6,7 @@ from; for the same reason a time limit counts as an end; the baseline is the mea
 """
 
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +49,6 @@ class ReinforceBatch(Batch):
     valid: Tensor
 
 
-@final
 class Reinforce(GradientAlgorithm[StochasticPolicy]):
     """Raises the probability of actions by the return that followed them; the smallest algorithm of the library."""
 

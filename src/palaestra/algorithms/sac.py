@@ -7,7 +7,7 @@ stepped together; the temperature is learned through its logarithm.
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -71,7 +71,6 @@ class SACConfig(AlgorithmConfig):
         return parts.replay_plan(self)
 
 
-@final
 class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
     """Learns a random policy that gets much return and stays as random as its target entropy says.
 

@@ -8,7 +8,7 @@ nor a target network.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,7 +62,6 @@ class SarsaBatch(Batch):
     valid: Tensor
 
 
-@final
 class Sarsa(GradientAlgorithm[ValueGreedyPolicy]):
     """Learns the action values of its own epsilon-greedy policy from each unroll, then discards it.
 

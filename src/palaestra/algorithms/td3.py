@@ -7,7 +7,7 @@ units of raw actions, which lie in [-1, 1].
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,7 +79,6 @@ class TD3Batch(parts.TransitionBatch):
     """[N, A] clipped, raw units."""
 
 
-@final
 class TD3(GradientAlgorithm[DeterministicPolicy]):
     """Learns one action for each state by ascending a learned value, with targets from the lesser of two.
 

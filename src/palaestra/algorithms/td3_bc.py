@@ -6,7 +6,7 @@ scale of the action values in (5) is their mean over all the data of an update, 
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +63,6 @@ class TD3BCBatch(parts.TransitionBatch):
     """[N] mean size of the action values; the same number in every row."""
 
 
-@final
 class TD3BC(GradientAlgorithm[DeterministicPolicy]):
     """Learns actions of high value close to those of the data.
 

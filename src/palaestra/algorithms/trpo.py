@@ -7,7 +7,7 @@ policy where no shorter one improves the surrogate.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -58,7 +58,6 @@ class TRPOConfig(AlgorithmConfig):
     plan_class = OnPolicy
 
 
-@final
 class TRPO(Algorithm[StochasticPolicy]):
     """Learns a stochastic policy by natural gradient steps of bounded divergence, and a state value beside it.
 
