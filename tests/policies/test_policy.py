@@ -131,7 +131,7 @@ def test_acting_without_a_phase_uses_the_one_the_policy_is_in():
 
 @each(POLICIES)
 def test_a_step_has_an_action_a_state_and_info_for_every_lane(make):
-    """TS-18, TS-19, ALF-21."""
+    """TS-18, TS-19."""
     policy = make()
     step = policy.act(steps(rows()), policy.initial_state(6), phase=Phase.COLLECT)
     assert isinstance(step, PolicyStep)
