@@ -1,6 +1,7 @@
 """The source files that the architecture rules read, and the import order they enforce."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -97,11 +98,13 @@ def _package(parts: list[str]) -> str:
 
 
 def sources(folder: str) -> list[Source]:
-    """Every Python file below a folder of the repository."""
-    return [
-        Source(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
-        for path in sorted((ROOT / folder).rglob("*.py"))
-    ]
+    """Every Python file below a folder of the repository; each is read and parsed once in a process."""
+    return [_source(path) for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@functools.cache
+def _source(path: Path) -> Source:
+    return Source(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
 
 
 def imports(source: Source) -> Iterator[Import]:

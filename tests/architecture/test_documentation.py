@@ -1,6 +1,7 @@
 """Every public name is explained, and its documented arguments are the ones it has."""
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -67,6 +68,7 @@ def undocumented(package: str, name: str, value: Any) -> Iterator[str]:
         yield f"{place}: {package}.{name} has no docstring (a string under its assignment)"
 
 
+@functools.cache
 def documented_assignments() -> set[str]:
     """Module-level names of the package that are followed by a string."""
     names = set()

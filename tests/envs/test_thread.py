@@ -85,8 +85,9 @@ def test_pictures_come_from_the_thread_and_a_closed_one_says_so():
 
 
 def test_an_environment_that_cannot_be_made_says_why():
-    with pytest.raises(KeyError, match="wheel"):
+    with pytest.raises(EnvError, match=r"environment 0 could not be made: it raised KeyError.*wheel") as failed:
         LaneEnvironment(ThreadDriver(functools.partial(faulty, "raise", -1)))
+    assert isinstance(failed.value.__cause__, KeyError)
     with pytest.raises(EnvError, match=r"(?s)not made within 0.2 s.*misbehave"):
         LaneEnvironment(ThreadDriver(functools.partial(faulty, "hang", -1), faults=FaultPolicy(reset_timeout_s=0.2)))
     with pytest.raises(SpecError, match="give a function"):

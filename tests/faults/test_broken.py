@@ -4,14 +4,22 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
+import weakref
 
 import pytest
 import torch
 
 from palaestra.core import EnvError, PalaestraError
-from palaestra.envs import Environment, FaultPolicy, LaneEnvironment, ProcessDriver, SerialDriver, ThreadDriver
+from palaestra.envs import (
+    Environment,
+    FaultPolicy,
+    LaneEnvironment,
+    ProcessDriver,
+    SerialDriver,
+    ThreadDriver,
+    watchdog,
+)
 from tests.faults import broken
 
 QUICK = {"timeout_s": 0.2, "reset_timeout_s": 0.3}
@@ -141,12 +149,15 @@ def test_the_first_error_is_not_hidden_by_one_of_closing(caplog):
     assert "when it was closed" in caplog.text
 
 
-def test_the_watchdog_ends_with_the_last_environment(wait_until):
-    """D2: nothing is left behind."""
+def test_the_watchdog_ends_with_the_last_environment(monkeypatch, wait_until):
+    """D2: nothing is left behind; environments of other tests may still be open."""
+    monkeypatch.setattr(watchdog, "_drivers", weakref.WeakSet())
+    monkeypatch.setattr(watchdog, "_thread", None)
     env = batch("serial", "fine", **QUICK)
-    assert any(thread.name == "watchdog" for thread in threading.enumerate())
+    thread = watchdog._thread
+    assert thread is not None and thread.is_alive()
     env.close()
-    wait_until(lambda: all(thread.name != "watchdog" for thread in threading.enumerate()))
+    wait_until(lambda: not thread.is_alive())
 
 
 @pytest.mark.fault

@@ -156,7 +156,7 @@ class EpisodeTracker:
         return {name.removeprefix("_"): copy.copy(value) for name, value in vars(self).items() if name != "_gamma"}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Puts back what `state` gave.
+        """Continues the episodes that were running when `state` was called.
 
         Args:
             state: of a tracker for as many environments.
