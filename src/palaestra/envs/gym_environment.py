@@ -1,6 +1,7 @@
 """`GymEnvironment`: where Gymnasium's five values become a `TimeStep`."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any, final
 
 import gymnasium
@@ -18,7 +19,7 @@ __all__ = ["GymEnvironment", "gym_env_of"]
 _LOOK_STEPS = 10
 # A NamedTuple's own constructor is a Python function that takes twice as long.
 _new = tuple.__new__
-_FLAGS = frozenset([bool, np.bool_])
+FLAGS = frozenset([bool, np.bool_])  # types of flags that need no closer look
 
 
 @final
@@ -96,7 +97,7 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
 
     def advance(self, action: Any) -> TimeStep:
         observation, reward, terminated, truncated, info = self._step(action)
-        if not (type(terminated) in _FLAGS and type(truncated) in _FLAGS) and (
+        if not (type(terminated) in FLAGS and type(truncated) in FLAGS) and (
             wrong := wrong_flags(terminated, truncated)
         ):
             raise SpecError(wrong)
@@ -180,6 +181,20 @@ def end_of(terminated: Any, truncated: Any, discount: float = 1.0) -> tuple[int,
     if terminated:
         return 2, 0.0
     return (2 if truncated else 1), discount
+
+
+def require_flags(terminated: Sequence[Any], truncated: Sequence[Any]) -> None:
+    """Refuses ends of episodes that cannot be told.
+
+    Args:
+        terminated: of every environment, and so
+        truncated: too.
+
+    Raises:
+        SpecError: a flag is neither a bool nor the number 0 or 1.
+    """
+    if wrong := "".join(map(wrong_flags, terminated, truncated)):
+        raise SpecError(wrong)
 
 
 def wrong_flags(terminated: Any, truncated: Any) -> str:

@@ -17,7 +17,7 @@ from palaestra.envs.driver import CLOSE_S, Driver, Outcome
 from palaestra.envs.environment import SingleEnvironment, common_specs, remake
 from palaestra.envs.episodes import NEVER, LaneEpisode, StepLimits
 from palaestra.envs.faults import Failure, FaultPolicy, Incident
-from palaestra.envs.gym_environment import GymEnvironment, end_of, wrong_flags
+from palaestra.envs.gym_environment import FLAGS, GymEnvironment, end_of, require_flags, wrong_flags
 from palaestra.envs.nest import fits, flatten, leaf_arrays, leaf_dtypes, neutral_rows, problem, unflatten, zeros
 from palaestra.envs.rows import Infos, Rows, batched_info, numeric_infos, put, stacked, unreadable
 from palaestra.envs.watchdog import Watched, unwatch
@@ -281,8 +281,8 @@ class SerialDriver(Watched, Driver):
         step_type, discount = self._mid.copy(), self._one.copy()
         self.over = over = list(self._limited)
         if terminated.count(False) != self.batch_size or truncated.count(False) != self.batch_size:
-            if wrong := "".join(map(wrong_flags, terminated, truncated)):
-                raise SpecError(wrong)
+            if not FLAGS.issuperset(map(type, terminated + truncated)):
+                require_flags(terminated, truncated)
             ends = enumerate(zip(terminated, truncated))  # noqa: B905 - as above
             self.over = over = sorted({*over, *(lane for lane, (ended, cut) in ends if ended or cut)})
         for lane in over:
