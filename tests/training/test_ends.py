@@ -215,11 +215,11 @@ class Full(CheckpointStore):
         super().__init__(directory, keep=20)
         self.failures, self.count = failures, 0
 
-    def save(self, step, state):
+    def save(self, step, state, *, replace=False):
         self.count += 1
         if self.count in self.failures:
             raise CheckpointError("No space left on device")
-        return super().save(step, state)
+        return super().save(step, state, replace=replace)
 
 
 def test_some_checkpoints_may_fail_and_training_goes_on(tmp_path, caplog):
@@ -323,7 +323,8 @@ def test_a_signal_in_an_evaluation_breaks_it_off_and_the_run_goes_on_with_it(tmp
     def hooks(name):
         return [Hooks(evaluated=lambda t, result: seen[name].append((result.env_steps, result.evaluation.returns)))]
 
-    trainer("ppo", **settings, loggers=[rows["whole"]], callbacks=hooks("whole")).run()
+    kept = CheckpointStore(tmp_path / "whole")
+    trainer("ppo", **settings, loggers=[rows["whole"]], callbacks=hooks("whole"), checkpoints=kept).run()
 
     def endless(policy):
         with environment("discrete", 2, seed=77) as env:
@@ -338,18 +339,21 @@ def test_a_signal_in_an_evaluation_breaks_it_off_and_the_run_goes_on_with_it(tmp
             env.step = step
             return evaluate(policy, env, episodes=10**9)
 
-    store, stepped = CheckpointStore(tmp_path), []
+    store, stepped = CheckpointStore(tmp_path / "cut"), []
     made = trainer("ppo", **{**settings, "evaluate": endless}, checkpoints=store, loggers=[rows["cut"]])
     generator = made.algorithm.policy.generator
     result = made.run()
     assert (result.status, result.exit_code, len(stepped)) == ("interrupted", 143, 1)
     assert made.algorithm.policy.generator is generator
     assert made.algorithm.policy.phase is Phase.COLLECT
-    again = trainer("ppo", **settings, loggers=[rows["cut"]], callbacks=hooks("cut"))
+    again = trainer("ppo", **settings, loggers=[rows["cut"]], callbacks=hooks("cut"), checkpoints=store)
     again.load_state(store.load_newest()[1])
     assert again.run().status == "done"
     assert seen["cut"] == seen["whole"]
     assert timeless(rows["cut"]) == timeless(rows["whole"])
+    for name in ("evaluation", "finished", "evaluation_broken_off", "position"):  # the checkpoint was written anew
+        assert store.load_newest()[1]["trainer"][name] == kept.load_newest()[1]["trainer"][name]
+    assert not list((tmp_path / "cut").glob(".tmp-*"))
 
 
 def timeless(recorder):

@@ -6,8 +6,8 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,13 @@ class CheckpointStore:
         self.keep, self.copies, self.run_id = max(2, keep), copies, run_id
         self._saves, self._there = 0, self.directory.is_dir()
 
-    def save(self, step: int, state: Mapping[str, Any]) -> Path:
+    def save(self, step: int, state: Mapping[str, Any], *, replace: bool = False) -> Path:
         """Writes one checkpoint; one that exists already for this step is left as it is.
 
         Args:
             step: env steps so far.
             state: a nest of JSON values, tensors and arrays for each part of the run.
+            replace: whether one that exists gives way to this one.
 
         Returns:
             The checkpoint's directory.
@@ -66,10 +67,18 @@ class CheckpointStore:
         if self._there and not self.directory.is_dir():
             raise RunLostError(f"{self.directory} is gone: it was deleted, moved or unmounted while the run went on")
         target = self.directory / f"step_{step:010d}"
-        if target.exists():
+        if target.exists() and not replace:
             return target
         for leftover in self.directory.glob(".tmp-*"):
             shutil.rmtree(leftover, ignore_errors=True)
+        with _aside(target):
+            self._write(target, step, state)
+        self._saves, self._there = self._saves + 1, True
+        for old in self.steps()[: -self.keep]:
+            shutil.rmtree(old, ignore_errors=True)
+        return target
+
+    def _write(self, target: Path, step: int, state: Mapping[str, Any]) -> None:
         known = self._shared(name for part in state.values() for name in files.segment_files(part))
         shared = {name: path for name, (path, _) in known.items()}
         with files.whole_folder(target, "checkpoint") as temporary:
@@ -85,10 +94,6 @@ class CheckpointStore:
             whose = {"run": self.run_id} if self.run_id else {}
             prints = {name: fingerprint for name, (_, fingerprint) in known.items()}
             files.seal(temporary, FORMAT_VERSION, prints, step=step, **whose)
-        self._saves, self._there = self._saves + 1, True
-        for old in self.steps()[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
-        return target
 
     def steps(self) -> list[Path]:
         """The checkpoints' directories, oldest first, valid or not."""
@@ -349,3 +354,19 @@ def _identity(buffer: ReplayBuffer) -> dict[str, Any]:
 
 def _leaves(value: Any) -> list[Any]:
     return [leaf for part in value.values() for leaf in _leaves(part)] if isinstance(value, Batch) else [value]
+
+
+@contextmanager
+def _aside(target: Path) -> Iterator[None]:
+    """Lays a checkpoint aside while another is written in its place; it comes back if that fails."""
+    if not target.exists():
+        yield
+        return
+    aside = target.with_name(f".tmp-{target.name}")
+    target.rename(aside)
+    try:
+        yield
+    except BaseException:
+        aside.rename(target)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)

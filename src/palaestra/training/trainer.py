@@ -97,6 +97,7 @@ class Trainer:
         self.best_return: float | None = None
         """The best mean return of all evaluations so far."""
         self._saved_step, self._failed_saves = -1, 0
+        self._outdated = False  # whether the checkpoint of this env step lacks an evaluation made since
         self._finished, self._stop_reason = False, ""
 
     @property
@@ -309,14 +310,14 @@ class Trainer:
         Raises:
             CheckpointError: it cannot be written, for more than `max_failed_saves` times in a row.
         """
-        if self._checkpoints is None or self._saved_step == self.collector.env_steps:
+        if self._checkpoints is None or (self._saved_step == self.collector.env_steps and not self._outdated):
             return
         try:
-            self._checkpoints.save(self.collector.env_steps, self.state())
+            self._checkpoints.save(self.collector.env_steps, self.state(), replace=self._outdated)
         except CheckpointError as error:
             self._save_failed(error, final=final)
             return
-        self._saved_step, self._failed_saves = self.collector.env_steps, 0
+        self._saved_step, self._failed_saves, self._outdated = self.collector.env_steps, 0, False
 
     def _save_failed(self, error: CheckpointError, *, final: bool = False) -> None:
         self._failed_saves += 1
@@ -387,7 +388,7 @@ class Trainer:
         self._time.seconds |= trainer["seconds"]
         load_callback_states(self.callbacks, trainer.get("callbacks", {}))  # older checkpoints have none
         self._finished, self._evaluation_broken_off = trainer["finished"], trainer["evaluation_broken_off"]
-        self._saved_step = self.collector.env_steps
+        self._saved_step, self._outdated = self.collector.env_steps, self._evaluation_broken_off
 
     def _position(self) -> dict[str, int]:
         return {
