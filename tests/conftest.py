@@ -1,6 +1,7 @@
 """What every test shares: one thread, checked array shapes, and waiting by polling."""
 
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,9 +30,11 @@ WaitUntil = Callable[..., None]
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """A run chooses how many threads compute; the next test begins with one again."""
+def process_as_it_was() -> Iterator[None]:
+    """No test sees the threads that a run chose, or the handler that a stopped command leaves for the next Ctrl-C."""
+    interrupted = signal.getsignal(signal.SIGINT)
     yield
+    signal.signal(signal.SIGINT, interrupted)
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
 
