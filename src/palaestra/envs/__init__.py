@@ -6,6 +6,7 @@
 - what adapts: `gym_environment`, `native_vector`, `tensor`, `suites`
 - what steps: `lane_environment` with a `driver`: `serial`, `thread` or `process`; `first_ready`
 - what guards: `boundary`, `faults`, `check`, `chaos`
+- what is seen and kept besides: `inputs`, `untransformed`
 - by name: `env_config`, `wrap`, `create`
 """
 

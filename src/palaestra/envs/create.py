@@ -22,6 +22,7 @@ from palaestra.envs.environment import Environment, SingleEnvironment
 from palaestra.envs.faults import Hang, describe, is_own
 from palaestra.envs.first_ready import FirstReadyEnvironment
 from palaestra.envs.gym_environment import GymEnvironment
+from palaestra.envs.inputs import InputEnvironment
 from palaestra.envs.lane_environment import LaneEnvironment
 from palaestra.envs.native_vector import NativeVectorEnvironment
 from palaestra.envs.nest import neutral_rows, to_batched
@@ -157,6 +158,8 @@ def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence
         2
     """
     env = _created(config, seed, lane_seeds)
+    if config.inputs:
+        env = InputEnvironment(env, config.inputs)
     env.find_info = functools.cache(functools.partial(_found, config))
     return env
 
@@ -207,7 +210,7 @@ def row_specs(config: EnvConfig) -> dict[str, Any]:
 
 def _found(config: EnvConfig) -> tuple[str, ...]:
     """The numeric entries of `info`, elements of small arrays too, that a first look at an environment finds."""
-    alone = dataclasses.replace(config.alone(1), info=(), untransformed=False)
+    alone = dataclasses.replace(config.alone(1), info=(), inputs=(), untransformed=False)
     if _is_pool(alone):
         with create_environment(alone, lane_seeds=[0]) as env:
             return _reported(env)

@@ -14,6 +14,7 @@ __all__ = ["EnvConfig"]
 
 Vectorization = Literal["auto", "serial", "thread", "process", "native"]
 VECTORIZATIONS = get_args(Vectorization)
+INPUTS = ("prev_action", "reward", "env_info")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,9 @@ class EnvConfig:
     info: tuple[str, ...] = ()
     """Entries of `info` that every time step has, that rows keep and losses can read as `batch.env_info`, such as
     `cost`; `*` is all that a first look finds."""
+    inputs: tuple[Literal["prev_action", "reward", "env_info"], ...] = ()
+    """More of a time step for policies and networks to see: the action before, what it earned, the entries of `info`.
+    Observations are a dict then, of these and of `observation` (or its own entries)."""
     untransformed: bool = False
     """Whether time steps, rows and losses have observations and rewards from before wrappers changed them, too."""
     on_fault: Literal["raise", "restart", "drop"] = "raise"
@@ -96,6 +100,7 @@ class EnvConfig:
         if isinstance(self.info, str) or not all(isinstance(name, str) and name for name in self.info):
             raise ConfigError(f"env.info is {self.info!r}; give names of entries, such as ('cost',), or ('*',) for all")
         object.__setattr__(self, "info", tuple(self.info))
+        self._require_inputs()
         if self.vectorization == "thread" and self.num_envs != 1:
             raise ConfigError(f"env.num_envs is {self.num_envs}; vectorization=thread steps one environment")
         if self.vectorization == "native":
@@ -109,6 +114,21 @@ class EnvConfig:
                     f"env.chaos is {self.chaos!r} and names environment {rule.env_id}; there are {self.num_envs}, "
                     "counted from 0"
                 )
+
+    def _require_inputs(self) -> None:
+        if isinstance(self.inputs, str):
+            raise ConfigError(f"env.inputs is {self.inputs!r}; give names of fields, such as ('prev_action', 'reward')")
+        object.__setattr__(self, "inputs", tuple(self.inputs))
+        if odd := [name for name in self.inputs if name not in INPUTS or self.inputs.count(name) > 1]:
+            hint = did_you_mean(str(odd[0]), INPUTS)
+            raise ConfigError(f"env.inputs has {odd[0]!r}{hint}; give each of {', '.join(INPUTS)} at most once")
+        if "env_info" in self.inputs and not self.info:
+            raise ConfigError("env.inputs has 'env_info', but env.info names no entries; give these, such as cost")
+        if "reward" in self.inputs and (self.train_wrappers or self.train_kwargs):
+            raise ConfigError(
+                "env.inputs has 'reward', which env.train_wrappers or env.train_kwargs may change in training alone, "
+                "so that networks would see other rewards in evaluations; put them into env.wrappers or env.kwargs"
+            )
 
     @property
     def faults(self) -> FaultPolicy:
@@ -162,7 +182,8 @@ class EnvConfig:
             kwargs: for the constructor, on top of its others.
         """
         kwargs = {**self.kwargs, **kwargs}
-        plain = dataclasses.replace(self.alone(num_envs), info=(), untransformed=False, auto_reset=True)
+        info = self.info if "env_info" in self.inputs else ()
+        plain = dataclasses.replace(self.alone(num_envs), info=info, untransformed=False, auto_reset=True)
         return dataclasses.replace(plain, kwargs=kwargs, train_kwargs={}, train_wrappers=())
 
     def alone(self, num_envs: int) -> Self:

@@ -52,6 +52,8 @@ class RobotLearner(Learner):
                 f"{name} is a robot, whose tasks learn in the process of the run when its agents say so; leave out "
                 f"{', '.join(f'distributed.{name}' for name in given)}"
             )
+        if self.config.env.inputs:
+            raise ConfigError(f"{name} is a robot, whose tasks choose what they see themselves; leave out env.inputs")
         super().require()
         self.refuse_hindsight(f"{name} is a robot, whose tasks are given their samplers where they are made")
 

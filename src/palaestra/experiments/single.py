@@ -226,6 +226,8 @@ def _unfit(config: ExperimentConfig, algorithm: Algorithm[Any]) -> str:
         what = "are no dict" if given is None else f"have the keys {given}"
         return f"observations of {config.env.name} {what}, and hindsight needs the keys {', '.join(_KEYS)}"
     assert isinstance(spec, Mapping)
+    if shown := sorted({"reward", "env_info"} & set(config.env.inputs)):
+        return f"env.inputs shows {shown[0]}, which is of the goal that was given; leave it out of env.inputs"
     goals = [spec[name] for name in _KEYS[1:]]
     layouts = [(goal.shape, goal.dtype) if isinstance(goal, TensorSpec) else None for goal in goals]
     if layouts[0] is None or len(layouts[0][0]) != 1 or layouts[0] != layouts[1]:
