@@ -11,7 +11,7 @@ from gymnasium import spaces
 from palaestra import Collector, EnvConfig, NetworkConfig, RunSeeds, create_environment
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import ConfigError, Offline
+from palaestra.core import ConfigError, Offline, Replay
 from palaestra.envs import Environment
 
 # What makes any algorithm small; an algorithm takes the fields that its configuration has.
@@ -158,6 +158,8 @@ def environment(config: EnvConfig | str, num_envs: int = 3, seed: int = 3, **cha
 def tiny_config(kind: type[Algorithm], **changes: Any) -> Any:
     """The configuration of any algorithm with small sizes, and with the changes that it knows."""
     fields = {field.name for field in dataclasses.fields(kind.config_class)}
+    if kind.config_class.plan_class is Replay and "num_epochs" not in changes:  # else nothing would be drawn
+        fields -= {"num_epochs"}
     return kind.config_class(**{name: value for name, value in {**TINY, **changes}.items() if name in fields})
 
 

@@ -36,6 +36,8 @@ class SACConfig(AlgorithmConfig):
     """Env steps before the first gradient step."""
     gradient_steps: Positive[int] = 1
     """Gradient steps in one update."""
+    num_epochs: Positive[int | None] = None
+    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 256
     """Transitions in a minibatch."""
     gamma: Fraction[Schedule] = 0.99

@@ -31,6 +31,8 @@ class TD3Config(AlgorithmConfig):
     """Step size of Adam, of all components; a number or a schedule."""
     gradient_steps: Positive[int] = 1
     """Gradient steps in one update."""
+    num_epochs: Positive[int | None] = None
+    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 256
     """Transitions in a minibatch."""
     normalize_observation: bool = False

@@ -12,7 +12,7 @@ from torch import Tensor
 from palaestra.buffers.replay import ReplayBuffer
 from palaestra.core.batch import Batch
 from palaestra.core.errors import CheckpointError, ConfigError, ShapeError
-from palaestra.core.plan import OnPolicy, Plan
+from palaestra.core.plan import OnPolicy, Plan, Replay
 from palaestra.core.spec import SpecTree, TensorSpec, spec_leaves
 from palaestra.core.tree import to_device, tree_map
 
@@ -98,6 +98,8 @@ class MixtureSource:
         """
         if isinstance(plan, OnPolicy):
             raise ConfigError("an on-policy plan learns from one buffer's unroll; a mixture is drawn from")
+        if isinstance(plan, Replay) and plan.num_epochs is not None:
+            raise ConfigError(f"the plan has num_epochs={plan.num_epochs}, but a mixture is drawn from; leave it out")
         sizes = self.rows(plan.mini_batch_size)
         drawn: list[Batch] = []
         for size, buffer, first in zip(sizes, self.buffers, self._firsts(), strict=True):

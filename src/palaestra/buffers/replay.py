@@ -16,7 +16,7 @@ from palaestra.buffers.saving import SegmentKeys, load_stream_tensors, read_buff
 from palaestra.buffers.storage import LoadedTensors, Storage
 from palaestra.buffers.streams import RowOptions, Streams, WritePositions
 from palaestra.buffers.writer import StreamWriter
-from palaestra.core import Batch, CheckpointError, ConfigError, Offline, OnPolicy, Plan, ShapeError, to_device
+from palaestra.core import Batch, CheckpointError, ConfigError, Offline, OnPolicy, Plan, Replay, ShapeError, to_device
 
 __all__ = ["ListReplayBuffer", "ReplayBuffer"]
 
@@ -116,7 +116,7 @@ class ReplayBuffer:
         Args:
             plan: an on-policy plan gets everything as one `Unroll`, which the next `append` discards where the plan
                 clears; a replay plan gets random `Windows`, or an `Unroll` of random sequences where
-                `mini_batch_length` is above 1.
+                `mini_batch_length` is above 1; with `num_epochs` all of them, in time order.
             generator: source of the sampled rows.
 
         Raises:
@@ -136,13 +136,23 @@ class ReplayBuffer:
                 "a buffer without state_spec"
             )
         self._drawn_from = reader
-        index = sampler.starts(reader, plan.gradient_steps * plan.mini_batch_size, plan.window, generator)
+        if isinstance(plan, Replay) and plan.num_epochs is not None:
+            index = self._all_starts(plan)
+        else:
+            index = sampler.starts(reader, plan.gradient_steps * plan.mini_batch_size, plan.window, generator)
         if plan.mini_batch_length == 1:
             drawn = reader.windows(index, plan.n_step)
         else:
             drawn = reader.sequences(index, plan.window, plan.burn_in)
         drawn = sampler.finish(reader, drawn, generator)
         return drawn if self._streams.storage.device is None else to_device(drawn, self._streams.storage.device)
+
+    def _all_starts(self, plan: Replay) -> np.ndarray:
+        """Rows where windows begin, or sequences one behind the other, so that each row is in one of them."""
+        starts = self.reader.starts(plan.window)
+        if plan.mini_batch_length == 1 or (self.keeps_states and self.state_period > 1):  # so far apart already
+            return starts
+        return starts[self.reader.ages(starts) % plan.mini_batch_length == 0]
 
     def write_back(self, indices: Tensor, priority: Tensor) -> None:
         """Gives priorities of rows to the sampler, at any time; uniform sampling ignores them.

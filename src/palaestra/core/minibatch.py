@@ -8,7 +8,7 @@ from torch import Tensor
 
 from palaestra.core.batch import Batch
 from palaestra.core.errors import ShapeError
-from palaestra.core.plan import OnPolicy, Plan
+from palaestra.core.plan import OnPolicy, Plan, Replay
 from palaestra.core.tree import device_of, tree_leaves, tree_paths
 
 __all__ = ["minibatches", "sequences", "shards"]
@@ -21,8 +21,9 @@ def minibatches(
 
     On-policy data `[T, B, ...]` is cut into sequences, shuffled over all of them and divided, `plan.num_epochs` times
     with a new order each time; time order inside a sequence stays. Minibatches are equally large, and as many as bring
-    them nearest to `plan.mini_batch_size`: 500 rows in 256s are two of 250, 264 in 32s eight of 33. A sample of a
-    replay buffer is already in random order and is divided into `plan.gradient_steps` parts.
+    them nearest to `plan.mini_batch_size`: 500 rows in 256s are two of 250, 264 in 32s eight of 33. A whole replay
+    buffer is gone through the same way. A sample of one is already in random order and is divided into
+    `plan.gradient_steps` parts.
 
     Args:
         batch: every leaf `[T, B, ...]` for an on-policy plan; `[N, ...]` or `[L, N, ...]` for a sample, where a leaf
@@ -38,6 +39,10 @@ def minibatches(
         ShapeError: leaves that are to be cut differ in `[T, B]`, or there are fewer steps than one sequence needs.
     """
     dim = 0 if plan.mini_batch_length == 1 else 1
+    if isinstance(plan, Replay) and plan.num_epochs is not None:
+        for _ in range(plan.num_epochs):
+            yield from _shuffled(batch, _total(batch, dim), plan.mini_batch_size, dim, generator)
+        return
     if not isinstance(plan, OnPolicy):
         if plan.gradient_steps == 1:
             yield batch
@@ -47,17 +52,20 @@ def minibatches(
         return
     num_lanes = _leading(batch)[1]
     rows = sequences(batch, plan.mini_batch_length)
-    total = _leading(rows)[dim]
-    size = _even_size(total, plan.mini_batch_size or num_lanes)
     for epoch in range(plan.num_epochs):
         if epoch and renew is not None:
             rows = sequences(renew(), plan.mini_batch_length)
-        shuffled = rows
-        if size < total:
-            order = torch.randperm(total, generator=generator).to(device_of(rows))
-            shuffled = rows.map(lambda leaf, order=order: leaf.index_select(dim, order))
-        for start in range(0, total, size):
-            yield _rows(shuffled, slice(start, start + size), dim)
+        yield from _shuffled(rows, _leading(rows)[dim], plan.mini_batch_size or num_lanes, dim, generator)
+
+
+def _shuffled(rows: Batch, total: int, size: int, dim: int, generator: torch.Generator) -> Iterator[Batch]:
+    """One pass over all rows or sequences, in a new order, in minibatches of nearly such a size."""
+    size = _even_size(total, size)
+    if size < total:
+        order = torch.randperm(total, generator=generator).to(device_of(rows))
+        rows = rows.map(lambda leaf: leaf.index_select(min(dim, leaf.ndim - 1), order))
+    for start in range(0, total, size):
+        yield _rows(rows, slice(start, start + size), dim)
 
 
 def sequences(batch: Batch, length: int | None) -> Batch:
@@ -106,7 +114,7 @@ def shards(minibatch: Batch, plan: Plan, count: int) -> list[Batch]:
         [2, 2, 3]
     """
     dim = 0 if plan.mini_batch_length == 1 else 1
-    total = next(leaf.shape[dim] for leaf in tree_leaves(minibatch) if leaf.ndim > dim)
+    total = _total(minibatch, dim)
     count = min(count, total)
     return [_rows(minibatch, slice(i * total // count, (i + 1) * total // count), dim) for i in range(count)]
 
@@ -118,6 +126,11 @@ def _even_size(total: int, size: int) -> int:
     500 in 256s twice 250, and 380 in 256s one of 380. So a minibatch never exceeds `size` by more than half.
     """
     return math.ceil(total / max(1, round(total / size))) if size < total else total
+
+
+def _total(batch: Batch, dim: int) -> int:
+    """Rows, or sequences, beside which a leaf `[N]` may have one value for each."""
+    return next(leaf.shape[dim] for leaf in tree_leaves(batch) if leaf.ndim > dim)
 
 
 def _leading(batch: Batch) -> tuple[int, ...]:

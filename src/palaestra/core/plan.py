@@ -113,7 +113,11 @@ class Prioritized:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """Learn from samples of a replay buffer: one draw of `gradient_steps * mini_batch_size` sequences an iteration."""
+    """Learn from a replay buffer: one draw of `gradient_steps * mini_batch_size` sequences an iteration.
+
+    With `num_epochs` nothing is sampled: each iteration goes through the whole buffer (ALF's
+    `whole_replay_buffer_training=True`), in minibatches that are shuffled anew in every pass.
+    """
 
     data: ClassVar[Literal["replay"]] = "replay"
     """What it learns from."""
@@ -123,6 +127,8 @@ class Replay:
     """Rows the buffer keeps, over all environments."""
     gradient_steps: int = 1
     """Gradient steps in one iteration."""
+    num_epochs: int | None = None
+    """How often the whole buffer is gone through in one iteration, in the place of `gradient_steps` minibatches."""
     mini_batch_size: int = 32
     """Sequences in a minibatch."""
     mini_batch_length: int = 1
@@ -138,8 +144,13 @@ class Replay:
 
     def __post_init__(self) -> None:
         _require_positive(self, "unroll_length", "capacity", "gradient_steps", "mini_batch_size", "mini_batch_length")
-        _require_positive(self, "n_step")
+        _require_positive(self, "n_step", "num_epochs")
         _require_burn_in(self)
+        if self.num_epochs is not None and (self.gradient_steps != 1 or self.prioritized is not None):
+            raise ConfigError(
+                f"Replay(num_epochs={self.num_epochs}) goes through the whole buffer, so that nothing is drawn: leave "
+                f"out gradient_steps, here {self.gradient_steps}, and priorities, here {self.prioritized}"
+            )
         if self.learning_starts < 0:
             raise ConfigError(f"Replay(learning_starts={self.learning_starts}): give at least 0 env steps")
 

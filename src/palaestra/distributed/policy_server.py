@@ -56,6 +56,11 @@ class Pace:
                     f"policy {name!r} learns by {type(algorithms[name]).__name__}, whose plan {plan} keeps its own "
                     "data, so actors cannot feed it; use an algorithm that discards its unrolls, or one with a replay"
                 )
+            if isinstance(plan, Replay) and plan.num_epochs is not None:
+                raise ConfigError(
+                    f"policy {name!r} goes through its whole buffer in every update (num_epochs={plan.num_epochs}), "
+                    "and actors are held to a number of rows drawn for each row written; leave num_epochs out"
+                )
             stacked = max(leaf.stacked for leaf in spec_leaves(buffers[name].options["observation_spec"]).values())
             if isinstance(plan, Replay) and stacked > 1 and config.max_lag is not None:
                 raise ConfigError(

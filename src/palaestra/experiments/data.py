@@ -101,6 +101,11 @@ def _require_use(config: ExperimentConfig, algorithm: Algorithm[Any], name: str)
         what = ", ".join(algorithm.stored_fields) or "the memory of its policy"
         raise ConfigError(f"{name} stores {what} with every step, which loaded data does not have; leave the data out")
     if plan.data == "replay":
+        if plan.num_epochs is not None:
+            raise ConfigError(
+                f"algorithm.num_epochs is {plan.num_epochs}, which goes through the run's own buffer, and loaded data "
+                "is mixed into what is drawn; leave out one of the two"
+            )
         own = int(np.rint((1 - config.offline.share) * plan.mini_batch_size))
         if not 0 < own < plan.mini_batch_size:
             raise ConfigError(
