@@ -154,7 +154,7 @@ def test_a_saved_buffer_goes_on_bit_for_bit(pair, tmp_path):
         drawn, drawn_again = buffer.draw(plan, generator()), twin.draw(plan, generator())
         for key in drawn.keys():  # noqa: SIM118
             left, right = drawn[key], drawn_again[key]
-            assert left.is_empty if key == "policy_info" else torch.equal(left, right), key
+            assert left.is_empty() if key == "policy_info" else torch.equal(left, right), key
 
 
 class Both:

@@ -61,8 +61,8 @@ def test_fields_are_read_set_listed_and_removed():
     assert "c" in data
     del data.c
     assert "c" not in data
-    assert Batch().is_empty
-    assert not data.is_empty
+    assert Batch().is_empty()
+    assert not data.is_empty()
     assert repr(Batch()) == "Batch()"
 
 

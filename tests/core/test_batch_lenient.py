@@ -19,7 +19,7 @@ def test_ts_06_a_field_that_some_lack_is_zeros_there():
     reserved = Batch(a=np.ones(2), c=Batch())
     assert Batch.stack([reserved, Batch(a=np.ones(2), c=np.ones(2))]).c.tolist() == [[0, 0], [1, 1]]
     assert Batch.cat([reserved, Batch(a=np.ones(1), c=np.ones(1))]).c.tolist() == [0, 0, 1]
-    assert Batch.cat([reserved, reserved]).c.is_empty
+    assert Batch.cat([reserved, reserved]).c.is_empty()
 
 
 def test_ts_06_a_list_of_dicts_becomes_a_batch():
@@ -64,7 +64,7 @@ def test_ts_06_changes_in_place():
     assert (zeros.a.tolist(), b.a.tolist()) == ([0, 0, 0, 1, 1], [1, 1, 0, 1, 1])
     b.to_numpy_()
     assert b.empty_() == Batch(a=np.zeros(5, np.float32))
-    assert (b.pop("a").shape, b.pop("a", 3), b.is_empty) == ((5,), 3, True)
+    assert (b.pop("a").shape, b.pop("a", 3), b.is_empty()) == ((5,), 3, True)
     with pytest.raises(KeyError):
         b.pop("a")
 
@@ -73,3 +73,33 @@ def test_ts_06_one_part_is_everything():
     """TS-06: `split(-1)`."""
     (part,) = Batch(a=np.arange(5)).split(-1)
     assert part == Batch(a=np.arange(5))
+
+
+def test_ts_06_split_shuffles_as_it_is_told():
+    """TS-06: `split(size, shuffle, merge_last)`."""
+    data = Batch(a=np.arange(64), b=torch.arange(64))
+    assert [part.a.tolist() for part in data.split(48, False, True)] == [list(range(64))]
+    kept = data.split(64, shuffle=False, generator=torch.Generator())
+    assert next(kept).a.tolist() == list(range(64))
+    (first,), (second,) = data.split(64, shuffle=True), data.split(64, shuffle=True)
+    assert sorted(first.a.tolist()) == list(range(64))
+    assert first.a.tolist() == first.b.tolist()
+    assert first.a.tolist() != second.a.tolist()  # seeds of their own
+    same = [next(data.split(64, True, generator=torch.Generator().manual_seed(1))) for _ in range(2)]
+    assert same[0] == same[1]
+
+
+def test_ts_06_shape_is_what_all_leaves_have():
+    """TS-06: `shape`, nested and with scalars; a field of that name is still there."""
+    assert Batch(a=np.zeros((4, 3)), b=torch.zeros(4, 2, 5)).shape == [4, 2]
+    assert Batch(a=np.zeros((4, 3)), b={"c": np.zeros(4)}).shape == [4]
+    assert (Batch().shape, Batch(a=np.zeros(2), b=3).shape) == ([], [])
+    named = Batch(shape=np.ones(2))
+    assert (named["shape"].tolist(), named.shape) == ([1, 1], [2])
+
+
+def test_ts_06_a_batch_of_empty_batches_is_empty_if_they_are_looked_into():
+    """TS-06: `is_empty()`."""
+    reserved = Batch(a=Batch(), b=Batch(c=Batch()))
+    assert (Batch().is_empty(), reserved.is_empty(), reserved.is_empty(recurse=True)) == (True, False, True)
+    assert not Batch(a=np.zeros(0)).is_empty(True)

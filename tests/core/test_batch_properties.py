@@ -107,7 +107,7 @@ def test_files_give_back_every_bit(data):
         loaded = Batch.load(Path(folder) / "batch.safetensors")
     assert_same(loaded, batch)
     assert list(loaded.keys()) == list(batch.keys())
-    assert loaded["nothing"].is_empty
+    assert loaded["nothing"].is_empty()
 
 
 JSON = st.recursive(

@@ -67,7 +67,7 @@ def test_states_may_be_nests_and_info_may_be_missing():
     """MARO-40."""
     states = {"camera": torch.zeros(4, 3), "speed": np.zeros(4)}
     data = ExperienceSet(states, torch.zeros(4), torch.ones(4), states)
-    assert data.info.is_empty
+    assert data.info.is_empty()
     assert data[1:3].states.camera.shape == (2, 3)
     assert_same(ExperienceSet.cat([data[:2], data[2:]]), data)
     assert isinstance(data.map(lambda leaf: leaf[:2]), ExperienceSet)

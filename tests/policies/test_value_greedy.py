@@ -74,7 +74,7 @@ def test_sample_is_the_greedy_action():
 def test_nothing_is_kept_about_how_actions_were_chosen():
     policy = policy_for(DiscreteSpec(num=3))
     assert policy.behaviour_fields == ()
-    assert policy.behaviour(Q, torch.tensor([0, 1])).is_empty
+    assert policy.behaviour(Q, torch.tensor([0, 1])).is_empty()
 
 
 def test_a_dueling_network_can_be_built():

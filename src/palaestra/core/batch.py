@@ -148,10 +148,14 @@ class Batch(Fields):
         """
         return type(self).of({**self.__dict__, **named})
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there are no fields."""
-        return not self.__dict__
+    def is_empty(self, recurse: bool = False) -> bool:
+        """Whether there are no fields.
+
+        Args:
+            recurse: whether fields that are empty batches themselves do not count.
+        """
+        nested = (isinstance(value, Batch) and value.is_empty(True) for value in self.__dict__.values())
+        return all(nested) if recurse else not self.__dict__
 
     # -- rows
 
@@ -207,13 +211,21 @@ class Batch(Fields):
                 given = torch.from_numpy(given)
             leaf[index] = given
 
-    def split(self, size: int, *, generator: torch.Generator | None = None, merge_last: bool = False) -> Iterator[Self]:
+    def split(
+        self,
+        size: int,
+        shuffle: bool | None = None,
+        merge_last: bool = False,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Iterator[Self]:
         """Parts of at most `size` rows.
 
         Args:
             size: rows in a part; -1 is all of them in one.
-            generator: shuffles the rows first; `None` keeps their order.
+            shuffle: whether rows change their order first; by default, where there is a generator.
             merge_last: whether a shorter last part joins the one before.
+            generator: of the order; a new one with a seed of the operating system if left out.
 
         Raises:
             ValueError: the size is less than 1.
@@ -222,7 +234,12 @@ class Batch(Fields):
             raise ValueError(f"a Batch cannot be split into parts of {size} rows; give at least 1, or -1 for one part")
         length = len(self)
         size = max(length, 1) if size == -1 else size
-        rows = self if generator is None else self[torch.randperm(length, generator=generator)]
+        rows = self
+        if generator is not None if shuffle is None else shuffle:
+            if generator is None:
+                generator = torch.Generator()
+                generator.seed()
+            rows = self[torch.randperm(length, generator=generator)]
         starts = list(range(0, length, size))
         if merge_last and len(starts) > 1 and length % size:
             starts.pop()

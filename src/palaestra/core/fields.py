@@ -38,6 +38,15 @@ class Fields:
         """
         raise NotImplementedError
 
+    @property
+    def shape(self) -> list[int]:
+        """The shape that all leaves have, dimension by dimension the smallest; `[]` where one has none, as in Tianshou.
+
+        A field of this name is `batch["shape"]`.
+        """
+        shapes = [value.shape if isinstance(value, Fields) else np.shape(value) for value in self.__dict__.values()]
+        return [min(sizes) for sizes in zip(*shapes, strict=False)]
+
     def __add__(self, other: Any) -> Self:
         return _computed(self, other, operator.add)
 
