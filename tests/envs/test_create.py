@@ -18,7 +18,6 @@ from palaestra.core import (
     MissingExtraError,
     PalaestraError,
     RunSeeds,
-    SpecError,
     import_object,
 )
 from palaestra.envs import (
@@ -134,7 +133,7 @@ def test_an_environment_that_is_batched_itself_is_called_with_the_batch_size():
     env = create_environment(EnvConfig(name="tests.envs.worlds:Constant", num_envs=3), lane_seeds=SEEDS)
     assert isinstance(env, Constant)
     assert (env.batch_size, env.lane_seeds) == (3, SEEDS)
-    with pytest.raises(ConfigError, match="wrappers cannot be put around"):
+    with pytest.raises(ConfigError, match="Doubled cannot go around a Constant"):
         create_environment(EnvConfig(name="tests.envs.worlds:Constant", wrappers=(Doubled,)), lane_seeds=SEEDS[:1])
     with pytest.raises(ConfigError, match="is native, not process"):
         create_environment(EnvConfig(name="tests.envs.worlds:Constant", vectorization="process"), lane_seeds=SEEDS[:1])
@@ -147,10 +146,8 @@ def test_a_batched_environment_gets_the_time_limit_of_the_configuration():
         steps = [env.reset(), *(env.step(torch.tensor([0, 1])) for _ in range(4))]
     assert [step.step_type.tolist() for step in steps] == [[0, 0], [1, 1], [1, 1], [2, 2], [0, 0]]
     assert all(step.discount.tolist() == [1, 1] for step in steps)
-    with pytest.raises(ConfigError, match="takes no max_episode_steps; leave that out, or give its constructor"):
+    with pytest.raises(ConfigError, match="or its constructor a max_episode_steps"):
         create_environment(EnvConfig(name="tests.envs.worlds:Constant", max_episode_steps=5), lane_seeds=SEEDS[:1])
-    with pytest.raises(SpecError, match="was given a TensorCartPole, which is a batch; wrappers go around each"):
-        TimeLimit(env, 5)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("vectorization", ["serial", "process"])
@@ -242,7 +239,7 @@ def test_a_missing_extra_is_named(name, extra):
         ({"name": "palaestra.envs.tiny:Chain", "kwargs": {"colour": "red"}}, "cannot be called with"),
         ({"wrappers": ("palaestra.envs.tiny",)}, "my_package.module:attribute"),
         ({"wrappers": (3,)}, "cannot be called"),
-        ({"vectorization": "native", "wrappers": (Doubled,)}, "native"),
+        ({"vectorization": "native", "wrappers": (Doubled,)}, "Doubled cannot go around"),
         ({"vectorization": "native", "name": "Acrobot-v1"}, "has no vectorised version"),
         ({"vectorization": "native", "kwargs": {"colour": "red"}}, "colour"),
     ],

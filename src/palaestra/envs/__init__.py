@@ -6,10 +6,11 @@
 - what adapts: `gym_environment`, `native_vector`, `tensor`, `suites`
 - what steps: `lane_environment` with a `driver`: `serial`, `thread` or `process`; `first_ready`
 - what guards: `boundary`, `faults`, `check`, `chaos`
-- what is seen and kept besides: `inputs`, `untransformed`
+- what is around a batch, and kept besides: `batched`, `untransformed`
 - by name: `env_config`, `wrap`, `create`
 """
 
+from palaestra.envs.batched import *
 from palaestra.envs.chaos import *
 from palaestra.envs.check import *
 from palaestra.envs.create import *

@@ -15,6 +15,7 @@ from gymnasium.vector import VectorEnv
 
 from palaestra.core import Batch, ConfigError, EnvError, PalaestraError, RunSeeds, SpecTree, TensorSpec, did_you_mean
 from palaestra.core.importing import import_maker, import_module
+from palaestra.envs.batched import InputEnvironment
 from palaestra.envs.chaos import ChaosEnv
 from palaestra.envs.driver import Driver
 from palaestra.envs.env_config import EnvConfig
@@ -22,7 +23,6 @@ from palaestra.envs.environment import Environment, SingleEnvironment
 from palaestra.envs.faults import Hang, describe, is_own
 from palaestra.envs.first_ready import FirstReadyEnvironment
 from palaestra.envs.gym_environment import GymEnvironment
-from palaestra.envs.inputs import InputEnvironment
 from palaestra.envs.lane_environment import LaneEnvironment
 from palaestra.envs.native_vector import NativeVectorEnvironment
 from palaestra.envs.nest import neutral_rows, to_batched
@@ -32,7 +32,7 @@ from palaestra.envs.serial import SerialDriver
 from palaestra.envs.suites import atari, envpool, gym
 from palaestra.envs.thread import ThreadDriver
 from palaestra.envs.untransformed import Untransformed
-from palaestra.envs.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
+from palaestra.envs.wrap import GYM_WRAPPERS, STEP_WRAPPERS, Wrap, as_values
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 
 __all__ = ["create_environment", "load", "load_lane", "probe_specs", "row_specs"]
@@ -316,13 +316,17 @@ def _driver(config: EnvConfig, factories: Sequence[Callable[[], SingleEnvironmen
 
 def _require_native(config: EnvConfig) -> None:
     config.require_raising()
-    if config.gym_wrappers or config.wrappers or config.train_wrappers:
+    if config.gym_wrappers:
         raise ConfigError(
-            f"{config.name!r} is stepped natively, all lanes as one, which wrappers cannot be put around; let the "
-            "environment itself compute what they would"
+            f"{config.name!r} is stepped natively, all lanes as one, and Gymnasium's wrappers, such as "
+            f"{config.gym_wrappers[0]}, are for single environments; use time step wrappers that go around a batch "
+            "(env.wrappers), or vectorization=serial or process where that can be"
         )
     if config.untransformed:
-        raise ConfigError(f"{config.name!r} has no wrappers that transform anything; leave out env.untransformed")
+        raise ConfigError(
+            f"{config.name!r} is stepped natively, all lanes as one, whose time steps from before wrappers are not "
+            "kept; leave out env.untransformed"
+        )
     if config.vectorization not in ("auto", "native"):
         raise ConfigError(f"{config.name!r} exists as a pool only; vectorization is native, not {config.vectorization}")
 
@@ -338,8 +342,6 @@ def _native(config: EnvConfig, maker: Callable[..., Any] | None, lane_seeds: Seq
         pool, stacked = atari.pool(name, size, kwargs, limit)
     elif maker is None:
         pool = gym.pool(name, size, limited)
-    elif limit is not None:
-        raise ConfigError(f"{name!r} brings its own time limit; leave max_episode_steps out")
     else:
         pool = _made(name, maker, {**kwargs, "num_envs": size})
     if not isinstance(pool, VectorEnv):
@@ -349,7 +351,32 @@ def _native(config: EnvConfig, maker: Callable[..., Any] | None, lane_seeds: Seq
         )
     env = NativeVectorEnvironment(pool, lane_seeds=lane_seeds, stacked=stacked, strict=config.strict)
     env.info = _named(config)
-    return env
+    return _wrapped(config, env, limit if maker is not None else None)
+
+
+def _wrapped(config: EnvConfig, env: Environment, limit: int | None) -> Environment:
+    """A batch with its wrappers, and with a time limit that it has not itself."""
+    try:
+        if limit == 0:
+            raise ConfigError(
+                f"{config.name!r} has no time limit that could be taken off from outside; leave max_episode_steps out"
+            )
+        if limit is not None:
+            env = _layer(env, Wrap(TimeLimit, duration=limit))
+        return functools.reduce(_layer, (*config.wrappers, *config.train_wrappers), env)
+    except BaseException:
+        env.close()
+        raise
+
+
+def _layer(env: Environment, wrapper: Callable[[Environment], Any]) -> Environment:
+    wrapped = wrapper(env)
+    if not isinstance(wrapped, Environment):
+        raise ConfigError(
+            f"the wrapper {wrapper} made a {type(wrapped).__name__} of a batched environment; it has to make an "
+            "Environment, as a BatchedWrapper is one"
+        )
+    return wrapped
 
 
 def _first_ready(
@@ -377,16 +404,12 @@ def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[
     _require_native(config)
     kwargs: dict[str, Any] = {**config.all_kwargs, "batch_size": config.num_envs}
     takes = inspect.signature(maker).parameters
-    if config.max_episode_steps is not None:  # it resets its lanes itself, so it has to know where they end
-        if "max_episode_steps" not in takes:
-            raise ConfigError(
-                f"{config.name!r} resets its lanes itself and takes no max_episode_steps; leave that out, or give its "
-                "constructor such an argument, as TensorEnvironment has it"
-            )
-        kwargs["max_episode_steps"] = config.max_episode_steps
+    limit = config.max_episode_steps
+    if limit is not None and "max_episode_steps" in takes:  # it resets its lanes itself, so it may know where they end
+        kwargs["max_episode_steps"], limit = limit, None
     if "lane_seeds" in takes:
         kwargs["lane_seeds"] = list(lane_seeds)
     env = _made(config.name, maker, kwargs)
     if not isinstance(env, Environment):
         raise ConfigError(f"{config.name!r} has `batched = True` and made a {type(env).__name__}, not an Environment")
-    return env
+    return _wrapped(config, env, limit)

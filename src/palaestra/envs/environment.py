@@ -5,16 +5,17 @@ Layers, inner to outer: a Gymnasium environment, Gymnasium wrappers, `GymEnviron
 """
 
 import contextlib
+import inspect
 import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, Self, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
 
 import numpy as np
 import torch
 
-from palaestra.core import BoundedSpec, DiscreteSpec, EnvError, SpecError, SpecTree, TensorSpec, TimeStep
+from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, EnvError, SpecError, SpecTree, TensorSpec, TimeStep
 from palaestra.envs.episodes import EpisodeLog, LaneEpisode, digest, lane_seeds_of
 from palaestra.envs.faults import Fault, Incident, failure_of
 from palaestra.envs.nest import copied, leaf_arrays, problem, unflatten, unstacked, zeros
@@ -181,6 +182,22 @@ class Environment(_Specified):
     @abstractmethod
     def recv(self) -> TimeStep:
         """Waits for the time steps of the actions sent."""
+
+    @property
+    def ends_episodes(self) -> bool:
+        """Whether `end_episodes` can be called: what a time limit around it needs."""
+        return type(self).end_episodes is not Environment.end_episodes
+
+    def end_episodes(self, lanes: torch.Tensor) -> None:
+        """Makes the next step the FIRST one of a new episode in some lanes, whatever their environments think.
+
+        Args:
+            lanes: bool [B]: in which.
+
+        Raises:
+            EnvError: it cannot.
+        """
+        raise EnvError(f"{type(self).__name__} decides itself when episodes end; give it a method end_episodes(lanes)")
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -405,17 +422,38 @@ class SingleEnvironment(_Specified):
         return fault.error()
 
 
+_LAYERS: dict[type, Callable[..., Environment]] = {}
+
+
+def layer_of(kind: type["EnvironmentWrapper"]) -> Callable[[Any], Any]:
+    """Marks a class as what a wrapper becomes around a batch; it is made with the batch, the wrapper, its arguments.
+
+    Args:
+        kind: the wrapper; `EnvironmentWrapper` means all that are `elementwise`.
+    """
+
+    def mark(layer: Any) -> Any:
+        _LAYERS[kind] = layer
+        return layer
+
+    return mark
+
+
 class EnvironmentWrapper(SingleEnvironment):
     """A layer around a bare environment that passes everything through.
 
     Override `advance` and `begin_episode` to change time steps or actions, and the specs of whatever is changed. A
     layer that neither skips steps nor changes observations says `keeps_frames = True`.
 
+    Around a batched environment, one that is `elementwise` becomes a layer that does the same to every row; others are
+    refused there.
+
     Args:
         env: the layer inside.
 
     Raises:
         SpecError: a Gymnasium environment was given, without the layer that converts it.
+        ConfigError: a batch was given, and the wrapper is for single environments.
 
     Examples:
         >>> class SparseReward(EnvironmentWrapper):
@@ -428,14 +466,50 @@ class EnvironmentWrapper(SingleEnvironment):
     """Whether every step of this layer is one step of the inner layer, from its FIRST on, with the same observation.
     The frames of a stack are then those of the steps before, and a buffer may store each frame once."""
 
+    elementwise: ClassVar[bool] = False
+    """Whether it keeps nothing and treats every number by itself, tensors too, so that `change_rows` and `action_rows`
+    do it to a whole batch."""
+
+    __signature__ = inspect.Signature([inspect.Parameter("env", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        first, *others = inspect.signature(cls.__init__).parameters.values()
+        cls.__signature__ = inspect.Signature(others) if first.name == "self" else None  # that of __new__ says nothing
+
+    if not TYPE_CHECKING:  # what is written in code goes around one environment; type checkers look at `__init__`
+
+        def __new__(cls, env: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(env, Environment):
+                return super().__new__(cls)
+            layer = _LAYERS.get(EnvironmentWrapper if cls.elementwise else cls)
+            if layer is None:
+                raise ConfigError(
+                    f"the wrapper {cls.__name__} cannot go around a {type(env).__name__}, whose environments are "
+                    "stepped as one; let that compute it itself, write a BatchedWrapper, or say `elementwise = True` "
+                    "if it is a map of your own that keeps nothing"
+                )
+            return layer(env, cls, args, kwargs)
+
+    def change_rows(self, time_step: TimeStep) -> TimeStep:
+        """What an `elementwise` layer makes of the time steps of a batch.
+
+        Args:
+            time_step: rows [B, ...]; not to be changed in place.
+        """
+        return time_step
+
+    def action_rows(self, action: Any) -> Any:
+        """What an `elementwise` layer lets the environments of a batch execute.
+
+        Args:
+            action: tensors [B, ...].
+        """
+        return action
+
     def __init__(self, env: SingleEnvironment) -> None:
         if not isinstance(env, SingleEnvironment):
             kind, outer = type(env).__name__, type(self).__name__
-            if isinstance(env, Environment):
-                raise SpecError(
-                    f"{outer} was given a {kind}, which is a batch; wrappers go around each of its environments, by "
-                    "EnvConfig(wrappers=...), and what resets its lanes itself takes max_episode_steps itself"
-                )
             raise SpecError(f"{outer} was given a {kind}; it goes around a SingleEnvironment: GymEnvironment({kind}())")
         self.env = env
         self.env_id = env.env_id

@@ -102,6 +102,9 @@ class NativeVectorEnvironment(HasSpecs, Environment):
         self._steps = 0
         self._running = False
         self._over: np.ndarray | None = None  # lanes whose episode ended in the latest step, if any did
+        # lanes, bool [B], that the next step begins anew by order of a time limit, and those that the latest one has
+        self._cut: np.ndarray | None = None
+        self._begun: np.ndarray | None = None
         self._mid, self._one = np.ones(self.batch_size, np.int32), np.ones(self.batch_size, np.float32)
 
     def send(self, action: Any, env_id: torch.Tensor | None = None) -> None:
@@ -134,8 +137,23 @@ class NativeVectorEnvironment(HasSpecs, Environment):
         self._sent = self._reader.zeros()
         return self.recv()
 
+    @property
+    def ends_episodes(self) -> bool:
+        """Whether single lanes of the pool can be reset."""
+        gymnasiums = isinstance(self.vector_env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        return gymnasiums or self._mode is AutoresetMode.DISABLED
+
+    def end_episodes(self, lanes: torch.Tensor) -> None:
+        """Makes the next step the FIRST one of a new episode in some lanes, which is stepped and reset then.
+
+        Args:
+            lanes: bool [B]: in which.
+        """
+        if lanes.any():
+            self._cut = lanes.numpy().copy()
+
     def _reset(self) -> TimeStep:
-        self.ended, self._steps = None, 0
+        self.ended, self._steps, self._cut, self._begun = None, 0, None, None
         seed = self._next_seeds()
         try:
             observation, info = self.vector_env.reset(seed=seed)
@@ -152,7 +170,7 @@ class NativeVectorEnvironment(HasSpecs, Environment):
         return f" (step {self._steps + 1} after reset {self._resets - 1})"
 
     def _step(self, actions: list[np.ndarray]) -> TimeStep:
-        self.ended = None
+        self.ended, self._begun, self._cut = None, self._cut, None
         self._steps += 1
         try:
             # the pool may keep or change what it is given
@@ -165,6 +183,9 @@ class NativeVectorEnvironment(HasSpecs, Environment):
                 raise SpecError(f"the rewards have shape {reward.shape}, expected {self._reward_shape}")
             step_type, discount = self._mid.copy(), self._one.copy()
             began, self._over = self._over, None
+            if self._begun is not None:
+                observation, _ = self.vector_env.reset(options={"reset_mask": self._begun.copy()})
+                terminated, truncated = (np.asarray(flags) & ~self._begun for flags in (terminated, truncated))
             if np.count_nonzero(terminated) or np.count_nonzero(truncated):
                 over = np.logical_or(terminated, truncated)
                 discount[np.asarray(terminated, np.bool_)] = 0.0
@@ -175,6 +196,8 @@ class NativeVectorEnvironment(HasSpecs, Environment):
             rows = Rows(step_type, reward, discount, self._arrays(observation))
             if began is not None:
                 _make_first(began, rows, actions)
+            if self._begun is not None:
+                _make_first(np.flatnonzero(self._begun), rows, actions)
             return self._emitted(rows, actions, info)
         except NonFiniteError:
             self._running = False
@@ -244,7 +267,7 @@ class NativeVectorEnvironment(HasSpecs, Environment):
         ended_info = _info(final_info, self.batch_size, lanes)
         self.ended = batched_time_step(last, prev_action, torch.from_numpy(lanes), ended_info, self._observation)
         rows = Rows(self._mid.copy(), reward, discount, self._arrays(observation))
-        _make_first(lanes, rows, actions)
+        _make_first(lanes if self._begun is None else np.flatnonzero(over | self._begun), rows, actions)
         time_step = self._emitted(rows, actions, info)
         if self._mode is AutoresetMode.DISABLED and time_step.env_info != ():
             # what the ended lanes reported is in `ended`
@@ -260,6 +283,9 @@ class NativeVectorEnvironment(HasSpecs, Environment):
             self._require_finite(rows, range(self.batch_size))
         prev_action = torch.from_numpy(actions[0]) if self._flat_action else to_batched(actions, self._action)
         found = _info(info, self.batch_size) if info else ()
+        if self._begun is not None and isinstance(found, Batch):  # what the step before the reset reported
+            for column in found.values():
+                column[torch.from_numpy(self._begun)] = torch.nan
         if self.info:
             found = completed(found, rows.step_type, self.info)
         return batched_time_step(rows, prev_action, self._env_id, found, self._observation)

@@ -21,6 +21,7 @@ __all__ = [
     "neutral_rows",
     "problem",
     "to_batched",
+    "to_rows",
     "unflatten",
     "unstacked",
     "zeros",
@@ -121,7 +122,19 @@ def to_batched(arrays: Sequence[np.ndarray], spec: SpecTree) -> Any:
         arrays: in the order of `spec`.
         spec: of one bare environment.
     """
-    return _batch(iter(arrays), spec)
+    return to_rows(map(torch.from_numpy, arrays), spec)
+
+
+def to_rows(leaves: Iterator[torch.Tensor], spec: SpecTree) -> Any:
+    """Tensors [B, ...] as one, or a `Batch` of them.
+
+    Args:
+        leaves: in the order of `spec`.
+        spec: of one bare environment.
+    """
+    if isinstance(spec, TensorSpec):
+        return next(leaves)
+    return Batch.of({str(key): to_rows(leaves, child) for key, child in _children(spec)})
 
 
 def zeros(spec: SpecTree) -> Any:
@@ -220,9 +233,3 @@ def _get(value: Any, key: Any) -> Any:
     except (KeyError, IndexError, TypeError):
         held = list(value.keys()) if isinstance(value, dict | Batch) else type(value).__name__
         raise SpecError(f"the entry {key!r} is missing; given: {held}") from None
-
-
-def _batch(leaves: Iterator[np.ndarray], spec: SpecTree) -> Any:
-    if isinstance(spec, TensorSpec):
-        return torch.from_numpy(next(leaves))
-    return Batch.of({str(key): _batch(leaves, child) for key, child in _children(spec)})

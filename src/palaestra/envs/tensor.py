@@ -138,6 +138,15 @@ class TensorEnvironment(Environment):
         return self.step(self._none)
 
     @final
+    def end_episodes(self, lanes: torch.Tensor) -> None:
+        """Makes the next step the FIRST one of a new episode in some lanes.
+
+        Args:
+            lanes: bool [B]: in which.
+        """
+        self._progress = self._progress._replace(over=self._progress.over | lanes)
+
+    @final
     def send(self, action: Any, env_id: torch.Tensor | None = None) -> None:
         """Executes the actions; on a GPU the call returns before they are.
 

@@ -62,8 +62,8 @@ def test_a_single_environment_of_a_pool_does_not_exist():
         load("envpool:CartPole-v1")
     with pytest.raises(ConfigError, match="exists as a pool only"):
         pool(vectorization="process")
-    with pytest.raises(ConfigError, match="wrappers cannot be put around"):
-        pool(wrappers=("ClipReward",))
+    with pytest.raises(ConfigError, match="Gymnasium's wrappers, such as"):
+        pool(gym_wrappers=("ClipReward",))
 
 
 def test_unknown_names_and_arguments_are_refused():

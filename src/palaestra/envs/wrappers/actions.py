@@ -4,11 +4,12 @@ from collections import deque
 from typing import Any, TypeGuard, final
 
 import numpy as np
+import torch
 
 from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, SpecError, SpecTree, TensorSpec, TimeStep
 from palaestra.core.spec import numpy_dtype, spec_leaves
 from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
-from palaestra.envs.nest import flatten, unflatten
+from palaestra.envs.nest import flatten, to_rows, unflatten
 
 __all__ = ["ActionRepeat", "NormalizeAction"]
 
@@ -102,6 +103,7 @@ class NormalizeAction(EnvironmentWrapper):
     """
 
     keeps_frames = True
+    elementwise = True
 
     def __init__(self, env: SingleEnvironment) -> None:
         super().__init__(env)
@@ -122,6 +124,15 @@ class NormalizeAction(EnvironmentWrapper):
         leaves = [leaf if spec is None else _denormalized(np.asarray(leaf), spec) for spec, leaf in pairs]
         return self.env.advance(unflatten(iter(leaves), self._inner))
 
+    def action_rows(self, action: Any) -> Any:
+        """The same for a batch.
+
+        Args:
+            action: tensors [B, ...].
+        """
+        pairs = zip(self._leaves, flatten(action, self._inner), strict=True)
+        return to_rows((leaf if spec is None else _denormalized(leaf, spec) for spec, leaf in pairs), self._inner)
+
 
 def _bounded(spec: TensorSpec) -> TypeGuard[BoundedSpec]:
     return isinstance(spec, BoundedSpec) and spec.dtype.is_floating_point and spec.bounded
@@ -131,7 +142,10 @@ def _normal(spec: TensorSpec) -> BoundedSpec:
     return BoundedSpec(spec.shape, spec.dtype, minimum=np.array(-1.0), maximum=np.array(1.0))
 
 
-def _denormalized(value: np.ndarray, spec: BoundedSpec) -> np.ndarray:
+def _denormalized(value: Any, spec: BoundedSpec) -> Any:
     low, high = spec.minimum, spec.maximum
+    if isinstance(value, torch.Tensor):
+        low, high = (torch.tensor(bound).to(value) for bound in (low, high))
+        return (low + (value + 1) * 0.5 * (high - low)).clamp(low, high)
     # rounding may leave the bounds by one unit in the last place
     return np.clip(low + (value + 1) * 0.5 * (high - low), low, high).astype(numpy_dtype(spec.dtype))

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from palaestra.core import BoundedSpec, ConfigError, EnvError, SpecTree, TensorSpec, TimeStep, did_you_mean, spec_leaves
 from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
-from palaestra.envs.nest import flatten, unflatten
+from palaestra.envs.nest import flatten, to_rows, unflatten
 
 __all__ = ["ObservationMap", "RewardMap", "StatefulWrapper", "TimeStepMap"]
 
@@ -70,6 +71,11 @@ class ObservationMap(TimeStepMap):
     def observation_spec(self) -> SpecTree:
         return self._spec
 
+    @property
+    def changed_paths(self) -> list[str]:
+        """Which leaves are changed."""
+        return [path for path in self._paths if path is not None]
+
     def fits(self, spec: TensorSpec) -> bool:
         """Whether a leaf can be changed; by default, floating-point numbers.
 
@@ -87,7 +93,7 @@ class ObservationMap(TimeStepMap):
         """
 
     @abstractmethod
-    def leaf(self, value: np.ndarray, path: str, first: bool) -> np.ndarray:
+    def leaf(self, value: Any, path: str, first: bool) -> Any:
         """The changed leaf.
 
         Args:
@@ -102,6 +108,17 @@ class ObservationMap(TimeStepMap):
         leaves = [leaf if path is None else self.leaf(np.asarray(leaf), path, first) for path, leaf in pairs]
         return time_step._replace(observation=unflatten(iter(leaves), self._inner))
 
+    def change_rows(self, time_step: TimeStep) -> TimeStep:
+        """The same for a batch; `leaf` is given tensors [B, ...], and bool [B] says where an episode begins.
+
+        Args:
+            time_step: rows [B, ...].
+        """
+        first: Any = time_step.first
+        pairs = zip(self._paths, flatten(time_step.observation, self._inner), strict=True)
+        leaves = [leaf if path is None else self.leaf(leaf, path, first) for path, leaf in pairs]
+        return time_step._replace(observation=to_rows(iter(leaves), self._inner))
+
 
 class RewardMap(TimeStepMap):
     """A layer that changes the reward of every env step; that of a FIRST step stays 0."""
@@ -113,7 +130,7 @@ class RewardMap(TimeStepMap):
         """The changed reward.
 
         Args:
-            reward: a number, or an array for vector rewards.
+            reward: a number, or an array for vector rewards; a tensor of all rows of a batch.
         """
 
     def change(self, time_step: TimeStep) -> TimeStep:
@@ -121,6 +138,16 @@ class RewardMap(TimeStepMap):
             return time_step
         reward = self.map(time_step.reward)
         return time_step._replace(reward=reward if isinstance(time_step.reward, np.ndarray) else float(reward))
+
+    def change_rows(self, time_step: TimeStep) -> TimeStep:
+        """The same for a batch; `map` is given a tensor [B] or [B, k].
+
+        Args:
+            time_step: rows [B, ...].
+        """
+        reward, first = time_step.reward, time_step.first
+        changed = torch.as_tensor(self.map(reward)).to(reward)
+        return time_step._replace(reward=torch.where(first.reshape(-1, *[1] * (reward.ndim - 1)), reward, changed))
 
     def _bounded(self, minimum: Any, maximum: Any) -> BoundedSpec:
         spec = self.env.reward_spec
@@ -224,6 +251,17 @@ class RunningMeanVariance:
         """
         self.count, mean, square = snapshot
         self.mean, self._square = np.array(mean), np.array(square)
+
+
+def clipped(value: Any, minimum: Any, maximum: Any) -> Any:
+    """A number, array or tensor within bounds.
+
+    Args:
+        value: any.
+        minimum: its lower bound.
+        maximum: its upper bound.
+    """
+    return value.clamp(minimum, maximum) if isinstance(value, torch.Tensor) else np.clip(value, minimum, maximum)
 
 
 def is_numeric(spec: TensorSpec) -> bool:

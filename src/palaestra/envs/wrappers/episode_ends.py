@@ -78,10 +78,19 @@ class TimeAwareDiscount(EnvironmentWrapper):
     """
 
     keeps_frames = True
+    elementwise = True
 
     def advance(self, action: Any) -> TimeStep:
         time_step = self.env.advance(action)
         return time_step._replace(discount=0.0) if time_step.step_type == 2 else time_step
+
+    def change_rows(self, time_step: TimeStep) -> TimeStep:
+        """The same for a batch.
+
+        Args:
+            time_step: rows [B, ...].
+        """
+        return time_step._replace(discount=time_step.discount.masked_fill(time_step.step_type == 2, 0.0))
 
 
 @final

@@ -10,7 +10,14 @@ from palaestra.core import ConfigError, EnvError, NonFiniteError, TimeStep
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, SpecTree, TensorSpec, spec_leaves
 from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.nest import flatten
-from palaestra.envs.wrappers.base import ObservationMap, RunningMeanVariance, StatefulWrapper, TimeStepMap, is_numeric
+from palaestra.envs.wrappers.base import (
+    ObservationMap,
+    RunningMeanVariance,
+    StatefulWrapper,
+    TimeStepMap,
+    clipped,
+    is_numeric,
+)
 
 __all__ = ["ActionMask", "CheckFinite", "ClipObservation", "FrameStack", "NormalizeObservation"]
 
@@ -143,6 +150,8 @@ class ClipObservation(ObservationMap):
         array([0.5, 0.5, 0.5], dtype=float32)
     """
 
+    elementwise = True
+
     def __init__(
         self, env: SingleEnvironment, minimum: float = -200.0, maximum: float = 200.0, keys: Sequence[str] | None = None
     ) -> None:
@@ -158,8 +167,8 @@ class ClipObservation(ObservationMap):
         stacked = spec.stacked if self._minimum <= 0 <= self._maximum else 1
         return BoundedSpec(spec.shape, spec.dtype, minimum=low, maximum=high, stacked=stacked)
 
-    def leaf(self, value: np.ndarray, path: str, first: bool) -> np.ndarray:
-        return np.clip(value, self._minimum, self._maximum)
+    def leaf(self, value: Any, path: str, first: bool) -> Any:
+        return clipped(value, self._minimum, self._maximum)
 
 
 @final
@@ -190,7 +199,7 @@ class NormalizeObservation(StatefulWrapper, ObservationMap):
         self._clip = clip
         super().__init__(env, keys)
         leaves = spec_leaves(env.observation_spec)
-        self._running = {path: RunningMeanVariance(leaves[path].shape) for path in self._paths if path is not None}
+        self._running = {path: RunningMeanVariance(leaves[path].shape) for path in self.changed_paths}
 
     def leaf_spec(self, spec: TensorSpec) -> TensorSpec:
         low, high = np.array(-self._clip), np.array(self._clip)

@@ -3,10 +3,11 @@
 from typing import Any, final
 
 import numpy as np
+import torch
 
 from palaestra.core import BoundedSpec, ConfigError, SpecError, TensorSpec, TimeStep
 from palaestra.envs.environment import SingleEnvironment
-from palaestra.envs.wrappers.base import RewardMap, RunningMeanVariance, StatefulWrapper
+from palaestra.envs.wrappers.base import RewardMap, RunningMeanVariance, StatefulWrapper, clipped
 
 __all__ = ["ClipReward", "NormalizeReward", "ScaleReward", "SparseReward"]
 
@@ -35,6 +36,8 @@ class ClipReward(RewardMap):
         (array(-0.5, dtype=float32), array(1., dtype=float32))
     """
 
+    elementwise = True
+
     def __init__(self, env: SingleEnvironment, minimum: float = -1.0, maximum: float = 1.0) -> None:
         super().__init__(env)
         if not minimum < maximum:
@@ -46,7 +49,7 @@ class ClipReward(RewardMap):
         return self._bounded(min(self._minimum, 0.0), max(self._maximum, 0.0))
 
     def map(self, reward: Any) -> Any:
-        return np.clip(reward, self._minimum, self._maximum)
+        return clipped(reward, self._minimum, self._maximum)
 
 
 @final
@@ -68,6 +71,8 @@ class ScaleReward(RewardMap):
         >>> env.reset().reward, env.step(np.int64(0)).reward
         (0.0, 0.25)
     """
+
+    elementwise = True
 
     def __init__(self, env: SingleEnvironment, scale: float) -> None:
         super().__init__(env)
@@ -102,12 +107,14 @@ class SparseReward(RewardMap):
         (0.0, 0.0)
     """
 
+    elementwise = True
+
     @property
     def reward_spec(self) -> TensorSpec:
         return self._bounded(0.0, 1.0)
 
     def map(self, reward: Any) -> Any:
-        return np.greater(reward, 0).astype(np.float32)
+        return reward > 0 if isinstance(reward, torch.Tensor) else np.greater(reward, 0).astype(np.float32)
 
 
 @final
