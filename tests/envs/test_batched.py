@@ -194,7 +194,7 @@ def test_alf_46_wrappers_that_are_for_one_environment_are_refused_by_name():
     """ALF-46: those of Gymnasium, those that keep something, and what is no layer of a batch."""
     name = "palaestra.envs.tiny:TensorCartPole"
     with pytest.raises(
-        SpecError, match=r"NormalizeReward cannot go around a TensorCartPole, .* write a BatchedWrapper"
+        ConfigError, match=r"NormalizeReward cannot go around a TensorCartPole, .* write a BatchedWrapper"
     ):
         NormalizeReward(TensorCartPole(1, lane_seeds=[1]))
     with pytest.raises(ConfigError, match=r"Gymnasium's wrappers, such as .*ClipReward.*; use time step wrappers"):
