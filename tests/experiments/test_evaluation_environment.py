@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 import palaestra
 from palaestra.core import ConfigError, RunSeeds
+from tests.cli.parts import exit_code, output
 
 NAME = f"{__name__}:Where"
 SMALL = {
@@ -26,6 +27,9 @@ SMALL = {
 }
 
 
+MADE: list[str] = []  # where environments of this process were made
+
+
 class Where(gymnasium.Env):
     """Reports where it is stepped, and writes its seeds to a file."""
 
@@ -34,6 +38,7 @@ class Where(gymnasium.Env):
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
+        MADE.append("main" if threading.current_thread() is threading.main_thread() else "thread")
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -71,18 +76,44 @@ def test_evaluations_of_a_run_are_in_a_thread_or_in_processes_as_it_says(tmp_pat
         assert len(together) == len(set(together))
 
 
-def test_without_evaluations_there_is_no_environment_besides_those_of_training(tmp_path):
-    """ALF-52: a trainer that does not evaluate makes none."""
-    seeds = tmp_path / "seeds"
-    seeds.mkdir()
-    config = palaestra.EnvConfig(name=NAME, kwargs={"folder": str(seeds)})
-    with palaestra.create_environment(config, seed=1) as env:
-        ppo = palaestra.PPO(env.observation_spec, env.action_spec)
-        trainer = palaestra.Trainer(palaestra.Collector.of(env, ppo), ppo, palaestra.TrainerConfig(total_env_steps=300))
-        assert trainer.run().evaluation is None
-    (written,) = seeds.iterdir()
-    lane = RunSeeds(1).integer("environments", 0)
-    assert written.name.startswith(f"{os.getpid()}-") and lane not in map(int, written.read_text().split())
+@pytest.mark.parametrize(
+    ("training", "kind", "made"),
+    [
+        ("serial", "process", []),
+        ("process", "process", []),
+        ("serial", "thread", []),
+        ("process", "thread", ["thread"]),
+        ("process", "auto", []),
+    ],
+)
+def test_a_run_without_evaluations_has_no_environment_for_them(tmp_path, monkeypatch, capsys, training, kind, made):
+    """ALF-52, ALF-54: from the command line; a thread only where training has its environments in processes alone."""
+    monkeypatch.chdir(tmp_path)
+    MADE.clear()
+    (tmp_path / "seeds").mkdir()
+    settings = ("--env.kwargs", "folder", str(tmp_path / "seeds"), "--env.vectorization", training)
+    settings += ("--run.eval-vectorization", kind, "--trainer.eval-episodes", "0", "--env.num-envs", "2")
+    settings += ("--trainer.total-env-steps", "16", "--algorithm.unroll-length", "4", "--run.no-tensorboard")
+    assert exit_code("train", "ppo", NAME, *settings, "--run.name", "it") == 0, output(capsys)
+    assert [where for where in MADE if where == "thread"] == made
+    lanes = {str(RunSeeds(0).integer("evaluation", lane)) for lane in range(4)}
+    seeds = [set(path.read_text().split()) for path in (tmp_path / "seeds").iterdir()]
+    assert seeds and not any(lanes & each for each in seeds)
+    if training == "process":  # nothing was stepped in this one
+        assert not list((tmp_path / "seeds").glob(f"{os.getpid()}-*"))
+    assert not list(Path("runs/it/evals").iterdir())
+    assert "eval/return_mean" not in json.loads(Path("runs/it/metrics.jsonl").read_text().splitlines()[-1])
+    assert exit_code("report", "runs/it") == 0, output(capsys)
+    assert exit_code("eval", "runs/it", "--episodes", "1") != 0
+    assert "has not been evaluated yet, so it has no best policy; `--which last`" in output(capsys)
+    assert exit_code("eval", "runs/it", "--episodes", "1", "--which", "last") == 0, output(capsys)
+
+
+def test_what_only_evaluations_have_is_refused_without_them():
+    """ALF-52."""
+    for settings in ({"stop_at_return": 5.0}, {"eval_at_steps": (10,)}, {"eval_async": True}, {"eval_every_s": 1.0}):
+        with pytest.raises(ConfigError, match=r"but trainer.eval_episodes is 0, so that nothing is evaluated"):
+            palaestra.TrainerConfig(eval_episodes=0, **settings)
 
 
 def test_what_cannot_be_evaluated_there_is_refused_before_the_run_starts(tmp_path):

@@ -341,7 +341,7 @@ def test_a_finished_run_that_is_resumed_changes_nothing(tmp_path):
         ({"eval_every_steps": -1}, r"trainer.eval_every_steps is -1; it must be at least 0"),
         ({"checkpoint_every_steps": -5}, r"trainer.checkpoint_every_steps is -5"),
         ({"log_every_steps": -5}, r"trainer.log_every_steps is -5"),
-        ({"eval_episodes": 0}, r"trainer.eval_episodes is 0; it must be at least 1"),
+        ({"eval_episodes": -1}, r"trainer.eval_episodes is -1; it must be at least 0"),
     ],
 )
 def test_an_impossible_budget_is_refused(settings, message):

@@ -151,8 +151,10 @@ def make_trainer(
     if config.run.tensorboard:
         own.append(training.TensorBoardLogger(path / "tensorboard"))
     own += [_SERVICES[name]("palaestra", path, config=flat_settings(config)) for name in config.run.loggers]
-    evaluate: Any = functools.partial(evaluate_training, learner.evaluation(), config)
-    if collecting.runtime is not None:
+    evaluate: Any = None
+    if config.trainer.eval_episodes:
+        evaluate = functools.partial(evaluate_training, learner.evaluation(), config)
+    if evaluate is not None and collecting.runtime is not None:
         evaluate = EvaluationWorker(collecting.runtime, evaluate)
     return training.Trainer(
         collecting.collector,

@@ -50,7 +50,8 @@ class RunConfig:
     """Environments that evaluation episodes are shared over."""
     eval_vectorization: Literal["auto", "serial", "thread", "process"] = "auto"
     """Where these are stepped: in this process (or natively, where training does so), one in a thread, or in worker
-    processes."""
+    processes. A run without evaluations makes none; but with `thread` one, that nothing steps, where environments of
+    training are in other processes alone, so that what they configure can be seen in this one."""
 
     def __post_init__(self) -> None:
         require_at_least(self, "run.", seed=0, num_threads=1, eval_num_envs=1)

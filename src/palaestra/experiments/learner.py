@@ -433,7 +433,7 @@ def _require_every_variant(config: ExperimentConfig) -> None:
     """Refuses runs in which a variant of the environment would never be trained or evaluated."""
     count = len(config.env.variants)
     for name, given in (("env.num_envs", config.env.num_envs), ("trainer.eval_episodes", config.trainer.eval_episodes)):
-        if given < count:
+        if 0 < given < count:
             raise ConfigError(f"{name} is {given}, and env.variants has {count} entries; give at least one for each")
 
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
@@ -21,7 +21,7 @@ from palaestra.envs import Fault
 from palaestra.envs.watchdog import last_words
 from palaestra.experiments.build import make_learner, make_trainer
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
-from palaestra.experiments.learner import Learner
+from palaestra.experiments.learner import Learner, evaluation_environment
 from palaestra.experiments.presets import preset
 from palaestra.experiments.records import FaultRecord, KeepFaults, crashes_told, now, process_info, write_lost
 from palaestra.experiments.report import write_report
@@ -242,6 +242,7 @@ def active(
         directory.lock()
         stack.callback(directory.unlock)
         collecting = stack.enter_context(learner.collecting(data))
+        stack.enter_context(_environment_here(config))
         trainer = make_trainer(learner, collecting, directory.path, loggers, callbacks)
         faults = KeepFaults(collecting.reporter, directory.path)
         trainer.callbacks += [faults, _StillThere(directory)]
@@ -271,6 +272,18 @@ def active(
             except OSError as full:  # the first cause is what the user needs
                 _log.warning("how %s ended could not be written: %s", directory.path, full)
             raise
+
+
+def _environment_here(config: ExperimentConfig) -> AbstractContextManager[object]:
+    """An environment in a thread of this process, where a run that evaluates nothing has its own in others alone.
+
+    What environments register, configure or log when they are made is then there in this process as well, if the run
+    asks for it by `run.eval_vectorization`; nothing steps it.
+    """
+    elsewhere = config.env.vectorization == "process" or config.distributed.runtime in ("process", "ray")
+    if config.trainer.eval_episodes or config.run.eval_vectorization != "thread" or not elsewhere:
+        return nullcontext()
+    return evaluation_environment(config, config.run.seed, 1)[0]
 
 
 def _hung(directory: RunDirectory, trainer: Trainer, faults: KeepFaults, fault: Fault) -> None:

@@ -13,12 +13,13 @@ _AT_LEAST = {
     "eval_every_steps": 0,
     "checkpoint_every_steps": 0,
     "log_every_steps": 0,
-    "eval_episodes": 1,
+    "eval_episodes": 0,
     "keep_checkpoints": 2,
     "copied_segments": 0,
     "max_skipped_updates": 0,
     "max_failed_saves": 0,
 }
+_OF_EVALUATIONS = ("stop_at_return", "eval_every_steps", "eval_every_s", "eval_at_steps", "eval_async")
 _POSITIVE = ("total_env_steps", "time_limit_s", "eval_every_s", "eval_time_limit_s", "grace_s")
 
 
@@ -39,7 +40,7 @@ class TrainerConfig:
     eval_at_steps: tuple[int, ...] = ()
     """Env steps at which to evaluate, in the place of a period: increasing numbers."""
     eval_episodes: int = 20
-    """Episodes of one evaluation."""
+    """Episodes of one evaluation; with 0 there are none, and no environments besides those of training."""
     eval_time_limit_s: float | None = 600.0
     """Seconds after which an evaluation goes without the episodes that have not ended, with a warning. A robot's agents
     are not cut off: their own control flow says when an episode is over."""
@@ -77,6 +78,12 @@ class TrainerConfig:
         if len(given := [name for name, none in schedules.items() if getattr(self, name) != none]) > 1:
             said = " and ".join(f"trainer.{name} is {getattr(self, name)}" for name in given)
             problems.append(f"{said}; give one of them")
+        given = [name for name in _OF_EVALUATIONS if getattr(self, name) not in (None, (), False)]
+        if self.eval_episodes == 0 and given:
+            problems.append(
+                f"trainer.{given[0]} is {getattr(self, given[0])}, but trainer.eval_episodes is 0, so that nothing is "
+                "evaluated; leave out one of the two"
+            )
         if any(later <= earlier for earlier, later in itertools.pairwise((0, *self.eval_at_steps))):
             problems.append(f"trainer.eval_at_steps is {self.eval_at_steps}; give increasing numbers above 0")
         if problems:
