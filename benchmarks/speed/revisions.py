@@ -1,12 +1,15 @@
 """`python -m benchmarks.speed.revisions OLD NEW`: two checkouts of this repository, one beside the other.
 
-For each workload both sides are built, each in a process of its own, and then measure in turns, one window after
-another, so that a change of the machine's speed hits both. A ratio, new to old, is taken within each round. Both are
-built anew several times: where a process has its memory moves all of its numbers by some percent.
+For each workload both sides are built, each in a process of its own, and then measure in turns, a fifth of a second
+each, so that a change of the machine's speed hits both. A ratio, new to old, is taken within each pair of turns; that
+of a round is their median. Both are built anew several times: where a process has its memory moves all of its numbers
+by some percent.
 """
 
 import argparse
+import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -21,6 +24,8 @@ from benchmarks.record import origin, provenance, table, write_json
 RESULTS = Path(__file__).parent / "results"
 CHILD = Path(__file__).with_name("revision.py")
 ROUNDS_OF_A_BUILD = 3
+TURN_S = 0.2
+"""How long a side measures before it is the other's turn; a shared machine's speed changes within seconds."""
 LEAST = 0.98
 """Median ratio below which a workload counts as slower."""
 TITLES = {
@@ -90,9 +95,9 @@ class Side:
 
 def run(
     workload: str, checkouts: Mapping[str, Path], rounds: int, window_s: float, clock: str
-) -> dict[str, list[float]]:
-    """Calls per second of each side in each round; who is first changes from round to round."""
-    speeds: dict[str, list[float]] = {name: [] for name in checkouts}
+) -> dict[str, list[list[float]]]:
+    """Calls per second of each side in each turn of each round; who is first changes from turn to turn."""
+    speeds: dict[str, list[list[float]]] = {name: [[] for _ in range(rounds)] for name in checkouts}
     with tempfile.TemporaryDirectory() as cache:
         for first in range(0, rounds, ROUNDS_OF_A_BUILD):
             sides = {name: Side(path, workload, clock, f"{cache}/{name}") for name, path in checkouts.items()}
@@ -100,17 +105,19 @@ def run(
                 for side in sides.values():
                     side.wait()
                 for number in range(first, min(first + ROUNDS_OF_A_BUILD, rounds)):
-                    for name in sides if number % 2 else reversed(sides):
-                        speeds[name].append(sides[name].measure(window_s))
+                    for turn in range(math.ceil(window_s / TURN_S)):
+                        for name in sides if turn % 2 else reversed(sides):
+                            speeds[name][number].append(sides[name].measure(TURN_S))
             finally:
                 for side in sides.values():
                     side.close()
     return speeds
 
 
-def evaluate(speeds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    ratio = spread(ratios(speeds["new"], speeds["old"]))
-    medians = {name: spread(values).median for name, values in speeds.items()}
+def evaluate(speeds: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Any]:
+    rounds = zip(speeds["new"], speeds["old"], strict=True)
+    ratio = spread([spread(ratios(new, old)).median for new, old in rounds])
+    medians = {name: spread(list(itertools.chain(*values))).median for name, values in speeds.items()}
     return {"calls_per_s": medians, "ratio": ratio._asdict(), "met": ratio.median >= LEAST}
 
 
@@ -128,7 +135,8 @@ def markdown(record: Mapping[str, Any]) -> str:
             "## Old beside new, one thread",
             table([*header, "min to max", f"at least {LEAST}"], lines),
             "Iterations of a trainer, calls of a buffer or steps of an environment per second; a ratio is taken within "
-            f"each of {record['rounds']} rounds, both sides built anew every {ROUNDS_OF_A_BUILD}. "
+            f"each pair of turns of {TURN_S:g} s and its median in each of {record['rounds']} rounds; the table has "
+            f"the median and the extremes of these. Both sides are built anew every {ROUNDS_OF_A_BUILD} rounds. "
             f"Seconds are of the clock {record['clock']!r}.",
             origin(record),
         ]

@@ -168,9 +168,10 @@ def test_a_result_elsewhere_leaves_the_documentation_as_it_is(tmp_path):
 
 def test_two_checkouts_measure_in_turns_and_ratios_are_taken_within_rounds():
     speeds = revisions.run("step serial CartPole-v1 2", {"old": ROOT, "new": ROOT}, 2, 0.02, "wall")
-    assert {name: len(values) for name, values in speeds.items()} == {"old": 2, "new": 2}
-    assert all(speed > 0 for values in speeds.values() for speed in values)
-    summary = revisions.evaluate({"old": [10.0, 20.0, 10.0], "new": [10.0, 19.0, 9.0]})
+    assert {name: list(map(len, rounds)) for name, rounds in speeds.items()} == {"old": [1, 1], "new": [1, 1]}
+    assert all(speed > 0 for rounds in speeds.values() for turns in rounds for speed in turns)
+    old, new = [[10.0, 10.0, 10.0], [20.0], [10.0]], [[10.0, 10.0, 99.0], [19.0], [9.0]]
+    summary = revisions.evaluate({"old": old, "new": new})
     assert summary["ratio"] == {"median": 0.95, "low": 0.9, "high": 1.0}
     assert not summary["met"]
     sides = {"revisions": {"old": "abc", "new": "def"}, "rounds": 3, "clock": "wall"}
