@@ -195,8 +195,9 @@ class LaneStorage:
             for path, leaf in spec_leaves(spec, field).items():
                 self._stacked[path] = 1 if stacks else leaf.stacked
                 self._shapes[path] = leaf.shape if self._stacked[path] == 1 else leaf.shape[1:], leaf.dtype
-        self._extras = tuple(name for name in EXTRA_FIELDS if name in specs)
-        self.step_fields = (*STEP_FIELDS, *self._extras)
+        self.extras = tuple(name for name in EXTRA_FIELDS if name in specs)
+        """What only some runs keep of it."""
+        self.step_fields = (*STEP_FIELDS, *self.extras)
         """What a row keeps of its time step here."""
         self._leaves = self._made(rows)
 
@@ -270,11 +271,11 @@ class LaneStorage:
             ShapeError: see `checked`.
         """
         found = [pair for name in STEP_FIELDS for pair in self.checked(name, getattr(time_step, name), *leading)]
-        return [*found, *self._checked_extras(time_step, *leading)] if self._extras else found
+        return [*found, *self._checked_extras(time_step, *leading)] if self.extras else found
 
     def _checked_extras(self, time_step: TimeStep, *leading: int) -> list[tuple[str, Any]]:
         found: list[tuple[str, Any]] = []
-        for name in self._extras:
+        for name in self.extras:
             value, spec = getattr(time_step, name), self.specs[name]
             if name == "env_info":
                 value = _info_row(value, list(spec), leading[0] if leading else self.lanes)
@@ -301,7 +302,7 @@ class LaneStorage:
             ShapeError: see `checked`.
         """
         kind, reward, discount, seen = time_step.step_type, time_step.reward, time_step.discount, time_step.observation
-        extras = self._checked_extras(time_step) if self._extras else ()
+        extras = self._checked_extras(time_step) if self.extras else ()
         if self._arrays:
             if action.__class__ is Tensor:
                 action, kind, reward, discount, seen = map(_host, (action, kind, reward, discount, seen))
@@ -380,7 +381,8 @@ class LaneStorage:
         leaf = self._leaves.get(name)
         if leaf is None:
             return Batch.of({key: self.take(f"{name}.{key}", index) for key in self._children[name]})
-        return self._handed(leaf.take(index) if leaf.stacked == 1 else self._frames(leaf, index))
+        rows = leaf.take(index) if leaf.stacked == 1 else self._frames(leaf, index)
+        return rows if self.device is None else rows.to(self.device, non_blocking=True)
 
     def view(self, name: str, rows: slice) -> Any:
         """A view of consecutive rows of all lanes: no copy.
@@ -394,11 +396,8 @@ class LaneStorage:
             return Batch.of({key: self.view(f"{name}.{key}", rows) for key in self._children[name]})
         if leaf.stacked > 1:
             return self.take(name, np.arange(rows.start, rows.stop)[:, None] * self.lanes + np.arange(self.lanes))
-        return self._handed(leaf.tensor[rows])
-
-    def _handed(self, rows: Tensor) -> Tensor:
-        """Bookkeeping is in main memory, and is handed out with the rest."""
-        return rows if self.device is None else rows.to(self.device, non_blocking=True)
+        found = leaf.tensor[rows]  # bookkeeping is in main memory
+        return found if self.device is None else found.to(self.device, non_blocking=True)
 
     def parts(self, name: str) -> list[str]:
         """Names of the parts of a nested field; none of a plain one.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from palaestra.buffers.drawn import Unroll, Windows
-from palaestra.buffers.lane_storage import EXTRA_FIELDS, FIRST, LAST
+from palaestra.buffers.lane_storage import FIRST, LAST
 from palaestra.buffers.streams import Streams, WritePositions
 from palaestra.core import Batch, ConfigError, ShapeError, as_array, did_you_mean
 from palaestra.ops import valid_starts
@@ -494,19 +494,19 @@ class StreamReader:
         kinds = self._storage.step_types.take(rows, mode="wrap")
         if n_step > 1:  # `ops.n_step_end`
             bootstrap = index + self.num_lanes * np.maximum(_unbroken(kinds).sum(0), 1)
-        return Windows.of(
-            {
-                "observation": take("observation", index),
-                "action": take("action", index),
-                "next_observation": take("observation", bootstrap),
-                "reward": take("reward", rows),
-                "discount": take("discount", rows),
-                "step_type": torch.from_numpy(kinds),
-                "policy_info": take("policy_info", index) if self._streams.info_fields else Batch.of({}),
-                "index": torch.from_numpy(index),
-                **{name: take(name, rows) for name in EXTRA_FIELDS if name in self._storage.specs},
-            }
-        )
+        fields = {
+            "observation": take("observation", index),
+            "action": take("action", index),
+            "next_observation": take("observation", bootstrap),
+            "reward": take("reward", rows),
+            "discount": take("discount", rows),
+            "step_type": torch.from_numpy(kinds),
+            "policy_info": take("policy_info", index) if self._streams.info_fields else Batch.of({}),
+            "index": torch.from_numpy(index),
+        }
+        for name in self._storage.extras:
+            fields[name] = take(name, rows)
+        return Windows.of(fields)
 
     def sequences(self, index: np.ndarray, length: int, burn_in: int) -> Unroll:
         """The sequences that start at given rows; behind the newest row of a lane they repeat it.

@@ -120,6 +120,12 @@ class WritePositions:
         return min(self._apart.item(0) + self.together - self._oldest.item(0), self.rows)
 
     @property
+    def oldest(self) -> int:
+        """Place of the oldest complete row of lane 0, in lockstep of all."""
+        written = self._apart.item(0) + self.together
+        return (self._origin.item(0) + max(self._oldest.item(0), written - self.rows)) % self.ring_size
+
+    @property
     def stamp(self) -> tuple[int, ...]:
         """Changes whenever a row does."""
         return (self.restarts, self.exchanges, int(self.written.sum()))
@@ -242,7 +248,7 @@ class WritePositions:
         """
         places, lanes = self.ring_size, self.num_lanes
         if isinstance(usable, int):
-            first, size = (self.cursor - self.count) % places * lanes, places * lanes
+            first, size = self.oldest * lanes, places * lanes
             return number + first if first + usable * lanes <= size else (number + first) % size
         ends = np.cumsum(usable)
         lane = np.searchsorted(ends, number, side="right")
