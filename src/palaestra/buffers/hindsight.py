@@ -104,11 +104,8 @@ class HindsightSampler(Sampler):
     def weight(self) -> torch.Tensor | None:
         return self.base.weight()
 
-    def follow(self, buffer: StreamReader, index: np.ndarray) -> None:
-        self.base.follow(buffer, index)
-
-    def write_back(self, index: np.ndarray, priority: np.ndarray) -> None:
-        self.base.write_back(index, priority)
+    def write_back(self, buffer: StreamReader, index: np.ndarray, priority: np.ndarray) -> None:
+        self.base.write_back(buffer, index, priority)
 
     def set_progress(self, progress: float) -> None:
         self.base.set_progress(progress)

@@ -116,7 +116,7 @@ class SumTree:
             if level is not self._levels[-1]:
                 rest = level.take(node) - sums.take(base + place)
         size = self.leaves.take(node)
-        if np.count_nonzero(size) < len(size) and size.any():  # rounding led astray: about one draw in 10^7
+        if np.minimum.reduce(size, initial=1.0) == 0 and size.any():  # rounding led astray: about one draw in 10^7
             node = np.where(size > 0, node, node[size.argmax()])
             size = self.leaves.take(node)
         return node, size
@@ -202,26 +202,20 @@ class PrioritizedSampler(Sampler):
         batch.__dict__["weight"] = self.weight()
         return batch
 
-    def follow(self, buffer: StreamReader, index: np.ndarray) -> None:
-        tree, belongs = self._tree, self._belongs
-        if tree is None or belongs is None:
-            self._updated(buffer, 1)
-        elif belongs[0] != buffer.positions.restarts or not tree.leaves.take(index).all():
-            self._updated(buffer, abs(belongs[1]))
-
-    def write_back(self, index: np.ndarray, priority: np.ndarray) -> None:
-        tree = self._tree
-        if tree is None:
-            raise ShapeError("priorities were written back before anything was drawn")
+    def write_back(self, buffer: StreamReader, index: np.ndarray, priority: np.ndarray) -> None:
         lowest, highest = np.minimum.reduce(priority), float(np.maximum.reduce(priority))
         if not (lowest >= 0 and highest < _LARGEST):
             text = f"priorities must be finite and at least 0, below {_LARGEST}"
             raise NonFiniteError(f"{text}; given were {priority.tolist()}")
-        self._highest = max(self._highest, (highest + _SMALLEST) ** self.settings.alpha)
         size = (priority + _SMALLEST) ** self.settings.alpha
-        kept = tree.leaves.take(index) > 0
-        if np.count_nonzero(kept) < len(kept):
-            index, size = index[kept], size[kept]
+        tree, belongs, held = self._tree, self._belongs, None
+        if tree is not None and belongs is not None and belongs[0] == buffer.positions.restarts:
+            held = tree.leaves.take(index)
+        if tree is None or held is None or np.minimum.reduce(held) == 0:  # rows it does not know, perhaps yet
+            tree = self._updated(buffer, 1 if belongs is None else abs(belongs[1]))
+            held = tree.leaves.take(index)
+            index, size = index[held > 0], size[held > 0]
+        self._highest = max(self._highest, (highest + _SMALLEST) ** self.settings.alpha)
         tree.set(index, size)
 
     def _updated(self, buffer: StreamReader, length: int) -> SumTree:

@@ -170,9 +170,7 @@ class ReplayBuffer:
                 f"priorities of shape {list(priority.shape)} were given for rows of shape {list(indices.shape)}; one "
                 "for each row is needed"
             )
-        index = indices.cpu().numpy()
-        self.sampler.follow(self._drawn_from, index)
-        self.sampler.write_back(index, priority.cpu().numpy())
+        self.sampler.write_back(self._drawn_from, indices.cpu().numpy(), priority.cpu().numpy())
 
     def sample(self, count: int, generator: torch.Generator) -> tuple[Batch, np.ndarray]:
         """Rows as they were stored; for learning, `draw` gives windows that know how they end.

@@ -62,23 +62,16 @@ class Sampler(ABC):
         """[N] float32 importance weights of the rows chosen last; by default none, for all are equally likely."""
         return None
 
-    def follow(self, buffer: StreamReader, index: np.ndarray) -> None:  # noqa: B027
-        """Looks at rows that it does not know yet, before their priorities are written back; by default at none.
+    def write_back(self, buffer: StreamReader, index: np.ndarray, priority: np.ndarray) -> None:  # noqa: B027
+        """Takes priorities of rows, drawn or not; by default they are ignored.
 
         Args:
             buffer: what was drawn from last.
             index: [N] row numbers.
+            priority: [N], at least 0.
 
         Raises:
             ShapeError: there is nothing to choose from.
-        """
-
-    def write_back(self, index: np.ndarray, priority: np.ndarray) -> None:  # noqa: B027
-        """Takes priorities of drawn rows; by default they are ignored.
-
-        Args:
-            index: [N] row numbers.
-            priority: [N], at least 0.
         """
 
     def set_progress(self, progress: float) -> None:  # noqa: B027
