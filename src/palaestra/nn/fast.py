@@ -62,12 +62,13 @@ def _quick_call(module: Any, x: Any) -> Any:
         module: of one input.
         x: the input.
     """
+    own = module.__dict__  # an attribute of a module is searched for, which takes as long as all of this
     if (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or module._compiled_call_impl
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or "_compiled_call_impl" in own
         or _all_forward
         or _all_forward_pre
         or _all_backward
