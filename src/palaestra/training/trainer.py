@@ -168,10 +168,11 @@ class Trainer:
             self._take_episodes(info.episodes)
         if self.collector.unfinished:  # a signal came; a resumed run continues in the middle of the unroll
             return
-        sources = self._learning.sources(self.collector, info, self.progress)
+        progress = self.progress
+        sources = self._learning.sources(self.collector, info, progress)
         results = self.learner.update(sources) if sources or self._learning.self_paced else {}
         updates = self._learning.add(results, self.collector.env_steps)
-        self._set_progress(self.progress)
+        self._set_progress(progress)
         self._iterations += 1
         self._time.spent("learning")
         for callback in self.callbacks:
