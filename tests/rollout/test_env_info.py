@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 
 import palaestra
 from palaestra import EnvConfig
@@ -108,6 +109,38 @@ def test_named_entries_are_in_every_time_step_and_zeros_where_an_episode_begins(
         assert [step.env_info["cost"][0].item() for step in steps] == [0, 10, 20, 30, 40, 0]
         assert [step.env_info["force/1"][-1].item() for step in steps] == [0, -1, -2, -3, -4, 0]
         assert steps[EPISODE].env_info["is_success"].tolist() == [1.0] * num_envs
+
+
+def restarting_pool(num_envs: int) -> gymnasium.vector.VectorEnv:
+    """The same, whose episodes begin within the step in which others end."""
+    return gymnasium.vector.SyncVectorEnv([Costly] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def pool_that_is_reset(num_envs: int) -> gymnasium.vector.VectorEnv:
+    """The same, where the library has to begin episodes."""
+    return gymnasium.vector.SyncVectorEnv([Costly] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+
+
+@pytest.mark.parametrize("pool", ["restarting_pool", "pool_that_is_reset"])
+def test_where_an_episode_begins_within_a_step_named_entries_are_zeros_and_the_last_row_has_its_own(pool):
+    """ALF-15: a pool that goes on at once gives FIRST rows in the place of LAST ones, which are in `ended`."""
+    config = EnvConfig(name=f"{__name__}:{pool}", num_envs=2, vectorization="native", info=("cost", "never"))
+    with palaestra.create_environment(config, seed=1) as env:
+        first = env.reset()
+        for _ in range(EPISODE):
+            again = env.step(torch.ones(2, dtype=torch.int64))
+        for step in (first, again):
+            assert step.first.all()
+            assert step.env_info.cost.tolist() == step.env_info.never.tolist() == [0.0, 0.0]
+        assert env.ended is not None and env.ended.env_info.cost.tolist() == [10.0 * EPISODE] * 2
+        assert env.ended.env_info.never.isnan().all()
+
+
+def test_entries_that_are_not_named_come_and_go():
+    """A reset reports nothing here, and no structure is known before the first step."""
+    with palaestra.create_environment(EnvConfig(name=NAME), seed=1) as env:
+        assert env.reset().env_info == ()
+        assert env.step(torch.ones(1, dtype=torch.int64)).env_info.cost.tolist() == [10.0]
 
 
 def test_the_spec_of_info_is_found_without_disturbing_the_environment():

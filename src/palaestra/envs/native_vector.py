@@ -265,14 +265,16 @@ class NativeVectorEnvironment(HasSpecs, Environment):
         prev_action = to_batched([array[lanes] for array in actions], self._action)
         self._require_finite(last, lanes.tolist())
         ended_info = _info(final_info, self.batch_size, lanes)
+        if self.info:
+            ended_info = completed(ended_info, last.step_type, self.info)
         self.ended = batched_time_step(last, prev_action, torch.from_numpy(lanes), ended_info, self._observation)
         rows = Rows(self._mid.copy(), reward, discount, self._arrays(observation))
         _make_first(lanes if self._begun is None else np.flatnonzero(over | self._begun), rows, actions)
         time_step = self._emitted(rows, actions, info)
         if self._mode is AutoresetMode.DISABLED and time_step.env_info != ():
             # what the ended lanes reported is in `ended`
-            for column in time_step.env_info.values():
-                column[torch.from_numpy(over)] = torch.nan
+            for name, column in time_step.env_info.items():
+                column[torch.from_numpy(over)] = 0.0 if name in self.info else torch.nan
         return time_step
 
     def _emitted(self, rows: Rows, actions: list[np.ndarray], info: Any) -> TimeStep:
