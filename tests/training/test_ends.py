@@ -292,6 +292,27 @@ def test_a_signal_in_the_middle_of_a_long_unroll_saves_there_and_the_run_goes_on
         assert torch.equal(value, again.algorithm.model.state_dict()[name])
 
 
+def test_a_signal_in_the_last_unroll_leaves_its_rest_to_the_resumed_run(tmp_path):
+    """F22, F25: the budget may be used up in the middle of an unroll, which is learned from all the same."""
+    whole = trainer("ppo", total=170, unroll_length=50)
+    whole.run()
+    made = trainer("ppo", total=170, unroll_length=50, checkpoints=CheckpointStore(tmp_path))
+    step, count = made.collector.env.step, itertools.count(1)
+    made.collector.env.step = lambda action: (
+        signal.raise_signal(signal.SIGINT) if next(count) == 95 else None,
+        step(action),
+    )[1]
+    result = made.run()
+    assert made.collector.unfinished
+    assert result.env_steps > 170
+    again = trainer("ppo", total=170, unroll_length=50)
+    again.load_state(CheckpointStore(tmp_path).load_newest()[1])
+    assert again.run().status == "done"
+    assert again.collector.env_steps == whole.collector.env_steps
+    for name, value in whole.algorithm.model.state_dict().items():
+        assert torch.equal(value, again.algorithm.model.state_dict()[name])
+
+
 def test_a_step_that_outlasts_the_grace_is_stopped_with_the_last_checkpoint_intact(tmp_path):
     """F22: SIGTERM within grace_s, also where a step hangs."""
     store = CheckpointStore(tmp_path)

@@ -202,7 +202,7 @@ class Trainer:
             self._evaluator.break_off()
 
     def _used_up(self) -> bool:
-        return self.collector.env_steps >= self.config.total_env_steps
+        return self.collector.env_steps >= self.config.total_env_steps and not self.collector.unfinished
 
     def _do_what_is_due(self) -> None:
         if self._evaluator is not None:
