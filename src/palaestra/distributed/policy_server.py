@@ -316,7 +316,8 @@ class PolicyServer(WorkerStreams):
                 return
             if worker.number in unlearned and len(self._queue) + len(self.group.busy) >= wanted:
                 continue
-            self.group.give(worker, "collect", weights, steps, episodes=False, random=random)
+            attributes = self.attributes_of(worker)
+            self.group.give(worker, "collect", weights, steps, episodes=False, random=random, attributes=attributes)
 
     def pause(self) -> None:
         """Ends a running unroll as soon as it can; its fragments stay for the next one."""
@@ -360,6 +361,7 @@ class PolicyServer(WorkerStreams):
             "env_steps": self.env_steps - (self._uncounted if self._pace.on_policy else 0),
             "lags": {str(lag): count for lag, count in self.lags.items()},
             "positions": [worker.position for worker in self.group.workers],
+            **self.attributes_state(),
         }
 
     @property
@@ -374,6 +376,7 @@ class PolicyServer(WorkerStreams):
             state: of a server with as many actors.
         """
         self.env_steps = state["env_steps"]
+        self.load_attributes(state)
         self.lags = Counter({int(lag): count for lag, count in state["lags"].items()})
         self.positions = list(state["positions"]) or None
 

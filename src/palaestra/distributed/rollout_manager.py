@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,6 +18,7 @@ from palaestra.core import Batch, CheckpointError, ConfigError, DataSource
 from palaestra.distributed.config import DistributedConfig
 from palaestra.distributed.worker import ActingParts, Fragment, RolloutWorker, acting_weights
 from palaestra.distributed.worker_group import Dropped, Worker, WorkerGroup
+from palaestra.envs.attributes import as_json, require_lanes
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Episode, Quota
 from palaestra.runtime import Call, Runtime, Shared
@@ -75,6 +77,54 @@ class WorkerStreams:
         self._policies, self._num_envs = policies, num_lanes // config.num_workers
         self._weights: Shared | None = None
         self._mark: Any = None
+        self._attributes: dict[int, dict[str, Any]] = {}
+
+    def set_env_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:
+        """Changes an attribute of environments: workers have it from their next work on, in new episodes.
+
+        Args:
+            name: of the attribute; see `Environment.set_attr`.
+            value: a JSON value.
+            lanes: numbers of the environments over all workers; all by default.
+
+        Raises:
+            ConfigError: there is no such environment, or the value cannot be saved. Whether there is such an attribute
+                workers find out.
+        """
+        value = as_json(name, value)
+        for lane in require_lanes(lanes, self.num_lanes):
+            self._attributes[lane] = {**self._attributes.get(lane, {}), name: value}
+
+    def get_env_attr(self, name: str, lanes: Sequence[int] | None = None) -> list[Any]:
+        """What `set_env_attr` was given, one value for each environment; `None` where it was not called.
+
+        Args:
+            name: of the attribute.
+            lanes: numbers of the environments over all workers; all by default.
+        """
+        return [self._attributes.get(lane, {}).get(name) for lane in require_lanes(lanes, self.num_lanes)]
+
+    def attributes_state(self) -> dict[str, Any]:
+        """What was set of environments, for a state; nothing if nothing was."""
+        return {"attributes": json.dumps(list(self._attributes.items()))} if self._attributes else {}
+
+    def load_attributes(self, state: Mapping[str, Any]) -> None:
+        """Takes over what a state has of `attributes_state`.
+
+        Args:
+            state: of a manager of as many environments.
+        """
+        self._attributes = dict(json.loads(state.get("attributes", "[]")))
+
+    def attributes_of(self, worker: Worker) -> dict[int, dict[str, Any]]:
+        """What was set of a worker's environments, as the worker numbers them.
+
+        Args:
+            worker: which.
+        """
+        first = worker.number * self._num_envs
+        mine = range(first, first + self._num_envs)
+        return {lane - first: self._attributes[lane] for lane in mine if lane in self._attributes}
 
     def has_joined(self, worker: Worker, resume: str) -> None:
         """Called with a worker that has begun.
@@ -241,7 +291,8 @@ class RolloutManager(WorkerStreams):
         amount, episodes = (rows, False) if config.episodes is None else (config.episodes, True)
 
         def work(worker: Worker) -> None:
-            group.give(worker, "collect", weights, amount, episodes=episodes, random=random)
+            attributes = self.attributes_of(worker)
+            group.give(worker, "collect", weights, amount, episodes=episodes, random=random, attributes=attributes)
 
         group.admit()
         while not (group.idle or group.busy) and time.monotonic() < group.limit_s:
@@ -341,6 +392,7 @@ class RolloutManager(WorkerStreams):
             "fragments": self._fragments,
             "workers": positions,
             "exact": self._exact and len(told) == len(group.workers),
+            **self.attributes_state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -359,6 +411,7 @@ class RolloutManager(WorkerStreams):
                 f"with distributed.num_workers={len(positions)}"
             )
         self.env_steps = state["env_steps"]
+        self.load_attributes(state)
         self._quota.load_state(state)
         self._fragments, self._exact = state["fragments"], state["exact"]
         self.positions = [positions[str(number)] for number in range(len(positions))] or None

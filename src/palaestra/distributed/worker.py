@@ -151,6 +151,7 @@ class RolloutWorker:
         self._buffers: Mapping[str, ReplayBuffer] = self._parts.collector.buffers
         self._weights: Mapping[str, Any] | None = None
         self._faults_told = 0
+        self._attributes: Any = None
 
     def begin(self, position: Mapping[str, Any] | None) -> str:
         """Takes the place of a worker that was there before.
@@ -172,7 +173,15 @@ class RolloutWorker:
             env.load_lane_state(position["lanes"])
         return env.resume
 
-    def collect(self, weights: Mapping[str, Any], amount: int, *, episodes: bool, random: Collection[str]) -> Fragment:
+    def collect(
+        self,
+        weights: Mapping[str, Any],
+        amount: int,
+        *,
+        episodes: bool,
+        random: Collection[str],
+        attributes: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> Fragment:
         """Acts for a while.
 
         Args:
@@ -180,7 +189,15 @@ class RolloutWorker:
             amount: time steps, or whole episodes, of every environment.
             episodes: whether it is these.
             random: names of policies that act at random.
+            attributes: of environments, by their number and by name, all that were ever set.
         """
+        if attributes and attributes != self._attributes:
+            if not hasattr(self._parts.env, "set_attr"):
+                raise ConfigError("attributes of environments of many agents cannot be set from outside")
+            for lane, given in attributes.items():
+                for name, value in given.items():
+                    self._parts.env.set_attr(name, value, [lane])
+            self._attributes = attributes
         if weights is not self._weights:  # they come once per version
             load_acting_weights(self._parts.policies, weights)
             self._weights = weights

@@ -6,7 +6,7 @@
 - what adapts: `gym_environment`, `native_vector`, `tensor`, `suites`
 - what steps: `lane_environment` with a `driver`: `serial`, `thread` or `process`; `first_ready`
 - what guards: `boundary`, `faults`, `check`, `chaos`
-- what is around a batch, and kept besides: `batched`, `untransformed`
+- what is around a batch, kept or set besides: `batched`, `untransformed`, `attributes`
 - by name: `env_config`, `wrap`, `create`
 """
 

@@ -152,6 +152,14 @@ class BatchedWrapper(Environment):
         return self.env.ends_episodes
 
     @final
+    def set_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:
+        self.env.set_attr(name, value, lanes)
+
+    @final
+    def get_attr(self, name: str, lanes: Sequence[int] | None = None) -> list[Any]:
+        return self.env.get_attr(name, lanes)
+
+    @final
     def state_dict(self) -> dict[str, Any]:
         """That of the batch inside, and the layer's own arrays under names of their own."""
         arrays = {name: array.cpu().numpy().copy() for name, array in self.lane_arrays.items()}

@@ -1,7 +1,7 @@
 """`Driver`: what steps the environments of a `LaneEnvironment`, and where."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,23 @@ class Driver(ABC):
 
         Args:
             episodes: one for every lane.
+        """
+
+    @abstractmethod
+    def attributes(self, name: str, lanes: Sequence[int]) -> list[Any] | Incident:
+        """An attribute of some environments, a `Found` for each.
+
+        Args:
+            name: of it.
+            lanes: whose.
+        """
+
+    @abstractmethod
+    def set_attributes(self, given: Mapping[int, Mapping[str, Any]]) -> Incident | None:
+        """Sets attributes now, and in environments that are made again in these lanes.
+
+        Args:
+            given: by lane and name.
         """
 
     @abstractmethod

@@ -4,7 +4,6 @@ Layers, inner to outer: a Gymnasium environment, Gymnasium wrappers, `GymEnviron
 `Environment` that steps several such stacks. Actions flow outside-in, time steps inside-out, through every layer.
 """
 
-import contextlib
 import inspect
 import json
 import logging
@@ -198,6 +197,36 @@ class Environment(_Specified):
             EnvError: it cannot.
         """
         raise EnvError(f"{type(self).__name__} decides itself when episodes end; give it a method end_episodes(lanes)")
+
+    def set_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:
+        """Changes an attribute of environments, which is saved and restored with them.
+
+        Environments that are stepped one by one have it from their next episode on; those that are stepped as one, at
+        once.
+
+        Args:
+            name: of an attribute that a layer of theirs has; the outermost is meant.
+            value: a JSON value.
+            lanes: numbers of the environments; all by default.
+
+        Raises:
+            ConfigError: there is no such attribute or lane, or the value cannot be saved.
+            EnvError: these environments take none.
+        """
+        raise EnvError(f"attributes of {type(self).__name__} cannot be set from outside; give it a method set_attr")
+
+    def get_attr(self, name: str, lanes: Sequence[int] | None = None) -> list[Any]:
+        """What an attribute of environments is now, one value for each.
+
+        Args:
+            name: of the attribute.
+            lanes: numbers of the environments; all by default.
+
+        Raises:
+            ConfigError: there is no such attribute or lane.
+            EnvError: these environments do not tell.
+        """
+        raise EnvError(f"attributes of {type(self).__name__} cannot be read from outside; give it a method get_attr")
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -574,30 +603,3 @@ def common_specs(envs: Sequence[SingleEnvironment]) -> Specs:
     for lane, other in enumerate(specs):
         other.require_equal(specs[0], lane, 0)
     return specs[0]
-
-
-def remake(env: SingleEnvironment, make: Callable[[], SingleEnvironment]) -> SingleEnvironment:
-    """The same environment made again, with what its layers carried into the episode in which it failed.
-
-    Args:
-        env: the outermost layer; it is closed.
-        make: makes the same layers.
-    """
-    carried: dict[str, Any] = {}
-    with contextlib.suppress(Exception):
-        carried = env.carried_state()
-    with contextlib.suppress(Exception):
-        env.close()
-    again = make()
-    if carried:
-        try:
-            again.load_carried_state(carried)
-        except Exception as error:
-            _log.warning(
-                "what the wrappers of environment %d carried from earlier episodes (%s) is lost: %s: %s",
-                again.env_id, ", ".join(carried), type(error).__name__, error,
-            )  # fmt: skip
-            with contextlib.suppress(Exception):
-                again.close()
-            return make()
-    return again

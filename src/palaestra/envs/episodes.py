@@ -5,9 +5,10 @@ them through the whole stack of layers gives the same environment, and the diges
 """
 
 import hashlib
+import json
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,16 @@ import numpy as np
 from palaestra.core import EnvError, SpecError, SpecTree, episode_seed, spec_leaves
 from palaestra.envs.nest import flatten, leaf_dtypes, unflatten
 
-__all__ = ["NEVER", "EpisodeLog", "LaneEpisode", "StepLimits", "digest", "lane_seeds_of", "saved_seeds"]
+__all__ = [
+    "NEVER",
+    "EpisodeLog",
+    "LaneEpisode",
+    "StepLimits",
+    "attributes_of",
+    "digest",
+    "lane_seeds_of",
+    "saved_seeds",
+]
 
 NEVER = sys.maxsize >> 1
 """A number of steps that no episode reaches."""
@@ -38,6 +48,8 @@ class LaneEpisode:
     """The actions executed so far, as the bare environment takes them."""
     digest: str
     """Of the observation after the last of them; empty where no episode is running."""
+    attributes: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
+    """What was set of the environment: before this episode, and to be set before the next one."""
 
     @property
     def seed(self) -> int:
@@ -62,6 +74,8 @@ class EpisodeLog:
         dropped: lanes that are not stepped any more.
         forgotten: env steps of running episodes that became too long to be replayed, by lane; a checkpoint begins new
             ones there.
+        attributes: what was set of each lane's environment, by name.
+        awaiting: what is to be set before the next episode of a lane.
     """
 
     def __init__(self, lane_seeds: Sequence[int], action_spec: SpecTree) -> None:
@@ -70,6 +84,8 @@ class EpisodeLog:
         self.due = list(range(len(self.lane_seeds)))
         self.dropped: set[int] = set()
         self.forgotten: dict[int, int] = {}
+        self.attributes = [dict[str, Any]() for _ in self.lane_seeds]
+        self.awaiting: dict[int, dict[str, Any]] = {}
         self._spec = action_spec
         self._specs = spec_leaves(action_spec)
         self._begins = [0] * len(self.lane_seeds)
@@ -123,6 +139,22 @@ class EpisodeLog:
             self.forgotten.pop(lane, None)
         return episode_seed(self.lane_seeds[lane], self.episodes[lane])
 
+    def take_awaiting(self, lanes: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """What is to be set of environments now, and is set from then on.
+
+        Args:
+            lanes: whose episodes begin.
+        """
+        taken = {lane: self.awaiting.pop(lane) for lane in lanes if lane in self.awaiting}
+        for lane, attributes in taken.items():
+            self.attributes[lane] = {**self.attributes[lane], **attributes}
+        return taken
+
+    def attributes_text(self) -> dict[str, str]:
+        """What was set, as an entry of a state; none if nothing was."""
+        pairs = [(attributes, self.awaiting.get(lane, {})) for lane, attributes in enumerate(self.attributes)]
+        return {"attributes": json.dumps(pairs)} if any(one for pair in pairs for one in pair) else {}
+
     def drop(self, lane: int) -> None:
         """Gives a lane up: it has no episodes any more.
 
@@ -144,6 +176,8 @@ class EpisodeLog:
         self._silent = {lane for lane, episode in enumerate(episodes) if not episode.digest}
         self.lane_seeds = [episode.lane_seed for episode in episodes]
         self.episodes = [episode.number for episode in episodes]
+        self.attributes = [dict(episode.attributes[0]) for episode in episodes]
+        self.awaiting = {lane: dict(one.attributes[1]) for lane, one in enumerate(episodes) if one.attributes[1]}
         longest = max(len(episode.actions) for episode in episodes)
         self._length = longest
         self._rows = self._empty(max(_FIRST_CAPACITY, 2 * longest))
@@ -202,6 +236,7 @@ class EpisodeLog:
         }
         if self.forgotten:
             state["forgotten"] = np.array([self.steps(lane) if lane in self.forgotten else 0 for lane in lanes])
+        state |= self.attributes_text()
         for path, rows in zip(self._specs, self._rows, strict=True):
             parts = [rows[begins[lane] : self._length, lane] for lane in lanes]
             state[f"action.{path}" if path else "action"] = np.concatenate(parts)
@@ -224,11 +259,12 @@ class EpisodeLog:
         numbers, steps = np.asarray(state["episode"]), np.asarray(state["steps"])
         digests = state["digest"].split(" ")
         leaves = [np.asarray(state[name]) for name in names]
+        set_before = attributes_of(state, len(seeds))
         episodes: list[LaneEpisode] = []
         for lane, end in enumerate(np.cumsum(steps).tolist()):
             rows = range(end - steps[lane], end)
             actions = [unflatten((leaf[row] for leaf in leaves), self._spec) for row in rows]
-            episodes.append(LaneEpisode(seeds[lane], int(numbers[lane]), actions, digests[lane]))
+            episodes.append(LaneEpisode(seeds[lane], int(numbers[lane]), actions, digests[lane], set_before[lane]))
         if lanes := is_forgotten(state):
             counts = [f"environment {lane} after {state['forgotten'][lane]:,} steps" for lane in lanes]
             _log.warning(
@@ -256,6 +292,16 @@ class EpisodeLog:
             rows[:kept] = source[drop : self._length].copy()
         self._begins = [begin - drop for begin in self._begins]
         self._length = kept
+
+
+def attributes_of(state: Mapping[str, Any], count: int) -> list[Any]:
+    """What was set of every lane's environment, and is to be set before its next episode, as a state has it.
+
+    Args:
+        state: with what `EpisodeLog.attributes_text` gave, if anything was set.
+        count: number of lanes.
+    """
+    return json.loads(state["attributes"]) if "attributes" in state else [({}, {})] * count
 
 
 def is_forgotten(state: Mapping[str, Any]) -> list[int]:

@@ -1,5 +1,6 @@
 """`FirstReadyEnvironment`: groups of environments that do not wait for each other."""
 
+import json
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, final
@@ -9,8 +10,9 @@ import optree
 import torch
 
 from palaestra.core import Batch, ConfigError, EnvError, SpecError, TimeStep
+from palaestra.envs.attributes import require_lanes
 from palaestra.envs.environment import Environment, HasSpecs
-from palaestra.envs.episodes import saved_seeds
+from palaestra.envs.episodes import attributes_of, saved_seeds
 from palaestra.envs.faults import Fault
 from palaestra.envs.lane_environment import LaneEnvironment
 
@@ -135,7 +137,19 @@ class FirstReadyEnvironment(HasSpecs, Environment):
     def state_dict(self) -> dict[str, Any]:
         """Seeds and episode numbers of every lane."""
         states = [group.lane_state() for group in self.groups]
-        return {key: np.concatenate([state[key] for state in states]) for key in states[0]}
+        state: dict[str, Any] = {key: np.concatenate([one[key] for one in states]) for key in ("lane_seed", "episode")}
+        if any("attributes" in one for one in states):
+            pairs = [pair for one in states for pair in attributes_of(one, self._size)]
+            state["attributes"] = json.dumps(pairs)
+        return state
+
+    def set_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:
+        for lane in require_lanes(lanes, self.batch_size):
+            self.groups[lane // self._size].set_attr(name, value, [lane % self._size])
+
+    def get_attr(self, name: str, lanes: Sequence[int] | None = None) -> list[Any]:
+        chosen = require_lanes(lanes, self.batch_size)
+        return [self.groups[lane // self._size].get_attr(name, [lane % self._size])[0] for lane in chosen]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over seeds and episode numbers; the next step starts new episodes everywhere.
@@ -148,8 +162,10 @@ class FirstReadyEnvironment(HasSpecs, Environment):
         """
         saved_seeds(state, self.batch_size)
         self._waiting, self._latest = [], list(range(len(self.groups)))
-        for group, lanes in zip(self.groups, self._lanes, strict=True):
-            group.load_lane_state({key: np.asarray(state[key])[lanes.numpy()] for key in ("lane_seed", "episode")})
+        pairs = attributes_of(state, self.batch_size)
+        for group, rows in zip(self.groups, self._slices, strict=True):
+            numbers = {key: np.asarray(state[key])[rows] for key in ("lane_seed", "episode")}
+            group.load_lane_state({**numbers, "attributes": json.dumps(pairs[rows])})
 
     def render(self) -> np.ndarray:
         return self.groups[0].render()

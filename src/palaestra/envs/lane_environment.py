@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from palaestra.core import EnvError, TensorSpec, TimeStep
+from palaestra.envs.attributes import as_json, require_found, require_lanes
 from palaestra.envs.boundary import batched_time_step, require_all
 from palaestra.envs.driver import Driver
 from palaestra.envs.environment import Environment, HasSpecs
-from palaestra.envs.episodes import EpisodeLog, LaneEpisode, is_forgotten, lane_seeds_of
+from palaestra.envs.episodes import EpisodeLog, LaneEpisode, attributes_of, is_forgotten, lane_seeds_of
 from palaestra.envs.faults import Fault, Incident, RestartBudget
 from palaestra.envs.nest import neutral_rows, to_batched
 from palaestra.envs.rows import Rows, completed, put
@@ -86,6 +87,7 @@ class LaneEnvironment(HasSpecs, Environment):
         self._sent: list[np.ndarray] | None = None
         self._ended_by = ""
         self._said_lost = False
+        self._defaults: dict[int, dict[str, Any]] = {}  # what attributes were before they were set
         driver.lost = functools.partial(_lost, weakref.ref(self))
 
     @property
@@ -141,6 +143,8 @@ class LaneEnvironment(HasSpecs, Environment):
         if self._ended_by:
             self._check_open()
         self._seeds = seeds = self._log.send(actions)
+        if seeds and self._log.awaiting:
+            self._answer(self.driver.set_attributes(self._log.take_awaiting(seeds)))
         self.driver.submit(actions, seeds)
         self._sent = actions
 
@@ -179,6 +183,40 @@ class LaneEnvironment(HasSpecs, Environment):
             self._reader.show(time_step)
         return time_step
 
+    def set_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:
+        """Changes an attribute of environments, from their next episode on; saved, and set again where one is remade.
+
+        Args:
+            name: of an attribute that a layer of theirs has; the outermost is meant.
+            value: a JSON value.
+            lanes: numbers of the environments; all by default.
+
+        Raises:
+            ConfigError: there is no such attribute or lane, or the value cannot be saved.
+            EnvError: actions sent have not been received, or the environment is closed.
+        """
+        value, chosen = as_json(name, value), require_lanes(lanes, self.batch_size)
+        for lane, before in zip(chosen, self.get_attr(name, chosen), strict=True):
+            self._defaults.setdefault(lane, {}).setdefault(name, before)
+            self._log.awaiting[lane] = {**self._log.awaiting.get(lane, {}), name: value}
+
+    def get_attr(self, name: str, lanes: Sequence[int] | None = None) -> list[Any]:
+        """What an attribute of environments is in their running episodes, one value for each.
+
+        Args:
+            name: of the attribute.
+            lanes: numbers of the environments; all by default.
+
+        Raises:
+            ConfigError: there is no such attribute or lane.
+            EnvError: actions sent have not been received, or the environment is closed.
+        """
+        self._check_open()
+        if self._sent is not None:
+            raise EnvError("attributes were asked for between send and recv; receive first")
+        chosen = require_lanes(lanes, self.batch_size)
+        return require_found(name, chosen, self._answer(self.driver.attributes(name, chosen)))
+
     def state_dict(self) -> dict[str, Any]:
         """Every lane's episode number, its actions so far, and a digest of its latest observation."""
         self._check_open()
@@ -199,17 +237,20 @@ class LaneEnvironment(HasSpecs, Environment):
         episodes = self._log.episodes_of(state)
         self.resume = "statistical" if is_forgotten(state) else "exact"
         self._restore(episodes)
+        given = {lane: {**self._defaults.get(lane, {}), **one.attributes[0]} for lane, one in enumerate(episodes)}
+        self._answer(self.driver.set_attributes({lane: found for lane, found in given.items() if found}))
         try:
             self._log.due = self._answer(self.driver.load(episodes))
         except BaseException:
             self._log.abandon()
             raise
 
-    def lane_state(self) -> dict[str, np.ndarray]:
-        """Every lane's seed and episode number, also while steps are on their way."""
-        return {"lane_seed": np.array(self._log.lane_seeds), "episode": np.array(self._log.episodes)}
+    def lane_state(self) -> dict[str, Any]:
+        """Every lane's seed and episode number, and what was set, also while steps are on their way."""
+        numbers = {"lane_seed": np.array(self._log.lane_seeds), "episode": np.array(self._log.episodes)}
+        return numbers | self._log.attributes_text()
 
-    def load_lane_state(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_lane_state(self, state: Mapping[str, Any]) -> None:
         """Takes over seeds and episode numbers; the next step starts new episodes everywhere.
 
         Args:
@@ -217,7 +258,8 @@ class LaneEnvironment(HasSpecs, Environment):
         """
         self._check_open()
         pairs = zip(state["lane_seed"].tolist(), state["episode"].tolist(), strict=True)
-        self._restore([LaneEpisode(seed, number, [], "") for seed, number in pairs])
+        again = [({}, {**before, **after}) for before, after in attributes_of(state, self.batch_size)]
+        self._restore([LaneEpisode(*pair, [], "", one) for pair, one in zip(pairs, again, strict=True)])
 
     def render(self) -> np.ndarray:
         self._check_open()

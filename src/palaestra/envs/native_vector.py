@@ -11,6 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from palaestra.core import Batch, ConfigError, EnvError, NonFiniteError, SpecError, TensorSpec, TimeStep
 from palaestra.core.seeding import episode_seed
 from palaestra.core.spec import spec_leaves
+from palaestra.envs.attributes import Found, SharedAttributes
 from palaestra.envs.boundary import ActionReader, Boundary, batched_time_step, require_all
 from palaestra.envs.environment import Environment, HasSpecs
 from palaestra.envs.episodes import lane_seeds_of, saved_seeds
@@ -27,7 +28,7 @@ _GIVE_NEW_ARRAYS = ("ale_py.vector_env",)
 
 
 @final
-class NativeVectorEnvironment(HasSpecs, Environment):
+class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
     """Adapts a Gymnasium `VectorEnv`, in any of its three ways to reset.
 
     NEXT_STEP is what this library does everywhere. One that resets within the step (SAME_STEP), or not by itself
@@ -208,7 +209,8 @@ class NativeVectorEnvironment(HasSpecs, Environment):
 
     def state_dict(self) -> dict[str, Any]:
         """The seeds, and how often the pool was reset."""
-        return {"lane_seed": np.array(self._seeds, np.int64), "resets": self._resets}
+        state = {"lane_seed": np.array(self._seeds, np.int64), "resets": self._resets}
+        return state | self._attributes_text()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over the seeds; the next step starts new episodes everywhere, with a seed not used before.
@@ -220,19 +222,36 @@ class NativeVectorEnvironment(HasSpecs, Environment):
             EnvError: it is of another number of environments.
         """
         self._seeds, self._resets = saved_seeds(state, self.batch_size), int(state["resets"])
+        self._load_attributes(state)
         self._sent, self._reader.mask, self._running = None, None, False
 
-    def lane_state(self) -> dict[str, np.ndarray]:
-        """Every lane's seed, and how often the pool was reset; a run that continues resets it with the next seed."""
-        return {"lane_seed": np.array(self._seeds, np.int64), "episode": np.full(self.batch_size, self._resets)}
+    def lane_state(self) -> dict[str, Any]:
+        """Every lane's seed, what was set, and how often the pool was reset; who continues takes the next seed."""
+        state = {"lane_seed": np.array(self._seeds, np.int64), "episode": np.full(self.batch_size, self._resets)}
+        return state | self._attributes_text()
 
-    def load_lane_state(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_lane_state(self, state: Mapping[str, Any]) -> None:
         """Takes over seeds and the number of resets; the next step starts new episodes everywhere.
 
         Args:
             state: from `lane_state`.
         """
-        self.load_state_dict({"lane_seed": state["lane_seed"], "resets": state["episode"][0]})
+        self.load_state_dict({**state, "resets": state["episode"][0]})
+
+    def _read(self, name: str) -> Found:
+        pool: Any = self.vector_env.unwrapped
+        try:
+            values = pool.get_attr(name) if isinstance(pool, SyncVectorEnv | AsyncVectorEnv) else [getattr(pool, name)]
+            return Found(True, values[0])
+        except AttributeError:
+            return Found(False, [])
+
+    def _write(self, name: str, value: Any) -> None:
+        pool: Any = self.vector_env.unwrapped
+        if isinstance(pool, SyncVectorEnv | AsyncVectorEnv):
+            pool.set_attr(name, [value] * self.batch_size)
+        else:
+            setattr(pool, name, value)
 
     def render(self) -> np.ndarray:
         try:

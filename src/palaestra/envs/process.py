@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from palaestra.core import Batch, ConfigError, EnvError, SpecError
+from palaestra.envs.attributes import Found
 from palaestra.envs.boundary import ActionReader
 from palaestra.envs.driver import CLOSE_S, Driver, Outcome
 from palaestra.envs.environment import SingleEnvironment
@@ -78,6 +79,7 @@ class ProcessDriver(Driver):
         self._deadline, self._started, self._ready = 0.0, False, False
         self._processes: list[SupervisedProcess] = []
         self._seats: dict[int, Seat] = {}
+        self._attributes: dict[int, Mapping[str, Any]] = {}
         self._shared: SharedArrays | None = None
         self._finalizer = weakref.finalize(self, _kill_all, self._processes)
         # every worker gets contiguous lanes, as evenly as can be
@@ -241,7 +243,29 @@ class ProcessDriver(Driver):
         if met != self.specs:
             failure = Failure(seat.lanes.start, "malformed", "has other specs than before", str(tuple(met)))
             return Incident(failure, fatal=True)
-        return seat.share(self._shared, deadline)
+        lost, mine = seat.share(self._shared, deadline), self._of_seat(seat, self._attributes)
+        return lost or (self._ask("set_attributes", {number: {"given": mine}})[number] if mine else None)
+
+    def _of_seat(self, seat: Seat, given: Mapping[int, Any]) -> dict[int, Any]:
+        return {lane - seat.lanes.start: given[lane] for lane in seat.lanes if lane in given}
+
+    def attributes(self, name: str, lanes: Sequence[int]) -> list[Any] | Incident:
+        wanted = {number: [lane for lane in lanes if lane in seat.lanes] for number, seat in self._seats.items()}
+        starts = {number: seat.lanes.start for number, seat in self._seats.items()}
+        found: dict[int, Any] = {}
+        asked = {n: {"name": name, "lanes": [lane - starts[n] for lane in mine]} for n, mine in wanted.items() if mine}
+        for number, answer in self._ask("attributes", asked).items():
+            if isinstance(answer, Incident):
+                return answer
+            found |= zip(wanted[number], answer, strict=True)
+        return [found.get(lane, Found(True, None)) for lane in lanes]  # of one that was dropped, nothing is known
+
+    def set_attributes(self, given: Mapping[int, Mapping[str, Any]]) -> Incident | None:
+        for lane, attributes in given.items():
+            self._attributes[lane] = {**self._attributes.get(lane, {}), **attributes}
+        shares = {number: {"given": self._of_seat(seat, given)} for number, seat in self._seats.items()}
+        answers = self._ask("set_attributes", {number: share for number, share in shares.items() if share["given"]})
+        return next((answer for answer in answers.values() if answer is not None), None)
 
     def drop(self, lanes: list[int], *, fatal: bool) -> None:
         for number, seat in list(self._seats.items()):

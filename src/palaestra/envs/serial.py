@@ -12,15 +12,16 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from palaestra.core import ConfigError, SpecError, TensorSpec, TimeStep, spec_leaves
+from palaestra.envs.attributes import Attributed
 from palaestra.envs.boundary import ActionReader, Boundary
 from palaestra.envs.driver import CLOSE_S, Driver, Outcome
-from palaestra.envs.environment import SingleEnvironment, common_specs, remake
+from palaestra.envs.environment import SingleEnvironment, common_specs
 from palaestra.envs.episodes import NEVER, LaneEpisode, StepLimits
 from palaestra.envs.faults import Failure, FaultPolicy, Incident
 from palaestra.envs.gym_environment import FLAGS, GymEnvironment, end_of, require_flags, wrong_flags
 from palaestra.envs.nest import fits, flatten, leaf_arrays, leaf_dtypes, neutral_rows, problem, unflatten, zeros
 from palaestra.envs.rows import Infos, Rows, batched_info, numeric_infos, put, stacked, unreadable
-from palaestra.envs.watchdog import Watched, unwatch
+from palaestra.envs.watchdog import unwatch
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 
 __all__ = ["SerialDriver"]
@@ -33,7 +34,7 @@ _ANY_FAULT = FaultPolicy()
 
 
 @final
-class SerialDriver(Watched, Driver):
+class SerialDriver(Attributed, Driver):
     """Steps bare environments in this process: no sub-process exists, so a debugger works.
 
     The fastest choice for environments whose step takes less than about 10 microseconds. One that fails does not keep
@@ -77,7 +78,7 @@ class SerialDriver(Watched, Driver):
             raise ConfigError(
                 'on_fault="restart" makes environments again; give what makes them, such as partial(load, ...)'
             )
-        Watched.__init__(self, faults, first_id, cursor, watched=watched)
+        Attributed.__init__(self, faults, first_id, cursor, watched=watched)
         self._given: tuple[Any, dict[int, int]] = (), {}
         self.envs: list[Any] = [self._made(lane, env) if callable(env) else env for lane, env in enumerate(envs)]
         self.specs, self.batch_size = common_specs(self.envs), len(self.envs)
@@ -221,7 +222,7 @@ class SerialDriver(Watched, Driver):
         """Starts an episode in a lane that failed; returns its first observation, or what went wrong."""
         try:
             if remade:
-                env = remake(self.envs[lane], self._factories[lane])
+                env = self._remade(lane, self._factories[lane])
                 common_specs([*self.envs[:1], env] if lane else [env, *self.envs[1:2]])
                 self.envs[lane] = env
                 self._find_steps()

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from palaestra.core import ConfigError, EnvError, ShapeError, SpecError, TensorSpec, TimeStep
+from palaestra.envs.attributes import SharedAttributes
 from palaestra.envs.boundary import outside, require_all, tolerant_bounds
 from palaestra.envs.environment import Environment
 from palaestra.envs.episodes import lane_seeds_of, saved_seeds
@@ -30,7 +31,7 @@ class _Progress(NamedTuple):
     """int32 [B]; env steps in the running episode."""
 
 
-class TensorEnvironment(Environment):
+class TensorEnvironment(SharedAttributes, Environment):
     """B environments that are tensors of leading dimension B, on any device; nothing passes through numpy.
 
     A subclass states the task by three pure functions of tensors: `fresh`, `transition` and `observe`. Episodes,
@@ -195,7 +196,7 @@ class TensorEnvironment(Environment):
             raise EnvError("state_dict was called between send and recv; receive first")
         state = {f"state.{name}": leaf.cpu().numpy().copy() for name, leaf in self._state.items()}
         progress = {name: leaf.cpu().numpy().copy() for name, leaf in self._progress._asdict().items()}
-        return {"lane_seed": np.array(self._seeds, np.int64), **progress, **state}
+        return {"lane_seed": np.array(self._seeds, np.int64), **progress, **state, **self._attributes_text()}
 
     @final
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -208,24 +209,27 @@ class TensorEnvironment(Environment):
             EnvError: it is of another number of environments.
         """
         self._seeds = saved_seeds(state, self.batch_size)
+        self._load_attributes(state)
         self._keys = self._keys_of(self._seeds)
         self._progress = _Progress(*(self._tensor(state[name]) for name in _Progress._fields))
         self._state = {name: self._tensor(state[f"state.{name}"]) for name in self._state}
         self._result = None
 
     @final
-    def lane_state(self) -> dict[str, np.ndarray]:
-        """Every lane's seed and episode number."""
-        return {"lane_seed": np.array(self._seeds, np.int64), "episode": self._progress.episode.cpu().numpy().copy()}
+    def lane_state(self) -> dict[str, Any]:
+        """Every lane's seed and episode number, and what was set."""
+        episode = self._progress.episode.cpu().numpy().copy()
+        return {"lane_seed": np.array(self._seeds, np.int64), "episode": episode, **self._attributes_text()}
 
     @final
-    def load_lane_state(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_lane_state(self, state: Mapping[str, Any]) -> None:
         """Takes over seeds and episode numbers; the next step starts new episodes everywhere.
 
         Args:
             state: from `lane_state`.
         """
         self._seeds = saved_seeds(state, self.batch_size)
+        self._load_attributes(state)
         self._keys = self._keys_of(self._seeds)
         self._progress = self._before_the_first()._replace(episode=self._tensor(state["episode"]))
         self._result = None

@@ -5,7 +5,7 @@ import queue
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, final
 
@@ -68,6 +68,7 @@ class ThreadDriver(Driver):
         self.reader = ActionReader(self.specs, 1)
         self._answer: Future[Any] = Future()
         self._deadline = 0.0
+        self._attributes: dict[str, Any] = {}
 
     @property
     def answered(self) -> bool:
@@ -93,7 +94,17 @@ class ThreadDriver(Driver):
             except Exception as error:
                 kind, detail = describe(error)
                 return Incident(Failure(0, "raised", f"could not be made again: {kind}", detail), fatal=True)
+            lost = self._ask(lambda driver: driver.set_attributes({0: self._attributes}))
+            if lost is not None:
+                return lost
         return self._ask(lambda driver: driver.restart(seeds, fatal=fatal))
+
+    def attributes(self, name: str, lanes: Sequence[int]) -> list[Any] | Incident:
+        return self._ask(lambda driver: driver.attributes(name, lanes))
+
+    def set_attributes(self, given: Mapping[int, Mapping[str, Any]]) -> Incident | None:
+        self._attributes |= given.get(0, {})
+        return self._ask(lambda driver: driver.set_attributes(given))
 
     def drop(self, lanes: list[int], *, fatal: bool) -> None:
         """It was the only environment, so the run stops."""

@@ -111,6 +111,25 @@ class Collector:
         )
         return cls(env, algorithm.policy, buffer, preprocess=preprocess, gamma=episode_discount(algorithm))
 
+    def set_env_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:
+        """Changes an attribute of the environments; see `Environment.set_attr`.
+
+        Args:
+            name: which one.
+            value: a JSON value.
+            lanes: which environments; all by default.
+        """
+        self.env.set_attr(name, value, lanes)
+
+    def get_env_attr(self, name: str, lanes: Sequence[int] | None = None) -> list[Any]:
+        """What an attribute of the environments is; see `Environment.get_attr`.
+
+        Args:
+            name: which one.
+            lanes: which environments; all by default.
+        """
+        return self.env.get_attr(name, lanes)
+
     # -- asking for data
 
     def collect(
