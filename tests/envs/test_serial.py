@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from palaestra.core import Batch, EnvError, ShapeError, SpecError
 from palaestra.envs import FaultPolicy, GymEnvironment, LaneEnvironment, SerialDriver, load
-from palaestra.envs.environment import remake
+from palaestra.envs.attributes import remake
 from palaestra.envs.wrappers import EpisodicLife
 from tests.envs.worlds import Counter, Doubled, Drawing, Faulty, Nested, Pid, Reusing, Shifty, counter, layered
 from tests.envs.wrappers.worlds import Game

@@ -76,24 +76,7 @@ class Attributed(Watched):
         return None
 
     def _remade(self, lane: int, make: Callable[[], SingleEnvironment]) -> SingleEnvironment:
-        """The same environment made again, with what its layers carried into the episode in which it failed."""
-        env, carried = self.envs[lane], dict[str, Any]()
-        with contextlib.suppress(Exception):
-            carried = env.carried_state()
-        with contextlib.suppress(Exception):
-            env.close()
-        again = make()
-        if carried:
-            try:
-                again.load_carried_state(carried)
-            except Exception as error:
-                _log.warning(
-                    "what the wrappers of environment %d carried from earlier episodes (%s) is lost: %s: %s",
-                    again.env_id, ", ".join(carried), type(error).__name__, error,
-                )  # fmt: skip
-                with contextlib.suppress(Exception):
-                    again.close()
-                again = make()
+        again = remake(self.envs[lane], make)
         _set(again, self._attributes.get(lane, {}))
         return again
 
@@ -158,6 +141,33 @@ class SharedAttributes:
             self._write(name, value)
 
 
+def remake(env: SingleEnvironment, make: Callable[[], SingleEnvironment]) -> SingleEnvironment:
+    """The same environment made again, with what its layers carried into the episode in which it failed.
+
+    Args:
+        env: the outermost layer; it is closed.
+        make: makes the same layers.
+    """
+    carried: dict[str, Any] = {}
+    with contextlib.suppress(Exception):
+        carried = env.carried_state()
+    with contextlib.suppress(Exception):
+        env.close()
+    again = make()
+    if carried:
+        try:
+            again.load_carried_state(carried)
+        except Exception as error:
+            _log.warning(
+                "what the wrappers of environment %d carried from earlier episodes (%s) is lost: %s: %s",
+                again.env_id, ", ".join(carried), type(error).__name__, error,
+            )  # fmt: skip
+            with contextlib.suppress(Exception):
+                again.close()
+            return make()
+    return again
+
+
 def as_json(name: str, value: Any) -> Any:
     """A value as a checkpoint gives it back: tuples are lists, keys are text.
 
@@ -208,9 +218,10 @@ def require_found(name: str, lanes: Sequence[int], found: Sequence[Found]) -> li
     """
     for lane, one in zip(lanes, found, strict=True):
         if not one.there:
+            hint = did_you_mean(name, one.value) if one.value else ""
             raise ConfigError(
-                f"environment {lane} has no attribute {name!r}{did_you_mean(name, one.value) if one.value else ''}; give the environment, "
-                "or a wrapper around it, one of that name when it is made"
+                f"environment {lane} has no attribute {name!r}{hint}; give the environment, or a wrapper around it, "
+                "one of that name when it is made"
             )
     return [one.value for one in found]
 
