@@ -156,6 +156,8 @@ def test_a_run_goes_on_where_every_checkpoint_shares_the_damage(tmp_path, caplog
     flip_everywhere(CheckpointStore(done.directory / "checkpoints"), 0)
     again = palaestra.resume(done.directory, trainer__total_env_steps=300)
     assert again.result.status == "done"
-    assert json.loads((done.directory / "run.json").read_text())["resume"] == "statistical"
+    info = json.loads((done.directory / "run.json").read_text())
+    assert info["resume"] == "statistical"
+    assert info["resume_reasons"] == ["without rows of a replay buffer that were damaged"]
     assert "no checkpoint is whole" in caplog.text
     assert run_contents(done.directory)["step"] >= 300

@@ -200,7 +200,8 @@ def _report(done: experiments.RunResult) -> int:
         lines.append(f"evaluation  {result.evaluation}")
         lines.append(f"best        {result.best_return:.1f}: the policy that eval and play use")
     if "resume" in info:
-        how = {"exact": "exact, as if it had never stopped", "statistical": "statistical: with new episodes"}
+        why = ", and ".join(info.get("resume_reasons", []))
+        how = {"exact": "exact, as if it had never stopped", "statistical": f"statistical: {why}"}
         changed = "; with other settings since" if info.get("overrides") or info.get("lineage") else ""
         lines.append(f"resumed     at {info['resumed_at']:,} env steps, {how[info['resume']]}{changed}")
     lines += [f"not logged  {missing}" for missing in result.not_logged]

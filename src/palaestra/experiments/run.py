@@ -247,10 +247,12 @@ def active(
         faults = KeepFaults(collecting.reporter, directory.path)
         trainer.callbacks += [faults, _StillThere(directory)]
         if resumed:
-            exact = _computes_exactly(directory.config, config)
-            exact &= _load(directory, trainer, config)
-            resume = "exact" if collecting.reporter is None else collecting.reporter.resume
-            directory.write_info({"resume": resume if exact else "statistical"})
+            exact, whole = _computes_exactly(directory.config, config), _load(directory, trainer, config)
+            begun_anew = collecting.reporter is not None and collecting.reporter.resume != "exact"
+            why = ["with new episodes"] if begun_anew else []
+            why += [] if whole else ["without rows of a replay buffer that were damaged"]
+            why += [] if exact else ["with the arithmetic of another device, or of a GPU"]
+            directory.write_info({"resume": "statistical" if why else "exact", "resume_reasons": why})
         directory.write_info({"status": "running", "process": process_info(), "threads": torch.get_num_threads()})
         hung = functools.partial(_hung, directory, trainer, faults)
         try:
