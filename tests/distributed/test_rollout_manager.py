@@ -265,7 +265,8 @@ def _broken(number):
 
 def test_whole_episodes_can_be_asked_for(runtime):
     """MARO-08: segments to the episode's end."""
-    manager = make_trainer(runtime, "reinforce", num_workers=2, episodes=2).collector
+    manager = make_trainer(runtime, "reinforce", num_workers=2).collector
+    manager.episodes = 2
     info = manager.unroll(12)
     assert sorted(episode.env_id for episode in info.episodes) == [0, 0, 1, 1, 2, 2, 3, 3]
     buffer = manager.buffers["policy"]

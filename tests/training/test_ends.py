@@ -85,6 +85,7 @@ def test_callbacks_are_called_in_order_and_may_add_to_rows():
     hooks = Hooks(
         iteration_began=lambda t: calls.append("began"),
         iteration_ended=lambda t, updates: calls.append(("ended", updates["policy"].policy_version)),
+        evaluation_began=lambda t: calls.append(("evaluating", t.algorithm.policy_version)),
         evaluated=lambda t, result: calls.append(("evaluated", result.best)),
         logged=lambda t, row: row.__setitem__("mine", 7.0),
         ended=lambda t: calls.append("over"),
@@ -92,7 +93,7 @@ def test_callbacks_are_called_in_order_and_may_add_to_rows():
     made = trainer("ppo", total=60, loggers=[recorder], evaluate=lambda policy: Result(0.0), callbacks=[hooks])
     made.run()
     assert calls[:2] == ["began", ("ended", 1)]
-    assert calls[-2:] == [("evaluated", True), "over"]
+    assert calls[-3:] == [("evaluating", made.algorithm.policy_version), ("evaluated", True), "over"]
     assert all(row["mine"] == 7.0 for row in recorder.rows)
 
 

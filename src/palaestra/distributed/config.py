@@ -34,8 +34,6 @@ class DistributedConfig:
     """Hosts that policies are dealt out to and learn on, at the same time; 0 lets them learn in the run's process."""
     address: Annotated[str | None, tyro.conf.arg(aliases=("--address",))] = None
     """Of the Ray cluster, such as auto or 10.0.0.1:6379; Ray is started on this machine if left out."""
-    episodes: int | None = None
-    """Whole episodes that each environment plays in an iteration, instead of the algorithm's unroll_length."""
     min_finished_workers: int | None = None
     """Workers whose data an iteration needs; all of them if left out."""
     grace_timeout_s: float = 0.1
@@ -58,11 +56,11 @@ class DistributedConfig:
     """GPUs that Ray sets aside for each worker."""
 
     def __post_init__(self) -> None:
-        require_at_least(self, "distributed.", num_workers=1, min_workers=1, episodes=1)
+        require_at_least(self, "distributed.", num_workers=1, min_workers=1)
         require_at_least(self, "distributed.", num_gradient_workers=0, num_policy_hosts=0, max_lag=0, max_restarts=0)
         require_at_least(self, "distributed.", grace_timeout_s=0, backoff_s=0, recover_timeout_s=0, num_gpus=0)
         if self.mode == "async":
-            defaults = {"episodes": None, "min_finished_workers": None, "max_lag": 0}
+            defaults = {"min_finished_workers": None, "max_lag": 0}
             if given := [name for name, default in defaults.items() if getattr(self, name) != default]:
                 raise ConfigError(f"distributed.{given[0]} is for mode=sync; for mode=async see asynchronous.*")
         needing = {

@@ -257,6 +257,8 @@ class RolloutManager(WorkerStreams):
         num_lanes = num_envs or next(iter(buffers.values())).num_lanes
         super().__init__(runtime, make, policies, buffers, config, num_lanes=num_lanes, name="rollout")
         self._config = config
+        self.episodes: int | None = None
+        """Whole episodes that each environment plays in an unroll, in the place of a length."""
         self._quota = Quota()
         self._fragments, self._lags = 0, list[int]()
         self._exact = True
@@ -267,8 +269,8 @@ class RolloutManager(WorkerStreams):
         """Collects for one training iteration.
 
         Args:
-            length: time steps from every environment, unless the configuration asks for whole episodes; a fraction is
-                met on average over calls.
+            length: time steps from every environment; a fraction is met on average over calls. Ignored where
+                `episodes` is set.
             random: names of the policies that act at random.
 
         Raises:
@@ -277,18 +279,18 @@ class RolloutManager(WorkerStreams):
         """
         began, info = time.perf_counter(), CollectInfo(0)
         self.begin()
-        if rows := self._quota.begin(length):
-            taken, whole = self._collect(rows, sorted(random))
+        if rows := self._quota.begin(self.episodes or length):
+            taken, whole = self._collect(self.episodes or rows, sorted(random))
             if whole:
                 self._quota.left = 0
             self._store(taken, info)
         info.total_s = time.perf_counter() - began
         return info
 
-    def _collect(self, rows: int, random: Sequence[str]) -> tuple[list[tuple[Worker, Fragment]], bool]:
+    def _collect(self, amount: int, random: Sequence[str]) -> tuple[list[tuple[Worker, Fragment]], bool]:
         """Fragments by the number of their worker, and whether all that were to be waited for are there."""
         group, config, weights = self.group, self._config, self.weights()
-        amount, episodes = (rows, False) if config.episodes is None else (config.episodes, True)
+        episodes = self.episodes is not None
 
         def work(worker: Worker) -> None:
             attributes = self.attributes_of(worker)

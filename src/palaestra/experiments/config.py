@@ -147,6 +147,13 @@ class ExperimentConfig:
             )
         if self.asynchronous != AsynchronousConfig() and self.distributed.mode != "async":
             raise ConfigError(f"{self.asynchronous} is for distributed.mode=async, which is {self.distributed.mode}")
+        if (number := self.trainer.episodes_per_iteration) is not None:
+            given = "distributed.mode=async" if self.distributed.mode == "async" else ""
+            if given := given or ("env.num_ready" if self.env.num_ready is not None else ""):
+                raise ConfigError(
+                    f"trainer.episodes_per_iteration is {number}, for which all environments wait for each other; "
+                    f"leave out {given}, or ask for time steps"
+                )
 
 
 def on_cpu(config: ExperimentConfig) -> ExperimentConfig:
@@ -233,6 +240,11 @@ def config_from_mapping(kind: type[Any], data: Mapping[str, Any], *, base: Any =
         palaestra.core.errors.ConfigError: unknown key seeed — did you mean 'seed'? (int, 0)
     """
     problems: list[str] = []
+    if old_names and (moved := data.get("distributed")) and "episodes" in moved:  # an older name
+        number, each = data.get("env", {}).get("num_envs", 1), moved["episodes"]
+        trainer = data.get("trainer", {}) | ({} if each is None else {"episodes_per_iteration": each * number})
+        rest = {key: value for key, value in moved.items() if key != "episodes"}
+        data = {**data, "distributed": rest, "trainer": trainer}
     config = _build(kind, _nested(data), base, "", problems, old_names)
     if problems:
         raise ConfigError("\n".join(problems))

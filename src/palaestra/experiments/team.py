@@ -59,6 +59,11 @@ class TeamLearner(PolicyLearner):
     def require(self) -> None:
         super().require()
         learner.refuse_eval_vectorization(self.config, "many agents are")
+        if (number := self.config.trainer.episodes_per_iteration) is not None:
+            raise ConfigError(
+                f"trainer.episodes_per_iteration is {number}, but {self.config.env.name} has many agents, whose "
+                "environments are stepped by time steps; leave it out"
+            )
         self.refuse_hindsight(f"{self.config.env.name} has many agents, and hindsight is for one policy")
 
     def load_data(self) -> dict[str, ReplayBuffer]:

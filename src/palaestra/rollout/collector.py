@@ -79,7 +79,11 @@ class Collector:
         self._writer = RowWriter(buffer, policy, self._tracker)
         self._time_step: TimeStep | None = None
         self._state: Any = ()
+        self.episodes: int | None = None
+        """Whole episodes that each environment plays in an unroll, in the place of a length."""
         self._quota = Quota()
+        self._left = np.zeros(env.batch_size, np.int64)  # [B] episodes that a running collection still needs
+        self._apart = False  # lanes stopped at different steps: the next collection begins new episodes
         self._pausing = False
 
     @classmethod
@@ -155,7 +159,9 @@ class Collector:
         while n_step is not None and info.env_steps < n_step and not self._pausing:
             self._run(math.ceil((n_step - info.env_steps) / num_envs), info, random)
         if isinstance(n_episode, Sequence):
-            self._run_episodes(n_episode, info, random)
+            self._begin_episodes(n_episode)
+            self._run_episodes(info, random)
+            self._left[:], self._apart = 0, True  # what a signal cut short is not continued
         info.episodes += self._tracker.finished()
         warn_at = _PATIENCE_STEPS
         while isinstance(n_episode, int) and len(info.episodes) < n_episode and not self._pausing:
@@ -186,18 +192,23 @@ class Collector:
         """Collects time steps from every environment for one training iteration.
 
         Args:
-            length: time steps from each; a fraction is met on average over calls.
+            length: time steps from each; a fraction is met on average over calls. Ignored where `episodes` is set.
             random: not empty where actions are drawn uniformly.
 
         Raises:
+            ConfigError: whole episodes are asked for, and the environments cannot play them.
             NonFiniteError: an observation or reward is NaN or infinite.
         """
         began = time.perf_counter()
         self._pausing = False
         info = CollectInfo(0)
-        if rows := self._quota.begin(length):
+        if self.episodes is not None:
+            if not self.unfinished:
+                self._begin_episodes([self.episodes] * self.num_lanes)
+            self._run_episodes(info, bool(random))
+        elif rows := self._quota.begin(length):
             self._quota.left -= self._run(rows, info, bool(random))
-        if not self._quota.left:
+        if not self.unfinished:
             self._writer.write_log_probs()
         # not where a signal cut the unroll: a run that goes on there reports the same episodes at the same steps
         if not self.unfinished and len(self._tracker) >= _FLUSH_ROWS:
@@ -212,21 +223,21 @@ class Collector:
     @property
     def unfinished(self) -> bool:
         """Whether an unroll was ended by `pause` before it had all its rows."""
-        return self._quota.left > 0
+        return self._quota.left > 0 or bool(self._left.any())
 
     # -- stepping
 
     def _start(self) -> TimeStep:
         """Begins new episodes; running ones break off, which the buffer sees as fragments that end with no LAST."""
         time_step = self._seen(self.env.reset())
-        self.env.interrupted = False
+        self.env.interrupted = self._apart = False
         self._state = self.policy.initial_state(self.env.batch_size)
         self.buffer.open(time_step)
         self._tracker.add(time_step)
         return time_step
 
     def _current(self) -> TimeStep:
-        return self._start() if self._time_step is None or self.env.interrupted else self._time_step
+        return self._start() if self._time_step is None or self.env.interrupted or self._apart else self._time_step
 
     def _seen(self, time_step: TimeStep) -> TimeStep:
         return time_step if self.preprocess is None else self.preprocess(time_step)
@@ -326,27 +337,39 @@ class Collector:
         self._count(info, env_steps, env_s, inference_s)
         return rows if sent >= rows * num_envs else sent // num_envs
 
-    def _run_episodes(self, n_episode: Sequence[int], info: CollectInfo, random: bool) -> None:
-        """Collects so many new episodes of each environment."""
+    def _begin_episodes(self, n_episode: Sequence[int]) -> None:
+        """Begins new episodes, of which each environment is to end so many."""
         left = np.array(n_episode, np.int64)
         if left.shape != (self.num_lanes,) or (left < 0).any():
             raise ConfigError(
                 f"collect(n_episode={list(n_episode)}): give a number of at least 0 for each of the "
                 f"{self.num_lanes} environments, or one number for all of them together"
             )
-        self._refuse_random(random)
+        if self._num_ready < self.num_lanes or self.env.device.type != "cpu":
+            where = f"on {self.env.device}" if self.env.device.type != "cpu" else f"{self._num_ready} ready at a time"
+            raise ConfigError(
+                "a number of whole episodes of each environment is for environments that are stepped together on the "
+                f"CPU, and these are {where}; ask for time steps"
+            )
         with torch.inference_mode():
-            time_step = self._time_step = self._start()
+            self._time_step, self._left = self._start(), left
+
+    def _run_episodes(self, info: CollectInfo, random: bool) -> None:
+        """Steps all environments until each has its episodes; of one that has them, nothing more is stored."""
+        self._refuse_random(random)
+        left = self._left
+        with torch.inference_mode():
             while left.any() and not self._pausing:
                 lanes = np.flatnonzero(left)
                 info.rows += self._run_in_lockstep(1, info, random, lanes)
                 time_step = self._time_step
+                assert time_step is not None
                 ended = np.asarray(time_step.step_type) == _LAST
                 if self.env.ended is not None:
                     ended[np.asarray(self.env.ended.env_id)] = True
                 left[lanes] -= ended[lanes]
             self._check()
-        self._time_step = None  # lanes stopped at different steps: the next collection begins new episodes
+        self._apart = not left.any()
 
     def _refuse_random(self, random: bool) -> None:
         if random and self.buffer.info_fields:
@@ -371,7 +394,8 @@ class Collector:
     def state(self) -> dict[str, Any]:
         """Where collection is, by name: tensors and JSON values, for a checkpoint."""
         state: dict[str, Any] = {"env_steps": self.env_steps, "tracker": self._tracker.state()}
-        state |= {**self._quota.state(), "fresh_rows": self._writer.new}
+        state |= {**self._quota.state(), **self._writer.state()}
+        state |= {"episodes_left": self._left.tolist(), "apart": self._apart}
         if self._time_step is not None:
             state["env"] = self.env.state_dict()
             state["time_step"] = self._time_step._asdict() | {"env_info": (), "untransformed": ()}
@@ -384,7 +408,10 @@ class Collector:
         Args:
             state: of a collector with the same environments.
         """
-        self.env_steps, self._writer.together = state["env_steps"], state["fresh_rows"]
+        self.env_steps = state["env_steps"]
+        self._writer.load_state(state)
+        self._left = np.array(state.get("episodes_left", [0] * self.num_lanes), np.int64)  # older checkpoints have none
+        self._apart = state.get("apart", False)
         self._quota.load_state(state)
         self._tracker.load_state(state["tracker"])
         if "env" in state:

@@ -1,6 +1,7 @@
 """Rows on their way into a buffer: of some lanes or of all, checked for finite values, with their log-probabilities."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,19 @@ class RowWriter:
     def new(self) -> int:
         """Rows since the last `write_log_probs`, of the lane with most: ends and begins in one step add to it."""
         return self.together + (0 if self._apart is None else int(self._apart.max()))
+
+    def state(self) -> dict[str, Any]:
+        """`fresh_rows`: those of all lanes together, and of each lane besides."""
+        return {"fresh_rows": self.together, "fresh_rows_apart": None if self._apart is None else self._apart.tolist()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from such counts.
+
+        Args:
+            state: with its entries, and possibly others.
+        """
+        self.together, apart = state["fresh_rows"], state.get("fresh_rows_apart")  # older checkpoints have no second
+        self._apart = None if apart is None else np.array(apart, np.int64)
 
     def write(
         self,

@@ -64,6 +64,13 @@ class Callback:
             updates: what was learned in it, by policy; empty where nothing was learned yet.
         """
 
+    def evaluation_began(self, trainer: Trainer) -> None:
+        """Before each evaluation, and again before one that a signal broke off and a resumed run makes.
+
+        Args:
+            trainer: of the run, whose policies are as they will be evaluated.
+        """
+
     def evaluated(self, trainer: Trainer, result: Evaluated) -> None:
         """After each evaluation.
 

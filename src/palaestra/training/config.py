@@ -14,6 +14,7 @@ _AT_LEAST = {
     "checkpoint_every_steps": 0,
     "log_every_steps": 0,
     "eval_episodes": 0,
+    "episodes_per_iteration": 1,
     "keep_checkpoints": 2,
     "copied_segments": 0,
     "max_skipped_updates": 0,
@@ -29,6 +30,9 @@ class TrainerConfig:
 
     total_env_steps: int = 100_000
     """Env steps over all environments; of an offline run, updates."""
+    episodes_per_iteration: int | None = None
+    """Whole episodes that an iteration collects, in the place of the algorithm's unroll_length: as many in each
+    environment, so a multiple of env.num_envs."""
     time_limit_s: float | None = None
     """Stop after so many seconds, saved and evaluated; a resumed run has them again."""
     stop_at_return: float | None = None

@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from palaestra.core import POLICY, ConfigError, DataSource, NonFiniteError, save
 from palaestra.rollout import CollectInfo
 from palaestra.training.parts import DataCollector, PolicyManager, SelfPaced, part_name
 
-__all__ = ["Averages"]
+__all__ = ["Averages", "LearningRecord", "ask_for_episodes"]
 
 # Values of a metric that wait at most. Every value is a small tensor of its own: thousands of them, kept alive between
 # the large ones of the gradient steps that made them, split the heap until each step needs fresh pages.
@@ -291,3 +291,35 @@ def _unroll_length(algorithms: Mapping[str, Algorithm[Any]]) -> float:
         given = ", ".join(f"{name}: {length:g}" for name, length in chosen.items())
         raise ConfigError(f"all policies of a run learn from the same unrolls, but their unroll_length is {given}")
     return float(next(iter(chosen.values())))
+
+
+@runtime_checkable
+class _WholeEpisodes(Protocol):
+    episodes: int | None
+    num_lanes: int
+
+
+def ask_for_episodes(collector: DataCollector, number: int | None) -> None:
+    """Lets unrolls be whole episodes, as many of each environment.
+
+    Args:
+        collector: of the run.
+        number: of episodes in an unroll, over all environments; `None` leaves unrolls as they are.
+
+    Raises:
+        ConfigError: the collector collects time steps only, or the environments cannot share the episodes evenly.
+    """
+    if number is None:
+        return
+    if not isinstance(collector, _WholeEpisodes):
+        raise ConfigError(
+            f"trainer.episodes_per_iteration is {number}, but a {type(collector).__name__} cannot collect whole "
+            "episodes, which is for one policy that acts in environments or in workers; leave it out"
+        )
+    if number % collector.num_lanes:
+        raise ConfigError(
+            f"trainer.episodes_per_iteration is {number}, which {collector.num_lanes} environments cannot share "
+            "evenly: were the first to end counted, short episodes would come too often. Give a multiple of "
+            f"{collector.num_lanes}, or another env.num_envs"
+        )
+    collector.episodes = number // collector.num_lanes

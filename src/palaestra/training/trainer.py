@@ -18,7 +18,7 @@ from palaestra.training.callbacks import Callback, Evaluated, callback_states, l
 from palaestra.training.checkpoints import CheckpointStore, LoadedData
 from palaestra.training.config import TrainerConfig
 from palaestra.training.console import TimeSplit
-from palaestra.training.learning import LearningRecord
+from palaestra.training.learning import LearningRecord, ask_for_episodes
 from palaestra.training.loggers import Logger, LoggerGroup
 from palaestra.training.parts import DataCollector, PolicyManager, SimplePolicyManager, acting_policy, part_name
 from palaestra.training.signals import StopSignals
@@ -86,6 +86,7 @@ class Trainer:
         self._checkpoints, self._loggers = checkpoints, LoggerGroup(loggers)
         self._evaluator = None if evaluate is None else Evaluator(evaluate, asynchronous=self.config.eval_async)
         faults = None if checkpoints is None else checkpoints.directory.parent / "faults"
+        ask_for_episodes(collector, self.config.episodes_per_iteration)
         self._learning = LearningRecord(self.learner, self.config.max_skipped_updates, faults)
         self._time, self._loaded = TimeSplit(), LoadedData(collector)
         self._rows_logged = self._episodes_ended = self._iterations = 0
@@ -246,6 +247,8 @@ class Trainer:
     def _begin_evaluation(self, *, wait: bool = False) -> None:
         """Evaluates, unless a signal comes meanwhile; then it is made when the run resumes."""
         assert self._evaluator is not None
+        for callback in self.callbacks:
+            callback.evaluation_began(self)
         made = self._evaluator.make(self.collector.env_steps, acting_policy(self.algorithms), wait=wait)
         self._evaluation_broken_off = made is None
         for one in made or ():
