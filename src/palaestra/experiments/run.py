@@ -248,8 +248,7 @@ def active(
         trainer.callbacks += [faults, _StillThere(directory)]
         if resumed:
             exact, whole = _computes_exactly(directory.config, config), _load(directory, trainer, config)
-            begun_anew = collecting.reporter is not None and collecting.reporter.resume != "exact"
-            why = ["with new episodes"] if begun_anew else []
+            why = ["with new episodes"] if getattr(collecting.reporter, "resume", "exact") != "exact" else []
             why += [] if whole else ["without rows of a replay buffer that were damaged"]
             why += [] if exact else ["with the arithmetic of another device, or of a GPU"]
             directory.write_info({"resume": "statistical" if why else "exact", "resume_reasons": why})
