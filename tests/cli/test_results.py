@@ -234,3 +234,16 @@ def test_a_tracking_service_that_is_not_installed_is_named_before_anything_start
     assert exit_code("train", "ppo", *CHAIN, "--loggers", "wandb,tensorbord") == 2
     assert "'wandb', 'mlflow' or 'trackio' is needed" in output(capsys)
     assert not list(tmp_path.iterdir())
+
+
+def test_stats_takes_runs_and_groups(capsys):
+    record = answer(capsys, "stats", "two=g", "one=a")
+    (part,) = record["stats"]
+    assert {name: len(runs[part["environments"][0]]) for name, runs in part["scores"].items()} == {"two": 2, "one": 1}
+    assert record["metrics"]["two"] == ["eval/return_mean"]
+    assert not part["improvements"][0]["differs"]
+
+
+def test_class_names_in_messages_are_not_turned_into_emoji(capsys):
+    assert exit_code("train", "ppo", "of_nobody:Robot:robot:") != 0
+    assert ":robot:" in capsys.readouterr().err

@@ -22,6 +22,7 @@ usage: palaestra VERB ...
   plot RUN...                   learning curves           palaestra plot last --output curve.svg
   report RUN...                 all of it as one page     palaestra report last
   compare RUN RUN               settings and curves       palaestra compare first second
+  stats [NAME=]LOGS...          what seeds say            palaestra stats ours=last theirs=sb3_logs --env CartPole-v1
   data WHAT                     data to learn from        palaestra data collect random Pendulum-v1 FOLDER
   list [WHAT]                   algorithms, envs, presets, runs
   show-code ALGORITHM           the file that is the algorithm
@@ -108,6 +109,7 @@ _VERBS = {
     "plot": "palaestra.cli.results:plot",
     "report": "palaestra.cli.results:report",
     "compare": "palaestra.cli.results:compare",
+    "stats": "palaestra.cli.stats:stats",
     "data": "palaestra.cli.data:data",
     "list": "palaestra.cli.inspect:list_all",
     "show-code": "palaestra.cli.inspect:show_code",
@@ -121,7 +123,7 @@ _VERBS = {
 def _print(kind: str, message: str, notes: Sequence[str] = ()) -> None:
     from rich.console import Console
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
     for line in message.splitlines():
         console.print(f"[bold red]{kind}[/]  ", end="")
         console.print(_plain(line), markup=False, soft_wrap=True)

@@ -6,6 +6,7 @@ from palaestra.experiments.curves import *
 from palaestra.experiments.data import *
 from palaestra.experiments.evaluation import *
 from palaestra.experiments.learner import *
+from palaestra.experiments.logs import *
 from palaestra.experiments.measure import *
 from palaestra.experiments.presets import *
 from palaestra.experiments.records import *
@@ -13,3 +14,4 @@ from palaestra.experiments.report import *
 from palaestra.experiments.run import *
 from palaestra.experiments.run_directory import *
 from palaestra.experiments.seeds import *
+from palaestra.experiments.stats import *

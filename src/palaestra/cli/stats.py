@@ -1,0 +1,92 @@
+"""`palaestra stats`: what runs of any library say about algorithms, and what they do not."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from palaestra import experiments
+from palaestra.cli.options import RunOptions, command
+from palaestra.core import ConfigError
+from palaestra.experiments.curves import require_plot_name
+
+__all__ = ["stats"]
+
+Groups = dict[str, dict[str, list[experiments.LoggedRun]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatsOptions(RunOptions):
+    """Options of `palaestra stats`."""
+
+    env: str | None = None
+    """Environment of logs that do not name theirs."""
+    references: str | None = None
+    """YAML or JSON file, `environment: [low, high]`: takes normalised scores of all environments together."""
+    output: str | None = None
+    """File to draw into, .png or .svg (both need the extra `plot`)."""
+
+
+def stats(arguments: list[str]) -> int:
+    """Interquartile means, intervals, performance profiles and probabilities of improvement over runs.
+
+    Args:
+        arguments: runs or logs, then options.
+    """
+    usage = "palaestra stats [NAME=]RUN|FOLDER|FILE... [--references FILE] [--output FILE.svg]"
+    names, options = command(StatsOptions, arguments, usage, "the runs or logs...")
+    if options.output is not None:
+        require_plot_name(options.output)
+    groups = _groups(names, options)
+    references = None if options.references is None else experiments.read_references(options.references)
+    environments = sorted({env for table in groups.values() for env in table})
+    parts = [environments] if references is not None else [[env] for env in environments]
+    if options.output is not None and len(parts) > 1:
+        raise ConfigError("--output draws one environment, or several with --references; name runs of one")
+    results = [experiments.stats(_scores(groups, part), references=references) for part in parts]
+    metrics = {name: sorted({r.metric for runs in t.values() for r in runs}) for name, t in groups.items()}
+    text = "\n\n".join(map(str, results))
+    if len({tuple(kinds) for kinds in metrics.values()}) > 1:
+        text += "\n\nnote: the scores are of different kinds: " + str(metrics)
+    record = {"stats": [result.to_json() for result in results], "metrics": metrics, "plot": options.output}
+    if options.output is not None:
+        curves = {n: {e: [r.points for r in runs] for e, runs in table.items()} for n, table in groups.items()}
+        efficiency = experiments.sample_efficiency(curves, references=references)
+        text += f"\nplot        {experiments.save_stats(results[0], options.output, efficiency=efficiency)}"
+    options.show(json.loads(json.dumps(record)), text)
+    return 0
+
+
+def _groups(names: Sequence[str], options: StatsOptions) -> Groups:
+    """Runs by algorithm and environment."""
+    groups: Groups = {}
+    for word in names:
+        label, equals, name = word.partition("=")
+        label, name = (label, name) if equals else ("", word)
+        path = Path(name)
+        if path.exists():
+            runs = experiments.read_logs(path)
+        else:
+            runs = [
+                run for own in experiments.find_runs([name], options.root) for run in experiments.read_logs(own.path)
+            ]
+        for run in runs:
+            env = run.environment or options.env
+            if not env:
+                raise ConfigError(f"{run.path} does not name its environment; give --env NAME")
+            key = label or run.algorithm or path.name
+            groups.setdefault(key, {}).setdefault(env, []).append(run)
+    return groups
+
+
+def _scores(groups: Groups, environments: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+    """Each run's score at env steps that all runs in its environment have reached."""
+    scores: dict[str, dict[str, list[float]]] = {}
+    for env in environments:
+        members = [run for table in groups.values() for run in table.get(env, [])]
+        until = min((float(run.points[-1, 0]) for run in members), default=math.inf)
+        for name, table in groups.items():
+            if env in table:
+                scores.setdefault(name, {})[env] = [run.score(until) for run in table[env]]
+    return scores

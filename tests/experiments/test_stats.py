@@ -1,0 +1,160 @@
+"""Tests of `palaestra.experiments.stats`, `palaestra.experiments.logs` and `palaestra stats`."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from palaestra.core import CheckpointError, ConfigError
+from palaestra.experiments import read_logs, read_references, sample_efficiency, stats
+from tests.cli.parts import exit_code, output
+
+LOGS = Path(__file__).parent / "logs"
+
+
+def test_statistics_of_numbers_done_by_hand():
+    scores = {"a": {"x": [0.0, 1.0, 2.0, 7.0], "y": [1.0, 1.0, 3.0, 9.0]}, "b": {"x": [0.0] * 4, "y": [1.0] * 4}}
+    result = stats(scores, references={"x": [0, 2], "y": [1, 5]}, resamples=100)
+    # normalised: 0 .5 1 3.5 and 0 0 .5 2; sorted 0 0 0 .5 .5 1 2 3.5, the middle four are 0 .5 .5 1
+    assert result.estimates["a"]["iqm"].value == pytest.approx(0.5)
+    assert result.estimates["a"]["mean"].value == pytest.approx(7.5 / 8)
+    assert result.estimates["a"]["optimality_gap"].value == pytest.approx(1 - (0.5 + 1 + 1 + 0.5 + 1) / 8)
+    # of x three of four are above 0 and one is equal; of y two are above 0 and two are equal
+    assert result.improvements[0].probability.value == pytest.approx((3.5 / 4 + 3 / 4) / 2)
+    assert result.profiles["b"][0].value == 0
+
+
+def test_runs_are_drawn_again_within_their_environment():
+    """Without spread inside environments there is no interval, however far apart the environments are."""
+    result = stats({"a": {"x": [0.0, 0.0], "y": [1.0, 1.0]}}, references={"x": [0, 1], "y": [0, 1]})
+    assert result.estimates["a"]["mean"].low == result.estimates["a"]["mean"].high == 0.5
+
+
+def test_two_seeds_that_never_overlap_say_nothing():
+    result = stats({"a": {"x": [9.0, 10.0]}, "b": {"x": [1.0, 2.0]}})
+    assert result.improvements[0].probability.low == 1.0
+    assert not result.improvements[0].differs
+    assert "nothing follows" in str(result)
+    assert "9, 10" in str(result)
+
+
+def test_ten_seeds_that_never_overlap_differ():
+    result = stats({"a": {"x": range(10, 20)}, "b": {"x": range(10)}})
+    assert result.improvements[0].differs
+
+
+def published():
+    scores: dict[str, dict[str, list[float]]] = {}
+    for run in read_logs(LOGS / "simba_v2.csv"):
+        scores.setdefault(run.algorithm, {}).setdefault(run.environment, []).append(run.score())
+    return scores, read_references(LOGS / "simba_v2_references.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "low", "high"), [("simbaV2_utd2", 1.637, 1.474, 1.792), ("CrossQ", 1.566, 1.397, 1.721)]
+)
+def test_published_intervals_come_out(name, value, low, high):
+    """Its notebook hands rliable the matrix as [environments, seeds], so that environments are drawn, not seeds."""
+    scores, references = published()
+    assert stats(scores, references=references).estimates[name]["iqm"].value == pytest.approx(value, abs=0.005)
+    matrix = np.array([(np.array(scores[name][e]) - a) / (b - a) for e, (a, b) in references.items()])
+    turned = {str(seed): column.tolist() for seed, column in enumerate(matrix.T)}
+    iqm = stats({name: turned}, references=dict.fromkeys(turned, (0, 1)), resamples=10_000).estimates[name]["iqm"]
+    assert (iqm.value, iqm.low, iqm.high) == pytest.approx((value, low, high), abs=0.015)
+
+
+@pytest.mark.parametrize(
+    ("scores", "references", "message"),
+    [
+        ({}, None, "no scores"),
+        ({"a": {"x": [1.0], "y": [1.0]}}, None, "cannot be averaged"),
+        ({"a": {"x": [1.0]}, "b": {"y": [1.0]}}, None, "same environments"),
+        ({"a": {"x": [1.0, 2.0], "y": [1.0]}}, {"x": [0, 1], "y": [0, 1]}, "as many runs"),
+        ({"a": {"x": [float("nan")]}}, None, "finite"),
+        ({"a": {"x": [1.0]}}, {"y": [0, 1]}, "no reference of x"),
+        ({"a": {"x": [1.0]}}, {"x": [1, 1]}, "two different numbers"),
+    ],
+)
+def test_bad_scores_are_refused(scores, references, message):
+    with pytest.raises(ConfigError, match=message):
+        stats(scores, references=references)
+
+
+def test_sample_efficiency_follows_the_curves():
+    line = np.array([[0.0, 0.0], [100.0, 10.0]])
+    steps, found = sample_efficiency({"a": {"x": [line, line]}})
+    assert [estimate.value for estimate in found["a"]] == pytest.approx(steps / 10)
+
+
+def test_logs_written_by_stable_baselines3_and_tianshou_are_read():
+    (run,) = read_logs(LOGS / "sb3")
+    assert (run.metric, run.environment, len(run.points)) == ("eval/mean_reward", "CartPole-v1", 4)
+    (tianshou,) = read_logs(LOGS / "tianshou")
+    assert tianshou.points.tolist() == [[1000 * n, 20 * n] for n in range(1, 6)]
+    (training,) = read_logs(LOGS / "sb3" / "progress.csv")
+    assert training.points[-1, 0] == 1024
+    (episodes,) = read_logs(LOGS / "sb3" / "0.monitor.csv")
+    assert episodes.points[0].tolist() == [25, 25]
+
+
+def test_results_of_rllib_are_read(tmp_path):
+    rows = [
+        {"num_env_steps_sampled_lifetime": n, "env_runners": {"episode_return_mean": n / 2}, "config": {"env": "Walk"}}
+        for n in (10, 20)
+    ]
+    (tmp_path / "result.json").write_text("\n".join(map(json.dumps, rows)))
+    (run,) = read_logs(tmp_path)
+    assert (run.environment, run.points.tolist()) == ("Walk", [[10, 5], [20, 10]])
+
+
+@pytest.mark.parametrize("tag", ["charts/episodic_return", "test/returns_stat/mean", "test/reward"])
+def test_tensorboard_events_of_cleanrl_and_tianshou_are_read(tmp_path, tag):
+    """By the writer that both use."""
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    folder = tmp_path / "Walk-v1__ppo__1__1700000000"
+    with tensorboard.SummaryWriter(str(folder)) as writer:
+        for step in (10, 20):
+            writer.add_scalar(tag, step / 2, step)
+    (run,) = read_logs(tmp_path)
+    assert (run.environment, run.metric, run.points.tolist()) == ("Walk-v1", tag, [[10, 5], [20, 10]])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("progress.csv", "time/total_timesteps,rollout/ep_rew_mean\n1,2\n2,oops\n", "line 3: rollout/ep_rew_mean"),
+        ("progress.csv", "a,b\n1,2\n", "no return that is known"),
+        ("progress.csv", "a,b\n1,2,3\n", "line 2: more fields"),
+        ("0.monitor.csv", "r,l,t\n", "line 1: it must be"),
+        ("0.monitor.csv", '#{"env_id": "x"}\nr,l,t\n1,2,inf\n', "line 3: t is 'inf'"),
+        ("result.json", '{"a": 1}\n[', "line 2: not a JSON object"),
+        ("table.csv", "algorithm,score\na,1\n", "line 2: no environment"),
+        ("evaluations.npz", "no archive", "not an evaluations.npz"),
+    ],
+)
+def test_damaged_logs_name_file_and_line(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(CheckpointError, match=message):
+        read_logs(tmp_path / name)
+
+
+def test_pickled_evaluations_are_refused(tmp_path):
+    np.savez(tmp_path / "evaluations.npz", timesteps=[1], results=np.array([[print]], object))
+    with pytest.raises(CheckpointError, match="allow_pickle"):
+        read_logs(tmp_path)
+
+
+def test_the_command_compares_algorithms(tmp_path, capsys):
+    for name in ("one", "two"):
+        shutil.copytree(LOGS / "sb3", tmp_path / "logs" / name)
+    picture = str(tmp_path / "s.svg")
+    arguments = ("stats", f"ours={tmp_path / 'logs'}", f"theirs={LOGS / 'sb3'}", "--output", picture)
+    pytest.importorskip("matplotlib")
+    assert exit_code(*arguments, "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["stats"][0]["improvements"][0]["probability"]["value"] == 0.5
+    assert Path(picture).stat().st_size > 1000
+    assert exit_code("stats", str(LOGS / "nothing")) == 5
+    assert "there is no run" in output(capsys)
