@@ -15,6 +15,7 @@ from tests.algorithms.parts import collected, environment, first_minibatch, make
 
 NETWORK = NetworkConfig(hidden_sizes=(8,), recurrent="gru", recurrent_size=6)
 NAMES = ("sac", "td3", "ddpg")
+FAST = [("td3", None), ("sac", "local")]
 every = pytest.mark.parametrize("name", NAMES)
 
 
@@ -105,8 +106,14 @@ def test_settings_that_do_not_go_together_are_named(name, changes):
         make(name, env, network=NETWORK, **changes)
 
 
-@every
-@pytest.mark.parametrize("runtime", [None, "local"])
+@pytest.mark.parametrize(
+    ("name", "runtime"),
+    [
+        pytest.param(name, runtime, marks=[] if (name, runtime) in FAST else pytest.mark.slow)
+        for name in NAMES
+        for runtime in (None, "local", "process")
+    ],
+)
 def test_a_run_with_a_memory_is_resumed_as_if_it_had_never_stopped(name, runtime, tmp_path):
     """Beyond the list 5: here and on a runtime's workers; and the policy that was saved answers alike."""
     options = {
