@@ -1,206 +1,200 @@
 """Changes the library in one small place at a time and asks whether a test notices.
 
-    python tools/mutants.py --number 300 --jobs 2      # draws the mutants, runs the tests on each, writes the score
-    python tools/mutants.py --only 17 204              # these again, with what the tests printed
+    python -m tools.mutants --number 300 --jobs 2      # draws the mutants, runs the tests on each, writes the score
+    python -m tools.mutants --only 17 204              # these again, whatever was found before
 
-A mutant is one operator, number, condition or statement changed in one of `PACKAGES`. It is killed when a test fails or
-hangs: first the tests of its module, then those of its package, then golden losses and contracts. Each mutant has a
-copy of the tree and a process of its own, so that no test sees another's. The score is written to `docs/mutants.md`; a
-survivor that changes nothing is explained in `EQUIVALENT`.
+First every test of `FOLDERS` is run once on the unchanged library, to see how long it takes and which lines it reaches.
+A mutant then meets the tests that reach its line (one outside of functions: its file), those of its own package first,
+quick ones before slow ones, up to `BOUND_S`; it is killed when one fails or hangs. Each has a copy of `src` and a
+process, forked where PyTorch is already imported. Results are kept as they come: a run that broke off goes on.
 """
 
 import argparse
-import ast
-import concurrent.futures
+import hashlib
+import itertools
+import json
 import os
-import random
+import re
+import resource
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+import types
+from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("ops", "algorithms", "buffers", "rollout", "training", "policies")
-BEYOND = {
-    "ops": ("tests/golden", "tests/algorithms"),
-    "algorithms": ("tests/golden", "tests/contracts/test_algorithms.py", "tests/examples/test_single_file.py"),
-    "policies": ("tests/golden", "tests/contracts/test_algorithms.py", "tests/rollout"),
-    "buffers": ("tests/contracts/test_buffers.py", "tests/golden", "tests/rollout"),
-    "rollout": ("tests/acceptance", "tests/contracts/test_learners.py", "tests/robots"),
-    "training": ("tests/acceptance", "tests/experiments"),
-}
-"""Tests outside of its own folder that a package is held by."""
+import coverage
+import gymnasium  # noqa: F401 - what takes long to import is there in all processes that are forked
+import pytest
+import torch  # noqa: F401
+import tyro  # noqa: F401
+
+from tools.mutation import EQUIVALENT, PACKAGES, ROOT, Mutant, draw, inside_functions
+
+SOURCE = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((ROOT / "src").rglob("*.py")))).hexdigest()
+KEPT = ROOT / ".cache/mutants" / SOURCE[:12]
 PAGE = ROOT / "docs/mutants.md"
-TIMEOUT_S = 900
-SWAPS: dict[type, str] = {
-    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
-    ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is", ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*",
-    ast.FloorDiv: "*", ast.Pow: "*", ast.And: "or", ast.Or: "and", ast.BitAnd: "|", ast.BitOr: "&",
-}  # fmt: skip
-PAIRS = (("min", "max"), ("minimum", "maximum"), ("argmin", "argmax"), ("any", "all"))
-NAMES = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
-EQUIVALENT: dict[str, str] = {}
-"""Survivors that no test could notice (file: the line after the change), and why."""
+FOLDERS = (*PACKAGES, "golden", "contracts")
+BOUND_S = 30.0  # of tests, as long as they took on the unchanged library, for one mutant
+DEFAULTS = "tests/golden/test_losses.py::test_defaults_are_the_golden_ones"  # first for what runs at an import
 
 
-class Mutant(NamedTuple):
-    """One change of one file."""
+class Reached:
+    """A plugin of pytest: how long each test takes, and which lines of the library it reaches."""
 
-    file: str
-    start: int
-    end: int
-    """Of the changed text, in bytes of UTF-8."""
-    text: str
+    def __init__(self) -> None:
+        self.tests: dict[str, dict] = defaultdict(lambda: {"seconds": 0.0, "passed": True})
+        self.coverage = coverage.Coverage(data_file=None, include=["*/src/palaestra/*"])
+        self.coverage.start()
 
-    def changed(self) -> bytes:
-        source = (ROOT / self.file).read_bytes()
-        return source[: self.start] + self.text.encode() + source[self.end :]
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.coverage.switch_context(nodeid)
 
-    def line(self) -> str:
-        """The first line that is another, with its number."""
-        number = self.changed()[: self.start].count(b"\n")
-        return f"{self.file}:{number + 1}: {self.changed().decode().splitlines()[number].strip()}"
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.tests[report.nodeid]["seconds"] += report.duration
+        self.tests[report.nodeid]["passed"] &= report.outcome == "passed"
 
-
-def mutants(file: Path) -> Iterator[Mutant]:
-    """Every change that can be made to a file."""
-    source = file.read_text(encoding="utf-8")
-    starts = [0]
-    for line in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line.encode()))
-
-    def change(node: ast.expr | ast.stmt, text: str) -> Mutant:
-        assert node.end_lineno is not None and node.end_col_offset is not None
-        begin, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
-        return Mutant(file.relative_to(ROOT).as_posix(), begin, end, text)
-
-    for node in running(ast.parse(source)):
-        yield from (change(node, text) for text in changes(node))
+    def save(self, files: list[str]) -> None:
+        """One file for each test file: the tests that pass, with seconds, and lines by file."""
+        self.coverage.stop()
+        data = self.coverage.get_data()
+        lines: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for path in data.measured_files():
+            for line, contexts in data.contexts_by_lineno(path).items():
+                for test in contexts:
+                    lines[test][path[path.index("src/palaestra/") :]].append(line)
+        for file in files:
+            of_file = [test for test in self.tests if test.split("::")[0] == file and self.tests[test]["passed"]]
+            kept = {test: {"seconds": self.tests[test]["seconds"], "lines": lines[test]} for test in of_file}
+            (KEPT / f"{Path(file).parent.name}.{Path(file).name}.json").write_text(json.dumps(kept))
 
 
-def running(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
-    """The parts of a program that do something: no annotations, docstrings, messages of errors, or lists of names."""
-    for field, value in ast.iter_fields(node):
-        if field in {"annotation", "returns", "decorator_list", "bases"} or isinstance(node, ast.Raise | ast.Assert):
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            match child:
-                case ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant()):
-                    continue
-                case ast.Assign(targets=[ast.Name(id=name)]) if name.startswith("__"):
-                    continue
-                case ast.expr() | ast.stmt():
-                    yield child
-            if isinstance(child, ast.AST):
-                yield from running(child)
+def child(folder: str, mutant: Mutant | None, tests: list[str], reached: bool = False) -> int:
+    """Runs pytest in this process, which was forked for it, on a copy of `src`."""
+    assert "palaestra" not in sys.modules
+    os.setsid()  # whatever the tests start ends with them
+    resource.setrlimit(resource.RLIMIT_AS, (16 * 2**30,) * 2)  # a mutant may ask for any memory
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.dup2(os.dup2(os.open(f"{folder}/log", os.O_WRONLY | os.O_CREAT), 1), 2)
+    shutil.copytree(ROOT / "src", f"{folder}/src")
+    if mutant:
+        Path(folder, mutant.file).write_bytes(mutant.changed())
+    sys.path.insert(0, f"{folder}/src")
+    os.environ.update(PYTHONPATH=f"{folder}/src:{ROOT}", TMPDIR=folder)
+    tempfile.tempdir = None
+    sys.modules["__main__"] = types.ModuleType("__main__")  # spawned processes of a test must not import this file
+    os.chdir(ROOT)
+    plugin = Reached() if reached else None
+    command = ["-q" if reached else "-qx", "-m", "not slow and not fault", "-p", "no:cacheprovider"]
+    status = pytest.main([*command, f"--basetemp={folder}/tests", *tests], [plugin] if plugin else [])
+    if plugin:
+        plugin.save(tests)
+    return int(status)
 
 
-def changes(node: ast.expr | ast.stmt) -> Iterator[str]:
-    """What may stand in the place of a node."""
-    match node:
-        case ast.Compare(left=left, ops=[op], comparators=[right]) | ast.BinOp(left=left, op=op, right=right) if (
-            type(op) in SWAPS
-        ):
-            yield f"(({ast.unparse(left)}) {SWAPS[type(op)]} ({ast.unparse(right)}))"
-        case ast.BoolOp(op=op, values=values):
-            yield f"(({f') {SWAPS[type(op)]} ('.join(map(ast.unparse, values))}))"
-        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
-            yield f"({ast.unparse(operand)})"
-        case ast.IfExp(test=test, body=body, orelse=orelse):
-            yield f"({ast.unparse(orelse)} if {ast.unparse(test)} else {ast.unparse(body)})"
-        case ast.Constant(value=bool(value)):
-            yield str(not value)
-        case ast.Constant(value=int(value)):
-            yield str(value + 1)
-        case ast.Constant(value=float(value)):
-            yield str(value / 2 if value else 1.0)
-        case ast.Call(func=ast.Attribute(value=value, attr="detach")):
-            yield ast.unparse(value)
-        case ast.Name(id=name) if name in {"min", "max", "any", "all"}:
-            yield NAMES[name]
-        case ast.Attribute(value=value, attr=name) if name in NAMES and isinstance(node.ctx, ast.Load):
-            yield f"{ast.unparse(value)}.{NAMES[name]}"
-        case ast.Expr(value=ast.Call()) | ast.AugAssign():
-            yield "pass"
+def run(limit_s: float, *arguments) -> tuple[str, str]:
+    """(`passed`, `failed` or `hung`; what pytest printed) of `child` in a forked process."""
+    with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as folder:
+        pid, deadline_s, ended, status = os.fork(), time.monotonic() + limit_s, None, 70
+        if not pid:
+            try:
+                status = child(folder, *arguments)
+            finally:
+                os._exit(status)
+        while not ended and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.killpg(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        said = Path(folder, "log").read_text(errors="replace")
+        assert status != 70 << 8, said
+        return "hung" if not ended else "failed" if status else "passed", said
 
 
-def draw(number: int) -> list[Mutant]:
-    """So many of all mutants, at random; the same ones each time."""
-    files = sorted(file for package in PACKAGES for file in (ROOT / "src/palaestra" / package).rglob("*.py"))
-    return random.Random(0).sample([mutant for file in files for mutant in mutants(file)], number)
+def reached_lines() -> dict[str, dict]:
+    """The tests with their seconds and lines; runs those that are new or changed."""
+    found: dict[str, dict] = {}
+    for folder in FOLDERS:
+        paths = sorted((ROOT / "tests" / folder).glob("test_*.py"))
+        kept = {path: KEPT / f"{folder}.{path.name}.json" for path in paths}
+        new = [path for path, at in kept.items() if not at.exists() or at.stat().st_mtime < path.stat().st_mtime]
+        if new:
+            result, said = run(1800, None, [str(path.relative_to(ROOT)) for path in new], True)
+            print(f"unchanged library, tests/{folder} {result}: {said.splitlines()[-1]}", flush=True)
+        for at in kept.values():
+            found |= json.loads(at.read_text())
+    return found
 
 
-def targets(package: str, module: str = "") -> list[str]:
-    """What to run, the likeliest to notice first."""
-    near = sorted((ROOT / "tests" / package).glob("test_*.py"), key=lambda path: module not in path.stem)
-    return [*(str(path.relative_to(ROOT)) for path in near), *BEYOND[package]]
+def chosen(mutant: Mutant, tests: dict[str, dict]) -> list[str]:
+    """The tests that reach a mutant's line, within `BOUND_S`: its own package's first, quick ones first."""
+    package, inside = Path(mutant.file).parts[2], mutant.lineno in inside_functions(ROOT / mutant.file)
+    met = {
+        test: seen["seconds"]
+        for test, seen in tests.items()
+        if mutant.file in seen["lines"] and (not inside or mutant.lineno in seen["lines"][mutant.file])
+    }
+    met |= {} if inside else {DEFAULTS: 0.0}
+    order = sorted(met, key=lambda test: (f"tests/{package}/" not in test and test != DEFAULTS, met[test]))
+    total = itertools.accumulate(met[test] for test in order)
+    return [test for test, seconds in zip(order, total, strict=True) if seconds < BOUND_S]
 
 
-def run(mutant: Mutant | None, paths: list[str]) -> tuple[str, str]:
-    """(`killed`, `survived` or `timed out`; what the tests printed), in a copy of the tree."""
-    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        root = Path(folder) / "tree"
-        shutil.copytree(ROOT, root, ignore=shutil.ignore_patterns(".*", "runs", "site", "__pycache__"))
-        if mutant:
-            (root / mutant.file).write_bytes(mutant.changed())
-        environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow and not fault", "-p", "no:cacheprovider"]
-        command += paths
-        try:
-            done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            return "timed out", ""
-    return "survived" if done.returncode == 0 else "killed", done.stdout + done.stderr
-
-
-def page(results: list[tuple[Mutant, str]]) -> str:
+def page(results: list[tuple[Mutant, str]], drawn: int) -> str:
     """The score, and every survivor."""
-    alive = [mutant for mutant, result in results if result == "survived"]
+    alive = [mutant for mutant, result in results if result == "passed"]
     same = [mutant for mutant in alive if mutant.line() in EQUIVALENT]
     killed = len(results) - len(alive)
-    lines = [
-        "# Mutants",
-        "",
+    lines = (
+        "# Mutants\n",
         "Written by `make mutants`: one small change of the library at a time, and whether a test notices.",
-        f"{killed} of {len(results)} are killed; {len(same)} of the others change nothing:",
+        f"{len(results)} of {drawn} were run. {killed} are killed; {len(same)} of the others change nothing:",
         f"**{100 * killed / (len(results) - len(same)):.1f}%**.",
         "",
         "| survivor | why no test can see it |",
         "|---|---|",
         *(f"| `{m.line().replace('|', chr(92) + '|')}` | {EQUIVALENT.get(m.line(), '')} |" for m in alive),
-    ]
+    )
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
+def main() -> None:
     """Draws, tests and reports mutants."""
     parser = argparse.ArgumentParser(description="Change the library in small places and see what the tests notice.")
     parser.add_argument("--number", type=int, default=300, help="how many mutants")
     parser.add_argument("--jobs", type=int, default=2, help="how many at once")
-    parser.add_argument("--only", type=int, nargs="*", help="numbers of the draw; prints what the tests said")
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of the draw, to run again")
     options = parser.parse_args()
-    drawn = list(enumerate(draw(options.number)))
-    chosen = drawn if options.only is None else [drawn[number] for number in options.only]
-    results: dict[int, tuple[Mutant, str]] = {}
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        for package, (result, said) in zip(PACKAGES, pool.map(run, [None] * 6, map(targets, PACKAGES)), strict=True):
-            if result != "survived":
-                sys.exit(f"the tests of {package} fail without any mutant:\n{said}")
-        waiting = {
-            pool.submit(run, mutant, targets(Path(mutant.file).parts[2], Path(mutant.file).stem)): (number, mutant)
-            for number, mutant in chosen
-        }
-        for future in concurrent.futures.as_completed(waiting):
-            (number, mutant), (result, said) = waiting[future], future.result()
-            results[number] = mutant, result
-            print(number, result, mutant.line(), said if options.only else "", flush=True)
-    if options.only is None:
-        PAGE.write_text(page([results[number] for number, _ in drawn]), encoding="utf-8")
-    return 0
+    KEPT.mkdir(parents=True, exist_ok=True)
+    tests, drawn, results = reached_lines(), draw(options.number), KEPT / "results.jsonl"
+    results.touch()
+    known = {json.loads(line)[0] for line in results.read_text().splitlines()}
+    wanted = sorted(set(range(len(drawn))) - known) if options.only is None else options.only
+    for job in range(options.jobs):
+        if os.fork():
+            continue
+        for number in wanted[job :: options.jobs]:
+            names = chosen(drawn[number], tests)
+            limit_s = 60 + 5 * sum(tests[name]["seconds"] for name in names if name in tests)
+            result, said = run(limit_s, drawn[number], names) if names else ("passed", "no test reaches it")
+            (KEPT / f"{number}.log").write_text(said)
+            failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", said, re.MULTILINE)
+            with results.open("a") as file:
+                file.write(json.dumps([number, result, failed]) + "\n")
+            print(number, result, drawn[number].line(), *failed, flush=True)
+        os._exit(0)
+    for _ in range(options.jobs):
+        os.wait()
+    latest = {n: (result, failed) for n, result, failed in map(json.loads, results.read_text().splitlines())}
+    killers = sorted({test for _, failed in latest.values() for test in failed} & tests.keys())
+    result, said = run(1800, None, killers) if killers else ("passed", "")
+    if result != "passed":
+        sys.exit(f"tests that killed a mutant fail without one, too; run their mutants again with --only:\n{said}")
+    PAGE.write_text(page([(drawn[n], latest[n][0]) for n in sorted(latest)], len(drawn)), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 from torch.testing import assert_close
 
 from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, ShapeError, TensorSpec, TimeStep
@@ -53,9 +54,25 @@ def test_a_space_without_finite_bounds_is_refused(kind, spec):
 
 def test_the_best_action_of_the_squashed_gaussian_is_its_squashed_mean():
     policy = SquashedGaussianPolicy.build(SPEC, BOX)
-    action, log_prob = policy.sample(OBSERVATION)
-    assert_close(policy.act(STEP, deterministic=True).action, policy.distribution(OBSERVATION).mode())
-    assert_close(log_prob, policy.distribution(OBSERVATION).log_prob(action), rtol=1e-2, atol=1e-3)
+    mean, _ = policy.network(OBSERVATION).chunk(2, -1)
+    assert_close(policy.act(STEP, deterministic=True).action, mean.tanh())
+
+
+def test_sample_gives_actions_and_their_log_probabilities():
+    """MARO-36: the density of tanh of a normal variable, as torch has it."""
+    policy = SquashedGaussianPolicy.build(SPEC, BOX).double()
+    observation = OBSERVATION.double()
+    action, log_prob = policy.sample(observation)
+    mean, log_std = policy.network(observation).chunk(2, -1)
+    density = TransformedDistribution(Independent(Normal(mean, log_std.exp()), 1), [TanhTransform()])
+    assert_close(log_prob, density.log_prob(action))
+    assert action.std() > 0.3  # drawn
+
+
+def test_the_log_standard_deviation_is_clipped_as_in_the_paper():
+    outputs = torch.tensor([[0.0, 0.0, 0.0, -30.0, -3.0, 30.0]])
+    policy = SquashedGaussianPolicy.build(SPEC, BoundedSpec((3,), minimum=-np.ones(3), maximum=np.ones(3)))
+    assert policy.distribution_of(outputs).log_std.tolist() == [[-20.0, -3.0, 2.0]]
 
 
 def test_noise_is_added_to_the_deterministic_action_while_collecting_only():

@@ -1,0 +1,112 @@
+"""Every small change that can be made to a Python file: one operator, number, condition or statement."""
+
+import ast
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("ops", "algorithms", "buffers", "rollout", "training", "policies")
+SWAPS: dict[type, str] = {
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
+    ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is", ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*",
+    ast.FloorDiv: "*", ast.Pow: "*", ast.And: "or", ast.Or: "and", ast.BitAnd: "|", ast.BitOr: "&",
+}  # fmt: skip
+PAIRS = (("min", "max"), ("minimum", "maximum"), ("argmin", "argmax"), ("any", "all"))
+NAMES = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
+EQUIVALENT: dict[str, str] = {}
+"""Survivors that no test could notice (file: the line after the change), and why."""
+
+
+class Mutant(NamedTuple):
+    """One change of one file."""
+
+    file: str
+    lineno: int
+    start: int
+    end: int
+    """Of the changed text, in bytes of UTF-8."""
+    text: str
+
+    def changed(self) -> bytes:
+        source = (ROOT / self.file).read_bytes()
+        return source[: self.start] + self.text.encode() + source[self.end :]
+
+    def line(self) -> str:
+        """The first line that is another."""
+        return f"{self.file}: {self.changed().decode().splitlines()[self.lineno - 1].strip()}"
+
+
+def mutants(file: Path) -> Iterator[Mutant]:
+    """Every change that can be made to a file."""
+    source = file.read_text(encoding="utf-8")
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line.encode()))
+
+    def change(node: ast.expr | ast.stmt, text: str) -> Mutant:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        begin, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+        return Mutant(file.relative_to(ROOT).as_posix(), node.lineno, begin, end, text)
+
+    for node in running(ast.parse(source)):
+        yield from (change(node, text) for text in changes(node))
+
+
+def running(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
+    """The parts of a program that do something: no annotations, docstrings, messages of errors, or lists of names."""
+    for field, value in ast.iter_fields(node):
+        if field in {"annotation", "returns", "decorator_list", "bases"} or isinstance(node, ast.Raise | ast.Assert):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            match child:
+                case ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant()):
+                    continue
+                case ast.Assign(targets=[ast.Name(id=name)]) if name.startswith("__"):
+                    continue
+                case ast.expr() | ast.stmt():
+                    yield child
+            if isinstance(child, ast.AST):
+                yield from running(child)
+
+
+def changes(node: ast.expr | ast.stmt) -> Iterator[str]:
+    """What may stand in the place of a node."""
+    match node:
+        case ast.Compare(left=left, ops=[op], comparators=[right]) | ast.BinOp(left=left, op=op, right=right) if (
+            type(op) in SWAPS
+        ):
+            yield f"(({ast.unparse(left)}) {SWAPS[type(op)]} ({ast.unparse(right)}))"
+        case ast.BoolOp(op=op, values=values):
+            yield f"(({f') {SWAPS[type(op)]} ('.join(map(ast.unparse, values))}))"
+        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
+            yield f"({ast.unparse(operand)})"
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            yield f"({ast.unparse(orelse)} if {ast.unparse(test)} else {ast.unparse(body)})"
+        case ast.Constant(value=bool(value)):
+            yield str(not value)
+        case ast.Constant(value=int(value)):
+            yield str(value + 1)
+        case ast.Constant(value=float(value)):
+            yield str(value / 2 if value else 1.0)
+        case ast.Call(func=ast.Attribute(value=value, attr="detach")):
+            yield ast.unparse(value)
+        case ast.Name(id=name) if name in {"min", "max", "any", "all"}:
+            yield NAMES[name]
+        case ast.Attribute(value=value, attr=name) if name in NAMES and isinstance(node.ctx, ast.Load):
+            yield f"{ast.unparse(value)}.{NAMES[name]}"
+        case ast.Expr(value=ast.Call()) | ast.AugAssign():
+            yield "pass"
+
+
+def inside_functions(file: Path) -> set[int]:
+    """The lines that run when a function is called, not when the file is imported."""
+    functions = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
+    return {line for node in functions for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
+
+
+def draw(number: int) -> list[Mutant]:
+    """So many of all mutants, at random; the same ones each time."""
+    files = sorted(file for package in PACKAGES for file in (ROOT / "src/palaestra" / package).rglob("*.py"))
+    return random.Random(0).sample([mutant for file in files for mutant in mutants(file)], number)
