@@ -10,6 +10,7 @@ process, forked where PyTorch is already imported. Results are kept as they come
 """
 
 import argparse
+import compileall
 import hashlib
 import itertools
 import json
@@ -169,6 +170,7 @@ def main() -> None:
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the draw, to run again")
     options = parser.parse_args()
     KEPT.mkdir(parents=True, exist_ok=True)
+    sys.dont_write_bytecode = not compileall.compile_dir(ROOT / "src", quiet=1)  # else each process compiles everything
     tests, drawn, results = reached_lines(), draw(options.number), KEPT / "results.jsonl"
     results.touch()
     known = {json.loads(line)[0] for line in results.read_text().splitlines()}

@@ -1,5 +1,7 @@
 """Teams: agents that learn together, one lane per environment."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -95,6 +97,20 @@ def test_members_that_do_not_act_change_no_gradient():
     other = batch.replace(action=torch.where(idle, (batch.action + 1) % 2, batch.action))
     ours, theirs = mappo.gradients(batch), mappo.gradients(other)
     assert all(torch.equal(ours.values[name], theirs.values[name]) for name in ours.values)
+
+
+def test_entropy_lowers_the_loss_of_a_team_and_errors_of_its_values_raise_it():
+    """Schulman et al. 2017, equation (9)."""
+    collector, actors = team_of(lambda: RandomWorld(4), kind=MAPPO, mapping={"even_*": "even", "odd_*": "odd"})
+    collector.unroll(10)
+    mappo, buffer = actors["odd"], collector.buffers["odd"]
+    batch = mappo.preprocess(buffer.draw(mappo.plan, torch.Generator()), buffer)
+    mappo.config = dataclasses.replace(mappo.config, entropy_cost=0.3, value_cost=0.7)
+    losses = mappo.losses(batch)
+    seen = losses.metrics
+    assert seen["entropy"] > 0.1
+    total = seen["surrogate"] + 0.7 * seen["value_error"] - 0.3 * seen["entropy"]
+    torch.testing.assert_close(losses.terms["mappo"], total)
 
 
 def test_the_mixture_never_falls_where_a_member_is_worth_more():

@@ -179,6 +179,14 @@ def test_weights_that_do_not_fit_are_refused(saved):
         load_policy(saved)
 
 
+@pytest.mark.parametrize("sizes", [[-5, 8], [10**6, 10**6]])
+def test_layers_out_of_all_proportion_are_refused_before_memory_is_asked_for(saved, sizes):
+    network = json.loads((saved / "policy.json").read_text())["network"]
+    rewrite(saved, network=network | {"hidden_sizes": sizes})
+    with pytest.raises(CheckpointError, match="describes layers .*, which do not fit the .* numbers"):
+        load_policy(saved)
+
+
 def test_no_weight_file_can_run_code(saved):
     # safetensors holds numbers only: an object is refused when it is written
     with pytest.raises(TypeError, match="dtype object"):

@@ -151,3 +151,16 @@ def test_rows_of_some_environments_leave_the_others_where_they_are(flush_every):
     episodes += tracker.finished()
     found = sorted((e.env_id, e.episode_return, e.length, e.info["x"]) for e in episodes)
     assert found == [(0, 5.0, 1, 5.0), (1, 3.0, 2, 3.0), (1, 7.0, 1, 7.0)]
+
+
+def test_an_abandoned_episode_counts_for_nothing_in_later_ones():
+    tracker = EpisodeTracker(1)
+    for step_type, reward in ([FIRST, 0.0], [MID, 5.0]):
+        tracker.add(TimeStep(torch.tensor([step_type]), torch.tensor([reward])))
+    assert tracker.finished() == []
+    tracker.add(TimeStep(torch.tensor([LAST]), torch.tensor([7.0])))  # waits
+    tracker.abandon()
+    assert len(tracker) == 0
+    for step_type, reward in ([FIRST, 0.0], [LAST, 1.0]):
+        tracker.add(TimeStep(torch.tensor([step_type]), torch.tensor([reward])))
+    assert [(episode.episode_return, episode.length) for episode in tracker.finished()] == [(1.0, 1)]
