@@ -30,14 +30,13 @@ import coverage
 import gymnasium  # noqa: F401 - what takes long to import is there in all processes that are forked
 import pytest
 import torch  # noqa: F401
-import tyro  # noqa: F401
 
 from tools.mutation import EQUIVALENT, PACKAGES, ROOT, Mutant, draw, inside_functions
 
 SOURCE = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((ROOT / "src").rglob("*.py")))).hexdigest()
 KEPT = ROOT / ".cache/mutants" / SOURCE[:12]
 PAGE = ROOT / "docs/mutants.md"
-FOLDERS = (*PACKAGES, "golden", "contracts")
+FOLDERS = (*PACKAGES, "multiagent", "golden", "contracts")
 BOUND_S = 30.0  # of tests, as long as they took on the unchanged library, for one mutant
 DEFAULTS = "tests/golden/test_losses.py::test_defaults_are_the_golden_ones"  # first for what runs at an import
 
@@ -87,7 +86,6 @@ def child(folder: str, mutant: Mutant | None, tests: list[str], reached: bool = 
     os.environ.update(PYTHONPATH=f"{folder}/src:{ROOT}", TMPDIR=folder)
     tempfile.tempdir = None
     sys.modules["__main__"] = types.ModuleType("__main__")  # spawned processes of a test must not import this file
-    os.chdir(ROOT)
     plugin = Reached() if reached else None
     command = ["-q" if reached else "-qx", "-m", "not slow and not fault", "-p", "no:cacheprovider"]
     status = pytest.main([*command, f"--basetemp={folder}/tests", *tests], [plugin] if plugin else [])

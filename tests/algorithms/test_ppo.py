@@ -277,6 +277,15 @@ def test_a_value_of_normalised_returns_learns_in_units_of_their_standard_deviati
     assert torch.equal(restored.return_scale(), algorithm.return_scale())
 
 
+def test_the_unit_of_returns_that_do_not_vary_is_small_but_not_0():
+    """Beyond the list 8: the variance gets 1e-8, as where advantages are standardised; before the first it is 1."""
+    scale = ppo(normalize_return=True)[0].return_scale
+    assert scale is not None
+    assert scale().item() == 1.0
+    scale.merge(torch.full((5,), 3.0))
+    assert scale().item() == pytest.approx(1e-4, rel=1e-3)
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_recomputed_advantages_are_those_of_the_weights_in_front_of_each_pass(recompute):
     """Beyond the list 8: Andrychowicz et al. 2020, section 3.5; without it all passes have the first one's."""

@@ -70,8 +70,29 @@ def test_episodes_go_to_minari_and_come_back():
             assert torch.equal(one.observation.n, two.observation.n)
             assert torch.equal(one.action[:-1], two.action[:-1])
             assert torch.equal(one.reward[1:], two.reward[1:])
+            assert two.reward[0] == 0  # nothing was done for it
             assert torch.equal(one.discount, two.discount)
             assert torch.equal(one.step_type, two.step_type)
+
+
+@pytest.mark.parametrize("terminated", [False, True])
+def test_only_the_last_step_of_an_episode_says_how_it_ended(terminated):
+    class Episode:
+        observations, actions, rewards = np.zeros((5, 4)), np.zeros(4), np.arange(1.0, 5.0)
+        terminations, truncations = np.zeros(4, bool), np.zeros(4, bool)
+
+    class Dataset:
+        id, total_steps, total_episodes = "x", 4, 1
+
+        def iterate_episodes(self):
+            return [Episode()]
+
+    (Episode.terminations if terminated else Episode.truncations)[-1] = True
+    loaded = from_minari(Dataset(), observation_spec=TensorSpec((4,)), action_spec=SPECS["action_spec"])
+    (rows,) = loaded.episodes()
+    assert loaded[rows].step_type.tolist() == [FIRST, MID, MID, MID, LAST]
+    assert loaded[rows].reward.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert loaded[rows].discount.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0 if terminated else 1.0]
 
 
 def test_data_that_does_not_fit_is_named():

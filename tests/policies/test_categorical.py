@@ -5,9 +5,10 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, MultiBinarySpec, TensorSpec, TimeStep
+from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, MultiBinarySpec, SpecError, TensorSpec, TimeStep
 from palaestra.nn import NetworkConfig
 from palaestra.policies import CategoricalPolicy, Phase
+from palaestra.policies.actions import check_masks
 
 VECTOR = TensorSpec((4,))
 SMALL = NetworkConfig(hidden_sizes=(8,))
@@ -101,3 +102,12 @@ def test_other_action_spaces_are_refused_with_what_fits(space, advice):
 def test_a_mask_of_the_wrong_size_is_refused_at_once():
     with pytest.raises(ConfigError, match=r"for 3 actions it needs the shape \(3,\)"):
         CategoricalPolicy.build({"x": VECTOR, "action_mask": MultiBinarySpec((2,))}, DiscreteSpec(num=3))
+
+
+def test_only_rows_of_last_may_allow_nothing():
+    mask, last = torch.ones(2, 3, 4), torch.zeros(2, 3, dtype=torch.bool)
+    mask[1, 2] = 0
+    with pytest.raises(SpecError, match="allows no"):
+        check_masks(mask, DiscreteSpec(num=4), last)
+    last[1, 2] = True
+    check_masks(mask, DiscreteSpec(num=4), last)

@@ -63,6 +63,8 @@ def test_ts_18_a_goal_environments_own_observation_is_no_batch_of_fields():
     bare, answer = policy(part), policy(Batch(obs=part))
     assert bare.shape == (3,)
     assert np.array_equal(answer.act, bare)
+    both = policy(Batch(obs=part, desired_goal=np.ones((3, 2))))  # some of its parts make no observation
+    assert np.array_equal(both.act, bare)
 
 
 def test_ts_18_a_state_that_does_not_fit_is_refused():
