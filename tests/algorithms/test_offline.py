@@ -112,3 +112,14 @@ def test_forbidden_actions_neither_widen_the_gap_nor_raise_the_target():
     losses = algorithm.losses(batch)
     gap = math.log(math.exp(1) + math.exp(2)) - 1
     assert losses.terms["q"].item() == pytest.approx(gap + 0.5 * 1.0**2, rel=1e-5)
+
+
+def test_td3_with_cloning_pulls_its_actions_to_those_of_the_data():
+    """Equation (3) of Fujimoto and Gu 2021: nothing is left of the second term where both are the same."""
+    algorithm, collector = collected("td3_bc", "continuous", policy_period=1)
+    generator, buffer = torch.Generator().manual_seed(0), collector.buffer
+    batch = algorithm.noise(algorithm.preprocess(buffer.draw(algorithm.plan, generator), buffer), generator)
+    chosen = algorithm.policy.action(batch.observation).detach()
+    assert algorithm.losses(batch.replace(action=chosen)).metrics["distance"].item() == 0.0
+    off = chosen + 0.5
+    assert algorithm.losses(batch.replace(action=off)).metrics["distance"].item() == pytest.approx(0.25, rel=1e-4)
