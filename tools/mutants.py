@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import types
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import coverage
@@ -109,7 +109,7 @@ def run(limit_s: float, *arguments) -> tuple[str, str]:
         os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         said = Path(folder, "log").read_text(errors="replace")
-        assert status != 70 << 8, said
+        assert status not in (70 << 8, pytest.ExitCode.USAGE_ERROR << 8), said
         return "hung" if not ended else "failed" if status else "passed", said
 
 
@@ -146,11 +146,12 @@ def page(results: list[tuple[Mutant, str]], drawn: int) -> str:
     """The score, and every survivor."""
     alive = [mutant for mutant, result in results if result == "passed"]
     same = [mutant for mutant in alive if mutant.line() in EQUIVALENT]
-    killed = len(results) - len(alive)
+    killed, packages = len(results) - len(alive), Counter(Path(mutant.file).parts[2] for mutant, _ in results)
     lines = (
         "# Mutants\n",
         "Written by `make mutants`: one small change of the library at a time, and whether a test notices.",
-        f"{len(results)} of {drawn} were run. {killed} are killed; {len(same)} of the others change nothing:",
+        f"{len(results)} of {drawn} were run: {', '.join(f'{n} of {name}' for name, n in sorted(packages.items()))}.",
+        f"{killed} are killed; {len(same)} of the others change nothing:",
         f"**{100 * killed / (len(results) - len(same)):.1f}%**.",
         "",
         "| survivor | why no test can see it |",
@@ -190,9 +191,8 @@ def main() -> None:
         os.wait()
     latest = {n: (result, failed) for n, result, failed in map(json.loads, results.read_text().splitlines())}
     killers = sorted({test for _, failed in latest.values() for test in failed} & tests.keys())
-    result, said = run(1800, None, killers) if killers else ("passed", "")
-    if result != "passed":
-        sys.exit(f"tests that killed a mutant fail without one, too; run their mutants again with --only:\n{said}")
+    if killers and (said := run(1800, None, killers))[0] != "passed":
+        sys.exit(f"tests that killed a mutant fail without one, too; run their mutants again with --only:\n{said[1]}")
     PAGE.write_text(page([(drawn[n], latest[n][0]) for n in sorted(latest)], len(drawn)), encoding="utf-8")
 
 

@@ -76,7 +76,7 @@ def test_the_page_counts_survivors_and_explains_those_that_change_nothing(drawn,
     monkeypatch.setitem(mutation.EQUIVALENT, drawn[0].line(), "nobody reads it")
     results = [(drawn[0], "passed"), (drawn[1], "passed"), (drawn[2], "failed"), (drawn[3], "hung")]
     page = mutants.page(results, 300)
-    assert "4 of 300 were run. 2 are killed; 1 of the others change nothing:\n**66.7%**" in page
+    assert "4 of 300 were run: 4 of ops.\n2 are killed; 1 of the others change nothing:\n**66.7%**" in page
     assert f"| `{drawn[0].line()}` | nobody reads it |" in page
     assert f"| `{drawn[1].line()}` |  |" in page
 
