@@ -81,5 +81,6 @@ def test_the_page_counts_survivors_and_explains_those_that_change_nothing(drawn,
     assert f"| `{drawn[1].line()}` |  |" in page
 
 
-def test_every_explanation_is_of_a_mutant_that_is_drawn():
-    assert set(mutation.EQUIVALENT) <= {mutant.line() for mutant in mutation.draw(300)}
+def test_every_explanation_is_of_a_mutant_that_can_be_made():
+    files = {mutation.ROOT / line.split(": ")[0] for line in mutation.EQUIVALENT}
+    assert set(mutation.EQUIVALENT) <= {mutant.line() for file in files for mutant in mutation.mutants(file)}
