@@ -25,11 +25,11 @@ import time
 import types
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import coverage
 import gymnasium  # noqa: F401 - what takes long to import is there in all processes that are forked
 import pytest
-import torch  # noqa: F401
 
 from tools.mutation import EQUIVALENT, PACKAGES, ROOT, Mutant, draw, inside_functions
 
@@ -45,7 +45,7 @@ class Reached:
     """A plugin of pytest: how long each test takes, and which lines of the library it reaches."""
 
     def __init__(self) -> None:
-        self.tests: dict[str, dict] = defaultdict(lambda: {"seconds": 0.0, "passed": True})
+        self.tests: dict[str, dict[str, Any]] = defaultdict(lambda: {"seconds": 0.0, "passed": True})
         self.coverage = coverage.Coverage(data_file=None, include=["*/src/palaestra/*"])
         self.coverage.start()
 
@@ -76,7 +76,7 @@ def child(folder: str, mutant: Mutant | None, tests: list[str], reached: bool = 
     """Runs pytest in this process, which was forked for it, on a copy of `src`."""
     assert "palaestra" not in sys.modules
     os.setsid()  # whatever the tests start ends with them
-    resource.setrlimit(resource.RLIMIT_AS, (16 * 2**30,) * 2)  # a mutant may ask for any memory
+    resource.setrlimit(resource.RLIMIT_AS, (16 * 2**30, 16 * 2**30))  # a mutant may ask for any memory
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(os.dup2(os.open(f"{folder}/log", os.O_WRONLY | os.O_CREAT), 1), 2)
     shutil.copytree(ROOT / "src", f"{folder}/src")
@@ -94,7 +94,7 @@ def child(folder: str, mutant: Mutant | None, tests: list[str], reached: bool = 
     return int(status)
 
 
-def run(limit_s: float, *arguments) -> tuple[str, str]:
+def run(limit_s: float, *arguments: Any) -> tuple[str, str]:
     """(`passed`, `failed` or `hung`; what pytest printed) of `child` in a forked process."""
     with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as folder:
         pid, deadline_s, ended, status = os.fork(), time.monotonic() + limit_s, None, 70
@@ -113,9 +113,9 @@ def run(limit_s: float, *arguments) -> tuple[str, str]:
         return "hung" if not ended else "failed" if status else "passed", said
 
 
-def reached_lines() -> dict[str, dict]:
+def reached_lines() -> dict[str, dict[str, Any]]:
     """The tests with their seconds and lines; runs those that are new or changed."""
-    found: dict[str, dict] = {}
+    found: dict[str, dict[str, Any]] = {}
     for folder in FOLDERS:
         paths = sorted((ROOT / "tests" / folder).glob("test_*.py"))
         kept = {path: KEPT / f"{folder}.{path.name}.json" for path in paths}
@@ -128,7 +128,7 @@ def reached_lines() -> dict[str, dict]:
     return found
 
 
-def chosen(mutant: Mutant, tests: dict[str, dict]) -> list[str]:
+def chosen(mutant: Mutant, tests: dict[str, dict[str, Any]]) -> list[str]:
     """The tests that reach a mutant's line, within `BOUND_S`: its own package's first, quick ones first."""
     package, inside = Path(mutant.file).parts[2], mutant.lineno in inside_functions(ROOT / mutant.file)
     met = {
