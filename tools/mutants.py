@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import coverage
-import gymnasium  # noqa: F401 - what takes long to import is there in all processes that are forked
 import pytest
+import torch  # noqa: F401 - what takes long to import is there in all processes that are forked
 
 from tools.mutation import EQUIVALENT, PACKAGES, ROOT, Mutant, draw, inside_functions
 
