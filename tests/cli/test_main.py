@@ -11,6 +11,7 @@ import pytest
 import palaestra.cli.inspect
 import palaestra.cli.train
 from palaestra.cli.main import _VERBS, main
+from palaestra.cli.options import print_table
 from palaestra.core import CheckpointError, ConfigError, EnvError, MissingExtraError, NonFiniteError, SpecError
 from tests.cli.parts import exit_code, output
 from tests.faults.parts import COMMAND, TIMEOUT_S, command
@@ -201,3 +202,8 @@ def test_every_public_name_is_found_when_it_is_asked_for():
         assert getattr(palaestra, name) is found
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         palaestra.nothing  # noqa: B018
+
+
+def test_tables_show_class_names_and_no_emoji(capsys):
+    print_table(["name"], [["my_pkg:robot: x"]])
+    assert "my_pkg:robot: x" in capsys.readouterr().out

@@ -241,7 +241,7 @@ def doctor(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps([{"what": what, "ok": ok is not False, "note": note} for what, ok, note in findings]))
     else:
-        console = Console(highlight=False)
+        console = Console(highlight=False, emoji=False)
         for what, ok, note in findings:
             mark = "[green]ok  [/]" if ok else "[yellow]none[/]" if ok is None else "[red]no  [/]"
             console.print(f"{mark} {what}  {escape(note)}")

@@ -62,7 +62,7 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     table = Table(Column(head[0], overflow="fold"), *head[1:], box=None)
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else _NO_LIMIT).print(table)
+    Console(width=None if sys.stdout.isatty() else _NO_LIMIT, emoji=False).print(table)
 
 
 def positional(arguments: list[str], usage: str, *names: str) -> tuple[list[str], list[str]]:
