@@ -73,7 +73,7 @@ def test_the_help_of_a_training_shows_the_tuned_settings_of_the_pair(capsys):
     """Every field with the docstring under it, and the preset's value as its default."""
     assert exit_code("train", "ppo", "CartPole-v1", "--help") == 0
     text = " ".join(output(capsys).replace("│", " ").split())
-    assert "--trainer.eval-episodes INT Episodes of one evaluation. (default: 20)" in text
+    assert "--trainer.eval-episodes INT Episodes of one evaluation; with 0 there are none" in text
     assert "--algorithm.learning-rate NUMBER|SCHEDULE" in text
     assert "(default: 'linear(0.001, 0)')" in text
     assert "--seed" in text

@@ -1,6 +1,7 @@
 """Small distributed runs for the tests."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import threading
@@ -13,11 +14,11 @@ import torch
 from gymnasium import spaces
 
 from palaestra.algorithms import ALGORITHMS, Algorithm
-from palaestra.core import POLICY, RunSeeds
+from palaestra.core import POLICY, RunSeeds, join_state, split_state
 from palaestra.distributed import ActingParts, CollectorFactory, DistributedConfig, RolloutManager
 from palaestra.envs import EnvConfig, probe_specs
 from palaestra.rollout import buffer_for
-from palaestra.runtime import RestartPolicy, Runtime
+from palaestra.runtime import RestartPolicy, Runtime, WorkerDiedError
 from palaestra.training import Trainer
 from tests.algorithms.parts import KINDS, SETTINGS, tiny_config
 
@@ -129,3 +130,22 @@ class HoldBack:
         for arrival in self._poll(0.0 if ready else min(timeout_s, 0.02)):
             (self._kept if arrival.worker in self.held else ready).append(arrival)
         return ready
+
+
+def worker_of(manager, number):
+    return manager.group.workers[number].id
+
+
+def kill(runtime, worker):
+    """Ends a worker as a death of its process would: the runtime tells so, and its calls fail."""
+    runtime._bury(runtime._workers[worker], WorkerDiedError(f"{worker} was killed by signal 9 (SIGKILL)"))
+
+
+def unrolls(manager, count):
+    return [manager.unroll(5) for _ in range(count)]
+
+
+def copied(state):
+    """A state as a checkpoint brings it back."""
+    values, arrays = split_state(state)
+    return join_state(values, {name: copy.deepcopy(array) for name, array in arrays.items()})

@@ -1,6 +1,5 @@
 """Tests of `palaestra.distributed.rollout_manager`: who is waited for, what is used, and what is dropped."""
 
-import copy
 import functools
 import logging
 import time
@@ -9,20 +8,23 @@ import numpy as np
 import pytest
 import torch
 
-from palaestra.algorithms import A2C, A2CConfig
-from palaestra.core import CheckpointError, ConfigError, StepType, join_state, split_state
+from palaestra.core import CheckpointError, ConfigError, StepType
 from palaestra.distributed import CollectorFactory, DistributedConfig, WorkersLostError
-from palaestra.envs import EnvConfig, probe_specs
+from palaestra.envs import EnvConfig
 from palaestra.runtime import LocalRuntime, RemoteError, RestartPolicy
 from tests.distributed.runs import (
     QUICK,
     HoldBack,
     assert_same,
+    copied,
     env_of,
     iterate,
+    kill,
     make_algorithm,
     make_manager,
     make_trainer,
+    unrolls,
+    worker_of,
 )
 
 FOUR = {"num_workers": 4}
@@ -32,27 +34,6 @@ FOUR = {"num_workers": 4}
 def runtime():
     with LocalRuntime(QUICK) as runtime:
         yield runtime
-
-
-def worker_of(manager, number):
-    return manager.group.workers[number].id
-
-
-def kill(runtime, worker):
-    """Ends a worker as a death of its process would: the runtime tells so, and its calls fail."""
-    from palaestra.runtime import WorkerDiedError
-
-    runtime._bury(runtime._workers[worker], WorkerDiedError(f"{worker} was killed by signal 9 (SIGKILL)"))
-
-
-def unrolls(manager, count):
-    return [manager.unroll(5) for _ in range(count)]
-
-
-def copied(state):
-    """A state as a checkpoint brings it back."""
-    values, arrays = split_state(state)
-    return join_state(values, {name: copy.deepcopy(array) for name, array in arrays.items()})
 
 
 def lanes_with_rows(manager):
@@ -374,34 +355,6 @@ def test_settings_that_cannot_work_are_refused():
         ({"runtime": "process", "num_gpus": 1.0}, "it is for runtime=ray"),
         ({"timeout_s": 0.0}, "timeout_s is 0.0"),
         ({"grace_timeout_s": -1.0}, "grace_timeout_s is -1.0"),
-        ({"episodes": 0}, "episodes is 0"),
     ]:
         with pytest.raises(ConfigError, match=text):
             DistributedConfig(**settings)
-
-
-def made_for(env):
-    return A2C(*probe_specs(env)[:2], A2CConfig(unroll_length=3))
-
-
-def shown(manager, lane):
-    buffer = manager.buffers["policy"]
-    return set(buffer[buffer.in_time_order(lane)].observation[:, 0].tolist())
-
-
-def test_workers_have_the_attributes_that_were_set(runtime):
-    """Lanes are counted over all workers; the next incarnation of a worker, and a resumed run, have them as well."""
-    env = EnvConfig(name="tests.envs.test_attributes:Leveled", num_envs=2)
-    manager = make_manager(runtime, made_for(env), env, functools.partial(made_for, env), num_workers=2)
-    manager.set_env_attr("level", 4, [1])
-    assert manager.get_env_attr("level") == [None, 4]
-    with pytest.raises(ConfigError, match="there is no environment 2"):
-        manager.set_env_attr("level", 4, [2])
-    manager.unroll(5)
-    assert [shown(manager, lane) for lane in (0, 1)] == [{2}, {4}]
-    state = copied(manager.state())
-    manager.load_state(state)
-    assert manager.get_env_attr("level") == [None, 4]
-    kill(runtime, worker_of(manager, 1))
-    unrolls(manager, 2)
-    assert [shown(manager, lane) for lane in (0, 1)] == [{2}, {4}]

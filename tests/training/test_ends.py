@@ -3,20 +3,14 @@
 import itertools
 import json
 import logging
-import signal
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from palaestra import Trainer
 from palaestra.core import CheckpointError, NonFiniteError, load_tensors
-from palaestra.policies import Phase
-from palaestra.rollout import evaluate
-from palaestra.training import CheckpointStore, Evaluated, StoppedError
-from tests.algorithms.parts import environment
+from palaestra.training import CheckpointStore, Evaluated
 from tests.training.parts import Hooks, Recorder, evaluation_in, trainer
 
 
@@ -265,133 +259,3 @@ def test_a_checkpoint_that_cannot_fit_is_not_begun(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"it needs 4\.0 MiB and 3\.0 are free"):
         store.save(1, {"buffer": {"x": torch.zeros(2**20)}})
     assert list(store.directory.glob("*")) == []
-
-
-# -- signals
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_in_the_middle_of_a_long_unroll_saves_there_and_the_run_goes_on_exactly(tmp_path, number, code):
-    """F22, F25: not even the unroll is waited for, and what is resumed equals what ran through."""
-    whole = trainer("ppo", total=600, unroll_length=50)
-    whole.run()
-    made = trainer("ppo", total=600, unroll_length=50, checkpoints=CheckpointStore(tmp_path))
-    step, count = made.collector.env.step, itertools.count(1)
-    made.collector.env.step = lambda action: (
-        signal.raise_signal(number) if next(count) == 70 else None,
-        step(action),
-    )[1]
-    result = made.run()
-    assert (result.status, result.exit_code) == ("interrupted", code)
-    assert made.collector.unfinished
-    assert 200 * 0.8 < result.env_steps < 220
-    again = trainer("ppo", total=600, unroll_length=50)
-    again.load_state(CheckpointStore(tmp_path).load_newest()[1])
-    again.run()
-    assert again.collector.env_steps == whole.collector.env_steps
-    for name, value in whole.algorithm.model.state_dict().items():
-        assert torch.equal(value, again.algorithm.model.state_dict()[name])
-
-
-def test_a_signal_in_the_last_unroll_leaves_its_rest_to_the_resumed_run(tmp_path):
-    """F22, F25: the budget may be used up in the middle of an unroll, which is learned from all the same."""
-    whole = trainer("ppo", total=170, unroll_length=50)
-    whole.run()
-    made = trainer("ppo", total=170, unroll_length=50, checkpoints=CheckpointStore(tmp_path))
-    step, count = made.collector.env.step, itertools.count(1)
-    made.collector.env.step = lambda action: (
-        signal.raise_signal(signal.SIGINT) if next(count) == 95 else None,
-        step(action),
-    )[1]
-    result = made.run()
-    assert made.collector.unfinished
-    assert result.env_steps > 170
-    again = trainer("ppo", total=170, unroll_length=50)
-    again.load_state(CheckpointStore(tmp_path).load_newest()[1])
-    assert again.run().status == "done"
-    assert again.collector.env_steps == whole.collector.env_steps
-    for name, value in whole.algorithm.model.state_dict().items():
-        assert torch.equal(value, again.algorithm.model.state_dict()[name])
-
-
-def test_a_step_that_outlasts_the_grace_is_stopped_with_the_last_checkpoint_intact(tmp_path):
-    """F22: SIGTERM within grace_s, also where a step hangs."""
-    store = CheckpointStore(tmp_path)
-    made = trainer("ppo", total=10_000, grace_s=0.05, checkpoint_every_steps=100, checkpoints=store)
-    step, gate, count = made.collector.env.step, threading.Event(), itertools.count(1)
-
-    def hanging(action):
-        if next(count) == 80:
-            signal.raise_signal(signal.SIGTERM)
-            gate.wait(30)
-        return step(action)
-
-    made.collector.env.step = hanging
-    with pytest.raises(StoppedError, match=r"not finished 0.05 s after the signal") as caught:
-        made.run()
-    assert caught.value.exit_code == 143
-    assert store.load_newest()[0] in range(100, 250)
-    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
-    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
-
-
-@pytest.mark.parametrize("total", [600, 250], ids=["on the way", "at the end"])
-def test_a_signal_in_an_evaluation_breaks_it_off_and_the_run_goes_on_with_it(tmp_path, total):
-    """F22, F25: nothing is lost, however long the evaluation would have taken."""
-    settings = {"total": total, "eval_every_steps": 240, "checkpoint_every_steps": 0, "evaluate": evaluation_in()}
-    rows: dict[str, Recorder] = {name: Recorder() for name in ("whole", "cut")}
-    seen: dict[str, list[Any]] = {name: [] for name in rows}
-
-    def hooks(name):
-        return [Hooks(evaluated=lambda t, result: seen[name].append((result.env_steps, result.evaluation.returns)))]
-
-    kept = CheckpointStore(tmp_path / "whole")
-    trainer("ppo", **settings, loggers=[rows["whole"]], callbacks=hooks("whole"), checkpoints=kept).run()
-
-    def endless(policy):
-        with environment("discrete", 2, seed=77) as env:
-            original = env.step
-
-            def step(action):
-                signal.raise_signal(signal.SIGTERM)
-                time_step = original(action)  # what steps environments is not struck by an exception
-                stepped.append(time_step)
-                return time_step
-
-            env.step = step
-            return evaluate(policy, env, episodes=10**9)
-
-    store, stepped = CheckpointStore(tmp_path / "cut"), []
-    made = trainer("ppo", **{**settings, "evaluate": endless}, checkpoints=store, loggers=[rows["cut"]])
-    generator = made.algorithm.policy.generator
-    result = made.run()
-    assert (result.status, result.exit_code, len(stepped)) == ("interrupted", 143, 1)
-    assert made.algorithm.policy.generator is generator
-    assert made.algorithm.policy.phase is Phase.COLLECT
-    again = trainer("ppo", **settings, loggers=[rows["cut"]], callbacks=hooks("cut"), checkpoints=store)
-    again.load_state(store.load_newest()[1])
-    assert again.run().status == "done"
-    assert seen["cut"] == seen["whole"]
-    assert timeless(rows["cut"]) == timeless(rows["whole"])
-    for name in ("evaluation", "finished", "evaluation_broken_off", "position"):  # the checkpoint was written anew
-        assert store.load_newest()[1]["trainer"][name] == kept.load_newest()[1]["trainer"][name]
-    assert not list((tmp_path / "cut").glob(".tmp-*"))
-
-
-def timeless(recorder):
-    """The rows without what depends on the clock."""
-    return [{k: v for k, v in row.items() if not k.startswith("time/") and "per_s" not in k} for row in recorder.rows]
-
-
-def test_sigterm_twice_stops_at_once_with_143(tmp_path):
-    """F22."""
-
-    class Impatient(Recorder):
-        def metrics(self, row):
-            signal.raise_signal(signal.SIGTERM)
-            signal.raise_signal(signal.SIGTERM)
-
-    made = trainer("ppo", total=10_000, log_every_steps=100, loggers=[Impatient()])
-    with pytest.raises(StoppedError) as caught:
-        made.run()
-    assert caught.value.exit_code == 143

@@ -98,7 +98,7 @@ class Trainer:
         self.best_return: float | None = None
         """The best mean return of all evaluations so far."""
         self._saved_step, self._failed_saves = -1, 0
-        self._outdated = False  # whether the checkpoint of this env step lacks an evaluation made since
+        self._outdated = False  # whether a checkpoint of this env step lacks what was made since
         self._finished, self._stop_reason = False, ""
 
     @property
@@ -241,6 +241,7 @@ class Trainer:
         if not self._evaluation_broken_off:
             self._log()
             self._finished = self._used_up()
+            self._outdated = True
 
     # -- what happens besides
 
