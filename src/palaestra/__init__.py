@@ -72,7 +72,18 @@ __all__ = [
     "train",
 ]
 
-_PACKAGES = ("experiments", "training", "rollout", "buffers", "algorithms", "envs", "policies", "nn", "core")
+_PACKAGES = (
+    "deployment",
+    "experiments",
+    "training",
+    "rollout",
+    "buffers",
+    "algorithms",
+    "envs",
+    "policies",
+    "nn",
+    "core",
+)
 """Where the names above are looked for, in this order."""
 
 

@@ -14,6 +14,7 @@ PACKAGE = "palaestra"
 LAYERS = (
     ("palaestra",),  # the modules beside the packages: the public front
     ("cli",),
+    ("deployment",),
     ("experiments",),
     ("distributed", "robots"),
     ("multiagent",),

@@ -17,6 +17,7 @@ import torch
 import palaestra.envs
 from palaestra.core import Batch, RunSeeds, TimeStep, check_time_step, load_tensors, save_tensors, spec_leaves
 from palaestra.envs import (
+    BatchedWrapper,
     Driver,
     Environment,
     EnvironmentWrapper,
@@ -92,6 +93,7 @@ VECTORISATIONS = {
     "thread": thread,
     "first-ready": first_ready,
     "native-next-step": functools.partial(native, mode="NextStep"),
+    "wrapped": lambda make: BatchedWrapper(serial(make)),
 }
 EXACT = [name for name in VECTORISATIONS if name.startswith(("serial", "process"))]
 

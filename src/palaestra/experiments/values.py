@@ -30,7 +30,7 @@ _NEEDED = {
 
 RENAMED = {
     "eval_beside": ("eval_async",),
-    "num_updates": ("num_epochs", "gradient_steps"),
+    "num_updates": ("gradient_steps", "num_epochs"),
     "initial_collect_steps": ("learning_starts",),
 }
 """Settings that older versions wrote under another name, with the names that they may have now."""

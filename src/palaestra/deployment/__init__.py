@@ -1,0 +1,1 @@
+"""What a trained policy is used by: files of other formats, servers, shared folders."""
