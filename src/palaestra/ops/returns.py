@@ -213,7 +213,7 @@ def n_step_targets(
     if reward.shape[0] < 2:
         raise ShapeError(f"reward has shape {list(reward.shape)}; at least two rows [n+1, N] are needed, so n >= 1")
     if reward.shape[0] == 2:
-        return NStep(reward[1], gamma * discount[1] * (step_type[1] != _FIRST), step_type)
+        return NStep(reward[1], gamma * discount[1] * step_type[1].bool(), step_type)  # FIRST is 0
     count = valid_starts(step_type).cumprod(0)  # [n, N] 1 as long as no row before has been an end
     inside = count > 0
     product = torch.where(inside, gamma * discount[1:], 1.0).cumprod(0)
