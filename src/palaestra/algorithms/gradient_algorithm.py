@@ -278,14 +278,14 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                 for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator, renew=renew):
                     if step is None:
                         gradients = self.gradients(minibatch)
-                        metrics, priority = self.apply(gradients), gradients.priority
+                        metrics, priority, rows = self.apply(gradients), gradients.priority, gradients.num_valid
                     else:
-                        metrics, priority = step(minibatch)
+                        (metrics, priority), rows = step(minibatch), num_valid(minibatch)
                     info.gradient_steps += 1
                     if priority is not None:
                         source.write_back(minibatch["index"], priority)
                     info.records.append(metrics)
-                    info.rows_trained += int(num_valid(minibatch))
+                    info.rows_trained += int(rows)
                     if self.stop_early(metrics):
                         break
             except BaseException as error:
@@ -315,7 +315,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     def _with_rest(self, batch: Any, drawn: Batch) -> Any:
         """With `env_info` and `untransformed` for the losses, where rows keep them and `preprocess` adds none."""
-        if "env_info" not in drawn and "untransformed" not in drawn:
+        fields = vars(drawn)
+        if "env_info" not in fields and "untransformed" not in fields:
             return batch
         gamma = self.value_of("gamma") if hasattr(self.config, "gamma") else 1.0
         rest = kept_besides(drawn, float(gamma))

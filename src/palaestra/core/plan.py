@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -70,7 +71,7 @@ class OnPolicy:
                 "has none"
             )
 
-    @property
+    @functools.cached_property
     def window(self) -> int:
         """Rows of a lane that one draw needs, besides the open one."""
         return 1
@@ -154,7 +155,7 @@ class Replay:
         if self.learning_starts < 0:
             raise ConfigError(f"Replay(learning_starts={self.learning_starts}): give at least 0 env steps")
 
-    @property
+    @functools.cached_property
     def window(self) -> int:
         """Rows of a lane that one draw needs, besides the open one: n steps, or a sequence with its burn-in."""
         return _window(self)
@@ -207,7 +208,7 @@ class Offline:
         _require_positive(self, "gradient_steps", "mini_batch_size", "mini_batch_length", "n_step")
         _require_burn_in(self)
 
-    @property
+    @functools.cached_property
     def window(self) -> int:
         """Rows of a lane that one draw needs, besides the open one: n steps, or a sequence with its burn-in."""
         return _window(self)

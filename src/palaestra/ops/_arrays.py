@@ -54,9 +54,13 @@ def require_same_shape(needed: str, **arrays: Tensor) -> None:
     Raises:
         ShapeError: names the first array, the one that differs, both shapes and what is needed.
     """
-    first_name, first = next(iter(arrays.items()))
+    expected = None  # `tensor.shape` makes a new object whenever it is asked for
     for name, array in arrays.items():
-        if array.shape != first.shape:
+        shape = array.shape
+        if expected is None:
+            expected = shape
+        elif shape != expected:
+            first_name, first = next(iter(arrays.items()))
             raise shape_error(f"both must be {needed}", **{first_name: first, name: array})
 
 

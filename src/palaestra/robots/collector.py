@@ -182,7 +182,7 @@ class RobotCollector:
 
     def _wait_until_settled(self, group: AgentGroup | RemoteAgentGroup) -> None:
         moved, still_s, polled_at = -1, 0.0, time.monotonic()
-        while group.busy:
+        while group.busy and group is self._group:  # closed by another thread: nobody moves any more
             with group.changed:
                 if group.busy and not self._incarnations.keys() & group.errors.keys():
                     group.changed.wait(_POLL_S)

@@ -223,7 +223,7 @@ class Collector:
     @property
     def unfinished(self) -> bool:
         """Whether an unroll was ended by `pause` before it had all its rows."""
-        return self._quota.left > 0 or np.count_nonzero(self._left) > 0  # a twentieth of what `any` takes
+        return self._quota.left > 0 or (self.episodes is not None and bool(self._left.any()))
 
     # -- stepping
 

@@ -35,6 +35,7 @@ class Averages:
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
         self._waiting: dict[str, list[Tensor]] = {}
+        self._held = 0
 
     def add(self, records: Iterable[Mapping[str, Tensor]]) -> None:
         """Takes records; they are added up when there are some dozens.
@@ -43,9 +44,10 @@ class Averages:
             records: 0-dim tensors by name.
         """
         for record in records:
+            self._held += 1
             for name, value in record.items():
                 self._waiting.setdefault(name, []).append(value)
-        if any(len(values) >= _MOST_WAITING for values in self._waiting.values()):
+        if self._held >= _MOST_WAITING:
             self._settle()
 
     def take(self) -> dict[str, float]:
@@ -62,7 +64,7 @@ class Averages:
                 total += value
             self._sums[name] = total
             self._counts[name] = self._counts.get(name, 0) + len(values)
-        self._waiting = {}
+        self._waiting, self._held = {}, 0
 
     def state(self) -> dict[str, Any]:
         """Sums and counts, as JSON values."""
