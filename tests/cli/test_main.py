@@ -36,11 +36,10 @@ def test_the_package_can_be_run_as_a_module():
     assert done.stdout == f"{palaestra.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [("show-code", "ppo"), ("list", "envs", "--json")])
-def test_a_reader_that_has_enough_is_no_error(arguments):
+def test_a_reader_that_has_enough_is_no_error():
     """As in `palaestra show-code ppo | head -1`."""
     with subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", COMMAND, "show-code", "ppo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -1,5 +1,9 @@
-"""Every example runs as it is, from any directory, in less than a minute; tests/architecture keeps it short."""
+"""Every example runs from any directory: its first steps in the fast tests, as it is in the slow ones.
 
+Each takes less than a minute; tests/architecture keeps it short.
+"""
+
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +13,28 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted([*(ROOT / "examples").glob("*.py"), *(ROOT / "examples" / "robots").glob("*.py")])
 TIMEOUT_S = 300
+BUDGET = re.compile(r"\b\d+_000\b")
+"""How examples write env steps, the only thousands in them."""
+
+every_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@every_example
+def test_example_begins(example, tmp_path):
+    """With 1,000 env steps wherever it takes thousands."""
+    shortened = tmp_path / example.name
+    shortened.write_text(BUDGET.sub("1_000", example.read_text(encoding="utf-8")), encoding="utf-8")
+    runs(shortened, tmp_path)
+
+
+@pytest.mark.slow
+@every_example
 def test_example(example, tmp_path):
+    runs(example, tmp_path)
+
+
+def runs(script, folder):
     done = subprocess.run(
-        [sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        [sys.executable, str(script)], cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
-    assert done.returncode == 0, f"{example.name} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, f"{script.name} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"

@@ -117,7 +117,7 @@ def test_a_script_is_short_and_needs_nothing_of_ours(name):
     assert outside == {"torch", "numpy", "gymnasium"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])
 def test_a_script_runs_from_the_command_line(name, tmp_path):
     arguments = [sys.executable, "-W", "error", str(FOLDER / f"{name}.py"), "--total_env_steps", "1100"]
     done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)

@@ -75,7 +75,10 @@ def run(kind, folder, device, **settings):
     return palaestra.train(algorithm, env, run__directory=str(folder), run__name=device, **given)
 
 
-@pytest.mark.parametrize("kind", ["ppo", "dqn", "memory", "many agents", "workers", "gradient workers", "policy hosts"])
+FAST, SLOW = ["ppo", "dqn", "many agents", "workers"], ["memory", "gradient workers", "policy hosts"]
+
+
+@pytest.mark.parametrize("kind", FAST + [pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW])
 def test_a_run_on_a_device_is_the_run_on_the_cpu(kind, tmp_path):
     """ALF-56: with generators that draw alike; collecting, learning, evaluations and checkpoints."""
     here = run(kind, tmp_path, "cpu")
@@ -98,7 +101,7 @@ def test_actors_act_on_the_cpu_and_the_server_learns_on_the_device(tmp_path):
     assert done.result.status == "done"
 
 
-@pytest.mark.parametrize("way", [("cpu", NAME), (NAME, "cpu"), (NAME, NAME)], ids="-".join)
+@pytest.mark.parametrize("way", [("cpu", NAME), (NAME, "cpu")], ids="-".join)
 def test_a_run_goes_on_on_another_device(way, tmp_path):
     """F25: a GPU's numbers are exact nowhere else, and there only with `deterministic`; the run says so."""
     with pretend_device():

@@ -73,6 +73,7 @@ def test_a_hybrid_run_trains_from_both(tmp_path):
     write_report([done.directory], tmp_path / "report.html")
 
 
+@pytest.mark.slow
 def test_several_seeds_learn_from_the_same_data(tmp_path):
     done = palaestra.train(
         "td3_bc",

@@ -74,7 +74,12 @@ def trained(name: str, *options: str) -> Path:
     return Path("runs") / options[options.index("--run.name") + 1]
 
 
-@pytest.mark.parametrize("name", RUNS)
+FAST = ("dqn", "mappo")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
+)
 def test_an_own_network_is_trained_saved_loaded_and_resumed_from_the_command_line(name, capsys):
     if name == "iql":
         assert exit_code("data", "collect", "random", PENDULUM[0], "demo", "--steps", "60", *RUNS[name][1:3]) == 0

@@ -102,6 +102,7 @@ def test_the_comparison_sees_a_single_bit():
     assert differences(a, {"x": a["x"]}) == [": ['y']"]
 
 
+@pytest.mark.slow
 def test_the_rest_of_a_killed_run_is_not_doubled(tmp_path):
     """F9, F25: rows after the last checkpoint are cut off and written again, once."""
     settings = SMALL | DQN

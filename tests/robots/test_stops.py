@@ -111,6 +111,7 @@ def test_a_robot_stops_while_agents_act(wait_until):
     assert closes_in_time(collector)
     wait_until(lambda: not threads_left())
     thread.join(5)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("server", ["prediction", "learning"])
@@ -124,6 +125,7 @@ def test_a_robot_stops_while_agents_wait_for_a_task(server, wait_until, caplog):
     assert closes_in_time(collector)
     wait_until(lambda: not threads_left())
     thread.join(5)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("server", ["prediction", "learning"])
@@ -136,6 +138,7 @@ def test_a_robot_stops_although_a_task_never_answers(server, wait_until):
     assert closes_in_time(collector)
     wait_until(lambda: not [name for name in threads_left() if name.startswith("agent ")])
     thread.join(5)
+    assert not thread.is_alive()
 
 
 def test_a_robot_stops_while_an_environment_does_not_answer(caplog, wait_until):
@@ -149,6 +152,7 @@ def test_a_robot_stops_while_an_environment_does_not_answer(caplog, wait_until):
     released.set()
     wait_until(lambda: not threads_left())
     thread.join(5)
+    assert not thread.is_alive()
 
 
 def test_a_robot_that_never_began_stops_too():
