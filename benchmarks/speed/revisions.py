@@ -2,7 +2,7 @@
 
 For each workload both sides are built, each in a process of its own, and then measure in turns, a fifth of a second
 each, so that a change of the machine's speed hits both. A ratio, new to old, is taken within each pair of turns; that
-of a round is their median. Both are built anew several times: where a process has its memory moves all of its numbers
+of a round is their median. Both are built anew for every round: where a process has its memory moves all of its numbers
 by some percent.
 """
 
@@ -23,7 +23,6 @@ from benchmarks.record import origin, provenance, table, write_json
 
 RESULTS = Path(__file__).parent / "results"
 CHILD = Path(__file__).with_name("revision.py")
-ROUNDS_OF_A_BUILD = 3
 TURN_S = 0.2
 """How long a side measures before it is the other's turn; a shared machine's speed changes within seconds."""
 LEAST = 0.98
@@ -99,15 +98,14 @@ def run(
     """Calls per second of each side in each turn of each round; who is first changes from turn to turn."""
     speeds: dict[str, list[list[float]]] = {name: [[] for _ in range(rounds)] for name in checkouts}
     with tempfile.TemporaryDirectory() as cache:
-        for first in range(0, rounds, ROUNDS_OF_A_BUILD):
+        for number in range(rounds):
             sides = {name: Side(path, workload, clock, f"{cache}/{name}") for name, path in checkouts.items()}
             try:
                 for side in sides.values():
                     side.wait()
-                for number in range(first, min(first + ROUNDS_OF_A_BUILD, rounds)):
-                    for turn in range(math.ceil(window_s / TURN_S)):
-                        for name in sides if turn % 2 else reversed(sides):
-                            speeds[name][number].append(sides[name].measure(TURN_S))
+                for turn in range(math.ceil(window_s / TURN_S)):
+                    for name in sides if turn % 2 else reversed(sides):
+                        speeds[name][number].append(sides[name].measure(TURN_S))
             finally:
                 for side in sides.values():
                     side.close()
@@ -136,7 +134,7 @@ def markdown(record: Mapping[str, Any]) -> str:
             table([*header, "min to max", f"at least {LEAST}"], lines),
             "Iterations of a trainer, calls of a buffer or steps of an environment per second; a ratio is taken within "
             f"each pair of turns of {TURN_S:g} s and its median in each of {record['rounds']} rounds; the table has "
-            f"the median and the extremes of these. Both sides are built anew every {ROUNDS_OF_A_BUILD} rounds. "
+            f"the median and the extremes of these. Both sides are built anew for every round. "
             f"Seconds are of the clock {record['clock']!r}.",
             origin(record),
         ]
@@ -155,7 +153,7 @@ def main() -> None:
     parser.add_argument("new", type=Path, help="checkout of the new one")
     parser.add_argument("--only", default="", help="workloads that contain this, such as 'train' or 'buffer add'")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--window", type=float, default=2.0, help="seconds of each side in each round")
+    parser.add_argument("--window", type=float, default=1.0, help="seconds of each side in each round")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: processor time of the process")
     parser.add_argument(
         "--results", type=Path, default=RESULTS, help="where revisions.json and revisions.md are written"

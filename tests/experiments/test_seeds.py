@@ -74,7 +74,7 @@ def test_a_failing_seed_is_named_and_the_others_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "num_cores", lambda: 1)
     group = small_group(tmp_path, [1, 0], "tests.experiments.test_seeds:Sometimes")
     assert most == [1, 1]
-    bad, good = group.seeds
+    good, bad = group.seeds
     assert (good.status, good.exit_code) == ("done", 0)
     assert (bad.status, bad.exit_code) == ("failed", 3)
     assert bad.error is not None
