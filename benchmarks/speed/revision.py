@@ -6,6 +6,7 @@ It is run by path, with the checkout as working directory and first on the path:
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -87,7 +88,9 @@ def call_of(workload: str) -> Callable[[], Any]:
 
 
 def main() -> None:
-    workload, clock_name = sys.argv[1:]
+    workload, clock_name, core = sys.argv[1:]
+    if "process" not in workload:
+        os.sched_setaffinity(0, {int(core)})
     clock = CLOCKS[clock_name]
     torch.set_num_threads(1)
     call = call_of(workload)

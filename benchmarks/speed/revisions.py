@@ -3,7 +3,8 @@
 For each workload both sides are built, each in a process of its own, and then measure in turns, a fifth of a second
 each, so that a change of the machine's speed hits both. A ratio, new to old, is taken within each pair of turns; that
 of a round is their median. Both are built anew for every round: where a process has its memory moves all of its numbers
-by some percent.
+by some percent. In a round both have the same core, for what else a machine does slows its cores unequally; workers
+of environments have all of them.
 """
 
 import argparse
@@ -53,10 +54,10 @@ TITLES = {
 class Side:
     """A checkout that has built a workload, and measures when it is asked to."""
 
-    def __init__(self, checkout: Path, workload: str, clock: str, cache: str) -> None:
+    def __init__(self, checkout: Path, workload: str, clock: str, core: int, cache: str) -> None:
         path = os.pathsep.join([str(checkout / "src"), str(checkout)])
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-W", "ignore", str(CHILD), workload, clock],
+            [sys.executable, "-P", "-W", "ignore", str(CHILD), workload, clock, str(core)],
             cwd=checkout,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": cache},
             stdin=subprocess.PIPE,
@@ -96,10 +97,12 @@ def run(
     workload: str, checkouts: Mapping[str, Path], rounds: int, window_s: float, clock: str
 ) -> dict[str, list[list[float]]]:
     """Calls per second of each side in each turn of each round; who is first changes from turn to turn."""
+    cores = sorted(os.sched_getaffinity(0))
     speeds: dict[str, list[list[float]]] = {name: [[] for _ in range(rounds)] for name in checkouts}
     with tempfile.TemporaryDirectory() as cache:
         for number in range(rounds):
-            sides = {name: Side(path, workload, clock, f"{cache}/{name}") for name, path in checkouts.items()}
+            core = cores[number % len(cores)]
+            sides = {name: Side(path, workload, clock, core, f"{cache}/{name}") for name, path in checkouts.items()}
             try:
                 for side in sides.values():
                     side.wait()
@@ -134,8 +137,8 @@ def markdown(record: Mapping[str, Any]) -> str:
             table([*header, "min to max", f"at least {LEAST}"], lines),
             "Iterations of a trainer, calls of a buffer or steps of an environment per second; a ratio is taken within "
             f"each pair of turns of {TURN_S:g} s and its median in each of {record['rounds']} rounds; the table has "
-            f"the median and the extremes of these. Both sides are built anew for every round. "
-            f"Seconds are of the clock {record['clock']!r}.",
+            "the median and the extremes of these. Both sides are built anew for every round, in which both have the "
+            f"same core. Seconds are of the clock {record['clock']!r}.",
             origin(record),
         ]
     )
