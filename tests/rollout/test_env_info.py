@@ -234,6 +234,25 @@ def test_a_loss_reads_costs_and_what_was_there_before_the_wrappers(tmp_path, mon
     assert len(LOOKS) > 5
 
 
+class SummingDQN(palaestra.DQN):
+    """Rewards of several steps are summed in the same way before the wrappers and behind them."""
+
+    def losses(self, batch: Any) -> Any:
+        torch.testing.assert_close(batch.untransformed.reward / 2, batch.reward)
+        LOOKS.append(int((batch.reward > 0.5).sum()))
+        return super().losses(batch)
+
+
+def test_untransformed_rewards_of_several_steps_are_discounted(tmp_path, monkeypatch):
+    """ALF-19: by the algorithm's gamma."""
+    monkeypatch.chdir(tmp_path)
+    LOOKS.clear()
+    sizes = ("--algorithm.network.hidden-sizes", "8", "--algorithm.learning-starts", "8")
+    longer = ("--algorithm.n-step", "3", "--algorithm.gamma", "0.5")
+    assert exit_code("train", f"{__name__}:SummingDQN", NAME, *KEPT, *WRAPPED, *SHORT, *sizes, *longer) == 0
+    assert sum(LOOKS) > 5
+
+
 @pytest.mark.parametrize("vectorization", ["serial", "thread", "process"])
 def test_batched_time_steps_have_the_untransformed_one(vectorization):
     """ALF-19: with normalised observations and scaled rewards `untransformed` is raw, whichever way it came."""

@@ -1,0 +1,51 @@
+"""Tests of what teams learn: from whose reward, and of which value."""
+
+import pytest
+import torch
+
+from palaestra.policies import central_view
+from tests.algorithms.parts import collected, first_minibatch
+
+
+def test_a_team_is_paid_the_mean_of_its_members():
+    """MAPPO: which member earned a reward makes no difference; in which environment does."""
+    algorithm, collector = collected("mappo", "team")
+    unroll = collector.buffer.draw(algorithm.plan, torch.Generator())
+    pay = torch.rand(unroll.reward.shape, generator=torch.Generator().manual_seed(1))
+
+    def advantage(reward):
+        return algorithm.preprocess(unroll.replace(reward=reward), collector.buffer).advantage
+
+    torch.testing.assert_close(advantage(pay), advantage(pay[..., [1, 2, 0]]))
+    assert not torch.allclose(advantage(pay), advantage(pay.roll(1, 1)), atol=1e-3)
+
+
+@torch.no_grad()
+def test_the_mixer_is_the_equation():
+    """Rashid et al. 2018, equation (5) and figure 2: two layers whose weights, all positive, follow from the state."""
+    algorithm, collector = collected("qmix", "team")
+    batch = first_minibatch(algorithm, collector.buffer)
+    mixer, view = algorithm.mixer, central_view(batch.observation)
+    q = torch.randn(len(batch.action), 3, generator=torch.Generator().manual_seed(1))
+    first, bias = mixer.first_weight(view).abs(), mixer.first_bias(view)
+    second, last = mixer.second_weight(view).abs(), mixer.second_bias(view)
+    units = bias.shape[-1]
+    for row, total in enumerate(mixer(q, view).tolist()):
+        hidden = [sum(q[row, g] * first[row, g * units + m] for g in range(3)) + bias[row, m] for m in range(units)]
+        mixed = sum(torch.nn.functional.elu(value) * second[row, m] for m, value in enumerate(hidden))
+        assert total == pytest.approx(float(mixed + last[row, 0]), rel=1e-4, abs=1e-5)
+
+
+def test_each_member_is_judged_by_its_own_critic_with_the_others_as_they_acted():
+    """Lowe et al. 2017, equation (5); members that do not act are not judged."""
+    algorithm, collector = collected("maddpg", "team-continuous")
+    batch = first_minibatch(algorithm, collector.buffer)
+    terms = algorithm.losses(batch).terms
+    view, members = central_view(batch.observation), algorithm.num_agents
+    proposed = algorithm.policy.action(batch.observation).unflatten(-1, (members, -1))
+    gain = torch.zeros(())
+    for g in range(members):
+        mixed = batch.action.unflatten(-1, (members, -1)).clone()
+        mixed[:, g] = proposed[:, g]
+        gain = gain + (algorithm.critic(view, mixed.flatten(-2))[g].squeeze(-1) * batch.observation.alive[:, g]).sum()
+    torch.testing.assert_close(terms["actor"], -gain / (members * len(batch.action)))

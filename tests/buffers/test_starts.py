@@ -1,0 +1,93 @@
+"""Tests of where draws may begin: in data that grow no more, and where all of a buffer is gone through."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from palaestra.buffers import MappedFiles, saving
+from palaestra.core import Replay, ShapeError
+from tests.buffers.checks import check_contents
+from tests.buffers.model import FIRST, LAST, MID, World, generator, make_buffer, step
+from tests.buffers.test_states import filled
+
+
+def serials(buffer, length):
+    try:
+        return sorted(buffer.reader.windows(buffer.starts(length), 1).observation.tolist())
+    except ShapeError:  # there is none
+        return []
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5])
+def test_in_fixed_data_an_episode_that_broke_off_has_ended_too(length):
+    """TS-22: nothing will follow its last rows, so they wait for nothing; those of the running episode do."""
+    for seed in range(25):
+        buffer, world = make_buffer(24, 2), World(2, 12, seed, breaks=True)
+        buffer.reader.fixed = True
+        world.open(buffer)
+        for _ in range(seed + 2):
+            world.append(buffer)
+        lanes = world.lanes
+        assert serials(buffer, length) == sorted(
+            lane.stream[start].serial for lane in lanes for start in lane.starts(length, fixed=True)
+        )
+
+
+def test_a_pass_cuts_the_buffer_into_sequences_that_share_no_row():
+    """ALF-08: one behind the other, from the oldest row on; also where the ring has wrapped."""
+    buffer = make_buffer(40, 2)
+    buffer.open(step([FIRST, FIRST], torch.tensor([0, 100])))
+    for t in range(1, 27):
+        buffer.append(torch.tensor([0, 0]), step([MID, MID], torch.tensor([t, 100 + t])))
+    plan = Replay(unroll_length=1, num_epochs=1, mini_batch_length=4)
+    drawn = buffer.draw(plan, generator())
+    assert sorted(drawn.observation[0].tolist()) == [6, 10, 14, 18, 22, 106, 110, 114, 118, 122]
+
+
+def test_where_few_rows_have_a_memory_a_pass_begins_at_all_of_these():
+    """ALF-08: the oldest row need not be one of them."""
+    buffer, _ = filled(40, 2, 46, period=4)
+    plan = Replay(unroll_length=1, num_epochs=1, mini_batch_length=4)
+    index = buffer.draw(plan, generator()).index
+    assert sorted(index.tolist()) == sorted(buffer.starts(4).tolist())
+    assert len(index) >= 4
+    assert (buffer.reader.ages(index.numpy()) % 4).any()
+
+
+@pytest.mark.parametrize("lost", [[1], [3], [0, 2]])
+def test_rows_that_are_lost_are_ends_of_episodes_and_no_others_are(monkeypatch, lost):
+    """F11: nothing is learned from them, nor across the row before; every other row stays what it was."""
+    monkeypatch.setattr(saving, "_SMALLEST", 1)
+    monkeypatch.setattr(saving, "_SEGMENTS", 4)
+    buffer = make_buffer(40, 2)
+    buffer.open(step([FIRST, FIRST], torch.tensor([0, 100])))
+    for t in range(1, 51):
+        buffer.append(torch.tensor([0, 0]), step([MID, MID], torch.tensor([t, 100 + t])))
+    tensors = buffer.state_tensors()
+    places = json.loads(tensors["segments"])["rows"]["field.step_type"]
+    other = make_buffer(40, 2)
+    other.load_state_tensors({**tensors, "lost": lost})
+    kinds, ring = other.state_tensors()["field.step_type"].numpy(), other.positions.ring_size
+    spare = other.positions.spare
+    gone = {place for i in lost for place in range(i * places - 1, min((i + 1) * places, ring) + spare)}
+    expected = np.where(
+        np.isin(np.arange(ring), [place % ring for place in gone])[:, None], LAST, tensors["field.step_type"]
+    )
+    assert (kinds == expected).all()
+    assert 0 < len(gone) < ring
+
+
+def test_what_is_loaded_into_mapped_files_is_there_for_the_next_process(tmp_path):
+    """TS-12, F25: the positions are written with the rows."""
+    buffer, world = make_buffer(24, 2, storage=MappedFiles(tmp_path / "one")), World(2, 12)
+    world.open(buffer)
+    for _ in range(9):
+        world.append(buffer)
+    mapped = make_buffer(24, 2, storage=MappedFiles(tmp_path / "two"))
+    mapped.load_state_tensors(buffer.state_tensors())
+    del mapped
+    again = make_buffer(24, 2, storage=MappedFiles(tmp_path / "two"))
+    assert len(again) == 18
+    check_contents(again, world)
