@@ -52,6 +52,11 @@ FAMILIES: dict[str, tuple[str, int, dict[str, Any]]] = {
         },
     ),
     "sarsa": ("sarsa", ON_POLICY_STEPS, {"learning_rate": 5e-3, "unroll_length": 8, "epsilon": Linear(1.0, 0.02, 0.7)}),
+    "pqn": (
+        "pqn",
+        ON_POLICY_STEPS,
+        {"learning_rate": 5e-3, "unroll_length": 16, "num_epochs": 2, "mini_batch_size": 32},
+    ),
     "c51": ("c51", REPLAY_STEPS, {**REPLAY, **ATOMS}),
     "qr_dqn": ("qr_dqn", REPLAY_STEPS, {**REPLAY, "num_quantiles": 11}),
     "iqn": ("iqn", REPLAY_STEPS, {**REPLAY, "network": TWO_LAYERS}),

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from palaestra.core import ConfigError, seeded_initialisation
-from palaestra.nn import MLP
+from palaestra.core import ConfigError, TensorSpec, seeded_initialisation
+from palaestra.nn import MLP, EnsembleNetwork, NetworkConfig
+from palaestra.nn.network import mlp_of
 
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU}
 
@@ -156,3 +157,31 @@ def test_relu_layers_start_as_pytorch_does_unless_asked():
 def test_impossible_settings_are_named(arguments, message):
     with pytest.raises(ConfigError, match=message):
         MLP(4, out_size=2, **arguments)
+
+
+def test_normalised_layers_have_units_of_mean_0_and_variance_1_in_every_row():
+    """Ba et al. 2016, equation (4), before the activation; the last layer has none."""
+    mlp = MLP(4, (16, 8), 2, activation="relu", layer_norm=True)
+    x = rows(5, 4) * 100
+    units = mlp.layers[0](x)
+    assert_close(units.mean(-1), torch.zeros(5), atol=1e-5, rtol=0)
+    assert_close(units.var(-1, unbiased=False), torch.ones(5), atol=1e-3, rtol=0)
+    assert_close(mlp(x), sequential(mlp)(x))
+    assert not hasattr(mlp.layers[-1], "gain")
+    assert {name for name, _ in mlp.named_parameters()} >= {"layers.0.gain", "layers.1.shift"}
+
+
+def test_an_ensemble_of_normalised_layers_is_its_members():
+    config = NetworkConfig(hidden_sizes=(6, 5), activation="tanh", layer_norm=True)
+    with seeded_initialisation(3):
+        ensemble = EnsembleNetwork(TensorSpec((4,)), 2, 3, config)
+    with seeded_initialisation(3):
+        members = [mlp_of(4, (6, 5), 2, config) for _ in range(3)]
+    with torch.no_grad():
+        for parameter in [*ensemble.parameters()]:
+            parameter.add_(0.1)
+        for parameter in [parameter for member in members for parameter in member.parameters()]:
+            parameter.add_(0.1)
+    x = rows(7, 4)
+    assert_close(ensemble(x), torch.stack([member(x) for member in members]))
+    assert_close(ensemble(x, members=slice(1, 2))[0], members[1](x))

@@ -22,6 +22,7 @@ from palaestra.algorithms.mappo import *
 from palaestra.algorithms.parts import *
 from palaestra.algorithms.ppg import *
 from palaestra.algorithms.ppo import *
+from palaestra.algorithms.pqn import *
 from palaestra.algorithms.qmix import *
 from palaestra.algorithms.qr_dqn import *
 from palaestra.algorithms.quantile_sac import *
@@ -53,6 +54,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "mappo": MAPPO,
     "ppg": PPG,
     "ppo": PPO,
+    "pqn": PQN,
     "qmix": QMIX,
     "qr_dqn": QRDQN,
     "quantile_sac": QuantileSAC,

@@ -36,6 +36,8 @@ class NetworkConfig:
     """Units of each hidden layer."""
     activation: Activation = "tanh"
     """Function after each hidden layer."""
+    layer_norm: bool = False
+    """Whether the units of each hidden layer are normalised before its activation, row by row."""
     init: Initialisation = "auto"
     """How weights start: orthogonal, PyTorch's default, or auto (orthogonal for tanh)."""
     dueling: bool = False

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from palaestra.core import ConfigError, did_you_mean
 from palaestra.nn.fast import Linear, call, submodules
 
-__all__ = ["MLP", "Activation", "Initialisation", "NoisyMLP"]
+__all__ = ["MLP", "Activation", "Initialisation", "NoisyMLP", "NormalizedLinear"]
 
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "silu", "gelu"]
@@ -30,6 +30,34 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class NormalizedLinear(Linear):
+    """A linear layer whose outputs are normalised over its units, for every row by itself.
+
+        y = g ⊙ (a − mean(a)) / √(var(a) + 10⁻⁵) + s,   a = W x + b
+
+    Ba et al. 2016, https://arxiv.org/abs/1607.06450, equation (4). The gains g start at 1 and the shifts s at 0.
+
+    Args:
+        in_features: of the input.
+        out_features: units.
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        self.gain, self.shift = nn.Parameter(torch.ones(out_features)), nn.Parameter(torch.zeros(out_features))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The normalised outputs.
+
+        Args:
+            input: [..., in_features].
+
+        Returns:
+            [..., out_features].
+        """
+        return nn.functional.layer_norm(super().forward(input), (self.out_features,), self.gain, self.shift)
+
+
 class MLP(nn.Module):
     """Fully connected layers: hidden layers with an activation each, then one without.
 
@@ -46,6 +74,7 @@ class MLP(nn.Module):
         activation: φ.
         init: how weights start.
         out_gain: scale of the last layer's weights; small values start a policy near uniform.
+        layer_norm: whether hidden layers are `NormalizedLinear`.
 
     Raises:
         ConfigError: a size is not positive, or the activation is unknown.
@@ -64,6 +93,7 @@ class MLP(nn.Module):
         activation: Activation = "tanh",
         init: Initialisation = "auto",
         out_gain: float = 1.0,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         sizes = [in_size, *hidden_sizes, *([] if out_size is None else [out_size])]
@@ -75,7 +105,8 @@ class MLP(nn.Module):
             raise ConfigError(f"unknown initialisation {init!r}{did_you_mean(init, get_args(Initialisation))}")
         self.in_size = in_size
         self.out_size = sizes[-1]
-        self.layers = nn.ModuleList(Linear(n, m) for n, m in itertools.pairwise(sizes))
+        kinds = [NormalizedLinear if layer_norm else Linear] * len(hidden_sizes) + [Linear]
+        self.layers = nn.ModuleList(kind(n, m) for kind, (n, m) in zip(kinds, itertools.pairwise(sizes), strict=False))
         self.activation = activation
         self._function = ACTIVATIONS[activation]
         self._num_activations = len(hidden_sizes)

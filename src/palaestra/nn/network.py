@@ -10,7 +10,7 @@ from palaestra.core import ConfigError, SpecTree
 from palaestra.nn.config import NetworkConfig
 from palaestra.nn.encoder import encoder_of
 from palaestra.nn.fast import call, submodules
-from palaestra.nn.mlp import ACTIVATIONS, MLP, NoisyMLP
+from palaestra.nn.mlp import ACTIVATIONS, MLP, NoisyMLP, NormalizedLinear
 
 __all__ = ["CompositeNetwork", "EnsembleNetwork", "GaussianNetwork", "Network", "QNetwork"]
 
@@ -265,15 +265,18 @@ def mlp_of(
             f"recurrent={config.recurrent!r} asks for a memory, but this network alone has none; build it with "
             "nn.with_memory, as PPO, REINFORCE and R2D2 do"
         )
-    return MLP(in_size, hidden_sizes, out_size, activation=config.activation, init=config.init, out_gain=out_gain)
+    made = {"activation": config.activation, "init": config.init, "layer_norm": config.layer_norm}
+    return MLP(in_size, hidden_sizes, out_size, **made, out_gain=out_gain)
 
 
 def _noisy_mlp(in_size: int, hidden_sizes: tuple[int, ...], out_size: int | None, config: NetworkConfig) -> NoisyMLP:
+    if config.layer_norm:
+        raise ConfigError("noisy=True and layer_norm=True: layers with noise are not normalised; leave out one of them")
     return NoisyMLP(in_size, hidden_sizes, out_size, activation=config.activation)
 
 
 class EnsembleLinear(nn.Module):
-    """K linear layers of one shape in one batched product.
+    """K linear layers of one shape in one batched product, each with its normalisation if they have one.
 
     Args:
         layers: K layers, whose weights it starts with.
@@ -283,6 +286,10 @@ class EnsembleLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.stack([layer.weight.detach().T for layer in layers]).contiguous())
         self.bias = nn.Parameter(torch.stack([layer.bias.detach()[None] for layer in layers]))
+        self._normalizes = isinstance(layers[0], NormalizedLinear)
+        if self._normalizes:
+            self.gain = nn.Parameter(torch.stack([layer.gain.detach()[None] for layer in layers]))
+            self.shift = nn.Parameter(torch.stack([layer.shift.detach()[None] for layer in layers]))
 
     def forward(self, x: Tensor, members: Any = None) -> Tensor:
         """The outputs of the members.
@@ -297,7 +304,11 @@ class EnsembleLinear(nn.Module):
         weight, bias = self.weight, self.bias
         if members is not None:
             weight, bias = weight[members], bias[members]
-        return torch.bmm(x if x.ndim == 3 else x.expand(weight.shape[0], -1, -1), weight).add_(bias)
+        out = torch.bmm(x if x.ndim == 3 else x.expand(weight.shape[0], -1, -1), weight).add_(bias)
+        if not self._normalizes:
+            return out
+        gain, shift = (self.gain, self.shift) if members is None else (self.gain[members], self.shift[members])
+        return nn.functional.layer_norm(out, out.shape[-1:]) * gain + shift
 
 
 class EnsembleNetwork(nn.Module):
