@@ -32,6 +32,8 @@ class RunConfig:
     """Where run directories are made."""
     name: str | None = None
     """Name of the run directory; by default date, algorithm, environment and seed."""
+    initial_policy: Annotated[str | None, tyro.conf.arg(aliases=("--from",))] = None
+    """Run or shared folder whose best policy this run begins with; critics, optimizers and data begin anew."""
     compile: Annotated[bool, tyro.conf.arg(aliases=("--compile",))] = False
     """Compile gradient steps: seconds of waiting at the start, then faster learning."""
     device: Annotated[str, tyro.conf.arg(aliases=("--device",))] = "cpu"

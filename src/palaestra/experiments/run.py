@@ -21,6 +21,7 @@ from palaestra.envs import Fault
 from palaestra.envs.watchdog import last_words
 from palaestra.experiments.build import make_learner, make_trainer
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
+from palaestra.experiments.initial import begin_from, with_initial_path
 from palaestra.experiments.learner import Learner, evaluation_environment
 from palaestra.experiments.presets import preset
 from palaestra.experiments.records import FaultRecord, KeepFaults, crashes_told, now, process_info, write_lost
@@ -156,10 +157,11 @@ def run(
     Raises:
         ConfigError: the settings do not fit together; no environment has been stepped then.
     """
-    learner = make_learner(config)
+    learner = make_learner(with_initial_path(config))
     data = learner.load_data()
+    begin_from(learner)  # what does not fit is said before there is a directory
     with StopSignals(grace_s=config.trainer.grace_s):  # from here on there is something to resume
-        directory = RunDirectory.create(config)
+        directory = RunDirectory.create(learner.config)
         if on_start is not None:
             on_start(directory.path)
         with active(directory, learner, data, progress=progress, loggers=loggers, callbacks=callbacks) as trainer:
@@ -241,7 +243,7 @@ def active(
         stack.enter_context(StopSignals(grace_s=config.trainer.grace_s))
         directory.lock()
         stack.callback(directory.unlock)
-        collecting = stack.enter_context(learner.collecting(data))
+        collecting = stack.enter_context(_begun(directory, learner).collecting(data))
         stack.enter_context(_environment_here(config))
         trainer = make_trainer(learner, collecting, directory.path, loggers, callbacks)
         faults = KeepFaults(collecting.reporter, directory.path)
@@ -273,6 +275,13 @@ def active(
             except OSError as full:  # the first cause is what the user needs
                 _log.warning("how %s ended could not be written: %s", directory.path, full)
             raise
+
+
+def _begun(directory: RunDirectory, learner: Learner) -> Learner:
+    """The learner with the policies that the run begins with, which is written down; a checkpoint has its own."""
+    if directory.checkpoints().never_saved and (origin := begin_from(learner)):
+        directory.write_info({"began_from": origin})
+    return learner
 
 
 def _environment_here(config: ExperimentConfig) -> AbstractContextManager[object]:

@@ -295,7 +295,7 @@ def _natural(path: Path) -> tuple[int, str]:
 
 _FIXED = (
     *("algorithm_name", "env", "algorithm.network", "distributed.num_workers"),
-    *("run.seed", "run.directory", "run.name"),
+    *("run.seed", "run.directory", "run.name", "run.initial_policy"),
 )
 """What a checkpoint holds the results of, and no setting can change afterwards."""
 
@@ -311,6 +311,11 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
         ConfigError: a setting is unknown or wrong, the checkpoint would not fit any more, or it is beyond the budget.
     """
     config = run.config
+    if not (run.path / "run.json").is_file() and (run.path / "manifest.json").is_file():
+        raise ConfigError(
+            f"{run.path} is a shared policy without checkpoints, so there is nothing to continue; begin a new run from "
+            f"it: palaestra train {config.algorithm_name} {config.env.name} --from {shlex.quote(str(run.path))}"
+        )
     changed = config_from_mapping(ExperimentConfig, settings, base=config)
     changes = changes_between(config, changed)
     refused = [

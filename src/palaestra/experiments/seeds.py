@@ -21,6 +21,7 @@ from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.curves import curves_of, mean_interval, terminal_plot
+from palaestra.experiments.initial import begin_from, with_initial_path
 from palaestra.experiments.records import num_cores, provenance
 from palaestra.experiments.run_directory import RunDirectory, find_runs, new_directory
 from palaestra.training import StopSignals
@@ -101,8 +102,10 @@ def train_seeds(
     chosen = list(range(config.run.seed, config.run.seed + seeds)) if isinstance(seeds, int) else list(seeds)
     if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
         raise ConfigError(f"seeds is {seeds}; give a number of at least 1, or different seeds of at least 0")
+    config = with_initial_path(config)
     learner = make_learner(config)
     learner.load_data()  # what does not fit is said here, once
+    begin_from(learner)
     path = new_directory(config, f"{len(chosen)}seeds")
     (path / "group.json").write_text(json.dumps({"format": 1, "seeds": chosen, **provenance()}, indent=2) + "\n")
     threads = learner.num_threads(side_by_side=min(len(chosen), num_cores()))

@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import json
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from palaestra.policies.stochastic import CategoricalPolicy, CompositePolicy, Ga
 from palaestra.policies.team import TeamCategoricalPolicy, TeamDeterministicPolicy, TeamGreedyPolicy
 from palaestra.policies.value_greedy import ValueGreedyPolicy
 
-__all__ = ["load_policy", "save_policy"]
+__all__ = ["load_policy", "load_weights", "save_policy"]
 
 _FORMAT = 1
 _CLASSES: tuple[type[NetworkPolicy], ...] = (
@@ -45,26 +45,12 @@ def save_policy(policy: Policy, directory: str | Path) -> None:
     Raises:
         ConfigError: the policy was not made by `build`, so nothing says how to make its network again.
     """
-    if not isinstance(policy, NetworkPolicy) or policy.network_config is None:
-        raise ConfigError(
-            f"this {type(policy).__name__} was not made by `build`, so an artefact could not say how to make it again: "
-            "build it, or save `policy.state_dict()` with `core.save_tensors` and construct the policy yourself"
-        )
+    kind = _kind(policy)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     weights = directory / f"{_WEIGHTS}.tmp"
     save_tensors(weights, policy.state_dict())
-    normalizer = policy.normalizer
-    description = {
-        "format": _FORMAT,
-        "policy": type(policy).__name__,
-        "observation_spec": spec_to_json(policy.observation_spec),
-        "action_spec": spec_to_json(policy.action_spec),
-        "network": _described(policy.network_config),
-        "options": policy.build_options,
-        "normalizer": None if normalizer is None else {"clip": normalizer.clip},
-        "weights_sha256": _sha256(weights),
-    }
+    description = {"format": _FORMAT, **kind, "weights_sha256": _sha256(weights)}
     text = directory / f"{_JSON}.tmp"
     text.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     weights.replace(directory / _WEIGHTS)
@@ -95,11 +81,7 @@ def load_policy(
             f"{directory / _JSON} holds a policy of class {name!r}{did_you_mean(str(name), known)}. "
             "Pass a class of your own as load_policy(directory, classes=[...])"
         )
-    tensors = load_tensors(directory / _WEIGHTS)
-    if _sha256(directory / _WEIGHTS) != data.get("weights_sha256"):
-        raise CheckpointError(
-            f"{directory / _WEIGHTS} is not the file that {_JSON} was written with; save the policy again"
-        )
+    tensors = _tensors(directory, data)
     config = _network_config(data, directory / _JSON, network)
     _require_size(config, sum(tensor.numel() for tensor in tensors.values()), directory / _JSON)
     policy = _built(known[name], data, config, directory / _JSON)
@@ -108,6 +90,79 @@ def load_policy(
     except RuntimeError as error:
         raise CheckpointError(f"the weights in {directory} do not fit {name}: {error}") from error
     return policy.eval()
+
+
+def load_weights(policy: Policy, directory: str | Path) -> str:
+    """Puts the weights and observation statistics that `save_policy` wrote into a policy of the same kind.
+
+    Args:
+        policy: made by its class's `build`; changed in place.
+        directory: for example a run's `policy/`.
+
+    Returns:
+        The SHA-256 of the file of weights.
+
+    Raises:
+        CheckpointError: a file is missing, damaged, or of a format that this version cannot read.
+        ConfigError: the artefact is of another kind: the message says what differs, as (there, here).
+    """
+    directory = Path(directory)
+    saved, kind = _description(directory), json.loads(json.dumps(_kind(policy)))
+    differences = [
+        f"{path} is {_brief(there)} there and {_brief(here)} here" for path, there, here in _differing(saved, kind)
+    ]
+    if differences:
+        raise ConfigError(f"the policy in {directory} does not fit: {'; '.join(differences)}")
+    tensors = _tensors(directory, saved)
+    try:
+        policy.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights in {directory} do not fit: {error}") from error
+    return str(saved["weights_sha256"])
+
+
+def _kind(policy: Policy) -> dict[str, Any]:
+    """What a policy is apart from its weights, as JSON values."""
+    if not isinstance(policy, NetworkPolicy) or policy.network_config is None:
+        raise ConfigError(
+            f"this {type(policy).__name__} was not made by `build`, so an artefact could not say how to make it again: "
+            "build it, or save `policy.state_dict()` with `core.save_tensors` and construct the policy yourself"
+        )
+    normalizer = policy.normalizer
+    return {
+        "policy": type(policy).__name__,
+        "observation_spec": spec_to_json(policy.observation_spec),
+        "action_spec": spec_to_json(policy.action_spec),
+        "network": _described(policy.network_config),
+        "options": policy.build_options,
+        "normalizer": None if normalizer is None else {"clip": normalizer.clip},
+    }
+
+
+def _differing(saved: Mapping[str, Any], kind: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """What an artefact says otherwise than a policy: settings of the network one by one, specs as a whole."""
+    for name, here in kind.items():
+        there = saved.get(name)
+        if name == "network" and isinstance(there, dict):
+            for key in sorted((here.keys() & there.keys()) | {"encoder"}):  # versions may differ in what they know
+                if there.get(key) != here.get(key) and not isinstance(here.get(key), dict):  # one shown has no name
+                    yield f"network.{key}", there.get(key), here.get(key)
+        elif there != here:
+            yield name, there, here
+
+
+def _brief(value: Any) -> str:
+    return text if len(text := json.dumps(value)) <= 300 else f"{text[:300]}..."
+
+
+def _tensors(directory: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights of an artefact, as its description knows them."""
+    tensors = load_tensors(directory / _WEIGHTS)
+    if _sha256(directory / _WEIGHTS) != data.get("weights_sha256"):
+        raise CheckpointError(
+            f"{directory / _WEIGHTS} is not the file that {_JSON} was written with; save the policy again"
+        )
+    return tensors
 
 
 def _description(directory: Path) -> dict[str, Any]:

@@ -1,0 +1,99 @@
+"""Runs that begin with the policies of another run."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+import palaestra
+from palaestra.core import CheckpointError, ConfigError
+from palaestra.experiments import RunDirectory, make_learner, preset, resume, train_seeds
+from palaestra.experiments.config import config_from_mapping
+from palaestra.experiments.initial import begin_from, with_initial_path
+from tests.experiments.parts import CHAIN, SMALL, trained
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A run with observation statistics."""
+    return trained(tmp_path_factory.mktemp("source"), algorithm__normalize_observation=True).directory
+
+
+def learner_from(source, algorithm="ppo", env=CHAIN, **settings):
+    """A learner that begins with the policy of a run."""
+    small = {name: value for name, value in SMALL.items() if algorithm == "ppo" or "unroll" not in name}
+    base = preset(algorithm, env)
+    config = config_from_mapping(base.__class__, small | {"run__initial_policy": str(source)} | settings, base=base)
+    learner = make_learner(with_initial_path(config))
+    return learner, begin_from(learner)
+
+
+def test_a_new_run_begins_with_the_weights_and_statistics_of_another(source):
+    saved = palaestra.load_policy(source / "policy")
+    learner, origin = learner_from(source, algorithm__normalize_observation=True, run__seed=9)
+    (algorithm,) = learner.algorithms.values()
+    for name, tensor in saved.state_dict().items():
+        assert torch.equal(tensor, algorithm.policy.state_dict()[name]), name
+    assert algorithm.num_gradient_steps == 0
+    described = json.loads((source / "policy/policy.json").read_text())
+    assert origin == {"path": str(source.resolve()), "weights_sha256": {"policy": described["weights_sha256"]}}
+
+
+def test_target_networks_become_copies_of_what_was_loaded(tmp_path):
+    settings = {**SMALL, "algorithm__learning_starts": 8, "run__directory": str(tmp_path)}
+    del settings["algorithm__unroll_length"]
+    source = palaestra.train("dqn", CHAIN, **settings).directory
+    learner, _ = learner_from(source, "dqn", algorithm__learning_starts=8, run__seed=5)
+    (algorithm,) = learner.algorithms.values()
+    online, target = (algorithm.model.component[name].state_dict() for name in ("q", "target_q"))
+    saved = palaestra.load_policy(source / "policy").network.state_dict()
+    assert all(torch.equal(saved[name], online[name]) and torch.equal(saved[name], target[name]) for name in saved)
+
+
+def test_what_does_not_fit_is_named(source, tmp_path):
+    with pytest.raises(ConfigError, match=r"network.hidden_sizes is \[8\] there and \[16\] here") as refused:
+        learner_from(source, algorithm__normalize_observation=True, algorithm__network__hidden_sizes=(16,))
+    assert "Give this run the same environment, algorithm and network" in str(refused.value)
+    with pytest.raises(ConfigError, match=r"normalizer is \{.*\} there and null here"):
+        learner_from(source)
+    with pytest.raises(ConfigError, match=r"observation_spec is .* there and .* here"):
+        learner_from(source, env="CartPole-v1", algorithm__normalize_observation=True, env__max_episode_steps=None)
+    with pytest.raises(CheckpointError, match="there is no run 'nowhere'"):
+        learner_from("nowhere", run__directory=str(tmp_path))
+    assert not list(tmp_path.iterdir()), "nothing has been started"
+
+
+def test_a_run_without_an_evaluation_has_no_policy_to_begin_with(tmp_path):
+    empty = trained(tmp_path, "empty", trainer__eval_episodes=0, trainer__eval_every_steps=None).directory
+    with pytest.raises(CheckpointError, match="has kept no policy yet"):
+        learner_from(empty)
+
+
+def test_the_origin_is_recorded_and_the_run_resumes_exactly_without_it(source, tmp_path):
+    begun = {"algorithm__normalize_observation": True, "run__initial_policy": str(source), "run__seed": 3}
+    whole = trained(tmp_path, "whole", **begun)
+    assert RunDirectory(whole.directory).info["began_from"]["path"] == str(source.resolve())
+    other = trained(tmp_path, "other", algorithm__normalize_observation=True, run__seed=3)
+    assert _sum(other.policy) != _sum(whole.policy), "it did not begin with the weights"
+
+    half = trained(tmp_path, "half", **begun, trainer__total_env_steps=48)
+    config = half.directory / "config.yaml"
+    config.write_text(config.read_text().replace(str(source.resolve()), str(tmp_path / "gone")))
+    resumed = resume(half.directory, trainer__total_env_steps=96)
+    assert _sum(resumed.policy) == _sum(whole.policy)
+    with pytest.raises(ConfigError, match=r"run.initial_policy cannot change in a run that continues"):
+        resume(half.directory, run__initial_policy=str(source), trainer__total_env_steps=192)
+
+
+def test_every_seed_of_a_group_is_checked_before_any_begins(source, tmp_path):
+    base = preset("ppo", CHAIN)
+    config = config_from_mapping(type(base), SMALL | {"run__initial_policy": str(source)}, base=base)
+    run = dataclasses.replace(config.run, directory=str(tmp_path / "runs"))
+    with pytest.raises(ConfigError, match="normalizer"):
+        train_seeds(dataclasses.replace(config, run=run), 2)
+    assert not (tmp_path / "runs").exists()
+
+
+def _sum(policy):
+    return [tensor.double().sum().item() for tensor in policy.state_dict().values()]
