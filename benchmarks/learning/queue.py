@@ -51,4 +51,10 @@ def add(results: Path, job: Job, result: Mapping[str, Any], origin: Mapping[str,
     peer = peer_of(job.row)
     others = () if peer is None else peer_seeds(job.row, {peer.name: read(results, peer)})
     summary = summarize(job.row, seeds, others)
-    write_json(results / f"{job.row.name}.json", {**origin, "summary": summary, "seeds": seeds})
+    write_json(results / f"{job.row.name}.json", {**origin, **described(job.row), "summary": summary, "seeds": seeds})
+
+
+def described(row: Row) -> dict[str, Any]:
+    """What `palaestra verify` trains again; nothing for a row of another library."""
+    names = ("algorithm", "env", "env_steps", "compile")
+    return {} if row.peer else {"row": {name: getattr(row, name) for name in names}}

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # imported when first used: `palaestra --help` and `palaestra
     from palaestra.algorithms import *
     from palaestra.buffers import *
     from palaestra.core import *
+    from palaestra.deployment import *
     from palaestra.envs import *
     from palaestra.experiments import *
     from palaestra.experiments.run import run  # the documentation takes the star's for the file
@@ -68,8 +69,10 @@ __all__ = [
     "resume",
     "run",
     "save_policy",
+    "share",
     "stochastic_policy",
     "train",
+    "verify",
 ]
 
 _PACKAGES = (

@@ -23,6 +23,9 @@ usage: palaestra VERB ...
   report RUN...                 all of it as one page     palaestra report last
   compare RUN RUN               settings and curves       palaestra compare first second
   stats [NAME=]LOGS...          what seeds say            palaestra stats ours=last theirs=sb3_logs --env CartPole-v1
+  share RUN                     a folder for others       palaestra share last --push me/my-agent
+  pull MODEL|FOLDER             a policy of others        palaestra pull someone/their-agent
+  verify ROW                    train a published result  palaestra verify ppo_CartPole-v1
   data WHAT                     data to learn from        palaestra data collect random Pendulum-v1 FOLDER
   list [WHAT]                   algorithms, envs, presets, runs
   show-code ALGORITHM           the file that is the algorithm
@@ -110,6 +113,9 @@ _VERBS = {
     "report": "palaestra.cli.results:report",
     "compare": "palaestra.cli.results:compare",
     "stats": "palaestra.cli.stats:stats",
+    "share": "palaestra.cli.sharing:share",
+    "pull": "palaestra.cli.sharing:pull",
+    "verify": "palaestra.cli.verify:verify",
     "data": "palaestra.cli.data:data",
     "list": "palaestra.cli.inspect:list_all",
     "show-code": "palaestra.cli.inspect:show_code",

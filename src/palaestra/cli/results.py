@@ -208,7 +208,7 @@ def play(arguments: list[str]) -> int:
     if not window:
         frames = grid(films) if options.grid else [frame for film in films for frame in film]
         path = Path(options.output or directory.path / "videos" / ("grid.mp4" if options.grid else "play.mp4"))
-        write_film(path, frames, options.fps)
+        experiments.write_film(path, frames, options.fps)
         text += f"\nfilm        {path}"
     options.show({"returns": returns, "film": path and str(path)}, text)
     return 0
@@ -248,21 +248,3 @@ def grid(episodes: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
         rows = [np.hstack(pictures[i : i + columns]) for i in range(0, len(pictures), columns)]
         frames.append(np.vstack(rows))
     return frames
-
-
-def write_film(path: Path, frames: Sequence[np.ndarray], fps: int) -> None:
-    """Writes an mp4 or a gif.
-
-    Args:
-        path: of the file.
-        frames: uint8 [H, W, 3].
-        fps: frames per second.
-
-    Raises:
-        MissingExtraError: imageio is not installed.
-    """
-    imageio = import_extra("imageio.v3", "video", "writing a film")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    gif = path.suffix == ".gif"
-    options = {"loop": 0, "duration": 1000 / fps} if gif else {"fps": fps, "macro_block_size": 2}
-    imageio.imwrite(path, np.stack(frames), **options)

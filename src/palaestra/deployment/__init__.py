@@ -1,1 +1,4 @@
 """What a trained policy is used by: files of other formats, servers, shared folders."""
+
+from palaestra.deployment.card import *
+from palaestra.deployment.sharing import *

@@ -5,10 +5,12 @@ from palaestra.experiments.config import *
 from palaestra.experiments.curves import *
 from palaestra.experiments.data import *
 from palaestra.experiments.evaluation import *
+from palaestra.experiments.films import *
 from palaestra.experiments.learner import *
 from palaestra.experiments.logs import *
 from palaestra.experiments.measure import *
 from palaestra.experiments.presets import *
+from palaestra.experiments.published import *
 from palaestra.experiments.records import *
 from palaestra.experiments.report import *
 from palaestra.experiments.run import *

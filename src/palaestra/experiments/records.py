@@ -57,7 +57,7 @@ def provenance() -> dict[str, Any]:
         "hardware": {
             "machine": platform.machine(),
             "system": platform.platform(),
-            "processor": _processor(),
+            "processor": processor(),
             "cores": num_cores(),
             "memory_bytes": memory_bytes(),
             "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
@@ -78,7 +78,8 @@ def package_version(package: str) -> str | None:
         return None
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The model of the processor, as the system names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

@@ -1,0 +1,105 @@
+"""The model card of a shared policy: what it is, what it reached and over which seeds, and how to get it."""
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from palaestra.core.errors import printable
+
+__all__ = ["model_card"]
+
+
+def model_card(facts: Mapping[str, Any], files: list[str], name: str) -> str:
+    """`README.md` with the front matter that model hubs read.
+
+    Args:
+        facts: of the manifest: see `share`.
+        files: that lie beside it.
+        name: of the folder, or `NAMESPACE/NAME` on a hub.
+
+    Examples:
+        >>> evaluation = {"return_mean": 9.5, "return_std": 0.5, "episodes": 20, "deterministic": True, "seed": 1000000}
+        >>> facts = {"algorithm": "ppo", "environment": "Chain", "seed": 0, "env_steps": 96, "evaluation": evaluation}
+        >>> facts |= {"seeds": None, "command": "palaestra train ppo Chain", "versions": {}, "weights_sha256": {}}
+        >>> print(model_card(facts, [], "chain").splitlines()[1])
+        library_name: palaestra
+    """
+    algorithm, env, evaluation = (facts[key] for key in ("algorithm", "environment", "evaluation"))
+    reached = f"{evaluation['return_mean']:.2f} +/- {evaluation['return_std']:.2f}"
+    metric = {"type": "mean_reward", "name": "mean_reward", "value": reached, "verified": False}
+    result = {
+        "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
+        "dataset": {"type": env, "name": env},
+        "metrics": [metric],
+    }
+    front = {
+        "library_name": "palaestra",
+        "tags": ["reinforcement-learning", "deep-reinforcement-learning", "palaestra", algorithm, env],
+        "model-index": [{"name": f"{algorithm}-{env}", "results": [result]}],
+    }
+    parts = [
+        f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
+        f"# {algorithm} on {env}",
+        "A policy trained with Palaestra. The folder holds numbers and text alone: no pickle, no code.",
+        _results(facts),
+        *(["![learning curve](curve.png)"] if "curve.png" in files else []),
+        *(["[One episode as a film](replay.mp4)"] if "replay.mp4" in files else []),
+        _use(name),
+        _origin(facts),
+    ]
+    return printable("\n\n".join(parts)) + "\n"
+
+
+def _results(facts: Mapping[str, Any]) -> str:
+    evaluation, seeds = facts["evaluation"], facts["seeds"]
+    kind = "deterministic" if evaluation["deterministic"] else "stochastic"
+    text = (
+        f"## Results\n\nThis policy (seed {facts['seed']}, {facts['env_steps']:,} env steps): "
+        f"**{evaluation['return_mean']:.2f} ± {evaluation['return_std']:.2f}** (mean and standard deviation of "
+        f"{evaluation['episodes']} episodes, {kind}, none of those by which it was chosen)."
+    )
+    if seeds is None:
+        return f"{text}\n\nOne seed was trained, which says nothing about how much others differ."
+    low, high = seeds["ci95"]
+    rows = "\n".join(f"| {seed} | {value:.2f} |" for seed, value in seeds["return_mean"].items())
+    return (
+        f"{text}\n\nOver {len(seeds['return_mean'])} seeds: mean {seeds['mean']:.2f}, 95% bootstrap interval "
+        f"{low:.2f} to {high:.2f}. The policy here is of the seed with the best evaluation while it trained.\n\n"
+        f"| seed | mean return |\n|---|---|\n{rows}"
+    )
+
+
+def _use(name: str) -> str:
+    folder = f"shared/{name.rpartition('/')[2]}"
+    return f"""\
+## Use
+
+```bash
+pip install 'palaestra[hub]'
+palaestra pull {shlex.quote(name)}
+palaestra play {shlex.quote(folder)}
+palaestra eval {shlex.quote(folder)} --episodes 100
+```
+
+```python
+import palaestra
+
+policy = palaestra.load_policy("{folder}/policy")
+```"""
+
+
+def _origin(facts: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    hashes = "\n".join(f"- `{name}`: `{value}`" for name, value in facts["weights_sha256"].items())
+    return f"""\
+## Where it comes from
+
+Trained with `{facts["command"]}`; `config.yaml` has every setting: `palaestra train --config config.yaml` trains again.
+
+Versions: {versions}.
+
+SHA-256 of the weights:
+
+{hashes}"""

@@ -1,0 +1,386 @@
+"""A policy as a folder for others: made from a run, checked before it is used, and the way to a model hub and back."""
+
+import dataclasses
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from palaestra import experiments
+from palaestra.core import CheckpointError, ConfigError, PalaestraError, files, import_extra
+from palaestra.core.errors import printable
+from palaestra.deployment.card import model_card
+from palaestra.policies import Policy
+
+__all__ = ["SharedPolicy", "check_shared", "pull", "share"]
+
+_FORMAT = 1
+_FRESH_SEED = 1_000_000
+"""Added to the run's seed: the episodes are none of those by which the best policy was chosen."""
+_MANIFEST, _CARD = "manifest.json", "README.md"
+_KNOWN = re.compile(
+    r"config\.yaml|evals/evaluation\.json|curve\.(png|csv)|replay\.mp4"
+    r"|policy/([^/.][^/]*/)?(policy\.json|weights\.safetensors)"
+)
+"""What a manifest may list; the card may change on a hub, and is nothing that is read."""
+_UNLISTED = (_MANIFEST, _CARD, ".gitattributes")
+_MOST_BYTES = {".safetensors": 2**33, ".mp4": 2**28}
+_MOST_BYTES_OF_TEXT = 2**24
+_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class SharedPolicy:
+    """A shared folder."""
+
+    directory: Path
+    """Where it lies; `play`, `eval` and `load_policy` take it."""
+    facts: dict[str, Any]
+    """What its manifest says: `algorithm`, `environment`, `seed`, `env_steps`, `evaluation`, `seeds`, `weights_sha256`,
+    `command`, `versions`, and `files` with their hashes."""
+    missing: tuple[str, ...] = ()
+    """What could not be made for it, and why: a film, a curve."""
+    url: str | None = None
+    """On the hub, where it was pushed."""
+
+    def __str__(self) -> str:
+        facts = self.facts
+        mean, std, episodes = (facts["evaluation"][key] for key in ("return_mean", "return_std", "episodes"))
+        lines = [
+            f"policy      {facts['algorithm']} on {facts['environment']}, seed {facts['seed']}",
+            f"return      {mean:.2f} ± {std:.2f} ({episodes} episodes)",
+        ]
+        if facts["seeds"] is not None:
+            low, high = facts["seeds"]["ci95"]
+            count, mean = len(facts["seeds"]["return_mean"]), facts["seeds"]["mean"]
+            lines.append(f"seeds       {mean:.2f}, 95% interval {low:.2f} to {high:.2f} over {count} seeds")
+        lines += [f"weights     {value}" for value in facts["weights_sha256"].values()]
+        lines += [f"left out    {what}" for what in self.missing]
+        lines += [f"folder      {self.directory}", *([f"pushed      {self.url}"] if self.url else [])]
+        return printable("\n".join(lines))
+
+
+def share(
+    name: str | Path,
+    *,
+    output: str | Path | None = None,
+    push: str | None = None,
+    root: str | Path = "runs",
+    episodes: int = 20,
+    film: bool = True,
+) -> SharedPolicy:
+    """Makes a folder for others of a run's best policy, or of that of the best seed of a group.
+
+    It holds the policy as safetensors and JSON, `config.yaml`, an evaluation on episodes that are new to the policy, a
+    model card with front matter for model hubs, the curve, a film where the environment draws pictures, and
+    `manifest.json` with the hash of every file. Paths, names of machines and checkpoints stay out.
+
+    Args:
+        name: path or name of a run or group, or `last`.
+        output: the folder, which must not exist; by default `shared/` and the run's name.
+        push: `NAMESPACE/NAME` of a model on the hub, to which it is pushed as well; needs the extra `hub`, and a token
+            (`HF_TOKEN`, or `hf auth login`). `HF_ENDPOINT` is the hub, https://huggingface.co by default.
+        root: the folder of runs.
+        episodes: of the evaluation, of every seed.
+        film: whether to film an episode.
+
+    Raises:
+        CheckpointError: there is no such run, it has no best policy yet, or the hub refused.
+        ConfigError: the folder exists, or the runs are not seeds of one experiment.
+    """
+    runs = experiments.find_runs([name], root)
+    target = Path(output) if output is not None else Path("shared") / _title(runs)
+    _require_free(target)
+    if push is not None:
+        _create(_require_repository(push))
+    _require_alike(runs)
+    seed = runs[0].config.run.seed + _FRESH_SEED
+    found = experiments.evaluate_runs([run.path for run in runs], episodes=episodes, seed=seed)
+    run = max(runs, key=lambda run: run.info.get("best_return") or float("-inf"))
+    learner, policies = experiments.policies_of_run(run)
+    missing: list[str] = []
+    with files.whole_folder(target, "shared folder") as folder:
+        hashes = _copy_policies(run.path, folder)
+        experiments.save_config(_published(run.config), folder / "config.yaml")
+        evaluation = found.runs[str(run.path)].to_json() | {"seed": seed}
+        (folder / "evals").mkdir()
+        files.write_json(folder / "evals/evaluation.json", evaluation)
+        _draw(runs, folder, missing)
+        if film:
+            _film(learner, policies, folder, missing)
+        facts = _facts(run, evaluation, _seeds(runs, found), hashes)
+        names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+        (folder / _CARD).write_text(model_card(facts, names, push or target.name), encoding="utf-8")
+        facts |= {"format_version": _FORMAT, "files": {name: files.fingerprint(folder / name) for name in names}}
+        files.write_manifest(folder, facts)
+    url = None if push is None else _push(target, push)
+    return SharedPolicy(target, facts, tuple(missing), url)
+
+
+def pull(source: str | Path, *, output: str | Path | None = None) -> SharedPolicy:
+    """Gets a shared policy from the hub, or checks a folder; nothing of what it names is imported.
+
+    Args:
+        source: a folder, or `NAMESPACE/NAME` on the hub, which needs the extra `hub`.
+        output: where it is put; must not exist. By default `shared/NAME`; a folder is checked where it lies.
+
+    Raises:
+        CheckpointError: a file is missing, damaged, too large, a link, or none that belongs there; or the hub refused.
+        ConfigError: `source` is neither, or the folder exists.
+    """
+    if Path(source).is_dir():
+        facts = check_shared(source)
+        if output is None:
+            return SharedPolicy(Path(source), facts)
+        _require_free(Path(output))
+        _copy_listed(Path(source), Path(output), facts)
+        return SharedPolicy(Path(output), facts)
+    repository = _require_repository(str(source))
+    target = Path(output) if output is not None else Path("shared") / repository.partition("/")[2]
+    _require_free(target)
+    with tempfile.TemporaryDirectory() as temporary:
+        _download(repository, Path(temporary))
+        shutil.rmtree(Path(temporary) / ".cache", ignore_errors=True)  # the client's notes on what it has
+        facts = check_shared(temporary)
+        _copy_listed(Path(temporary), target, facts)
+    return SharedPolicy(target, facts)
+
+
+def check_shared(folder: str | Path) -> dict[str, Any]:
+    """Checks that a folder is what `share` made, and holds nothing else.
+
+    Args:
+        folder: of a stranger.
+
+    Returns:
+        What its manifest says.
+
+    Raises:
+        CheckpointError: a file is missing, damaged, too large, a link, or none that belongs there.
+    """
+    folder = Path(folder)
+    found = {name: path for name, path in _walk(folder) if name not in _UNLISTED}
+    if not (folder / _MANIFEST).is_file():
+        raise CheckpointError(
+            f"{folder} has no {_MANIFEST}, so it is no shared policy; `palaestra share RUN` makes one of a run"
+        )
+    facts = files.read_manifest(folder, _FORMAT)
+    listed: dict[str, Any] = facts["files"]
+    if strange := sorted(found.keys() - listed.keys()):
+        raise CheckpointError(f"{folder} holds {_names(strange)}, which its {_MANIFEST} does not list")
+    for name, expected in listed.items():
+        if not _KNOWN.fullmatch(name) or name not in found or not files.is_whole(found[name], expected):
+            raise files.damage(folder / printable(name))
+    _require_facts(folder, facts)
+    return facts
+
+
+def _require_facts(folder: Path, facts: Mapping[str, Any]) -> None:
+    """What is printed has to be there, and of the right kind."""
+    try:
+        evaluation, seeds = facts["evaluation"], facts["seeds"]
+        numbers = [evaluation["return_mean"], evaluation["return_std"], evaluation["episodes"]]
+        numbers += [] if seeds is None else [seeds["mean"], *seeds["ci95"], len(seeds["return_mean"])]
+        texts = [facts["algorithm"], facts["environment"], *facts["weights_sha256"].values()]
+        right = all(isinstance(x, int | float) for x in numbers) and all(isinstance(x, str) for x in texts)
+        right = right and "seed" in facts and any(name.endswith("weights.safetensors") for name in facts["files"])
+    except (KeyError, TypeError, AttributeError, IndexError):
+        right = False
+    if not right:
+        raise CheckpointError(f"{folder / _MANIFEST} lacks what `palaestra share` writes there; ask for a new one")
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Every file by its name within the folder; what is no file, or not one of ours, is refused."""
+    for place, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            path = Path(place, name)
+            inside = path.relative_to(folder).as_posix()
+            if path.is_symlink() or not (path.is_dir() or path.is_file()):
+                raise CheckpointError(f"{folder} holds {_names([inside])}, a link or device; only files belong there")
+            if not path.is_dir():
+                _require_known(str(folder), inside, path.stat().st_size)
+                yield inside, path
+
+
+def _require_known(where: str, name: str, size_bytes: int) -> None:
+    if name not in _UNLISTED and not _KNOWN.fullmatch(name):
+        raise CheckpointError(
+            f"{where} holds {_names([name])}, which does not belong to a shared policy: those are safetensors, JSON, "
+            "config.yaml, a curve and a film; no pickles, no code"
+        )
+    if size_bytes > (most := _MOST_BYTES.get(Path(name).suffix, _MOST_BYTES_OF_TEXT)):
+        raise CheckpointError(f"{where} holds {_names([name])} of {size_bytes:,} bytes; at most {most:,} are taken")
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return printable(", ".join(names[:3])) + more
+
+
+def _copy_listed(source: Path, target: Path, facts: Mapping[str, Any]) -> None:
+    with files.whole_folder(target, "shared folder") as folder:
+        for name in (*facts["files"], *_UNLISTED):
+            if (source / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source / name, folder / name)
+
+
+# -- what goes into the folder
+
+
+def _title(runs: Sequence[experiments.RunDirectory]) -> str:
+    """The name of the run, or of the group that several are of."""
+    path = runs[0].path.resolve()
+    return path.name if len(runs) == 1 and not (path.parent / "group.json").is_file() else path.parent.name
+
+
+def _require_free(target: Path) -> None:
+    if target.exists() or target.is_symlink():
+        raise ConfigError(f"{target} exists already; give another folder as --output, or remove it")
+
+
+def _require_alike(runs: Sequence[experiments.RunDirectory]) -> None:
+    first = runs[0].config
+    for run in runs[1:]:
+        changes = experiments.changes_between(first, run.config)
+        if different := [path for path in changes if not path.startswith("run.")]:
+            raise ConfigError(
+                f"{runs[0].path} and {run.path} differ in {', '.join(different[:4])}; an interval is over seeds of one "
+                "experiment: share one of the runs"
+            )
+
+
+def _copy_policies(run: Path, folder: Path) -> dict[str, str]:
+    """Copies the policies of the best evaluation; returns the hashes of their weights, by their place."""
+    hashes: dict[str, str] = {}
+    for description in sorted((run / "policy").glob("**/policy.json")):
+        place = description.parent.relative_to(run)
+        (folder / place).mkdir(parents=True)
+        for file in (description, description.with_name("weights.safetensors")):
+            shutil.copyfile(file, folder / place / file.name)
+        hashes[place.as_posix()] = files.fingerprint(folder / place / "weights.safetensors")["sha256"]
+    return hashes
+
+
+def _published(config: experiments.ExperimentConfig) -> experiments.ExperimentConfig:
+    """A configuration without what is of one machine."""
+    run = dataclasses.replace(config.run, directory="runs", name=None, initial_policy=None, loggers=())
+    return dataclasses.replace(config, run=run)
+
+
+def _seeds(runs: Sequence[experiments.RunDirectory], found: experiments.RunsEvaluation) -> dict[str, Any] | None:
+    if len(runs) == 1:
+        return None
+    means = {str(run.config.run.seed): found.runs[str(run.path)].return_mean for run in runs}
+    return {"return_mean": means, "mean": found.return_mean, "ci95": list(found.return_ci95)}
+
+
+def _facts(
+    run: experiments.RunDirectory, evaluation: dict[str, Any], seeds: dict[str, Any] | None, hashes: dict[str, str]
+) -> dict[str, Any]:
+    info, config = run.info, run.config
+    short = ("return_mean", "return_std", "return_ci95", "episodes", "deterministic", "seed")
+    began = info.get("began_from") or {}
+    return {
+        "algorithm": config.algorithm_name,
+        "environment": config.env.name,
+        "seed": config.run.seed,
+        "env_steps": info.get("env_steps") or run.env_steps,
+        "evaluation": {key: evaluation[key] for key in short},
+        "seeds": seeds,
+        "weights_sha256": hashes,
+        "began_from_sha256": began.get("weights_sha256"),
+        "command": _command(info.get("command") or []),
+        "versions": info.get("versions", {}),
+    }
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """What was typed; the program without its folder, for that is of one machine."""
+    program, *rest = [str(word) for word in arguments] or ["palaestra"]
+    name = "palaestra" if Path(program).name in ("palaestra", "__main__.py") else Path(program).name
+    return shlex.join([name, *(Path(word).name if Path(word).is_absolute() else word for word in rest)])
+
+
+def _draw(runs: Sequence[experiments.RunDirectory], folder: Path, missing: list[str]) -> None:
+    """The curve as numbers and, where matplotlib is installed, as a picture."""
+    try:
+        curves = experiments.curves_of(runs)
+        for name in ("curve.csv", "curve.png"):
+            experiments.save_plot(curves, folder / name)
+    except PalaestraError as error:
+        missing.append(f"the curve: {error}")
+
+
+def _film(learner: experiments.Learner, policies: Mapping[str, Policy], folder: Path, missing: list[str]) -> None:
+    try:
+        experiments.film_episode(learner, policies, folder / "replay.mp4")
+    except Exception as error:  # an environment that cannot be drawn may raise anything, and a film is an extra
+        missing.append(f"the film: {error}")
+        (folder / "replay.mp4").unlink(missing_ok=True)
+
+
+# -- the hub
+
+
+def _require_repository(name: str) -> str:
+    if not _REPOSITORY.fullmatch(name):
+        raise ConfigError(f"{name!r} is neither a folder nor a model on the hub; give a folder, or NAMESPACE/NAME")
+    return name
+
+
+def _api() -> Any:
+    hub = import_extra("huggingface_hub", "hub", "sharing on a model hub")
+    return hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"), library_name="palaestra")
+
+
+@contextmanager
+def _asking(what: str, repository: str) -> Iterator[None]:
+    """Says what the hub refused; its client raises errors of many kinds."""
+    try:
+        yield
+    except PalaestraError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{what} {repository} failed: {type(error).__name__}: {' '.join(str(error).split())} Is the name right, is "
+            "there a token (HF_TOKEN, or `hf auth login`), and can the hub be reached?"
+        ) from error
+
+
+def _create(repository: str) -> str:
+    """Makes a model on the hub if there is none yet, before any work is done for it; returns its address."""
+    api = _api()
+    with _asking("pushing", repository):
+        return str(api.create_repo(repository, exist_ok=True))
+
+
+def _push(folder: Path, repository: str) -> str:
+    """One commit that makes the model on the hub what the folder is; returns its address."""
+    api, hub = _api(), import_extra("huggingface_hub", "hub", "sharing on a model hub")
+    local = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    with _asking("pushing", repository):
+        old = [name for name in api.list_repo_files(repository) if name not in local and name != ".gitattributes"]
+        operations = [hub.CommitOperationAdd(name, str(path)) for name, path in sorted(local.items())]
+        operations += [hub.CommitOperationDelete(name) for name in old]
+        return str(api.create_commit(repository, operations, commit_message="Share a policy").repo_url)
+
+
+def _download(repository: str, folder: Path) -> None:
+    """The files of a model on the hub, once it is known that all of them belong there."""
+    api = _api()
+    with _asking("pulling", repository):
+        entries = [entry for entry in api.list_repo_tree(repository, recursive=True) if hasattr(entry, "size")]
+        for entry in entries:
+            _require_known(repository, entry.path, entry.size)
+        if not any(entry.path == _MANIFEST for entry in entries):
+            raise CheckpointError(f"{repository} has no {_MANIFEST}, so it is no policy that palaestra shared")
+        for entry in entries:
+            api.hf_hub_download(repository, entry.path, local_dir=folder)

@@ -1,0 +1,287 @@
+"""Published rows of `benchmarks/learning`: trained as they were, and compared with what they say."""
+
+import json
+import math
+import platform
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from palaestra.core import ConfigError, did_you_mean
+from palaestra.experiments.learner import evaluation_environment
+from palaestra.experiments.presets import load_config
+from palaestra.experiments.records import package_version, processor
+from palaestra.experiments.run import train
+from palaestra.policies import Policy, load_policy, save_policy
+from palaestra.rollout import evaluate
+
+__all__ = ["PublishedRow", "Verification", "machine_kind", "published_rows", "train_published", "verify"]
+
+_RESULTS = Path("benchmarks/learning/results")
+_FINAL_EPISODES = 100
+_FINAL_SEED = 1_000_000
+"""Added to the run's seed: the final episodes are none of those by which the best policy was chosen."""
+_PACKAGES = ("palaestra", "torch", "numpy", "gymnasium", "mujoco", "ale-py", "box2d")
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """One row, with its committed results."""
+
+    name: str
+    """For example `ppo_CartPole-v1`."""
+    algorithm: str
+    """Its name."""
+    env: str
+    """Environment."""
+    settings: dict[str, Any]
+    """Of `palaestra.train` besides the preset: the budget, and whether updates are compiled."""
+    seeds: dict[int, dict[str, Any]]
+    """What each seed reached: `final`, its evaluations before and after, and where known `weights_sha256` and
+    `machine`."""
+    return_mean: float
+    """Mean over seeds of the last policy's mean return."""
+    half_width: float | None
+    """Half of its 95% interval (Student's t); `None` for one seed."""
+    revision: str
+    """Of the code that was measured."""
+
+    @property
+    def has_hashes(self) -> bool:
+        """Whether every seed says which weights it ended with, and on which kind of machine."""
+        return all("weights_sha256" in seed["final"]["last"] for seed in self.seeds.values())
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What training a published row again could say."""
+
+    row: str
+    """Its name."""
+    verdict: str
+    """`same bits`, `other bits` (though the machine is of the same kind), `within the interval`, `outside the
+    interval`, or `nothing`, where one seed was published and no hash fits."""
+    seeds: dict[int, dict[str, Any]]
+    """By seed: `published` and `here` (mean returns of the last policy), and `bits`: same, other, or why unknown."""
+    return_mean: float
+    """Mean over the seeds trained here."""
+    interval: tuple[float, float] | None
+    """Where a mean over so many seeds lies in 95 of 100 cases, given those that were published."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the row could be verified."""
+        return self.verdict in ("same bits", "within the interval")
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the mean return lies in the interval; `None` without one."""
+        return None if self.interval is None else self.interval[0] <= self.return_mean <= self.interval[1]
+
+    def __str__(self) -> str:
+        lines = [
+            f"seed {number:<4} {seed['here']:.2f} here, {seed['published']:.2f} published; weights: {seed['bits']}"
+            for number, seed in self.seeds.items()
+        ]
+        if self.interval is not None:
+            low, high = self.interval
+            place = "within" if self.within else "outside"
+            lines.append(f"return      {self.return_mean:.2f}, {place} the published interval {low:.2f} to {high:.2f}")
+        said = {
+            "same bits": "verified: the weights are the published ones, bit for bit",
+            "other bits": "not verified: the machine is of the published kind, and the weights are others; has the "
+            "code changed since the published revision?",
+            "within the interval": "verified by the return alone: it lies within the published interval",
+            "outside the interval": "not verified: the return lies outside the published interval",
+            "nothing": "nothing could be said: one seed was published, which has no interval, and no hash to compare",
+        }
+        return "\n".join([*lines, f"{self.row}  {said[self.verdict]}"])
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values, and `ok`."""
+        return {**vars(self), "ok": self.ok, "within": self.within}
+
+
+def machine_kind() -> dict[str, Any]:
+    """What the bits of trained weights depend on besides the seed: processor, system, and versions of packages."""
+    return {
+        "processor": processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "versions": {name: version for name in _PACKAGES if (version := package_version(name))},
+    }
+
+
+def published_rows(results: str | Path | None = None) -> dict[str, PublishedRow]:
+    """The rows that have results, by name; rows of other libraries are left out.
+
+    Args:
+        results: the folder of results; by default that of the checkout which this package is in, or of the working
+            directory.
+
+    Raises:
+        ConfigError: there is no such folder. An installed package has none: a checkout is needed.
+    """
+    checkout = Path(__file__).resolve().parents[3] / _RESULTS
+    folder = Path(results) if results is not None else checkout if checkout.is_dir() else _RESULTS
+    if not folder.is_dir():
+        raise ConfigError(
+            f"there are no published results in {folder}: an installed package has none. Run this in a checkout of the "
+            "repository, or name its folder benchmarks/learning/results as --results"
+        )
+    found = {}
+    for file in sorted(folder.glob("*.json")):
+        record = json.loads(file.read_text())
+        if "row" in record:
+            found[file.stem] = _row(file.stem, record)
+    return found
+
+
+def _row(name: str, record: Mapping[str, Any]) -> PublishedRow:
+    row, last = record["row"], record["summary"]["last"]
+    return PublishedRow(
+        name=name,
+        algorithm=row["algorithm"],
+        env=row["env"],
+        settings={"trainer__total_env_steps": row["env_steps"], "run__compile": row["compile"]},
+        seeds={seed["seed"]: seed for seed in record["seeds"]},
+        return_mean=last["mean"],
+        half_width=last["half_width"],
+        revision=str(record["revision"]),
+    )
+
+
+def train_published(algorithm: str, env: str, seed: int, directory: str | Path, **settings: Any) -> dict[str, Any]:
+    """Trains one seed of a row as it is published, and evaluates the last and the best policy on new episodes.
+
+    Args:
+        algorithm: its name.
+        env: environment.
+        seed: of the run.
+        directory: where the run directory is made.
+        settings: of `train`, besides the preset.
+
+    Returns:
+        What a seed's entry in the row's results holds, as JSON values.
+    """
+    done = train(
+        algorithm,
+        env,
+        run__seed=seed,
+        run__directory=str(directory),
+        run__num_threads=1,
+        run__tensorboard=False,
+        **settings,
+    )
+    evaluations = sorted(
+        (int(file.stem), json.loads(file.read_text())) for file in (done.directory / "evals").glob("*.json")
+    )
+    assert isinstance(done.policy, Policy)
+    policies = {"last": done.policy, "best": load_policy(done.directory / "policy")}
+    return {
+        "seed": seed,
+        "env_steps": [steps for steps, _ in evaluations],
+        "return_mean": [evaluation["return_mean"] for _, evaluation in evaluations],
+        "episodes": evaluations[-1][1]["episodes"],
+        "final": {which: _final(policy, done.directory, seed, which) for which, policy in policies.items()},
+        "machine": machine_kind(),
+        "train_s": done.result.train_s,
+    }
+
+
+def _final(policy: Policy, directory: Path, seed: int, which: str) -> dict[str, Any]:
+    config = load_config(directory / "config.yaml")
+    env, lanes = evaluation_environment(config, _FINAL_SEED + seed, config.run.eval_num_envs)
+    with env:
+        result = evaluate(policy, env, episodes=_FINAL_EPISODES, seeds=lanes)
+    save_policy(policy, directory / f"{which}_policy")
+    described = json.loads((directory / f"{which}_policy" / "policy.json").read_text())
+    return {
+        "return_mean": result.return_mean,
+        "return_std": result.return_std,
+        "episodes": result.episodes,
+        "weights_sha256": described["weights_sha256"],
+    }
+
+
+def verify(
+    row: str,
+    *,
+    seeds: Sequence[int] = (),
+    results: str | Path | None = None,
+    on_seed: Callable[[int, dict[str, Any]], None] | None = None,
+) -> Verification:
+    """Trains a published row again, and compares it with its committed results.
+
+    On a machine of the published kind the weights have to be the same, bit for bit. Elsewhere, and where no hash was
+    published, the mean return of the last policies has to lie where the published seeds say: with their 95% interval
+    m ± h over n seeds, that of k new ones is m ± h √(1 + n/k).
+
+    Args:
+        row: for example `ppo_CartPole-v1`.
+        seeds: which of the published ones; by default all.
+        results: see `published_rows`.
+        on_seed: called with each seed and what came of it.
+
+    Raises:
+        ConfigError: there is no such row, or it has no such seed.
+    """
+    rows = published_rows(results)
+    if row not in rows:
+        raise ConfigError(f"there is no published row {row!r}{did_you_mean(row, rows)}. `--list` shows all")
+    published = rows[row]
+    chosen = list(seeds) or list(published.seeds)
+    if unknown := [seed for seed in chosen if seed not in published.seeds]:
+        known = ", ".join(map(str, published.seeds))
+        raise ConfigError(f"{row} has no published seed {unknown[0]}; there are {known}")
+    found: dict[int, dict[str, Any]] = {}
+    for seed in chosen:
+        with tempfile.TemporaryDirectory() as folder:
+            here = train_published(published.algorithm, published.env, seed, folder, **published.settings)
+        found[seed] = _compared(published.seeds[seed], here)
+        if on_seed is not None:
+            on_seed(seed, found[seed])
+    mean = statistics.fmean(seed["here"] for seed in found.values())
+    interval = _interval(published, len(found))
+    return Verification(row, _verdict(found, mean, interval), found, mean, interval)
+
+
+def _compared(published: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
+    then, now = published["final"]["last"], here["final"]["last"]
+    if "weights_sha256" not in then:
+        bits = "no hash was published"
+    elif then["weights_sha256"] == now["weights_sha256"]:
+        bits = "same"
+    else:
+        different = _differences(published.get("machine", {}), here["machine"])
+        bits = f"another kind of machine ({different})" if different else "other"
+    return {"published": then["return_mean"], "here": now["return_mean"], "bits": bits}
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    before, after = ({**kind, **kind.get("versions", {})} for kind in (then, now))
+    names = [name for name in {**before, **after} if name != "versions" and before.get(name) != after.get(name)]
+    return ", ".join(f"{name}: {before.get(name)} then, {after.get(name)} here" for name in names)
+
+
+def _interval(published: PublishedRow, count: int) -> tuple[float, float] | None:
+    if published.half_width is None:
+        return None
+    half = published.half_width * math.sqrt(1 + len(published.seeds) / count)
+    return published.return_mean - half, published.return_mean + half
+
+
+def _verdict(found: Mapping[int, Mapping[str, Any]], mean: float, interval: tuple[float, float] | None) -> str:
+    bits = [seed["bits"] for seed in found.values()]
+    if "other" in bits:
+        return "other bits"
+    if all(one == "same" for one in bits):
+        return "same bits"
+    if interval is None:
+        return "nothing"
+    return "within the interval" if interval[0] <= mean <= interval[1] else "outside the interval"

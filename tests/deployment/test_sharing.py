@@ -1,0 +1,242 @@
+"""Tests of `palaestra share` and `pull`."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+import yaml
+
+import palaestra
+from palaestra.core import CheckpointError, ConfigError, files
+from palaestra.deployment import check_shared, pull, share
+from palaestra.experiments import RunDirectory, evaluate_run
+from tests.cli.parts import exit_code, output
+from tests.deployment.hub import TOKEN, hub
+from tests.experiments.parts import trained
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a group of two seeds, and its shared folder."""
+    folder = tmp_path_factory.mktemp("sharing")
+    group = folder / "runs/g"
+    group.mkdir(parents=True)
+    (group / "group.json").write_text('{"format": 1, "seeds": [5, 6]}')
+    for seed in (5, 6):
+        trained(group, f"seed_{seed}", run__seed=seed)
+    share(group, output=folder / "shared/g", episodes=4)
+    return folder
+
+
+@pytest.fixture
+def shared(made, tmp_path, monkeypatch):
+    """A copy of the shared folder, below a working directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(made / "shared/g", tmp_path / "theirs")
+    return Path("theirs")
+
+
+@pytest.fixture
+def stand_in(monkeypatch, tmp_path):
+    """The models of a hub that the client talks to."""
+    with hub() as (address, models):
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no_token"))
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield models
+        huggingface_hub.close_session()
+
+
+def test_a_shared_folder_is_a_policy_with_a_card_a_curve_and_hashes(made, shared):
+    facts = check_shared(shared)
+    best = max((RunDirectory(made / f"runs/g/seed_{seed}") for seed in (5, 6)), key=lambda run: run.info["best_return"])
+    assert facts["seed"] == best.config.run.seed
+    weights = (shared / "policy/weights.safetensors").read_bytes()
+    assert weights == (best.path / "policy/weights.safetensors").read_bytes()
+    assert facts["weights_sha256"] == {"policy": hashlib.sha256(weights).hexdigest()}
+    fresh = evaluate_run(best.path, episodes=4, seed=5 + 1_000_000)
+    assert facts["evaluation"]["return_mean"] == fresh.return_mean
+    assert sorted(facts["seeds"]["return_mean"]) == ["5", "6"]
+    low, high = facts["seeds"]["ci95"]
+    assert low <= facts["seeds"]["mean"] <= high
+    assert {"config.yaml", "curve.csv", "curve.png", "evals/evaluation.json"} <= set(facts["files"])
+    assert not [path for path in shared.rglob("*") if path.suffix in (".pkl", ".pt", ".pth")]
+
+
+def test_the_hub_reads_the_front_matter_of_the_card(shared):
+    card = huggingface_hub.ModelCard.load(shared / "README.md")
+    facts = check_shared(shared)
+    assert card.data.library_name == "palaestra"
+    assert "reinforcement-learning" in card.data.tags
+    (result,) = card.data.eval_results
+    mean, std = facts["evaluation"]["return_mean"], facts["evaluation"]["return_std"]
+    assert (result.dataset_name, result.metric_type) == ("palaestra.envs.tiny:Chain", "mean_reward")
+    assert result.metric_value == f"{mean:.2f} +/- {std:.2f}"
+    assert "95% bootstrap interval" in card.text
+    assert facts["weights_sha256"]["policy"] in card.text
+    assert "palaestra pull g" in card.text
+
+
+def test_nothing_of_the_machine_is_in_it(made, shared):
+    secret = [str(made), os.uname().nodename, str(Path.home())]
+    for path in shared.rglob("*"):
+        if path.suffix in (".json", ".yaml", ".md", ".csv"):
+            assert not [word for word in secret if word in path.read_text()], path
+    config = yaml.safe_load((shared / "config.yaml").read_text())
+    assert (config["run"]["directory"], config["run"]["name"]) == ("runs", None)
+
+
+def test_play_eval_and_new_runs_take_the_folder_and_resume_does_not(shared, capsys):
+    assert exit_code("eval", "theirs", "--episodes", "2", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["return_mean"] == evaluate_run(shared, episodes=2).return_mean
+    assert exit_code("resume", "theirs") == 2
+    assert "theirs is a shared policy without checkpoints" in output(capsys)
+    small = ("--env.max-episode-steps", "6", "--env.num-envs", "2", "--algorithm.unroll-length", "8")
+    size = ("--algorithm.network.hidden-sizes", "8", "--trainer.total-env-steps", "16", "--run.no-tensorboard")
+    run = ("train", "ppo", "palaestra.envs.tiny:Chain", *small, *size, "--from", "theirs", "--run.name", "next")
+    assert exit_code(*run) == 0
+    hashes = check_shared(shared)["weights_sha256"]
+    assert RunDirectory("runs/next").info["began_from"] == {"path": str(shared.resolve()), "weights_sha256": hashes}
+
+
+def test_a_folder_that_exists_and_runs_that_differ_are_refused(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"shared/g exists already; give another folder as --output"):
+        share(made / "runs/g", output=made / "shared/g")
+    other = tmp_path / "runs/mixed"
+    shutil.copytree(made / "runs/g", other)
+    config = other / "seed_6/config.yaml"
+    config.write_text(config.read_text().replace("gamma: 0.99", "gamma: 0.5"))
+    with pytest.raises(ConfigError, match=r"differ in algorithm.gamma; an interval is over seeds of one experiment"):
+        share(other)
+    empty = trained(tmp_path, "empty", trainer__eval_episodes=0, trainer__eval_every_steps=None).directory
+    with pytest.raises(CheckpointError, match="has not been evaluated yet"):
+        share(empty)
+    assert not Path("shared").exists(), "nothing is left behind"
+
+
+def _resealed(folder):
+    """As a stranger does who knows how manifests are written."""
+    facts = files.read_manifest(folder, 1)
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    facts["files"] = {
+        name: files.fingerprint(folder / name) for name in names if name not in ("manifest.json", "README.md")
+    }
+    files.write_manifest(folder, facts)
+
+
+def _pickled(folder):
+    torch.save({"a": 1}, folder / "policy/weights.pt")
+    _resealed(folder)
+
+
+def _linked(folder):
+    (folder / "policy/weights.safetensors").unlink()
+    (folder / "policy/weights.safetensors").symlink_to("/etc/passwd")
+
+
+def _linked_folder(folder):
+    shutil.rmtree(folder / "evals")
+    (folder / "evals").symlink_to("/etc")
+
+
+def _huge(folder):
+    with (folder / "config.yaml").open("r+b") as file:
+        file.truncate(2**24 + 1)
+    _resealed(folder)
+
+
+def _changed(folder):
+    file = folder / "policy/weights.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def _outside(folder):
+    facts = files.read_manifest(folder, 1)
+    facts["files"]["../../outside.json"] = facts["files"]["config.yaml"]
+    files.write_manifest(folder, facts)
+
+
+def _emptied(folder):
+    facts = files.read_manifest(folder, 1)
+    del facts["evaluation"]
+    files.write_manifest(folder, facts)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_pickled, r"holds policy/weights.pt, which does not belong to a shared policy.*no pickles, no code"),
+        (_linked, r"holds policy/weights.safetensors, a link or device; only files belong there"),
+        (_linked_folder, r"holds evals, a link or device"),
+        (_huge, r"holds config.yaml of 16,777,217 bytes; at most 16,777,216 are taken"),
+        (_changed, r"policy/weights.safetensors is missing or damaged: its hash is not the one in manifest.json"),
+        (_outside, r"outside.json is missing or damaged"),
+        (_emptied, r"manifest.json lacks what `palaestra share` writes there"),
+        (lambda folder: (folder / "manifest.json").unlink(), r"has no manifest.json, so it is no shared policy"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), r"has no readable manifest.json"),
+        (lambda folder: (folder / "curve.csv").unlink(), r"curve.csv is missing or damaged"),
+    ],
+)
+def test_what_does_not_belong_is_refused(shared, capsys, spoil, said):
+    """F12: a stranger's folder is data, or it is refused."""
+    spoil(shared)
+    with pytest.raises(CheckpointError, match=said):
+        pull(shared)
+    assert exit_code("pull", "theirs", "--output", "here") == 5
+    assert not Path("here").exists()
+    assert not [name for name in os.listdir() if name.startswith(".tmp-")]
+
+
+def test_a_whole_folder_is_copied_and_only_what_is_listed(shared):
+    (shared / "README.md").write_text("edited by hand")
+    copied = pull(shared, output="here")
+    names = {path.relative_to("here").as_posix() for path in Path("here").rglob("*") if path.is_file()}
+    assert names == {*copied.facts["files"], "manifest.json", "README.md"}
+    with pytest.raises(ConfigError, match="here exists already"):
+        pull(shared, output="here")
+
+
+def test_a_policy_goes_to_the_hub_and_comes_back(made, tmp_path, monkeypatch, stand_in, capsys):
+    monkeypatch.chdir(tmp_path)
+    pushed = ("share", str(made / "runs/g/seed_5"), "--episodes", "2", "--no-film", "--push", "me/agent")
+    assert exit_code(*pushed, "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["url"].endswith("/me/agent")
+    assert set(stand_in["me/agent"]) >= {"README.md", "manifest.json", "policy/weights.safetensors", "config.yaml"}
+    stand_in["me/agent"]["curve.svg"] = b"of an older version"
+    assert exit_code(*pushed, "--output", "again") == 0
+    assert "curve.svg" not in stand_in["me/agent"], "what the folder has not is deleted"
+
+    assert exit_code("pull", "me/agent", "--json") == 0
+    back = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert back["directory"] == "shared/agent"
+    assert back["weights_sha256"] == record["weights_sha256"]
+    assert exit_code("eval", "shared/agent", "--episodes", "2") == 0
+    assert isinstance(palaestra.load_policy("shared/agent/policy"), palaestra.Policy)
+
+
+def test_the_hub_is_asked_for_nothing_that_does_not_belong(made, tmp_path, monkeypatch, stand_in):
+    monkeypatch.chdir(tmp_path)
+    stand_in["them/agent"] = {"manifest.json": b"{}", "model.pkl": b"evil"}
+    with pytest.raises(CheckpointError, match=r"them/agent holds model.pkl, which does not belong"):
+        pull("them/agent")
+    stand_in["them/agent"] = {"config.yaml": b"{}"}
+    with pytest.raises(CheckpointError, match=r"them/agent has no manifest.json"):
+        pull("them/agent")
+    with pytest.raises(CheckpointError, match=r"pulling them/none failed: RepositoryNotFoundError"):
+        pull("them/none")
+    with pytest.raises(ConfigError, match=r"'nothing' is neither a folder nor a model on the hub"):
+        pull("nothing")
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(CheckpointError, match=r"pushing me/agent failed: .*is there a token"):
+        share(made / "runs/g/seed_5", output="mine", episodes=1, film=False, push="me/agent")
+    assert not Path("mine").exists(), "a wrong token is found before any work is done"
