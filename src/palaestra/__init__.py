@@ -69,6 +69,7 @@ __all__ = [
     "resume",
     "run",
     "save_policy",
+    "serve",
     "share",
     "stochastic_policy",
     "train",

@@ -19,6 +19,7 @@ usage: palaestra VERB ...
   resume RUN                    continue a run            palaestra resume last
   eval RUN...                   evaluate its policy       palaestra eval last --episodes 100
   play RUN                      watch it, or film it      palaestra play last
+  serve RUN                     answer over HTTP          palaestra serve last --port 8000
   plot RUN...                   learning curves           palaestra plot last --output curve.svg
   report RUN...                 all of it as one page     palaestra report last
   compare RUN RUN               settings and curves       palaestra compare first second
@@ -36,7 +37,7 @@ usage: palaestra VERB ...
 `palaestra VERB --help` has each verb's options; `palaestra --version` is this version. `--trust` opens runs of others
 that name code of their own.
 exit codes: 0 done, 2 configuration, 3 environment, 4 non-finite numbers, 5 checkpoint or storage, 130 Ctrl-C (saved),
-143 SIGTERM (saved)
+143 SIGTERM (saved; `serve` answers what it has accepted and ends with 0)
 """
 
 
@@ -109,6 +110,7 @@ _VERBS = {
     "resume": "palaestra.cli.train:resume",
     "eval": "palaestra.cli.results:evaluate",
     "play": "palaestra.cli.results:play",
+    "serve": "palaestra.cli.serve:serve",
     "plot": "palaestra.cli.results:plot",
     "report": "palaestra.cli.results:report",
     "compare": "palaestra.cli.results:compare",

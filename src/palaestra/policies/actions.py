@@ -13,7 +13,7 @@ from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, Mult
 from palaestra.nn import ACTION_MASK
 from palaestra.ops import Categorical, DiagonalGaussian, Joint, MultiBernoulli, MultiCategorical, check_action_mask
 
-__all__ = ["ActionRange", "raw_actions"]
+__all__ = ["ActionRange", "check_masks", "raw_actions"]
 
 
 def children_of(spec: SpecTree) -> dict[str, SpecTree]:

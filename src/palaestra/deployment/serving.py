@@ -1,0 +1,370 @@
+"""`serve`: policies of a run over HTTP, from the first request to the last answer."""
+
+import asyncio
+import contextlib
+import http
+import ipaddress
+import json
+import logging
+import os
+import resource
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from palaestra.core import POLICY, ConfigError, import_extra, require_at_least
+from palaestra.deployment.server import PolicyApp
+from palaestra.experiments import config_from_mapping, find_run, policies_of_run
+from palaestra.experiments.team import TeamLearner
+from palaestra.policies import NetworkPolicy, Policy, load_policy
+
+__all__ = ["Served", "ServingConfig", "serve"]
+
+_log = logging.getLogger(__name__)
+_TICK_S = 0.05
+_LAST_REQUESTS_S = 0.5  # in which clients that keep their connection learn that the server stops
+_SPARE_FILES = 64
+_SHORTEST_TOKEN = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingConfig:
+    """Where a server listens, and what it allows."""
+
+    host: str = "127.0.0.1"
+    """Address to listen at; others than loopback need a token."""
+    port: int = 8000
+    """Port to listen at; 0 takes a free one."""
+    token: str | None = field(default=None, repr=False)
+    """What every client must send as `Authorization: Bearer TOKEN`, at least 16 characters; by default the environment
+    variable PALAESTRA_TOKEN, which no list of processes shows."""
+    max_batch_size: int = 64
+    """Observations that are computed together, and the most in one request."""
+    max_wait_ms: float = 0.0
+    """Milliseconds that a batch waits for more requests; 0 takes what came while the one before was computed."""
+    max_waiting: int = 1024
+    """Requests, and connections, at the same time; what is beyond them is answered with 503."""
+    max_sessions: int = 10_000
+    """Clients whose hidden states are kept; with more, the one that was not used for longest begins anew."""
+    timeout_s: float = 10.0
+    """Seconds in which a request must have come, and be answered; and after which unused connections are closed."""
+    reload_s: float = 1.0
+    """Seconds between looks for a better policy."""
+    stochastic: bool = False
+    """Sample actions instead of taking the best."""
+
+    def __post_init__(self) -> None:
+        require_at_least(self, "", port=0, max_batch_size=1, max_wait_ms=0, max_waiting=1, max_sessions=1)
+        for name in ("timeout_s", "reload_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if self.port > 65535:
+            raise ConfigError(f"port is {self.port}; ports end at 65535")
+        token = self.secret
+        fits = token is not None and len(token) >= _SHORTEST_TOKEN and token.isascii() and token.isprintable()
+        if not fits and (token is not None or not _is_loopback(self.host)):
+            given = "none was given" if token is None else f"the one given has {len(token)} of any kind"
+            raise ConfigError(
+                f"a server at {self.host} needs a token of at least {_SHORTEST_TOKEN} printable ASCII characters, and "
+                f"{given}: use `openssl rand -hex 16`, or listen at 127.0.0.1 without one"
+            )
+
+    @property
+    def secret(self) -> str | None:
+        """The token, wherever it comes from."""
+        return os.environ.get("PALAESTRA_TOKEN") if self.token is None else self.token
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server did until it was stopped."""
+
+    url: str
+    """Where it was."""
+    answered: int
+    """Requests with the status 200."""
+    refused: int
+    """Requests with any other."""
+    unanswered: int
+    """Requests that were accepted, and not answered before the server had to end."""
+
+    def __str__(self) -> str:
+        return f"{self.answered:,} requests answered, {self.refused:,} refused, {self.unanswered:,} unanswered"
+
+
+def serve(
+    name: str | Path,
+    *,
+    root: str | Path = "runs",
+    ready: Callable[[str], None] | None = None,
+    stop: threading.Event | None = None,
+    **settings: Any,
+) -> Served:
+    """Answers requests for actions over HTTP until SIGTERM or Ctrl-C: the command `palaestra serve` as a function.
+
+    It then takes no new connections, answers every request that it has accepted, and returns. A second signal ends it
+    without waiting. The policies of the best evaluation act; when training writes better ones, these act from the next
+    batch on.
+
+    Args:
+        name: path or name of a run, `last`, or a directory that `save_policy` wrote.
+        root: the folder of runs.
+        ready: called with the URL once requests are answered.
+        stop: ends the server when it is set, as a signal does; needed in a thread, where no signals arrive.
+        settings: of `ServingConfig`: `port=0, max_batch_size=32`.
+
+    Raises:
+        CheckpointError: there is no such run, or it has no policy.
+        ConfigError: a setting is wrong, the address cannot be had, or the run is a stranger's that names code.
+        MissingExtraError: the extra `serve` is not installed.
+    """
+    config: ServingConfig = config_from_mapping(ServingConfig, settings)
+    import_extra("uvicorn", "serve", "serving")
+    folders, seen = _folders(name, root), dict[str, Any]()
+    for policy, folder in folders.items():
+        seen[policy] = _signature(folder)
+    policies, agents = _loaded(name, root)
+    app = PolicyApp(policies, agents, config)
+    with _listener(config) as listener:
+        host, port = listener.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        running = _HttpServer(app, _Reloads(app, folders, seen), listener)
+        for served in app.served.values():
+            if config.stochastic:
+                served.policy.seed(secrets.randbits(63))
+            served.server.start()
+        try:
+            asyncio.run(running.run(lambda: ready(url) if ready else None, stop or threading.Event()))
+        finally:
+            for served in app.served.values():
+                served.server.stop()
+    refused = app.codes.total() - app.codes[200]
+    return Served(url, app.codes[200], refused, app.unanswered)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listener(config: ServingConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=config.max_waiting)
+    except OSError as error:
+        raise ConfigError(
+            f"{config.host}:{config.port} cannot be listened at: {error}; give another host or port (0: a free one)"
+        ) from error
+
+
+# -- policies
+
+
+def _loaded(name: str | Path, root: str | Path) -> tuple[dict[str, Policy], dict[str, str]]:
+    """The policies by name, and the policy of each agent that asks for itself."""
+    if (Path(name) / "policy.json").is_file():
+        return {POLICY: load_policy(name)}, {}
+    learner, policies = policies_of_run(find_run(name, root))
+    specs = learner.policy_specs if isinstance(learner, TeamLearner) else {}
+    agents = {agent: policy for policy, spec in specs.items() if not spec.team for agent in spec.agents}
+    return policies, agents
+
+
+def _folders(name: str | Path, root: str | Path) -> dict[str, Path]:
+    """Where training writes each policy."""
+    if (Path(name) / "policy.json").is_file():
+        return {POLICY: Path(name)}
+    home = find_run(name, root).path / "policy"
+    return {POLICY if path.parent == home else path.parent.name: path.parent for path in home.glob("**/policy.json")}
+
+
+def _signature(folder: Path) -> tuple[tuple[int, int, int], ...]:
+    """What changes when a policy is written anew."""
+    stats = [(folder / name).stat() for name in ("policy.json", "weights.safetensors") if (folder / name).exists()]
+    return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats)
+
+
+class _Reloads:
+    """Looks for policies that were written anew, and lets them act if they are whole and of the same specs."""
+
+    def __init__(self, app: PolicyApp, folders: Mapping[str, Path], seen: dict[str, Any]) -> None:
+        self._app, self._seen = app, seen
+        self._folders = {name: folder for name, folder in folders.items() if name in app.served}
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._app.config.reload_s)
+            for name, folder in self._folders.items():
+                try:
+                    await self._look(name, folder)
+                except OSError as error:  # the folder is gone for the moment
+                    _log.warning("%s cannot be looked at: %s", folder, error)
+
+    async def _look(self, name: str, folder: Path) -> None:
+        served, signature = self._app.served[name], _signature(folder)
+        if signature == self._seen[name]:
+            return
+        known = [type(served.policy)] if isinstance(served.policy, NetworkPolicy) else []
+        policy: Policy | None = None
+        problem = ""
+        try:
+            policy = await asyncio.to_thread(load_policy, folder, classes=known)
+        except Exception as error:  # whatever is wrong with the files: the old policy is whole
+            problem = f"{type(error).__name__}: {error}"
+        if signature != _signature(folder):
+            return  # it is being written; the next look sees the rest
+        self._seen[name] = signature
+        if policy is not None:
+            try:
+                policy.draw_from(served.policy.generator)
+                served.replace(policy)
+            except ConfigError as error:
+                problem = str(error)
+        served.problem = problem
+        self._app.reloads["failed" if problem else "done"] += 1
+        if problem:
+            _log.warning("the policy in %s was not loaded, and the one before stays: %s", folder, problem)
+
+
+# -- the server
+
+
+class _HttpServer:
+    """A server of HTTP around an application: slow senders, signals, and the end."""
+
+    def __init__(self, app: PolicyApp, reloads: _Reloads, listener: socket.socket) -> None:
+        self._app, self._reloads, self._listener = app, reloads, listener
+        self._states: dict[Any, tuple[Any, bool, float]] = {}
+        self._signals = 0
+        uvicorn = import_extra("uvicorn", "serve", "serving")
+        options: dict[str, Any] = {"lifespan": "off", "ws": "none", "access_log": False}
+        options |= {"log_config": None, "log_level": "error"}
+        options |= {"proxy_headers": False, "server_header": False, "timeout_keep_alive": app.config.timeout_s}
+        options |= {"timeout_graceful_shutdown": 3 * app.config.timeout_s, "backlog": app.config.max_waiting}
+        self._server = uvicorn.Server(uvicorn.Config(app.asgi(), http=_protocol(app), **options))
+        self._server.capture_signals = contextlib.nullcontext  # ours drain, and the process ends by itself
+
+    async def run(self, ready: Callable[[], None], stop: threading.Event) -> None:
+        loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._signalled)
+        serving = loop.create_task(self._server.serve(sockets=[self._listener]))
+        reloading = loop.create_task(self._reloads.run())
+        try:
+            while not self._server.started and not serving.done():
+                await asyncio.sleep(0.001)
+            if serving.done():
+                return
+            ready()
+            while not (stop.is_set() or self._signals or serving.done()):
+                await self._tick()
+            await self._drain(serving)
+        finally:
+            reloading.cancel()
+            self._server.should_exit = True
+            await serving
+
+    def _signalled(self) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            self._server.force_exit = self._server.should_exit = True
+
+    async def _tick(self) -> None:
+        """Closes connections on which nothing has been completed for too long."""
+        now_s, timeout_s = asyncio.get_running_loop().time(), self._app.config.timeout_s
+        states, self._states = self._states, {}
+        for connection in list(self._server.server_state.connections):
+            cycle, coming = connection.cycle, not _is_busy(connection) or connection.cycle.more_body
+            before = states.get(connection)
+            since_s = before[2] if before is not None and before[:2] == (cycle, coming) else now_s
+            self._states[connection] = (cycle, coming, since_s)
+            if coming and now_s - since_s > timeout_s:
+                connection.end(f"the request did not come within {timeout_s:g} s")
+            elif not coming and now_s - since_s > 2 * timeout_s:  # no answer, or one that the client does not take
+                connection.transport.abort()
+        await asyncio.sleep(_TICK_S)
+
+    async def _drain(self, serving: asyncio.Task[Any]) -> None:
+        """Takes no new connections; tells those there are to close, and waits for what they still ask."""
+        await asyncio.sleep(0)  # connections that have arrived are accepted
+        self._app.draining = True
+        for server in self._server.servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        least_s, most_s = loop.time() + _LAST_REQUESTS_S, loop.time() + 2 * self._app.config.timeout_s
+        connections = self._server.server_state.connections
+        while connections and loop.time() < most_s and self._signals < 2 and not serving.done():
+            if loop.time() > least_s and not any(_is_busy(c) or c.conn.trailing_data[0] for c in connections):
+                break
+            await self._tick()
+
+
+def _is_busy(connection: Any) -> bool:
+    return connection.cycle is not None and not connection.cycle.response_complete
+
+
+def _protocol(app: PolicyApp) -> Any:
+    """Uvicorn's protocol, with our words for what is no HTTP, and with a limit of connections."""
+    h11, implementation = (
+        import_extra(name, "serve", "serving") for name in ("h11", "uvicorn.protocols.http.h11_impl")
+    )
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_FILES
+    most = app.config.max_waiting if files < 1 else min(app.config.max_waiting, files)
+
+    class PolicyProtocol(implementation.H11Protocol):
+        """One connection."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            # head and body are written apart; asyncio does not do this for sockets made by `create_server`
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.excess = len(self.connections) > most
+            if len(self.connections) > most + _SPARE_FILES // 2:
+                transport.abort()
+
+        def data_received(self, data: bytes) -> None:
+            if self.excess:  # not before: an answer to what was not read would be lost
+                self._refuse(503, f"{most} connections are open already; try again", (b"retry-after", b"1"))
+            else:
+                super().data_received(data)
+
+        def send_400_response(self, msg: str) -> None:
+            self._refuse(400, "this is not a valid request of HTTP/1.1")
+
+        def end(self, why: str) -> None:
+            """Closes a connection, with words where a request has begun.
+
+            Args:
+                why: for the client.
+            """
+            if self.conn.trailing_data[0] or _is_busy(self):
+                self._refuse(408, why)
+            else:
+                self.transport.close()
+
+        def _refuse(self, status: int, message: str, *headers: tuple[bytes, bytes]) -> None:
+            app.count(status)
+            if _is_busy(self):
+                self.cycle.disconnected = True
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
+                body = json.dumps({"error": message}).encode()
+                known = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+                all_headers = [*known, (b"connection", b"close"), *headers]
+                reason = http.HTTPStatus(status).phrase
+                events = (
+                    h11.Response(status_code=status, headers=all_headers, reason=reason),
+                    h11.Data(data=body),
+                    h11.EndOfMessage(),
+                )
+                self.transport.write(b"".join(self.conn.send(event) for event in events))
+            self.transport.close()
+
+    return PolicyProtocol
