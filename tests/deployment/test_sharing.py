@@ -12,12 +12,12 @@ import torch
 import yaml
 
 import palaestra
-from palaestra.core import CheckpointError, ConfigError, files
+from palaestra.core import CheckpointError, ConfigError, files, importing
 from palaestra.deployment import check_shared, pull, share
 from palaestra.experiments import RunDirectory, evaluate_run
 from tests.cli.parts import exit_code, output
 from tests.deployment.hub import TOKEN, hub
-from tests.experiments.parts import trained
+from tests.experiments.parts import CHAIN, trained
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +119,46 @@ def test_a_folder_that_exists_and_runs_that_differ_are_refused(made, tmp_path, m
     with pytest.raises(CheckpointError, match="has not been evaluated yet"):
         share(empty)
     assert not Path("shared").exists(), "nothing is left behind"
+
+
+def test_policies_of_many_agents_are_shared_together(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sizes = ("--trainer.total-env-steps", "64", "--algorithm.unroll-length", "16", "--env.num-envs", "2")
+    names = ("--agents.sharing", "separate", "--run.name", "team", "--trainer.eval-episodes", "2")
+    assert exit_code("train", "ppo", "palaestra.multiagent:Meeting", *sizes, *names, "--run.no-tensorboard") == 0
+    assert exit_code("share", "team", "--episodes", "2", "--no-film") == 0
+    facts = check_shared("shared/team")
+    assert list(facts["weights_sha256"]) == ["policy/agent_0", "policy/agent_1", "policy/agent_2"]
+    capsys.readouterr()
+    assert exit_code("eval", "shared/team", "--episodes", "2") == 0
+    assert importing.in_run(tmp_path / "shared/team"), "code in it is not that of a working directory"
+
+
+def test_a_film_is_made_where_the_environment_draws_and_its_lack_is_named_where_not(tmp_path):
+    pytest.importorskip("pygame")
+    pytest.importorskip("imageio_ffmpeg")
+    sizes = {"trainer__total_env_steps": 32, "env__max_episode_steps": 8, "trainer__eval_episodes": 1}
+    done = palaestra.train("ppo", "CartPole-v1", run__directory=str(tmp_path), run__tensorboard=False, **sizes)
+    filmed = share(done.directory, output=tmp_path / "filmed", episodes=1)
+    assert filmed.missing == ()
+    assert "replay.mp4" in filmed.facts["files"]
+    assert "(replay.mp4)" in (tmp_path / "filmed/README.md").read_text()
+    (missing,) = share(trained(tmp_path).directory, output=tmp_path / "plain", episodes=1).missing
+    assert missing.startswith("the film: palaestra.envs.tiny:Chain cannot be drawn")
+    assert "replay.mp4" not in (tmp_path / "plain/README.md").read_text()
+
+
+def test_a_run_that_only_learned_from_data_shows_its_evaluations(tmp_path):
+    data = tmp_path / "data"
+    assert (
+        exit_code("data", "collect", "random", CHAIN, str(data), "--steps", "64", "--env.max-episode-steps", "6") == 0
+    )
+    sizes = {"env__max_episode_steps": 6, "trainer__total_env_steps": 64, "trainer__eval_episodes": 2}
+    run = {"run__directory": str(tmp_path), "run__tensorboard": False, "offline__data": str(data)}
+    done = palaestra.train("behaviour_cloning", CHAIN, **sizes, **run)
+    shared = share(done.directory, output=tmp_path / "cloned", episodes=2, film=False)
+    assert shared.missing == ()
+    assert (tmp_path / "cloned/curve.csv").read_text().startswith("label,env_steps,eval/return_mean")
 
 
 def _resealed(folder):

@@ -2,15 +2,20 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import palaestra
-from palaestra.core import CheckpointError, ConfigError
+from palaestra.algorithms import ALGORITHMS
+from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.experiments import RunDirectory, make_learner, preset, resume, train_seeds
 from palaestra.experiments.config import config_from_mapping
 from palaestra.experiments.initial import begin_from, with_initial_path
+from palaestra.policies import save_policy
+from tests.algorithms.parts import any_kind, environment, make
 from tests.experiments.parts import CHAIN, SMALL, trained
 
 
@@ -49,6 +54,53 @@ def test_target_networks_become_copies_of_what_was_loaded(tmp_path):
     online, target = (algorithm.model.component[name].state_dict() for name in ("q", "target_q"))
     saved = palaestra.load_policy(source / "policy").network.state_dict()
     assert all(torch.equal(saved[name], online[name]) and torch.equal(saved[name], target[name]) for name in saved)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_can_begin_with_a_policy_of_its_own_kind(name, tmp_path):
+    """Statistics included, and no part of the model keeps a copy of what the policy was before."""
+    kind = any_kind(name)
+    with environment(kind, 1) as env:
+        first, second = (make(name, env, seed, kind=kind) for seed in (1, 2))
+    for tensor in first.policy.state_dict().values():
+        tensor.add_(1)
+    save_policy(first.policy, tmp_path / "policy")
+    config = SimpleNamespace(run=SimpleNamespace(initial_policy=str(tmp_path)))
+    learner: Any = SimpleNamespace(config=config, algorithms={POLICY: second})
+    origin = begin_from(learner)
+    assert origin is not None and list(origin["weights_sha256"]) == [POLICY]
+    ours, theirs = second.policy.state_dict(), first.policy.state_dict()
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    parts = second.model.component
+    for target in [part for part in parts if part.startswith("target_")]:
+        followed = parts[target.removeprefix("target_")].state_dict()
+        assert all(torch.equal(value, followed[key]) for key, value in parts[target].state_dict().items())
+
+
+def test_with_many_agents_every_policy_begins_with_its_namesake(tmp_path):
+    meeting, sizes = "palaestra.multiagent:Meeting", {"trainer__total_env_steps": 64, "algorithm__unroll_length": 16}
+    sizes |= {"env__num_envs": 2, "trainer__eval_episodes": 2, "agents__sharing": "separate"}
+    run: dict[str, Any] = {"run__directory": str(tmp_path), "run__tensorboard": False}
+    done = palaestra.train("ppo", meeting, **sizes, **run, run__name="team")
+    base = preset("ppo", meeting)
+
+    def begun(**settings):
+        given = sizes | run | {"run__initial_policy": "team", "run__seed": 4} | settings
+        learner = make_learner(with_initial_path(config_from_mapping(type(base), given, base=base)))
+        return learner, begin_from(learner)
+
+    learner, origin = begun()
+    assert list(origin["weights_sha256"]) == ["agent_0", "agent_1", "agent_2"]
+    for name, policy in learner.policies.items():
+        saved = palaestra.load_policy(done.directory / "policy" / name).state_dict()
+        assert all(torch.equal(value, policy.state_dict()[key]) for key, value in saved.items())
+    with pytest.raises(
+        CheckpointError, match="has the policies agent_0, agent_1, agent_2, and this run learns 'shared'"
+    ):
+        begun(agents__sharing="shared")
+    single = trained(tmp_path, "single").directory
+    with pytest.raises(CheckpointError, match="has one policy, of a single agent; this run needs one for 'agent_0'"):
+        begun(run__initial_policy=str(single))
 
 
 def test_what_does_not_fit_is_named(source, tmp_path):

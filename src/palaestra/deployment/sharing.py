@@ -311,10 +311,12 @@ def _command(arguments: Sequence[str]) -> str:
 
 def _draw(runs: Sequence[experiments.RunDirectory], folder: Path, missing: list[str]) -> None:
     """The curve as numbers and, where matplotlib is installed, as a picture."""
+    rows = experiments.read_metrics(runs[0].path)
+    metric = "return_mean" if any("return_mean" in row for row in rows) else "eval/return_mean"  # from data alone
     try:
-        curves = experiments.curves_of(runs)
+        curves = experiments.curves_of(runs, metric=metric)
         for name in ("curve.csv", "curve.png"):
-            experiments.save_plot(curves, folder / name)
+            experiments.save_plot(curves, folder / name, metric=metric)
     except PalaestraError as error:
         missing.append(f"the curve: {error}")
 
