@@ -15,7 +15,9 @@ from palaestra import EnvConfig
 from palaestra.algorithms import ALGORITHMS, GradientAlgorithm, Gradients
 from palaestra.core import (
     Batch,
+    ConfigError,
     NonFiniteError,
+    OnPolicy,
     StepType,
     minibatches,
 )
@@ -227,11 +229,16 @@ def test_an_update_draws_preprocesses_then_takes_each_minibatch_once(name, kind,
 
 @every_case
 def test_an_update_raises_the_version_by_one_whatever_its_gradient_steps(name, kind):
-    """MARO-22: the version counts updates."""
+    """MARO-22, ALF-05: the version counts updates; an unroll is learned from once, and a second time is refused."""
     algorithm, collector = collected(name, kind)
     assert algorithm.policy_version == 0
     info = algorithm.update(collector.buffer)
     assert (algorithm.policy_version, info.policy_version) == (1, 1)
+    if isinstance(algorithm.plan, OnPolicy):
+        before = parameters(algorithm)
+        with pytest.raises(ConfigError, match="learned from already, and an on-policy update needs new rows"):
+            algorithm.update(collector.buffer)
+        assert algorithm.policy_version == 1 and not different(before, parameters(algorithm))
     collector.unroll(12)
     assert int(collector.buffer.newest(1).policy_version.max()) == 1
     assert algorithm.update(collector.buffer).policy_version == 2

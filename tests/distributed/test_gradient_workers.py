@@ -27,11 +27,13 @@ def updated_with(workers, algorithm, collector, times=1):
     if workers is None:
         for _ in range(times):
             info = mine.update(buffer)
+            buffer = copy.deepcopy(buffer)  # a copy does not know who has learned from it
         return mine, info
     with local() as runtime:
         pool = GradientWorkers({"policy": mine}, runtime, workers)
         for _ in range(times):
             info = pool.update("policy", buffer)
+            buffer = copy.deepcopy(buffer)
     return mine, info
 
 

@@ -120,14 +120,20 @@ class ReplayBuffer:
             generator: source of the sampled rows.
 
         Raises:
-            ConfigError: a lane has no room for one window or sequence of the plan, or windows of several steps are
-                asked for where only some rows have a hidden state.
+            ConfigError: a lane has no room for one window or sequence of the plan, windows of several steps are
+                asked for where only some rows have a hidden state, or whoever has this generator has drawn this unroll.
             ShapeError: the buffer does not hold a single row to learn from.
         """
         sampler, reader = self.sampler, self._fixed_reader if isinstance(plan, Offline) else self.reader
         if isinstance(plan, OnPolicy):
+            if self.writer.used and self.writer.used_by is generator:
+                raise ConfigError(
+                    "this unroll was learned from already, and an on-policy update needs new rows: collect before the "
+                    "next one (`collector.unroll(...)`). To learn more from each unroll raise num_epochs; to learn from "
+                    "older ones, too, ask for OnPolicy(clear=False)"
+                )
             unroll = reader.everything()
-            self.writer.used = plan.clear
+            self.writer.used, self.writer.used_by = plan.clear, generator
             return unroll
         if plan.mini_batch_length == 1 and plan.n_step > 1 and self.keeps_states and self.state_period > 1:
             raise ConfigError(

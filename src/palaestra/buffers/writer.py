@@ -26,6 +26,8 @@ class StreamWriter:
         self._lanes = np.arange(streams.num_lanes)
         self.used = False
         """Whether an unroll with everything was handed out: the next row that is written discards it."""
+        self.used_by: Any = None
+        """The generator of whom it was handed out to."""
         self.rewritten = 0
         """So many of the newest rows got their info since the buffer was last saved."""
 
