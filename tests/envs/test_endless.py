@@ -17,7 +17,7 @@ ENDLESS = "palaestra.envs.tiny:Endless"
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
     """So that a test has more."""
-    monkeypatch.setattr(episodes, "_MOST_STEPS", 300)
+    monkeypatch.setattr(episodes, "MOST_STEPS", 300)
 
 
 def made(steps: int, **options):

@@ -18,6 +18,7 @@ from palaestra.core import EnvError, SpecError, SpecTree, episode_seed, spec_lea
 from palaestra.envs.nest import flatten, leaf_dtypes, unflatten
 
 __all__ = [
+    "MOST_STEPS",
     "NEVER",
     "EpisodeLog",
     "LaneEpisode",
@@ -31,7 +32,8 @@ __all__ = [
 NEVER = sys.maxsize >> 1
 """A number of steps that no episode reaches."""
 _FIRST_CAPACITY = 64
-_MOST_STEPS = 100_000  # of an episode whose actions are kept: more cannot be replayed in a reasonable time
+MOST_STEPS = 100_000
+"""Of an episode whose actions are kept: more cannot be replayed in a reasonable time."""
 
 _log = logging.getLogger(__name__)
 
@@ -269,7 +271,7 @@ class EpisodeLog:
             counts = [f"environment {lane} after {state['forgotten'][lane]:,} steps" for lane in lanes]
             _log.warning(
                 "%s: episodes of more than %s steps are not replayed, and new ones begin; what wrappers remembered "
-                "from earlier episodes is lost there", ", ".join(counts), f"{_MOST_STEPS:,}",
+                "from earlier episodes is lost there", ", ".join(counts), f"{MOST_STEPS:,}",
             )  # fmt: skip
         return episodes
 
@@ -280,7 +282,7 @@ class EpisodeLog:
 
     def _make_room(self) -> None:
         for lane, begin in enumerate(self._begins):
-            if lane in self.forgotten or self._length - begin > _MOST_STEPS:
+            if lane in self.forgotten or self._length - begin > MOST_STEPS:
                 self.forgotten[lane] = self.steps(lane) - 1
                 self._begins[lane] = self._length - 1  # the newest action is asked for
         drop = min(self._begins)

@@ -225,3 +225,6 @@ class MultiAgentCollector:
                 stream.load_state(state["streams"][name])
             for name, saved in state["actors"].items():
                 self._mapped[name].load_state_dict(saved, ())
+            for env in self.envs.restarted:  # its episode was too long to be replayed
+                self._over[env] = True
+                self._break_off(env)

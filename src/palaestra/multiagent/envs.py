@@ -14,7 +14,7 @@ import numpy as np
 
 from palaestra.core import RunSeeds, SpecTree, episode_seed, import_maker, import_object
 from palaestra.core.errors import ConfigError, EnvError, NonFiniteError, PalaestraError, SpecError
-from palaestra.envs import EnvConfig, Fault, FaultPolicy
+from palaestra.envs import EnvConfig, Fault, FaultPolicy, episodes
 from palaestra.envs.create import is_environment
 from palaestra.envs.faults import Failure, FaultKind, Incident, RestartBudget, describe
 from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
@@ -74,8 +74,8 @@ class MultiAgentEnvs:
         [1, 1]
     """
 
-    resume: Literal["exact"] = "exact"
-    """Restored environments continue the very same stream."""
+    resume: Literal["exact", "statistical"] = "exact"
+    """Whether restored environments continue the very same stream: not after an episode too long to be replayed."""
 
     def __init__(
         self,
@@ -105,7 +105,8 @@ class MultiAgentEnvs:
         self.faults: list[Fault] = []
         """Every fault, in order."""
         self.restarted: frozenset[int] = frozenset()
-        """Environments whose running episode broke off in the newest step; their newest step begins another."""
+        """Environments whose running episode broke off in the newest step, which begins another; or when they were
+        restored, and the next step does."""
         seeds = list(lane_seeds) if lane_seeds is not None else np.random.SeedSequence().generate_state(len(envs))
         if len(seeds) != len(envs):
             raise EnvError(f"{len(seeds)} lane seeds were given for {len(envs)} environments; give one for each")
@@ -221,7 +222,8 @@ class MultiAgentEnvs:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[MultiAgentStep | None]:
-        """Replays every environment's running episode.
+        """Replays every environment's running episode; one of more than 100,000 steps is over, and `resume` then is
+        `statistical`.
 
         Args:
             state: from `state_dict`.
@@ -234,11 +236,18 @@ class MultiAgentEnvs:
         """
         if len(state) != len(self._lanes):
             raise EnvError(f"the saved state is of {len(state)} environments and this has {len(self._lanes)}")
+        steps = {number: state[str(number)]["actions"].get("forgotten", 0) for number in range(len(self._lanes))}
+        self.restarted = frozenset(number for number, count in steps.items() if count)
+        self.resume = "statistical" if self.restarted else "exact"
+        if self.restarted:
+            counts = [f"environment {number} after {steps[number]:,} steps" for number in sorted(self.restarted)]
+            text = "%s: episodes of more than %s steps are not replayed, and new ones begin"
+            _log.warning(text, ", ".join(counts), f"{episodes.MOST_STEPS:,}")
         return [self._replayed(number, lane, state[str(number)]) for number, lane in enumerate(self._lanes)]
 
     def _replayed(self, number: int, lane: _Lane, state: Mapping[str, Any]) -> MultiAgentStep | None:
         lane.seed, lane.number, lane.over = int(state["lane_seed"]), int(state["episode"]), True
-        if state["over"]:
+        if state["over"] or "forgotten" in state["actions"]:
             lane.log.clear()
             lane.check.clear()
             return None

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from palaestra.core import NonFiniteError, SpecError, StepType, spec_leaves
+from palaestra.envs import episodes
 from palaestra.envs.nest import flatten, leaf_dtypes, problem, unflatten
 from palaestra.multiagent.env import AgentSpec, MultiAgentStep
 
@@ -146,18 +147,25 @@ def step_digest(outcome: MultiAgentStep | None, agents: Mapping[str, AgentSpec])
 class ActionLog:
     """The actions of a running episode, agent by agent, small enough for every checkpoint.
 
+    Those of an episode of more than 100,000 steps are forgotten, as `EpisodeLog` does: what never ends would take memory
+    without end.
+
     Args:
         agents: what each one's actions look like.
+
+    Attributes:
+        forgotten: steps of an episode that became too long to be replayed; else 0.
     """
 
     def __init__(self, agents: Mapping[str, AgentSpec]) -> None:
         self._specs = {name: spec.action for name, spec in agents.items()}
         self._dtypes = {name: leaf_dtypes(spec) for name, spec in self._specs.items()}
-        self._steps: list[dict[str, list[np.ndarray]]] = []
+        self.clear()
 
     def clear(self) -> None:
         """Begins a new episode."""
-        self._steps = []
+        self._steps: list[dict[str, list[np.ndarray]]] = []
+        self.forgotten = 0
 
     def add(self, actions: Mapping[str, Any]) -> dict[str, Any]:
         """Notes the actions of a step.
@@ -175,7 +183,12 @@ class ActionLog:
             ]
             for name, action in actions.items()
         }
-        self._steps.append(step)
+        if self.forgotten:
+            self.forgotten += 1
+        elif len(self._steps) == episodes.MOST_STEPS:
+            self._steps, self.forgotten = [], episodes.MOST_STEPS + 1
+        else:
+            self._steps.append(step)
         return self._actions(step)
 
     def _actions(self, step: Mapping[str, list[np.ndarray]]) -> dict[str, Any]:
@@ -188,7 +201,9 @@ class ActionLog:
         return map(self._actions, self._steps)
 
     def state(self) -> dict[str, Any]:
-        """Everything, as JSON values and arrays."""
+        """Everything, as JSON values and arrays; of an episode that was too long, only its length."""
+        if self.forgotten:
+            return {"length": 0, "agents": {}, "forgotten": self.forgotten}
         agents: dict[str, dict[str, np.ndarray]] = {}
         for name in self._specs:
             if when := [number for number, step in enumerate(self._steps) if name in step]:
@@ -203,6 +218,7 @@ class ActionLog:
         Args:
             state: of a log of the same agents.
         """
+        self.forgotten = int(state.get("forgotten", 0))
         self._steps = [{} for _ in range(int(state["length"]))]
         for name, saved in state["agents"].items():
             columns = [np.asarray(saved[str(leaf)]) for leaf in range(len(self._dtypes[name]))]
