@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RolloutManager", "WorkerStreams", "WorkersView"]
 
+_log = logging.getLogger(__name__)
 _PATIENCE_S = 5.0  # for fragments that are on their way when a signal comes
 _SLICE_S = 0.2
 
@@ -203,7 +205,11 @@ class WorkerStreams:
         info.episodes += [episode._replace(env_id=first + episode.env_id) for episode in one.episodes]
         info.env_s += one.env_s * share
         info.inference_s += one.inference_s * share
-        self.group.faults += [dataclasses.replace(fault, env_id=first + fault.env_id) for fault in fragment.faults]
+        for fault in fragment.faults:
+            also = tuple(first + lane for lane in fault.also)
+            self.group.faults.append(dataclasses.replace(fault, env_id=first + fault.env_id, also=also))
+            if fault.handled == "warn":
+                _log.warning("%s", self.group.faults[-1])
 
     def metrics(self) -> dict[str, float]:
         """Workers that are there, restarts and losses."""

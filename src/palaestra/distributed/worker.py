@@ -1,6 +1,7 @@
 """`RolloutWorker`: acts in environments of its own, wherever it lives, and sends what happened."""
 
 import dataclasses
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,10 +11,11 @@ import numpy as np
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, Batch, ConfigError, RunSeeds
-from palaestra.envs import EnvConfig, Fault, create_environment
+from palaestra.envs import EnvConfig, Fault, create_environment, leaks_of
 from palaestra.multiagent import MultiAgentCollector, PolicySpec, create_multi_agent_envs
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Collector, buffer_for, episode_discount
+from palaestra.runtime import LOOK_PERIOD_S, LeakWatch
 
 __all__ = ["ActingParts", "AgentsFactory", "CollectorFactory", "RolloutWorker", "acting_weights", "require_shares"]
 
@@ -152,6 +154,7 @@ class RolloutWorker:
         self._weights: Mapping[str, Any] | None = None
         self._faults_told = 0
         self._attributes: Any = None
+        self._leaks, self._look_at_s = LeakWatch(), 0.0
 
     def begin(self, position: Mapping[str, Any] | None) -> str:
         """Takes the place of a worker that was there before.
@@ -211,6 +214,7 @@ class RolloutWorker:
         pieces = {name: [_sent(*piece) for piece in b.pieces()] for name, b in self._buffers.items()}
         faults = list(self._parts.env.faults[self._faults_told :])
         self._faults_told += len(faults)
+        faults += self._found_leaks()
         versions = {name: given["version"] for name, given in weights.items()}
         return Fragment(versions, pieces, info, self._lanes(), faults)
 
@@ -229,6 +233,17 @@ class RolloutWorker:
         for buffer in self._buffers.values():
             if len(buffer):
                 buffer.clear()
+
+    def _found_leaks(self) -> list[Fault]:
+        """What leaks in this process, looked for once a second at most."""
+        now = time.monotonic()
+        if now < self._look_at_s:
+            return []
+        self._look_at_s = now + LOOK_PERIOD_S
+        allowed = sum(buffer.size_bytes for buffer in self._buffers.values())
+        nowhere = (-1, None, 0, None)
+        incidents = leaks_of(self._leaks.look(allowed), range(self._parts.env.batch_size))
+        return [Fault.of(incident, nowhere, handled="warn", first_id=0) for incident in incidents]
 
     def close(self) -> None:
         """Closes the environments."""

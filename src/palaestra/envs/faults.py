@@ -6,17 +6,20 @@ import threading
 import time
 import traceback
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
 from palaestra.core import ConfigError, EnvError, NonFiniteError, PalaestraError, require_at_least
+from palaestra.runtime import Leak
 
-__all__ = ["Fault", "FaultKind", "FaultPolicy", "Hang", "RestartBudget", "describe", "is_own"]
+__all__ = ["Fault", "FaultKind", "FaultPolicy", "Hang", "RestartBudget", "describe", "is_own", "leaks_of"]
 
 OnFault = Literal["raise", "restart", "drop"]
-FaultKind = Literal["raised", "died", "timeout", "non-finite", "malformed"]
+Handled = Literal["raise", "restart", "drop", "warn"]
+FaultKind = Literal["raised", "died", "timeout", "non-finite", "malformed", "leak"]
 """What sort of fault it is."""
 
 _HOUR_S = 3600.0
@@ -82,6 +85,15 @@ class Incident(NamedTuple):
     fatal: bool = False
     """Whether the worker is gone, so that nothing of it can be stepped any more."""
 
+    def moved(self, first: int) -> Self:
+        """The same, of lanes that begin elsewhere.
+
+        Args:
+            first: the lane in the place of lane 0.
+        """
+        failure, also = self.failure, tuple(first + lane for lane in self.also)
+        return self._replace(failure=failure._replace(lane=first + failure.lane), also=also)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
@@ -103,10 +115,10 @@ class Fault:
     """Env steps in the episode, the failing one included; 0 in a reset."""
     action: str
     """The last action."""
-    handled: OnFault
-    """What was done."""
+    handled: Handled
+    """What was done; a leak is only warned of."""
     also: tuple[int, ...] = ()
-    """Environments that lost their episode with it, because they shared its worker."""
+    """Environments that lost their episode with it, because they shared its worker; or that share what leaks."""
     memory_bytes: int | None = None
     """Peak memory of the worker as it last reported it; `None` in this process."""
     time_s: float = 0.0
@@ -114,6 +126,9 @@ class Fault:
 
     def __str__(self) -> str:
         place = f"environment {self.env_id} {self.what}"
+        if self.kind == "leak":
+            others = f" (or {', '.join(map(str, self.also))}, in the same process)" if self.also else ""
+            return f"environment {self.env_id}{others} {self.what}: {self.detail}"
         if self.episode < 0:
             return f"{place} before its first episode: {self.detail}"
         doing = f"step {self.step} with action {self.action}" if self.step else "its reset"
@@ -130,7 +145,7 @@ class Fault:
 
     @classmethod
     def of(
-        cls, incident: Incident, place: tuple[int, int | None, int, Any], *, handled: OnFault, first_id: int
+        cls, incident: Incident, place: tuple[int, int | None, int, Any], *, handled: Handled, first_id: int
     ) -> Self:
         """The record of an incident.
 
@@ -231,6 +246,18 @@ def is_own(error: BaseException) -> bool:
         return False
     by_ctrl_c = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return not (by_ctrl_c and threading.current_thread() is threading.main_thread())
+
+
+def leaks_of(found: Sequence[Leak], lanes: Sequence[int]) -> list[Incident]:
+    """What leaks in the process that steps some lanes.
+
+    Args:
+        found: by a `LeakWatch`.
+        lanes: whose environments may be to blame.
+    """
+    advice = "Whoever opens it in `step`, `reset` or `__init__` has to close it again"
+    texts = [(f"leaks {what}", detail if what == "memory" else f"{detail}. {advice}") for what, detail in found]
+    return [Incident(Failure(lanes[0], "leak", *text), also=tuple(lanes[1:])) for text in texts]
 
 
 def failure_of(lane: int, error: BaseException) -> Failure:

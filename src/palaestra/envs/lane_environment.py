@@ -8,7 +8,7 @@ import logging
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from palaestra.envs.boundary import batched_time_step, require_all
 from palaestra.envs.driver import Driver
 from palaestra.envs.environment import Environment, HasSpecs
 from palaestra.envs.episodes import EpisodeLog, LaneEpisode, attributes_of, is_forgotten, lane_seeds_of
-from palaestra.envs.faults import Fault, Incident, RestartBudget
+from palaestra.envs.faults import Fault, Handled, Incident, RestartBudget
 from palaestra.envs.nest import neutral_rows, to_batched
 from palaestra.envs.rows import Rows, completed, put
 from palaestra.envs.untransformed import split
@@ -297,6 +297,11 @@ class LaneEnvironment(HasSpecs, Environment):
 
     def _recover(self, incidents: Sequence[Incident], rows: Rows) -> list[int]:
         """Does what the policy says; returns the lanes that begin an episode in this very step."""
+        leaks = [incident for incident in incidents if incident.failure.kind == "leak"]
+        for leak in leaks:
+            _log.warning("%s", self._record(leak, "warn"))
+        if leaks:
+            incidents = [incident for incident in incidents if incident not in leaks]
         if incidents and self._policy.on_fault == "raise":
             faults = [self._record(incident, "raise") for incident in incidents]
             self._log.abandon()
@@ -354,7 +359,7 @@ class LaneEnvironment(HasSpecs, Environment):
             )  # fmt: skip
         return lanes
 
-    def _record(self, incident: Incident, handled: Literal["raise", "restart", "drop"]) -> Fault:
+    def _record(self, incident: Incident, handled: Handled) -> Fault:
         place = self._log.place(incident.failure.lane)
         fault = Fault.of(incident, place, handled=handled, first_id=self.driver.first_id)
         self._faults.append(fault)

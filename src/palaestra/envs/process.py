@@ -190,10 +190,9 @@ class ProcessDriver(Driver):
                 if isinstance(message, Incident):
                     incidents.append(message)
                     continue
-                failures, names, surplus = message
+                found, names, surplus = message
                 seat.keys += names
-                first = seat.lanes.start
-                incidents += [Incident(failure._replace(lane=first + failure.lane)) for failure in failures]
+                incidents += [incident.moved(seat.lanes.start) for incident in found]
                 if not (names or surplus or self._reported[number].any()):
                     continue
             self._gather(seat, surplus, columns)

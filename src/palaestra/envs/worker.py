@@ -10,11 +10,11 @@ import torch
 
 from palaestra.core import SpecTree, spec_leaves
 from palaestra.envs.environment import SingleEnvironment, common_specs
-from palaestra.envs.faults import Failure, FaultPolicy, Incident, failure_of
+from palaestra.envs.faults import Failure, FaultPolicy, Incident, failure_of, leaks_of
 from palaestra.envs.nest import leaf_dtypes
 from palaestra.envs.rows import Infos, Rows, Specs, put
 from palaestra.envs.serial import SerialDriver
-from palaestra.runtime import SharedArrays, SupervisedProcess, WorkerDiedError, WorkerTimeoutError
+from palaestra.runtime import LeakWatch, SharedArrays, SupervisedProcess, WorkerDiedError, WorkerTimeoutError
 from palaestra.runtime.semaphore import SharedSemaphore
 from palaestra.runtime.supervision import spin_acquire
 
@@ -29,6 +29,8 @@ BUSY, DONE, INFO, NEWS = 0, 1, 2, 3
 _INFO_COLUMNS = 32
 # Steps between two looks at the worker's memory, which is also looked at whenever an episode starts.
 _MEMORY_PERIOD = 64
+# Steps between two looks for leaks: at first of every doubling, then so many.
+_FIRST_LOOK, _LOOK_PERIOD = 64, 1024
 # How long a worker sleeps at a time; its parent's death ends it from another thread.
 _NAP_S = 3600.0
 _NOT_BEGUN = (
@@ -263,7 +265,7 @@ class _Worker:
         self._reported = shared["reported"][number]
         self._view = View.of(shared, driver.specs, slice(first, first + driver.batch_size))
         self._columns: dict[str, int] = {}
-        self._clock = 0
+        self._clock, self._look_at, self._leaks = 0, _FIRST_LOOK, LeakWatch()
 
     def run(self, go: SharedSemaphore, done: SharedSemaphore) -> None:
         command, status = self._command, self._status
@@ -300,8 +302,12 @@ class _Worker:
         for array, values in zip(target.observation, rows.observation, strict=True):
             array[:] = values
         names, surplus = self._report(infos) if infos else ([], {})
-        if failures or names or surplus:
-            return NEWS, (failures, names, surplus)
+        leaks: list[Incident] = []
+        if self._clock >= self._look_at:
+            self._look_at += min(self._look_at, _LOOK_PERIOD)
+            leaks = leaks_of(self._leaks.look(), range(len(seeds)))
+        if failures or names or surplus or leaks:
+            return NEWS, ([*map(Incident, failures), *leaks], names, surplus)
         return INFO if infos else DONE, None
 
     def _report(self, infos: Infos) -> tuple[list[str], Infos]:

@@ -11,8 +11,9 @@ import platform
 import socket
 import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,12 +21,15 @@ from typing import Any, Protocol
 import torch
 
 from palaestra.core import CheckpointError
+from palaestra.runtime import LOOK_PERIOD_S, LeakWatch
 from palaestra.training import Callback, Trainer
 
 __all__ = ["FaultRecord", "read_faults"]
 
 _log = logging.getLogger(__name__)
 CRASH = "faults/crash.txt"
+_HANDLED = {"restart": "restarted", "drop": "dropped", "warn": "warned"}
+_LEAKED_BYTES = 1 << 30  # what compiling, or the first update of a large network, does not take
 _PACKAGES = ("palaestra", "torch", "numpy", "gymnasium", "optree", "safetensors")
 _OF_ENVIRONMENTS = ("ale-py", "mujoco", "envpool", "box2d", "shimmy", "pettingzoo", "minari", "ray")
 
@@ -119,7 +123,8 @@ class FaultRecord:
     env_steps: int | None = None
     """Env steps of the run by then."""
     action: str = "stopped"
-    """What was done about it: the run `stopped`; or the environment or the worker was `restarted` or `dropped`."""
+    """What was done about it: the run `stopped`; the environment or the worker was `restarted` or `dropped`; or the
+    user was `warned`, and the run went on."""
     details: dict[str, Any] = field(default_factory=dict)
     """What else is known, as JSON values: environment, seed, episode, step, last action, signal."""
     trace: str = ""
@@ -264,7 +269,7 @@ class KeepFaults(Callback):
         ended: Path | None = None
         faults = list(self._env.faults) if self._env is not None else []
         for fault in faults[self._written :]:
-            handled = {"restart": "restarted", "drop": "dropped"}.get(fault.handled, "stopped")
+            handled = _HANDLED.get(fault.handled, "stopped")
             kind = type(fault.error()).__name__
             path = write_fault(self._path, FaultRecord(kind, str(fault), now(), env_steps, handled, asdict(fault)))
             if fault.handled == "raise" and ended is None:
@@ -275,3 +280,31 @@ class KeepFaults(Callback):
             record = FaultRecord(type(error).__name__, str(error), env_steps=env_steps, trace=trace)
             ended = write_fault(self._path, record)
         return ended
+
+
+class NoteLeaks(Callback):
+    """Looks, once a second at most, whether the process of the run leaks; warns of it and writes it down.
+
+    Args:
+        path: the run directory.
+        stepped_here: whether environments are stepped in this process, so that they are the likely cause.
+    """
+
+    def __init__(self, path: Path, *, stepped_here: bool) -> None:
+        self._path, self._stepped_here = path, stepped_here
+        self._watch, self._look_at_s = LeakWatch(memory_bytes=_LEAKED_BYTES), 0.0
+
+    def iteration_ended(self, trainer: Trainer, updates: Mapping[str, Any]) -> None:
+        """See `Callback.iteration_ended`."""
+        now_s = time.monotonic()
+        if now_s < self._look_at_s:
+            return
+        self._look_at_s = now_s + LOOK_PERIOD_S
+        allowed = sum(getattr(buffer, "size_bytes", 0) for buffer in trainer.collector.buffers.values())
+        for what, detail in self._watch.look(allowed):
+            whose = "which steps the environments itself" if self._stepped_here else "whose environments are in others"
+            text = f"the process of the run, {whose}, leaks {what}: {detail}"
+            _log.warning("%s", text)
+            steps, kind = trainer.collector.env_steps, {"kind": "leak"}
+            with contextlib.suppress(OSError):  # a full disk: the run goes on, as it does without its checkpoints
+                write_fault(self._path, FaultRecord("EnvError", text, env_steps=steps, action="warned", details=kind))

@@ -24,7 +24,7 @@ from palaestra.experiments.config import ExperimentConfig, config_from_mapping, 
 from palaestra.experiments.initial import begin_from, with_initial_path
 from palaestra.experiments.learner import Learner, evaluation_environment
 from palaestra.experiments.presets import preset
-from palaestra.experiments.records import FaultRecord, KeepFaults, crashes_told, now, process_info, write_lost
+from palaestra.experiments.records import FaultRecord, KeepFaults, NoteLeaks, crashes_told, now, process_info, write_lost
 from palaestra.experiments.report import write_report
 from palaestra.experiments.run_directory import RunDirectory, changed_config, changes_between, find_run
 from palaestra.experiments.run_directory import fork as fork_run
@@ -247,7 +247,8 @@ def active(
         stack.enter_context(_environment_here(config))
         trainer = make_trainer(learner, collecting, directory.path, loggers, callbacks)
         faults = KeepFaults(collecting.reporter, directory.path)
-        trainer.callbacks += [faults, _StillThere(directory)]
+        leaks = NoteLeaks(directory.path, stepped_here=_steps_here(config))
+        trainer.callbacks += [faults, _StillThere(directory), leaks]
         if resumed:
             exact, whole = _computes_exactly(directory.config, config), _load(directory, trainer, config)
             why = ["with new episodes"] if getattr(collecting.reporter, "resume", "exact") != "exact" else []
@@ -290,10 +291,14 @@ def _environment_here(config: ExperimentConfig) -> AbstractContextManager[object
     What environments register, configure or log when they are made is then there in this process as well, if the run
     asks for it by `run.eval_vectorization`; nothing steps it.
     """
-    elsewhere = config.env.vectorization == "process" or config.distributed.runtime in ("process", "ray")
-    if config.trainer.eval_episodes or config.run.eval_vectorization != "thread" or not elsewhere:
+    if config.trainer.eval_episodes or config.run.eval_vectorization != "thread" or _steps_here(config):
         return nullcontext()
     return evaluation_environment(config, config.run.seed, 1)[0]
+
+
+def _steps_here(config: ExperimentConfig) -> bool:
+    """Whether environments of the training are stepped in this process."""
+    return config.env.vectorization != "process" and config.distributed.runtime not in ("process", "ray")
 
 
 def _hung(directory: RunDirectory, trainer: Trainer, faults: KeepFaults, fault: Fault) -> None:

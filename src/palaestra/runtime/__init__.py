@@ -1,6 +1,7 @@
 """Where workers live: in this process, in supervised processes that share memory with it, on other machines."""
 
 from palaestra.runtime.calls import *
+from palaestra.runtime.leaks import *
 from palaestra.runtime.local import *
 from palaestra.runtime.memory import *
 from palaestra.runtime.messages import *
