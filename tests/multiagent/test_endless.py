@@ -36,7 +36,7 @@ def stepped(steps: int) -> MultiAgentEnvs:
 
 
 def test_an_endless_episode_takes_a_bounded_amount_of_memory(caplog):
-    """D10: actions are forgotten beyond the limit, steps are counted on; restored, a new episode begins, and says so."""
+    """D10: actions are forgotten beyond the limit, steps counted on; restored, a new episode begins, and says so."""
     envs = stepped(10 * MOST)
     state = envs.state_dict()
     assert state["0"]["actions"] == {"length": 0, "agents": {}, "forgotten": 10 * MOST}
@@ -88,7 +88,12 @@ def test_no_transition_joins_what_was_forgotten_with_what_begins():
 def test_a_run_is_resumed_with_new_episodes_and_says_so(tmp_path, caplog):
     """D10, from outside: `run.json` says how it was resumed, and why."""
     settings = {"env__kwargs": {"length": 10_000, "revive": True}, "env__num_envs": 2, "trainer__eval_episodes": 0}
-    settings |= {"agents__mapping": TWO_KINDS, "algorithm__unroll_length": 20, "trainer__total_env_steps": 200, "run__tensorboard": False}
+    settings |= {
+        "agents__mapping": TWO_KINDS,
+        "algorithm__unroll_length": 20,
+        "trainer__total_env_steps": 200,
+        "run__tensorboard": False,
+    }
     done = palaestra.train("ppo", ENDLESS, run__directory=str(tmp_path), run__name="run", **settings)
     again = palaestra.resume(done.directory, trainer__total_env_steps=280)
     assert again.result.status == "done"

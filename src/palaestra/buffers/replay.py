@@ -129,8 +129,8 @@ class ReplayBuffer:
             if self.writer.used and self.writer.used_by is generator:
                 raise ConfigError(
                     "this unroll was learned from already, and an on-policy update needs new rows: collect before the "
-                    "next one (`collector.unroll(...)`). To learn more from each unroll raise num_epochs; to learn from "
-                    "older ones, too, ask for OnPolicy(clear=False)"
+                    "next one (`collector.unroll(...)`). To learn more from each unroll raise num_epochs; to learn "
+                    "from older ones, too, ask for OnPolicy(clear=False)"
                 )
             unroll = reader.everything()
             self.writer.used, self.writer.used_by = plan.clear, generator

@@ -16,6 +16,7 @@ import numpy as np
 
 from palaestra.core import EnvError, SpecError, SpecTree, episode_seed, spec_leaves
 from palaestra.envs.nest import flatten, leaf_dtypes, unflatten
+from palaestra.envs.places import Place
 
 __all__ = [
     "MOST_STEPS",
@@ -94,6 +95,9 @@ class EpisodeLog:
         self._length = 0
         self._silent = set(self.due)
         self._rows = self._empty(_FIRST_CAPACITY)
+        self._place = Place(len(self.lane_seeds))
+        self._told, self._base = self._place.steps, self._place.base
+        self._tell_all()
 
     def send(self, actions: Sequence[np.ndarray]) -> dict[int, int]:
         """Records one action for every lane, and starts the next episode of those that are `due`.
@@ -106,14 +110,18 @@ class EpisodeLog:
         """
         if self._length == len(self._rows[0]):
             self._make_room()
-        length = self._length
-        for leaf, action in enumerate(actions):
-            self._rows[leaf][length] = action
+        length, rows = self._length, self._rows
+        if len(rows) == 1:
+            rows[0][length] = actions[0]
+        else:
+            for leaf, action in zip(rows, actions, strict=True):
+                leaf[length] = action
         self._length = length + 1
         if self._silent:
             self._silent = set(self.dropped)
             for lane in self.dropped:
                 self._begins[lane] = self._length
+        self._told[0] = self._base + self._length
         if not self.due:
             return {}
         due, self.due = self.due, []
@@ -139,7 +147,17 @@ class EpisodeLog:
         self._begins[lane] = self._length
         if self.forgotten:
             self.forgotten.pop(lane, None)
+        self._tell(lane)
         return episode_seed(self.lane_seeds[lane], self.episodes[lane])
+
+    def _tell(self, lane: int) -> None:
+        cells, cell = self._place.cells, 1 + 3 * lane
+        cells[cell], cells[cell + 1] = self.lane_seeds[lane], self.episodes[lane]
+        cells[cell + 2] = self._begins[lane] - self.forgotten.get(lane, 0)
+
+    def _tell_all(self) -> None:
+        for lane in range(len(self.lane_seeds)):
+            self._tell(lane)
 
     def take_awaiting(self, lanes: Iterable[int]) -> dict[int, dict[str, Any]]:
         """What is to be set of environments now, and is set from then on.
@@ -188,6 +206,7 @@ class EpisodeLog:
             for row, action in enumerate(episode.actions, start=self._begins[lane]):
                 for rows, leaf in zip(self._rows, flatten(action, self._spec), strict=True):
                     rows[row, lane] = leaf
+        self._tell_all()
 
     def steps(self, lane: int) -> int:
         """Number of env steps that a lane's running episode has.
@@ -294,6 +313,7 @@ class EpisodeLog:
             rows[:kept] = source[drop : self._length].copy()
         self._begins = [begin - drop for begin in self._begins]
         self._length = kept
+        self._tell_all()
 
 
 def attributes_of(state: Mapping[str, Any], count: int) -> list[Any]:

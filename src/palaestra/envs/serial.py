@@ -5,8 +5,7 @@ A worker process runs it on its part of the batch, a thread on its one environme
 
 import functools
 import logging
-import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -20,13 +19,13 @@ from palaestra.envs.episodes import NEVER, LaneEpisode, StepLimits
 from palaestra.envs.faults import Failure, FaultPolicy, Incident
 from palaestra.envs.gym_environment import FLAGS, GymEnvironment, end_of, require_flags, wrong_flags
 from palaestra.envs.nest import fits, flatten, leaf_arrays, leaf_dtypes, neutral_rows, problem, unflatten, zeros
+from palaestra.envs.places import lane_calls
 from palaestra.envs.rows import Infos, Rows, batched_info, numeric_infos, put, stacked, unreadable
 from palaestra.envs.watchdog import unwatch
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 
 __all__ = ["SerialDriver"]
 
-_call: Callable[[Callable[[Any], Any], Any], Any] = operator.call  # pyright: ignore[reportAssignmentType]
 # a NamedTuple's own constructor takes twice as long
 _new = tuple.__new__
 _log = logging.getLogger(__name__)
@@ -93,6 +92,8 @@ class SerialDriver(Attributed, Driver):
         self._clock, self._bounds_period = 0, self._boundary.period
         self._mid, self._one = np.ones(size, np.int32), np.ones(size, np.float32)
         self._cast = set[tuple[int, np.dtype]]()
+        # where somebody else watches, each lane is marked; else its line is in every stack
+        self._calls: Any = (lane_calls(size) if cursor is None else None) or functools.partial(self._rest, 0)
         self._forget()
 
     # -- as a driver
@@ -164,7 +165,7 @@ class SerialDriver(Attributed, Driver):
 
     # -- a step
 
-    def step(self, actions: Iterable[Any], seeds: dict[int, int]) -> tuple[Rows, Infos | None, list[Failure]]:
+    def step(self, actions: Sequence[Any], seeds: dict[int, int]) -> tuple[Rows, Infos | None, list[Failure]]:
         """Executes an action in every lane, or starts an episode there.
 
         Args:
@@ -182,21 +183,16 @@ class SerialDriver(Attributed, Driver):
                 steps[lane] = functools.partial(self._begin, lane, seed, -1)
         results: list[Any] = []
         failures: list[Failure] = []
-        # the loop without its overhead; after an exception it continues with the next lane
-        calls = map(_call, steps, actions) if self._cursor is None else self._marked(steps, actions, results)
+        calls = self._calls
         self._starting, self.doing = seeds, results
         try:
-            while True:
+            while len(results) < len(steps):
                 try:
-                    results.extend(calls)
-                    if len(results) == len(steps):
-                        break
-                    raise RuntimeError("the environment raised StopIteration")
+                    calls(steps, actions, results.append)
                 except BaseException as error:
                     failures.append(self._failure(len(results), error))
                     results.append(self._stand_in(len(results)))
-                    if self._cursor is not None:
-                        calls = self._marked(steps, actions, results)
+                    calls = functools.partial(self._rest, len(results))
         finally:
             self.doing = None
         self._limited = self._limits.tick()
@@ -262,13 +258,13 @@ class SerialDriver(Attributed, Driver):
         for lane in self._dropped:
             self._steps[lane] = lambda action, lane=lane: self._stand_in(lane)
 
-    def _marked(self, steps: list[Any], actions: Iterable[Any], results: list[Any]) -> Iterator[Any]:
-        cursor, done = self._cursor, len(results)
-        assert cursor is not None
-        for lane, (step, action) in enumerate(zip(steps, actions, strict=True)):
-            if lane >= done:
+    def _rest(self, first: int, steps: list[Any], actions: Sequence[Any], add: Callable[[Any], None]) -> None:
+        """Calls the steps from a lane on, and marks each."""
+        cursor = self._cursor
+        for lane in range(first, len(steps)):
+            if cursor is not None:
                 cursor[0] = lane
-                yield step(action)
+            add(steps[lane](actions[lane]))
 
     def _read_layers(self, results: list[TimeStep], seeds: dict[int, int]) -> tuple[Rows, Sequence[Any], Any]:
         kinds, rewards, discounts, seen, _, _, _, infos = zip(*results, strict=True)

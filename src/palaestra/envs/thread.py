@@ -20,7 +20,7 @@ from palaestra.envs.faults import Failure, FaultPolicy, Incident, describe
 from palaestra.envs.nest import neutral_rows
 from palaestra.envs.rows import Rows, Specs
 from palaestra.envs.serial import SerialDriver
-from palaestra.envs.watchdog import keep_process
+from palaestra.envs.watchdog import watch
 
 __all__ = ["ThreadDriver"]
 
@@ -59,7 +59,6 @@ class ThreadDriver(Driver):
         if not callable(factory):
             raise SpecError(f"ThreadDriver was given a {type(factory).__name__}; give a function that makes it")
         self._factory, self.faults = factory, faults
-        keep_process()
         self._thread = _Thread(factory, faults)
         try:
             self.specs: Specs = self._thread.driver.result(faults.reset_timeout_s).specs
@@ -168,6 +167,7 @@ class _Thread:
     def _run(self, factory: Callable[[], SingleEnvironment], faults: FaultPolicy) -> None:
         try:
             driver = SerialDriver([factory], faults=faults, watched=False)
+            watch(driver)
         except BaseException as error:
             self.driver.set_exception(error)
             self.closed.set_result([])

@@ -9,21 +9,24 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from palaestra.core import EnvError, PalaestraError
+from palaestra.envs import guard
 from palaestra.envs.faults import Failure, Fault, FaultPolicy, Hang, Incident, failure_of, is_own
 
-__all__ = ["NEVER_BACK", "EnvironmentExit", "Watched", "keep_process", "last_words", "unwatch", "watch"]
+__all__ = ["NEVER_BACK", "EnvironmentExit", "Watched", "guarded", "keep_process", "last_words", "unwatch", "watch"]
 
 NEVER_BACK = (
     "It could not be interrupted, so this process had to be ended; `--env.vectorization process` steps environments "
@@ -61,6 +64,8 @@ class Watched:
         """The shortest time that an environment may ever take."""
         self._starting: Any = True
         self._longest_s = faults.reset_timeout_s
+        self.watched = watched
+        """Whether the watchdog looks for hangs here; else only whether this process still runs Python."""
         if watched:
             watch(self)
 
@@ -129,6 +134,7 @@ _lock = threading.Lock()
 _changed = threading.Event()
 _thread: threading.Thread | None = None
 _words: list[Callable[[Fault], None]] = []
+_guards: list[int] = []  # what they listen to
 _exit = os._exit
 _pid = os.getpid()
 
@@ -137,7 +143,7 @@ def watch(driver: Watched) -> None:
     """Watches a driver until it is gone.
 
     Args:
-        driver: one that nobody else waits for with a deadline.
+        driver: that steps environments in this process.
     """
     global _thread
     keep_process()
@@ -174,6 +180,40 @@ def last_words(write: Callable[[Fault], None]) -> Iterator[None]:
         yield
     finally:
         _words.remove(write)
+
+
+@contextlib.contextmanager
+def guarded(crash: Path) -> Iterator[None]:
+    """While entered, a process besides ends this one if an environment holds Python's lock (GIL) for too long.
+
+    The watchdog is a thread, and cannot run then. Every look of it is told to that process, which aborts this one when
+    it has heard nothing for the longest time that an environment may take; the time for which this one was stopped
+    does not count.
+
+    Args:
+        crash: where the stacks of threads go when this process is aborted; the reason is written there first.
+    """
+    if not os.path.exists("/proc/self/stat"):
+        yield
+        return
+    command = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(crash)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True) as process:
+        assert process.stdin is not None
+        told = process.stdin.fileno()
+        os.set_blocking(told, False)
+        _guards.append(told)
+        try:
+            yield
+        finally:
+            _guards.remove(told)
+            process.terminate()
+
+
+def _tell_guards(limit_s: float) -> None:
+    """Says that this process runs Python, and how long it may take until it says so again; 0 is as long as it likes."""
+    for guard_input in list(_guards):
+        with contextlib.suppress(OSError):  # it is gone, or the run ends
+            os.write(guard_input, f"{limit_s:g}\n".encode())
 
 
 def keep_process() -> None:
@@ -214,7 +254,9 @@ def _run() -> None:
             if not drivers:
                 global _thread
                 _thread = None
+                _tell_guards(0)
                 return
+        _tell_guards(max(max(one.faults.timeout_s, one.faults.reset_timeout_s) for one in drivers))
         period_s = min([_LONGEST_PERIOD_S, *(driver.shortest_s / _LOOKS for driver in drivers)])
         looks = {
             id(one): look for one in drivers if (look := _look(one, looks.get(id(one)), min(waited_s, 2 * period_s)))
@@ -228,7 +270,7 @@ def _run() -> None:
 
 def _look(driver: Any, last: _Look | None, since_s: float) -> _Look | None:
     doing = driver.doing
-    if doing is None:
+    if doing is None or not driver.watched:
         return None
     lane = len(doing)
     if last is None or last.doing is not doing or last.lane != lane:

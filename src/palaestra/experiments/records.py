@@ -21,13 +21,15 @@ from typing import Any, Protocol
 import torch
 
 from palaestra.core import CheckpointError
+from palaestra.envs.places import place_of, places_kept
+from palaestra.envs.watchdog import guarded
 from palaestra.runtime import LOOK_PERIOD_S, LeakWatch
 from palaestra.training import Callback, Trainer
 
 __all__ = ["FaultRecord", "read_faults"]
 
 _log = logging.getLogger(__name__)
-CRASH = "faults/crash.txt"
+CRASH, PLACES = "faults/crash.txt", "faults/crash.places"
 _HANDLED = {"restart": "restarted", "drop": "dropped", "warn": "warned"}
 _LEAKED_BYTES = 1 << 30  # what compiling, or the first update of a large network, does not take
 _PACKAGES = ("palaestra", "torch", "numpy", "gymnasium", "optree", "safetensors")
@@ -169,27 +171,38 @@ def _written(path: Path, fault: FaultRecord) -> Path:
 def crashes_told(directory: Path) -> Iterator[None]:
     """While entered, a crash of this process leaves the stacks of its threads in the run, for the next start.
 
-    Where `faulthandler` is enabled already, somebody else gets them.
+    With them it leaves where its environments were. One that hangs and lets no other thread run is made a crash, too.
+    Where `faulthandler` is enabled already, somebody else gets the stacks.
 
     Args:
         directory: the run's; what an earlier crash left there becomes the record of a fault now.
     """
     path = directory / CRASH
     if stacks := crash_of(directory):
-        message = f"its process crashed, likely inside an environment that it stepped itself:\n{stacks}"
-        record = write_fault(directory, FaultRecord("EnvError", message, trace=stacks))
+        place = place_of(directory / PLACES, stacks)
+        message = f"{_crashed(**place)}:\n{stacks}"
+        record = write_fault(directory, FaultRecord("EnvError", message, details=place, trace=stacks))
         _log.warning("the last time %s ran, %s(recorded in %s)", directory, message, record)
     if faulthandler.is_enabled():
         yield
         return
     path.parent.mkdir(exist_ok=True)
-    with path.open("w") as file:
+    path.unlink(missing_ok=True)
+    with path.open("a") as file, places_kept(directory / PLACES), guarded(path):
         faulthandler.enable(file)
         try:
             yield
         finally:
             faulthandler.disable()
             path.unlink(missing_ok=True)
+
+
+def _crashed(env_id: int | None = None, episode: int = -1, seed: int | None = None, step: int = 0) -> str:
+    """What is said of a crash, by where it was."""
+    if env_id is None:
+        return "its process crashed, likely inside an environment that it stepped itself"
+    doing = f"step {step}" if step else "its reset"
+    return f"its process crashed in environment {env_id}, in episode {episode} (seed {seed}), at {doing}"
 
 
 def crash_of(directory: Path) -> str:
@@ -287,11 +300,11 @@ class NoteLeaks(Callback):
 
     Args:
         path: the run directory.
-        stepped_here: whether environments are stepped in this process, so that they are the likely cause.
+        here: whether environments are stepped in this process, so that they are the likely cause.
     """
 
-    def __init__(self, path: Path, *, stepped_here: bool) -> None:
-        self._path, self._stepped_here = path, stepped_here
+    def __init__(self, path: Path, *, here: bool) -> None:
+        self._path, self._here = path, here
         self._watch, self._look_at_s = LeakWatch(memory_bytes=_LEAKED_BYTES), 0.0
 
     def iteration_ended(self, trainer: Trainer, updates: Mapping[str, Any]) -> None:
@@ -302,7 +315,7 @@ class NoteLeaks(Callback):
         self._look_at_s = now_s + LOOK_PERIOD_S
         allowed = sum(getattr(buffer, "size_bytes", 0) for buffer in trainer.collector.buffers.values())
         for what, detail in self._watch.look(allowed):
-            whose = "which steps the environments itself" if self._stepped_here else "whose environments are in others"
+            whose = "which steps the environments itself" if self._here else "whose environments are in others"
             text = f"the process of the run, {whose}, leaks {what}: {detail}"
             _log.warning("%s", text)
             steps, kind = trainer.collector.env_steps, {"kind": "leak"}

@@ -24,7 +24,8 @@ from palaestra.experiments.config import ExperimentConfig, config_from_mapping, 
 from palaestra.experiments.initial import begin_from, with_initial_path
 from palaestra.experiments.learner import Learner, evaluation_environment
 from palaestra.experiments.presets import preset
-from palaestra.experiments.records import FaultRecord, KeepFaults, NoteLeaks, crashes_told, now, process_info, write_lost
+from palaestra.experiments.records import FaultRecord, KeepFaults, NoteLeaks, crashes_told, process_info, write_lost
+from palaestra.experiments.records import now as time_now
 from palaestra.experiments.report import write_report
 from palaestra.experiments.run_directory import RunDirectory, changed_config, changes_between, find_run
 from palaestra.experiments.run_directory import fork as fork_run
@@ -243,12 +244,12 @@ def active(
         stack.enter_context(StopSignals(grace_s=config.trainer.grace_s))
         directory.lock()
         stack.callback(directory.unlock)
+        stack.enter_context(crashes_told(directory.path))
         collecting = stack.enter_context(_begun(directory, learner).collecting(data))
         stack.enter_context(_environment_here(config))
         trainer = make_trainer(learner, collecting, directory.path, loggers, callbacks)
         faults = KeepFaults(collecting.reporter, directory.path)
-        leaks = NoteLeaks(directory.path, stepped_here=_steps_here(config))
-        trainer.callbacks += [faults, _StillThere(directory), leaks]
+        trainer.callbacks += [faults, _StillThere(directory), NoteLeaks(directory.path, here=_steps_here(config))]
         if resumed:
             exact, whole = _computes_exactly(directory.config, config), _load(directory, trainer, config)
             why = ["with new episodes"] if getattr(collecting.reporter, "resume", "exact") != "exact" else []
@@ -256,9 +257,8 @@ def active(
             why += [] if exact else ["with the arithmetic of another device, or of a GPU"]
             directory.write_info({"resume": "statistical" if why else "exact", "resume_reasons": why})
         directory.write_info({"status": "running", "process": process_info(), "threads": torch.get_num_threads()})
-        hung = functools.partial(_hung, directory, trainer, faults)
         try:
-            with last_words(hung), crashes_told(directory.path):
+            with last_words(functools.partial(_hung, directory, trainer, faults)):
                 yield trainer
         except BaseException as error:
             status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -305,7 +305,7 @@ def _hung(directory: RunDirectory, trainer: Trainer, faults: KeepFaults, fault: 
     """Writes down, in the thread of the watchdog, that a hang is about to end this process."""
     error, env_steps = fault.error(), trainer.collector.env_steps
     record = faults.write(env_steps, error)
-    facts = {"error": f"{type(error).__name__}: {error}", "env_steps": env_steps, "ended": now()}
+    facts = {"error": f"{type(error).__name__}: {error}", "env_steps": env_steps, "ended": time_now()}
     directory.write_info({"status": "failed", **facts})
     _advise(error, directory, record)
     sys.stderr.write("".join(f"{note}\n" for note in getattr(error, "__notes__", ())))
@@ -365,7 +365,7 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
     facts: dict[str, Any] = {"resumed_at": trainer.collector.env_steps}
     if changes := changes_between(directory.config, config):
         save_config(config, directory.path / "config.yaml")
-        entry = {"env_steps": step, "time": now(), "changes": changes}
+        entry = {"env_steps": step, "time": time_now(), "changes": changes}
         facts |= {"overrides": [*directory.info.get("overrides", []), entry], "signature": sign(directory.path)}
     directory.write_info(facts)
     return whole
@@ -383,7 +383,7 @@ def _advise(error: BaseException, directory: RunDirectory, record: Path | None, 
 
 def _end(directory: RunDirectory, facts: dict[str, Any]) -> None:
     """Writes how a run ended, and its report where that is a matter of a moment."""
-    directory.write_info({**facts, "ended": now()})
+    directory.write_info({**facts, "ended": time_now()})
     try:
         if (directory.path / "metrics.jsonl").stat().st_size < _LARGEST_FOR_REPORT_BYTES:
             write_report([directory.path], directory.path / "report.html")

@@ -222,8 +222,9 @@ class MultiAgentEnvs:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[MultiAgentStep | None]:
-        """Replays every environment's running episode; one of more than 100,000 steps is over, and `resume` then is
-        `statistical`.
+        """Replays every environment's running episode.
+
+        One of more than 100,000 steps is over, and `resume` is then `statistical`.
 
         Args:
             state: from `state_dict`.

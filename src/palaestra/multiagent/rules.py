@@ -147,8 +147,8 @@ def step_digest(outcome: MultiAgentStep | None, agents: Mapping[str, AgentSpec])
 class ActionLog:
     """The actions of a running episode, agent by agent, small enough for every checkpoint.
 
-    Those of an episode of more than 100,000 steps are forgotten, as `EpisodeLog` does: what never ends would take memory
-    without end.
+    Those of an episode of more than 100,000 steps are forgotten, as `EpisodeLog` does: what never ends would take
+    memory without end.
 
     Args:
         agents: what each one's actions look like.
