@@ -24,7 +24,7 @@ def run(*arguments, **options):
     pathlib.Path({mark!r}).touch()
 """
 
-VERBS = ["eval", "resume", "play", "report", "plot", "compare"]
+VERBS = ["eval", "resume", "play", "serve", "report", "plot", "compare"]
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from palaestra.deployment.server import PolicyApp
 from palaestra.experiments import config_from_mapping, find_run, policies_of_run
 from palaestra.experiments.team import TeamLearner
 from palaestra.policies import NetworkPolicy, Policy, load_policy
+from palaestra.rollout import RequestError
 
 __all__ = ["Served", "ServingConfig", "serve"]
 
@@ -142,7 +143,8 @@ def serve(
             asyncio.run(running.run(lambda: ready(url) if ready else None, stop or threading.Event()))
         finally:
             for served in app.served.values():
-                served.server.stop()
+                with contextlib.suppress(RequestError):  # a policy that hangs, whose requests were counted
+                    served.server.stop(timeout_s=1.0)
     refused = app.codes.total() - app.codes[200]
     return Served(url, app.codes[200], refused, app.unanswered)
 
@@ -276,6 +278,8 @@ class _HttpServer:
         self._signals += 1
         if self._signals > 1:
             self._server.force_exit = self._server.should_exit = True
+            for connection in list(self._server.server_state.connections):
+                connection.transport.abort()
 
     async def _tick(self) -> None:
         """Closes connections on which nothing has been completed for too long."""
