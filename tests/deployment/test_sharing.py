@@ -128,6 +128,7 @@ def test_policies_of_many_agents_are_shared_together(tmp_path, monkeypatch, caps
     assert exit_code("train", "ppo", "palaestra.multiagent:Meeting", *sizes, *names, "--run.no-tensorboard") == 0
     assert exit_code("share", "team", "--episodes", "2", "--no-film") == 0
     facts = check_shared("shared/team")
+    assert f"weights {facts['weights_sha256']['policy/agent_1']} policy/agent_1" in output(capsys)
     assert list(facts["weights_sha256"]) == ["policy/agent_0", "policy/agent_1", "policy/agent_2"]
     capsys.readouterr()
     assert exit_code("eval", "shared/team", "--episodes", "2") == 0

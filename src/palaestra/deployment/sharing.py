@@ -60,7 +60,9 @@ class SharedPolicy:
             low, high = facts["seeds"]["ci95"]
             count, mean = len(facts["seeds"]["return_mean"]), facts["seeds"]["mean"]
             lines.append(f"seeds       {mean:.2f}, 95% interval {low:.2f} to {high:.2f} over {count} seeds")
-        lines += [f"weights     {value}" for value in facts["weights_sha256"].values()]
+        several = len(facts["weights_sha256"]) > 1
+        for place, value in facts["weights_sha256"].items():
+            lines.append(f"weights     {value}{f'  {place}' if several else ''}")
         lines += [f"left out    {what}" for what in self.missing]
         lines += [f"folder      {self.directory}", *([f"pushed      {self.url}"] if self.url else [])]
         return printable("\n".join(lines))
