@@ -63,6 +63,7 @@ __all__ = [
     "create_environment",
     "evaluate",
     "evaluate_run",
+    "export",
     "load_config",
     "load_policy",
     "preset",

@@ -172,7 +172,9 @@ class DiagonalGaussian:
     __slots__ = ("log_std", "mean")
 
     def __init__(self, mean: Float[Tensor, "*N A"], log_std: Float[Tensor, "..."]) -> None:
-        if mean.ndim == 0 or (log_std.shape != mean.shape and log_std.shape != mean.shape[-1:]):
+        # not `log_std.shape != mean.shape`: for export, that says that N is not A
+        fits = mean.ndim > 0 and log_std.ndim in (1, mean.ndim) and log_std.shape == mean.shape[-log_std.ndim :]
+        if not fits:
             raise shape_error("mean must be [N, A] and log_std [N, A] or [A]", mean=mean, log_std=log_std)
         self.mean = mean
         self.log_std = log_std

@@ -1,0 +1,402 @@
+"""`export`: policies as files that need nothing of this library, and a proof that they act alike."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from palaestra.core import (
+    Batch,
+    BoundedSpec,
+    ConfigError,
+    DiscreteSpec,
+    PalaestraError,
+    did_you_mean,
+    import_extra,
+    tree_paths,
+)
+from palaestra.core.files import fingerprint, whole_folder, write_json
+from palaestra.core.spec import SpecTree, TensorSpec, spec_leaves
+from palaestra.experiments import RunDirectory, find_run, policies_of_run
+from palaestra.experiments.records import package_version
+from palaestra.policies import NetworkPolicy, Policy, load_policy
+
+__all__ = ["ExportFormat", "Exported", "Parity", "export"]
+
+ExportFormat: TypeAlias = Literal["onnx", "torch"]
+"""ONNX for onnxruntime and others, or a program of `torch.export`."""
+
+Function: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
+
+_FORMAT = 1
+_FILES = {"onnx": "policy.onnx", "torch": "policy.pt2"}
+_MOST = 1e-5  # largest difference of a number, as a share of it where it is above 1
+_BATCHES = (1, 1, 2, 3, 8, 33, 64, 128, 256, 504)  # 1,000 observations
+_STEPS, _LANES = 40, 25  # the same, in order, where there is a memory
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How an exported policy compares with the policy."""
+
+    observations: int
+    """That both were given, in batches of different sizes; in sequences where there is a memory."""
+    largest_difference: float
+    """Of any number that came out, relative where it is above 1; at most 1e-5."""
+    other_choices: int
+    """Discrete actions that differ where the policy itself decides either way, by the size of the batch."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A policy that was exported."""
+
+    path: Path
+    """Of the file; `manifest.json` beside it says what goes in and out."""
+    policy: str
+    """Its name in the run."""
+    manifest: dict[str, Any]
+    """What `manifest.json` holds."""
+    parity: Parity
+
+    def __str__(self) -> str:
+        inputs = ", ".join(_shown(tensor) for tensor in self.manifest["inputs"])
+        outputs = ", ".join(_shown(tensor) for tensor in self.manifest["outputs"])
+        equal = "" if not self.parity.other_choices else f", {self.parity.other_choices} ties decided otherwise"
+        return (
+            f"exported    {self.path}\ninputs      {inputs}\noutputs     {outputs}\n"
+            f"parity      largest difference {self.parity.largest_difference:.1e} over "
+            f"{self.parity.observations:,} observations{equal}"
+        )
+
+
+def export(
+    run: str | Path,
+    directory: str | Path | None = None,
+    *,
+    format: ExportFormat = "onnx",
+    root: str | Path = "runs",
+    which: str | int = "best",
+    policy: str | None = None,
+) -> list[Exported]:
+    """Writes the policies of a run as programs of flat tensors, and compares them with the policies.
+
+    Inside are the statistics of observations, masks, the scale of actions and the memory; the actions are the
+    deterministic ones, as the environment takes them. A program of a policy with a memory takes it and the input
+    `first`, 1 where an episode begins, and gives it back.
+
+    Args:
+        run: path or name of the run, or `last`; or a folder that `save_policy` wrote.
+        directory: where to write, one folder for each policy where there are several; by default in the run.
+        format: `onnx`, or `torch` for a program that `torch.export.load` reads.
+        root: folder of the run, where it is given by its name.
+        which: `best` of its evaluations, `last`, or the env steps of a checkpoint.
+        policy: the only one to export, of a run with several.
+
+    Returns:
+        What was written, one for each policy.
+
+    Raises:
+        CheckpointError: there is no such run or policy, or the folder cannot be written.
+        ConfigError: the format or policy is unknown, the folder exists, or a policy has nothing that could be exported.
+        MissingExtraError: the extra `export` is not installed.
+        PalaestraError: the program does not act as the policy does; nothing is left of it.
+    """
+    if format not in get_args(ExportFormat):
+        raise ConfigError(f"the format is {format!r}{did_you_mean(format, _FILES)}; give onnx or torch")
+    if format == "onnx":
+        for module in ("onnx", "onnxscript", "onnxruntime"):
+            import_extra(module, "export", "exporting to ONNX")
+    source, policies, facts = _found(Path(run), root, which)
+    if policy is not None and policy not in policies:
+        raise ConfigError(
+            f"{source} has no policy {policy!r}{did_you_mean(policy, policies)}; it has {', '.join(policies)}"
+        )
+    chosen: dict[str, NetworkPolicy] = {}
+    for name, one in policies.items():
+        if policy not in (None, name):
+            continue
+        if not isinstance(one, NetworkPolicy):
+            raise ConfigError(
+                f"the policy {name!r} is a {type(one).__name__}: a rule in Python without a network, which no other "
+                "program could run; export another one with --policy NAME"
+            )
+        chosen[name] = one
+    target = source / "export" / format if directory is None else Path(directory)
+    folders = {name: target if len(chosen) == 1 else target / name for name in chosen}
+    for folder in folders.values():
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"{folder} exists already; give another --output, or delete it")
+    return [_exported(one, name, folders[name], format, facts) for name, one in chosen.items()]
+
+
+def _found(path: Path, root: str | Path, which: str | int) -> tuple[Path, Mapping[str, Policy], dict[str, Any]]:
+    """Where to write by default, the policies, and what is known of them."""
+    if (path / "policy.json").is_file():
+        return path, {"policy": load_policy(path)}, {}
+    run = find_run(path, root)
+    _, policies = policies_of_run(run, which)
+    return run.path, policies, {**_facts(run), "which": str(which)}
+
+
+def _facts(run: RunDirectory) -> dict[str, Any]:
+    """What a manifest says of a run."""
+    info = run.info
+    facts = {name: info.get(name) for name in ("algorithm", "env", "seed", "env_steps", "git")}
+    evaluations = sorted(run.path.glob("evals/*.json"))
+    newest = json.loads(evaluations[-1].read_text(encoding="utf-8")) if evaluations else {}
+    shown = ("env_steps", "return_mean", "return_ci95", "episodes", "deterministic", "seeds")
+    evaluation = {name: newest[name] for name in shown if name in newest}
+    return {"run": run.path.name, **facts, "best_return": info.get("best_return"), "last_evaluation": evaluation}
+
+
+def _exported(policy: NetworkPolicy, name: str, folder: Path, format: ExportFormat, facts: dict[str, Any]) -> Exported:
+    program = _Program(policy.eval())
+    if folder.exists():
+        folder.rmdir()  # it is empty
+    with whole_folder(folder, "exported policy") as temporary:
+        file = temporary / _FILES[format]
+        run = (_onnx if format == "onnx" else _torch)(program, file)
+        parity = _compared(program, run, file.name)
+        weights = hashlib.sha256()
+        for key, tensor in sorted(policy.state_dict().items()):
+            weights.update(key.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        manifest = {
+            "format": _FORMAT,
+            "file": file.name,
+            **fingerprint(file),
+            "policy": type(policy).__name__,
+            "weights_sha256": weights.hexdigest(),
+            "inputs": [_described(*entry) for entry in program.inputs.items()],
+            "outputs": [_described(*entry) for entry in program.outputs.items()],
+            "state": {key: f"next.{key}" for key in program.state},
+            "parity": vars(parity),
+            "versions": {package: package_version(package) for package in ("palaestra", "torch", "onnx")},
+            **facts,
+        }
+        write_json(temporary / "manifest.json", manifest)
+    return Exported(folder / file.name, name, manifest, parity)
+
+
+class _Program(nn.Module):
+    """A policy as a function of flat tensors.
+
+    Args:
+        policy: in `Phase.EVAL`.
+    """
+
+    def __init__(self, policy: NetworkPolicy) -> None:
+        super().__init__()
+        self.policy = policy
+        self.observation = {_name("observation", path): leaf for path, leaf in _leaves(policy.observation_spec)}
+        state = policy.state_spec
+        self.state = {f"state.{key}": leaf for key, leaf in state.items()} if isinstance(state, dict) else {}
+        first = {"first": TensorSpec((), torch.bool)} if self.state else {}
+        self.inputs: dict[str, TensorSpec] = {**self.observation, **self.state, **first}
+        """Specs by name, of one row; a dimension for the batch comes before."""
+        actions = {_name("action", path): leaf for path, leaf in _leaves(policy.action_spec)}
+        self.outputs: dict[str, TensorSpec] = {**actions, **{f"next.{key}": leaf for key, leaf in self.state.items()}}
+        self.num_actions = len(actions)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(self.inputs, inputs, strict=True))
+        leaves = {name.removeprefix("observation").removeprefix("."): given[name] for name in self.observation}
+        observation, memory = _nest(self.policy.observation_spec, leaves), ()
+        if self.state:
+            first = given["first"]
+            kept = {name: given[name] * ~first[:, None] for name in self.state}
+            memory = Batch.of({name.removeprefix("state."): leaf for name, leaf in kept.items()})
+        step = self.policy.choose(observation, memory, False, True)
+        paths = tree_paths(self.policy.env_action(step.action))
+        specs = dict(_leaves(self.policy.action_spec))
+        actions = [paths[path].to(spec.dtype) for path, spec in specs.items()]
+        return (*actions, *(step.state[name.removeprefix("state.")] for name in self.state))
+
+    def example(self, rows: int) -> tuple[Tensor, ...]:
+        generator = np.random.default_rng(rows)
+        return tuple(_drawn(spec, rows, generator, name) for name, spec in self.inputs.items())
+
+    @torch.no_grad()
+    def reference(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """What the policy itself answers."""
+        return [output.detach() for output in self(*inputs)]
+
+
+def _onnx(program: _Program, file: Path) -> Function:
+    """Writes a program, and loads it as others would."""
+    runtime = import_extra("onnxruntime", "export", "exporting to ONNX")
+    with _quiet():
+        made = torch.onnx.export(
+            program,
+            program.example(3),
+            dynamo=True,
+            input_names=list(program.inputs),
+            output_names=list(program.outputs),
+            dynamic_shapes=_dynamic(program),
+            verbose=False,
+        )
+        assert made is not None
+        made.save(str(file), external_data=False)
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    taken = {entry.name for entry in session.get_inputs()}
+
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+        given = {name: value.numpy() for name, value in zip(program.inputs, inputs, strict=True) if name in taken}
+        return [torch.from_numpy(np.asarray(output)) for output in session.run(list(program.outputs), given)]
+
+    return run
+
+
+def _torch(program: _Program, file: Path) -> Function:
+    """See `_onnx`."""
+    with _quiet():
+        made = torch.export.export(program, program.example(3), dynamic_shapes=_dynamic(program), strict=False)
+        torch.export.save(made, file)
+        loaded = torch.export.load(file).module()
+
+    @torch.no_grad()
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+        return [output.detach() for output in loaded(*inputs)]
+
+    return run
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what exporters say about their own insides, which is not for users."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _dynamic(program: _Program) -> Any:
+    batch = torch.export.Dim("batch", min=1, max=2**20)
+    return (tuple({0: batch} for _ in program.inputs),)
+
+
+def _compared(program: _Program, run: Function, name: str) -> Parity:
+    """The parity, measured.
+
+    Raises:
+        PalaestraError: the program does not act as the policy does.
+    """
+    largest, ties, rows = 0.0, 0, 0
+    for inputs in _sequences(program) if program.state else _batches(program):
+        expected, found = program.reference(inputs), run(inputs)
+        rows += len(inputs[0])
+        for (output, spec), mine, theirs in zip(program.outputs.items(), expected, found, strict=True):
+            if not mine.dtype.is_floating_point:
+                differ = (mine != theirs).reshape(len(mine), -1).any(-1).nonzero().flatten().tolist()
+                real = [row for row in differ if not _undecided(program, inputs, row, output, mine[row])]
+                if real:
+                    raise PalaestraError(
+                        f"{name} chooses {output} = {theirs[real[0]].tolist()} where the policy chooses "
+                        f"{mine[real[0]].tolist()}, in {len(real)} of {len(mine)} rows; it is not kept"
+                    )
+                ties += len(differ)
+            elif len(mine):
+                off = ((mine.double() - theirs.double()).abs() / mine.double().abs().clamp(min=1)).max().item()
+                if not off <= _MOST:
+                    raise PalaestraError(
+                        f"{name} says {output} of shape {tuple(spec.shape)} otherwise than the policy, by {off:.1e}; "
+                        f"at most {_MOST:.0e} is rounding. It is not kept"
+                    )
+                largest = max(largest, off)
+    return Parity(rows, largest, ties)
+
+
+def _undecided(program: _Program, inputs: Sequence[Tensor], row: int, output: str, chosen: Tensor) -> bool:
+    """Whether the policy's own choice for a row depends on how many rows it is asked for."""
+    alone = program.reference([value[row : row + 1] for value in inputs])
+    twice = program.reference([value[row : row + 1].repeat(64, *[1] * (value.ndim - 1)) for value in inputs])
+    place = list(program.outputs).index(output)
+    return any((answer[place] != chosen).any().item() for answer in (alone, twice))
+
+
+def _batches(program: _Program) -> Iterator[tuple[Tensor, ...]]:
+    generator = np.random.default_rng(0)
+    for rows in _BATCHES:
+        yield tuple(_drawn(spec, rows, generator, name) for name, spec in program.inputs.items())
+
+
+def _sequences(program: _Program) -> Iterator[tuple[Tensor, ...]]:
+    """Steps in order: the memory of the policy goes on, and episodes begin now and then."""
+    generator, memory = np.random.default_rng(0), []
+    for step in range(_STEPS):
+        drawn = {name: _drawn(spec, _LANES, generator, name) for name, spec in program.inputs.items()}
+        drawn["first"] = torch.from_numpy(generator.random(_LANES) < (1.0 if step == 0 else 0.1))
+        drawn |= dict(zip(program.state, memory, strict=False))
+        yield tuple(drawn.values())
+        memory = program.reference(tuple(drawn.values()))[program.num_actions :]
+
+
+def _drawn(spec: TensorSpec, rows: int, generator: np.random.Generator, name: str) -> Tensor:
+    """Values that a spec allows; within three where it has no bounds, and masks that forbid a fifth."""
+    shape = (rows, *spec.shape)
+    if spec.dtype == torch.bool:
+        return torch.from_numpy(generator.random(shape) < 0.5)
+    if "action_mask" in name.split("."):
+        return torch.from_numpy(generator.random(shape) < 0.8).to(spec.dtype)
+    if isinstance(spec, DiscreteSpec):
+        return torch.from_numpy(generator.integers(0, spec.num, shape)).to(spec.dtype)
+    low, high = np.full(spec.shape, -3.0), np.full(spec.shape, 3.0)
+    if isinstance(spec, BoundedSpec):
+        low, high = np.maximum(spec.minimum, -1e3), np.minimum(spec.maximum, 1e3)
+    values = torch.from_numpy(low + (high - low) * generator.random(shape))
+    return (values if spec.dtype.is_floating_point else values.round()).to(spec.dtype)
+
+
+def _nest(spec: SpecTree, leaves: Mapping[str, Tensor], path: str = "") -> Any:
+    if isinstance(spec, TensorSpec):
+        return leaves[path]
+    children = spec.items() if isinstance(spec, dict) else enumerate(spec)
+    return Batch.of({str(key): _nest(child, leaves, f"{path}.{key}" if path else str(key)) for key, child in children})
+
+
+def _leaves(spec: SpecTree) -> Iterator[tuple[str, TensorSpec]]:
+    yield from spec_leaves(spec).items()
+
+
+def _name(kind: str, path: str) -> str:
+    return f"{kind}.{path}" if path else kind
+
+
+def _described(name: str, spec: TensorSpec) -> dict[str, Any]:
+    """A tensor as JSON."""
+    described: dict[str, Any] = {
+        "name": name,
+        "shape": ["batch", *spec.shape],
+        "dtype": str(spec.dtype).removeprefix("torch."),
+    }
+    if isinstance(spec, DiscreteSpec):
+        described["num"] = spec.num
+    if isinstance(spec, BoundedSpec):
+        described |= {"minimum": _numbers(spec.minimum), "maximum": _numbers(spec.maximum)}
+    return described
+
+
+def _numbers(bounds: Any) -> Any:
+    """Bounds as JSON, which has no infinity."""
+    array = np.asarray(bounds, np.float64)
+    return np.where(np.isfinite(array), array.astype(object), np.array(None)).tolist()
+
+
+def _shown(tensor: Mapping[str, Any]) -> str:
+    return f"{tensor['name']} {tensor['dtype']}[{', '.join(map(str, tensor['shape']))}]"

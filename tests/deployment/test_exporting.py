@@ -1,0 +1,163 @@
+"""Tests of `palaestra.deployment.exporting` and `palaestra export`: programs that act as the policy does."""
+
+import hashlib
+import json
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+import palaestra
+from palaestra.core import ConfigError, MissingExtraError, PalaestraError
+from palaestra.deployment import exporting
+from palaestra.experiments import RunDirectory, policies_of_run
+from palaestra.policies import load_policy, save_policy
+from tests.algorithms.parts import CASES, collected
+from tests.cli.parts import exit_code, output
+from tests.experiments.parts import SMALL, trained
+from tests.experiments.test_robots import ROBOT, SIZES, WORLD
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A policy that normalises what it observes."""
+    folder = tmp_path_factory.mktemp("runs")
+    changes = {**SMALL, "run__directory": str(folder), "run__name": "run", "algorithm__normalize_observation": True}
+    return palaestra.train("ppo", "Pendulum-v1", **changes).directory
+
+
+def test_a_run_is_exported_from_the_command_line_and_runs_without_us(run, capsys, monkeypatch):
+    """After training in the same process, which failed once."""
+    monkeypatch.chdir(run.parent)
+    assert exit_code("export", "run", "--root", ".") == 0
+    assert "parity largest difference" in output(capsys)
+    file = run / "export" / "onnx" / "policy.onnx"
+    manifest = json.loads((file.parent / "manifest.json").read_text())
+    assert manifest["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert (manifest["algorithm"], manifest["env"]) == ("ppo", "Pendulum-v1")
+    assert manifest["inputs"][0] == {
+        "name": "observation",
+        "shape": ["batch", 3],
+        "dtype": "float32",
+        "minimum": [-1.0, -1.0, -8.0],
+        "maximum": [1.0, 1.0, 8.0],
+    }
+    assert manifest["parity"]["observations"] == 1000
+    assert manifest["last_evaluation"]["episodes"] == 4
+    session, policy = onnxruntime.InferenceSession(file), load_policy(run / "policy")
+    for rows in (1, 5):
+        seen = np.random.default_rng(rows).uniform(-1, 1, (rows, 3)).astype(np.float32)
+        (action,) = session.run(None, {"observation": seen})
+        assert action == pytest.approx(policy(seen), abs=1e-5)
+        assert np.abs(action).max() <= 2  # as the environment takes it
+    assert exit_code("export", "run", "--root", ".") == 2
+    assert "exists already; give another --output" in output(capsys)
+
+
+def test_a_program_of_torch_is_loaded_without_us(run, tmp_path, capsys):
+    assert exit_code("export", str(run), "--format", "torch", "--output", str(tmp_path / "out"), "--json") == 0
+    (record,) = json.loads(output(capsys))
+    program = torch.export.load(record["path"]).module()
+    seen = torch.tensor([[0.6, 0.8, 1.0], [1.0, 0.0, -3.0]])
+    assert program(seen)[0].detach().numpy() == pytest.approx(load_policy(run / "policy")(seen), abs=1e-5)
+
+
+def test_a_memory_goes_in_and_out_and_ends_with_its_episode(tmp_path):
+    """Step by step beside the policy in a plain loop."""
+    policy = collected("ppo", "recurrent")[0].policy.eval()
+    save_policy(policy, tmp_path / "policy")
+    (made,) = palaestra.export(tmp_path / "policy", tmp_path / "out", format="torch")
+    assert [entry["name"] for entry in made.manifest["inputs"]] == ["observation", "state.hidden", "first"]
+    assert made.manifest["state"] == {"state.hidden": "next.state.hidden"}
+    program, memory, state = torch.export.load(made.path).module(), torch.zeros(1, 6), None
+    generator = torch.Generator().manual_seed(0)
+    for step in range(12):
+        seen, first = torch.rand(1, *policy.observation_spec.shape, generator=generator), step in (0, 7)
+        action, memory = program(seen, memory, torch.tensor([first]))
+        answer = policy(palaestra.Batch(obs=seen), None if first else state)
+        state = answer.state
+        assert action.tolist() == answer.act.tolist()
+        torch.testing.assert_close(memory, state.hidden)
+
+
+def test_every_policy_of_many_agents_has_a_program(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sizes = ("--algorithm.network.hidden-sizes", "8", "--trainer.eval-episodes", "1", "--run.no-tensorboard")
+    short = ("--trainer.total-env-steps", "60", "--run.name", "run")
+    assert exit_code("train", "dqn", "palaestra.multiagent:Meeting", *sizes, *short) == 0
+    assert exit_code("export", "run", "--format", "torch") == 0
+    made = sorted((tmp_path / "runs/run/export/torch").rglob("policy.pt2"))
+    kept = sorted((tmp_path / "runs/run/policy").rglob("policy.json"))
+    assert len(made) == len(kept) >= 1
+    capsys.readouterr()
+    assert exit_code("export", "run", "--policy", "nobody") == 2
+    assert "has no policy 'nobody'" in output(capsys)
+
+
+def test_tasks_of_a_robot_have_programs(tmp_path):
+    settings = {**SIZES, "run__directory": str(tmp_path), "run__name": "run"}
+    done = palaestra.train(ROBOT, WORLD, **settings)
+    made = palaestra.export(done.directory, format="torch")
+    assert {one.policy for one in made} == set(policies_of_run(RunDirectory(done.directory))[1])
+    assert all(one.parity.observations == 1000 for one in made)
+
+
+def test_a_program_that_acts_otherwise_is_not_kept(run, tmp_path, monkeypatch):
+    """What is off is named; a tie between two choices is none of it."""
+    torch_program = exporting._torch
+
+    def spoiled(program, file):
+        right = torch_program(program, file)
+        return lambda inputs: [right(inputs)[0] + 3e-5]
+
+    monkeypatch.setattr(exporting, "_torch", spoiled)
+    with pytest.raises(PalaestraError, match=r"policy.pt2 says action of shape \(1,\) otherwise .* 3.0e-05"):
+        palaestra.export(run, tmp_path / "out", format="torch")
+    policy = collected("dqn", "discrete")[0].policy
+    save_policy(policy, tmp_path / "policy")
+    monkeypatch.setattr(exporting, "_torch", lambda program, file: lambda inputs: [torch.zeros(len(inputs[0])).long()])
+    with pytest.raises(PalaestraError, match=r"chooses action = 0 where the policy chooses [12]"):
+        palaestra.export(tmp_path / "policy", tmp_path / "out", format="torch")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_exported_is_said(run, tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="the format is 'onx' — did you mean 'onnx'"):
+        palaestra.export(run, tmp_path, format="onx")  # type: ignore
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'palaestra\[export\]'"):
+        palaestra.export(run, tmp_path / "out")
+
+
+def test_rules_have_nothing_to_export(tmp_path, monkeypatch):
+    done = trained(tmp_path)
+    monkeypatch.setattr(
+        exporting,
+        "policies_of_run",
+        lambda run, which: (None, {"rule": palaestra.policies.RandomPolicy(*_specs(run))}),
+    )
+    with pytest.raises(ConfigError, match="the policy 'rule' is a RandomPolicy: a rule in Python"):
+        palaestra.export(done.directory, tmp_path / "out", format="torch")
+
+
+def _specs(run: RunDirectory):
+    policy = load_policy(run.path / "policy")
+    return policy.observation_spec, policy.action_spec
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_every_algorithm_has_programs_that_act_alike(name, kind, format, tmp_path):
+    """All algorithms, with every kind of action that they accept, with memory, masks and statistics."""
+    algorithm, collector = collected(name, kind, normalize_observation=True)
+    if algorithm.policy.normalizer is not None:
+        rows = collector.buffer.newest(4).observation
+        algorithm.policy.normalizer.merge(algorithm.policy.normalizer.increment(rows))
+    program = exporting._Program(algorithm.policy.eval())
+    write = exporting._onnx if format == "onnx" else exporting._torch
+    parity = exporting._compared(program, write(program, tmp_path / "policy"), "policy")
+    assert parity.observations >= 1000
+    assert parity.largest_difference <= 1e-5
+    assert parity.other_choices <= 2
