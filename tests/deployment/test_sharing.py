@@ -281,3 +281,34 @@ def test_the_hub_is_asked_for_nothing_that_does_not_belong(made, tmp_path, monke
     with pytest.raises(CheckpointError, match=r"pushing me/agent failed: .*is there a token"):
         share(made / "runs/g/seed_5", output="mine", episodes=1, film=False, push="me/agent")
     assert not Path("mine").exists(), "a wrong token is found before any work is done"
+
+
+def test_a_hub_that_fails_in_the_middle_leaves_a_folder_to_be_pushed(made, tmp_path, monkeypatch, stand_in, capsys):
+    def broken(*arguments, **options):
+        raise ConnectionError("the line is dead")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_commit", broken)
+    pushed = ("share", str(made / "runs/g/seed_5"), "--episodes", "1", "--no-film", "--push", "me/agent")
+    assert exit_code(*pushed) == 5
+    said = output(capsys)
+    assert "pushing me/agent failed: ConnectionError: the line is dead" in said
+    assert "the folder shared/g is whole; `hf upload me/agent shared/g` pushes it, too" in said
+    assert check_shared("shared/g")
+
+
+def test_code_that_a_shared_folder_names_is_not_imported(shared, tmp_path, monkeypatch, capsys):
+    """F12: the folder is whole and as its author made it, and still nothing of it runs."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "their_code.py").write_text("raise SystemExit('their code has run')")
+    monkeypatch.syspath_prepend(code)
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    config = tmp_path / "theirs/config.yaml"
+    config.write_text(config.read_text().replace("palaestra.envs.tiny:Chain", "their_code:Env"))
+    _resealed(tmp_path / "theirs")
+    assert exit_code("pull", str(tmp_path / "theirs"), "--output", "here") == 0
+    assert exit_code("eval", "here") == 2
+    assert "names code that is neither part of palaestra nor in the working directory" in output(capsys)

@@ -121,7 +121,15 @@ def share(
         (folder / _CARD).write_text(model_card(facts, names, push or target.name), encoding="utf-8")
         facts |= {"format_version": _FORMAT, "files": {name: files.fingerprint(folder / name) for name in names}}
         files.write_manifest(folder, facts)
-    url = None if push is None else _push(target, push)
+    url = None
+    if push is not None:
+        try:
+            url = _push(target, push)
+        except CheckpointError as error:
+            error.add_note(
+                f"the folder {target} is whole; `hf upload {push} {shlex.quote(str(target))}` pushes it, too"
+            )
+            raise
     return SharedPolicy(target, facts, tuple(missing), url)
 
 
