@@ -1,5 +1,6 @@
 """Tests of `palaestra serve`: real sockets, a real client."""
 
+import asyncio
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
+import palaestra
 from palaestra.core import Batch, ConfigError
 from palaestra.deployment import ServingConfig
 from palaestra.policies import Policy
@@ -234,14 +236,14 @@ def test_too_many_requests_are_sent_away_while_one_is_computed(tmp_path, monkeyp
         assert go.wait(30)
         return act(self, *arguments, **options)
 
-    with serving(tmp_path, max_waiting=3) as running, ThreadPoolExecutor(2) as pool:
+    with serving(tmp_path, max_connections=3) as running, ThreadPoolExecutor(2) as pool:
         monkeypatch.setattr(Policy, "act", slow)
         held = [pool.submit(running.act, observation=SEEN) for _ in range(2)]
         assert entered.wait(30)
         with connected(running, b""):
-            wait_until(
-                lambda: answered(connected(running, b"GET /health HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 503")
-            )
+            question = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            wait_until(lambda: answered(connected(running, question)).startswith(b"HTTP/1.1 503"))
+            assert b"retry-after: 1" in answered(connected(running, question))
         go.set()
         assert all("action" in one.result(30) for one in held)
 
@@ -284,6 +286,14 @@ def test_a_failing_policy_is_an_error_of_its_requests_alone(tmp_path, monkeypatc
 
 
 # -- the command
+
+
+def test_in_a_notebook_it_says_that_a_thread_is_needed(tmp_path):
+    async def cell():
+        palaestra.serve(tmp_path)
+
+    with pytest.raises(ConfigError, match="as notebooks do"):
+        asyncio.run(cell())
 
 
 def test_the_command_serves_until_sigterm_and_ends_with_0(tmp_path, capsys, wait_until):

@@ -202,7 +202,7 @@ def test_a_server_in_a_process_survives_what_is_slow_and_answers_all_at_sigterm(
     """F29: 300 connections that send nothing whole; 32 clients ask while it is stopped, and lose no request."""
     made(tmp_path)
     command = [sys.executable, "-m", "palaestra", "serve", str(tmp_path), "--port", "0", "--json"]
-    options = ["--timeout-s", "20", "--max-waiting", "400"]
+    options = ["--timeout-s", "20", "--max-connections", "400"]
     server = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, env=child_environment())
     assert server.stdout is not None
     url = json.loads(server.stdout.readline())["url"]

@@ -136,8 +136,6 @@ class PolicyApp:
 
     async def _act(self, request: Any) -> dict[str, Any]:
         self._require_token(request)
-        if self.in_progress > self.config.max_waiting:
-            raise RefusedError(503, f"{self.config.max_waiting} requests are waiting already", retry_after="1")
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise RefusedError(415, "the body must be JSON: Content-Type: application/json")
         call = self._understood(await self._body(request))

@@ -19,7 +19,7 @@ from typing import Any
 
 from palaestra.core import POLICY, ConfigError, import_extra, require_at_least
 from palaestra.deployment.server import PolicyApp
-from palaestra.experiments import config_from_mapping, find_run, policies_of_run
+from palaestra.experiments import RunDirectory, config_from_mapping, find_run, policies_of_run
 from palaestra.experiments.team import TeamLearner
 from palaestra.policies import NetworkPolicy, Policy, load_policy
 from palaestra.rollout import RequestError
@@ -48,8 +48,8 @@ class ServingConfig:
     """Observations that are computed together, and the most in one request."""
     max_wait_ms: float = 0.0
     """Milliseconds that a batch waits for more requests; 0 takes what came while the one before was computed."""
-    max_waiting: int = 1024
-    """Requests, and connections, at the same time; what is beyond them is answered with 503."""
+    max_connections: int = 1024
+    """Connections, and so requests, at the same time; what is beyond them is answered with 503."""
     max_sessions: int = 10_000
     """Clients whose hidden states are kept; with more, the one that was not used for longest begins anew."""
     timeout_s: float = 10.0
@@ -60,7 +60,7 @@ class ServingConfig:
     """Sample actions instead of taking the best."""
 
     def __post_init__(self) -> None:
-        require_at_least(self, "", port=0, max_batch_size=1, max_wait_ms=0, max_waiting=1, max_sessions=1)
+        require_at_least(self, "", port=0, max_batch_size=1, max_wait_ms=0, max_connections=1, max_sessions=1)
         for name in ("timeout_s", "reload_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
@@ -126,10 +126,11 @@ def serve(
     """
     config: ServingConfig = config_from_mapping(ServingConfig, settings)
     import_extra("uvicorn", "serve", "serving")
-    folders, seen = _folders(name, root), dict[str, Any]()
-    for policy, folder in folders.items():
-        seen[policy] = _signature(folder)
-    policies, agents = _loaded(name, root)
+    _require_no_loop()
+    run = None if (Path(name) / "policy.json").is_file() else find_run(name, root)
+    folders = _folders(Path(name) if run is None else run.path / "policy")
+    seen = {policy: _signature(folder) for policy, folder in folders.items()}
+    policies, agents = ({POLICY: load_policy(name)}, {}) if run is None else _loaded(run)
     app = PolicyApp(policies, agents, config)
     with _listener(config) as listener:
         host, port = listener.getsockname()[:2]
@@ -149,6 +150,15 @@ def serve(
     return Served(url, app.codes[200], refused, app.unanswered)
 
 
+def _require_no_loop() -> None:
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_running_loop()
+        raise ConfigError(
+            "serve answers until it is stopped, and this thread runs an event loop, as notebooks do; call it in "
+            "another: threading.Thread(target=palaestra.serve, args=[run], kwargs={'stop': threading.Event()}).start()"
+        )
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -159,7 +169,7 @@ def _is_loopback(host: str) -> bool:
 def _listener(config: ServingConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        return socket.create_server((config.host, config.port), family=family, backlog=config.max_waiting)
+        return socket.create_server((config.host, config.port), family=family, backlog=config.max_connections)
     except OSError as error:
         raise ConfigError(
             f"{config.host}:{config.port} cannot be listened at: {error}; give another host or port (0: a free one)"
@@ -169,22 +179,18 @@ def _listener(config: ServingConfig) -> socket.socket:
 # -- policies
 
 
-def _loaded(name: str | Path, root: str | Path) -> tuple[dict[str, Policy], dict[str, str]]:
+def _loaded(run: RunDirectory) -> tuple[dict[str, Policy], dict[str, str]]:
     """The policies by name, and the policy of each agent that asks for itself."""
-    if (Path(name) / "policy.json").is_file():
-        return {POLICY: load_policy(name)}, {}
-    learner, policies = policies_of_run(find_run(name, root))
+    learner, policies = policies_of_run(run)
     specs = learner.policy_specs if isinstance(learner, TeamLearner) else {}
     agents = {agent: policy for policy, spec in specs.items() if not spec.team for agent in spec.agents}
     return policies, agents
 
 
-def _folders(name: str | Path, root: str | Path) -> dict[str, Path]:
+def _folders(home: Path) -> dict[str, Path]:
     """Where training writes each policy."""
-    if (Path(name) / "policy.json").is_file():
-        return {POLICY: Path(name)}
-    home = find_run(name, root).path / "policy"
-    return {POLICY if path.parent == home else path.parent.name: path.parent for path in home.glob("**/policy.json")}
+    folders = [path.parent for path in home.glob("**/policy.json")]
+    return {POLICY if folder == home else folder.name: folder for folder in folders}
 
 
 def _signature(folder: Path) -> tuple[tuple[int, int, int], ...]:
@@ -249,7 +255,7 @@ class _HttpServer:
         options: dict[str, Any] = {"lifespan": "off", "ws": "none", "access_log": False}
         options |= {"log_config": None, "log_level": "error"}
         options |= {"proxy_headers": False, "server_header": False, "timeout_keep_alive": app.config.timeout_s}
-        options |= {"timeout_graceful_shutdown": 3 * app.config.timeout_s, "backlog": app.config.max_waiting}
+        options |= {"timeout_graceful_shutdown": 3 * app.config.timeout_s, "backlog": app.config.max_connections}
         self._server = uvicorn.Server(uvicorn.Config(app.asgi(), http=_protocol(app), **options))
         self._server.capture_signals = contextlib.nullcontext  # ours drain, and the process ends by itself
 
@@ -321,7 +327,7 @@ def _protocol(app: PolicyApp) -> Any:
         import_extra(name, "serve", "serving") for name in ("h11", "uvicorn.protocols.http.h11_impl")
     )
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_FILES
-    most = app.config.max_waiting if files < 1 else min(app.config.max_waiting, files)
+    most = app.config.max_connections if files < 1 else min(app.config.max_connections, files)
 
     class PolicyProtocol(implementation.H11Protocol):
         """One connection."""
