@@ -135,7 +135,7 @@ def test_the_code_of_an_algorithm_is_its_file(capsys):
     assert exit_code("show-code", "ppo") == 0
     assert capsys.readouterr().out == Path(palaestra.algorithms.ppo.__file__).read_text()
     assert answer(capsys, "show-code", "ppo")["path"].endswith("ppo.py")
-    assert exit_code("show-code", "pqo") == 2
+    assert exit_code("show-code", "ppoo") == 2
     assert "did you mean 'ppo'?" in output(capsys)
 
 

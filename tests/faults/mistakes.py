@@ -52,9 +52,9 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
         "my_package:MyEnvironment for one of your own",
     ),
     "unknown algorithm": (
-        "train pqo CartPole-v1",
+        "train ppoo CartPole-v1",
         2,
-        "ConfigError unknown algorithm 'pqo' — did you mean 'ppo'?",
+        "ConfigError unknown algorithm 'ppoo' — did you mean 'ppo'?",
     ),
     "an offline algorithm without data": (
         "train cql Pendulum-v1",

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from palaestra.algorithms import ALGORITHMS
 from palaestra.cli import main
 from palaestra.envs.gym_environment import GymEnvironment
+from palaestra.experiments import ExperimentConfig
+from palaestra.experiments.config import settings_of
+from palaestra.experiments.values import ELSEWHERE
 from tests.faults.mistakes import MISTAKES
 
 TRAIN = ("train", "ppo", "CartPole-v1")
@@ -121,7 +125,7 @@ def test_a_setting_of_an_earlier_version_is_refused_with_its_new_name(tmp_path, 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("algorithm_name: pqo", "unknown algorithm 'pqo' — did you mean 'ppo'?"),
+        ("algorithm_name: ppoo", "unknown algorithm 'ppoo' — did you mean 'ppo'?"),
         ("- 1", "holds list; a mapping of settings is needed"),
         ("a: [", "cannot be read"),
         ("", "the configuration run.yaml is empty; a mapping of settings is needed"),
@@ -141,3 +145,36 @@ def test_several_values_out_of_range_are_named_at_once(capsys):
     text = said(capsys)
     assert "algorithm.gamma is 2.0; it must lie in [0, 1]" in text
     assert "algorithm.mini_batch_size is 0; it must be greater than 0" in text
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "typed", "meant"),
+    [
+        ("ppo", "--lr", "--algorithm.learning-rate"),
+        ("ppo", "--n-steps", "--algorithm.unroll-length"),
+        ("ppo", "--clip-range", "--algorithm.clip"),
+        ("ppo", "--ent-coef", "--algorithm.entropy-cost"),
+        ("ppo", "--algorithm.net-arch", "--algorithm.network.hidden-sizes"),
+        ("ppo", "--n-envs", "--env.num-envs"),
+        ("dqn", "--policy-kwargs", "--algorithm.network"),
+        ("dqn", "--buffer-size", "--algorithm.capacity"),
+        ("dqn", "--exploration-fraction", "--algorithm.epsilon"),
+        ("dqn", "--total-timesteps", "--trainer.total-env-steps"),
+        ("dqn", "--algorithm.batch-size", "--algorithm.mini-batch-size"),
+        ("dqn", "--eval-freq", "--trainer.eval-every-steps"),
+    ],
+)
+def test_what_other_libraries_call_a_setting_is_understood(algorithm, typed, meant, capsys):
+    """F27: from the command line, with its group or without."""
+    assert exit_code("train", algorithm, "CartPole-v1", typed, "3") == 2
+    assert f"unknown option {typed} — did you mean {meant}?" in said(capsys)
+
+
+def test_names_of_other_libraries_stand_for_settings_that_exist():
+    """So that the table does not outlive them; and none of ours is taken for another."""
+    ours = {setting.path.rpartition(".")[2] for setting in settings_of(ExperimentConfig, vars(ExperimentConfig()))}
+    for kind in ALGORITHMS.values():
+        config = kind.config_class()
+        ours |= {setting.path.rpartition(".")[2] for setting in settings_of(type(config), vars(config))}
+    assert set(ELSEWHERE) <= ours
+    assert sum(map(len, ELSEWHERE.values())) >= 150

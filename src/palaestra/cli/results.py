@@ -67,7 +67,7 @@ class CurveOptions(RunOptions):
 
     def draw(self, curves: Sequence[experiments.Curve]) -> None:
         """Draws curves in the terminal."""
-        console = Console()
+        console = Console(emoji=False)
         width = min(110, console.width)
         console.print(experiments.terminal_plot(curves, x=self.x, metric=self.metric, width=width))
 

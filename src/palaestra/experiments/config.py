@@ -346,11 +346,12 @@ def meant(name: str, known: Mapping[str, Setting], form: str) -> str:
         known: settings by the names that exist.
         form: how a name is written.
     """
-    group = name.rpartition(".")[0]
+    group, _, last = name.rpartition(".")
     beside = [path for path in known if path.rpartition(".")[0] == group]
-    for paths in [beside] if group and beside else [beside, [*known]]:
+    inside = [path for path in known if path.startswith(f"{group}.")] if group and beside else [*known]
+    for paths, similar in [(inside, False), (beside, True), (inside, True)]:
         ends = {path.rpartition(".")[2]: path for path in reversed(paths)}
-        if close := closest(name.rpartition(".")[2], ends):
+        if close := closest(last, ends, similar=similar):
             path = ends[close[0]]
             setting = known[path]
             detail = "" if setting.is_group else f" ({type_name(setting.hint)}, {setting.value})"

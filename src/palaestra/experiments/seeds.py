@@ -220,7 +220,7 @@ class _Panel:
 
     def __init__(self, title: str, seeds: Sequence[_Seed]) -> None:
         self._title, self._seeds, self._total = title, seeds, seeds[0].directory.config.trainer.total_env_steps
-        self._console = Console()
+        self._console = Console(emoji=False)
         self._live = Live(console=self._console, refresh_per_second=4)
         self._states: dict[int, str] = {}
         self._last_line_s = float("-inf")

@@ -122,7 +122,7 @@ class ConsoleLogger:
 
     def __init__(self, title: str, total_env_steps: int, console: Console | None = None) -> None:
         self._title, self._total = title, total_env_steps
-        self._console = console or Console()
+        self._console = console or Console(emoji=False)  # a run may be called :tada:
         self._live: Live | None = None
         self._returns: deque[float] = deque(maxlen=60)
         self._shown_s = float("-inf")
