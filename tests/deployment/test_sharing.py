@@ -135,7 +135,7 @@ def test_policies_of_many_agents_are_shared_together(tmp_path, monkeypatch, caps
     assert importing.in_run(tmp_path / "shared/team"), "code in it is not that of a working directory"
 
 
-def test_a_film_is_made_where_the_environment_draws_and_its_lack_is_named_where_not(tmp_path):
+def test_a_film_is_made_where_the_environment_draws_and_its_lack_is_named_where_not(tmp_path, monkeypatch):
     pytest.importorskip("pygame")
     pytest.importorskip("imageio_ffmpeg")
     sizes = {"trainer__total_env_steps": 32, "env__max_episode_steps": 8, "trainer__eval_episodes": 1}
@@ -144,6 +144,12 @@ def test_a_film_is_made_where_the_environment_draws_and_its_lack_is_named_where_
     assert filmed.missing == ()
     assert "replay.mp4" in filmed.facts["files"]
     assert "(replay.mp4)" in (tmp_path / "filmed/README.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    assert exit_code("play", "filmed") == 0
+    assert Path("play.mp4").is_file()
+    assert check_shared("filmed"), "playing leaves the folder as it is"
     (missing,) = share(trained(tmp_path).directory, output=tmp_path / "plain", episodes=1).missing
     assert missing.startswith("the film: palaestra.envs.tiny:Chain cannot be drawn")
     assert "replay.mp4" not in (tmp_path / "plain/README.md").read_text()

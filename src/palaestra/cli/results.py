@@ -164,7 +164,8 @@ class PlayOptions(RunOptions):
     episodes: int = 1
     """How many episodes."""
     output: str | None = None
-    """File to write, .mp4 or .gif; by default a window, or `videos/play.mp4` in the run without a screen."""
+    """File to write, .mp4 or .gif; by default a window, or `videos/play.mp4` in the run without a screen; of a shared
+    folder `play.mp4` here."""
     fps: int = 30
     """Frames per second of the film."""
     seed: int = 0
@@ -207,7 +208,9 @@ def play(arguments: list[str]) -> int:
     path, text = None, f"{len(returns)} episode(s), return {np.mean(returns):.1f}"
     if not window:
         frames = grid(films) if options.grid else [frame for film in films for frame in film]
-        path = Path(options.output or directory.path / "videos" / ("grid.mp4" if options.grid else "play.mp4"))
+        videos = directory.path / "videos"
+        place = videos if videos.is_dir() else Path()  # a shared folder stays what its manifest says
+        path = Path(options.output or place / ("grid.mp4" if options.grid else "play.mp4"))
         experiments.write_film(path, frames, options.fps)
         text += f"\nfilm        {path}"
     options.show({"returns": returns, "film": path and str(path)}, text)
