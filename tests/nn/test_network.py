@@ -1,7 +1,9 @@
 """Tests of `palaestra.nn.network`."""
 
 import copy
+import math
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -25,12 +27,17 @@ def nest(*leading):
 @pytest.mark.parametrize("leading", [(), (5,), (2, 5)], ids=str)
 @pytest.mark.parametrize("dueling", [False, True])
 def test_q_and_policy_networks_take_any_leading_dimensions(leading, dueling):
-    """MARO-33: networks of action values and of action preferences."""
+    """MARO-33: networks of action values and of action preferences; each row gives what it gives alone."""
     config = NetworkConfig(hidden_sizes=(8, 8))
     q = QNetwork(NEST, 3, NetworkConfig(hidden_sizes=(8, 8), dueling=dueling))
-    assert q(nest(*leading)).shape == (*leading, 3)
-    assert Network(NEST, 3, config)(nest(*leading)).shape == (*leading, 3)
-    assert Network(VECTOR, 3, config)(rows(*leading)).shape == (*leading, 3)
+    networks = [(q, nest), (Network(NEST, 3, config), nest), (Network(VECTOR, 3, config), rows)]
+    for network, made in networks:
+        values, seen = network(made(*leading)), made(*leading)
+        assert values.shape == (*leading, 3)
+        for place in np.ndindex(leading):
+            one = seen[place] if isinstance(seen, torch.Tensor) else seen.map(lambda leaf, at=place: leaf[at])
+            assert_close(values[place], network(one))
+        assert len(values.reshape(-1, 3).unique(dim=0)) == math.prod(leading)  # every row counts
 
 
 def test_a_network_is_its_encoder_and_its_layers():
@@ -68,8 +75,11 @@ def test_a_gaussian_network_feeds_a_distribution():
     mean, log_std = network(rows(2, 5))
     assert mean.shape == (2, 5, 2)
     assert log_std.tolist() == [-0.5, -0.5]
-    policy = DiagonalGaussian(mean, log_std)
-    policy.log_prob(torch.zeros(2, 5, 2)).sum().backward()
+    assert_close(mean, network.mean(rows(2, 5)))
+    policy, action = DiagonalGaussian(mean, log_std), torch.linspace(-1, 1, 20).reshape(2, 5, 2)
+    expected = torch.distributions.Normal(mean, math.exp(-0.5)).log_prob(action).sum(-1)
+    assert_close(policy.log_prob(action), expected)
+    policy.log_prob(action).sum().backward()
     assert network.log_std.grad is not None
     assert network.log_std.grad.any()
 
