@@ -276,6 +276,26 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_by_bit(name, runtime):
         assert_same(iterate(trainer, 3), whole)
 
 
+def test_whole_episodes_are_resumed_bit_by_bit(runtime):
+    """F25, MARO-08: workers that collect two episodes of each environment go on where they were."""
+
+    def made(there):
+        trainer = make_trainer(there, "reinforce", num_workers=2)
+        trainer.collector.episodes = 2
+        return trainer
+
+    whole = iterate(made(runtime), 6)
+    with LocalRuntime() as first:
+        trainer = made(first)
+        iterate(trainer, 3)
+        saved = copied(trainer.state())
+    with LocalRuntime() as second:
+        trainer = made(second)
+        trainer.load_state(saved)
+        assert trainer.collector.resume == "exact"
+        assert_same(iterate(trainer, 3), whole)
+
+
 def test_who_is_still_at_work_begins_new_episodes_in_a_resumed_run(runtime):
     hold = HoldBack(runtime)
     trainer = make_trainer(runtime, "ppo", **FOUR, min_finished_workers=3)
