@@ -2,6 +2,8 @@
 
 import json
 import sys
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -145,6 +147,9 @@ def test_the_doctor_says_what_there_is(capsys):
     findings = json.loads(capsys.readouterr().out)
     assert {"what", "ok", "note"} == findings[0].keys()
     assert all(finding["ok"] for finding in findings)
+    listed = {finding["what"].removeprefix("extra ") for finding in findings}
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert listed >= project["optional-dependencies"].keys() - {"all", "dev"}
 
 
 def test_the_doctor_says_what_is_missing_for_what(monkeypatch, capsys):

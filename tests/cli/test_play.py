@@ -68,6 +68,14 @@ def test_without_a_file_name_the_film_lies_in_the_run(capsys):
     assert Path("runs/run/videos/play.mp4").stat().st_size > 500
 
 
+def test_a_film_runs_at_the_rate_of_its_environment(monkeypatch):
+    """CartPole says 50 pictures in a second."""
+    written = []
+    monkeypatch.setattr("palaestra.experiments.write_film", lambda path, frames, fps: written.append(fps))
+    assert exit_code("play", "run") == exit_code("play", "run", "--fps", "10") == 0
+    assert written == [50, 10]
+
+
 def test_an_environment_that_cannot_be_drawn_is_named(capsys):
     """F27."""
     train(name="plain")

@@ -244,6 +244,17 @@ def test_stats_takes_runs_and_groups(capsys):
     assert not part["improvements"][0]["differs"]
 
 
+def test_a_run_without_episodes_is_drawn_by_its_evaluations(tmp_path, capsys):
+    run = tmp_path / "offline"
+    run.mkdir()
+    for name in ("config.yaml", "run.json"):
+        (run / name).write_bytes(Path("runs/a", name).read_bytes())
+    rows = [{"env_steps": step, "eval/return_mean": float(step)} for step in (10, 20)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (curve,) = answer(capsys, "plot", str(run), "--trust")
+    assert curve["value"][-1] == 20
+
+
 def test_class_names_in_messages_are_not_turned_into_emoji(capsys):
     assert exit_code("train", "ppo", "of_nobody:Robot:robot:") != 0
     assert ":robot:" in capsys.readouterr().err

@@ -143,16 +143,27 @@ def _single_file(name: str) -> Path:
 
 
 _EXTRAS = {
+    "ray": "ray",
     "atari": "ale_py",
     "box2d": "Box2D",
     "mujoco": "mujoco",
-    "plot": "matplotlib",
-    "video": "imageio",
+    "dm-control": "dm_control",
+    "bsuite": "bsuite",
+    "robotics": "gymnasium_robotics",
     "envpool": "envpool",
     "multiagent": "pettingzoo",
     "offline": "minari",
-    "ray": "ray",
+    "plot": "matplotlib",
+    "video": "imageio",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "trackio": "trackio",
+    "tune": "optuna",
+    "export": "onnxscript",
+    "serve": "uvicorn",
+    "hub": "huggingface_hub",
 }
+"""A module of each extra in pyproject.toml."""
 
 
 @dataclass(frozen=True, kw_only=True)

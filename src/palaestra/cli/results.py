@@ -14,7 +14,7 @@ from rich.console import Console
 from palaestra import experiments
 from palaestra.cli.options import RunOptions, command, print_table
 from palaestra.core import ConfigError, import_extra, require_at_least
-from palaestra.experiments.curves import Axis, Statistic, require_plot_name
+from palaestra.experiments.curves import Axis, Statistic, require_plot_name, shown_metric
 
 __all__ = ["compare", "evaluate", "play", "plot", "report"]
 
@@ -60,16 +60,20 @@ def evaluate(arguments: list[str]) -> int:
 class CurveOptions(RunOptions):
     """Options of verbs that draw curves."""
 
-    metric: str = "return_mean"
-    """Column of `metrics.jsonl`, such as eval/return_mean."""
+    metric: str | None = None
+    """Column of `metrics.jsonl`, such as eval/return_mean; by default return_mean, or what there is of it."""
     x: Axis = "steps"
     """What lies on the x axis."""
 
-    def draw(self, curves: Sequence[experiments.Curve]) -> None:
+    def metric_of(self, runs: Sequence[experiments.RunDirectory]) -> str:
+        """What to draw of runs."""
+        return self.metric or shown_metric(runs)
+
+    def draw(self, curves: Sequence[experiments.Curve], metric: str) -> None:
         """Draws curves in the terminal."""
         console = Console(emoji=False)
         width = min(110, console.width)
-        console.print(experiments.terminal_plot(curves, x=self.x, metric=self.metric, width=width))
+        console.print(experiments.terminal_plot(curves, x=self.x, metric=metric, width=width))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,14 +96,15 @@ def plot(arguments: list[str]) -> int:
     if options.output is not None:
         require_plot_name(options.output)
     runs = experiments.find_runs(names, options.root)
-    curves = experiments.curves_of(runs, metric=options.metric, x=options.x, statistic=options.statistic)
+    metric = options.metric_of(runs)
+    curves = experiments.curves_of(runs, metric=metric, x=options.x, statistic=options.statistic)
     if options.json:
         print(json.dumps([vars(curve) for curve in curves], default=np.ndarray.tolist))
     elif options.output is not None:
-        path = experiments.save_plot(curves, options.output, x=options.x, metric=options.metric)
+        path = experiments.save_plot(curves, options.output, x=options.x, metric=metric)
         print(f"plot        {path}")
     else:
-        options.draw(curves)
+        options.draw(curves, metric)
     return 0
 
 
@@ -143,7 +148,8 @@ def compare(arguments: list[str]) -> int:
     """
     names = ("the first run", "the second run")
     (first, second), options = command(CurveOptions, arguments, "palaestra compare RUN RUN", *names)
-    result = experiments.compare_runs(first, second, root=options.root, metric=options.metric, x=options.x)
+    metric = options.metric_of(experiments.find_runs([first, second], options.root))
+    result = experiments.compare_runs(first, second, root=options.root, metric=metric, x=options.x)
     if options.json:
         print(json.dumps(result.to_json()))
         return 0
@@ -152,7 +158,7 @@ def compare(arguments: list[str]) -> int:
         print_table(["setting", first, second], rows)
     else:
         print("the settings are the same")
-    options.draw(result.curves)
+    options.draw(result.curves, metric)
     print(result)
     return 0
 
@@ -166,8 +172,8 @@ class PlayOptions(RunOptions):
     output: str | None = None
     """File to write, .mp4 or .gif; by default a window, or `videos/play.mp4` in the run without a screen; of a shared
     folder `play.mp4` here."""
-    fps: int = 30
-    """Frames per second of the film."""
+    fps: int | None = None
+    """Frames per second of the film; by default as many as the environment says (`render_fps`), or 30."""
     seed: int = 0
     """Seed of the environment."""
     which: str = "best"
@@ -186,7 +192,7 @@ def play(arguments: list[str]) -> int:
     """
     usage = "palaestra play RUN [--episodes N] [--output FILE]"
     (name,), options = command(PlayOptions, arguments, usage, "the run")
-    require_at_least(options, "--", episodes=1, fps=1)
+    require_at_least(options, "--", episodes=1, **({} if options.fps is None else {"fps": 1}))
     if options.output is not None and Path(options.output).suffix not in (".mp4", ".gif"):
         raise ConfigError(f"--output is {options.output!r}; give a file that ends with .mp4 or .gif")
     directory = experiments.find_run(name, options.root)
@@ -197,7 +203,9 @@ def play(arguments: list[str]) -> int:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen even where it draws a picture
     episodes: list[list[np.ndarray]] = [[]]
     returns: list[float] = []
+    rate = 30
     for scene in learner.play(policies, episodes=options.episodes, seed=options.seed, window=window):
+        rate = scene.fps
         if scene.picture is not None:
             write = options.overlay and scene.lines
             episodes[-1].append(labelled(scene.picture, scene.lines) if write else scene.picture)
@@ -211,7 +219,7 @@ def play(arguments: list[str]) -> int:
         videos = directory.path / "videos"
         place = videos if videos.is_dir() else Path()  # a shared folder stays what its manifest says
         path = Path(options.output or place / ("grid.mp4" if options.grid else "play.mp4"))
-        experiments.write_film(path, frames, options.fps)
+        experiments.write_film(path, frames, options.fps or rate)
         text += f"\nfilm        {path}"
     options.show({"returns": returns, "film": path and str(path)}, text)
     return 0

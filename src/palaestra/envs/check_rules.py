@@ -109,6 +109,10 @@ def gym_rules(gym_env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Finding]:
     if wrong:
         return
     kinds = [type(flag).__name__ for flag in result[2:4] if not isinstance(flag, bool | np.bool_)]
+    shape = np.shape(result[1])
+    odd = f"shape {shape}" if shape == (1,) else ""
+    fix = "return float(reward); this library takes the number out, other libraries may not"
+    yield Finding("A reward is a number", odd, "a float", fix, "warning")
     rule, fix = "terminated and truncated are booleans", "wrap them in bool(...)"
     yield Finding(rule, ", ".join(kinds), "bool and bool", fix)
     yield Finding(

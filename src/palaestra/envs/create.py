@@ -91,6 +91,8 @@ def load(
     duration = (registered or 0) if max_episode_steps is None else max_episode_steps
     if isinstance(env, gymnasium.Env):
         env = GymEnvironment(_gym_wrapped(env, duration, inner), discount=discount)
+    elif isinstance(env, VectorEnv):
+        raise ConfigError(f"{name!r} made a VectorEnv, all environments as one; use env.vectorization=native")
     elif not isinstance(env, SingleEnvironment):
         raise ConfigError(
             f"{name!r} made a {type(env).__name__}; load needs a gymnasium.Env or a SingleEnvironment "
@@ -172,7 +174,7 @@ def _created(config: EnvConfig, seed: int, lane_seeds: Sequence[int] | None) -> 
     maker = None if config.name.startswith(envpool.PREFIX) else _maker(config.name)
     if maker is not None and getattr(maker, "batched", False):
         return _batched(config, maker, lane_seeds)
-    if config.name.startswith(envpool.PREFIX) or config.vectorization == "native":
+    if _steps_natively(config, maker):
         return _native(config, maker, lane_seeds)
     factories = [functools.partial(load_lane, config, lane) for lane in range(config.num_envs)]
     options = {"info": _named(config), "untransformed": config.untransformed, "auto_reset": config.auto_reset}
@@ -258,9 +260,16 @@ def _named(config: EnvConfig) -> tuple[str, ...]:
 
 def _is_pool(config: EnvConfig) -> bool:
     """Whether its environments are stepped natively, all lanes as one."""
-    if config.name.startswith(envpool.PREFIX) or config.vectorization == "native":
+    if config.name.startswith(envpool.PREFIX):
         return True
-    return bool(getattr(_maker(config.name), "batched", False))
+    maker = _maker(config.name)
+    return _steps_natively(config, maker) or bool(getattr(maker, "batched", False))
+
+
+def _steps_natively(config: EnvConfig, maker: Callable[..., Any] | None) -> bool:
+    """Whether a pool of EnvPool, of Gymnasium, or a `VectorEnv` of the user's own steps all lanes as one."""
+    own = isinstance(maker, type) and issubclass(maker, VectorEnv)
+    return own or config.name.startswith(envpool.PREFIX) or config.vectorization == "native"
 
 
 def _maker(name: str) -> Callable[..., Any] | None:

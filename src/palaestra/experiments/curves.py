@@ -101,6 +101,16 @@ def _spread(file: BinaryIO, size: int, count: int) -> Iterator[bytes]:
     yield last
 
 
+def shown_metric(runs: Sequence[RunDirectory]) -> str:
+    """What there is to draw of runs: the return, of evaluations where training had no episodes, as with data alone.
+
+    Args:
+        runs: in any order.
+    """
+    names = {name for run in runs for row in thinned_metrics(run.path) for name in row}
+    return "eval/return_mean" if "eval/return_mean" in names and "return_mean" not in names else "return_mean"
+
+
 def curves_of(
     runs: Sequence[RunDirectory], *, metric: str = "return_mean", x: Axis = "steps", statistic: Statistic = "mean"
 ) -> list[Curve]:

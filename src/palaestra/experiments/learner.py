@@ -65,6 +65,8 @@ class Scene(NamedTuple):
     """What to write on it."""
     returns: list[float]
     """Of the episodes that end with it."""
+    fps: int = 30
+    """How many of them the environment says to show in a second."""
 
 
 class Learner(ABC):

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments.build import make_learner
@@ -255,7 +256,7 @@ class _Panel:
                 _number(metrics.get("eval/return_mean")),
                 _number(metrics.get("time/env_steps_per_s"), "{:,.0f}"),
             )
-        return Panel(table, title=self._title, expand=False)
+        return Panel(table, title=Text(self._title), expand=False)
 
     def close(self) -> None:
         """Ends the table, and draws the curve of those that have logged an episode."""

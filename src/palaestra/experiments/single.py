@@ -13,7 +13,7 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import HindsightSampler, ReplayBuffer
-from palaestra.core import POLICY, ConfigError, MissingExtraError, RunSeeds, SpecTree, StepType, TensorSpec
+from palaestra.core import POLICY, ConfigError, EnvError, MissingExtraError, RunSeeds, SpecTree, StepType, TensorSpec
 from palaestra.distributed import CollectorFactory
 from palaestra.envs import (
     EnvConfig,
@@ -111,10 +111,11 @@ class SingleLearner(PolicyLearner):
         except ConfigError as error:
             raise ConfigError(f"{config.name} cannot be drawn as {render_mode!r}: {error}") from error
         with env:
+            fps = _fps(env)
             try:
                 for number in range(1, episodes + 1):
                     for lines, returns in _episode(policies[POLICY], env, number):
-                        yield Scene(None if window else env.render(), lines, returns)
+                        yield Scene(None if window else env.render(), lines, returns, fps)
             except Exception as error:
                 if "pygame" in str(error):
                     raise MissingExtraError("pygame", "video", "drawing this environment") from error
@@ -140,6 +141,16 @@ def _episode(policy: Policy, env: Environment, number: int) -> Iterator[tuple[li
         time_step, state = env.step(action), step.state
         total, length = total + float(time_step.reward.sum()), length + 1
     yield [f"episode {number}, step {length}", "", f"the end, return {total:.4g}"], [total]
+
+
+def _fps(env: Environment) -> int:
+    """Pictures in a second, as Gymnasium's environments say it in `metadata["render_fps"]`; 30 where none is said."""
+    try:
+        metadata = env.get_attr("metadata")[0]
+    except (ConfigError, EnvError):
+        return 30
+    rate = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
+    return max(1, round(rate)) if isinstance(rate, int | float) else 30
 
 
 def _short(action: Any) -> str:

@@ -53,9 +53,15 @@ class _PettingZooAdapter(MultiAgentEnv):
         return self._env.state()
 
     def render(self) -> np.ndarray:
-        frame = self._env.render()
+        try:
+            frame = self._env.render()
+        except NotImplementedError:
+            frame = None
         if not isinstance(frame, np.ndarray):
-            raise EnvError(f"{self._env} draws no pictures; make it with render_mode='rgb_array'")
+            raise EnvError(
+                f"{self._env} draws no pictures: its `render` has to return an array [H, W, 3] when it is made with "
+                "render_mode='rgb_array'"
+            )
         return frame
 
     def close(self) -> None:
@@ -195,6 +201,8 @@ def load_pettingzoo(name: str, **kwargs: Any) -> MultiAgentEnv:
     from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 
     path = name.removeprefix(PREFIX)
+    if ":" in path:
+        raise ConfigError(f"{name!r} is for names of PettingZoo's registry; a class of your own is {path!r} alone")
     try:
         try:
             env = pettingzoo.make("parallel", path, **kwargs)

@@ -186,7 +186,7 @@ class ConsoleLogger:
         )
         hint = Text(advice(row), style="dim")
         bar = ProgressBar(total=self._total, completed=min(done, self._total))
-        return Panel(Group(table, split, hint, bar), title=self._title, expand=False)
+        return Panel(Group(table, split, hint, bar), title=Text(self._title), expand=False)
 
 
 def _line(row: Mapping[str, float], total: int) -> str:

@@ -1,0 +1,141 @@
+"""Stumbles of a first day, each by the command that a new user typed."""
+
+import gymnasium
+import numpy as np
+import pytest
+
+from palaestra.algorithms import ALGORITHMS
+from palaestra.core import ConfigError, EnvError
+from palaestra.envs import EnvConfig, NativeVectorEnvironment, create_environment
+from palaestra.envs.check import check
+from palaestra.experiments import ExperimentConfig
+from palaestra.experiments.config import config_from_mapping, settings_of
+from palaestra.experiments.values import ELSEWHERE
+from palaestra.training import ConsoleLogger
+from tests.cli.parts import exit_code, output
+
+BOX = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+
+
+class Points(gymnasium.vector.VectorEnv):
+    """A batch of environments that is a class of its own."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.single_observation_space, self.single_action_space = BOX, gymnasium.spaces.Discrete(2)
+        self.observation_space = gymnasium.vector.utils.batch_space(BOX, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+        self.metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((self.num_envs, 2), np.float32), {}
+
+    def step(self, actions):
+        flags = np.zeros(self.num_envs, bool)
+        return np.zeros((self.num_envs, 2), np.float32), np.ones(self.num_envs), flags, flags, {}
+
+
+class Robot(gymnasium.Env):
+    """Gives rewards of shape (1,)."""
+
+    observation_space, action_space = BOX, gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action):
+        observation = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        return observation, np.ones(1, np.float32), False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "typed", "suggested"),
+    [
+        ("ppo", "--lr", "--algorithm.learning-rate"),
+        ("ppo", "--clip_range", "--algorithm.clip"),
+        ("ppo", "--algorithm.clip_range", "--algorithm.clip"),
+        ("ppo", "--n_steps", "--algorithm.unroll-length"),
+        ("ppo", "--ent_coef", "--algorithm.entropy-cost"),
+        ("sac", "--ent_coef", "--algorithm.initial-temperature"),
+        ("ppo", "--policy_kwargs", "--algorithm.network"),
+        ("dqn", "--algorithm.buffer_size", "--algorithm.capacity"),
+        ("ppo", "--algorithm.hidden-sizes", "--algorithm.network.hidden-sizes"),
+    ],
+)
+def test_names_of_other_libraries_lead_to_ours(algorithm, typed, suggested, capsys):
+    assert exit_code("train", algorithm, "CartPole-v1", typed, "3") == 2
+    assert f"unknown option {typed} — did you mean {suggested}?" in output(capsys)
+
+
+def test_python_is_told_as_well():
+    with pytest.raises(ConfigError, match=r"unknown key lr — did you mean 'algorithm.learning_rate'"):
+        config_from_mapping(ExperimentConfig, {"lr": 3e-4})
+
+
+def test_only_settings_that_exist_are_suggested():
+    settings = set()
+    for name, kind in ALGORITHMS.items():
+        config = ExperimentConfig(algorithm_name=name, algorithm=kind.config_class())
+        settings |= {setting.path.rpartition(".")[2] for setting in settings_of(ExperimentConfig, vars(config))}
+    assert set(ELSEWHERE) <= settings
+
+
+def test_titles_are_neither_emoji_nor_markup():
+    import io
+
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, emoji=False)
+    panel = ConsoleLogger("ppo on my_pkg:Robot:robot:[bold]", 100, console)._panel(
+        {"env_steps": 1, "time/env_steps_per_s": 1, "episodes": 0, "policy_version": 1}
+        | {f"time/{part}": 0.2 for part in ("environment", "inference", "storing", "learning", "waiting")}
+    )
+    console.print(panel)
+    assert "my_pkg:Robot:robot:[bold]" in console.file.getvalue()
+
+
+def test_a_vector_environment_need_not_be_called_native():
+    config = EnvConfig(name="tests.cli.test_first_day:Points", num_envs=3)
+    with create_environment(config) as env:
+        assert isinstance(env, NativeVectorEnvironment)
+        assert env.reset().reward.shape == (3,)
+
+
+def test_check_env_says_what_a_vector_environment_is(capsys):
+    assert exit_code("check-env", "tests.cli.test_first_day:Points", "--env.kwargs", "num_envs", "2") != 0
+    assert "use env.vectorization=native" in output(capsys)
+
+
+def test_a_reward_of_shape_1_is_a_warning():
+    report = check(EnvConfig(name="tests.cli.test_first_day:Robot", max_episode_steps=20))
+    assert report.ok
+    assert "got shape (1,)" in " ".join(str(report).split()) or "shape (1,)" in str(report)
+
+
+def test_a_class_after_pettingzoo_is_told_to_stand_alone(capsys):
+    pytest.importorskip("pettingzoo")
+    assert exit_code("train", "ppo", "pettingzoo:my_pkg.zoo:Rendezvous") == 2
+    text = output(capsys)
+    assert "a class of your own is 'my_pkg.zoo:Rendezvous' alone" in text
+    assert len(text) < 300
+
+
+def test_an_environment_of_many_agents_without_render_is_named():
+    pettingzoo = pytest.importorskip("pettingzoo")
+    from palaestra.multiagent import from_pettingzoo
+
+    class Unseen(pettingzoo.ParallelEnv):
+        possible_agents = agents = ("a",)
+
+        def observation_space(self, agent):
+            return BOX
+
+        def action_space(self, agent):
+            return gymnasium.spaces.Discrete(2)
+
+        def reset(self, seed=None, options=None):
+            return {"a": np.zeros(2, np.float32)}, {"a": {}}
+
+    with pytest.raises(EnvError, match="draws no pictures"):
+        from_pettingzoo(Unseen()).render()
