@@ -139,3 +139,11 @@ def test_an_environment_of_many_agents_without_render_is_named():
 
     with pytest.raises(EnvError, match="draws no pictures"):
         from_pettingzoo(Unseen()).render()
+
+
+def test_an_evaluation_that_takes_too_long_is_left_out_and_the_run_goes_on(tmp_path, monkeypatch, caplog, capsys):
+    monkeypatch.chdir(tmp_path)
+    short = ("--trainer.total-env-steps", "64", "--run.no-tensorboard", "--algorithm.unroll-length", "16")
+    limit = ("--trainer.eval-time-limit-s", "0.05", "--env.num-envs", "2")
+    assert exit_code("train", "ppo", "palaestra.envs.tiny:Endless", *short, *limit) == 0
+    assert "there is no evaluation at 64 env steps: only 0 of" in caplog.text

@@ -21,6 +21,7 @@ from palaestra.rollout.episodes import AverageOf, Episode, EpisodeTracker
 __all__ = [
     "BrokenOffError",
     "Evaluation",
+    "NoEpisodeError",
     "breakable",
     "continue_evaluation",
     "evaluate",
@@ -39,6 +40,10 @@ _NO_END = (
 
 class BrokenOffError(BaseException):
     """An evaluation was asked to end; nothing that handles errors on the way may take it for one."""
+
+
+class NoEpisodeError(ConfigError):
+    """No evaluation episode ended within the time limit."""
 
 
 _asked: ContextVar[Callable[[], bool] | None] = ContextVar("asked", default=None)
@@ -186,7 +191,7 @@ def first_episodes(
         time_limit_s: stop after so many seconds with the episodes that have ended, and a warning.
 
     Raises:
-        ConfigError: no episode ended within the time limit.
+        NoEpisodeError: no episode ended within the time limit.
     """
     left = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
     kept: list[Episode] = []
@@ -207,7 +212,7 @@ def first_episodes(
     if len(kept) < episodes:
         text = f"only {len(kept)} of {episodes} evaluation episodes ended within {time_limit_s} s"
         if not kept:
-            raise ConfigError(
+            raise NoEpisodeError(
                 f"{text}; give more time (trainer.eval_time_limit_s), or set a time limit on episodes "
                 "(env.max_episode_steps)"
             )

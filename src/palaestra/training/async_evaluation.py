@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from palaestra.policies import Policy
-from palaestra.rollout import BrokenOffError, Evaluation, breakable, continue_evaluation
+from palaestra.rollout import BrokenOffError, Evaluation, NoEpisodeError, breakable, continue_evaluation
 from palaestra.runtime import WorkerDiedError
 from palaestra.training.parts import named_policies
 
@@ -88,7 +88,7 @@ class Evaluator:
             policy: as it is now; all of them by name where there are several.
         """
         if not self._asynchronous:
-            self._made.append((env_steps, self._evaluate(policy), policy))
+            self._made += self._over(env_steps, policy)
             return
         snapshot = _copied(policy)
         if (submit := getattr(self._evaluate, "submit", None)) is None:
@@ -111,14 +111,23 @@ class Evaluator:
                 time.sleep(_POLL_S)
             del self._waiting[0]
             try:
-                self._made.append((env_steps, future.result(), policy))
+                self._made += self._over(env_steps, policy, future)
             except (BrokenProcessPool, WorkerDiedError) as error:
                 _log.warning("the process that evaluates died (%s); the main process does it from now on", error)
                 self._asynchronous, waiting = False, [(env_steps, policy, future), *self._waiting]
                 self._waiting = []
-                self._made += [(steps, self._evaluate(copied), copied) for steps, copied, _ in waiting]
+                self._made += [one for steps, copied, _ in waiting for one in self._over(steps, copied)]
         made, self._made = self._made, []
         return made
+
+    def _over(self, env_steps: int, policy: Acting, future: Pending | None = None) -> list[Made]:
+        """An evaluation, made elsewhere or now; none, which ends no run, where no episode ended in time."""
+        try:
+            evaluation = self._evaluate(policy) if future is None else future.result()
+        except NoEpisodeError as error:
+            _log.warning("there is no evaluation at %d env steps: %s", env_steps, error)
+            return []
+        return [(env_steps, evaluation, policy)]
 
     def close(self) -> None:
         """Ends the process, with whatever it is doing."""

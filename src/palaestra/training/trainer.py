@@ -264,7 +264,8 @@ class Trainer:
         if self._evaluator is None:
             raise ConfigError("this trainer was made without `evaluate`, so there is nothing to evaluate in")
         self._begin_evaluation(wait=True)
-        assert self._evaluation is not None
+        if self._evaluation is None:
+            raise ConfigError("no evaluation episode ended in time, so there is nothing to return")
         return self._evaluation
 
     def _take_evaluation(self, env_steps: int, evaluation: Evaluation, policy: Policy | torch.nn.ModuleDict) -> None:
