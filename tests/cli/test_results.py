@@ -251,7 +251,7 @@ def test_a_run_without_episodes_is_drawn_by_its_evaluations(tmp_path, capsys):
         (run / name).write_bytes(Path("runs/a", name).read_bytes())
     rows = [{"env_steps": step, "eval/return_mean": float(step)} for step in (10, 20)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (curve,) = answer(capsys, "plot", str(run), "--trust")
+    (curve,) = answer(capsys, "plot", str(run))
     assert curve["value"][-1] == 20
 
 
