@@ -61,6 +61,7 @@ __all__ = [
     "Trainer",
     "TrainerConfig",
     "create_environment",
+    "diagnose",
     "evaluate",
     "evaluate_run",
     "export",

@@ -27,6 +27,7 @@ usage: palaestra VERB ...
   share RUN                     a folder for others       palaestra share last --push me/my-agent
   pull MODEL|FOLDER             a policy of others        palaestra pull someone/their-agent
   verify ROW                    train a published result  palaestra verify ppo_CartPole-v1
+  diagnose RUN                  why does it not learn     palaestra diagnose last
   export RUN                    its policy as ONNX        palaestra export last --format onnx
   data WHAT                     data to learn from        palaestra data collect random Pendulum-v1 FOLDER
   list [WHAT]                   algorithms, envs, presets, runs
@@ -119,6 +120,7 @@ _VERBS = {
     "share": "palaestra.cli.sharing:share",
     "pull": "palaestra.cli.sharing:pull",
     "verify": "palaestra.cli.verify:verify",
+    "diagnose": "palaestra.cli.diagnose:diagnose",
     "export": "palaestra.cli.export:export",
     "data": "palaestra.cli.data:data",
     "list": "palaestra.cli.inspect:list_all",

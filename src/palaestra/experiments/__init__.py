@@ -4,6 +4,7 @@ from palaestra.experiments.build import *
 from palaestra.experiments.config import *
 from palaestra.experiments.curves import *
 from palaestra.experiments.data import *
+from palaestra.experiments.diagnosis import *
 from palaestra.experiments.evaluation import *
 from palaestra.experiments.films import *
 from palaestra.experiments.learner import *

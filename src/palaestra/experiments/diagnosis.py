@@ -1,0 +1,256 @@
+"""Why a run does not learn: findings from what it has logged, each with evidence, threshold, source and a way out."""
+
+import csv
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from palaestra.core import CheckpointError
+from palaestra.experiments.config import ExperimentConfig
+from palaestra.experiments.curves import is_number, read_metrics
+from palaestra.experiments.run_directory import RunDirectory, find_run
+
+__all__ = ["Diagnosis", "Finding", "diagnose"]
+
+_EPISODES = 20  # fewer say nothing about what is never earned, or always cut off
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One reason why a run may not learn."""
+
+    name: str
+    """Short and fixed, such as `entropy_collapse`."""
+    severity: int
+    """3: nothing can be learned; 2: learning suffers; 1: worth a look."""
+    evidence: str
+    """What was measured."""
+    threshold: str
+    """From where on it is reported, and who says so."""
+    advice: str
+    """What to try, with the option."""
+
+    def __str__(self) -> str:
+        return f"{self.name}\n  found      {self.evidence}\n  threshold  {self.threshold}\n  try        {self.advice}"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found in a run."""
+
+    run: str
+    """Its directory."""
+    findings: tuple[Finding, ...]
+    """The most severe first; empty where nothing was found."""
+
+    def __str__(self) -> str:
+        if not self.findings:
+            return f"{self.run}: nothing found"
+        return "\n\n".join([f"{self.run}: {len(self.findings)} finding(s)", *map(str, self.findings)])
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {"run": self.run, "findings": [asdict(finding) for finding in self.findings]}
+
+
+def diagnose(name: str | Path, *, root: str | Path = "runs") -> Diagnosis:
+    """Looks for reasons why a run does not learn, in its configuration and in what it has logged.
+
+    Nothing is trained or played; the environment is made, to know how many actions there are. A metric that an
+    algorithm does not log is not judged.
+
+    Args:
+        name: path or name of the run, or `last`.
+        root: where runs are.
+
+    Raises:
+        CheckpointError: there is no such run, or it has logged nothing yet.
+    """
+    directory = find_run(name, root)
+    log = _Log(directory)
+    if not log.rows:
+        raise CheckpointError(f"{directory.path} has logged no metrics yet; let it train until it has, and ask again")
+    found = [finding for check in _CHECKS for finding in check(log)]
+    return Diagnosis(str(directory.path), tuple(sorted(found, key=lambda finding: -finding.severity)))
+
+
+class _Log:
+    """A run's configuration, metrics and episodes."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.path = directory.path
+        self.config: ExperimentConfig = directory.config
+        self.rows = read_metrics(directory.path)
+
+    def setting(self, name: str) -> float | None:
+        """A number of the algorithm's configuration."""
+        value = getattr(self.config.algorithm, name, None)
+        return float(value) if is_number(value) else None
+
+    def late(self, name: str) -> float | None:
+        """Median of a metric over the last half of what was logged."""
+        values = [row[name] for row in self.rows if is_number(row.get(name))]
+        return float(np.median(values[len(values) // 2 :])) if values else None
+
+    def last(self, name: str) -> float | None:
+        """Newest value of a metric."""
+        return next((float(row[name]) for row in reversed(self.rows) if is_number(row.get(name))), None)
+
+    @cached_property
+    def returns(self) -> list[float]:
+        """Of the training episodes."""
+        path = self.path / "episodes.csv"
+        if not path.is_file():
+            return []
+        with path.open(newline="") as file:
+            texts = [row.get("return") for row in csv.DictReader(file)]
+        return [float(text) for text in texts if text]
+
+
+def _not_finite(log: _Log) -> Iterator[Finding]:
+    bad = sorted(
+        {key for row in log.rows for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
+        & {key for row in log.rows for key in row if key.startswith("learning/")}
+    )
+    skipped = log.last("updates_skipped") or 0
+    if bad or skipped:
+        yield Finding(
+            name="not_finite",
+            severity=3,
+            evidence=f"{skipped:.0f} updates were skipped; not finite: {', '.join(bad) or 'their gradients'}",
+            threshold="any: an update that is not finite destroys the weights (arithmetic)",
+            advice="a smaller --algorithm.learning-rate, a smaller reward scale, or --algorithm.max-grad-norm 0.5",
+        )
+
+
+def _no_updates(log: _Log) -> Iterator[Finding]:
+    steps, env_steps = log.last("gradient_steps"), log.last("env_steps") or 0.0
+    starts, budget = log.setting("learning_starts"), log.config.trainer.total_env_steps
+    if steps == 0:
+        wanted = "" if starts is None else f", and learning_starts is {starts:,.0f}"
+        yield Finding(
+            name="no_updates",
+            severity=3,
+            evidence=f"no gradient step in {env_steps:,.0f} env steps of {budget:,}{wanted}",
+            threshold="0 gradient steps (arithmetic)",
+            advice="a larger --trainer.total-env-steps, or a smaller --algorithm.learning-starts",
+        )
+    elif starts is not None and steps is not None and env_steps > starts:
+        ratio = steps / (env_steps - starts)
+        if ratio < 0.02:
+            yield Finding(
+                name="replay_ratio",
+                severity=2,
+                evidence=f"{ratio:.4f} gradient steps for each env step after learning_starts",
+                threshold="0.02; DQN takes 0.25 (Mnih et al. 2015, update frequency 4), SAC 1 (Haarnoja et al. 2018)",
+                advice="a larger --algorithm.gradient-steps, or a smaller --algorithm.unroll-length",
+            )
+
+
+def _step_size(log: _Log) -> Iterator[Finding]:
+    kl = log.late("learning/kl")
+    if kl is None:
+        return
+    rate = getattr(log.config.algorithm, "learning_rate", None)
+    if kl > 0.1:
+        yield Finding(
+            name="policy_jumps",
+            severity=3,
+            evidence=f"an update moves the policy by KL {kl:.3g} (median of the last half); learning_rate is {rate}",
+            threshold="0.1; updates should stay near 0.01 to 0.02 (TRPO takes 0.01: Schulman et al. 2015, https://arxiv.org/abs/1502.05477)",
+            advice="a smaller --algorithm.learning-rate, such as 3e-4, or --algorithm.target-kl 0.02",
+        )
+    elif abs(kl) < 1e-7:
+        yield Finding(
+            name="policy_stands_still",
+            severity=3,
+            evidence=f"an update moves the policy by KL {kl:.3g} (median of the last half); learning_rate is {rate}",
+            threshold="1e-7, a hundred-thousandth of TRPO's 0.01 (Schulman et al. 2015, https://arxiv.org/abs/1502.05477)",
+            advice="a larger --algorithm.learning-rate, such as 3e-4, that does not decay to 0 too early",
+        )
+
+
+def _entropy(log: _Log) -> Iterator[Finding]:
+    from palaestra.experiments.build import learner_of
+    from palaestra.experiments.config import on_cpu
+
+    entropy = log.late("learning/entropy")
+    if entropy is None:
+        return
+    policies = list(learner_of(on_cpu(log.config)).policies.values())
+    actions = getattr(policies[0].action_spec, "num", None) if len(policies) == 1 else None
+    if actions is None or actions < 2:
+        return
+    share = entropy / math.log(actions)
+    evidence = f"entropy is {entropy:.3g} nats, {share:.1%} of the {math.log(actions):.3g} of random actions"
+    if share > 0.995 and (log.last("gradient_steps") or 0) >= 100:
+        yield Finding(
+            name="acts_at_random",
+            severity=2,
+            evidence=evidence,
+            threshold="99.5% after 100 gradient steps (measured: PPO on CartPole-v1 has 87% after 6,000 env steps, "
+            "and 99.8% with an entropy cost of 10)",
+            advice="a smaller --algorithm.entropy-cost (0.01 in Mnih et al. 2016), or more env steps",
+        )
+    elif share < 0.01:
+        yield Finding(
+            name="entropy_collapse",
+            severity=2,
+            evidence=evidence,
+            threshold="1% (our choice): exploration has ended",
+            advice="a larger --algorithm.entropy-cost, such as 0.01, or a smaller --algorithm.learning-rate",
+        )
+
+
+def _horizon(log: _Log) -> Iterator[Finding]:
+    gamma, length = log.setting("gamma"), log.last("length_mean")
+    if gamma is not None and length is not None and gamma < 0.5 and length > 4 / (1 - gamma):
+        yield Finding(
+            name="short_sighted",
+            severity=3,
+            evidence=f"gamma is {gamma}, which sees {1 / (1 - gamma):.1f} steps ahead; episodes last {length:.0f}",
+            threshold="gamma below 0.5, episodes over 4 times 1 / (1 - gamma) (Sutton and Barto 2018, section 3.3)",
+            advice="--algorithm.gamma 0.99, if later rewards count",
+        )
+
+
+def _rewards(log: _Log) -> Iterator[Finding]:
+    returns = log.returns
+    if len(returns) >= _EPISODES and min(returns) == max(returns):
+        yield Finding(
+            name="no_reward_signal",
+            severity=3,
+            evidence=f"all {len(returns)} training episodes had the return {returns[0]:g}",
+            threshold=f"{_EPISODES} episodes that are all alike: there is nothing to prefer (arithmetic)",
+            advice="more exploration (--algorithm.epsilon, --algorithm.entropy-cost), or a denser reward",
+        )
+    size = abs(log.late("discounted_return_mean") or 0.0)
+    if size > 1e5 or 0 < size < 1e-4:
+        yield Finding(
+            name="reward_scale",
+            severity=2,
+            evidence=f"discounted returns are of size {size:.3g}",
+            threshold="1e-4 to 1e5: sizes of returns change what is learned (van Hasselt et al. 2016, "
+            "https://arxiv.org/abs/1602.07714; Henderson et al. 2018, https://arxiv.org/abs/1709.06560)",
+            advice="rewards scaled in the environment so that discounted returns are near 1 to 100",
+        )
+
+
+def _value(log: _Log) -> Iterator[Finding]:
+    variance = log.late("learning/explained_variance")
+    if variance is not None and variance < -0.5:
+        yield Finding(
+            name="value_worse_than_constant",
+            severity=2,
+            evidence=f"explained variance of the value is {variance:.3g} (median of the last half)",
+            threshold="-0.5; below 0 the mean return would be the better guess (definition, 1 - Var[R - V] / Var[R])",
+            advice="a larger --algorithm.value-cost, another --algorithm.learning-rate, or rewards of a smaller scale",
+        )
+
+
+_CHECKS = (_not_finite, _no_updates, _step_size, _entropy, _horizon, _rewards, _value)
