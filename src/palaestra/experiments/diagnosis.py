@@ -89,8 +89,8 @@ class _Log:
 
     def setting(self, name: str) -> float | None:
         """A number of the algorithm's configuration."""
-        value = getattr(self.config.algorithm, name, None)
-        return float(value) if is_number(value) else None
+        value: Any = getattr(self.config.algorithm, name, None)
+        return float(value) if isinstance(value, int | float) and is_number(value) else None
 
     def late(self, name: str) -> float | None:
         """Median of a metric over the last half of what was logged."""
