@@ -2,7 +2,7 @@
 
 On a shared machine the same code differs by a tenth and more from process to process (`revisions` says by how much);
 the instructions that it takes do not. What is compiled is left out, because its loops depend on the processor, and so
-are workers. Needs `valgrind` and a C compiler.
+are workers, and SAC and TD3, whose warm-up takes an hour there. Needs `valgrind` and a C compiler.
 """
 
 import argparse
@@ -22,8 +22,6 @@ CHILD = Path(__file__)
 CALLS = {
     "train ppo eager": 3,
     "train dqn eager": 60,
-    "train sac eager": 4,
-    "train td3 eager": 4,
     "tensor 1024": 2,
     "buffer add": 400,
     "buffer sample": 200,

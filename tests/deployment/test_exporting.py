@@ -95,6 +95,7 @@ def test_every_policy_of_many_agents_has_a_program(tmp_path, capsys, monkeypatch
     assert "has no policy 'nobody'" in output(capsys)
 
 
+@pytest.mark.slow
 def test_tasks_of_a_robot_have_programs(tmp_path):
     settings = {**SIZES, "run__directory": str(tmp_path), "run__name": "run"}
     done = palaestra.train(ROBOT, WORLD, **settings)

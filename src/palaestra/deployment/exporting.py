@@ -20,6 +20,8 @@ from palaestra.core import (
     ConfigError,
     DiscreteSpec,
     PalaestraError,
+    StepType,
+    TimeStep,
     did_you_mean,
     import_extra,
     tree_paths,
@@ -28,7 +30,7 @@ from palaestra.core.files import fingerprint, whole_folder, write_json
 from palaestra.core.spec import SpecTree, TensorSpec, spec_leaves
 from palaestra.experiments import RunDirectory, find_run, policies_of_run
 from palaestra.experiments.records import package_version
-from palaestra.policies import NetworkPolicy, Policy, load_policy
+from palaestra.policies import NetworkPolicy, Phase, Policy, load_policy
 
 __all__ = ["ExportFormat", "Exported", "Parity", "export"]
 
@@ -227,8 +229,19 @@ class _Program(nn.Module):
 
     @torch.no_grad()
     def reference(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """What the policy itself answers."""
-        return [output.detach() for output in self(*inputs)]
+        """What the policy itself answers, asked as an evaluation asks it."""
+        given, policy = dict(zip(self.inputs, inputs, strict=True)), self.policy
+        seen = {name.removeprefix("observation").removeprefix("."): given[name] for name in self.observation}
+        state = Batch.of({name.removeprefix("state."): given[name] for name in self.state}) if self.state else ()
+        rows = len(inputs[0])
+        first = given.get("first", torch.zeros(rows, dtype=torch.bool))
+        kinds = torch.where(first, int(StepType.FIRST), int(StepType.MID)).int()
+        step = TimeStep(step_type=kinds, observation=_nest(policy.observation_spec, seen))
+        answer = policy.act(step, state, phase=Phase.EVAL, deterministic=True)
+        actions = tree_paths(policy.env_action(answer.action))
+        specs = dict(_leaves(policy.action_spec))
+        memory = [answer.state[name.removeprefix("state.")] for name in self.state]
+        return [*(actions[path].to(spec.dtype) for path, spec in specs.items()), *memory]
 
 
 def _onnx(program: _Program, file: Path) -> Function:
@@ -348,12 +361,13 @@ def _sequences(program: _Program) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _drawn(spec: TensorSpec, rows: int, generator: np.random.Generator, name: str) -> Tensor:
-    """Values that a spec allows; within three where it has no bounds, and masks that forbid a fifth."""
+    """Values that a spec allows; within three where it has no bounds, and masks that forbid one action."""
     shape = (rows, *spec.shape)
     if spec.dtype == torch.bool:
         return torch.from_numpy(generator.random(shape) < 0.5)
     if "action_mask" in name.split("."):
-        return torch.from_numpy(generator.random(shape) < 0.8).to(spec.dtype)
+        forbidden = generator.integers(0, max(2, spec.size), rows)[:, None]  # one, so that every part keeps some
+        return torch.from_numpy(np.arange(spec.size) != forbidden).reshape(shape).to(spec.dtype)
     if isinstance(spec, DiscreteSpec):
         return torch.from_numpy(generator.integers(0, spec.num, shape)).to(spec.dtype)
     low, high = np.full(spec.shape, -3.0), np.full(spec.shape, 3.0)
