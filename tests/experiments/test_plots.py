@@ -12,6 +12,7 @@ import pytest
 from palaestra.core import CheckpointError, ConfigError, MissingExtraError
 from palaestra.experiments import curves_of, save_plot, terminal_plot, write_report
 from palaestra.experiments.records import FaultRecord, write_fault
+from palaestra.experiments.report import line_chart, round_ticks
 from tests.experiments.parts import rows_of, trained, written
 
 
@@ -149,3 +150,36 @@ def test_rows_of_any_shape_are_left_out_of_curves(tmp_path):
     assert "Learning" in write_report([run.path], tmp_path / "report.html").read_text()
     (curve,) = curves_of([run])
     assert (curve.x[-1], curve.value[-1]) == (30, 3)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0, 100_030, [0, 50_000, 100_000]),
+        (-0.013, 0.021, [-0.01, 0, 0.01, 0.02]),
+        (20, 487.3, [100, 200, 300, 400]),
+        (0, 0.6, [0, 0.2, 0.4, 0.6]),
+    ],
+)
+def test_axes_have_round_numbers(low, high, ticks):
+    assert round_ticks(low, high, 5) == pytest.approx(ticks)
+
+
+def test_labels_of_a_chart_are_short_and_lie_inside(tmp_path):
+    """Also where numbers are large, in a small picture."""
+    run = written(tmp_path, rows_of([1.0, 2.0, 3.0], step=40_000))
+    chart = line_chart(curves_of([run]), title="x", size=(300, 150))
+    labels = re.findall(r'<text x="([0-9.]+)" y="134" text-anchor="(\w+)">([^<]+)<', chart)
+    assert [text for _, _, text in labels] == ["0", "50k", "100k"]
+    assert all(len(text) <= 6 for text in re.findall(r'dy="0.32em">([^<]+)<', chart))
+    assert all(float(x) <= 288 for x, _, _ in labels)
+
+
+def test_a_notebook_shows_a_table_and_a_curve(tmp_path):
+    """Issue: RunResult draws itself; its text is a line."""
+    done = trained(tmp_path)
+    html = done._repr_html_()
+    assert "<table>" in html and "<polyline" in html and "return of evaluations" in html
+    assert str(done.directory) in html
+    assert len(repr(done)) < 250
+    assert "done after 96 env steps" in repr(done)

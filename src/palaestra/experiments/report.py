@@ -4,6 +4,7 @@ import base64
 import itertools
 import json
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -25,16 +26,16 @@ _TIMES = ("env_steps", "time/train_s", "time/env_steps_per_s")
 _PARTS = ("environment", "inference", "storing", "learning", "waiting")
 _LARGEST_VIDEO_BYTES = 8_000_000
 _STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;color:#1f2937;background:#fff}
+body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#1f2937;background:#fff}
 h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}code,pre{font-size:.85rem}
 table{border-collapse:collapse;font-size:.9rem}td,th{padding:.2rem .8rem .2rem 0;text-align:right}
 td:first-child,th:first-child{text-align:left}tr+tr{border-top:1px solid #e5e7eb}
-svg{max-width:100%;height:auto}svg text{font:11px system-ui,sans-serif}svg text:not([fill]){fill:#4b5563}
+svg{width:100%;height:auto}svg text{font:11px system-ui,sans-serif}svg text:not([fill]){fill:#4b5563}
 svg .title{font-weight:600;fill:#1f2937}.grid{stroke:#e5e7eb}h3{font-size:.8rem;margin:1rem 0 .3rem}
 .bar,.histogram,.ends{display:flex;max-width:45rem}.bar{height:18px}.histogram{height:7rem;align-items:flex-end}
 .histogram,.ends{width:20rem}.histogram div{flex:1;margin-right:1px;background:#2563eb}
 .ends{justify-content:space-between;font-size:.75rem}
-.strip{display:flex;flex-wrap:wrap;gap:.6rem}.warn{color:#b91c1c;font-weight:600}pre{background:#f3f4f6;padding:.8rem;
+.strip{display:grid;grid-template-columns:repeat(auto-fill,minmax(17rem,1fr));gap:.6rem}.warn{color:#b91c1c;font-weight:600;font-size:.8rem;line-height:1.2}pre{background:#f3f4f6;padding:.8rem;
 overflow-x:auto}video{max-width:100%}summary{cursor:pointer}
 """
 
@@ -219,6 +220,45 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 _COLORS = ("#2563eb", "#d97706", "#9333ea", "#059669", "#dc2626", "#0891b2")
 
 
+def round_ticks(low: float, high: float, most: int) -> list[float]:
+    """Round numbers between two others: steps of 1, 2 or 5 times a power of ten.
+
+    Args:
+        low: the least.
+        high: the largest.
+        most: how many numbers there may be.
+
+    Examples:
+        >>> round_ticks(0, 100_030, 5), round_ticks(-0.013, 0.021, 5)
+        ([0.0, 50000.0, 100000.0], [-0.01, 0.0, 0.01, 0.02])
+    """
+    smallest = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(smallest))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= smallest)
+    return [round(k * step, 12) + 0.0 for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def _short(number: float) -> str:
+    """A tick: 25k, 1.5M, 0.002."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= 10 * size or (abs(number) >= size and size > 1e3):
+            return f"{number / size:.4g}{letter}"
+    return f"{number:.4g}"
+
+
+def run_html(run: RunDirectory) -> str:
+    """What a notebook shows of a run: a row of facts and the curve of its evaluations.
+
+    Args:
+        run: its directory.
+    """
+    try:
+        chart = line_chart(curves_of([run], metric="eval/return_mean"), title="return of evaluations", size=(560, 220))
+    except (CheckpointError, ConfigError):  # none has been logged
+        chart = ""
+    return f"<div>{_summary([run])}{chart}<div><code>{escape(str(run.path))}</code></div></div>"
+
+
 def line_chart(curves: Sequence[Curve], *, title: str, size: tuple[int, int] = (720, 300)) -> str:
     """Curves over env steps, with their intervals, as SVG.
 
@@ -245,13 +285,13 @@ def line_chart(curves: Sequence[Curve], *, title: str, size: tuple[int, int] = (
         return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(across(x), down(y), strict=True))
 
     parts = [f'<text x="{left}" y="15" class="title">{escape(title)}</text>']
-    for tick in np.linspace(low, high, 5):
+    for tick in round_ticks(low, high, max(3, height // 60)):
         y = f"{down(tick):.1f}"
         parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text x="{left - 6}" y="{y}" text-anchor="end" dy="0.32em">{tick:.4g}</text>')
-    for tick in np.linspace(0, x_max, 5):
-        anchor = "end" if tick == x_max else "middle"
-        parts.append(f'<text x="{across(tick):.1f}" y="{height - 16}" text-anchor="{anchor}">{tick:,.6g}</text>')
+        parts.append(f'<text x="{left - 6}" y="{y}" text-anchor="end" dy="0.32em">{_short(tick)}</text>')
+    for tick in round_ticks(0.0, x_max, max(3, width // 140)):
+        anchor = "end" if across(tick) > right - 12 else "middle"
+        parts.append(f'<text x="{across(tick):.1f}" y="{height - 16}" text-anchor="{anchor}">{_short(tick)}</text>')
     for number, curve in enumerate(curves):
         color = _COLORS[number % len(_COLORS)]
         if (curve.num_runs > 1).any():

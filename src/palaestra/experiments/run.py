@@ -26,7 +26,7 @@ from palaestra.experiments.learner import Learner, evaluation_environment
 from palaestra.experiments.presets import preset
 from palaestra.experiments.records import FaultRecord, KeepFaults, NoteLeaks, crashes_told, process_info, write_lost
 from palaestra.experiments.records import now as time_now
-from palaestra.experiments.report import write_report
+from palaestra.experiments.report import run_html, write_report
 from palaestra.experiments.run_directory import RunDirectory, changed_config, changes_between, find_run
 from palaestra.experiments.run_directory import fork as fork_run
 from palaestra.experiments.seeds import GroupResult, train_seeds
@@ -51,6 +51,16 @@ class RunResult:
     policy: Policy | torch.nn.ModuleDict = field(repr=False)
     """As it is after the last update; the directory's `policy/` has the one of the best evaluation. Of several, a
     `ModuleDict` by name."""
+
+    def __repr__(self) -> str:
+        end = "" if self.result.evaluation is None else f", {self.result.evaluation}"
+        return (
+            f"RunResult({str(self.directory)!r}, {self.result.status} after {self.result.env_steps:,} env steps{end})"
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a table and a curve."""
+        return run_html(RunDirectory(self.directory))
 
 
 @overload
