@@ -23,7 +23,7 @@ def test_help_lists_every_verb(arguments, capsys):
     text = output(capsys)
     assert all(f"\n {verb} " in text for verb in _VERBS)
     codes = "0 done, 2 configuration, 3 environment, 4 non-finite numbers, 5 checkpoint or storage"
-    assert f"xit codes: {codes}, 130 Ctrl-C (saved), 143 SIGTERM (saved)" in " ".join(text.split())
+    assert f"xit codes: {codes}, 130 Ctrl-C (saved), 143 SIGTERM (saved" in " ".join(text.split())
 
 
 def test_the_version_is_printed(capsys):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from palaestra import Collector, Trainer, TrainerConfig
+from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, NonFiniteError, OnPolicy
 from palaestra.distributed import DistributedPolicyManager, GradientWorkers, TrainerAllocator
 from palaestra.runtime import LocalRuntime, ProcessRuntime, WorkerDiedError
@@ -16,6 +17,18 @@ from palaestra.training import PolicyManager, SimplePolicyManager
 from tests.algorithms.parts import CASES, any_kind, collected, environment, make
 from tests.contracts.states import different, whole_state
 from tests.distributed.parts import QUICK, Mortal, local, several, sources_of, twin
+
+
+@pytest.fixture(autouse=True)
+def _rows_are_learned_from_again(monkeypatch):
+    """Managers are compared on the same rows in every update, which an algorithm alone refuses."""
+    draw = ReplayBuffer.draw
+
+    def again(buffer, plan, generator):
+        buffer.writer.used = False
+        return draw(buffer, plan, generator)
+
+    monkeypatch.setattr(ReplayBuffer, "draw", again)
 
 
 def trained_side_by_side(runtime: Any, algorithms: Any, collectors: Any, times: int = 3, **options: Any) -> None:

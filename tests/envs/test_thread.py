@@ -41,7 +41,7 @@ def test_one_environment_runs_in_a_thread_of_this_process(wait_until):
         assert int(info.pid) == os.getpid()
         assert int(info.thread) != threading.get_ident()
         assert not multiprocessing.active_children()
-    wait_until(lambda: threading.active_count() == before)  # the watchdog's ends a moment after the last environment
+    wait_until(lambda: threading.active_count() <= before)  # the watchdog's ends a moment after the last environment
 
 
 def test_ctrl_c_interrupts_the_wait_and_the_environment_can_be_closed():

@@ -10,7 +10,7 @@ def diagnose(arguments: list[str]) -> int:
     """Says what in a run's settings and metrics keeps it from learning, and what to try.
 
     Args:
-        arguments: what was typed after the verb.
+        arguments: the run, then options.
 
     Returns:
         0 where nothing was found, 1 where there are findings.

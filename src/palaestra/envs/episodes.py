@@ -95,9 +95,20 @@ class EpisodeLog:
         self._length = 0
         self._silent = set(self.due)
         self._rows = self._empty(_FIRST_CAPACITY)
+        self._take_place()
+
+    def _take_place(self) -> None:
         self._place = Place(len(self.lane_seeds))
         self._told, self._base = self._place.steps, self._place.base
         self._tell_all()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies, which have a place of their own."""
+        return {name: value for name, value in vars(self).items() if name not in ("_place", "_told", "_base")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._take_place()
 
     def send(self, actions: Sequence[np.ndarray]) -> dict[int, int]:
         """Records one action for every lane, and starts the next episode of those that are `due`.

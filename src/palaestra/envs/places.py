@@ -7,6 +7,7 @@ is says which lane it was.
 
 import contextlib
 import functools
+import logging
 import mmap
 import re
 import weakref
@@ -19,6 +20,7 @@ from palaestra.core import episode_seed
 
 __all__ = ["Place", "lane_calls", "place_of", "places_kept"]
 
+_log = logging.getLogger(__name__)
 _CELLS = 1 << 17  # int64; a batch takes one, and three for each lane
 _SHIFT = 40
 _FILE = "<lanes>"
@@ -71,9 +73,15 @@ def places_kept(path: Path) -> Iterator[None]:
     """
     global _kept
     before = _kept
-    with path.open("wb+") as file:
-        file.truncate(8 * _CELLS)
-        _kept = _Kept(memoryview(mmap.mmap(file.fileno(), 8 * _CELLS)).cast("q"))  # unmapped with its last batch
+    try:
+        with path.open("wb+") as file:
+            file.write(bytes(8 * _CELLS))  # not a hole: on a full disk, writing into one would kill the process
+            file.flush()
+            _kept = _Kept(memoryview(mmap.mmap(file.fileno(), 8 * _CELLS)).cast("q"))  # unmapped with its last batch
+    except OSError as error:
+        _log.warning(
+            "a crash of an environment will be recorded without its place: %s cannot be kept (%s)", path, error
+        )
     try:
         yield
     finally:

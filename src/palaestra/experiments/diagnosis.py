@@ -15,13 +15,13 @@ from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.curves import is_number, read_metrics
 from palaestra.experiments.run_directory import RunDirectory, find_run
 
-__all__ = ["Diagnosis", "Finding", "diagnose"]
+__all__ = ["Diagnosis", "Symptom", "diagnose"]
 
 _EPISODES = 20  # fewer say nothing about what is never earned, or always cut off
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Symptom:
     """One reason why a run may not learn."""
 
     name: str
@@ -45,7 +45,7 @@ class Diagnosis:
 
     run: str
     """Its directory."""
-    findings: tuple[Finding, ...]
+    findings: tuple[Symptom, ...]
     """The most severe first; empty where nothing was found."""
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ def diagnose(name: str | Path, *, root: str | Path = "runs") -> Diagnosis:
 
     Args:
         name: path or name of the run, or `last`.
-        root: where runs are.
+        root: where to look for a name.
 
     Raises:
         CheckpointError: there is no such run, or it has logged nothing yet.
@@ -112,14 +112,14 @@ class _Log:
         return [float(text) for text in texts if text]
 
 
-def _not_finite(log: _Log) -> Iterator[Finding]:
+def _not_finite(log: _Log) -> Iterator[Symptom]:
     bad = sorted(
         {key for row in log.rows for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
         & {key for row in log.rows for key in row if key.startswith("learning/")}
     )
     skipped = log.last("updates_skipped") or 0
     if bad or skipped:
-        yield Finding(
+        yield Symptom(
             name="not_finite",
             severity=3,
             evidence=f"{skipped:.0f} updates were skipped; not finite: {', '.join(bad) or 'their gradients'}",
@@ -128,12 +128,12 @@ def _not_finite(log: _Log) -> Iterator[Finding]:
         )
 
 
-def _no_updates(log: _Log) -> Iterator[Finding]:
+def _no_updates(log: _Log) -> Iterator[Symptom]:
     steps, env_steps = log.last("gradient_steps"), log.last("env_steps") or 0.0
     starts, budget = log.setting("learning_starts"), log.config.trainer.total_env_steps
     if steps == 0:
         wanted = "" if starts is None else f", and learning_starts is {starts:,.0f}"
-        yield Finding(
+        yield Symptom(
             name="no_updates",
             severity=3,
             evidence=f"no gradient step in {env_steps:,.0f} env steps of {budget:,}{wanted}",
@@ -143,7 +143,7 @@ def _no_updates(log: _Log) -> Iterator[Finding]:
     elif starts is not None and steps is not None and env_steps > starts:
         ratio = steps / (env_steps - starts)
         if ratio < 0.02:
-            yield Finding(
+            yield Symptom(
                 name="replay_ratio",
                 severity=2,
                 evidence=f"{ratio:.4f} gradient steps for each env step after learning_starts",
@@ -152,13 +152,13 @@ def _no_updates(log: _Log) -> Iterator[Finding]:
             )
 
 
-def _step_size(log: _Log) -> Iterator[Finding]:
+def _step_size(log: _Log) -> Iterator[Symptom]:
     kl = log.late("learning/kl")
     if kl is None:
         return
     rate = getattr(log.config.algorithm, "learning_rate", None)
     if kl > 0.1:
-        yield Finding(
+        yield Symptom(
             name="policy_jumps",
             severity=3,
             evidence=f"an update moves the policy by KL {kl:.3g} (median of the last half); learning_rate is {rate}",
@@ -166,7 +166,7 @@ def _step_size(log: _Log) -> Iterator[Finding]:
             advice="a smaller --algorithm.learning-rate, such as 3e-4, or --algorithm.target-kl 0.02",
         )
     elif abs(kl) < 1e-7:
-        yield Finding(
+        yield Symptom(
             name="policy_stands_still",
             severity=3,
             evidence=f"an update moves the policy by KL {kl:.3g} (median of the last half); learning_rate is {rate}",
@@ -175,7 +175,7 @@ def _step_size(log: _Log) -> Iterator[Finding]:
         )
 
 
-def _entropy(log: _Log) -> Iterator[Finding]:
+def _entropy(log: _Log) -> Iterator[Symptom]:
     from palaestra.experiments.build import learner_of
     from palaestra.experiments.config import on_cpu
 
@@ -189,7 +189,7 @@ def _entropy(log: _Log) -> Iterator[Finding]:
     share = entropy / math.log(actions)
     evidence = f"entropy is {entropy:.3g} nats, {share:.1%} of the {math.log(actions):.3g} of random actions"
     if share > 0.995 and (log.last("gradient_steps") or 0) >= 100:
-        yield Finding(
+        yield Symptom(
             name="acts_at_random",
             severity=2,
             evidence=evidence,
@@ -198,7 +198,7 @@ def _entropy(log: _Log) -> Iterator[Finding]:
             advice="a smaller --algorithm.entropy-cost (0.01 in Mnih et al. 2016), or more env steps",
         )
     elif share < 0.01:
-        yield Finding(
+        yield Symptom(
             name="entropy_collapse",
             severity=2,
             evidence=evidence,
@@ -207,10 +207,10 @@ def _entropy(log: _Log) -> Iterator[Finding]:
         )
 
 
-def _horizon(log: _Log) -> Iterator[Finding]:
+def _horizon(log: _Log) -> Iterator[Symptom]:
     gamma, length = log.setting("gamma"), log.last("length_mean")
     if gamma is not None and length is not None and gamma < 0.5 and length > 4 / (1 - gamma):
-        yield Finding(
+        yield Symptom(
             name="short_sighted",
             severity=3,
             evidence=f"gamma is {gamma}, which sees {1 / (1 - gamma):.1f} steps ahead; episodes last {length:.0f}",
@@ -219,10 +219,10 @@ def _horizon(log: _Log) -> Iterator[Finding]:
         )
 
 
-def _rewards(log: _Log) -> Iterator[Finding]:
+def _rewards(log: _Log) -> Iterator[Symptom]:
     returns = log.returns
     if len(returns) >= _EPISODES and min(returns) == max(returns):
-        yield Finding(
+        yield Symptom(
             name="no_reward_signal",
             severity=3,
             evidence=f"all {len(returns)} training episodes had the return {returns[0]:g}",
@@ -231,7 +231,7 @@ def _rewards(log: _Log) -> Iterator[Finding]:
         )
     size = abs(log.late("discounted_return_mean") or 0.0)
     if size > 1e5 or 0 < size < 1e-4:
-        yield Finding(
+        yield Symptom(
             name="reward_scale",
             severity=2,
             evidence=f"discounted returns are of size {size:.3g}",
@@ -241,10 +241,10 @@ def _rewards(log: _Log) -> Iterator[Finding]:
         )
 
 
-def _value(log: _Log) -> Iterator[Finding]:
+def _value(log: _Log) -> Iterator[Symptom]:
     variance = log.late("learning/explained_variance")
     if variance is not None and variance < -0.5:
-        yield Finding(
+        yield Symptom(
             name="value_worse_than_constant",
             severity=2,
             evidence=f"explained variance of the value is {variance:.3g} (median of the last half)",
