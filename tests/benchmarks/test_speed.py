@@ -166,6 +166,7 @@ def test_a_result_elsewhere_leaves_the_documentation_as_it_is(tmp_path):
     assert page.read_text() == before
 
 
+@pytest.mark.slow
 def test_two_checkouts_measure_in_turns_and_ratios_are_taken_within_rounds():
     speeds = revisions.run("step serial CartPole-v1 2", {"old": ROOT, "new": ROOT}, 2, 0.02, "wall")
     assert {name: list(map(len, rounds)) for name, rounds in speeds.items()} == {"old": [1, 1], "new": [1, 1]}

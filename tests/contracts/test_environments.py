@@ -93,7 +93,6 @@ VECTORISATIONS = {
     "thread": thread,
     "first-ready": first_ready,
     "native-next-step": functools.partial(native, mode="NextStep"),
-    "wrapped": lambda make: BatchedWrapper(serial(make)),
 }
 EXACT = [name for name in VECTORISATIONS if name.startswith(("serial", "process"))]
 
@@ -315,11 +314,12 @@ def test_actions_flow_inwards_and_time_steps_outwards():
 
 def test_every_vectorisation_of_the_package_is_enrolled():
     public = [kind for kind in vars(palaestra.envs).values() if isinstance(kind, type) and not inspect.isabstract(kind)]
-    kinds = {kind for kind in public if issubclass(kind, Environment) or kind.__name__.endswith("Driver")} - {Driver}
+    kinds = {kind for kind in public if issubclass(kind, Environment) or kind.__name__.endswith("Driver")}
+    kinds -= {Driver, BatchedWrapper}
     enrolled = set()
     for make in VECTORISATIONS.values():
         with make(WORLDS["Bandit"]) as env:
             enrolled |= {type(env), type(getattr(env, "driver", env))}
     assert enrolled == kinds
-    # its contract is in envs/test_tensor.py
+    # their contracts are in envs/test_batched.py and envs/test_tensor.py
     assert inspect.isabstract(TensorEnvironment)

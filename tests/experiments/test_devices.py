@@ -152,6 +152,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_made(tmp_path,
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_gradient_workers_and_policy_hosts_compute_on_the_device(tmp_path, monkeypatch):
     """MARO-25, MARO-31: parameters, data and gradients are placed where they arrive."""
     places: set[tuple[str, str]] = set()

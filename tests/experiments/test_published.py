@@ -40,6 +40,7 @@ def changed(results, tmp_path):
     return change
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits(results, capsys):
     found = verify(ROW.name, seeds=[1], results=results)
     assert (found.verdict, found.ok, found.seeds[1]["bits"]) == ("same bits", True, "same")

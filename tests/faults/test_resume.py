@@ -39,7 +39,6 @@ RUNS = {
     "dqn-serial": ("dqn", "CartPole-v1", DQN | {"algorithm__normalize_observation": True}),
     "dqn-process": ("dqn", "CartPole-v1", DQN | {"env__vectorization": "process", "env__num_workers": 1}),
 }
-FAST = ["dqn-serial"]  # the other kinds of environments go on exactly in `tests/rollout/test_collector.py`, too
 # Saved where it stopped, killed between two checkpoints, and saved again.
 CUTS = [(115, "SIGINT", 130), (260, "SIGKILL", -signal.SIGKILL), (400, "SIGTERM", 143)]
 
@@ -56,9 +55,8 @@ def child(order: dict[str, Any], expected: int) -> None:
     assert done.returncode == expected, done.stderr
 
 
-@pytest.mark.parametrize(
-    "case", FAST + [pytest.param(case, marks=pytest.mark.slow) for case in RUNS if case not in FAST]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", RUNS)
 def test_a_run_cut_at_three_points_equals_the_uninterrupted_one(case, tmp_path):
     """F25, F22, F9: parameters, optimizer, buffer, normaliser, generators, metrics, episodes, evaluations, policy."""
     algorithm, env, settings = RUNS[case]

@@ -35,6 +35,7 @@ def faults_of_a_step(heap: str) -> float:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+@pytest.mark.slow
 def test_what_was_freed_is_used_again_without_asking_the_system():
     # Without the setting, the mutant, nearly all 49 thousand pages of a step come from the system again.
     assert faults_of_a_step("kept") < 100
