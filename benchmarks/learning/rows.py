@@ -93,6 +93,7 @@ _ROWS = (
     _cartpole("ppg", 100_000, zoo=False),
     _cartpole("a2c", 500_000),
     _cartpole("impala", 500_000, zoo=False),
+    _cartpole("pqn", 500_000, zoo=False, seeds=5),
     _cartpole("sarsa", 500_000, zoo=False),
     _cartpole("reinforce", 500_000, zoo=False),
     _cartpole("evolution_strategies", 500_000, zoo=False),
