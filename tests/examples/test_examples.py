@@ -1,9 +1,10 @@
-"""Every example runs from any directory: its first steps in the fast tests, as it is in the slow ones.
+"""Every example runs from any directory: its first steps in this process in the fast tests, whole in the slow ones.
 
 Each takes less than a minute; tests/architecture keeps it short.
 """
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -20,13 +21,16 @@ every_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: pa
 
 
 @every_example
-def test_example_begins(example, tmp_path):
+def test_example_begins(example, tmp_path, monkeypatch):
     """With 3,000 env steps wherever it takes more."""
     shortened = tmp_path / example.name
     shortened.write_text(
         BUDGET.sub(lambda found: f"{min(int(found[1]), 3)}_000", example.read_text(encoding="utf-8")), encoding="utf-8"
     )
-    runs(shortened, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(shortened)])
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    runpy.run_path(str(shortened), run_name="__main__")
 
 
 @pytest.mark.slow
