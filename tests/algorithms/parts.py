@@ -134,6 +134,7 @@ KINDS = {
     "discrete": EnvConfig(name="palaestra.envs.tiny:Catch", kwargs={"num_rows": 6, "num_columns": 3}),
     "continuous": EnvConfig(name="tests.algorithms.parts:Track", max_episode_steps=5),
     "masked": EnvConfig(name="tests.algorithms.parts:Masked", max_episode_steps=4),
+    "batch-norm": EnvConfig(name="tests.algorithms.parts:Track", max_episode_steps=5),
     "composite": EnvConfig(name="tests.algorithms.parts:Parts", max_episode_steps=4),
     "recurrent": EnvConfig(name="palaestra.envs.tiny:Catch", kwargs={"num_rows": 6, "num_columns": 3}),
     "recurrent-masked": EnvConfig(name="tests.algorithms.parts:Masked", max_episode_steps=4),
@@ -143,7 +144,11 @@ KINDS = {
 """An environment for each kind of action that an algorithm may accept."""
 
 MEMORY = {"network": NetworkConfig(hidden_sizes=(8,), recurrent="gru", recurrent_size=6), "mini_batch_length": 4}
-SETTINGS: dict[str, dict[str, Any]] = {"recurrent": MEMORY, "recurrent-masked": MEMORY}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "recurrent": MEMORY,
+    "recurrent-masked": MEMORY,
+    "batch-norm": {"network": NetworkConfig(hidden_sizes=(8,), batch_norm=True)},
+}
 """What a kind changes besides the environment."""
 
 

@@ -73,11 +73,15 @@ def shaken(algorithm: GradientAlgorithm) -> GradientAlgorithm:
 
 @every_gradient_case
 def test_gradients_of_uneven_shards_combine_to_the_gradient_of_the_whole(name, kind):
-    """MARO-30, MARO-31, MARO-39: weighted by valid rows; some rows of an unroll are not valid."""
+    """MARO-30, MARO-31, MARO-39: weighted by valid rows. Where networks mix rows, parts are refused."""
     algorithm, collector = collected(name, kind)
     batch = prepared(shaken(algorithm), collector)
     minibatch = minibatches_of(algorithm, batch)[0]
     whole = algorithm.gradients(minibatch)
+    if algorithm.mixes_rows:
+        with pytest.raises(ConfigError, match="give the gradient of the whole minibatch"):
+            algorithm.apply([whole, whole])
+        return
     third = max(1, width(algorithm, minibatch) // 3)
     shards = [algorithm.gradients(cut(algorithm, minibatch, rows)) for rows in (slice(third), slice(third, None))]
     counts = [float(shard.num_valid) for shard in shards]
@@ -345,5 +349,5 @@ def test_a_compiled_gradient_step_equals_the_eager_one(name):
 
 
 def test_gradients_carry_what_a_worker_has_to_send():
-    """MARO-31: values by name, the weight of the shard, metrics and priorities; nothing else."""
-    assert Gradients._fields == ("values", "num_valid", "metrics", "priority")
+    """MARO-31: values by name, the weight of the shard, metrics, priorities and moments; nothing else."""
+    assert Gradients._fields == ("values", "num_valid", "metrics", "priority", "moments")

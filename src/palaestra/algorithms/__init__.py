@@ -7,6 +7,7 @@ from palaestra.algorithms.algorithm import *
 from palaestra.algorithms.behaviour_cloning import *
 from palaestra.algorithms.c51 import *
 from palaestra.algorithms.cql import *
+from palaestra.algorithms.crossq import *
 from palaestra.algorithms.ddpg import *
 from palaestra.algorithms.discrete_cql import *
 from palaestra.algorithms.discrete_sac import *
@@ -42,6 +43,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "behaviour_cloning": BehaviourCloning,
     "c51": C51,
     "cql": CQL,
+    "crossq": CrossQ,
     "ddpg": DDPG,
     "discrete_cql": DiscreteCQL,
     "discrete_sac": DiscreteSAC,

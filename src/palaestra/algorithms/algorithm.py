@@ -212,6 +212,8 @@ class Algorithm(ABC, Generic[PolicyT]):
     """Whether it learns policies with a hidden state."""
     team: ClassVar[bool] = False
     """Whether it learns for a team of agents together."""
+    batch_norm: ClassVar[bool] = False
+    """Whether it learns networks with batch normalisation: its losses say which calls see a minibatch."""
 
     def __init__(
         self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
@@ -221,6 +223,11 @@ class Algorithm(ABC, Generic[PolicyT]):
             raise ConfigError(
                 f"{name} learns no policy with a hidden state; leave it out, or use an algorithm that does, see "
                 "`palaestra list algorithms`"
+            )
+        if model.has_batch_norm and not self.batch_norm:
+            raise ConfigError(
+                f"{type(self).__name__} does not learn with batch normalisation; leave out network.batch_norm, or use "
+                "network.layer_norm, which every algorithm learns with, or crossq"
             )
         seeds = seeds or RunSeeds(0)
         self.config: Any = config

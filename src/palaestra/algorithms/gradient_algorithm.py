@@ -28,6 +28,8 @@ class Losses(NamedTuple):
     """Scalars to report."""
     priority: Tensor | None = None
     """[N] how much each row should be sampled again; `None` where the algorithm has no opinion."""
+    moments: dict[str, list[Tensor]] | None = None
+    """By component, what its batch normalisations saw: running averages follow after the step."""
 
 
 class Gradients(NamedTuple):
@@ -41,6 +43,8 @@ class Gradients(NamedTuple):
     """Scalars to report, without gradient."""
     priority: Tensor | None
     """[N] new priorities."""
+    moments: dict[str, list[Tensor]] | None = None
+    """By component, what its batch normalisations saw."""
 
 
 StepResult: TypeAlias = tuple[dict[str, Tensor], Tensor | None]
@@ -94,7 +98,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     """An algorithm that states `losses`; everything else about gradient steps is here.
 
     Whatever mixes rows belongs into `preprocess`, every random number a loss needs into `noise`, so that shards of a
-    minibatch give the same gradient as the whole.
+    minibatch give the same gradient as the whole. Where networks themselves mix rows, by batch normalisation, there are
+    no shards: see `mixes_rows`.
     """
 
     trains: Mapping[str, tuple[str, ...]] = {}
@@ -112,6 +117,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
         self._targets = [name for name in model.component if name.startswith("target_")]
         self._target_period = None if hasattr(config, "tau") else getattr(config, "target_period", math.inf)
+        self.mixes_rows = model.has_batch_norm
+        """Whether rows of a minibatch depend on each other, so that it is learned from whole and not in parts."""
         self.bonus = bonus_of(config, policy, model, plan, seeds or RunSeeds(0))
         if self.bonus is not None and self.team:
             raise ConfigError(
@@ -211,7 +218,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         Raises:
             ConfigError: a loss term trains a component that has no optimizer.
         """
-        terms, metrics, priority = self.losses(batch)
+        terms, metrics, priority, moments = self.losses(batch)
         terms = terms if self.bonus is None else {**terms, "bonus": self.bonus.loss(batch)}
         by_components: dict[tuple[str, ...], Tensor] = {}
         for name, term in terms.items():
@@ -228,6 +235,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             num_valid(batch),
             {name: value.detach() for name, value in {**terms, **metrics}.items()},
             priority,
+            moments,
         )
 
     @final
@@ -242,12 +250,18 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
         Raises:
             NonFiniteError: the gradient is NaN or infinite.
+            ConfigError: these are shards, and `mixes_rows` says that there can be none.
         """
         shards = [gradients] if isinstance(gradients, Gradients) else list(gradients)
+        if self.mixes_rows and len(shards) > 1:
+            raise ConfigError(
+                f"gradients of {len(shards)} parts of a minibatch were given, but {type(self).__name__} normalises its "
+                "rows by the whole of it; give the gradient of the whole minibatch, or leave out network.batch_norm"
+            )
         weights = None if len(shards) == 1 else [float(shard.num_valid) for shard in shards]
         reported = shards[0].metrics if weights is None else combine_gradients([s.metrics for s in shards], weights)
         metrics = {**reported, **self._optimize([shard.values for shard in shards], weights)}
-        self._after_gradient_step(metrics)
+        self._after_gradient_step(metrics, shards[0].moments)
         return metrics
 
     @final
@@ -348,14 +362,16 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     def _compiled_step(self, batch: Batch) -> StepResult:
         assert self._compiled is not None
-        metrics, priority = self._compiled(tuple([term for term in self.term_periods if self.is_due(term)]), batch)
-        self._after_gradient_step(metrics)
+        due = tuple([term for term in self.term_periods if self.is_due(term)])
+        metrics, priority, moments = self._compiled(due, batch)
+        self._after_gradient_step(metrics, moments)
         return metrics, priority
 
-    def _unchecked_step(self, batch: Batch) -> StepResult:
+    def _unchecked_step(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor | None, Any]:
         """A gradient step without what follows it; one graph when it is compiled."""
         gradients = self.gradients(batch)
-        return {**gradients.metrics, **self._optimize([gradients.values], None)}, gradients.priority
+        metrics = {**gradients.metrics, **self._optimize([gradients.values], None)}
+        return metrics, gradients.priority, gradients.moments
 
     def _optimize(
         self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
@@ -363,9 +379,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         norms = self.model.apply_gradients(gradients, weights)
         return {f"gradient_norm/{name}": norm for name, norm in norms.items()}
 
-    def _after_gradient_step(self, metrics: Mapping[str, Tensor]) -> None:
+    def _after_gradient_step(self, metrics: Mapping[str, Tensor], moments: Any) -> None:
         self.require_finite_gradients(metrics)
         self.num_gradient_steps += 1
+        if moments is not None:
+            self.model.follow(moments)
         self.after_step()
 
     def _require_optimizers(self, components: Sequence[str]) -> None:

@@ -313,12 +313,12 @@ class GradientWorkers:
         return next(self._versions)
 
     def num_shards(self, policy: str) -> int:
-        """Into how many parts its minibatches are cut.
+        """Into how many parts its minibatches are cut; one worker gets the whole where its algorithm mixes rows.
 
         Args:
             policy: its name.
         """
-        return len(self._allocation[policy])
+        return 1 if self._algorithms[policy].mixes_rows else len(self._allocation[policy])
 
     def cut(self, policy: str, minibatch: Batch) -> list[Batch]:
         """The shards of a minibatch.

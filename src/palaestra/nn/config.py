@@ -38,6 +38,8 @@ class NetworkConfig:
     """Function after each hidden layer."""
     layer_norm: bool = False
     """Whether the units of each hidden layer are normalised before its activation, row by row."""
+    batch_norm: bool = False
+    """Whether the inputs of each layer are normalised by the minibatch; for algorithms that learn with it: crossq."""
     init: Initialisation = "auto"
     """How weights start: orthogonal, PyTorch's default, or auto (orthogonal for tanh)."""
     dueling: bool = False
@@ -56,6 +58,8 @@ class NetworkConfig:
     """Your own network from observations to features, as my_package:MyNet; or one for each part of the algorithm."""
 
     def __post_init__(self) -> None:
+        if self.layer_norm and self.batch_norm:
+            raise ConfigError("layer_norm=True and batch_norm=True normalise the same units twice; leave out one")
         for option in self.encoder.values() if isinstance(self.encoder, Mapping) else [self.encoder]:
             if isinstance(option, str) and option.count(":") != 1:
                 raise ConfigError(f"the encoder {option!r} is not a name of the form my_package:MyNet")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import CheckpointError, ConfigError, ShapeError, did_you_mean
+from palaestra.nn.batch_norm import batch_norms
 from palaestra.nn.fast import MovableModule, differentiate
 from palaestra.nn.optimizer import ComponentOptimizer, OptimizerOption, step_together
 
@@ -197,6 +198,21 @@ class CoreModel(MovableModule):
             unknown = [key for key in combined if key not in known]
             raise ShapeError(f"the gradients {unknown[:4]} belong to no trained parameter; known are {known[:4]}, ...")
         return dict(zip(names, step_together(optimizers, covered), strict=True))
+
+    def follow(self, moments: Mapping[str, Sequence[Tensor]]) -> None:
+        """Moves running averages of batch normalisations towards a minibatch.
+
+        Args:
+            moments: by component, what a call of it put into its list `moments`.
+        """
+        for name, found in moments.items():
+            for norm, mean, variance in zip(batch_norms(self.component[name]), found[::2], found[1::2], strict=True):
+                norm.follow(mean, variance)
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether any component normalises rows by the minibatch they are in."""
+        return bool(batch_norms(self))
 
     def set_progress(self, progress: float) -> None:
         """Moves every learning rate along its schedule.

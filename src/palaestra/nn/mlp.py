@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import ConfigError, did_you_mean
+from palaestra.nn.batch_norm import BatchNormLinear
 from palaestra.nn.fast import Linear, call, submodules
 
-__all__ = ["MLP", "Activation", "Initialisation", "NoisyMLP", "NormalizedLinear"]
+__all__ = ["MLP", "Activation", "Initialisation", "NoisyMLP", "Normalization", "NormalizedLinear"]
 
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "silu", "gelu"]
@@ -19,6 +20,9 @@ Activation: TypeAlias = Literal["tanh", "relu", "elu", "silu", "gelu"]
 
 Initialisation: TypeAlias = Literal["auto", "orthogonal", "default"]
 """How weights start; `"auto"` is orthogonal for tanh and PyTorch's default for the others."""
+
+Normalization: TypeAlias = Literal["layer", "batch"]
+"""What is normalised: the units of each hidden layer, row by row, or the inputs of each layer, over rows."""
 
 # tanh and relu are computed in place: the layer below needs only its input for its gradient, never its output
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -58,6 +62,14 @@ class NormalizedLinear(Linear):
         return nn.functional.layer_norm(super().forward(input), (self.out_features,), self.gain, self.shift)
 
 
+_LAYERS: dict[Any, tuple[type[nn.Linear], type[nn.Linear]]] = {
+    None: (Linear, Linear),
+    "layer": (NormalizedLinear, Linear),
+    "batch": (BatchNormLinear, BatchNormLinear),
+}
+"""Hidden layers and the last one, by normalisation."""
+
+
 class MLP(nn.Module):
     """Fully connected layers: hidden layers with an activation each, then one without.
 
@@ -74,7 +86,8 @@ class MLP(nn.Module):
         activation: φ.
         init: how weights start.
         out_gain: scale of the last layer's weights; small values start a policy near uniform.
-        layer_norm: whether hidden layers are `NormalizedLinear`.
+        normalization: `"layer"` for hidden layers that are `NormalizedLinear`, `"batch"` for `BatchNormLinear`
+            throughout.
 
     Raises:
         ConfigError: a size is not positive, or the activation is unknown.
@@ -93,7 +106,7 @@ class MLP(nn.Module):
         activation: Activation = "tanh",
         init: Initialisation = "auto",
         out_gain: float = 1.0,
-        layer_norm: bool = False,
+        normalization: Normalization | None = None,
     ) -> None:
         super().__init__()
         sizes = [in_size, *hidden_sizes, *([] if out_size is None else [out_size])]
@@ -105,7 +118,8 @@ class MLP(nn.Module):
             raise ConfigError(f"unknown initialisation {init!r}{did_you_mean(init, get_args(Initialisation))}")
         self.in_size = in_size
         self.out_size = sizes[-1]
-        kinds = [NormalizedLinear if layer_norm else Linear] * len(hidden_sizes) + [Linear]
+        hidden, last = _LAYERS[normalization]
+        kinds = [hidden] * len(hidden_sizes) + [last]
         self.layers = nn.ModuleList(kind(n, m) for kind, (n, m) in zip(kinds, itertools.pairwise(sizes), strict=False))
         self.activation = activation
         self._function = ACTIVATIONS[activation]
@@ -114,18 +128,19 @@ class MLP(nn.Module):
         for layer, is_out in zip(self.layers, [False] * len(hidden_sizes) + [True], strict=False):
             _initialise(layer, out_gain if is_out else math.sqrt(2), orthogonal=orthogonal, is_out=is_out)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, moments: list[Tensor] | None = None) -> Tensor:
         """The output for every row.
 
         Args:
-            x: [..., in_size] float.
+            x: [..., in_size] float; with `moments` a minibatch [N, in_size].
+            moments: see `BatchNorm`; nothing without batch normalisation.
 
         Returns:
             [..., out_size]. Without layers, `x` itself.
         """
         function, num_activations = self._function, self._num_activations
         for index, layer in enumerate(submodules(submodules(self)["layers"]).values()):
-            x = call(layer, x)
+            x = call(layer, x) if moments is None or type(layer) is not BatchNormLinear else layer(x, moments)
             if index < num_activations:
                 x = function(x)
         return x

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import ConfigError, SpecTree
+from palaestra.nn.batch_norm import BatchNorm, BatchNormLinear
 from palaestra.nn.config import NetworkConfig
 from palaestra.nn.encoder import encoder_of
 from palaestra.nn.fast import call, submodules
@@ -53,16 +54,18 @@ class Network(nn.Module):
         self.mlp = mlp_of(self.encoder.out_size, config.hidden_sizes, out_size, config, out_gain=out_gain)
         self._encodes = not self.encoder.is_identity
 
-    def forward(self, observation: Any) -> Tensor:
+    def forward(self, observation: Any, moments: list[Tensor] | None = None) -> Tensor:
         """The output for every observation.
 
         Args:
             observation: a tensor or `Batch` as the spec says, with any leading dimensions.
+            moments: see `BatchNorm`; observations are a minibatch [N, ...] then.
 
         Returns:
             [..., out_size].
         """
-        return call(submodules(self)["mlp"], self.encoder(observation) if self._encodes else observation)
+        x = self.encoder(observation) if self._encodes else observation
+        return call(submodules(self)["mlp"], x) if moments is None else self.mlp(x, moments)
 
     @property
     def hidden_size(self) -> int:
@@ -265,13 +268,17 @@ def mlp_of(
             f"recurrent={config.recurrent!r} asks for a memory, but this network alone has none; build it with "
             "nn.with_memory, as PPO, REINFORCE and R2D2 do"
         )
-    made = {"activation": config.activation, "init": config.init, "layer_norm": config.layer_norm}
+    made: Any = {"activation": config.activation, "init": config.init}
+    made["normalization"] = "layer" if config.layer_norm else "batch" if config.batch_norm else None
     return MLP(in_size, hidden_sizes, out_size, **made, out_gain=out_gain)
 
 
 def _noisy_mlp(in_size: int, hidden_sizes: tuple[int, ...], out_size: int | None, config: NetworkConfig) -> NoisyMLP:
-    if config.layer_norm:
-        raise ConfigError("noisy=True and layer_norm=True: layers with noise are not normalised; leave out one of them")
+    for option in ("layer_norm", "batch_norm"):
+        if getattr(config, option):
+            raise ConfigError(
+                f"noisy=True and {option}=True: layers with noise are not normalised; leave out one of them"
+            )
     return NoisyMLP(in_size, hidden_sizes, out_size, activation=config.activation)
 
 
@@ -290,13 +297,16 @@ class EnsembleLinear(nn.Module):
         if self._normalizes:
             self.gain = nn.Parameter(torch.stack([layer.gain.detach()[None] for layer in layers]))
             self.shift = nn.Parameter(torch.stack([layer.shift.detach()[None] for layer in layers]))
+        batch = isinstance(layers[0], BatchNormLinear)
+        self.norm = BatchNorm(layers[0].in_features, len(layers)) if batch else None
 
-    def forward(self, x: Tensor, members: Any = None) -> Tensor:
+    def forward(self, x: Tensor, members: Any = None, moments: list[Tensor] | None = None) -> Tensor:
         """The outputs of the members.
 
         Args:
             x: [N, in] for all of them, or [K, N, in].
             members: which; default all.
+            moments: see `BatchNorm`; of all members.
 
         Returns:
             [K, N, out].
@@ -304,7 +314,10 @@ class EnsembleLinear(nn.Module):
         weight, bias = self.weight, self.bias
         if members is not None:
             weight, bias = weight[members], bias[members]
-        out = torch.bmm(x if x.ndim == 3 else x.expand(weight.shape[0], -1, -1), weight).add_(bias)
+        x = x if x.ndim == 3 else x.expand(weight.shape[0], -1, -1)
+        if self.norm is not None:
+            x = self.norm(x, moments, members)
+        out = torch.bmm(x, weight).add_(bias)
         if not self._normalizes:
             return out
         gain, shift = (self.gain, self.shift) if members is None else (self.gain[members], self.shift[members])
@@ -362,13 +375,21 @@ class EnsembleNetwork(nn.Module):
         self.layers = nn.ModuleList(EnsembleLinear(stack) for stack in layers)
         self._function = ACTIVATIONS[config.activation]
 
-    def forward(self, observation: Any, action: Tensor | None = None, *, members: Any = None) -> Tensor:
+    def forward(
+        self,
+        observation: Any,
+        action: Tensor | None = None,
+        *,
+        members: Any = None,
+        moments: list[Tensor] | None = None,
+    ) -> Tensor:
         """What the members say.
 
         Args:
             observation: a tensor or `Batch` as the spec says, with any leading dimensions.
             action: [..., A], where the networks take one.
             members: which to ask: [M] int64, or a slice; default all K.
+            moments: see `BatchNorm`; observations are a minibatch [N, ...] then, and all members are asked.
 
         Returns:
             [K, ..., out_size], or [M, ..., out_size].
@@ -380,7 +401,7 @@ class EnsembleNetwork(nn.Module):
         if len(leading) != 1:
             x = x.reshape(-1, x.shape[-1])  # [N, in]
         for index, layer in enumerate(self.layers):
-            x = layer(x, members)  # [K, N, out]
+            x = layer(x, members, moments)  # [K, N, out]
             if index < last:
                 x = self._function(x)
         return x if len(leading) == 1 else x.reshape(x.shape[0], *leading, self.out_size)
