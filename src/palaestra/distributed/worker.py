@@ -63,7 +63,7 @@ class _Shares:
         require_shares(self.env, self.num_workers)
 
     def share(self, worker: int) -> tuple[EnvConfig, list[int]]:
-        """The environments of one worker, with the seeds that they would have in one process.
+        """The environments of one worker, with the seeds and variants that they would have in one process.
 
         Args:
             worker: its number.
@@ -71,7 +71,9 @@ class _Shares:
         size = self.env.num_envs // self.num_workers
         lanes = range(worker * size, (worker + 1) * size)
         lane_seeds = [RunSeeds(self.seed).integer("environments", lane) for lane in lanes]
-        return dataclasses.replace(self.env, num_envs=size), lane_seeds
+        turns = self.env.variants
+        turns = tuple(turns[(lanes.start + turn) % len(turns)] for turn in range(len(turns)))
+        return dataclasses.replace(self.env, num_envs=size, variants=turns), lane_seeds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +197,6 @@ class RolloutWorker:
             attributes: of environments, by their number and by name, all that were ever set.
         """
         if attributes and attributes != self._attributes:
-            if not hasattr(self._parts.env, "set_attr"):
-                raise ConfigError("attributes of environments of many agents cannot be set from outside")
             for lane, given in attributes.items():
                 for name, value in given.items():
                     self._parts.env.set_attr(name, value, [lane])

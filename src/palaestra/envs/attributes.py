@@ -1,6 +1,7 @@
 """Attributes of environments that are set while they are stepped: difficulties, goals, what a curriculum changes."""
 
 import contextlib
+import inspect
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,16 @@ from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.faults import FaultPolicy, Incident
 from palaestra.envs.watchdog import Watched
 
-__all__ = ["Attributed", "Found", "SharedAttributes", "as_json", "require_found", "require_lanes"]
+__all__ = [
+    "Attributed",
+    "Found",
+    "SharedAttributes",
+    "as_json",
+    "find_attribute",
+    "require_found",
+    "require_lanes",
+    "write_attributes",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +65,7 @@ class Attributed(Watched):
         for lane in lanes:
             try:
                 with self._busy(lane):
-                    found.append(_found(self.envs[lane], name))
+                    found.append(find_attribute(_layers(self.envs[lane]), name))
             except BaseException as error:
                 return Incident(self._failure(lane, error))
         return found
@@ -70,14 +80,14 @@ class Attributed(Watched):
             self._attributes[lane] = {**self._attributes.get(lane, {}), **attributes}
             try:
                 with self._busy(lane):
-                    _set(self.envs[lane], attributes)
+                    write_attributes(_layers(self.envs[lane]), attributes)
             except BaseException as error:
                 return Incident(self._failure(lane, error))
         return None
 
     def _remade(self, lane: int, make: Callable[[], SingleEnvironment]) -> SingleEnvironment:
         again = remake(self.envs[lane], make)
-        _set(again, self._attributes.get(lane, {}))
+        write_attributes(_layers(again), self._attributes.get(lane, {}))
         return again
 
 
@@ -123,7 +133,7 @@ class SharedAttributes:
         return require_found(name, chosen, [self._read(name)] * len(chosen))
 
     def _read(self, name: str) -> Found:
-        return _found(self, name)
+        return find_attribute(_layers(self), name)
 
     def _write(self, name: str, value: Any) -> None:
         setattr(self, name, value)
@@ -226,6 +236,41 @@ def require_found(name: str, lanes: Sequence[int], found: Sequence[Found]) -> li
     return [one.value for one in found]
 
 
+def find_attribute(layers: Sequence[Any], name: str) -> Found:
+    """An attribute of the outermost layer that has it; what a layer only passes on from further in is not its own.
+
+    Args:
+        layers: of one environment, the outermost first.
+        name: of the attribute.
+    """
+    layer = _owner(layers, name)
+    if layer is None:
+        return Found(False, [key for layer in layers for key in vars(layer) if not key.startswith("_")])
+    return Found(True, getattr(layer, name))
+
+
+def write_attributes(layers: Sequence[Any], attributes: Mapping[str, Any]) -> None:
+    """Sets attributes, each of the outermost layer that has it.
+
+    Args:
+        layers: of one environment, the outermost first.
+        attributes: by name.
+
+    Raises:
+        EnvError: no layer has one of them.
+    """
+    for name, value in attributes.items():
+        layer = _owner(layers, name)
+        if layer is None:
+            raise EnvError(f"the environment has no attribute {name!r} any more, which was to become {value!r}")
+        setattr(layer, name, value)
+
+
+def _owner(layers: Sequence[Any], name: str) -> Any:
+    none = object()
+    return next((layer for layer in layers if inspect.getattr_static(layer, name, none) is not none), None)
+
+
 def _layers(env: Any) -> list[Any]:
     """All layers of an environment, the outermost first."""
     layers: list[Any] = []
@@ -234,19 +279,3 @@ def _layers(env: Any) -> list[Any]:
         inner = "env" if isinstance(env, EnvironmentWrapper | gymnasium.Wrapper) else "gym_env"
         env = getattr(env, inner, None) if isinstance(env, SingleEnvironment | gymnasium.Wrapper) else None
     return layers
-
-
-def _found(env: Any, name: str) -> Found:
-    layers = _layers(env)
-    for layer in layers:
-        if hasattr(layer, name):
-            return Found(True, getattr(layer, name))
-    return Found(False, [key for layer in layers for key in vars(layer) if not key.startswith("_")])
-
-
-def _set(env: Any, attributes: Mapping[str, Any]) -> None:
-    for name, value in attributes.items():
-        layer = next((layer for layer in _layers(env) if hasattr(layer, name)), None)
-        if layer is None:
-            raise EnvError(f"the environment has no attribute {name!r} any more, which was to become {value!r}")
-        setattr(layer, name, value)

@@ -5,7 +5,6 @@ import functools
 import importlib.util
 import inspect
 import logging
-import math
 import os
 import shutil
 from abc import ABC, abstractmethod
@@ -30,7 +29,7 @@ from palaestra.experiments.data import mixed
 from palaestra.experiments.records import Reporter, num_cores
 from palaestra.nn import NetworkConfig, has_pictures
 from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, load_policy
-from palaestra.rollout import Evaluation, OfflineData, evaluate
+from palaestra.rollout import Evaluation, OfflineData, evaluate, returns_of_variants
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, RestartPolicy, Runtime
 from palaestra.training import Callback, DataCollector, PolicyManager, SimplePolicyManager, part_name
 
@@ -345,7 +344,6 @@ def make_from_specs(config: ExperimentConfig) -> tuple[Any, tuple[SpecTree, Spec
         ConfigError: it does not fit the environment; the message names the algorithms that do.
     """
     require_parts(config)
-    _require_every_variant(config)
     specs = observation_spec, action_spec, reward_spec = probe_specs(config.env)
     _require_same_specs(config, observation_spec, action_spec)
     seeds = RunSeeds(config.run.seed)
@@ -392,7 +390,7 @@ def made_of(
 
 
 def require_parts(config: ExperimentConfig) -> None:
-    """Refuses tracking services that are not installed, and callbacks that are none.
+    """Refuses tracking services that are not installed, callbacks that are none, and variants never seen.
 
     Args:
         config: names them.
@@ -402,6 +400,7 @@ def require_parts(config: ExperimentConfig) -> None:
     for name in config.run.loggers:
         if importlib.util.find_spec(name) is None:
             raise MissingExtraError(name, name, f"run.loggers={name}")
+    _require_every_variant(config)
 
 
 def make_callbacks(config: ExperimentConfig) -> list[Callback]:
@@ -546,18 +545,23 @@ def evaluate_one(
         seed: of the evaluation.
         options: of `evaluate`.
     """
-    num_variants = len(config.env.variants)
-    each = max(1, num_variants)  # as many environments of each variant
-    env, lanes = evaluation_environment(config, seed, min(each * -(-config.run.eval_num_envs // each), episodes))
+    env, lanes = evaluation_environment(config, seed, evaluation_count(config, episodes))
     with env:
         policy = policies.get(POLICY) or RandomPolicy(env.observation_spec, env.action_spec)
         evaluation = evaluate(policy, env, episodes=episodes, seeds=lanes, **options)
-    for variant in range(num_variants):
-        of_it = [lane % num_variants == variant for lane in evaluation.env_ids]
-        returns = [value for value, counts in zip(evaluation.returns, of_it, strict=True) if counts]
-        if returns:
-            evaluation.parts[f"return_of_variant_{variant}"] = math.fsum(returns) / len(returns)
+    evaluation.parts.update(returns_of_variants(evaluation, len(config.env.variants)))
     return evaluation
+
+
+def evaluation_count(config: ExperimentConfig, episodes: int) -> int:
+    """How many environments an evaluation steps: as many of each variant.
+
+    Args:
+        config: has the number of environments, and the variants.
+        episodes: that are played.
+    """
+    each = max(1, len(config.env.variants))
+    return min(each * -(-config.run.eval_num_envs // each), episodes)
 
 
 def make_runtime(config: distributed.DistributedConfig) -> Runtime:

@@ -21,7 +21,7 @@ from palaestra.experiments.learner import Evaluate, PolicyLearner, Scene
 from palaestra.multiagent import MultiAgentCollector, PolicySpec, evaluate_agents, play_multi_agent_envs
 from palaestra.multiagent.envs import MultiAgentEnvs, create_multi_agent_envs
 from palaestra.policies import Policy, RandomPolicy, RulePolicy
-from palaestra.rollout import Evaluation
+from palaestra.rollout import Evaluation, returns_of_variants
 
 __all__ = ["TeamLearner"]
 
@@ -145,10 +145,13 @@ def _evaluate(
     seed: int,
     **options: Any,
 ) -> Evaluation:
-    count = min(config.run.eval_num_envs, episodes)
+    count = learner.evaluation_count(config, episodes)
     lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(count)]
     with create_multi_agent_envs(config.env.for_evaluation(count), lane_seeds=lanes) as envs:
-        return evaluate_agents({**rules, **policies}, envs, policy_specs, episodes=episodes, seeds=lanes, **options)
+        actors = {**rules, **policies}
+        evaluation = evaluate_agents(actors, envs, policy_specs, episodes=episodes, seeds=lanes, **options)
+    evaluation.parts.update(returns_of_variants(evaluation, len(config.env.variants)))
+    return evaluation
 
 
 def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], dict[str, Algorithm[Any] | Policy]]:
@@ -157,7 +160,8 @@ def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], di
     Raises:
         ConfigError: the mapping does not fit the agents, or an algorithm does not fit its spec.
     """
-    with create_multi_agent_envs(dataclasses.replace(config.env, num_envs=1)) as envs:
+    count = max(1, len(config.env.variants))
+    with create_multi_agent_envs(dataclasses.replace(config.env, num_envs=count)) as envs:
         agents, state_spec = envs.agents, envs.state_spec
     names = list(dict.fromkeys(config.agents.mapping_for(agents).values()))
     if unknown := sorted(set(config.agents.policies) - set(names)):

@@ -1,7 +1,7 @@
 """`MultiAgentCollector`: many agents and many policies in the place of a collector."""
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -89,6 +89,25 @@ class MultiAgentCollector:
         self._began, self._pausing = False, False
         self._over = [True] * envs.batch_size
         self._quota = Quota()
+
+    def set_env_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:
+        """Changes an attribute of the environments; see `MultiAgentEnvs.set_attr`.
+
+        Args:
+            name: which one.
+            value: a JSON value.
+            lanes: which environments; all by default.
+        """
+        self.envs.set_attr(name, value, lanes)
+
+    def get_env_attr(self, name: str, lanes: Sequence[int] | None = None) -> list[Any]:
+        """What an attribute of the environments is; see `MultiAgentEnvs.get_attr`.
+
+        Args:
+            name: which one.
+            lanes: which environments; all by default.
+        """
+        return self.envs.get_attr(name, lanes)
 
     # -- as the trainer sees it
 

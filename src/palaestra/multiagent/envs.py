@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import json
 import logging
 import re
 import time
@@ -15,8 +16,10 @@ import numpy as np
 from palaestra.core import RunSeeds, SpecTree, episode_seed, import_maker, import_object
 from palaestra.core.errors import ConfigError, EnvError, NonFiniteError, PalaestraError, SpecError
 from palaestra.envs import EnvConfig, Fault, FaultPolicy, episodes
+from palaestra.envs.attributes import as_json, require_found, require_lanes
 from palaestra.envs.create import is_environment
 from palaestra.envs.faults import Failure, FaultKind, Incident, RestartBudget, describe
+from palaestra.multiagent.attributes import LaneAttributes, is_many_agents
 from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
 from palaestra.multiagent.pettingzoo import PREFIX, from_pettingzoo, load_pettingzoo
 from palaestra.multiagent.rules import ActionLog, StepCheck, step_digest
@@ -25,7 +28,7 @@ __all__ = ["MultiAgentEnvs", "create_multi_agent_envs", "is_multi_agent", "load_
 
 _log = logging.getLogger(__name__)
 _MOST_EMPTY = 100
-_SETTINGS = ("name", "num_envs", "kwargs", "train_kwargs", "vectorization", "on_fault", "max_restarts")
+_SETTINGS = ("name", "num_envs", "kwargs", "train_kwargs", "variants", "vectorization", "on_fault", "max_restarts")
 _INSTEAD = {
     "wrappers": "name a function that returns the environment wrapped as you want it, `def make() -> MultiAgentEnv`",
     "chaos": "faults can be injected into environments with one agent only",
@@ -43,6 +46,7 @@ class _Lane:
         self.number, self.steps, self.over = -1, 0, True
         self.empty = 0
         """Episodes in a row in which nobody was asked."""
+        self.attributes = LaneAttributes()
 
     @property
     def episode_seed(self) -> int:
@@ -149,6 +153,36 @@ class MultiAgentEnvs:
         """The global state of every environment, as its newest step left it."""
         return [lane.env.global_state() for lane in self._lanes]
 
+    def set_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:
+        """Changes an attribute of environments, from their next episode on; saved, and set again where one is remade.
+
+        Args:
+            name: of an attribute that an environment, or a wrapper around it, has; the outermost is meant.
+            value: a JSON value.
+            lanes: numbers of the environments; all by default.
+
+        Raises:
+            ConfigError: there is no such attribute or lane, or the value cannot be saved.
+        """
+        value, chosen = as_json(name, value), require_lanes(lanes, self.batch_size)
+        self.get_attr(name, chosen)
+        for lane in map(self._lanes.__getitem__, chosen):
+            lane.attributes.wait_for(lane.env, {name: value})
+
+    def get_attr(self, name: str, lanes: Sequence[int] | None = None) -> list[Any]:
+        """What an attribute of environments is in their running episodes, one value for each.
+
+        Args:
+            name: of the attribute.
+            lanes: numbers of the environments; all by default.
+
+        Raises:
+            ConfigError: there is no such attribute or lane.
+        """
+        chosen = require_lanes(lanes, self.batch_size)
+        meant = [self._lanes[number] for number in chosen]
+        return require_found(name, chosen, [lane.attributes.find(lane.env, name) for lane in meant])
+
     def where(self, number: int) -> str:
         """Which episode an environment is in, with its seed and step, for messages.
 
@@ -171,6 +205,7 @@ class MultiAgentEnvs:
                 with contextlib.suppress(Exception):
                     lane.env.close()
                 lane.env, actions = self._factories[number](), {}
+                lane.attributes.set_again()
 
     def _stepped(self, number: int, lane: _Lane, actions: Mapping[str, Any]) -> MultiAgentStep:
         try:
@@ -178,6 +213,7 @@ class MultiAgentEnvs:
                 lane.number, lane.steps = lane.number + 1, 0
                 lane.log.clear()
                 lane.check.clear()
+                lane.attributes.begin(lane.env)
                 outcome = lane.env.begin_episode(lane.episode_seed)
             else:
                 lane.check.require_actions(actions)
@@ -217,6 +253,7 @@ class MultiAgentEnvs:
                 "over": lane.over,
                 "digest": step_digest(lane.check.newest, self.agents),
                 "actions": lane.log.state(),
+                "attributes": lane.attributes.state(),
             }
             for number, lane in enumerate(self._lanes)
         }
@@ -248,10 +285,17 @@ class MultiAgentEnvs:
 
     def _replayed(self, number: int, lane: _Lane, state: Mapping[str, Any]) -> MultiAgentStep | None:
         lane.seed, lane.number, lane.over = int(state["lane_seed"]), int(state["episode"]), True
+        waiting = lane.attributes.load_state(lane.env, state.get("attributes", ""))
+        outcome = None
         if state["over"] or "forgotten" in state["actions"]:
             lane.log.clear()
             lane.check.clear()
-            return None
+        else:
+            outcome = self._replayed_episode(number, lane, state)
+        lane.attributes.wait_for(lane.env, waiting)
+        return outcome
+
+    def _replayed_episode(self, number: int, lane: _Lane, state: Mapping[str, Any]) -> MultiAgentStep:
         saved = ActionLog(self.agents)
         saved.load_state(state["actions"])
         lane.number -= 1
@@ -265,14 +309,15 @@ class MultiAgentEnvs:
             )
         return outcome
 
-    def lane_state(self) -> dict[str, np.ndarray]:
-        """Every environment's seed and episode number."""
+    def lane_state(self) -> dict[str, Any]:
+        """Every environment's seed and episode number, and what was set."""
         return {
             "lane_seed": np.array([lane.seed for lane in self._lanes]),
             "episode": np.array([lane.number for lane in self._lanes]),
+            "attributes": json.dumps([lane.attributes.state() for lane in self._lanes]),
         }
 
-    def load_lane_state(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_lane_state(self, state: Mapping[str, Any]) -> None:
         """Takes over seeds and episode numbers; the next step starts new episodes everywhere.
 
         Args:
@@ -280,6 +325,9 @@ class MultiAgentEnvs:
         """
         for lane, seed, number in zip(self._lanes, state["lane_seed"], state["episode"], strict=True):
             lane.seed, lane.number, lane.over = int(seed), int(number), True
+        given = json.loads(state["attributes"]) if "attributes" in state else [""] * len(self._lanes)
+        for lane, saved in zip(self._lanes, given, strict=True):
+            lane.attributes.wait_for(lane.env, lane.attributes.load_state(lane.env, saved))
 
     def render(self) -> np.ndarray:
         """A picture of environment 0."""
@@ -325,7 +373,7 @@ def load_multi_agent_env(name: str, kwargs: Mapping[str, Any] | None = None) -> 
     given = dict(kwargs or {})
     if name.startswith(PREFIX):
         return load_pettingzoo(name, **given)
-    maker = import_maker(name, "an environment", lambda kind: _many_agents(kind) or is_environment(kind))
+    maker = import_maker(name, "an environment", lambda kind: is_many_agents(kind) or is_environment(kind))
     try:
         inspect.signature(maker).bind(**given)
     except TypeError as error:
@@ -352,6 +400,20 @@ def create_multi_agent_envs(
         >>> create_multi_agent_envs(EnvConfig(name="palaestra.multiagent:Meeting", num_envs=2)).batch_size
         2
     """
+    lanes = [config.of_lane(lane) for lane in range(config.num_envs)]
+    for lane in lanes[: max(1, len(config.variants))]:
+        _require_settings(lane)
+    if config.vectorization not in ("auto", "serial"):
+        raise ConfigError(
+            f"env.vectorization is {config.vectorization}; environments are stepped in this process: serial"
+        )
+    if lane_seeds is None:
+        lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(config.num_envs)]
+    factories = [functools.partial(load_multi_agent_env, lane.name, lane.all_kwargs) for lane in lanes]
+    return MultiAgentEnvs(factories, lane_seeds=lane_seeds, faults=config.faults)
+
+
+def _require_settings(config: EnvConfig) -> None:
     plain = EnvConfig(name=config.name)
     for setting, value in vars(config).items():
         if setting not in _SETTINGS and value != getattr(plain, setting):
@@ -359,14 +421,6 @@ def create_multi_agent_envs(
                 f"env.{setting} is {value!r}, but {config.name} has many agents: {_INSTEAD.get(setting, _OTHERWISE)}. "
                 f"Of env, these can be set: {', '.join(_SETTINGS)}"
             )
-    if config.vectorization not in ("auto", "serial"):
-        raise ConfigError(
-            f"env.vectorization is {config.vectorization}; environments are stepped in this process: serial"
-        )
-    if lane_seeds is None:
-        lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(config.num_envs)]
-    make = functools.partial(load_multi_agent_env, config.name, {**config.kwargs, **config.train_kwargs})
-    return MultiAgentEnvs([make] * config.num_envs, lane_seeds=lane_seeds, faults=config.faults)
 
 
 def _env_class(name: str) -> type | None:
@@ -383,11 +437,4 @@ def _env_class(name: str) -> type | None:
             kind = typing.get_type_hints(maker).get("return")
         except (NameError, TypeError):
             return None
-    return kind if isinstance(kind, type) and _many_agents(kind) else None
-
-
-def _many_agents(kind: type) -> bool:
-    foreign = ("pettingzoo.utils.env.AECEnv", "pettingzoo.utils.env.ParallelEnv")  # known without importing them
-    return issubclass(kind, MultiAgentEnv) or any(
-        f"{base.__module__}.{base.__qualname__}" in foreign for base in kind.__mro__
-    )
+    return kind if isinstance(kind, type) and is_many_agents(kind) else None

@@ -28,6 +28,7 @@ __all__ = [
     "evaluation_noise",
     "evaluation_of",
     "first_episodes",
+    "returns_of_variants",
 ]
 
 _log = logging.getLogger(__name__)
@@ -238,3 +239,19 @@ def evaluation_of(episodes: Sequence[Episode], seeds: list[int], *, deterministi
     interval, parts = (mean - half, mean + half), dict(infos.result())
     lanes = [episode.env_id for episode in episodes]
     return Evaluation(mean, std, interval, length, len(returns), seeds, deterministic, returns, parts, lanes)
+
+
+def returns_of_variants(evaluation: Evaluation, num_variants: int) -> dict[str, float]:
+    """The mean return of each variant of a task, as `return_of_variant_<number>`; of those that were played.
+
+    Args:
+        evaluation: in environments that take the variants in turns.
+        num_variants: how many there are; 0 for a task without.
+    """
+    means: dict[str, float] = {}
+    for variant in range(num_variants):
+        of_it = [lane % num_variants == variant for lane in evaluation.env_ids]
+        returns = [value for value, counts in zip(evaluation.returns, of_it, strict=True) if counts]
+        if returns:
+            means[f"return_of_variant_{variant}"] = math.fsum(returns) / len(returns)
+    return means
