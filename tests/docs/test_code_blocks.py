@@ -126,7 +126,11 @@ def run_page(found, folder, monkeypatch):
         run_python(block, namespace)
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs/coming_from").glob("*.md")), ids=name)
+def starts_processes(page: Path) -> bool:
+    return any("process" in block.code for block in blocks(page, "python"))
+
+
+@pytest.mark.parametrize("page", filter(starts_processes, sorted((ROOT / "docs/coming_from").glob("*.md"))), ids=name)
 def test_a_page_for_migrating_users_is_a_script(page, tmp_path):
     """Its blocks in one file, as a reader would paste them: worker processes import that file."""
     script = tmp_path / "page.py"
