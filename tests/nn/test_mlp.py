@@ -20,7 +20,7 @@ def sequential(mlp):
     modules = []
     for index, layer in enumerate(mlp.layers):
         modules.append(layer)
-        if index < mlp._num_activations:
+        if index < mlp.num_activations:
             modules.append(ACTIVATIONS[mlp.activation]())
     return nn.Sequential(*modules)
 
@@ -161,7 +161,7 @@ def test_impossible_settings_are_named(arguments, message):
 
 def test_normalised_layers_have_units_of_mean_0_and_variance_1_in_every_row():
     """Ba et al. 2016, equation (4), before the activation; the last layer has none."""
-    mlp = MLP(4, (16, 8), 2, activation="relu", normalization="layer")
+    mlp = MLP(4, (16, 8), 2, activation="relu", layers="layer_norm")
     x = rows(5, 4) * 100
     units = mlp.layers[0](x)
     assert_close(units.mean(-1), torch.zeros(5), atol=1e-5, rtol=0)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 from torch import nn
 
 from palaestra.core import ConfigError, PalaestraError, SpecTree, did_you_mean, import_maker, importable_name
-from palaestra.nn.mlp import Activation, Initialisation
+from palaestra.nn.mlp import Activation, Initialisation, Layers
 
 __all__ = ["EncoderOption", "NetworkConfig", "Recurrent", "encoder_name"]
 
@@ -40,6 +40,8 @@ class NetworkConfig:
     """Whether the units of each hidden layer are normalised before its activation, row by row."""
     batch_norm: bool = False
     """Whether the inputs of each layer are normalised by the minibatch; for algorithms that learn with it: crossq."""
+    block: Literal["simba"] | None = None
+    """Residual blocks in the place of the hidden layers, one for each; give all of them one size."""
     init: Initialisation = "auto"
     """How weights start: orthogonal, PyTorch's default, or auto (orthogonal for tanh)."""
     dueling: bool = False
@@ -58,8 +60,11 @@ class NetworkConfig:
     """Your own network from observations to features, as my_package:MyNet; or one for each part of the algorithm."""
 
     def __post_init__(self) -> None:
-        if self.layer_norm and self.batch_norm:
-            raise ConfigError("layer_norm=True and batch_norm=True normalise the same units twice; leave out one")
+        normal = [name for name in ("layer_norm", "batch_norm", "block") if getattr(self, name)]
+        if len(normal) > 1:
+            raise ConfigError(f"{' and '.join(normal)} normalise the same units twice; leave out all but one")
+        if self.block not in (None, "simba"):
+            raise ConfigError(f"unknown block {self.block!r}{did_you_mean(str(self.block), ('simba',))}")
         for option in self.encoder.values() if isinstance(self.encoder, Mapping) else [self.encoder]:
             if isinstance(option, str) and option.count(":") != 1:
                 raise ConfigError(f"the encoder {option!r} is not a name of the form my_package:MyNet")
@@ -99,6 +104,11 @@ class NetworkConfig:
                 f"networks are {', '.join(known)}"
             )
         return tuple(dataclasses.replace(self, encoder=self.encoder.get(name)) for name in known)
+
+    @property
+    def layers(self) -> Layers:
+        """What an `MLP` is made of."""
+        return self.block or ("layer_norm" if self.layer_norm else "batch_norm" if self.batch_norm else "linear")
 
     @property
     def has_separate_encoders(self) -> bool:

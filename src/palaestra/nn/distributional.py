@@ -10,8 +10,7 @@ from torch.nn.functional import relu
 from palaestra.core import ConfigError, SpecTree
 from palaestra.nn.config import NetworkConfig
 from palaestra.nn.encoder import encoder_of
-from palaestra.nn.mlp import MLP
-from palaestra.nn.network import QNetwork
+from palaestra.nn.network import QNetwork, mlp_of
 
 __all__ = ["ImplicitQuantileNetwork", "ReturnDistribution", "ReturnNetwork"]
 
@@ -152,11 +151,10 @@ class ImplicitQuantileNetwork(nn.Module):
         if config.dueling or config.noisy:
             raise ConfigError("an implicit quantile network is neither dueling nor noisy; C51 and QR-DQN can be")
         shared, last = config.hidden_sizes[:-1], config.hidden_sizes[-1:]
-        layers = {"activation": config.activation, "init": config.init}
         self.encoder = encoder_of(observation_spec, config)
-        self.torso = MLP(self.encoder.out_size, shared, None, **layers)  # pyright: ignore[reportArgumentType]
+        self.torso = mlp_of(self.encoder.out_size, shared, None, config)
         self.embedding = nn.Linear(self.NUM_COSINES, self.torso.out_size)
-        self.head = MLP(self.torso.out_size, last, num_actions, **layers)  # pyright: ignore[reportArgumentType]
+        self.head = mlp_of(self.torso.out_size, last, num_actions, config)
         fractions = (torch.arange(distribution.num) + 0.5) / distribution.num
         self.register_buffer("support", fractions, persistent=False)
         self.register_buffer("frequency", math.pi * torch.arange(self.NUM_COSINES), persistent=False)

@@ -12,7 +12,7 @@ from palaestra.core import ConfigError, did_you_mean
 from palaestra.nn.batch_norm import BatchNormLinear
 from palaestra.nn.fast import Linear, call, submodules
 
-__all__ = ["MLP", "Activation", "Initialisation", "NoisyMLP", "Normalization", "NormalizedLinear"]
+__all__ = ["MLP", "Activation", "Initialisation", "Layers", "NoisyMLP", "NormalizedLinear", "ResidualBlock"]
 
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "silu", "gelu"]
@@ -21,8 +21,8 @@ Activation: TypeAlias = Literal["tanh", "relu", "elu", "silu", "gelu"]
 Initialisation: TypeAlias = Literal["auto", "orthogonal", "default"]
 """How weights start; `"auto"` is orthogonal for tanh and PyTorch's default for the others."""
 
-Normalization: TypeAlias = Literal["layer", "batch"]
-"""What is normalised: the units of each hidden layer, row by row, or the inputs of each layer, over rows."""
+Layers: TypeAlias = Literal["linear", "layer_norm", "batch_norm", "simba"]
+"""What networks are made of: linear layers, `NormalizedLinear`, `BatchNormLinear`, or a `ResidualBlock` for each."""
 
 # tanh and relu are computed in place: the layer below needs only its input for its gradient, never its output
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -62,12 +62,38 @@ class NormalizedLinear(Linear):
         return nn.functional.layer_norm(super().forward(input), (self.out_features,), self.gain, self.shift)
 
 
-_LAYERS: dict[Any, tuple[type[nn.Linear], type[nn.Linear]]] = {
-    None: (Linear, Linear),
-    "layer": (NormalizedLinear, Linear),
-    "batch": (BatchNormLinear, BatchNormLinear),
-}
-"""Hidden layers and the last one, by normalisation."""
+class ResidualBlock(nn.Module):
+    """What a hidden layer adds to its input, instead of what it makes of it.
+
+        y = x + W₂ φ(W₁ norm(x) + b₁) + b₂,   W₁ [4 n, n]
+
+    Lee et al. 2025, "SimBa", https://arxiv.org/abs/2410.09754, section 4; norm is layer normalisation. Weights start
+    as He et al. 2015, https://arxiv.org/abs/1502.01852, biases at 0.
+
+    Args:
+        size: n, features of input and output.
+        activation: φ.
+    """
+
+    def __init__(self, size: int, activation: Activation) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(size), Linear(size, 4 * size), Linear(4 * size, size)
+        self.function = ACTIVATIONS[activation]
+        for layer in (self.up, self.down):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output for every row.
+
+        Args:
+            x: [..., size].
+
+        Returns:
+            [..., size].
+        """
+        parts = submodules(self)
+        return x + call(parts["down"], self.function(call(parts["up"], call(parts["norm"], x))))
 
 
 class MLP(nn.Module):
@@ -79,15 +105,17 @@ class MLP(nn.Module):
     https://arxiv.org/abs/1312.6120). With PyTorch's default one the last layer is multiplied by `out_gain`. Parameters
     are drawn from torch's global generator; wrap the construction in `core.seeded_initialisation`.
 
+    With layers of the kind "simba" a linear one leads to n features, a `ResidualBlock` of them stands for each hidden
+    layer, and layer normalisation follows the last; linear layers start orthogonal, with gain 1 for the first.
+
     Args:
         in_size: features of the input.
         hidden_sizes: units of each hidden layer; may be empty.
-        out_size: features of the output; `None` ends with the last hidden layer's activation.
+        out_size: features of the output; `None` ends with the last hidden layer's activation, or normalisation.
         activation: φ.
         init: how weights start.
         out_gain: scale of the last layer's weights; small values start a policy near uniform.
-        normalization: `"layer"` for hidden layers that are `NormalizedLinear`, `"batch"` for `BatchNormLinear`
-            throughout.
+        layers: kind of the hidden layers; `BatchNormLinear` throughout.
 
     Raises:
         ConfigError: a size is not positive, or the activation is unknown.
@@ -106,7 +134,7 @@ class MLP(nn.Module):
         activation: Activation = "tanh",
         init: Initialisation = "auto",
         out_gain: float = 1.0,
-        normalization: Normalization | None = None,
+        layers: Layers = "linear",
     ) -> None:
         super().__init__()
         sizes = [in_size, *hidden_sizes, *([] if out_size is None else [out_size])]
@@ -118,15 +146,20 @@ class MLP(nn.Module):
             raise ConfigError(f"unknown initialisation {init!r}{did_you_mean(init, get_args(Initialisation))}")
         self.in_size = in_size
         self.out_size = sizes[-1]
-        hidden, last = _LAYERS[normalization]
-        kinds = [hidden] * len(hidden_sizes) + [last]
-        self.layers = nn.ModuleList(kind(n, m) for kind, (n, m) in zip(kinds, itertools.pairwise(sizes), strict=False))
+        residual = layers == "simba" and bool(hidden_sizes)
+        self.layers = nn.ModuleList(
+            _blocks(sizes, activation, out_size) if residual else _plain(sizes, layers, out_size)
+        )
         self.activation = activation
         self._function = ACTIVATIONS[activation]
-        self._num_activations = len(hidden_sizes)
-        orthogonal = init == "orthogonal" or (init == "auto" and activation == "tanh")
-        for layer, is_out in zip(self.layers, [False] * len(hidden_sizes) + [True], strict=False):
-            _initialise(layer, out_gain if is_out else math.sqrt(2), orthogonal=orthogonal, is_out=is_out)
+        self.num_activations = 0 if residual else len(hidden_sizes)
+        """Layers that are followed by an activation, from the first."""
+        orthogonal = init == "orthogonal" or (init == "auto" and (residual or activation == "tanh"))
+        for layer in self.layers:
+            if isinstance(layer, nn.Linear):
+                is_out = out_size is not None and layer is self.layers[-1]
+                gain = out_gain if is_out else 1.0 if residual else math.sqrt(2)
+                _initialise(layer, gain, orthogonal=orthogonal, is_out=is_out)
 
     def forward(self, x: Tensor, moments: list[Tensor] | None = None) -> Tensor:
         """The output for every row.
@@ -138,7 +171,7 @@ class MLP(nn.Module):
         Returns:
             [..., out_size]. Without layers, `x` itself.
         """
-        function, num_activations = self._function, self._num_activations
+        function, num_activations = self._function, self.num_activations
         for index, layer in enumerate(submodules(submodules(self)["layers"]).values()):
             x = call(layer, x) if moments is None or type(layer) is not BatchNormLinear else layer(x, moments)
             if index < num_activations:
@@ -154,8 +187,10 @@ class MLP(nn.Module):
         Returns:
             [..., units of the last hidden layer]; without hidden layers, `x` itself.
         """
-        for layer in self.layers[:-1]:
-            x = self._function(layer(x))
+        for index, layer in enumerate(self.layers[:-1]):
+            x = layer(x)
+            if index < self.num_activations:
+                x = self._function(x)
         return x
 
     def activate(self, x: Tensor) -> Tensor:
@@ -165,6 +200,26 @@ class MLP(nn.Module):
             x: any shape.
         """
         return self._function(x)
+
+
+def _plain(sizes: list[int], kind: Layers, out_size: int | None) -> list[nn.Module]:
+    hidden: type[nn.Linear] = {"layer_norm": NormalizedLinear, "batch_norm": BatchNormLinear}.get(kind, Linear)
+    last = BatchNormLinear if kind == "batch_norm" else Linear
+    pairs = list(itertools.pairwise(sizes))
+    made: list[nn.Module] = [hidden(n, m) for n, m in (pairs if out_size is None else pairs[:-1])]
+    return made if out_size is None else [*made, last(*pairs[-1])]
+
+
+def _blocks(sizes: list[int], activation: Activation, out_size: int | None) -> list[nn.Module]:
+    hidden = sizes[1:] if out_size is None else sizes[1:-1]
+    if len(set(hidden)) > 1:
+        raise ConfigError(
+            f"blocks of the sizes {hidden} were asked for; what they make is added to their input, so that all must be "
+            "of one size"
+        )
+    blocks = [ResidualBlock(size, activation) for size in hidden]
+    made: list[nn.Module] = [Linear(sizes[0], hidden[0]), *blocks, nn.LayerNorm(hidden[0])]
+    return made if out_size is None else [*made, Linear(hidden[0], out_size)]
 
 
 @torch.no_grad()

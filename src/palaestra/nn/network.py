@@ -1,17 +1,16 @@
 """Networks that algorithms are built from: observation in, numbers out; alone or many at once."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from palaestra.core import ConfigError, SpecTree
-from palaestra.nn.batch_norm import BatchNorm, BatchNormLinear
 from palaestra.nn.config import NetworkConfig
 from palaestra.nn.encoder import encoder_of
+from palaestra.nn.ensemble import ensemble_of
 from palaestra.nn.fast import call, submodules
-from palaestra.nn.mlp import ACTIVATIONS, MLP, NoisyMLP, NormalizedLinear
+from palaestra.nn.mlp import ACTIVATIONS, MLP, NoisyMLP
 
 __all__ = ["CompositeNetwork", "EnsembleNetwork", "GaussianNetwork", "Network", "QNetwork"]
 
@@ -268,60 +267,16 @@ def mlp_of(
             f"recurrent={config.recurrent!r} asks for a memory, but this network alone has none; build it with "
             "nn.with_memory, as PPO, REINFORCE and R2D2 do"
         )
-    made: Any = {"activation": config.activation, "init": config.init}
-    made["normalization"] = "layer" if config.layer_norm else "batch" if config.batch_norm else None
+    made: Any = {"activation": config.activation, "init": config.init, "layers": config.layers}
     return MLP(in_size, hidden_sizes, out_size, **made, out_gain=out_gain)
 
 
 def _noisy_mlp(in_size: int, hidden_sizes: tuple[int, ...], out_size: int | None, config: NetworkConfig) -> NoisyMLP:
-    for option in ("layer_norm", "batch_norm"):
-        if getattr(config, option):
-            raise ConfigError(
-                f"noisy=True and {option}=True: layers with noise are not normalised; leave out one of them"
-            )
+    if config.layers != "linear":
+        raise ConfigError(
+            f"noisy=True and {config.layers}: layers with noise are linear, and not normalised; leave out one of them"
+        )
     return NoisyMLP(in_size, hidden_sizes, out_size, activation=config.activation)
-
-
-class EnsembleLinear(nn.Module):
-    """K linear layers of one shape in one batched product, each with its normalisation if they have one.
-
-    Args:
-        layers: K layers, whose weights it starts with.
-    """
-
-    def __init__(self, layers: Sequence[Any]) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.stack([layer.weight.detach().T for layer in layers]).contiguous())
-        self.bias = nn.Parameter(torch.stack([layer.bias.detach()[None] for layer in layers]))
-        self._normalizes = isinstance(layers[0], NormalizedLinear)
-        if self._normalizes:
-            self.gain = nn.Parameter(torch.stack([layer.gain.detach()[None] for layer in layers]))
-            self.shift = nn.Parameter(torch.stack([layer.shift.detach()[None] for layer in layers]))
-        batch = isinstance(layers[0], BatchNormLinear)
-        self.norm = BatchNorm(layers[0].in_features, len(layers)) if batch else None
-
-    def forward(self, x: Tensor, members: Any = None, moments: list[Tensor] | None = None) -> Tensor:
-        """The outputs of the members.
-
-        Args:
-            x: [N, in] for all of them, or [K, N, in].
-            members: which; default all.
-            moments: see `BatchNorm`; of all members.
-
-        Returns:
-            [K, N, out].
-        """
-        weight, bias = self.weight, self.bias
-        if members is not None:
-            weight, bias = weight[members], bias[members]
-        x = x if x.ndim == 3 else x.expand(weight.shape[0], -1, -1)
-        if self.norm is not None:
-            x = self.norm(x, moments, members)
-        out = torch.bmm(x, weight).add_(bias)
-        if not self._normalizes:
-            return out
-        gain, shift = (self.gain, self.shift) if members is None else (self.gain[members], self.shift[members])
-        return nn.functional.layer_norm(out, out.shape[-1:]) * gain + shift
 
 
 class EnsembleNetwork(nn.Module):
@@ -371,8 +326,8 @@ class EnsembleNetwork(nn.Module):
         self._encodes = not self.encoder.is_identity
         in_size = self.encoder.out_size + action_size
         members = [mlp_of(in_size, config.hidden_sizes, out_size, config) for _ in range(num_members)]
-        layers = list(zip(*(member.layers for member in members), strict=True))
-        self.layers = nn.ModuleList(EnsembleLinear(stack) for stack in layers)
+        self.layers = nn.ModuleList(map(ensemble_of, zip(*(member.layers for member in members), strict=True)))
+        self._num_activations = members[0].num_activations
         self._function = ACTIVATIONS[config.activation]
 
     def forward(
@@ -397,11 +352,11 @@ class EnsembleNetwork(nn.Module):
         x = self.encoder(observation) if self._encodes else observation
         if action is not None:
             x = torch.cat((x, action), -1)
-        leading, last = x.shape[:-1], len(self.layers) - 1
+        leading, num_activations = x.shape[:-1], self._num_activations
         if len(leading) != 1:
             x = x.reshape(-1, x.shape[-1])  # [N, in]
         for index, layer in enumerate(self.layers):
             x = layer(x, members, moments)  # [K, N, out]
-            if index < last:
+            if index < num_activations:
                 x = self._function(x)
         return x if len(leading) == 1 else x.reshape(x.shape[0], *leading, self.out_size)

@@ -1,0 +1,116 @@
+"""Layers of several networks of one shape, side by side, each computed in one batched product."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from palaestra.nn.batch_norm import BatchNorm, BatchNormLinear
+from palaestra.nn.mlp import NormalizedLinear, ResidualBlock
+
+
+def ensemble_of(layers: Sequence[Any]) -> nn.Module:
+    """The layers of K networks as one.
+
+    Args:
+        layers: the same one of each, whose parameters it starts with.
+    """
+    kinds: dict[type[nn.Module], Any] = {ResidualBlock: EnsembleBlock, nn.LayerNorm: EnsembleNorm}
+    return kinds.get(type(layers[0]), EnsembleLinear)(layers)
+
+
+class EnsembleLinear(nn.Module):
+    """K linear layers of one shape in one batched product, each with its normalisation if they have one.
+
+    Args:
+        layers: K layers, whose weights it starts with.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.stack([layer.weight.detach().T for layer in layers]).contiguous())
+        self.bias = nn.Parameter(torch.stack([layer.bias.detach()[None] for layer in layers]))
+        self._normalizes = isinstance(layers[0], NormalizedLinear)
+        if self._normalizes:
+            self.gain = nn.Parameter(torch.stack([layer.gain.detach()[None] for layer in layers]))
+            self.shift = nn.Parameter(torch.stack([layer.shift.detach()[None] for layer in layers]))
+        batch = isinstance(layers[0], BatchNormLinear)
+        self.norm = BatchNorm(layers[0].in_features, len(layers)) if batch else None
+
+    def forward(self, x: Tensor, members: Any = None, moments: list[Tensor] | None = None) -> Tensor:
+        """The outputs of the members.
+
+        Args:
+            x: [N, in] for all of them, or [K, N, in].
+            members: which; default all.
+            moments: see `BatchNorm`; of all members.
+
+        Returns:
+            [K, N, out].
+        """
+        weight, bias = self.weight, self.bias
+        if members is not None:
+            weight, bias = weight[members], bias[members]
+        x = x if x.ndim == 3 else x.expand(weight.shape[0], -1, -1)
+        if self.norm is not None:
+            x = self.norm(x, moments, members)
+        out = torch.bmm(x, weight).add_(bias)
+        if not self._normalizes:
+            return out
+        gain, shift = (self.gain, self.shift) if members is None else (self.gain[members], self.shift[members])
+        return nn.functional.layer_norm(out, out.shape[-1:]) * gain + shift
+
+
+class EnsembleNorm(nn.Module):
+    """K layer normalisations.
+
+    Args:
+        layers: K of them.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.stack([layer.weight.detach()[None] for layer in layers]))
+        self.shift = nn.Parameter(torch.stack([layer.bias.detach()[None] for layer in layers]))
+
+    def forward(self, x: Tensor, members: Any = None, moments: list[Tensor] | None = None) -> Tensor:
+        """The normalised features of the members.
+
+        Args:
+            x: [K, N, n].
+            members: which; default all.
+            moments: nothing here.
+
+        Returns:
+            [K, N, n].
+        """
+        gain, shift = (self.gain, self.shift) if members is None else (self.gain[members], self.shift[members])
+        return nn.functional.layer_norm(x, x.shape[-1:]) * gain + shift
+
+
+class EnsembleBlock(nn.Module):
+    """K residual blocks.
+
+    Args:
+        blocks: K of them.
+    """
+
+    def __init__(self, blocks: Sequence[Any]) -> None:
+        super().__init__()
+        self.norm = EnsembleNorm([block.norm for block in blocks])
+        self.up, self.down = (EnsembleLinear([getattr(block, name) for block in blocks]) for name in ("up", "down"))
+        self._function = blocks[0].function
+
+    def forward(self, x: Tensor, members: Any = None, moments: list[Tensor] | None = None) -> Tensor:
+        """The outputs of the members.
+
+        Args:
+            x: [K, N, n].
+            members: which; default all.
+            moments: nothing here.
+
+        Returns:
+            [K, N, n].
+        """
+        return x + self.down(self._function(self.up(self.norm(x, members), members)), members)

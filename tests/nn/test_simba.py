@@ -1,0 +1,95 @@
+"""Tests of residual blocks, in one network and in ensembles."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.nn.functional import layer_norm, linear
+from torch.testing import assert_close
+
+from palaestra.core import ConfigError, TensorSpec, seeded_initialisation
+from palaestra.nn import MLP, EnsembleNetwork, Network, NetworkConfig, QNetwork
+from palaestra.nn.network import mlp_of
+
+SIMBA = NetworkConfig(hidden_sizes=(6, 6), activation="relu", block="simba")
+
+
+def rows(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def shaken(*modules):
+    """Modules whose normalisations are no longer those of the start, the same in each."""
+    for module in modules:
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(0.1)
+    return modules
+
+
+def test_layers_are_those_of_a_plain_transcription():
+    """Lee et al. 2025, section 4: embed, blocks that add to their input, normalise, then the last layer."""
+    (mlp,) = shaken(MLP(4, (6, 6), 2, activation="relu", layers="simba"))
+    weights = {name: value.detach() for name, value in mlp.named_parameters()}
+    x = rows(5, 4)
+    h = linear(x, weights["layers.0.weight"], weights["layers.0.bias"])
+    for number in (1, 2):
+        block = {name.removeprefix(f"layers.{number}."): value for name, value in weights.items()}
+        inside = layer_norm(h, (6,), block["norm.weight"], block["norm.bias"])
+        inside = linear(inside, block["up.weight"], block["up.bias"]).relu()
+        assert inside.shape == (5, 24)
+        h = h + linear(inside, block["down.weight"], block["down.bias"])
+    h = layer_norm(h, (6,), weights["layers.3.weight"], weights["layers.3.bias"])
+    assert_close(mlp.hidden(x), h)
+    assert_close(mlp(x), linear(h, weights["layers.4.weight"], weights["layers.4.bias"]))
+    assert len(mlp.layers) == 5
+
+
+def test_weights_start_as_in_the_papers_code():
+    """Orthogonal at both ends, He's normal in blocks, biases 0."""
+    first, block, _, last = MLP(6, (64,), 3, activation="relu", layers="simba", out_gain=0.01).layers
+    assert_close(first.weight.T @ first.weight, torch.eye(6), atol=1e-5, rtol=0)
+    assert_close(last.weight @ last.weight.T, 1e-4 * torch.eye(3), atol=1e-7, rtol=1e-3)
+    assert block.up.weight.std().item() == pytest.approx((2 / 64) ** 0.5, rel=0.05)
+    assert block.down.weight.std().item() == pytest.approx((2 / 256) ** 0.5, rel=0.05)
+    assert not any(layer.bias.any() for layer in (first, block.up, block.down, last))
+
+
+def test_an_ensemble_of_blocks_is_its_members():
+    with seeded_initialisation(3):
+        ensemble = EnsembleNetwork(TensorSpec((4,)), 2, 3, SIMBA)
+    with seeded_initialisation(3):
+        members = [mlp_of(4, (6, 6), 2, SIMBA) for _ in range(3)]
+    shaken(ensemble, *members)
+    x = rows(7, 4)
+    assert_close(ensemble(x), torch.stack([member(x) for member in members]))
+    assert_close(ensemble(x, members=slice(1, 2))[0], members[1](x))
+
+
+def test_another_head_sees_the_normalised_features():
+    network = Network(TensorSpec((4,)), 2, SIMBA)
+    assert_close(network.hidden(rows(5, 4)).mean(-1), torch.zeros(5), atol=1e-5, rtol=0)
+    assert network.hidden_size == 6
+
+
+@pytest.mark.parametrize("sizes", [(), (6,), (6, 6)])
+def test_action_values_may_be_dueling_and_have_any_number_of_blocks(sizes):
+    if sizes:
+        q = QNetwork(TensorSpec((4,)), 3, dataclasses.replace(SIMBA, hidden_sizes=sizes, dueling=True))
+        assert_close(q(rows(5, 4)).mean(-1, keepdim=True), q.value(q.mlp(rows(5, 4))))
+    assert QNetwork(TensorSpec((4,)), 3, dataclasses.replace(SIMBA, hidden_sizes=sizes))(rows(2, 5, 4)).shape == (
+        2,
+        5,
+        3,
+    )
+
+
+def test_impossible_blocks_are_named():
+    with pytest.raises(ConfigError, match=r"blocks of the sizes \[8, 6\] were asked for"):
+        MLP(4, (8, 6), 2, layers="simba")
+    with pytest.raises(ConfigError, match="unknown block 'simbaa' — did you mean 'simba'"):
+        NetworkConfig(block="simbaa")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="layer_norm and block normalise the same units twice"):
+        NetworkConfig(block="simba", layer_norm=True)
+    with pytest.raises(ConfigError, match="noisy=True and simba"):
+        QNetwork(TensorSpec((4,)), 2, dataclasses.replace(SIMBA, noisy=True))
