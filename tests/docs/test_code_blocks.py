@@ -130,7 +130,9 @@ def starts_processes(page: Path) -> bool:
     return any("process" in block.code for block in blocks(page, "python"))
 
 
-@pytest.mark.parametrize("page", filter(starts_processes, sorted((ROOT / "docs/coming_from").glob("*.md"))), ids=name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent.name == "coming_from" and starts_processes(page)], ids=name
+)
 def test_a_page_for_migrating_users_is_a_script(page, tmp_path):
     """Its blocks in one file, as a reader would paste them: worker processes import that file."""
     script = tmp_path / "page.py"
