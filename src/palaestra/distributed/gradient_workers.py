@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
-import torch
-
 from palaestra.algorithms import Algorithm, GradientAlgorithm, Gradients, StepResult, UpdateInfo
 from palaestra.core import Batch, ConfigError, DataSource, did_you_mean, shards
 from palaestra.distributed.config import AllocationMode
@@ -293,7 +291,7 @@ class GradientWorkers:
 
         def step(minibatch: Batch) -> StepResult:
             self.ask(policy, LossState.of(algorithm, self.version()), self.cut(policy, minibatch))
-            return apply_shards(algorithm, self._awaited(policy))
+            return algorithm.apply_shards([algorithm.on_device(part) for part in self._awaited(policy)])
 
         info = algorithm.update(source, step)
         self.learned(policy, info.rows_trained)
@@ -462,22 +460,6 @@ class GradientWorkers:
             self._spare = GradWorker(copy.deepcopy(self._algorithms))
         step = self._steps[task.policy]
         step.gradients[task.number] = self._spare.gradients(task.policy, step.state, task.shard)
-
-
-def apply_shards(algorithm: GradientAlgorithm[Any], parts: Sequence[Gradients]) -> StepResult:
-    """One gradient step with gradients from elsewhere, weighted by their valid rows.
-
-    Args:
-        algorithm: that learns.
-        parts: of all shards, in their order.
-
-    Raises:
-        NonFiniteError: the gradient is NaN or infinite.
-    """
-    parts = [algorithm.on_device(part) for part in parts]
-    metrics = algorithm.apply(parts)
-    priorities = [part.priority for part in parts if part.priority is not None]
-    return metrics, torch.cat(priorities) if priorities else None
 
 
 def require_gradients(algorithms: Mapping[str, Algorithm[Any]]) -> dict[str, GradientAlgorithm[Any]]:

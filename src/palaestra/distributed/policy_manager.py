@@ -12,7 +12,7 @@ from torch import Tensor
 
 from palaestra.algorithms import Algorithm, Gradients, StepResult, UpdateInfo
 from palaestra.core import Batch, ConfigError, DataSource, NonFiniteError, Plan, computing_thread, shards
-from palaestra.distributed.gradient_workers import GradientWorkers, LossState, apply_shards, learner_factory
+from palaestra.distributed.gradient_workers import GradientWorkers, LossState, learner_factory
 from palaestra.runtime import Call, Result, Runtime, WorkerDiedError
 from palaestra.training import PolicyManager
 
@@ -168,7 +168,7 @@ class _Running:
             gradients = self.gradients.get()
             if gradients is None:
                 raise _GivenUpError
-            return apply_shards(algorithm, gradients)
+            return algorithm.apply_shards([algorithm.on_device(part) for part in gradients])
 
         try:
             self.answers.put(algorithm.update(self.source, step))

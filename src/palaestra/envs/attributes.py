@@ -98,6 +98,11 @@ class SharedAttributes:
     _given: dict[str, Any] | None = None
     _before: dict[str, Any] | None = None
 
+    @property
+    def given_attributes(self) -> dict[str, Any] | None:
+        """What was set; another object after each change."""
+        return self._given
+
     def set_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:
         """Changes an attribute of all environments, at once; saved, and set again when they are restored.
 

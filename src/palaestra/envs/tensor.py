@@ -14,7 +14,7 @@ from palaestra.envs.environment import Environment
 from palaestra.envs.episodes import lane_seeds_of, saved_seeds
 from palaestra.envs.nest import neutral_rows
 
-__all__ = ["TensorEnvironment"]
+__all__ = ["LaneTensors", "TensorEnvironment"]
 
 State = dict[str, torch.Tensor]
 _NEVER = (1 << 31) - 1
@@ -29,6 +29,15 @@ class _Progress(NamedTuple):
     """int32 [B]; -1 before the first."""
     steps: torch.Tensor
     """int32 [B]; env steps in the running episode."""
+
+
+class LaneTensors(NamedTuple):
+    """All that changes from step to step."""
+
+    state: State
+    """Of the task, leaves [B, ...]."""
+    progress: _Progress
+    """Of the episodes."""
 
 
 class TensorEnvironment(SharedAttributes, Environment):
@@ -81,9 +90,7 @@ class TensorEnvironment(SharedAttributes, Environment):
         self._limit = max_episode_steps or _NEVER
         self._keys = self._keys_of(self._seeds)
         self._env_id = torch.arange(batch_size, device=self.device)
-        self._advance: Any = torch.compile(self._next, dynamic=False, fullgraph=True) if compile else self._next
-        # a GPU, or a compiled step, would have to wait for the number of rows
-        self._few_at_a_time = not compile and self.device.type == "cpu"
+        self._advance: Any = torch.compile(self.advanced, dynamic=False, fullgraph=True) if compile else self.advanced
         if not isinstance(self.action_spec, TensorSpec):
             raise SpecError(
                 f"{type(self).__name__} needs actions of one array, and its action_spec is {self.action_spec}"
@@ -92,8 +99,9 @@ class TensorEnvironment(SharedAttributes, Environment):
             raise ConfigError(f"{type(self).__name__} must say num_random: how many random numbers a reset needs")
         self._none = torch.from_numpy(neutral_rows(self.action_spec, batch_size)[0]).to(self.device)
         self._bounds = tolerant_bounds(self.action_spec)
-        self._progress = self._before_the_first()
-        self._state: State = self.fresh(torch.zeros(batch_size, self.num_random, device=self.device))
+        fresh = self.fresh(torch.zeros(batch_size, self.num_random, device=self.device))
+        self.lanes = LaneTensors(fresh, self._before_the_first())
+        """Where every lane is; `advanced` makes the next ones."""
         self._result: TimeStep | None = None
         self._try_out()
 
@@ -134,7 +142,7 @@ class TensorEnvironment(SharedAttributes, Environment):
     def reset(self) -> TimeStep:
         """Starts the next episode everywhere; running ones are abandoned."""
         everyone = torch.ones(self.batch_size, dtype=torch.bool, device=self.device)
-        self._progress = self._progress._replace(over=everyone)
+        self._set_progress(self.lanes.progress._replace(over=everyone))
         self._result = None
         return self.step(self._none)
 
@@ -145,7 +153,7 @@ class TensorEnvironment(SharedAttributes, Environment):
         Args:
             lanes: bool [B]: in which.
         """
-        self._progress = self._progress._replace(over=self._progress.over | lanes)
+        self._set_progress(self.lanes.progress._replace(over=self.lanes.progress.over | lanes))
 
     @final
     def send(self, action: Any, env_id: torch.Tensor | None = None) -> None:
@@ -173,9 +181,8 @@ class TensorEnvironment(SharedAttributes, Environment):
         wrong = outside(action.detach().numpy(), *self._bounds) if self.device.type == "cpu" else None
         if wrong is not None:
             raise SpecError(f"the action for environment {wrong[0]} has {wrong[1]}")
-        self._state, self._progress, fields = self._advance(self._state, self._progress, action, self._keys)
-        step_type, reward, discount, observation, prev_action = fields
-        self._result = TimeStep(step_type, reward, discount, observation, prev_action, self._env_id)
+        self.lanes, fields = self._advance(self.lanes, action)
+        self._result = TimeStep(*fields, env_id=self._env_id)
 
     @final
     def recv(self) -> TimeStep:
@@ -194,8 +201,8 @@ class TensorEnvironment(SharedAttributes, Environment):
         """The very states, so that a restored environment continues exactly."""
         if self._result is not None:
             raise EnvError("state_dict was called between send and recv; receive first")
-        state = {f"state.{name}": leaf.cpu().numpy().copy() for name, leaf in self._state.items()}
-        progress = {name: leaf.cpu().numpy().copy() for name, leaf in self._progress._asdict().items()}
+        state = {f"state.{name}": leaf.cpu().numpy().copy() for name, leaf in self.lanes.state.items()}
+        progress = {name: leaf.cpu().numpy().copy() for name, leaf in self.lanes.progress._asdict().items()}
         return {"lane_seed": np.array(self._seeds, np.int64), **progress, **state, **self._attributes_text()}
 
     @final
@@ -210,15 +217,15 @@ class TensorEnvironment(SharedAttributes, Environment):
         """
         self._seeds = saved_seeds(state, self.batch_size)
         self._load_attributes(state)
-        self._keys = self._keys_of(self._seeds)
-        self._progress = _Progress(*(self._tensor(state[name]) for name in _Progress._fields))
-        self._state = {name: self._tensor(state[f"state.{name}"]) for name in self._state}
+        self._keys.copy_(self._keys_of(self._seeds))
+        progress = _Progress(*(self._tensor(state[name]) for name in _Progress._fields))
+        self.lanes = LaneTensors({name: self._tensor(state[f"state.{name}"]) for name in self.lanes.state}, progress)
         self._result = None
 
     @final
     def lane_state(self) -> dict[str, Any]:
         """Every lane's seed and episode number, and what was set."""
-        episode = self._progress.episode.cpu().numpy().copy()
+        episode = self.lanes.progress.episode.cpu().numpy().copy()
         return {"lane_seed": np.array(self._seeds, np.int64), "episode": episode, **self._attributes_text()}
 
     @final
@@ -230,39 +237,47 @@ class TensorEnvironment(SharedAttributes, Environment):
         """
         self._seeds = saved_seeds(state, self.batch_size)
         self._load_attributes(state)
-        self._keys = self._keys_of(self._seeds)
-        self._progress = self._before_the_first()._replace(episode=self._tensor(state["episode"]))
+        self._keys.copy_(self._keys_of(self._seeds))
+        self._set_progress(self._before_the_first()._replace(episode=self._tensor(state["episode"])))
         self._result = None
 
     def close(self) -> None:
         """Nothing is held that has to be freed."""
 
-    def _next(self, state: State, progress: _Progress, action: torch.Tensor, keys: torch.Tensor) -> tuple[Any, ...]:
-        """One step of all lanes: a pure function, which compiles to one graph."""
-        over = progress.over
-        moved, reward, terminated = self.transition(state, action)
-        episode = progress.episode + over.to(torch.int32)
-        if self._few_at_a_time:
-            rows = over.nonzero().squeeze(-1)
-            fresh = self.fresh(_uniform(keys[:, rows], episode[rows], self.num_random))
+    @final
+    def advanced(self, lanes: LaneTensors, action: torch.Tensor) -> tuple[LaneTensors, tuple[torch.Tensor, ...]]:
+        """One step of all lanes: a pure function of tensors, which compiles to one graph, alone or with what acts.
+
+        Args:
+            lanes: where they are.
+            action: [B, ...], not looked at for what is out of range.
+
+        Returns:
+            Where they are then; and step types, rewards, discounts, observations and previous actions, all [B, ...].
+        """
+        over, episode = lanes.progress.over, lanes.progress.episode + lanes.progress.over.to(torch.int32)
+        moved, reward, terminated = self.transition(lanes.state, action)
+        if self.device.type == "cpu" and not torch.compiler.is_compiling():
+            rows = over.nonzero().squeeze(-1)  # which a GPU, and a graph, would have to wait for
+            fresh = self.fresh(_uniform(self._keys[:, rows], episode[rows], self.num_random))
             state = {name: moved[name].index_copy(0, rows, leaf) for name, leaf in fresh.items()}
         else:
-            fresh = self.fresh(_uniform(keys, episode, self.num_random))
+            fresh = self.fresh(_uniform(self._keys, episode, self.num_random))
             state = {name: torch.where(_like(over, moved[name]), leaf, moved[name]) for name, leaf in fresh.items()}
         running = ~over
-        steps = (progress.steps + 1).masked_fill(over, 0)
+        steps = (lanes.progress.steps + 1).masked_fill(over, 0)
         terminated = terminated & running
         last = terminated | ((steps >= self._limit) & running)
         step_type = running.to(torch.int32) + last
         prev_action = action.masked_fill(_like(over, action), 0)
         discount = (~terminated).to(torch.float32)
         fields = (step_type, reward.masked_fill(over, 0.0), discount, self.observe(state), prev_action)
-        return state, _Progress(last, episode, steps), fields
+        return LaneTensors(state, _Progress(last, episode, steps)), fields
 
     def _try_out(self) -> None:
         """One step of the task's functions, so that what does not fit is found at once."""
-        _, reward, terminated = self.transition(self._state, self._none)
-        observation, spec = self.observe(self._state), self.observation_spec
+        _, reward, terminated = self.transition(self.lanes.state, self._none)
+        observation, spec = self.observe(self.lanes.state), self.observation_spec
         if not isinstance(spec, TensorSpec):
             raise SpecError(
                 f"{type(self).__name__} needs observations of one array, and its observation_spec is {spec}"
@@ -278,6 +293,9 @@ class TensorEnvironment(SharedAttributes, Environment):
                     f"{what} of {type(self).__name__} has shape {list(value.shape)} and dtype {value.dtype}, expected "
                     f"{[self.batch_size, *shape]} and {dtype}"
                 )
+
+    def _set_progress(self, progress: _Progress) -> None:
+        self.lanes = self.lanes._replace(progress=progress)
 
     def _before_the_first(self) -> _Progress:
         size, device = self.batch_size, self.device

@@ -35,7 +35,7 @@ class RunConfig:
     initial_policy: Annotated[str | None, tyro.conf.arg(aliases=("--from",))] = None
     """Run or shared folder whose best policy this run begins with; critics, optimizers and data begin anew."""
     compile: Annotated[bool, tyro.conf.arg(aliases=("--compile",))] = False
-    """Compile gradient steps: seconds of waiting at the start, then faster learning."""
+    """Compile gradient steps, and steps of tensor environments: seconds of waiting at the start, then more speed."""
     device: Annotated[str, tyro.conf.arg(aliases=("--device",))] = "cpu"
     """Where policies act and learn: cpu, cuda, or one of several GPUs such as cuda:1."""
     deterministic: Annotated[bool, tyro.conf.arg(aliases=("--deterministic",))] = False

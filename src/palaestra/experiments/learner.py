@@ -29,7 +29,7 @@ from palaestra.experiments.data import mixed
 from palaestra.experiments.records import Reporter, num_cores
 from palaestra.nn import NetworkConfig, has_pictures
 from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, load_policy
-from palaestra.rollout import Evaluation, OfflineData, evaluate, returns_of_variants
+from palaestra.rollout import Collector, Evaluation, OfflineData, evaluate, returns_of_variants
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, RestartPolicy, Runtime
 from palaestra.training import Callback, DataCollector, PolicyManager, SimplePolicyManager, part_name
 
@@ -482,16 +482,16 @@ def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side
     return config.run.num_threads or (1 if small else max(1, num_cores() // side_by_side))
 
 
-def compile_if_asked(config: ExperimentConfig, algorithm: Algorithm[Any]) -> None:
-    """Compiles gradient steps where the run asks for it and this machine can.
+def compile_if_asked(config: ExperimentConfig, part: Algorithm[Any] | Collector) -> None:
+    """Compiles gradient steps, or acting and stepping, where the run asks for it and this machine can.
 
     Args:
         config: of the run.
-        algorithm: that learns.
+        part: that learns, or collects.
     """
-    if config.run.compile and isinstance(algorithm, GradientAlgorithm):
+    if config.run.compile and isinstance(part, GradientAlgorithm | Collector):
         if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-            algorithm.compile()
+            part.compile()
         else:
             _log.warning("--compile needs a C++ compiler and none was found; training runs without")
 

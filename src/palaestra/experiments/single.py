@@ -91,6 +91,7 @@ class SingleLearner(PolicyLearner):
 
     def collector(self, env: Environment, data: Mapping[str, ReplayBuffer]) -> Collector:
         collector = Collector.of(env, self.algorithm)
+        learner.compile_if_asked(self.config, collector)
         if POLICY in data:
             collector.source = mixed(self.config, collector.buffer, data[POLICY])
         return collector

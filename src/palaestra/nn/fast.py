@@ -217,7 +217,8 @@ def compiled_method(owner: Any, method: Any, example: Any) -> Callable[[Any], An
     bound = MethodType(own, owner)
     if not _compiles_ahead():
         return torch.compile(bound, fullgraph=True, dynamic=False)
-    options = {"guard_filter_fn": lambda guards: [False] * len(guards), "size_asserts": False}
+    # with C++ around the kernels, a step of small networks takes a fifth less time
+    options = {"guard_filter_fn": lambda guards: [False] * len(guards), "size_asserts": False, "cpp_wrapper": True}
     step: Any = torch.compile(bound, fullgraph=True, dynamic=False, options=options)
     graph = step.aot_compile(((example,), {}))
     graph.disable_guard_check()

@@ -126,8 +126,29 @@ class Categorical:
             >>> Categorical(torch.zeros(3), torch.tensor([0, 1, 0])).sample(torch.Generator().manual_seed(0))
             tensor(1)
         """
-        clocks = torch.empty_like(self.logits).exponential_(generator=generator)  # never 0
-        return (self.logits - clocks.log_()).argmax(-1)
+        return self.sample_from(self.noise(generator))
+
+    def noise(self, generator: Generator | None = None) -> Float[Tensor, "*N A"]:
+        """The random numbers of one `sample`: logarithms of exponential clocks.
+
+        Args:
+            generator: source of the noise; default torch's global one.
+
+        Returns:
+            [N, A].
+        """
+        return torch.empty_like(self.logits).exponential_(generator=generator).log_()  # no clock is 0
+
+    def sample_from(self, noise: Float[Tensor, "*N A"]) -> Integer[Tensor, "*N"]:
+        """`sample` with random numbers drawn before: compiled code draws none.
+
+        Args:
+            noise: [N, A] from `noise`, of any distribution of this shape.
+
+        Returns:
+            [N] int64, in 0 … A − 1; never a forbidden action.
+        """
+        return (self.logits - noise).argmax(-1)
 
     def kl(self, other: "Categorical") -> Float[Tensor, "*N"]:
         """Divergence KL(self ‖ other) = Σ p (log p − log q); actions that self forbids add 0.
@@ -236,7 +257,28 @@ class DiagonalGaussian:
             >>> DiagonalGaussian(torch.tensor([3.0]), torch.tensor([-90.0])).sample()
             tensor([3.])
         """
-        noise = torch.empty_like(self.mean).normal_(generator=generator)
+        return self.sample_from(self.noise(generator))
+
+    def noise(self, generator: Generator | None = None) -> Float[Tensor, "*N A"]:
+        """The random numbers of one `sample`: standard normal ones.
+
+        Args:
+            generator: source of the noise; default torch's global one.
+
+        Returns:
+            [N, A].
+        """
+        return torch.empty_like(self.mean).normal_(generator=generator)
+
+    def sample_from(self, noise: Float[Tensor, "*N A"]) -> Float[Tensor, "*N A"]:
+        """`sample` with random numbers drawn before: compiled code draws none.
+
+        Args:
+            noise: [N, A] from `noise`, of any distribution of this shape.
+
+        Returns:
+            [N, A] units of the action.
+        """
         return torch.addcmul(self.mean, self.log_std.exp(), noise)
 
     def kl(self, other: "DiagonalGaussian") -> Float[Tensor, "*N"]:

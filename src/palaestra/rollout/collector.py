@@ -15,6 +15,7 @@ from palaestra.core import POLICY, ConfigError, DataSource, StepType, TimeStep, 
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy, PolicyStep, RandomPolicy
 from palaestra.rollout.collection import CollectInfo, Quota, buffer_for, episode_discount
+from palaestra.rollout.compiled import CompiledStep
 from palaestra.rollout.episodes import Episode, EpisodeTracker
 from palaestra.rollout.rows import RowWriter, put_rows, require_finite
 
@@ -85,6 +86,7 @@ class Collector:
         self._left = np.zeros(env.batch_size, np.int64)  # [B] episodes that a running collection still needs
         self._apart = False  # lanes stopped at different steps: the next collection begins new episodes
         self._pausing = False
+        self._compiled: CompiledStep | None = None
 
     @classmethod
     def of(
@@ -133,6 +135,15 @@ class Collector:
             lanes: which environments; all by default.
         """
         return self.env.get_attr(name, lanes)
+
+    def compile(self) -> None:
+        """Acts and steps in one compiled graph where the environments are tensors, and as before everywhere else.
+
+        That is for policies that draw actions from one distribution: those of PPO and A2C, without a memory. The first
+        step then takes seconds longer.
+        """
+        if self.preprocess is None:
+            self._compiled = CompiledStep.of(self.env, self.policy)
 
     # -- asking for data
 
@@ -254,7 +265,7 @@ class Collector:
         self._refuse_random(random)
         with torch.inference_mode():
             run = self._run_overlapped if self._num_ready < self.num_lanes else self._run_in_lockstep
-            rows = run(rows, info, random)
+            rows = self._run_compiled(rows, info) if self._compiled and not random else run(rows, info, random)
             self._check()
         info.rows += rows
         return rows
@@ -293,6 +304,21 @@ class Collector:
         self._time_step, self._state = time_step, state
         self._writer.together += appended
         self._count(info, done * (self.num_lanes if lanes is None else len(lanes)) - resets, env_s, inference_s)
+        return done
+
+    def _run_compiled(self, rows: int, info: CollectInfo) -> int:
+        """All steps in calls of one graph; rows are stored when there are all."""
+        assert self._compiled is not None
+        current, began = self._current(), time.perf_counter()
+        unrolled, self._time_step = self._compiled.unroll(current, rows, lambda: self._pausing)
+        env_s = time.perf_counter() - began  # acting is part of it
+        if unrolled.is_empty():
+            return 0
+        self.buffer.extend(unrolled)
+        kinds, done = unrolled["step_type"], len(unrolled["action"])
+        self._tracker.extend(unrolled["reward"][1:], kinds[1:])
+        require_finite(self.env, self.buffer, self._time_step, done)
+        self._count(info, done * self.num_lanes - int((kinds[:-1] == _LAST).sum()), env_s, 0.0)
         return done
 
     def _run_overlapped(self, rows: int, info: CollectInfo, random: bool) -> int:

@@ -94,6 +94,17 @@ class EpisodeTracker:
         self._step_types.append(step_type)
         self._infos.append(info)
 
+    def extend(self, reward: torch.Tensor, step_type: torch.Tensor) -> None:
+        """Takes many rows of every environment, of time steps without `env_info`.
+
+        Args:
+            reward: [T, B].
+            step_type: [T, B].
+        """
+        self._rewards += list(reward.cpu().numpy())
+        self._step_types += list(step_type.cpu().numpy())
+        self._infos += [()] * len(reward)
+
     def finished(self) -> list[Episode]:
         """The episodes that ended in the rows added since the last call, in the order in which they ended."""
         if not self._rewards:

@@ -1,0 +1,122 @@
+"""Acting and stepping in one graph gives what they give one after another."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from palaestra import PPO, Collector, PPOConfig, RunSeeds
+from palaestra.core import BoundedSpec, TensorSpec
+from palaestra.envs import TensorEnvironment
+from palaestra.envs.tiny import TensorCartPole
+from palaestra.nn import NetworkConfig
+from palaestra.rollout import compiled
+
+LENGTH = 40
+
+
+class Drift(TensorEnvironment):
+    """A point is pushed, and drifts by `wind`; a box of actions, and a time limit."""
+
+    observation_spec = TensorSpec((1,))
+    action_spec = BoundedSpec((1,), minimum=-np.full(1, 2.0), maximum=np.full(1, 2.0))
+    reward_spec = TensorSpec(())
+    num_random = 1
+    wind = 0.0
+
+    def fresh(self, uniform):
+        return {"x": uniform[:, 0]}
+
+    def transition(self, state, action):
+        x = state["x"] + action[:, 0] + self.wind
+        return {"x": x}, -x.abs(), x.abs() > 3
+
+    def observe(self, state):
+        return state["x"][:, None].clone()
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """What would be compiled runs as Python: the same calls in the same order, without seconds of compilation."""
+    monkeypatch.setattr(compiled, "compiled_method", lambda owner, method, example: partial(method, owner))
+
+
+def collector(kind=TensorCartPole, **settings):
+    env = kind(4, lane_seeds=[1, 2, 3, 4], max_episode_steps=15)
+    algorithm = PPO(env.observation_spec, env.action_spec, PPOConfig(unroll_length=LENGTH, **settings), RunSeeds(7))
+    return Collector.of(env, algorithm), algorithm
+
+
+def require_equal_runs(kind, tolerance, **settings):
+    (plain, first), (fast, second) = collector(kind, **settings), collector(kind, **settings)
+    fast.compile()
+    for _ in range(3):
+        infos = [one.unroll(LENGTH) for one in (plain, fast)]
+        assert infos[0].env_steps == infos[1].env_steps
+        assert [episode.length for episode in infos[0].episodes] == [episode.length for episode in infos[1].episodes]
+        for name in ("step_type", "reward", "discount", "observation", "action", "policy_info", "policy_version"):
+            ours, theirs = (one.buffer.recent(name, LENGTH) for one in (fast, plain))
+            if name == "policy_info":
+                ours, theirs = ours["log_prob"], theirs["log_prob"]
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
+        first.update(plain.source)
+        second.update(fast.source)
+
+
+@pytest.mark.parametrize("kind", [TensorCartPole, Drift])
+def test_rows_and_episodes_are_those_of_separate_steps(kind, uncompiled):
+    require_equal_runs(kind, 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("kind", [TensorCartPole, Drift])
+def test_the_graph_gives_the_same_up_to_rounding(kind, normalize):
+    require_equal_runs(kind, 1e-4, normalize_observation=normalize)
+
+
+def test_an_unroll_that_was_paused_and_saved_goes_on_bit_for_bit(uncompiled):
+    (whole, _), (cut, first) = collector(), collector()
+    for one in (whole, cut):
+        one.compile()
+    whole.unroll(LENGTH)
+    moved, steps = cut.env.transition, iter(range(LENGTH))
+
+    def interrupted(state, action):
+        if next(steps) == 11:
+            cut.pause()
+        return moved(state, action)
+
+    cut.env.transition = interrupted
+    cut.unroll(LENGTH)
+    assert cut.unfinished and cut.env_steps < whole.env_steps
+    again, second = collector()
+    again.compile()
+    second.load_state_tensors(first.state_tensors())
+    again.buffer.load_state_tensors(cut.buffer.state_tensors())
+    again.load_state(cut.state())
+    again.unroll(LENGTH)
+    assert again.env_steps == whole.env_steps
+    ours, theirs = (one.buffer.recent("observation", LENGTH) for one in (again, whole))
+    assert torch.equal(ours, theirs)
+
+
+def test_an_attribute_that_is_set_counts_from_the_next_unroll_on(uncompiled):
+    made, _ = collector(Drift)
+    made.compile()
+    made.unroll(4)
+    graph = made._compiled._graph
+    made.set_env_attr("wind", 100.0)
+    made.unroll(4)
+    assert made._compiled._graph is not graph  # constants of the old one are gone
+    assert (made.buffer.recent("step_type", 4) == 2).any(), "the wind blows every point away"
+
+
+def test_a_policy_with_a_memory_acts_as_before():
+    env = TensorCartPole(2, lane_seeds=[1, 2])
+    config = PPOConfig(unroll_length=8, mini_batch_length=4, network=NetworkConfig(recurrent="lstm"))
+    made = Collector.of(env, PPO(env.observation_spec, env.action_spec, config))
+    made.compile()
+    assert made._compiled is None
+    assert made.unroll(8).env_steps
