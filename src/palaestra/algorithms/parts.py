@@ -498,7 +498,7 @@ def layer_noises(batch: ValueBatch) -> tuple[Tensor | None, ...]:
     Args:
         batch: after `layer_noise`.
     """
-    return batch.noise.unbind(1) if "noise" in batch else (None, None, None)
+    return batch.noise.unbind(1) if "noise" in vars(batch) else (None, None, None)
 
 
 def weighted_mean(loss: Tensor, batch: Batch) -> Tensor:
@@ -508,7 +508,7 @@ def weighted_mean(loss: Tensor, batch: Batch) -> Tensor:
         loss: [N].
         batch: the minibatch, with `weight` [N] where rows are drawn by priority.
     """
-    return (batch["weight"] * loss).mean() if "weight" in batch else loss.mean()
+    return (batch["weight"] * loss).mean() if "weight" in vars(batch) else loss.mean()
 
 
 # -- soft policies
@@ -597,7 +597,7 @@ def deterministic_target(algorithm: Any, batch: Any, seen: Seen | None = None) -
     """
     observation = algorithm.policy.normalize(batch.next_observation) if seen is None else seen.target_after
     action = algorithm.target_actor(observation).tanh()
-    if "noise" in batch:
+    if "noise" in vars(batch):
         action = (action + batch["noise"]).clamp_(-1.0, 1.0)
     next_q = algorithm.target_critic(observation, action).squeeze(-1)  # [K, N]
     return td_target(next_q.amin(0), batch.reward, batch.bootstrap)

@@ -221,9 +221,9 @@ class Collector:
             self._quota.left -= self._run(rows, info, bool(random))
         if not self.unfinished:
             self._writer.write_log_probs()
-        # not where a signal cut the unroll: a run that goes on there reports the same episodes at the same steps
-        if not self.unfinished and len(self._tracker) >= _FLUSH_ROWS:
-            info.episodes = self._tracker.finished()
+            # only here: a run that goes on where a signal cut the unroll reports the same episodes at the same steps
+            if len(self._tracker) >= _FLUSH_ROWS:
+                info.episodes = self._tracker.finished()
         info.total_s = time.perf_counter() - began
         return info
 
