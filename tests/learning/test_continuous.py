@@ -21,6 +21,7 @@ SETTINGS = {
     "ddpg": {**OFF_POLICY, "exploration_std": 0.3},
     "td3": {**OFF_POLICY, "exploration_std": 0.3, "policy_period": 2},
     "sac": {**OFF_POLICY, "temperature_learning_rate": 3e-3},
+    "crossq": {**OFF_POLICY, "network": NetworkConfig(hidden_sizes=(32, 32), activation="relu", batch_norm=True)},
     "redq": {**OFF_POLICY, "temperature_learning_rate": 3e-3, "num_critics": 5},
     "quantile_sac": {**OFF_POLICY, "temperature_learning_rate": 3e-3, "num_critics": 2, "num_quantiles": 8},
     "evolution_strategies": {
