@@ -77,3 +77,32 @@ def test_it_takes_the_rows_of_a_real_run(terminal):
     console = Console(file=stream, force_terminal=terminal, width=100, color_system=None)
     trainer("ppo", total=150, loggers=[ConsoleLogger("title", 150, console)]).run()
     assert "150" in stream.getvalue()
+
+
+def test_a_notebook_has_one_panel_that_is_drawn_again(monkeypatch):
+    """Without control codes: a cell that shows them would be flooded."""
+    from IPython.core import displaypub
+    from IPython.core.interactiveshell import InteractiveShell
+
+    published: list[dict[str, object]] = []
+
+    def publish(self, data, metadata=None, **how):
+        published.append({**data, "update": how.get("update", False), "id": how["transient"]["display_id"]})
+
+    monkeypatch.setattr(displaypub.DisplayPublisher, "publish", publish)
+    monkeypatch.setattr(InteractiveShell, "_instance", None)
+    InteractiveShell.instance()
+    stream = io.StringIO()
+    logger = ConsoleLogger("ppo on CartPole-v1", 10_000, Console(file=stream, force_jupyter=True))
+    try:
+        logger.start(START)
+        logger.metrics(ROW)
+        logger.metrics({**ROW, "env_steps": 10_000, "eval/return_mean": 99.5})
+        logger.close()
+    finally:
+        InteractiveShell.clear_instance()
+    assert [shown["update"] for shown in published] == [False, True, True]
+    assert len({shown["id"] for shown in published}) == 1
+    assert "99.5" in str(published[-1]["text/html"])
+    assert "\x1b" not in str(published)
+    assert stream.getvalue() == ""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console
-from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -25,7 +24,7 @@ from palaestra.experiments.curves import curves_of, mean_interval, terminal_plot
 from palaestra.experiments.initial import begin_from, with_initial_path
 from palaestra.experiments.records import num_cores, provenance
 from palaestra.experiments.run_directory import RunDirectory, find_runs, new_directory
-from palaestra.training import StopSignals
+from palaestra.training import DrawnInPlace, StopSignals
 
 __all__ = ["GroupResult", "SeedResult", "group_summary", "resume_seeds", "train_seeds"]
 
@@ -222,16 +221,17 @@ class _Panel:
     def __init__(self, title: str, seeds: Sequence[_Seed]) -> None:
         self._title, self._seeds, self._total = title, seeds, seeds[0].directory.config.trainer.total_env_steps
         self._console = Console(emoji=False)
-        self._live = Live(console=self._console, refresh_per_second=4)
+        self._place = DrawnInPlace(self._console)
         self._states: dict[int, str] = {}
         self._last_line_s = float("-inf")
 
     def show(self) -> None:
         """Shows how the seeds are doing."""
         states = {seed.number: seed.state for seed in self._seeds}
-        if self._console.is_terminal:
-            self._live.start()
-            self._live.update(self._table(states))
+        if self._place.possible:
+            if self._states != states or time.monotonic() - self._last_line_s > 0.5:
+                self._place.draw(self._table(states))
+                self._states, self._last_line_s = states, time.monotonic()
             return
         tick = time.monotonic() - self._last_line_s > 5.0
         for seed in self._seeds:
@@ -260,7 +260,9 @@ class _Panel:
 
     def close(self) -> None:
         """Ends the table, and draws the curve of those that have logged an episode."""
-        self._live.stop()
+        if self._states and self._place.possible:
+            self._place.draw(self._table({seed.number: seed.state for seed in self._seeds}))
+        self._place.close()
         with contextlib.suppress(CheckpointError):  # none has
             curves = curves_of([seed.directory for seed in self._seeds])
             self._console.print(terminal_plot(curves, width=min(100, self._console.width)))

@@ -1,8 +1,10 @@
 """What a person sees of a run: a live panel on a terminal, plain lines elsewhere; and where the time goes."""
 
+import io
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group
 from rich.live import Live
@@ -14,7 +16,7 @@ from rich.text import Text
 
 from palaestra.rollout import CollectInfo, Episode
 
-__all__ = ["ConsoleLogger", "TimeSplit", "advice"]
+__all__ = ["ConsoleLogger", "DrawnInPlace", "TimeSplit", "advice"]
 
 _PARTS = ("environment", "inference", "storing", "learning", "waiting")
 
@@ -107,6 +109,60 @@ def advice(row: Mapping[str, float]) -> str:
     }[most]
 
 
+class DrawnInPlace:
+    """A panel that is drawn again and again in one place: on a terminal, or in the cell of a notebook.
+
+    Args:
+        console: where to draw; `possible` says whether it has such a place.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._cell: Any = None  # a handle of IPython's
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is one. A pipe and a file have none."""
+        return self._console.is_terminal or self._console.is_jupyter
+
+    def draw(self, panel: Panel) -> None:
+        """Puts a panel into the place of the one before.
+
+        Args:
+            panel: what to see now.
+        """
+        if self._console.is_jupyter:
+            from IPython.display import DisplayHandle  # a notebook has it
+
+            if self._cell is None:
+                self._cell = DisplayHandle()
+                self._cell.display(_html(panel), raw=True)
+            else:
+                self._cell.update(_html(panel), raw=True)
+            return
+        if self._live is None:
+            # a thread that draws would take time from learning at any moment, four times a second, to show the same row
+            self._live = Live(console=self._console, auto_refresh=False, transient=False)
+            self._live.start()
+        self._live.update(panel, refresh=True)
+
+    def close(self) -> None:
+        """Leaves the last panel where it is; one that is drawn later has a place of its own."""
+        if self._live is not None:
+            self._live.stop()
+        self._live = self._cell = None
+
+
+def _html(panel: Panel) -> dict[str, str]:
+    """A panel as notebooks take it; the text that they keep beside the picture has no control codes."""
+    console = Console(file=io.StringIO(), record=True, width=100, emoji=False, force_terminal=True, force_jupyter=False)
+    console.print(panel)
+    style = "white-space:pre;overflow-x:auto;line-height:normal;font-family:Menlo,'DejaVu Sans Mono',consolas,monospace"
+    html = console.export_html(inline_styles=True, clear=False, code_format=f'<pre style="{style}">{{code}}</pre>')
+    return {"text/html": html, "text/plain": console.export_text()}
+
+
 _BARS = "▁▂▃▄▅▆▇█"
 _PANEL_S, _LINE_S = 0.5, 1.0  # least time between two looks of the panel, and between two lines
 
@@ -123,29 +179,25 @@ class ConsoleLogger:
     def __init__(self, title: str, total_env_steps: int, console: Console | None = None) -> None:
         self._title, self._total = title, total_env_steps
         self._console = console or Console(emoji=False)  # a run may be called :tada:
-        self._live: Live | None = None
+        self._place = DrawnInPlace(self._console)
         self._returns: deque[float] = deque(maxlen=60)
         self._shown_s = float("-inf")
         self._row: Mapping[str, float] = {}  # the newest
 
     def start(self, position: Mapping[str, int]) -> None:
         """See `Logger.start`."""
-        if self._console.is_terminal:
-            # a thread that draws would take time from learning at any moment, four times a second, to show the same row
-            self._live = Live(console=self._console, auto_refresh=False, transient=False)
-            self._live.start()
 
     def metrics(self, row: Mapping[str, float]) -> None:
         """See `Logger.metrics`."""
         self._row = row
         if "return_mean" in row:
             self._returns.append(row["return_mean"])
-        now, period_s = time.monotonic(), _LINE_S if self._live is None else _PANEL_S
+        now, period_s = time.monotonic(), _PANEL_S if self._place.possible else _LINE_S
         if now - self._shown_s < period_s and row["env_steps"] < self._total:
             return
         self._shown_s = now
-        if self._live is not None:
-            self._live.update(self._panel(row), refresh=True)
+        if self._place.possible:
+            self._place.draw(self._panel(row))
         else:
             self._console.print(_line(row, self._total), highlight=False, soft_wrap=True)
 
@@ -154,10 +206,9 @@ class ConsoleLogger:
 
     def close(self) -> None:
         """See `Logger.close`."""
-        if self._live is not None:
-            if self._row:
-                self._live.update(self._panel(self._row))
-            self._live.stop()
+        if self._row and self._place.possible:
+            self._place.draw(self._panel(self._row))
+        self._place.close()
 
     def _panel(self, row: Mapping[str, float]) -> Panel:
         done = int(row["env_steps"])
