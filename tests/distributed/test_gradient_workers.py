@@ -72,12 +72,14 @@ def test_one_gradient_worker_learns_what_none_learns_bit_by_bit(name):
     assert not different(whole_state(alone), whole_state(shared))
 
 
-def test_a_minibatch_whose_rows_are_mixed_goes_to_one_of_several_workers():
+def test_a_minibatch_whose_rows_are_mixed_goes_to_one_of_several_workers(caplog):
     """Batch normalisation: what is learned does not depend on the number of workers, bit by bit."""
     algorithm, collector = collected("crossq", "batch-norm")
     alone, _ = updated_with(None, algorithm, collector, times=2)
-    shared, _ = updated_with(3, algorithm, collector, times=2)
+    with caplog.at_level(logging.WARNING):
+        shared, _ = updated_with(3, algorithm, collector, times=2)
     assert not different(whole_state(alone), whole_state(shared))
+    assert "so that one of its 3 gradient workers gets all of them" in caplog.text
 
 
 def test_priorities_of_shards_are_written_back_as_of_the_whole():

@@ -220,7 +220,8 @@ class GradientWorkers:
     """Splits every minibatch over `GradWorker`s. A task that a worker died of is given to another one.
 
     A policy's minibatches are cut into as many shards as it has workers, alive or not, so what is learned does not
-    depend on deaths. Where no worker is left alive, this process computes.
+    depend on deaths; where an algorithm mixes rows, one worker gets them whole. Where no worker is left alive, this
+    process computes.
 
     Args:
         algorithms: by policy name; each must be a `GradientAlgorithm`.
@@ -263,6 +264,14 @@ class GradientWorkers:
         self._allocation = {name: list(range(num_workers)) for name in self._algorithms}
         if allocator is not None:
             self._allocation = allocator.allocate()
+        for name, workers in self._allocation.items():
+            if self._algorithms[name].mixes_rows and len(workers) > 1:
+                _log.warning(
+                    "policy %r normalises the rows of a minibatch by the whole of it (network.batch_norm), so that one "
+                    "of its %d gradient workers gets all of them, and the others do nothing for it",
+                    name,
+                    len(workers),
+                )
         self._experience: Counter[str] = Counter()
         self._updates = 0
         self._versions = itertools.count()
