@@ -1,17 +1,24 @@
-"""Tests of `palaestra.nn.encoder`."""
+"""Tests of `palaestra.nn.cnn`, and of how `NetworkConfig.cnn` chooses among them."""
 
 import pytest
 import torch
+from torch import nn
 from torch.testing import assert_close
 
-from palaestra.core import ShapeError
-from palaestra.nn import NatureCNN
+from palaestra.core import ConfigError, ShapeError, TensorSpec
+from palaestra.nn import Encoder, ImpalaCNN, NatureCNN, SmallCNN, network_summary
 
-SMALL = (1, 36, 36)  # the smallest image that all three convolutions can be laid on
+SMALLEST = {NatureCNN: (1, 36, 36), SmallCNN: (1, 5, 5), ImpalaCNN: (1, 5, 5)}
 
 
 def images(*shape):
     return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def built(cnn, *shape, dtype=torch.uint8):
+    """The class of network that an encoder builds for images; `None` where it builds none."""
+    encoder = Encoder(TensorSpec(shape, dtype), image_size=8, cnn=cnn)
+    return next((type(module) for module in encoder.modules() if type(module) in SMALLEST), None)
 
 
 def test_the_layers_are_those_of_the_paper():
@@ -20,27 +27,93 @@ def test_the_layers_are_those_of_the_paper():
     assert shapes == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 64 * 7 * 7)]
 
 
+def test_the_residual_network_has_fifteen_convolutions_in_sections_that_halve_the_picture():
+    cnn = ImpalaCNN((4, 72, 96))  # the size in the paper
+    convolutions = [module for module in cnn.modules() if isinstance(module, nn.Conv2d)]
+    assert [c.out_channels for c in convolutions] == [16] * 5 + [32] * 10
+    assert {c.kernel_size for c in convolutions} == {(3, 3)}
+    assert tuple(cnn.linear.weight.shape) == (256, 32 * 9 * 12)
+
+
+def test_a_residual_block_adds_its_input():
+    cnn = ImpalaCNN((1, 8, 8))
+    block = cnn.convolutions[2]
+    for parameter in block.parameters():
+        nn.init.zeros_(parameter)
+    x = torch.randn(2, 16, 4, 4)
+    assert torch.equal(block(x), x)
+
+
+@pytest.mark.parametrize("kind", SMALLEST)
 @pytest.mark.parametrize("leading", [(), (2,), (3, 2)], ids=str)
-def test_leading_dimensions_are_kept(leading):
-    cnn = NatureCNN(SMALL, out_size=16)
-    image = images(*leading, *SMALL)
+def test_leading_dimensions_are_kept(kind, leading):
+    cnn, shape = kind(SMALLEST[kind], out_size=16), SMALLEST[kind]
+    image = images(*leading, *shape)
     assert cnn(image).shape == (*leading, 16)
-    assert_close(cnn(image).reshape(-1, 16), cnn(image.reshape(-1, *SMALL)))
+    assert_close(cnn(image).reshape(-1, 16), cnn(image.reshape(-1, *shape)))
 
 
-def test_bytes_are_scaled_to_one():
-    cnn, image = NatureCNN(SMALL, out_size=16), images(2, *SMALL)
+@pytest.mark.parametrize("kind", SMALLEST)
+def test_bytes_are_scaled_to_one(kind):
+    cnn, image = kind(SMALLEST[kind], out_size=16), images(2, *SMALLEST[kind])
     assert_close(cnn(image), cnn(image.float() / 255))
     assert image.dtype == torch.uint8  # untouched
 
 
-def test_floats_are_not_changed_in_place():
-    cnn, image = NatureCNN(SMALL, out_size=16), torch.rand(2, *SMALL)
+@pytest.mark.parametrize("kind", SMALLEST)
+def test_floats_are_not_changed_in_place(kind):
+    cnn, image = kind(SMALLEST[kind], out_size=16), torch.rand(2, *SMALLEST[kind])
     before = image.clone()
     cnn(image).sum().backward()
     assert torch.equal(image, before)
+    assert all(parameter.grad is not None for parameter in cnn.parameters())
+
+
+@pytest.mark.parametrize(("height", "width"), [(5, 9), (10, 10), (33, 40)])
+@pytest.mark.parametrize("kind", [SmallCNN, ImpalaCNN])
+def test_any_size_from_five_pixels_is_taken(kind, height, width):
+    assert kind((3, height, width), 4)(images(2, 3, height, width)).shape == (2, 4)
 
 
 def test_an_image_that_is_too_small_is_refused_with_what_to_do():
     with pytest.raises(ShapeError, match=r"shape \(3, 35, 64\).*at least 36 pixels: resize"):
         NatureCNN((3, 35, 64))
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        ((36, 36, 3), NatureCNN),
+        ((35, 84, 3), SmallCNN),
+        ((7, 7, 3), SmallCNN),
+        ((3, 8, 8), SmallCNN),
+        ((4, 4, 3), None),
+    ],
+    ids=str,
+)
+def test_small_images_meet_a_small_network(shape, kind):
+    assert built("auto", *shape) is kind  # none: a table of numbers
+
+
+def test_planes_of_booleans_are_a_picture_whose_channels_are_the_shortest_axis():
+    assert built("auto", 10, 10, 7, dtype=torch.bool) is SmallCNN  # MinAtar
+    network = next(m for m in Encoder(TensorSpec((10, 10, 7), torch.bool)).modules() if isinstance(m, SmallCNN))
+    assert network.shape == (7, 10, 10)
+
+
+@pytest.mark.parametrize(("cnn", "kind"), [("impala", ImpalaCNN), ("small", SmallCNN), ("nature", NatureCNN)])
+def test_the_network_can_be_chosen(cnn, kind):
+    assert built(cnn, 40, 40, 3) is kind
+
+
+def test_a_network_that_does_not_fit_is_refused_with_those_that_do():
+    with pytest.raises(ConfigError, match=r"network.cnn is 'nature'.*36 x 36 pixels.*\[3, 32, 32\].*small or impala"):
+        Encoder(TensorSpec((32, 32, 3), torch.uint8), cnn="nature")
+    with pytest.raises(ConfigError, match=r"unknown network.cnn 'smal'.*did you mean 'small'"):
+        Encoder(TensorSpec((32, 32, 3), torch.uint8), cnn="smal")  # pyright: ignore[reportArgumentType]
+
+
+def test_what_was_built_for_small_images_is_said():
+    assert network_summary(Encoder(TensorSpec((32, 32, 3), torch.uint8), image_size=16)) == (
+        "SmallCNN 3x32x32 (below the 36 pixels of NatureCNN) → 16, 121,872 parameters"
+    )

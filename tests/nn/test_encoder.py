@@ -96,7 +96,7 @@ def test_colour_images_in_a_row_are_one_image_of_many_channels(shape):
 
 
 def test_images_too_small_for_convolutions_are_flattened():
-    assert Encoder(BoundedSpec((7, 7, 3), torch.uint8, np.array(0), np.array(10))).out_size == 7 * 7 * 3
+    assert Encoder(BoundedSpec((4, 4, 3), torch.uint8, np.array(0), np.array(10))).out_size == 4 * 4 * 3
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from palaestra.core import ConfigError, StepType, tree_leaves
 from palaestra.envs import EnvConfig, create_environment
 from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import ExperimentConfig
-from palaestra.experiments.records import memory_bytes, num_cores
+from palaestra.experiments.records import memory_bytes, network_lines, networks_of, num_cores
 from palaestra.multiagent import AgentsConfig, MappedPolicy, create_multi_agent_envs, is_multi_agent
 from palaestra.policies import Phase, RandomPolicy
 from palaestra.training import Trainer
@@ -38,6 +38,8 @@ class Estimate:
     """Seconds for the whole budget, without evaluations and checkpoints."""
     updates: int
     """Updates made to find out, of all policies."""
+    networks: dict[str, str]
+    """Layers and parameters of every network that learns, by its name."""
     num_parameters: int
     """Numbers that are learned, by all policies."""
     model_bytes: int
@@ -55,6 +57,7 @@ class Estimate:
         lines = [
             f"speed       {self.env_steps_per_s:,.0f} env steps per second, after {self.updates} updates",
             f"time        {_duration(self.train_s)}, without evaluations and checkpoints",
+            *network_lines(self.networks),
             f"parameters  {self.num_parameters:,} ({decimal(self.model_bytes)} with optimizer state)",
             f"buffer      {decimal(self.buffer_bytes)} when full",
             f"memory      {decimal(self.memory_bytes)} in all"
@@ -94,6 +97,7 @@ def dry_run(config: ExperimentConfig) -> Estimate:
         env_steps_per_s=speed,
         train_s=config.trainer.total_env_steps / speed,
         updates=updates,
+        networks=networks_of(algorithms),
         num_parameters=sum(parameters.values()),
         model_bytes=model,
         buffer_bytes=size,

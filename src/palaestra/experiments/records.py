@@ -20,9 +20,11 @@ from typing import Any, Protocol
 
 import torch
 
-from palaestra.core import CheckpointError
+from palaestra.algorithms import Algorithm
+from palaestra.core import POLICY, CheckpointError
 from palaestra.envs.places import place_of, places_kept
 from palaestra.envs.watchdog import guarded
+from palaestra.nn import model_summary
 from palaestra.runtime import LOOK_PERIOD_S, LeakWatch
 from palaestra.training import Callback, Trainer
 
@@ -70,6 +72,28 @@ def provenance() -> dict[str, Any]:
         },
         "git": _git_revision(),
     }
+
+
+def networks_of(algorithms: Mapping[str, Algorithm[Any]]) -> dict[str, str]:
+    """What was built: layers and parameters of every network that learns, by its name.
+
+    Args:
+        algorithms: by policy name; of several, the name of a network begins with it.
+    """
+    return {
+        name if policy == POLICY else f"{policy}.{name}": text
+        for policy, algorithm in algorithms.items()
+        for name, text in model_summary(algorithm.model).items()
+    }
+
+
+def network_lines(networks: Mapping[str, str]) -> list[str]:
+    """The same as text, one line a network.
+
+    Args:
+        networks: from `networks_of`.
+    """
+    return [f"network     {name}  {text}" for name, text in networks.items()]
 
 
 def package_version(package: str) -> str | None:

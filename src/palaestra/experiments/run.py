@@ -24,7 +24,16 @@ from palaestra.experiments.config import ExperimentConfig, config_from_mapping, 
 from palaestra.experiments.initial import begin_from, with_initial_path
 from palaestra.experiments.learner import Learner, evaluation_environment
 from palaestra.experiments.presets import preset
-from palaestra.experiments.records import FaultRecord, KeepFaults, NoteLeaks, crashes_told, process_info, write_lost
+from palaestra.experiments.records import (
+    FaultRecord,
+    KeepFaults,
+    NoteLeaks,
+    crashes_told,
+    network_lines,
+    networks_of,
+    process_info,
+    write_lost,
+)
 from palaestra.experiments.records import now as time_now
 from palaestra.experiments.report import run_html, write_report
 from palaestra.experiments.run_directory import RunDirectory, changed_config, changes_between, find_run
@@ -246,10 +255,9 @@ def active(
         CheckpointError: its checkpoints are damaged.
         ConfigError: another process has the run.
     """
-    config = learner.config
+    config, networks = learner.config, networks_of(learner.algorithms)
     if progress:
-        title = f"{config.algorithm_name} on {config.env.name}"
-        loggers = [*loggers, ConsoleLogger(title, config.trainer.total_env_steps)]
+        loggers = [*loggers, _console(config, networks)]
     with ExitStack() as stack:
         stack.enter_context(StopSignals(grace_s=config.trainer.grace_s))
         directory.lock()
@@ -266,7 +274,8 @@ def active(
             why += [] if whole else ["without rows of a replay buffer that were damaged"]
             why += [] if exact else ["with the arithmetic of another device, or of a GPU"]
             directory.write_info({"resume": "statistical" if why else "exact", "resume_reasons": why})
-        directory.write_info({"status": "running", "process": process_info(), "threads": torch.get_num_threads()})
+        process = {"process": process_info(), "threads": torch.get_num_threads()}
+        directory.write_info({"status": "running", **process, "networks": networks})
         try:
             with last_words(functools.partial(_hung, directory, trainer, faults)):
                 yield trainer
@@ -286,6 +295,11 @@ def active(
             except OSError as full:  # the first cause is what the user needs
                 _log.warning("how %s ended could not be written: %s", directory.path, full)
             raise
+
+
+def _console(config: ExperimentConfig, networks: Mapping[str, str]) -> ConsoleLogger:
+    title = f"{config.algorithm_name} on {config.env.name}"
+    return ConsoleLogger(title, config.trainer.total_env_steps, head=network_lines(networks))
 
 
 def _begun(directory: RunDirectory, learner: Learner) -> Learner:

@@ -1,6 +1,7 @@
 """Networks: layers, encoders of nested observations, recurrent cells, and models with embedded optimizers."""
 
 from palaestra.nn.batch_norm import *
+from palaestra.nn.cnn import *
 from palaestra.nn.config import *
 from palaestra.nn.core_model import *
 from palaestra.nn.distributional import *
@@ -10,3 +11,4 @@ from palaestra.nn.mlp import *
 from palaestra.nn.network import *
 from palaestra.nn.optimizer import *
 from palaestra.nn.recurrent import *
+from palaestra.nn.summary import *

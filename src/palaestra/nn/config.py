@@ -11,10 +11,13 @@ from torch import nn
 from palaestra.core import ConfigError, PalaestraError, SpecTree, did_you_mean, import_maker, importable_name
 from palaestra.nn.mlp import Activation, Initialisation, Layers
 
-__all__ = ["EncoderOption", "NetworkConfig", "Recurrent", "encoder_name"]
+__all__ = ["CNN", "EncoderOption", "NetworkConfig", "Recurrent", "encoder_name"]
 
 Recurrent: TypeAlias = Literal["lstm", "gru"]
 """Kinds of recurrent cells."""
+
+CNN: TypeAlias = Literal["auto", "nature", "impala", "small"]
+"""Kinds of convolutional networks for pictures."""
 
 EncoderOption: TypeAlias = str | dict[str, Any] | Callable[..., Any] | None
 """A network of your own: its name as `my_package:MyNet`, an `nn.Module` class, a function that makes one of an
@@ -50,6 +53,8 @@ class NetworkConfig:
     """Whether the layers of action values have learned noise, which explores instead of random actions."""
     initial_log_std: float = 0.0
     """log σ at the start, in raw units, of normal policies that learn it apart from the mean; 0 is a σ of 1."""
+    cnn: CNN = "auto"
+    """Network for pictures: nature, impala (residual, 15 layers), small, or auto: nature from 36 pixels, else small."""
     image_size: int = 512
     """Features of each encoded image."""
     recurrent: Recurrent | None = None

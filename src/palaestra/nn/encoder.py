@@ -1,4 +1,4 @@
-"""Encoders: one flat feature vector from any nest of observations, pictures by `NatureCNN`."""
+"""Encoders: one flat feature vector from any nest of observations, pictures by convolutional networks."""
 
 import math
 from collections.abc import Sequence
@@ -7,89 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import Batch, ConfigError, ShapeError
+from palaestra.core import Batch, ConfigError
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiDiscreteSpec, SpecTree, TensorSpec, spec_leaves
-from palaestra.nn.config import NetworkConfig, own_module
+from palaestra.nn.cnn import ConvolutionalNetwork, cnn_of
+from palaestra.nn.config import CNN, NetworkConfig, own_module
 
-__all__ = ["ACTION_MASK", "Encoder", "NatureCNN", "OwnEncoder", "has_pictures"]
-
-
-_MIN_SIZE = 36  # pixels: below, the third convolution has nothing to look at
-
-
-class NatureCNN(nn.Module):
-    """Turns images into feature vectors: three convolutions and one fully connected layer, each with a relu.
-
-    Mnih et al. 2015, https://doi.org/10.1038/nature14236, methods.
-    Departs from the paper: any image size; orthogonal initialisation with gain √2, biases 0.
-
-    Args:
-        shape: [C, H, W], channels first; H and W at least 36 pixels.
-        out_size: features.
-
-    Raises:
-        ShapeError: the shape is no image or too small.
-
-    Examples:
-        >>> NatureCNN((4, 84, 84))(torch.zeros(2, 4, 84, 84, dtype=torch.uint8)).shape
-        torch.Size([2, 512])
-    """
-
-    def __init__(self, shape: Sequence[int], out_size: int = 512) -> None:
-        super().__init__()
-        if not self.fits(shape):
-            raise ShapeError(
-                f"NatureCNN was given an image of shape {tuple(shape)}; it needs [C, H, W] with H and W of at least "
-                f"{_MIN_SIZE} pixels: resize the images, or flatten them into an MLP"
-            )
-        self.shape = tuple(shape)
-        self.out_size = out_size
-        channels, height, width = shape
-        self.convolutions = nn.Sequential(
-            nn.Conv2d(channels, 32, 8, stride=4),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(32, 64, 4, stride=2),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(64, 64, 3, stride=1),
-            nn.ReLU(inplace=True),
-            nn.Flatten(),
-        )
-        self.linear = nn.Linear(64 * _pixels_out(height) * _pixels_out(width), out_size)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                nn.init.orthogonal_(module.weight, 2**0.5)
-                assert module.bias is not None
-                nn.init.zeros_(module.bias)
-
-    @staticmethod
-    def fits(shape: Sequence[int]) -> bool:
-        """Whether images of a shape can be taken.
-
-        Args:
-            shape: [C, H, W].
-        """
-        return len(shape) == 3 and min(shape[1:]) >= _MIN_SIZE
-
-    def forward(self, image: Tensor) -> Tensor:
-        """The features of every image.
-
-        Args:
-            image: [..., C, H, W], uint8 in 0 ... 255, or float already scaled.
-
-        Returns:
-            [..., out_size] float32, at least 0.
-        """
-        leading = image.shape[:-3]
-        image = image.reshape(-1, *self.shape)
-        image = image.float().mul_(1 / 255) if image.dtype == torch.uint8 else image.float()
-        return torch.relu_(self.linear(self.convolutions(image))).reshape(*leading, self.out_size)
-
-
-def _pixels_out(pixels: int) -> int:
-    for size, stride in ((8, 4), (4, 2), (3, 1)):
-        pixels = (pixels - size) // stride + 1
-    return pixels
-
+__all__ = ["ACTION_MASK", "Encoder", "OwnEncoder", "has_pictures"]
 
 ACTION_MASK = "action_mask"
 """The key of a dict observation that says which actions are allowed; no network sees it."""
@@ -103,18 +26,21 @@ class Encoder(nn.Module):
     | numbers | flattened; uint8 is divided by 255 |
     | discrete, multi-discrete | one-hot |
     | multi-binary | 0.0 or 1.0 |
-    | uint8 image of 3 axes, at least 36 x 36 pixels | `NatureCNN`, channels first or last |
+    | uint8 or bool image of 3 axes, at least 5 x 5 pixels | a convolutional network, see `NetworkConfig.cnn` |
     | dict, tuple | the children's codes, one after another; the key `action_mask` of the outermost dict is left out |
 
-    Batched nests are `core.Batch`; the children of a tuple have the names "0", "1", ... . A single vector of float32 is
-    passed through as it is: `is_identity` says so, and callers may skip the call.
+    The channels of an image are the last axis where that is the shortest, else the first; of images in a row, with one
+    axis more in front, they are one after another. Batched nests are `core.Batch`; the children of a tuple have the
+    names "0", "1", ... . A single vector of float32 is passed through as it is: `is_identity` says so, and callers may
+    skip the call.
 
     Args:
         observation_spec: the spec tree.
         image_size: features of each image.
+        cnn: the network for images, see `NetworkConfig.cnn`.
 
     Raises:
-        ConfigError: there is nothing to encode.
+        ConfigError: there is nothing to encode, or the images are too small for the network.
 
     Examples:
         >>> from palaestra.core import Batch
@@ -123,10 +49,10 @@ class Encoder(nn.Module):
         tensor([[0.5000, 1.0000, 0.0000, 0.0000, 1.0000]])
     """
 
-    def __init__(self, observation_spec: SpecTree, *, image_size: int = 512) -> None:
+    def __init__(self, observation_spec: SpecTree, *, image_size: int = 512, cnn: CNN = "auto") -> None:
         super().__init__()
         observation_spec = _without_mask(observation_spec)
-        self.root = _encoder_of(observation_spec, image_size)
+        self.root = _encoder_of(observation_spec, image_size, cnn)
         self.out_size: int = self.root.out_size  # pyright: ignore[reportAttributeAccessIssue]
         self.is_identity = isinstance(self.root, _Numbers) and self.root.is_identity
         if self.out_size < 1:
@@ -235,7 +161,7 @@ def encoder_of(observation_spec: SpecTree, config: NetworkConfig) -> Encoder | O
         ConfigError: there is nothing to encode, or the user's encoder cannot be made.
     """
     if config.encoder is None:
-        return Encoder(observation_spec, image_size=config.image_size)
+        return Encoder(observation_spec, image_size=config.image_size, cnn=config.cnn)
     return OwnEncoder(observation_spec, config.encoder)
 
 
@@ -267,29 +193,29 @@ def has_pictures(observation_spec: SpecTree) -> bool:
     )
 
 
-def _encoder_of(spec: SpecTree, image_size: int) -> nn.Module:
+def _encoder_of(spec: SpecTree, image_size: int, cnn: CNN) -> nn.Module:
     if isinstance(spec, dict | tuple):
         items = spec.items() if isinstance(spec, dict) else enumerate(spec)
-        return _Children({str(name): _encoder_of(child, image_size) for name, child in items})
+        return _Children({str(name): _encoder_of(child, image_size, cnn) for name, child in items})
     if isinstance(spec, DiscreteSpec):
         return _OneHot((spec.num,), spec.start, ndim=0)
     if isinstance(spec, MultiDiscreteSpec):
         return _OneHot(spec.nvec, 0, ndim=1)
     channels_first = _channels_first(spec)
-    return _Numbers(spec) if channels_first is None else _Image(spec, channels_first, image_size)
+    return _Numbers(spec) if channels_first is None else _Image(spec, cnn_of(channels_first, cnn, image_size))
 
 
 def _channels_first(spec: TensorSpec) -> tuple[int, ...] | None:
-    """[C, H, W] where the spec is an image, else `None`. Channels are last where only the last axis is that short.
+    """[C, H, W] where the spec is an image, else `None`. Channels are last where the last axis is the shortest.
 
     Of images in a row, which have one axis more in front, the channels are one after another.
     """
-    if spec.dtype != torch.uint8 or len(spec.shape) not in (3, 4):
+    if spec.dtype not in (torch.uint8, torch.bool) or len(spec.shape) not in (3, 4):
         return None
     *frames, first, middle, last = spec.shape
-    channels, height, width = (last, first, middle) if last <= 4 < first else (first, middle, last)
+    channels, height, width = (last, first, middle) if last < min(first, middle) else (first, middle, last)
     shape = (math.prod(frames) * channels, height, width)
-    return shape if NatureCNN.fits(shape) else None
+    return shape if shape[0] and ConvolutionalNetwork.fits(shape) else None
 
 
 class _Numbers(nn.Module):
@@ -325,12 +251,12 @@ class _OneHot(nn.Module):
 
 
 class _Image(nn.Module):
-    def __init__(self, spec: TensorSpec, channels_first: tuple[int, ...], image_size: int) -> None:
+    def __init__(self, spec: TensorSpec, network: ConvolutionalNetwork) -> None:
         super().__init__()
-        self.permute = channels_first[-2:] != spec.shape[-2:]
+        self.permute = network.shape[-2:] != spec.shape[-2:]
         self.in_a_row = len(spec.shape) == 4
-        self.network = NatureCNN(channels_first, image_size)
-        self.out_size = image_size
+        self.network = network
+        self.out_size = network.out_size
 
     def forward(self, value: Tensor) -> Tensor:
         value = value.movedim(-1, -3) if self.permute else value

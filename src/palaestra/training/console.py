@@ -174,18 +174,24 @@ class ConsoleLogger:
         title: of the panel.
         total_env_steps: of the run.
         console: where to write.
+        head: lines to begin with.
     """
 
-    def __init__(self, title: str, total_env_steps: int, console: Console | None = None) -> None:
+    def __init__(
+        self, title: str, total_env_steps: int, console: Console | None = None, *, head: Sequence[str] = ()
+    ) -> None:
         self._title, self._total = title, total_env_steps
         self._console = console or Console(emoji=False)  # a run may be called :tada:
         self._place = DrawnInPlace(self._console)
+        self._head = head
         self._returns: deque[float] = deque(maxlen=60)
         self._shown_s = float("-inf")
         self._row: Mapping[str, float] = {}  # the newest
 
     def start(self, position: Mapping[str, int]) -> None:
         """See `Logger.start`."""
+        for line in self._head:
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def metrics(self, row: Mapping[str, float]) -> None:
         """See `Logger.metrics`."""

@@ -1,0 +1,234 @@
+"""Convolutional networks: `NatureCNN`, the residual network of IMPALA, and `SmallCNN` for pictures below 36 pixels."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, get_args
+
+import torch
+from torch import Tensor, nn
+
+from palaestra.core import ConfigError, ShapeError, did_you_mean
+from palaestra.nn.config import CNN
+
+__all__ = ["ConvolutionalNetwork", "ImpalaCNN", "NatureCNN", "SmallCNN"]
+
+
+class ConvolutionalNetwork(nn.Module):
+    """Turns pictures into feature vectors: convolutions, a fully connected layer and a relu.
+
+    Args:
+        shape: [C, H, W], channels first.
+        out_size: features.
+
+    Raises:
+        ShapeError: the shape is no picture, or one that is too small.
+    """
+
+    smallest: ClassVar[int] = 5
+    """The least height and width, pixels: what is smaller is a table of numbers rather than a picture."""
+
+    def __init__(self, shape: Sequence[int], out_size: int) -> None:
+        super().__init__()
+        if not self.fits(shape):
+            raise ShapeError(
+                f"{type(self).__name__} was given an image of shape {tuple(shape)}; it needs [C, H, W] with H and W of "
+                f"at least {self.smallest} pixels: resize the images, or take a network for smaller ones"
+            )
+        self.shape = tuple(shape)
+        self.out_size = out_size
+        channels, height, width = shape
+        self.convolutions = nn.Sequential(*self._layers(channels), nn.ReLU(inplace=True), nn.Flatten())
+        self.linear = nn.Linear(self._num_channels * self._pixels_out(height) * self._pixels_out(width), out_size)
+
+    _num_channels: ClassVar[int]
+
+    @abstractmethod
+    def _layers(self, channels: int) -> list[nn.Module]:
+        """The convolutions, without the relu that ends them."""
+
+    @abstractmethod
+    def _pixels_out(self, pixels: int) -> int:
+        """Height or width of what the convolutions give."""
+
+    @classmethod
+    def fits(cls, shape: Sequence[int]) -> bool:
+        """Whether images of a shape can be taken.
+
+        Args:
+            shape: [C, H, W].
+        """
+        return len(shape) == 3 and min(shape[1:]) >= cls.smallest
+
+    def forward(self, image: Tensor) -> Tensor:
+        """The features of every image.
+
+        Args:
+            image: [..., C, H, W], uint8 in 0 ... 255, or float already scaled, or bool.
+
+        Returns:
+            [..., out_size] float32, at least 0.
+        """
+        leading = image.shape[:-3]
+        image = image.reshape(-1, *self.shape)
+        image = image.float().mul_(1 / 255) if image.dtype == torch.uint8 else image.float()
+        return torch.relu_(self.linear(self.convolutions(image))).reshape(*leading, self.out_size)
+
+
+class NatureCNN(ConvolutionalNetwork):
+    """Three convolutions and one fully connected layer, each with a relu.
+
+    Mnih et al. 2015, https://doi.org/10.1038/nature14236, methods.
+    Departs from the paper: any image size; orthogonal initialisation with gain √2, biases 0.
+
+    Args:
+        shape: [C, H, W], channels first; H and W at least 36 pixels.
+        out_size: features.
+
+    Raises:
+        ShapeError: the shape is no image or too small.
+
+    Examples:
+        >>> NatureCNN((4, 84, 84))(torch.zeros(2, 4, 84, 84, dtype=torch.uint8)).shape
+        torch.Size([2, 512])
+    """
+
+    smallest = 36  # below, the third convolution has nothing to look at
+    _num_channels = 64
+
+    def __init__(self, shape: Sequence[int], out_size: int = 512) -> None:
+        super().__init__(shape, out_size)
+        _orthogonal(self)
+
+    def _layers(self, channels: int) -> list[nn.Module]:
+        return [
+            nn.Conv2d(channels, 32, 8, stride=4),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(32, 64, 4, stride=2),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(64, 64, 3, stride=1),
+        ]
+
+    def _pixels_out(self, pixels: int) -> int:
+        for size, stride in ((8, 4), (4, 2), (3, 1)):
+            pixels = (pixels - size) // stride + 1
+        return pixels
+
+
+class SmallCNN(ConvolutionalNetwork):
+    """Three convolutions of 3 x 3 pixels with 32, 64 and 64 channels, and one fully connected layer, each with a relu.
+
+    The first convolution sees every pixel, the two after it every other one; the border is padded with zeros, so that
+    grids such as those of MiniGrid (7 x 7) and MinAtar (10 x 10) keep their corners. Orthogonal initialisation with
+    gain √2, biases 0. It is this library's own, for what the kernels of `NatureCNN` cannot be laid on.
+
+    Args:
+        shape: [C, H, W], channels first; H and W at least 5 pixels.
+        out_size: features.
+
+    Raises:
+        ShapeError: the shape is no image or too small.
+
+    Examples:
+        >>> SmallCNN((3, 7, 7))(torch.zeros(2, 3, 7, 7, dtype=torch.uint8)).shape
+        torch.Size([2, 512])
+    """
+
+    _num_channels = 64
+
+    def __init__(self, shape: Sequence[int], out_size: int = 512) -> None:
+        super().__init__(shape, out_size)
+        _orthogonal(self)
+
+    def _layers(self, channels: int) -> list[nn.Module]:
+        return [
+            nn.Conv2d(channels, 32, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(32, 64, 3, stride=2, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(64, 64, 3, stride=2, padding=1),
+        ]
+
+    def _pixels_out(self, pixels: int) -> int:
+        return -(-pixels // 4)
+
+
+class ImpalaCNN(ConvolutionalNetwork):
+    """The residual network of IMPALA: fifteen convolutions of 3 x 3 pixels and one fully connected layer.
+
+    Three sections of 16, 32 and 32 channels; each is a convolution, a maximum over 3 x 3 pixels with stride 2, and two
+    residual blocks x + conv(relu(conv(relu(x)))).
+
+    Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, figure 3 (right), without its LSTM.
+    Departs from the paper: any image size; PyTorch's initialisation.
+
+    Args:
+        shape: [C, H, W], channels first; H and W at least 5 pixels.
+        out_size: features; 256 in the paper.
+
+    Raises:
+        ShapeError: the shape is no image or too small.
+
+    Examples:
+        >>> ImpalaCNN((3, 64, 64))(torch.zeros(2, 3, 64, 64, dtype=torch.uint8)).shape
+        torch.Size([2, 256])
+    """
+
+    _num_channels = 32
+
+    def __init__(self, shape: Sequence[int], out_size: int = 256) -> None:
+        super().__init__(shape, out_size)
+
+    def _layers(self, channels: int) -> list[nn.Module]:
+        layers: list[nn.Module] = []
+        for before, after in ((channels, 16), (16, 32), (32, 32)):
+            layers += [nn.Conv2d(before, after, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
+            layers += [_Residual(after), _Residual(after)]
+        return layers
+
+    def _pixels_out(self, pixels: int) -> int:
+        return -(-pixels // 8)
+
+
+class _Residual(nn.Module):
+    """x + conv(relu(conv(relu(x))))."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(torch.relu_(self.first(torch.relu(x))))
+
+
+_KINDS: dict[str, type[ConvolutionalNetwork]] = {"nature": NatureCNN, "small": SmallCNN, "impala": ImpalaCNN}
+
+
+def cnn_of(shape: Sequence[int], kind: str, out_size: int) -> ConvolutionalNetwork:
+    """The convolutional network that a configuration asks for.
+
+    Args:
+        shape: [C, H, W], channels first.
+        kind: see `NetworkConfig.cnn`.
+        out_size: features.
+
+    Raises:
+        ConfigError: the kind is unknown, or the images are too small for it.
+    """
+    if kind not in get_args(CNN):
+        raise ConfigError(f"unknown network.cnn {kind!r}{did_you_mean(kind, get_args(CNN))}")
+    network = _KINDS["small" if not NatureCNN.fits(shape) else "nature"] if kind == "auto" else _KINDS[kind]
+    if not network.fits(shape):
+        raise ConfigError(
+            f"network.cnn is {kind!r}, which needs images of at least {network.smallest} x {network.smallest} pixels, "
+            f"and they are {list(shape)}, channels first; choose small or impala, or leave it out"
+        )
+    return network(shape, out_size)
+
+
+def _orthogonal(network: nn.Module) -> None:
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.orthogonal_(module.weight, 2**0.5)
+            assert module.bias is not None
+            nn.init.zeros_(module.bias)
