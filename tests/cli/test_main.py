@@ -70,7 +70,7 @@ def test_every_verb_explains_its_options(verb, capsys):
 
 def test_the_help_of_a_training_shows_the_tuned_settings_of_the_pair(capsys):
     """Every field with the docstring under it, and the preset's value as its default."""
-    assert exit_code("train", "ppo", "CartPole-v1", "--help") == 0
+    assert exit_code("train", "ppo", "CartPole-v1", "--help-all") == 0
     text = " ".join(output(capsys).replace("│", " ").split())
     assert "--trainer.eval-episodes INT Episodes of one evaluation; with 0 there are none" in text
     assert "--algorithm.learning-rate NUMBER|SCHEDULE" in text
@@ -80,7 +80,7 @@ def test_the_help_of_a_training_shows_the_tuned_settings_of_the_pair(capsys):
 
 
 def test_the_help_shows_the_wrappers_of_a_preset(capsys):
-    assert exit_code("train", "ppo", "HalfCheetah-v5", "--help") == 0
+    assert exit_code("train", "ppo", "HalfCheetah-v5", "--help-all") == 0
     text = " ".join(output(capsys).replace("│", " ").split())
     assert "(default: NormalizeReward)" in text
 

@@ -35,9 +35,10 @@ usage: palaestra VERB ...
   bench [ALGORITHM] ENVIRONMENT env steps per second      palaestra bench CartPole-v1
   check-env ENVIRONMENT         check an environment      palaestra check-env my_package:MyEnvironment
   doctor                        check this installation
+  completion bash|zsh|fish      a script that lets a shell complete verbs and options
 
-`palaestra VERB --help` has each verb's options; `palaestra --version` is this version. `--trust` opens runs of others
-that name code of their own.
+`palaestra VERB --help` has each verb's options (of `train` those that are set most; `--help-all` has all);
+`palaestra --version` is this version. `--trust` opens runs of others that name code of their own.
 exit codes: 0 done, 2 configuration, 3 environment, 4 non-finite numbers, 5 checkpoint or storage, 130 Ctrl-C (saved),
 143 SIGTERM (saved; `serve` answers what it has accepted and ends with 0)
 """
@@ -128,6 +129,7 @@ _VERBS = {
     "bench": "palaestra.cli.inspect:bench",
     "check-env": "palaestra.cli.inspect:check_env",
     "doctor": "palaestra.cli.inspect:doctor",
+    "completion": "palaestra.cli.completion:completion",
 }
 """The function of each verb; only the one that is called is imported."""
 

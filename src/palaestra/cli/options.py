@@ -128,7 +128,7 @@ def parse(kind: type[T], arguments: Sequence[str], prog: str, *, default: Any = 
     """
     base = kind() if default is None else default
     if {"-h", "--help"} & set(arguments):
-        tyro.cli(kind, args=["--help"], prog=prog, description=description, default=base, registry=_REGISTRY)
+        tyro.cli(kind, args=["--help"], prog=prog, description=description, default=base, registry=REGISTRY)
     problems: list[str] = []
     settings = _settings(base, arguments, problems)
     try:
@@ -155,7 +155,7 @@ def _settings(base: Any, arguments: Sequence[str], problems: list[str]) -> dict[
             group, _, last = name.rpartition(".")
             others = algorithms_with(last) if group == "algorithm" else []
             other = f"; it is a setting of {', '.join(others)}" if others else meant(name, known, "--{}")
-            problems.append(f"unknown option --{option}{other or '; --help lists all'}")
+            problems.append(f"unknown option --{option}{other or '; --help says which there are'}")
             continue
         try:
             value, before = value_from_words(setting.hint, words), values.get(setting.path)
@@ -213,10 +213,10 @@ _FORMS = {
 """Types that tyro does not know: number of words, and what the help shows."""
 
 
-_REGISTRY = ConstructorRegistry()
+REGISTRY = ConstructorRegistry()
 
 
-@_REGISTRY.primitive_rule
+@REGISTRY.primitive_rule
 def _form(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     if info.type not in _FORMS:
         return None

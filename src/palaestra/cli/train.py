@@ -16,6 +16,7 @@ import yaml
 from palaestra import experiments
 from palaestra.algorithms import ALGORITHMS
 from palaestra.cli.options import command, parse, positional, typed_options
+from palaestra.cli.short_help import short_help
 from palaestra.core import ConfigError, require_at_least
 from palaestra.experiments.config import config_to_mapping
 
@@ -87,6 +88,7 @@ def train(arguments: list[str]) -> int:
         arguments: what was typed after the verb.
     """
     usage = "palaestra train ALGORITHM ENVIRONMENT [--config FILE] [--seeds K] [options]"
+    whole_help, arguments = "--help-all" in arguments, ["--help" if a == "--help-all" else a for a in arguments]
     file = next(iter(dict(typed_options(arguments, [])).get("config", ())), None)  # known before anything else is read
     named = None
     if file is not None and arguments[0].startswith("-"):
@@ -98,11 +100,15 @@ def train(arguments: list[str]) -> int:
         named = algorithm or "ppo", env or "CartPole-v1"  # of the help, where they may be missing
         tuned = experiments.preset(*named)
         base = tuned if file is None else experiments.load_config(file, base=tuned)
+    typed, default = f"palaestra train {base.algorithm_name} {base.env.name}", TrainCommand(**vars(base))
+    if {"-h", "--help"} & set(rest) and not whole_help:
+        print(short_help(default, typed))
+        return 0
     command = parse(
         TrainCommand,
         rest,
-        f"palaestra train {base.algorithm_name} {base.env.name}",
-        default=TrainCommand(**vars(base)),
+        typed,
+        default=default,
         description=f"{usage}. Schedules: a number, or 'linear(start, end)'.",
     )
     config = command.experiment()
