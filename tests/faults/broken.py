@@ -132,14 +132,14 @@ MODES = [*RAISES, *ENDS, *HANGS, *RETURNS, *OUTSIDE]
 
 
 class Broken(gymnasium.Env[Any, Any]):
-    """Breaks as its mode says; `fine` does not."""
+    """Breaks as its mode says; `fine` does not, and nothing does in the process `home`."""
 
     observation_space = spaces.Box(-9, 9, (2,), np.float32)
     action_space = spaces.Discrete(2)
     render_mode = "rgb_array"
 
-    def __init__(self, mode: str = "fine") -> None:
-        self.mode, self.steps = mode, 0
+    def __init__(self, mode: str = "fine", home: int = -1) -> None:
+        self.mode, self.steps = "fine" if os.getpid() == home else mode, 0
         self._fault("made")
 
     def _fault(self, where: str) -> None:

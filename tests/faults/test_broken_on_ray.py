@@ -2,15 +2,18 @@
 
 import functools
 import importlib.util
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from palaestra.distributed import CollectorFactory, RolloutWorker, acting_weights
-from palaestra.envs import EnvConfig
+from palaestra.core import PalaestraError
+from palaestra.distributed import CollectorFactory, RolloutManager, RolloutWorker, acting_weights
+from palaestra.envs import EnvConfig, create_environment
 from palaestra.runtime import RayRuntime, RemoteError, RestartPolicy, Result, WorkerDiedError
+from tests.distributed.runs import make_manager
 from tests.distributed.test_processes import ppo_for
 from tests.faults import broken
 
@@ -29,6 +32,11 @@ GUARDED = ("os_exit_0", "os_exit_1")
 
 class Stage:
     """An actor that makes a roll-out worker of two environments, the second broken, and has it collect."""
+
+    def draw(self, mode: str) -> None:
+        with create_environment(EnvConfig(name="tests.faults.broken:Broken", kwargs={"mode": mode})) as env:
+            env.reset()
+            env.render()
 
     def play(self, mode: str) -> int:
         variants: Any = ({"kwargs": {"mode": "fine"}}, {"kwargs": {"mode": mode}})
@@ -96,3 +104,56 @@ def test_an_environment_that_stops_the_actor_is_ended_at_the_deadline(mode, runt
     runtime.restart(stage)
     (result,) = runtime.wait([runtime.call(stage, "play", "fine")], timeout_s=SOON)
     assert result.unwrap() == 2 * 6
+
+
+def manager_of(runtime: RayRuntime, mode: str) -> RolloutManager:
+    """Of two workers on Ray, each with two environments; the last one is broken everywhere but in this process."""
+    fine: Any = {"kwargs": {"mode": "fine"}}
+    variants = (fine, fine, fine, {"kwargs": {"mode": mode, "home": os.getpid()}})
+    env = EnvConfig(
+        name="tests.faults.broken:Broken", num_envs=4, variants=variants, timeout_s=2.0, reset_timeout_s=4.0
+    )
+    make = functools.partial(ppo_for, EnvConfig(name=env.name, num_envs=4))
+    return make_manager(runtime, make(), env, make, num_workers=2, min_workers=2)
+
+
+@pytest.mark.parametrize("mode", ["made_raises", "made_hangs", "reset_raises", "reset_hangs"])
+def test_an_environment_that_cannot_begin_ends_the_run_with_its_name(mode, runtime):
+    """D2, D12: worker, environment and cause; a hang within `reset_timeout_s`, not within that of the workers."""
+    started = time.monotonic()
+    with RayRuntime(RestartPolicy(max_restarts=1, backoff_s=0.0)) as few, pytest.raises(PalaestraError) as failed:
+        manager_of(few, mode).unroll(6)
+    said = str(failed.value)
+    assert "rollout-1" in said
+    assert "environment 1 " in said
+    assert ("broken in " if mode.endswith("raises") else "did not answer in time and was interrupted") in said
+    assert ("could not be made" if mode.startswith("made") else "in episode 0 (seed ") in said
+    assert f'_fault("{mode.partition("_")[0]}")' in said
+    assert time.monotonic() - started < SOON
+    assert failed.value.exit_code == 3
+
+
+@pytest.mark.parametrize("mode", ["close_raises", "close_hangs"])
+def test_an_environment_that_cannot_be_closed_is_named_when_its_run_is_over(mode, runtime, caplog):
+    """D12: what was learned stands, and the worker's own error is logged."""
+    manager = manager_of(runtime, mode)
+    assert manager.unroll(6).env_steps == 4 * 6
+    started = time.monotonic()
+    for worker in manager.group.workers:
+        runtime.stop(worker.id, timeout_s=30.0)
+    (said,) = [record.getMessage() for record in caplog.records if "close" in record.getMessage()]
+    assert said.startswith("rollout-1: close raised EnvError")
+    assert "environment 1 " in said
+    assert "when it was closed in episode 0 (seed " in said
+    assert ("broken in close" if mode == "close_raises" else "did not answer in time and was interrupted") in said
+    assert time.monotonic() - started < 30.0
+
+
+def test_what_drawing_raises_is_named(runtime):
+    """D12: environment, episode and cause."""
+    stage = runtime.start(Stage, name="painter")
+    (result,) = runtime.wait([runtime.call(stage, "draw", "render_raises")], timeout_s=SOON)
+    said = str(result.error)
+    assert said.startswith("painter: draw raised EnvError")
+    assert "environment 0 raised ValueError when it was drawn in episode 0 (seed " in said
+    assert "broken in render" in said

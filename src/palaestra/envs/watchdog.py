@@ -103,8 +103,10 @@ class Watched:
         try:
             with self._busy(lane):
                 return make()
-        except PalaestraError:
-            raise
+        except PalaestraError as error:
+            if type(error) is not EnvError:
+                raise
+            raise EnvError(f"environment {self.first_id + lane} could not be made: {error}") from error
         except BaseException as error:
             _, _, what, detail = self._failure(lane, error)
             text = f"environment {self.first_id + lane} could not be made: it {what}: {detail}"

@@ -1,6 +1,7 @@
 """`RayRuntime`: workers on the machines of a Ray cluster. The only file that imports ray."""
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -10,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
 from palaestra.core import ConfigError, PalaestraError, import_extra
-from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, arrival
+from palaestra.runtime.calls import Arrival, Call, RemoteError, RestartPolicy, WorkerRecord, arrival
 from palaestra.runtime.messages import Failed, Message, Performer, Request, SharedCache, decode
 from palaestra.runtime.runtime import Runtime
 from palaestra.runtime.supervision import WorkerDiedError
 
 __all__ = ["ClusterError", "RayRuntime"]
 
+_log = logging.getLogger(__name__)
 _CONNECT_S = 10.0
 _SLICE_S = 0.5  # how soon a lost node is noticed
 _PROBE_S = 2.0
@@ -154,10 +156,19 @@ class RayRuntime(Runtime):
         actor = worker.handle
         if isinstance(actor, tuple):
             actor, closed = actor
-            self._ray.wait([closed], timeout=timeout_s)
+            self._tell(worker, closed, timeout_s)
         self._asked = {r: (w, call) for r, (w, call) in self._asked.items() if w is not worker}
         with contextlib.suppress(self._ray.exceptions.RayError):
             self._ray.kill(actor)
+
+    def _tell(self, worker: WorkerRecord, closed: Any, timeout_s: float) -> None:
+        """Waits for an actor that closes, and logs what went wrong there."""
+        if not self._ray.wait([closed], timeout=timeout_s)[0]:
+            _log.warning("%s did not close within %.1f s and was killed", worker.name, timeout_s)
+            return
+        with contextlib.suppress(self._ray.exceptions.RayError):  # it had ended before
+            if failed := self._ray.get(closed):
+                _log.warning("%s", RemoteError(f"{worker.name}: close", failed.kind, failed.detail))
 
     def release(self) -> None:
         self._cluster.close()
@@ -262,5 +273,9 @@ class _Actor:
         values = dict(zip(keys.items(), shared, strict=True))
         return self._performer.perform(method, message, {place: (key, m) for (place, key), m in values.items()})
 
-    def close(self) -> None:
-        self._performer.close()
+    def close(self) -> Failed | None:
+        try:
+            self._performer.close()
+        except Exception as error:
+            return Failed(error)
+        return None
