@@ -12,8 +12,9 @@ from palaestra.envs.boundary import outside, tolerant_bounds
 from palaestra.envs.environment import Environment, EnvironmentWrapper, SingleEnvironment, layer_of
 from palaestra.envs.faults import Fault
 from palaestra.envs.nest import flatten, to_rows, unstacked
+from palaestra.envs.untransformed import with_raw
 from palaestra.envs.wrappers.episode_ends import TimeLimit
-from palaestra.envs.wrappers.observations import FrameStack
+from palaestra.envs.wrappers.observations import FrameStack, NormalizeObservation
 
 __all__ = ["BatchedWrapper"]
 
@@ -328,6 +329,51 @@ class FrameStackLayer(BatchedLayer):
         return time_step._replace(observation=to_rows(changed, inner))
 
 
+@layer_of(NormalizeObservation)
+@final
+class NormalizeObservationLayer(BatchedLayer):
+    """`NormalizeObservation` around a batch: each environment counts for itself, and its statistics are saved.
+
+    Args:
+        env: the batch inside.
+        kind: the wrapper.
+        args: its arguments.
+        kwargs: those by name.
+    """
+
+    layer: NormalizeObservation
+
+    def __init__(self, env: Environment, kind: type[NormalizeObservation], args: Sequence[Any], kwargs: Any) -> None:
+        super().__init__(env, kind, args, kwargs)
+        self.lane_arrays["count"] = torch.zeros(self.batch_size, dtype=torch.int64, device=self.device)
+        for path in self.layer.changed_paths:
+            shape = (self.batch_size, *spec_leaves(env.observation_spec)[path].shape)
+            for name in ("mean", "square"):
+                self.lane_arrays[f"{name}.{path}"] = torch.zeros(shape, dtype=torch.float64, device=self.device)
+
+    def change(self, time_step: TimeStep) -> TimeStep:
+        inner, lanes = self.env.observation_spec, time_step.env_id
+        count = self.lane_arrays["count"][lanes] + 1
+        self._keep("count", lanes, count)
+        leaves = zip(spec_leaves(inner), flatten(time_step.observation, inner), strict=True)
+        paths = self.layer.changed_paths
+        changed = (self._normal(path, leaf, lanes, count) if path in paths else leaf for path, leaf in leaves)
+        return time_step._replace(observation=to_rows(changed, inner))
+
+    def _normal(self, path: str, value: torch.Tensor, lanes: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        """As `RunningMeanVariance`, for all lanes at once."""
+        mean, square = (self.lane_arrays[f"{name}.{path}"][lanes] for name in ("mean", "square"))
+        count, before = _like(count, value), value - mean
+        mean = mean + before / count
+        square = square + before * (value - mean)
+        self._keep(f"mean.{path}", lanes, mean)
+        self._keep(f"square.{path}", lanes, square)
+        return self.layer.normal(value, mean, square / count).float()
+
+    def _keep(self, name: str, lanes: torch.Tensor, rows: torch.Tensor) -> None:
+        self.lane_arrays[name] = self.lane_arrays[name].index_copy(0, lanes, rows)
+
+
 @layer_of(TimeLimit)
 @final
 class TimeLimitLayer(BatchedLayer):
@@ -361,6 +407,43 @@ class TimeLimitLayer(BatchedLayer):
         cut = (steps >= self.layer.duration) & (time_step.step_type == 1)
         self.env.end_episodes(cut)
         return time_step._replace(step_type=time_step.step_type.masked_fill(cut, 2))
+
+
+@final
+class RawRows(BatchedWrapper):
+    """The innermost layer of `EnvConfig(untransformed=True)` around environments that are stepped as one.
+
+    Time steps carry what they were through the layers outside, to `UntransformedRows`.
+
+    Args:
+        env: the batch inside.
+    """
+
+    def change(self, time_step: TimeStep) -> TimeStep:
+        return time_step._replace(untransformed=time_step)
+
+
+@final
+class UntransformedRows(BatchedWrapper):
+    """The outermost layer there: `untransformed` has observations and rewards of `RawRows`, all else as it came out.
+
+    Args:
+        env: the batch with its wrappers.
+        raw: the batch without.
+    """
+
+    def __init__(self, env: Environment, raw: Environment) -> None:
+        super().__init__(env)
+        self.untransformed_spec = {"observation": unstacked(raw.observation_spec), "reward": raw.reward_spec}
+
+    def change(self, time_step: TimeStep) -> TimeStep:
+        raw = time_step.untransformed
+        if not isinstance(raw, TimeStep):
+            raise EnvError(
+                f"the time step of a {type(self.env).__name__} has no `untransformed` any more; let `change` return "
+                "time_step._replace(...), not a TimeStep of its own, or leave out env.untransformed"
+            )
+        return with_raw(time_step, raw)
 
 
 @final

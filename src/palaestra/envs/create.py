@@ -15,7 +15,7 @@ from gymnasium.vector import VectorEnv
 
 from palaestra.core import Batch, ConfigError, EnvError, PalaestraError, RunSeeds, SpecTree, TensorSpec, did_you_mean
 from palaestra.core.importing import import_maker, import_module
-from palaestra.envs.batched import InputEnvironment
+from palaestra.envs.batched import InputEnvironment, RawRows, UntransformedRows
 from palaestra.envs.chaos import ChaosEnv
 from palaestra.envs.driver import Driver
 from palaestra.envs.env_config import EnvConfig
@@ -331,11 +331,6 @@ def _require_native(config: EnvConfig) -> None:
             f"{config.gym_wrappers[0]}, are for single environments; use time step wrappers that go around a batch "
             "(env.wrappers), or vectorization=serial or process where that can be"
         )
-    if config.untransformed:
-        raise ConfigError(
-            f"{config.name!r} is stepped natively, all lanes as one, whose time steps from before wrappers are not "
-            "kept; leave out env.untransformed"
-        )
     if config.vectorization not in ("auto", "native"):
         raise ConfigError(f"{config.name!r} exists as a pool only; vectorization is native, not {config.vectorization}")
 
@@ -372,7 +367,9 @@ def _wrapped(config: EnvConfig, env: Environment, limit: int | None) -> Environm
             )
         if limit is not None:
             env = _layer(env, Wrap(TimeLimit, duration=limit))
-        return functools.reduce(_layer, (*config.wrappers, *config.train_wrappers), env)
+        raw = env = RawRows(env) if config.untransformed else env
+        env = functools.reduce(_layer, (*config.wrappers, *config.train_wrappers), env)
+        return UntransformedRows(env, raw) if config.untransformed else env
     except BaseException:
         env.close()
         raise

@@ -9,7 +9,7 @@ from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.nest import unstacked
 from palaestra.envs.wrappers.base import TimeStepMap
 
-__all__ = ["Untransformed"]
+__all__ = ["Untransformed", "split", "with_raw"]
 
 
 @final
@@ -56,6 +56,15 @@ def split(time_step: TimeStep) -> TimeStep:
     Args:
         time_step: of environments whose outermost layer is `Untransformed`.
     """
-    raw = time_step.observation.untransformed
-    before = time_step._replace(observation=raw.observation, reward=raw.reward, env_info=())
-    return time_step._replace(observation=time_step.observation.seen, untransformed=before)
+    return with_raw(time_step._replace(observation=time_step.observation.seen), time_step.observation.untransformed)
+
+
+def with_raw(time_step: TimeStep, raw: Any) -> TimeStep:
+    """A time step with the one from before the wrappers inside.
+
+    Args:
+        time_step: as it came out.
+        raw: has the observation and the reward of before.
+    """
+    before = time_step._replace(observation=raw.observation, reward=raw.reward, env_info=(), untransformed=())
+    return time_step._replace(untransformed=before)

@@ -175,8 +175,9 @@ class ClipObservation(ObservationMap):
 class NormalizeObservation(StatefulWrapper, ObservationMap):
     """Subtracts the running mean of what was observed so far and divides by the standard deviation.
 
-    Each environment counts for itself, and evaluation starts from nothing. Where that is not meant, let the policy
-    normalise (`normalize_observation=True` of most algorithms): its statistics are shared, saved and deployed with it.
+    Each environment counts for itself, in a batch that is stepped as one, too, and evaluation starts from nothing.
+    Where that is not meant, let the policy normalise (`normalize_observation=True` of most algorithms): its statistics
+    are shared, saved and deployed with it.
 
     Args:
         env: the layer inside.
@@ -208,8 +209,17 @@ class NormalizeObservation(StatefulWrapper, ObservationMap):
     def leaf(self, value: np.ndarray, path: str, first: bool) -> np.ndarray:
         running = self._running[path]
         running.update(value)
-        normal = (value - running.mean) / np.sqrt(running.variance + _EPSILON)
-        return np.clip(normal, -self._clip, self._clip).astype(np.float32)
+        return self.normal(value, running.mean, running.variance).astype(np.float32)
+
+    def normal(self, value: Any, mean: Any, variance: Any) -> Any:
+        """An array, or rows of a tensor, by statistics.
+
+        Args:
+            value: as it was observed.
+            mean: of the elements.
+            variance: of the elements.
+        """
+        return clipped((value - mean) / (variance + _EPSILON) ** 0.5, -self._clip, self._clip)
 
     def snapshot(self) -> Any:
         return {path: running.snapshot() for path, running in self._running.items()}
