@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from palaestra import PPO, Collector, PPOConfig, RunSeeds
+from palaestra.algorithms import ALGORITHMS
 from palaestra.core import BoundedSpec, TensorSpec
 from palaestra.envs import TensorEnvironment
 from palaestra.envs.tiny import TensorCartPole
@@ -42,10 +43,12 @@ def uncompiled(monkeypatch):
     monkeypatch.setattr(compiled, "compiled_method", lambda owner, method, example: partial(method, owner))
 
 
-def collector(kind=TensorCartPole, **settings):
+def collector(kind=TensorCartPole, algorithm="ppo", **settings):
     env = kind(4, lane_seeds=[1, 2, 3, 4], max_episode_steps=15)
-    algorithm = PPO(env.observation_spec, env.action_spec, PPOConfig(unroll_length=LENGTH, **settings), RunSeeds(7))
-    return Collector.of(env, algorithm), algorithm
+    made = ALGORITHMS[algorithm]
+    config = made.config_class(unroll_length=LENGTH, **settings)
+    learner = made(env.observation_spec, env.action_spec, config, RunSeeds(7))
+    return Collector.of(env, learner), learner
 
 
 def require_equal_runs(kind, tolerance, **settings):
@@ -58,22 +61,34 @@ def require_equal_runs(kind, tolerance, **settings):
         for name in ("step_type", "reward", "discount", "observation", "action", "policy_info", "policy_version"):
             ours, theirs = (one.buffer.recent(name, LENGTH) for one in (fast, plain))
             if name == "policy_info":
+                if not plain.buffer.info_fields:
+                    continue
                 ours, theirs = ours["log_prob"], theirs["log_prob"]
             torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
         first.update(plain.source)
         second.update(fast.source)
 
 
-@pytest.mark.parametrize("kind", [TensorCartPole, Drift])
-def test_rows_and_episodes_are_those_of_separate_steps(kind, uncompiled):
-    require_equal_runs(kind, 1e-6)
+cases = pytest.mark.parametrize(
+    ("kind", "algorithm", "settings"),
+    [
+        (TensorCartPole, "ppo", {}),
+        (TensorCartPole, "a2c", {"normalize_observation": True}),
+        (TensorCartPole, "pqn", {"epsilon": 0.3}),
+        (Drift, "ppo", {"normalize_observation": True}),
+    ],
+)
+
+
+@cases
+def test_rows_and_episodes_are_those_of_separate_steps(kind, algorithm, settings, uncompiled):
+    require_equal_runs(kind, 1e-6, algorithm=algorithm, **settings)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("kind", [TensorCartPole, Drift])
-def test_the_graph_gives_the_same_up_to_rounding(kind, normalize):
-    require_equal_runs(kind, 1e-4, normalize_observation=normalize)
+@cases
+def test_the_graph_gives_the_same_up_to_rounding(kind, algorithm, settings):
+    require_equal_runs(kind, 1e-4, algorithm=algorithm, **settings)
 
 
 def test_an_unroll_that_was_paused_and_saved_goes_on_bit_for_bit(uncompiled):

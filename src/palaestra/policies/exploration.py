@@ -104,18 +104,39 @@ class EpsilonGreedy(Exploration):
         if self.strength < _LEAST_EPSILON:
             return action
         if mask is None:
-            # one number decides both: below A it is the new action, and it is below A with probability ε
-            draw = torch.empty_like(action, dtype=torch.float32)
-            draw.uniform_(0.0, self.num_actions / self.strength, generator=generator)
+            draw = self.noise(torch.empty_like(action, dtype=torch.float32), generator)
             # a look at a few numbers costs less than the operations that most steps do not need
             few = draw.ndim == 1 and 0 < draw.shape[0] <= _FEW and draw.is_cpu
             if few and min(draw.tolist()) >= self.num_actions:
                 return action
-            return torch.where(draw < self.num_actions, draw.to(action.dtype), action)
+            return self.changed(action, draw)
         chance = torch.empty_like(action, dtype=torch.float32).uniform_(generator=generator)
         clocks = torch.empty(mask.shape, device=action.device).exponential_(generator=generator)
         first = torch.where(mask.bool(), clocks, torch.inf).argmin(-1)  # the first of equal clocks is any of them
         return torch.where(chance < self.strength, first.to(action.dtype), action)
+
+    def noise(self, out: Tensor, generator: torch.Generator) -> Tensor:
+        """The random numbers of one call without a mask; one number decides both whether and what.
+
+        Args:
+            out: [...] float32, filled in place.
+            generator: source of the noise.
+
+        Returns:
+            `out`: below A, which happens with probability ε, it is the new action.
+        """
+        if self.strength < _LEAST_EPSILON:
+            return out.fill_(torch.inf)
+        return out.uniform_(0.0, self.num_actions / self.strength, generator=generator)
+
+    def changed(self, action: Tensor, noise: Tensor) -> Tensor:
+        """Actions with random numbers drawn before: compiled code draws none.
+
+        Args:
+            action: [...] what the policy would do.
+            noise: [...] from `noise`.
+        """
+        return torch.where(noise < self.num_actions, noise.to(action.dtype), action)
 
 
 class _Noise(Exploration):

@@ -1,6 +1,8 @@
 """`NetworkPolicy` and `StochasticPolicy`: what policies with one network have in common."""
 
 from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -178,6 +180,31 @@ class NetworkPolicy(Policy):
         """What the network says about raw observations."""
         return self.head(self.features(observation, state, first)[0])
 
+    # -- acting inside a compiled graph, which draws no random numbers itself
+
+    def acting_noise(self, observation: Any) -> Callable[[], Tensor] | None:
+        """What draws the random numbers of one step of acting, those that `choose` draws in `Phase.COLLECT`.
+
+        Args:
+            observation: [B, ...] of which the noise has the size.
+
+        Returns:
+            Gives a tensor for `act_with`; `None` where this policy cannot act so.
+        """
+        return None
+
+    def act_with(self, observation: Any, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """What `choose` does in `Phase.COLLECT`, with random numbers drawn before; of policies with `acting_noise`.
+
+        Args:
+            observation: raw, [B, ...].
+            noise: from `acting_noise`.
+
+        Returns:
+            Raw actions [B, ...], and the fields of `behaviour`, [B].
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no acting_noise")
+
     # -- actions
 
     @property
@@ -249,6 +276,17 @@ class StochasticPolicy(NetworkPolicy):
         distribution = self.distribution_of(self.head(features), self.action_mask(observation))
         action = distribution.mode() if deterministic else distribution.sample(self.generator)
         return PolicyStep(self._explored(action, explore), state)
+
+    def acting_noise(self, observation: Any) -> Callable[[], Tensor] | None:
+        if self.state_spec or self.exploration is not None or type(self).choose is not StochasticPolicy.choose:
+            return None
+        draw = getattr(self.distribution(observation), "noise", None)
+        return None if draw is None else partial(draw, self.generator)
+
+    def act_with(self, observation: Any, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        distribution = self.distribution(observation)
+        action = distribution.sample_from(noise)
+        return action, {"log_prob": distribution.log_prob(action)}
 
     def describe(self, observation: Any, action: Any, state: Any, first: Tensor | None) -> Batch:
         if first is None:

@@ -1,6 +1,6 @@
 """`ValueGreedyPolicy`: takes the most valuable action."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
@@ -10,6 +10,7 @@ from palaestra.core import SpecTree
 from palaestra.nn import NetworkConfig, QNetwork, ReturnDistribution, with_memory
 from palaestra.ops import greedy_action
 from palaestra.policies.actions import ChoiceHead, Head
+from palaestra.policies.exploration import EpsilonGreedy
 from palaestra.policies.network_policy import NetworkPolicy, require_discrete
 from palaestra.policies.policy import PolicyStep
 
@@ -97,6 +98,18 @@ class ValueGreedyPolicy(NetworkPolicy):
         value = self.head(features, self._noise(observation)) if explore and self.noise_size else self.head(features)
         mask = self.action_mask(observation)
         return PolicyStep(self._explored(greedy_action(value, mask), explore, mask), state)
+
+    def acting_noise(self, observation: Any) -> Callable[[], Tensor] | None:
+        explore = self.exploration
+        if self.state_spec or self.noise_size or self.action_mask(observation) is not None:
+            return None
+        if not isinstance(explore, EpsilonGreedy):
+            return None
+        return lambda: explore.noise(torch.empty(len(observation), device=self.device), self.generator)
+
+    def act_with(self, observation: Any, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        assert isinstance(self.exploration, EpsilonGreedy)
+        return self.exploration.changed(self.greedy(observation), noise), {}
 
     def _noise(self, observation: Any) -> Tensor:
         """[B, noise_size] every lane has noise of its own."""

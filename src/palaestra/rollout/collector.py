@@ -139,8 +139,8 @@ class Collector:
     def compile(self) -> None:
         """Acts and steps in one compiled graph where the environments are tensors, and as before everywhere else.
 
-        That is for policies that draw actions from one distribution: those of PPO and A2C, without a memory. The first
-        step then takes seconds longer.
+        That is for policies that draw actions from one distribution (of PPO and A2C) or are epsilon-greedy (of DQN and
+        PQN), without a memory. The first step then takes seconds longer.
         """
         if self.preprocess is None:
             self._compiled = CompiledStep.of(self.env, self.policy)
