@@ -87,7 +87,7 @@ def test_rows_and_episodes_are_those_of_separate_steps(kind, algorithm, settings
 
 @pytest.mark.slow
 @cases
-def test_the_graph_gives_the_same_up_to_rounding(kind, algorithm, settings):
+def test_the_graph_gives_the_same_up_to_rounding(kind, algorithm, settings, unchecked_shapes):
     require_equal_runs(kind, 1e-4, algorithm=algorithm, **settings)
 
 

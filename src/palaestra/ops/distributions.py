@@ -132,7 +132,7 @@ class Categorical:
         """The random numbers of one `sample`: logarithms of exponential clocks.
 
         Args:
-            generator: source of the noise; default torch's global one.
+            generator: whose numbers; torch's global one by default.
 
         Returns:
             [N, A].
@@ -263,7 +263,7 @@ class DiagonalGaussian:
         """The random numbers of one `sample`: standard normal ones.
 
         Args:
-            generator: source of the noise; default torch's global one.
+            generator: whose numbers; torch's global one by default.
 
         Returns:
             [N, A].

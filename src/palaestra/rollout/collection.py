@@ -1,6 +1,6 @@
 """What a collection needs (a buffer, a number of rows) and gives, and loaded data in the place of a collector."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,10 +9,11 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import DeviceMemory, ReplayBuffer, sampler_of
-from palaestra.core import POLICY, OnPolicy, Replay, ShapeError, SpecTree, TensorSpec, schedule_value
+from palaestra.core import POLICY, ConfigError, OnPolicy, Replay, ShapeError, SpecTree, TensorSpec, schedule_value
+from palaestra.envs import Environment
 from palaestra.rollout.episodes import Episode
 
-__all__ = ["CollectInfo", "OfflineData", "Quota", "buffer_for", "episode_discount"]
+__all__ = ["CollectInfo", "OfflineData", "Quota", "buffer_for", "episode_discount", "episodes_of_lanes"]
 
 
 @dataclass(slots=True)
@@ -200,6 +201,32 @@ def buffer_for(
         **rest,
         storage=None if device is None or device.type == "cpu" else DeviceMemory(device),
     )
+
+
+def episodes_of_lanes(env: Environment, given: Sequence[int]) -> np.ndarray:
+    """Whole episodes that each environment is to play.
+
+    Args:
+        env: the environments.
+        given: a number for each.
+
+    Raises:
+        ConfigError: these are other numbers, or the environments cannot be stepped for some of them alone.
+    """
+    left = np.array(given, np.int64)
+    if left.shape != (env.batch_size,) or (left < 0).any():
+        raise ConfigError(
+            f"collect(n_episode={list(given)}): give a number of at least 0 for each of the "
+            f"{env.batch_size} environments, or one number for all of them together"
+        )
+    ready = getattr(env, "num_ready", env.batch_size)
+    if ready < env.batch_size or env.device.type != "cpu":
+        where = f"on {env.device}" if env.device.type != "cpu" else f"{ready} ready at a time"
+        raise ConfigError(
+            "a number of whole episodes of each environment is for environments that are stepped together on the "
+            f"CPU, and these are {where}; ask for time steps"
+        )
+    return left
 
 
 def episode_discount(algorithm: Algorithm[Any]) -> float | None:

@@ -14,7 +14,7 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, DataSource, StepType, TimeStep, tree_select
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy, PolicyStep, RandomPolicy
-from palaestra.rollout.collection import CollectInfo, Quota, buffer_for, episode_discount
+from palaestra.rollout.collection import CollectInfo, Quota, buffer_for, episode_discount, episodes_of_lanes
 from palaestra.rollout.compiled import CompiledStep
 from palaestra.rollout.episodes import Episode, EpisodeTracker
 from palaestra.rollout.rows import RowWriter, put_rows, require_finite
@@ -82,10 +82,9 @@ class Collector:
         self._state: Any = ()
         self.episodes: int | None = None
         """Whole episodes that each environment plays in an unroll, in the place of a length."""
-        self._quota = Quota()
+        self._quota, self._pausing = Quota(), False
         self._left = np.zeros(env.batch_size, np.int64)  # [B] episodes that a running collection still needs
         self._apart = False  # lanes stopped at different steps: the next collection begins new episodes
-        self._pausing = False
         self._compiled: CompiledStep | None = None
 
     @classmethod
@@ -265,7 +264,8 @@ class Collector:
         self._refuse_random(random)
         with torch.inference_mode():
             run = self._run_overlapped if self._num_ready < self.num_lanes else self._run_in_lockstep
-            rows = self._run_compiled(rows, info) if self._compiled and not random else run(rows, info, random)
+            graph = None if random else self._compiled
+            rows = run(rows, info, random) if graph is None else self._run_compiled(graph, rows, info)
             self._check()
         info.rows += rows
         return rows
@@ -306,20 +306,15 @@ class Collector:
         self._count(info, done * (self.num_lanes if lanes is None else len(lanes)) - resets, env_s, inference_s)
         return done
 
-    def _run_compiled(self, rows: int, info: CollectInfo) -> int:
+    def _run_compiled(self, graph: CompiledStep, rows: int, info: CollectInfo) -> int:
         """All steps in calls of one graph; rows are stored when there are all."""
-        assert self._compiled is not None
         current, began = self._current(), time.perf_counter()
-        unrolled, self._time_step = self._compiled.unroll(current, rows, lambda: self._pausing)
-        env_s = time.perf_counter() - began  # acting is part of it
+        unrolled, self._time_step = graph.unroll(current, rows, lambda: self._pausing)
         if unrolled.is_empty():
             return 0
-        self.buffer.extend(unrolled)
-        kinds, done = unrolled["step_type"], len(unrolled["action"])
-        self._tracker.extend(unrolled["reward"][1:], kinds[1:])
-        require_finite(self.env, self.buffer, self._time_step, done)
-        self._count(info, done * self.num_lanes - int((kinds[:-1] == _LAST).sum()), env_s, 0.0)
-        return done
+        env_steps = self._writer.extend(self.env, unrolled, self._time_step)
+        self._count(info, env_steps, time.perf_counter() - began, 0.0)  # acting is part of it
+        return len(unrolled["action"])
 
     def _run_overlapped(self, rows: int, info: CollectInfo, random: bool) -> int:
         """Acts for environments that are ready while the others simulate; ends when all have answered.
@@ -365,18 +360,7 @@ class Collector:
 
     def _begin_episodes(self, n_episode: Sequence[int]) -> None:
         """Begins new episodes, of which each environment is to end so many."""
-        left = np.array(n_episode, np.int64)
-        if left.shape != (self.num_lanes,) or (left < 0).any():
-            raise ConfigError(
-                f"collect(n_episode={list(n_episode)}): give a number of at least 0 for each of the "
-                f"{self.num_lanes} environments, or one number for all of them together"
-            )
-        if self._num_ready < self.num_lanes or self.env.device.type != "cpu":
-            where = f"on {self.env.device}" if self.env.device.type != "cpu" else f"{self._num_ready} ready at a time"
-            raise ConfigError(
-                "a number of whole episodes of each environment is for environments that are stepped together on the "
-                f"CPU, and these are {where}; ask for time steps"
-            )
+        left = episodes_of_lanes(self.env, n_episode)
         with torch.inference_mode():
             self._time_step, self._left = self._start(), left
 
@@ -406,8 +390,7 @@ class Collector:
     def _check(self) -> None:
         """Refuses new rows that are not finite."""
         assert self._time_step is not None
-        rows = self._writer.new
-        require_finite(self.env, self.buffer, self._time_step, rows, changed=self.preprocess is not None)
+        require_finite(self.env, self.buffer, self._time_step, self._writer.new, changed=self.preprocess is not None)
 
     def _count(self, info: CollectInfo, env_steps: int, env_s: float, inference_s: float) -> None:
         self.env_steps += env_steps
@@ -419,9 +402,8 @@ class Collector:
 
     def state(self) -> dict[str, Any]:
         """Where collection is, by name: tensors and JSON values, for a checkpoint."""
-        state: dict[str, Any] = {"env_steps": self.env_steps, "tracker": self._tracker.state()}
-        state |= {**self._quota.state(), **self._writer.state()}
-        state |= {"episodes_left": self._left.tolist(), "apart": self._apart}
+        state: dict[str, Any] = {"env_steps": self.env_steps, "tracker": self._tracker.state(), "apart": self._apart}
+        state |= {"episodes_left": self._left.tolist(), **self._quota.state(), **self._writer.state()}
         if self._time_step is not None:
             state["env"] = self.env.state_dict()
             state["time_step"] = self._time_step._asdict() | {"env_info": (), "untransformed": ()}

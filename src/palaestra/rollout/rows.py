@@ -93,6 +93,26 @@ class RowWriter:
         self._tracker.add(time_step, lanes)
         self._count(... if lanes is None else lanes)
 
+    def extend(self, env: Environment, rows: Batch, newest: TimeStep) -> int:
+        """Appends many rows of all lanes, with all that is known of them.
+
+        Args:
+            env: where they come from.
+            rows: as `ReplayBuffer.extend` takes them.
+            newest: the time step of every lane after them.
+
+        Returns:
+            Env steps.
+
+        Raises:
+            NonFiniteError: an observation or reward is NaN or infinite.
+        """
+        self._buffer.extend(rows)
+        kinds, done = rows["step_type"], len(rows["action"])
+        self._tracker.extend(rows["reward"][1:], kinds[1:])
+        require_finite(env, self._buffer, newest, done)
+        return done * self._buffer.num_lanes - int((kinds[:-1] == StepType.LAST).sum())
+
     def _count(self, lanes: Any) -> None:
         if self._apart is None:
             self._apart = np.zeros(self._buffer.num_lanes, np.int64)
