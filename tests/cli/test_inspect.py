@@ -160,7 +160,7 @@ def test_the_doctor_says_what_is_missing_for_what(monkeypatch, capsys):
     version, find_spec = importlib.metadata.version, importlib.util.find_spec
 
     def without(name: str) -> str:
-        if name == "tensorboard":
+        if name == "safetensors":
             raise importlib.metadata.PackageNotFoundError(name)
         return version(name)
 
@@ -169,6 +169,6 @@ def test_the_doctor_says_what_is_missing_for_what(monkeypatch, capsys):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert exit_code("doctor") == 2
     text = output(capsys)
-    assert "no tensorboard pip install tensorboard" in text
+    assert "no safetensors pip install safetensors" in text
     assert "none extra atari pip install 'palaestra[atari]'" in text
     assert "training works without, only slower" in text

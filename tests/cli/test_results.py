@@ -1,5 +1,6 @@
 """Tests of `palaestra eval`, `plot`, `report`, `compare`, `list`, `show-code`, `bench` and `train --dry-run`."""
 
+import importlib.util
 import json
 import re
 from dataclasses import asdict
@@ -224,8 +225,6 @@ def test_short_forms_are_settings(capsys):
 
 def test_a_tracking_service_that_is_not_installed_is_named_before_anything_starts(capsys, tmp_path, monkeypatch):
     """F27, F28."""
-    import importlib.util
-
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trackio" else find_spec(name))
     monkeypatch.chdir(tmp_path)
@@ -234,6 +233,21 @@ def test_a_tracking_service_that_is_not_installed_is_named_before_anything_start
     assert exit_code("train", "ppo", *CHAIN, "--loggers", "wandb,tensorbord") == 2
     assert "'wandb', 'mlflow' or 'trackio' is needed" in output(capsys)
     assert not list(tmp_path.iterdir())
+
+
+def test_tensorboard_is_left_out_where_it_is_not_installed_and_refused_where_it_is_asked_for(
+    capsys, tmp_path, monkeypatch
+):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tensorboard" else find_spec(name))
+    monkeypatch.chdir(tmp_path)
+    small = ("--trainer.total-env-steps", "16", "--trainer.eval-episodes", "0", "--algorithm.unroll-length", "8")
+    assert exit_code("train", "ppo", *CHAIN, *small, "--run.tensorboard") == 2
+    assert "run.tensorboard needs the package 'tensorboard': pip install 'palaestra[tensorboard]'" in output(capsys)
+    assert exit_code("train", "ppo", *CHAIN, *small, "--run.name", "run") == 0
+    assert "tensorboard" not in output(capsys)
+    assert (tmp_path / "runs/run/metrics.jsonl").stat().st_size
+    assert not (tmp_path / "runs/run/tensorboard").exists()
 
 
 def test_stats_takes_runs_and_groups(capsys):

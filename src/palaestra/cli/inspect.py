@@ -155,6 +155,7 @@ _EXTRAS = {
     "offline": "minari",
     "plot": "matplotlib",
     "video": "imageio",
+    "tensorboard": "tensorboard",
     "wandb": "wandb",
     "mlflow": "mlflow",
     "trackio": "trackio",
@@ -239,7 +240,7 @@ def doctor(arguments: list[str]) -> int:
     devices = [d if d == "cpu" else f"{d} ({torch.cuda.get_device_name(d)})" for d in available_devices()]
     findings: list[tuple[str, bool | None, str]] = [
         ("python", sys.version_info >= (3, 11), platform.python_version()),
-        *((name, *_package(name)) for name in ("torch", "gymnasium", "numpy", "safetensors", "tensorboard")),
+        *((name, *_package(name)) for name in ("torch", "gymnasium", "numpy", "safetensors")),
         ("devices for --device", True, ", ".join(devices)),
         ("cores", True, f"{os.cpu_count()}, torch uses {torch.get_num_threads()} threads"),
         ("C++ compiler for --compile", *_compiler()),

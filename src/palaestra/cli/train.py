@@ -219,7 +219,8 @@ def _report(done: experiments.RunResult) -> int:
     else:
         lines.append(f"next        palaestra play {run}")
         lines.append(f"            palaestra eval {run} --episodes 100")
-        lines.append(f"            tensorboard --logdir {shlex.quote(os.path.relpath(done.directory.parent))}")
+        if (done.directory / "tensorboard").is_dir():
+            lines.append(f"            tensorboard --logdir {shlex.quote(os.path.relpath(done.directory.parent))}")
     if (done.directory / "report.html").is_file():
         lines.append(f"report      {run}/report.html")
     print(*lines, sep="\n")

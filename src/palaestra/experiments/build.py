@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.util
 import inspect
 import json
 from collections.abc import Sequence
@@ -148,7 +149,7 @@ def make_trainer(
     """
     config = learner.config
     own: list[training.Logger] = [training.FileLogger(path)]
-    if config.run.tensorboard:
+    if config.run.tensorboard or (config.run.tensorboard is None and importlib.util.find_spec("tensorboard")):
         own.append(training.TensorBoardLogger(path / "tensorboard"))
     own += [_SERVICES[name]("palaestra", path, config=flat_settings(config)) for name in config.run.loggers]
     evaluate: Any = None

@@ -42,8 +42,8 @@ class RunConfig:
     """Equal results on equal GPUs too, by slower kernels; on a CPU they are equal anyway."""
     num_threads: int | None = None
     """Threads of torch; by default 1 for small networks, else as many as there are cores."""
-    tensorboard: bool = True
-    """Whether TensorBoard files are written."""
+    tensorboard: bool | None = None
+    """Whether TensorBoard files are written; by default where TensorBoard, an extra, is installed."""
     loggers: Annotated[tuple[Literal["wandb", "mlflow", "trackio"], ...], tyro.conf.arg(aliases=("--loggers",))] = ()
     """Tracking services that get the metrics as well; each needs the extra of its name."""
     callbacks: Annotated[tuple[str, ...], tyro.conf.arg(aliases=("--callbacks",))] = ()

@@ -397,9 +397,9 @@ def require_parts(config: ExperimentConfig) -> None:
     """
     for text in config.run.callbacks:
         _callback_maker(text)
-    for name in config.run.loggers:
+    for name in (*config.run.loggers, *(["tensorboard"] if config.run.tensorboard else [])):
         if importlib.util.find_spec(name) is None:
-            raise MissingExtraError(name, name, f"run.loggers={name}")
+            raise MissingExtraError(name, name, f"run.{'loggers=' if name in config.run.loggers else ''}{name}")
     _require_every_variant(config)
 
 
