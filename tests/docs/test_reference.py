@@ -43,6 +43,20 @@ def test_what_a_page_names_exists(name):
     assert name == "palaestra" or package()[name.removeprefix("palaestra.")]
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/api").glob("*.md")), ids=lambda page: page.stem)
+def test_a_page_in_an_order_of_its_own_leaves_nothing_out(page):
+    """What is used every day comes first: `members` lists the names in that order."""
+    text = page.read_text(encoding="utf-8")
+    for name, listed in re.findall(
+        r"^::: (\S+)\n    options:\n      members:\n((?:        - \w+\n)+)", text, re.MULTILINE
+    ):
+        apart = {path.rsplit(".", 1)[1] for path in documented() if path.startswith("palaestra.")}
+        names = re.findall(r"- (\w+)", listed)
+        assert len(names) == len(set(names))
+        assert set(names) | (set(exported(name)) & apart) == set(exported(name)), f"{page.name} and {name} differ"
+    assert page.stem != "envs" or text.index("- create_environment") < text.index("- ChaosEnv")
+
+
 def shown(member: griffe.Object | griffe.Alias) -> bool:
     return member.is_public and not member.is_module
 
