@@ -342,3 +342,15 @@ def test_a_name_with_control_characters_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match=r"run\.name is .*, which has control characters"):
         trained(tmp_path, name)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("missing", ["compiler", "pytorch"])
+def test_a_run_that_cannot_be_compiled_says_why_and_runs_without(missing, monkeypatch, caplog, tmp_path):
+    module = importlib.import_module("palaestra.experiments.learner")
+    if missing == "compiler":
+        monkeypatch.setattr(module.shutil, "which", lambda name: None)
+    else:
+        monkeypatch.setattr(module, "can_compile", lambda: False)
+    trained(tmp_path, run__compile=True)
+    said = {"compiler": "needs a C++ compiler", "pytorch": "needs PyTorch 2.13, and this is"}[missing]
+    assert said in caplog.text

@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
-__all__ = ["MovableModule", "call", "compiled_method", "submodules"]
+__all__ = ["MovableModule", "call", "can_compile", "compiled_method", "submodules"]
 
 _engine: Any = getattr(getattr(torch.autograd, "Variable", None), "_execution_engine", None)
 _KERNELS: dict[bool, Any] = {
@@ -228,7 +228,11 @@ def compiled_method(owner: Any, method: Any, example: Any) -> Callable[[Any], An
 @functools.cache
 def _compiles_ahead() -> bool:
     """Lets gradients be part of a graph; whether graphs without guards can be had. Not at import: it takes seconds."""
-    dynamo: Any = getattr(torch, "_dynamo", None)
-    if hasattr(getattr(dynamo, "config", None), "trace_autograd_ops"):
-        dynamo.config.trace_autograd_ops = True
+    if can_compile():
+        torch._dynamo.config.trace_autograd_ops = True
     return hasattr(torch.compile(lambda x: x), "aot_compile")
+
+
+def can_compile() -> bool:
+    """Whether gradients can be part of a graph: PyTorch 2.13 can, 2.8 cannot."""
+    return hasattr(getattr(getattr(torch, "_dynamo", None), "config", None), "trace_autograd_ops")
