@@ -72,6 +72,16 @@ class Reached:
             (KEPT / f"{Path(file).parent.name}.{Path(file).name}.json").write_text(json.dumps(kept))
 
 
+class Wanted:
+    """A plugin of pytest: these tests of their files, in this order; a change may do away with some."""
+
+    def __init__(self, tests: list[str]) -> None:
+        self.places = {test: place for place, test in enumerate(tests)}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = sorted((i for i in items if i.nodeid in self.places), key=lambda i: self.places[i.nodeid])
+
+
 def child(folder: str, mutant: Mutant | None, tests: list[str], reached: bool = False) -> int:
     """Runs pytest in this process, which was forked for it, on a copy of `src`."""
     assert "palaestra" not in sys.modules
@@ -88,7 +98,8 @@ def child(folder: str, mutant: Mutant | None, tests: list[str], reached: bool = 
     sys.modules["__main__"] = types.ModuleType("__main__")  # spawned processes of a test must not import this file
     plugin = Reached() if reached else None
     command = ["-q" if reached else "-qx", "-m", "not slow and not fault", "-p", "no:cacheprovider"]
-    status = pytest.main([*command, f"--basetemp={folder}/tests", *tests], [plugin] if plugin else [])
+    files = dict.fromkeys(test.split("::")[0] for test in tests)
+    status = pytest.main([*command, f"--basetemp={folder}/tests", *files], [plugin or Wanted(tests)])
     if plugin:
         plugin.save(tests)
     return int(status)

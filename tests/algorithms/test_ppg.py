@@ -97,3 +97,9 @@ def test_rows_that_are_not_valid_are_not_kept():
     algorithm, collector = collected("ppg", "discrete", num_policy_phases=2, num_epochs=1)
     updated(algorithm, collector, 1)
     assert len(algorithm._kept.value_target) == int(valid.sum()) < valid.numel()
+
+
+def test_steps_of_both_phases_are_counted():
+    algorithm, collector = collected("ppg", "discrete", num_policy_phases=2)
+    infos = updated(algorithm, collector, 4)
+    assert algorithm.num_gradient_steps == sum(info.gradient_steps for info in infos)

@@ -1,6 +1,7 @@
 """Tests of slices, negative indices and pickles of `palaestra.buffers.ReplayBuffer`, and of weights in `sample`."""
 
 import copy
+import os
 import pickle
 
 import numpy as np
@@ -132,3 +133,12 @@ def test_ts_11_priorities_are_written_back_at_any_time():
     oldest = buffer.starts(1)[:1]
     buffer.write_back(torch.from_numpy(oldest), torch.tensor([1e14]))
     assert set(buffer.sample(50, generator())[1].tolist()) == {int(oldest[0])}
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot reserve room of a file")
+def test_mapped_files_have_their_room_from_the_start(tmp_path):
+    """F15: who writes to a mapped file whose disk is full would be killed."""
+    specs = {"observation_spec": TensorSpec((1000,)), "action_spec": DiscreteSpec(num=2)}
+    ReplayBuffer(50, 1, **specs, storage=MappedFiles(tmp_path / "rows"))
+    (file,) = [path for path in (tmp_path / "rows").glob("*.bin") if path.stat().st_size >= 50 * 4000]
+    assert file.stat().st_blocks * 512 >= file.stat().st_size

@@ -139,3 +139,7 @@ def test_joint_distributions_are_one_graph():
         return policy.log_prob(taken), policy.entropy(), policy.mode()["a"]
 
     assert_close(compiled(terms, "eager")(logits, action), terms(logits, action))
+
+
+def test_the_mode_of_bits_that_are_as_probable_either_way_is_zero():
+    assert MultiBernoulli(torch.tensor([[0.0, 1e-6, -1e-6]])).mode().tolist() == [[0, 1, 0]]

@@ -179,7 +179,7 @@ def test_weights_that_do_not_fit_are_refused(saved):
         load_policy(saved)
 
 
-@pytest.mark.parametrize("sizes", [[-5, 8], [10**6, 10**6]])
+@pytest.mark.parametrize("sizes", [[-5, 8], [10**6, 10**6], [10**9]])
 def test_layers_out_of_all_proportion_are_refused_before_memory_is_asked_for(saved, sizes):
     network = json.loads((saved / "policy.json").read_text())["network"]
     rewrite(saved, network=network | {"hidden_sizes": sizes})

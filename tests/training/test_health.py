@@ -149,3 +149,12 @@ def test_a_resumed_run_knows_what_it_was_warned_of(tmp_path):
     assert second.callbacks[0].warnings == whole.callbacks[0].warnings
     counts = [row["health/warnings"] for row in [*before.rows, *after.rows]]
     assert counts == [row["health/warnings"] for row in expected.rows]
+
+
+@pytest.mark.parametrize(
+    ("value", "largest", "count"), [(90.0, 0.1, 0), (110.0, 0.1, 1), (390.0, 20.0, 0), (410.0, 20.0, 1)]
+)
+def test_values_are_too_large_beyond_a_hundred_and_beyond_twenty_times_the_returns(value, largest, count):
+    """F24."""
+    row = CALM | {"learning/q_mean": value, "discounted_return_mean": largest}
+    assert len(warned([row] * 20)) == count

@@ -3,8 +3,8 @@
 import pytest
 
 from palaestra import Collector, Trainer, TrainerConfig
-from palaestra.buffers import MixtureSource, WholeSampler, sampler_of
-from palaestra.core import ConfigError, Offline
+from palaestra.buffers import MixtureSource, ReplayBuffer, WholeSampler, sampler_of
+from palaestra.core import ConfigError, Offline, ShapeError, TensorSpec
 from palaestra.rollout import OfflineData
 from palaestra.training import CheckpointStore
 from tests.algorithms.parts import environment, make
@@ -106,3 +106,10 @@ def test_data_that_a_run_did_not_have_is_refused():
         state = Trainer(Collector.of(env, algorithm), algorithm).state()
         with pytest.raises(ConfigError, match=r"learned from 0 loaded data set\(s\), and now there are 1"):
             hybrid(env, buffer_of()).load_state(state)
+
+
+def test_data_of_nothing_is_refused():
+    empty = ReplayBuffer(4, 1, observation_spec=TensorSpec((1,)), action_spec=TensorSpec((1,)))
+    for data in ({}, empty, {"policy": empty}):
+        with pytest.raises(ShapeError, match="load or collect data into it first"):
+            OfflineData(data)
