@@ -75,6 +75,7 @@ __all__ = [
     "share",
     "stochastic_policy",
     "train",
+    "tune",
     "verify",
 ]
 

@@ -28,6 +28,7 @@ usage: palaestra VERB ...
   pull MODEL|FOLDER             a policy of others        palaestra pull someone/their-agent
   verify ROW                    train a published result  palaestra verify ppo_CartPole-v1
   diagnose RUN                  why does it not learn     palaestra diagnose last
+  tune ALGORITHM ENVIRONMENT    search for settings       palaestra tune dqn CartPole-v1 --trials 20
   export RUN                    its policy as ONNX        palaestra export last --format onnx
   data WHAT                     data to learn from        palaestra data collect random Pendulum-v1 FOLDER
   list [WHAT]                   algorithms, envs, presets, runs
@@ -122,6 +123,7 @@ _VERBS = {
     "pull": "palaestra.cli.sharing:pull",
     "verify": "palaestra.cli.verify:verify",
     "diagnose": "palaestra.cli.diagnose:diagnose",
+    "tune": "palaestra.cli.tune:tune",
     "export": "palaestra.cli.export:export",
     "data": "palaestra.cli.data:data",
     "list": "palaestra.cli.inspect:list_all",

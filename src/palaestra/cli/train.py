@@ -62,11 +62,12 @@ class TrainCommand(experiments.ExperimentConfig):
         return experiments.ExperimentConfig(**values)
 
 
-def seconds(text: str) -> float:
+def seconds(text: str, option: str = "--time-limit") -> float:
     """A duration in seconds.
 
     Args:
         text: a number with `s`, `m`, `h` or `d` after it, or none for seconds.
+        option: that it was given for.
 
     Raises:
         ConfigError: it is something else.
@@ -77,7 +78,7 @@ def seconds(text: str) -> float:
     """
     match = re.fullmatch(r"(\d+\.?\d*)\s*([a-z]*)", text.strip())
     if match is None or match.group(2) not in _UNITS_S or not float(match.group(1)):
-        raise ConfigError(f"--time-limit is {text!r}; give a duration such as 90s, 30m or 2h")
+        raise ConfigError(f"{option} is {text!r}; give a duration such as 90s, 30m or 2h")
     return float(match.group(1)) * _UNITS_S[match.group(2)]
 
 

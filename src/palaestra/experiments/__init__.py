@@ -5,6 +5,7 @@ from palaestra.experiments.config import *
 from palaestra.experiments.curves import *
 from palaestra.experiments.data import *
 from palaestra.experiments.diagnosis import *
+from palaestra.experiments.dimensions import *
 from palaestra.experiments.evaluation import *
 from palaestra.experiments.films import *
 from palaestra.experiments.learner import *
@@ -18,3 +19,4 @@ from palaestra.experiments.run import *
 from palaestra.experiments.run_directory import *
 from palaestra.experiments.seeds import *
 from palaestra.experiments.stats import *
+from palaestra.experiments.tuning import *

@@ -1,0 +1,275 @@
+"""Search for settings: trials of several seeds in processes of their own, in a study on disk that can be continued."""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from palaestra.core import ConfigError, PalaestraError, import_extra, require_at_least
+from palaestra.experiments.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config
+from palaestra.experiments.curves import mean_interval
+from palaestra.experiments.dimensions import Dimension, search_space, with_values
+from palaestra.experiments.evaluation import evaluate_run
+from palaestra.experiments.presets import preset
+from palaestra.experiments.run_directory import find_runs
+from palaestra.experiments.seeds import GroupResult, resume_seeds, train_seeds
+
+__all__ = ["Search", "TuningResult", "Winner", "tune"]
+
+_FRESH_SEED = 10_000
+"""Added to the run seed for the winners."""
+_EVALUATION_SEED = 20_000
+"""Added to the run seed for their last evaluation."""
+_LEAVES_S = 60.0
+"""How long seeds of a search that was killed may take to save and end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How far to search."""
+
+    output: str = "study"
+    """Folder of the study; one that exists is continued."""
+    trials: int = 20
+    """How many have to be complete or failed."""
+    seeds: int = 2
+    """Seeds of each trial, side by side."""
+    time_limit_s: float | None = None
+    """Begin no further trial after so many seconds of this call; the winners come after that."""
+    top: int = 3
+    """How many of the best trials are trained again."""
+    fresh_seeds: int = 5
+    """Seeds of each of them that no trial had."""
+    fresh_episodes: int = 100
+    """Episodes that score each of these seeds."""
+
+    def __post_init__(self) -> None:
+        require_at_least(self, "search.", trials=1, seeds=1, top=1, fresh_seeds=2, fresh_episodes=1)
+        if self.time_limit_s is not None and not 0 < self.time_limit_s < math.inf:
+            raise ConfigError(f"search.time_limit_s is {self.time_limit_s}; it must be a number of seconds above 0")
+
+
+@dataclass(frozen=True)
+class Winner:
+    """One of the best trials, trained again."""
+
+    trial: int
+    """Number of the trial."""
+    settings: dict[str, float]
+    """What it had drawn, by path."""
+    search_score: float
+    """What it was chosen by: mean over seeds of the best evaluation."""
+    fresh_score: float
+    """Mean over fresh seeds of the best policy's return in episodes of its own."""
+    fresh_ci95: tuple[float, float]
+    """95% bootstrap interval of that mean over seeds."""
+
+    @property
+    def winners_curse(self) -> float:
+        """By how much the search overstates it: `search_score` minus `fresh_score`."""
+        return self.search_score - self.fresh_score
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """What a search has found."""
+
+    directory: Path
+    """Folder of the study; `preset.yaml` in it is for `palaestra train --config`."""
+    space: tuple[Dimension, ...]
+    """What was searched."""
+    complete: int
+    """Trials with a score."""
+    failed: dict[int, str]
+    """What went wrong in the others, by number."""
+    winners: tuple[Winner, ...]
+    """Best first, by the score of the search; the first one's settings are the preset."""
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        winners = [{**dataclasses.asdict(one), "winners_curse": one.winners_curse} for one in self.winners]
+        return {**dataclasses.asdict(self), "directory": str(self.directory), "winners": winners}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.complete} trials are complete, {len(self.failed)} failed.",
+            "",
+            "| trial | search | fresh seeds | 95% interval | winner's curse |",
+            "|---|---|---|---|---|",
+        ]
+        for one in self.winners:
+            low, high = one.fresh_ci95
+            scores = f"{one.search_score:.1f} | {one.fresh_score:.1f} | {low:.1f} to {high:.1f}"
+            lines.append(f"| {one.trial} | {scores} | {one.winners_curse:.1f} |")
+        lines += ["", f"The preset has the settings of trial {self.winners[0].trial}, the best by the search:", ""]
+        lines += [f"- {path}: {value:.6g}" for path, value in self.winners[0].settings.items()]
+        return "\n".join([*lines, *(f"- trial {number} failed: {error}" for number, error in self.failed.items())])
+
+
+def tune(
+    algorithm: str,
+    env: str,
+    /,
+    *,
+    search: Search | None = None,
+    space: Mapping[str, Sequence[float] | None] | None = None,
+    on_trial: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> TuningResult:
+    """Searches for settings, and trains the best again on fresh seeds: the command `palaestra tune` as a function.
+
+    The score of a trial is the mean over its seeds of the best evaluation (deterministic policy) within the run's env
+    steps. The best `top` are trained again with seeds that no trial had, and their best policies play new episodes.
+    The preset is the first by the score of the search, so that its fresh score has not been selected by: it is
+    unbiased, where the highest of several fresh scores would not be. The same call continues a study that was killed:
+    the trial that was running goes on from its checkpoints.
+
+    Args:
+        algorithm: its name, for example `"dqn"`.
+        env: as `EnvConfig.name`.
+        search: how far to search, and where the study is.
+        space: changes of what is searched, as in `search_space`.
+        on_trial: called with a line for each trial and winner that has ended.
+        settings: as of `train`: `config=`, or single settings by their path.
+
+    Raises:
+        ConfigError: settings or ranges are wrong, the folder is another study's or in use, or no trial has a score.
+        MissingExtraError: Optuna is not installed.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the study is saved.
+    """
+    search, tell = search or Search(), on_trial or (lambda _: None)
+    base = settings.pop("config", None) or preset(algorithm, env)
+    config = config_from_mapping(ExperimentConfig, settings, base=base)
+    dimensions = search_space(config, space)
+    if not config.trainer.eval_episodes:
+        raise ConfigError("trainer.eval_episodes is 0, so trials have no score; give a number of at least 1")
+    folder = Path(search.output)
+    with _held(folder, config, dimensions, search):
+        study = _study(folder)
+        _search(study, config, dimensions, search, tell)
+        result = _result(study, config, dimensions, search, tell)
+    save_config(with_values(config, result.winners[0].settings), folder / "preset.yaml")
+    (folder / "summary.json").write_text(json.dumps(result.to_json(), indent=2) + "\n")
+    (folder / "summary.md").write_text(f"# {algorithm} on {env}\n\n{result}\n")
+    return result
+
+
+@contextlib.contextmanager
+def _held(folder: Path, config: ExperimentConfig, space: tuple[Dimension, ...], search: Search) -> Iterator[None]:
+    """Holds the folder for this process, and refuses one that has another question's answers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"another process searches in {folder}; wait for it, or give another folder") from None
+        asked = {"config": config_to_mapping(config), "seeds": search.seeds, "space": [str(one) for one in space]}
+        text, file = json.dumps(asked, indent=2) + "\n", folder / "study.json"
+        if file.exists() and file.read_text() != text:
+            raise ConfigError(f"{folder} holds a study with other settings, seeds or space; give another folder")
+        partial = folder / "study.json.part"
+        partial.write_text(text)
+        partial.replace(file)
+        yield
+
+
+def _study(folder: Path) -> Any:
+    """The study of a folder, made where there is none."""
+    optuna = import_extra("optuna", "tune", "searching for settings")
+    backend = import_extra("optuna.storages.journal", "tune", "searching for settings").JournalFileBackend
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = optuna.storages.JournalStorage(backend(str(folder / "journal.log")))
+    return optuna.create_study(study_name="tune", storage=storage, direction="maximize", load_if_exists=True)
+
+
+def _search(
+    study: Any, config: ExperimentConfig, space: tuple[Dimension, ...], search: Search, tell: Callable[[str], None]
+) -> None:
+    """Runs trials until there are enough, those first that were running when the last process ended."""
+    optuna = import_extra("optuna", "tune", "searching for settings")
+    began_s, folder = time.monotonic(), Path(search.output)
+    waiting = [one.number for one in study.get_trials() if not one.state.is_finished()]
+    while waiting or sum(one.state.is_finished() for one in study.get_trials(deepcopy=False)) < search.trials:
+        if search.time_limit_s is not None and time.monotonic() - began_s > search.time_limit_s:
+            return
+        number = waiting.pop(0) if waiting else len(study.get_trials(deepcopy=False))
+        # What a trial draws depends on its number and on those before it, not on how often the search was ended.
+        study.sampler = optuna.samplers.TPESampler(seed=config.run.seed * 100_003 + number)
+        known = study.get_trials(deepcopy=False)
+        trial = optuna.Trial(study, known[number]._trial_id) if number < len(known) else study.ask()
+        values = {one.path: one.suggest(trial) for one in space}
+        trial.set_user_attr("settings", values)
+        name = f"trial_{number}"
+        try:
+            done = _trained(with_values(config, values), folder / "runs" / name, search.seeds, config.run.seed)
+            score = math.fsum(seed.best_return or 0.0 for seed in done.seeds) / search.seeds
+        except PalaestraError as error:
+            trial.set_user_attr("error", str(error))
+            study.tell(number, state=optuna.trial.TrialState.FAIL)
+            tell(f"trial {number} failed: {error}")
+        else:
+            study.tell(number, score)
+            tell(f"trial {number} scored {score:.2f}")
+
+
+def _trained(config: ExperimentConfig, path: Path, seeds: int, first: int) -> GroupResult:
+    """The runs of a trial or a winner: those that are there go on.
+
+    Raises:
+        PalaestraError: a seed failed, or was never evaluated.
+        KeyboardInterrupt: the seeds were asked to stop.
+    """
+    runs = find_runs([path]) if (path / "group.json").is_file() and [*path.glob("seed_*/run.json")] else []
+    if len(runs) < seeds:
+        shutil.rmtree(path, ignore_errors=True)  # it was killed while the runs were being made
+        run = dataclasses.replace(config.run, directory=str(path.parent), name=path.name)
+        done = train_seeds(dataclasses.replace(config, run=run), range(first, first + seeds))
+    else:
+        deadline_s = time.monotonic() + _LEAVES_S
+        while any(run.status == "running" for run in runs) and time.monotonic() < deadline_s:
+            time.sleep(0.2)  # they save, as their parent has ended
+        done = resume_seeds(path)
+    if done.exit_code in (130, 143):
+        stopped = KeyboardInterrupt()
+        stopped.exit_code = done.exit_code  # type: ignore[attr-defined]
+        raise stopped
+    for seed in done.seeds:
+        if seed.exit_code or seed.best_return is None or not math.isfinite(seed.best_return):
+            raise PalaestraError(f"seed {seed.seed} {seed.status}: {seed.error or 'no finite evaluation was made'}")
+    return done
+
+
+def _result(
+    study: Any, config: ExperimentConfig, space: tuple[Dimension, ...], search: Search, tell: Callable[[str], None]
+) -> TuningResult:
+    """Trains the best trials again on fresh seeds."""
+    folder, trials = Path(search.output), study.get_trials(deepcopy=False)
+    complete = sorted((one for one in trials if one.value is not None), key=lambda one: (-one.value, one.number))
+    failed = {one.number: one.user_attrs.get("error", "") for one in trials if one.state.name == "FAIL"}
+    if not complete:
+        raise ConfigError(f"no trial in {folder} has a score; the first failure: {next(iter(failed.values()), 'none')}")
+    winners: list[Winner] = []
+    for trial in complete[: search.top]:
+        values, path = (
+            trial.user_attrs["settings"],
+            folder / "runs" / f"winner_{trial.number}_{search.fresh_seeds}seeds",
+        )
+        first = config.run.seed + _FRESH_SEED
+        done = _trained(with_values(config, values), path, search.fresh_seeds, first)
+        scores = [
+            evaluate_run(
+                seed.directory, episodes=search.fresh_episodes, seed=config.run.seed + _EVALUATION_SEED
+            ).return_mean
+            for seed in done.seeds
+        ]
+        mean = math.fsum(scores) / len(scores)
+        winners.append(Winner(trial.number, values, trial.value, mean, mean_interval(scores)))
+        tell(f"trial {trial.number} scored {trial.value:.2f} in the search and {mean:.2f} on fresh seeds")
+    return TuningResult(folder, space, len(complete), failed, tuple(winners))

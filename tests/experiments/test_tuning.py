@@ -1,0 +1,140 @@
+"""Tests of `palaestra.experiments.tuning`: what is searched, and studies that go on."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("optuna")
+
+import palaestra
+from palaestra.cli.main import main
+from palaestra.core import ConfigError, Linear
+from palaestra.experiments import Search, load_config, preset, search_space, tuning
+from palaestra.experiments.dimensions import with_values
+from palaestra.experiments.seeds import GroupResult, SeedResult
+
+LEARNING_RATE = {"algorithm.learning_rate": (1e-4, 1e-2)}
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Names of trials that were trained; the return is their learning rate, plus 100 on seeds of the search."""
+    names: list[str] = []
+
+    def train(config, path, seeds, first):
+        names.append(path.name)
+        value = config.algorithm.learning_rate + (100 if first == 0 else 0)
+        runs = [
+            SeedResult(seed, Path(f"{value:.9f}"), "done", 0, 1, value, None) for seed in range(first, first + seeds)
+        ]
+        return GroupResult(path, tuple(runs))
+
+    monkeypatch.setattr(tuning, "_trained", train)
+    monkeypatch.setattr(tuning, "evaluate_run", lambda path, **_: SimpleNamespace(return_mean=float(str(path))))
+    return names
+
+
+def searched(folder, trials=4, **options):
+    search = Search(output=str(folder), trials=trials, fresh_seeds=2, top=2)
+    space = {one.path: None for one in search_space(preset("sac", "Pendulum-v1"))} | LEARNING_RATE
+    return palaestra.tune("sac", "Pendulum-v1", search=search, space=space, **options)
+
+
+def test_the_space_has_rates_sizes_discounts_and_ends_of_schedules():
+    space = {one.path: one for one in search_space(preset("dqn", "Acrobot-v1"))}
+    assert space["algorithm.gamma"].scale == "log_below_one" and space["algorithm.gamma"].high < 1
+    assert space["algorithm.mini_batch_size"].scale == "power_of_two"
+    assert space["algorithm.epsilon.end"].scale == "log" and "algorithm.epsilon.fraction" in space
+    assert "algorithm.capacity" not in space and not any("priority" in path for path in space)
+    changed = search_space(preset("dqn", "Acrobot-v1"), {"algorithm.gamma": (0.9, 0.95), "algorithm.n_step": None})
+    ranges = {one.path: (one.low, one.high) for one in changed}
+    assert ranges["algorithm.gamma"] == (0.9, 0.95) and "algorithm.n_step" not in ranges
+
+
+def test_every_corner_of_the_space_is_a_configuration():
+    for algorithm, env in [
+        ("dqn", "Acrobot-v1"),
+        ("ppo", "CartPole-v1"),
+        ("sac", "Pendulum-v1"),
+        ("a2c", "CartPole-v1"),
+    ]:
+        config = preset(algorithm, env)
+        for end in ("low", "high"):
+            with_values(config, {one.path: getattr(one, end) for one in search_space(config)})
+
+
+def test_numbers_of_a_schedule_are_put_into_it():
+    config = with_values(preset("dqn", "X-v0"), {"algorithm.epsilon.end": 0.1, "algorithm.epsilon.fraction": 0.5})
+    assert config.algorithm.epsilon == Linear(1.0, 0.1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm.gama": (0, 1)}, "no number that can be searched"),
+        ({"algorithm.gamma": (0.9,)}, "lowest and the highest"),
+        ({"algorithm.gamma": (0.9, 1.5)}, "fit its scale"),
+        ({"algorithm.mini_batch_size": (65, 127)}, "no power of two"),
+    ],
+)
+def test_wrong_ranges_are_named(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        search_space(preset("dqn", "CartPole-v1"), changes)
+
+
+def test_the_preset_is_the_best_of_the_search_with_its_fresh_score(tmp_path, trained):
+    found = searched(tmp_path)
+    first, second = found.winners
+    assert first.search_score > second.search_score and first.winners_curse == pytest.approx(100)
+    loaded = load_config(tmp_path / "preset.yaml")
+    assert loaded.algorithm.learning_rate == pytest.approx(first.fresh_score)
+    assert json.loads((tmp_path / "summary.json").read_text())["winners"][0]["trial"] == first.trial
+    assert len([name for name in trained if name.startswith("trial")]) == found.complete == 4
+
+
+def test_a_study_that_was_ended_goes_on_to_the_same_trials(tmp_path, trained, monkeypatch):
+    whole = searched(tmp_path / "whole")
+    inner = tuning._trained
+
+    def ended(config, path, seeds, first):
+        if path.name == "trial_2":
+            raise KeyboardInterrupt
+        return inner(config, path, seeds, first)
+
+    monkeypatch.setattr(tuning, "_trained", ended)
+    with pytest.raises(KeyboardInterrupt):
+        searched(tmp_path / "parts")
+    monkeypatch.setattr(tuning, "_trained", inner)
+    assert searched(tmp_path / "parts").winners == whole.winners
+
+
+def test_another_question_is_refused_in_the_same_folder(tmp_path, trained):
+    searched(tmp_path, trials=1)
+    with pytest.raises(ConfigError, match="other settings"):
+        searched(tmp_path, trials=1, algorithm__gamma=0.5)
+
+
+def test_failed_trials_are_counted_with_their_message(tmp_path, monkeypatch):
+    def failed(*_):
+        raise ConfigError("it does not fit")
+
+    monkeypatch.setattr(tuning, "_trained", failed)
+    with pytest.raises(ConfigError, match="it does not fit"):
+        searched(tmp_path, trials=2)
+
+
+def test_the_command_says_what_it_would_search(capsys):
+    typed = ["tune", "dqn", "CartPole-v1", "--space.algorithm.gamma", "0.9", "0.95", "--dry-run", "--json"]
+    with pytest.raises(SystemExit) as ended:
+        main(typed)
+    space = {one["path"]: one for one in json.loads(capsys.readouterr().out)}
+    assert ended.value.code == 0 and space["algorithm.gamma"]["high"] == 0.95
+
+
+@pytest.mark.parametrize("value", [["1"], ["a", "b"]])
+def test_a_wrong_space_ends_with_2(value, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["tune", "dqn", "CartPole-v1", "--space.algorithm.gamma", *value, "--dry-run"])
+    assert ended.value.code == 2 and "space" in capsys.readouterr().err
