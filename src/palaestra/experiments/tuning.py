@@ -133,7 +133,7 @@ def tune(
 
     Args:
         algorithm: its name, for example `"dqn"`.
-        env: as `EnvConfig.name`.
+        env: where it learns, as `EnvConfig.name`.
         search: how far to search, and where the study is.
         space: changes of what is searched, as in `search_space`.
         on_trial: called with a line for each trial and winner that has ended.
