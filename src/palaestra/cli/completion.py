@@ -61,7 +61,7 @@ def completion(arguments: list[str]) -> int:
     """Prints a completion script.
 
     Args:
-        arguments: what was typed after the verb.
+        arguments: the name of a shell.
     """
     if {"-h", "--help"} & set(arguments):
         print(_USAGE, end="")
