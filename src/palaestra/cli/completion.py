@@ -39,7 +39,7 @@ _OPTIONS = {
     "share": "sharing:ShareOptions",
     "pull": "sharing:PullOptions",
     "verify": "verify:VerifyOptions",
-    "diagnose": "options:RunOptions",
+    "diagnose": "diagnose:DiagnoseOptions",
     "export": "export:ExportOptions",
     "data": "data:CollectOptions",
     "list": "options:RunOptions",

@@ -1,4 +1,4 @@
-"""Why a run does not learn: findings from what it has logged, each with evidence, threshold, source and a way out."""
+"""Why a run does not learn: findings from what it logged and plays, with evidence, threshold, source and a way out."""
 
 import csv
 import math
@@ -10,33 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.core import CheckpointError
+from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.curves import is_number, read_metrics
+from palaestra.experiments.played import Symptom, play, played_symptoms
 from palaestra.experiments.run_directory import RunDirectory, find_run
 
-__all__ = ["Diagnosis", "Symptom", "diagnose"]
+__all__ = ["Diagnosis", "Symptom", "diagnose", "logged_symptoms"]
 
 _EPISODES = 20  # fewer say nothing about what is never earned, or always cut off
-
-
-@dataclass(frozen=True, kw_only=True)
-class Symptom:
-    """One reason why a run may not learn."""
-
-    name: str
-    """Short and fixed, such as `entropy_collapse`."""
-    severity: int
-    """3: nothing can be learned; 2: learning suffers; 1: worth a look."""
-    evidence: str
-    """What was measured."""
-    threshold: str
-    """From where on it is reported, and who says so."""
-    advice: str
-    """What to try, with the option."""
-
-    def __str__(self) -> str:
-        return f"{self.name}\n  found      {self.evidence}\n  threshold  {self.threshold}\n  try        {self.advice}"
 
 
 @dataclass(frozen=True)
@@ -58,25 +40,55 @@ class Diagnosis:
         return {"run": self.run, "findings": [asdict(finding) for finding in self.findings]}
 
 
-def diagnose(name: str | Path, *, root: str | Path = "runs") -> Diagnosis:
-    """Looks for reasons why a run does not learn, in its configuration and in what it has logged.
+def diagnose(name: str | Path, *, root: str | Path = "runs", episodes: int = 5) -> Diagnosis:
+    """Looks for reasons why a run does not learn: in its configuration, in what it has logged, and in what it does.
 
-    Nothing is trained or played; the environment is made, to know how many actions there are. A metric that an
-    algorithm does not log is not judged.
+    The policy of the newest checkpoint plays some episodes, for at most half a minute. A metric that an algorithm does
+    not log is not judged; runs of many agents, and those without a checkpoint, play nothing.
 
     Args:
         name: path or name of the run, or `last`.
         root: where to look for a name.
+        episodes: to play; 0 for none.
 
     Raises:
         CheckpointError: there is no such run, or it has logged nothing yet.
+        ConfigError: `episodes` is negative.
     """
+    if episodes < 0:
+        raise ConfigError(f"episodes is {episodes}; give a number of at least 0")
     directory = find_run(name, root)
     log = _Log(directory)
     if not log.rows:
         raise CheckpointError(f"{directory.path} has logged no metrics yet; let it train until it has, and ask again")
-    found = [finding for check in _CHECKS for finding in check(log)]
+    found = [*logged_symptoms(directory), *_entropy(log), *(_played(directory, log, episodes) if episodes else ())]
     return Diagnosis(str(directory.path), tuple(sorted(found, key=lambda finding: -finding.severity)))
+
+
+def logged_symptoms(directory: RunDirectory) -> list[Symptom]:
+    """What a run's log alone says; nothing is made or imported.
+
+    Args:
+        directory: of the run.
+    """
+    log = _Log(directory)
+    return [finding for check in _CHECKS for finding in check(log)] if log.rows else []
+
+
+def _played(directory: RunDirectory, log: "_Log", episodes: int) -> Iterator[Symptom]:
+    from palaestra.experiments.evaluation import policies_of_run
+    from palaestra.experiments.learner import evaluation_environment
+
+    if not any(directory.path.glob("checkpoints/*")):
+        return
+    _, policies = policies_of_run(directory, "last")
+    if list(policies) != [POLICY]:
+        return
+    env, _ = evaluation_environment(log.config, log.config.run.seed + 2, 1)
+    with env:
+        gamma = log.setting("gamma")
+        played = play(policies[POLICY], env, episodes=episodes, gamma=1.0 if gamma is None else gamma)
+    yield from played_symptoms(policies[POLICY], played)
 
 
 class _Log:
@@ -253,4 +265,4 @@ def _value(log: _Log) -> Iterator[Symptom]:
         )
 
 
-_CHECKS = (_not_finite, _no_updates, _step_size, _entropy, _horizon, _rewards, _value)
+_CHECKS = (_not_finite, _no_updates, _step_size, _horizon, _rewards, _value)

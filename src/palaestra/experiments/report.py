@@ -14,6 +14,7 @@ import numpy as np
 
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments.curves import Curve, curves_of, is_number, labels_of, one_run, thinned_metrics
+from palaestra.experiments.diagnosis import logged_symptoms
 from palaestra.experiments.records import read_faults
 from palaestra.experiments.run_directory import RunDirectory
 
@@ -60,7 +61,15 @@ def write_report(runs: Sequence[str | Path], path: str | Path) -> Path:
     title = " · ".join(labels) if len(labels) <= 3 else f"{len(directories)} runs"
     parts = [f"<h1>{escape(title)}</h1>", _summary(directories), *_curves(directories)]
     for run in directories:
-        one = [*_evaluation(run), *_health(run), *_time(run), *_videos(run), *_faults(run), *_origin(run)]
+        one = [
+            *_evaluation(run),
+            *_findings(run),
+            *_health(run),
+            *_time(run),
+            *_videos(run),
+            *_faults(run),
+            *_origin(run),
+        ]
         if len(directories) > 1:
             one = [f"<details><summary>{escape(run.path.name)}</summary>", *one, "</details>"]
         parts += one
@@ -118,6 +127,15 @@ def _evaluation(run: RunDirectory) -> Iterable[str]:
     yield "<h2>Evaluations</h2>"
     yield _table(["env steps", "return, 95% interval of the mean", "length"], rows)
     yield histogram(evaluations[-1][1]["returns"], title="returns of the last evaluation")
+
+
+def _findings(run: RunDirectory) -> Iterable[str]:
+    """What the log says against learning; `palaestra diagnose` says more, for it lets the policy play."""
+    rows = [
+        [escape(part) for part in (one.name, one.evidence, one.threshold, one.advice)] for one in logged_symptoms(run)
+    ]
+    if rows:
+        yield "<h2>Findings</h2>" + _table(["", "found", "threshold", "try"], rows)
 
 
 def _health(run: RunDirectory) -> Iterable[str]:

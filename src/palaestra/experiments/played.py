@@ -1,0 +1,210 @@
+"""What a policy shows when it plays: units that are dead, values that are too high, actions that never change."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from palaestra.core import BoundedSpec, DiscreteSpec, StepType, TensorSpec
+from palaestra.envs import Environment
+from palaestra.nn import MLP
+from palaestra.policies import Phase, Policy, ValueGreedyPolicy
+
+__all__ = ["Symptom", "play", "played_symptoms"]
+
+_SECONDS = 30.0
+_FEWEST_STEPS = 50  # fewer say nothing about what never happens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Symptom:
+    """One reason why a run may not learn."""
+
+    name: str
+    """Short and fixed, such as `entropy_collapse`."""
+    severity: int
+    """3: nothing can be learned; 2: learning suffers; 1: worth a look."""
+    evidence: str
+    """What was measured."""
+    threshold: str
+    """From where on it is reported, and who says so."""
+    advice: str
+    """What to try, with the option."""
+
+    def __str__(self) -> str:
+        return f"{self.name}\n  found      {self.evidence}\n  threshold  {self.threshold}\n  try        {self.advice}"
+
+
+@dataclass
+class Played:
+    """Episodes of one environment, step by step; of all but the last time step of each an action was taken."""
+
+    observations: list[Tensor] = field(default_factory=list)
+    """[...] each, of all time steps, as the environment gave them; none where they are no single array."""
+    actions: list[Tensor] = field(default_factory=list)
+    """What was executed, where it is a single array."""
+    errors: list[float] = field(default_factory=list)
+    """Highest action value minus the measured discounted return, of policies that have action values."""
+    returns: list[float] = field(default_factory=list)
+    """Those discounted returns."""
+    units: dict[str, Tensor] = field(default_factory=dict)
+    """[units] by layer: how much each did at most. 0 is a ReLU that was never on, or a tanh that was always at ±1."""
+
+
+@torch.inference_mode()
+def play(policy: Policy, env: Environment, *, episodes: int, gamma: float) -> Played:
+    """Plays episodes as an evaluation does, for at most half a minute.
+
+    Args:
+        policy: acts deterministically.
+        env: one environment.
+        episodes: how many.
+        gamma: discount of measured returns.
+    """
+    played, end_s = Played(), time.monotonic() + _SECONDS
+    with ExitStack() as stack:
+        for name, module in policy.named_modules():
+            if isinstance(module, MLP) and module.activation in _ACTIVITY:
+                for index, layer in enumerate(module.layers[: module.num_activations]):
+                    watch = _watcher(played.units, f"{name}.layers.{index}", module.activation)
+                    stack.callback(layer.register_forward_hook(watch).remove)
+        for _ in range(episodes):
+            if time.monotonic() > end_s:
+                break
+            _play_one(policy, env, gamma, played, end_s)
+    return played
+
+
+def _play_one(policy: Policy, env: Environment, gamma: float, played: Played, end_s: float) -> None:
+    """Adds one episode; one that runs out of time counts as cut off there."""
+    time_step, state = env.reset(), policy.initial_state(1)
+    values: list[float] = []
+    rewards: list[float] = []
+    while True:
+        if isinstance(time_step.observation, Tensor):
+            played.observations.append(time_step.observation[0].clone())
+        if isinstance(policy, ValueGreedyPolicy) and not policy.state_spec:
+            values.append(float(policy.q_values(time_step.observation).max()))
+        if int(time_step.step_type[0]) == StepType.LAST or time.monotonic() > end_s:
+            break
+        step = policy.act(time_step, state, phase=Phase.EVAL, deterministic=True)
+        action, state = policy.env_action(step.action), step.state
+        if isinstance(action, Tensor):
+            played.actions.append(action[0].clone())
+        time_step = env.step(action)
+        rewards.append(float(time_step.reward.sum()))
+    if values:  # nothing comes after a terminated episode; of one that was cut off the value is all that is known
+        after = values[-1] * float(time_step.discount[0])
+        for value, reward in zip(reversed(values[:-1]), reversed(rewards), strict=True):
+            after = reward + gamma * after
+            played.errors.append(value - after)
+            played.returns.append(after)
+
+
+_ACTIVITY = {"relu": lambda x: x.clamp_min(0), "tanh": lambda x: (x.abs() < 3).to(x.dtype)}  # tanh(3) is 0.995
+
+
+def _watcher(units: dict[str, Tensor], name: str, activation: str) -> Any:
+    def watch(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        most = _ACTIVITY[activation](output.detach()).reshape(-1, output.shape[-1]).amax(0)
+        units[name] = torch.maximum(units[name], most) if name in units else most
+
+    return watch
+
+
+def played_symptoms(policy: Policy, played: Played) -> Iterator[Symptom]:
+    """What the episodes show.
+
+    Args:
+        policy: that played.
+        played: what it did.
+    """
+    if len(played.actions) < _FEWEST_STEPS:
+        return
+    yield from _units(played)
+    yield from _values(played)
+    yield from _actions(policy, played)
+    yield from _observations(policy, played)
+
+
+def _units(played: Played) -> Iterator[Symptom]:
+    dead = {name: float((most <= 0).float().mean()) for name, most in played.units.items()}
+    name = max(dead, key=lambda layer: dead[layer], default=None)
+    if name is not None and dead[name] > 0.5:
+        yield Symptom(
+            name="dead_units",
+            severity=2,
+            evidence=f"{dead[name]:.0%} of the units of {name} did the same on {len(played.actions):,} time steps: a "
+            "ReLU never on, or a tanh always at its end",
+            threshold="half of a layer (our choice; Sokar et al. 2023, https://arxiv.org/abs/2302.12902, find that "
+            "performance falls as such units become more)",
+            advice="a smaller --algorithm.learning-rate, --algorithm.network.layer-norm, or normalised observations",
+        )
+
+
+def _values(played: Played) -> Iterator[Symptom]:
+    if not played.errors:
+        return
+    bias = math.fsum(played.errors) / len(played.errors)
+    size = math.fsum(map(abs, played.returns)) / len(played.returns)
+    if bias > max(1.0, size):
+        yield Symptom(
+            name="values_too_high",
+            severity=2,
+            evidence=f"action values are {bias:.3g} above the discounted returns that followed, which are {size:.3g} "
+            "on average in size",
+            threshold="as much as the returns themselves (our choice; van Hasselt et al. 2016, "
+            "https://arxiv.org/abs/1509.06461, on overestimation)",
+            advice="--algorithm.double True, a larger --algorithm.target-period, a smaller --algorithm.learning-rate",
+        )
+
+
+def _actions(policy: Policy, played: Played) -> Iterator[Symptom]:
+    if not played.actions:
+        return
+    actions, spec = torch.stack(played.actions).double(), policy.action_spec
+    if isinstance(spec, DiscreteSpec) and bool((actions == actions[0]).all()):
+        yield Symptom(
+            name="one_action",
+            severity=2,
+            evidence=f"the deterministic policy took action {int(actions[0])} in all of {len(actions):,} steps",
+            threshold=f"all of at least {_FEWEST_STEPS} steps: what it sees makes no difference (arithmetic)",
+            advice="more env steps, more exploration (--algorithm.entropy-cost, --algorithm.epsilon), or observations "
+            "that show what matters",
+        )
+    if isinstance(spec, BoundedSpec):
+        low, high = (
+            torch.tensor(bound, dtype=torch.double).expand(spec.shape) for bound in (spec.minimum, spec.maximum)
+        )
+        near = 0.01 * (high - low)
+        share = float((((actions - low) <= near) | ((high - actions) <= near)).double().mean())
+        if share > 0.98:
+            yield Symptom(
+                name="saturated_actions",
+                severity=1,
+                evidence=f"{share:.1%} of all action elements are within 1% of a bound",
+                threshold="98% (our choice): a network at its bounds gets hardly a gradient; some tasks want it",
+                advice="rewards of a smaller scale, a smaller --algorithm.learning-rate, or normalised observations",
+            )
+
+
+def _observations(policy: Policy, played: Played) -> Iterator[Symptom]:
+    spec = policy.observation_spec
+    if policy.normalizer is not None or not isinstance(spec, TensorSpec) or not spec.dtype.is_floating_point:
+        return
+    seen = torch.stack(played.observations).double().flatten(1)
+    size = float(seen.abs().mean(0).max())
+    if size > 100:
+        yield Symptom(
+            name="large_observations",
+            severity=2,
+            evidence=f"element {int(seen.abs().mean(0).argmax())} of the observation is {size:.3g} on average in size",
+            threshold="100 (our choice; Andrychowicz et al. 2020, https://arxiv.org/abs/2006.05990, section 3.3, find "
+            "that normalised observations are needed in most tasks)",
+            advice="--algorithm.normalize-observation True, or --env.wrappers NormalizeObservation",
+        )
