@@ -9,7 +9,7 @@ import pytest
 import palaestra
 from palaestra import preset
 from palaestra.core import CheckpointError
-from palaestra.experiments import RunDirectory
+from palaestra.experiments import RunDirectory, write_report
 
 HEALTHY = {
     "env_steps": 6000,
@@ -83,3 +83,10 @@ def test_the_command_ends_with_0_where_nothing_is_found(tmp_path, capsys):
 
     assert diagnose([str(made(tmp_path).path)]) == 0
     assert "nothing found" in capsys.readouterr().out
+
+
+def test_the_report_has_what_the_log_says(tmp_path):
+    broken, healthy = made(tmp_path / "a", **{"learning/kl": 3.0}), made(tmp_path / "b")
+    texts = [write_report([run.path], tmp_path / "report.html").read_text() for run in (broken, healthy)]
+    assert "policy_jumps" in texts[0] and "Findings" in texts[0]
+    assert "Findings" not in texts[1]
