@@ -38,6 +38,7 @@ _OPTIONS = {
     "stats": "stats:StatsOptions",
     "share": "sharing:ShareOptions",
     "pull": "sharing:PullOptions",
+    "tune": "tune:TuneCommand",
     "verify": "verify:VerifyOptions",
     "diagnose": "diagnose:DiagnoseOptions",
     "export": "export:ExportOptions",
