@@ -66,7 +66,7 @@ HEALTHY = [
 def names(algorithm, env, env_steps, folder, **settings):
     settings |= {"run__directory": str(folder), "run__tensorboard": False, "trainer__eval_episodes": 5}
     run = palaestra.train(algorithm, env, trainer__total_env_steps=env_steps, **settings)
-    return {finding.name for finding in palaestra.diagnose(run.directory.path).findings}
+    return {finding.name for finding in palaestra.diagnose(run.directory).findings}
 
 
 @pytest.mark.parametrize(("name", "algorithm", "env", "settings"), BROKEN, ids=[case[0] for case in BROKEN])
