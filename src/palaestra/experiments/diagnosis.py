@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -104,10 +104,10 @@ class _Log:
         value: Any = getattr(self.config.algorithm, name, None)
         return float(value) if isinstance(value, int | float) and is_number(value) else None
 
-    def late(self, name: str) -> float | None:
-        """Median of a metric over the last half of what was logged."""
+    def late(self, name: str, middle: Callable[[Any], Any] = np.median) -> float | None:
+        """Median, or mean, of a metric over the last half of what was logged."""
         values = [row[name] for row in self.rows if is_number(row.get(name))]
-        return float(np.median(values[len(values) // 2 :])) if values else None
+        return float(middle(values[len(values) // 2 :])) if values else None
 
     def last(self, name: str) -> float | None:
         """Newest value of a metric."""
@@ -165,7 +165,7 @@ def _no_updates(log: _Log) -> Iterator[Symptom]:
 
 
 def _step_size(log: _Log) -> Iterator[Symptom]:
-    kl = log.late("learning/kl")
+    kl = log.late("learning/kl", np.mean)  # few updates may move it far, which a median hides
     if kl is None:
         return
     rate = getattr(log.config.algorithm, "learning_rate", None)
@@ -173,7 +173,7 @@ def _step_size(log: _Log) -> Iterator[Symptom]:
         yield Symptom(
             name="policy_jumps",
             severity=3,
-            evidence=f"an update moves the policy by KL {kl:.3g} (median of the last half); learning_rate is {rate}",
+            evidence=f"an update moves the policy by KL {kl:.3g} (mean of the last half); learning_rate is {rate}",
             threshold="0.1; updates should stay near 0.01 to 0.02 (TRPO takes 0.01: Schulman et al. 2015, https://arxiv.org/abs/1502.05477)",
             advice="a smaller --algorithm.learning-rate, such as 3e-4, or --algorithm.target-kl 0.02",
         )
@@ -181,7 +181,7 @@ def _step_size(log: _Log) -> Iterator[Symptom]:
         yield Symptom(
             name="policy_stands_still",
             severity=3,
-            evidence=f"an update moves the policy by KL {kl:.3g} (median of the last half); learning_rate is {rate}",
+            evidence=f"an update moves the policy by KL {kl:.3g} (mean of the last half); learning_rate is {rate}",
             threshold="1e-7, a hundred-thousandth of TRPO's 0.01 (Schulman et al. 2015, https://arxiv.org/abs/1502.05477)",
             advice="a larger --algorithm.learning-rate, such as 3e-4, that does not decay to 0 too early",
         )
