@@ -1,5 +1,6 @@
 """Tests of `palaestra.rollout.inference`: batches of many clients."""
 
+import dataclasses
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -211,6 +212,8 @@ def test_statistics_count_requests_batches_and_waits():
     metrics = server.statistics.metrics()
     assert metrics["requests"] == 5 and server.statistics.largest_batch == 5
     assert metrics["batch_size"] == 9 / metrics["batches"] and metrics["wait_ms"] >= 0
+    alone = dataclasses.replace(server.statistics, requests=1, batches=1, wait_s=0.25, busy_s=0.5).metrics()
+    assert alone["wait_ms"] == 250 and alone["batch_ms"] == 500
 
 
 def test_sizes_and_numbers_that_make_no_sense_are_refused():
