@@ -94,7 +94,7 @@ def markdown(record: dict[str, Any]) -> str:
         "bar",
         "first iteration, s",
     ]
-    title = "## PPO on tensor CartPoles, 4 passes, 4 minibatches, one core"
+    title = "PPO on tensor CartPoles, 4 passes, 4 minibatches, one core, beside PureJaxRL:"
     return "\n\n".join([title, table(header, rows), f"{origin(record)} Peer: PureJaxRL, jax {record['jax']}."])
 
 
