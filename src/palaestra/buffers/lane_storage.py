@@ -421,7 +421,7 @@ class LaneStorage:
         """Writes the older frames of stacks to the rows before.
 
         Args:
-            name: of the field.
+            name: of a field with stacked frames.
             value: `[lanes, stacked, ...]`, or a nest of them.
             chosen: [lanes] which of them.
             numbers: [n, number of chosen] row numbers, oldest first, for the frames before the newest; a leaf with
@@ -435,7 +435,7 @@ class LaneStorage:
         """Whether stacks will be read as they are given.
 
         Args:
-            name: of the field.
+            name: of a field with stacked frames.
             value: `[N, stacked, ...]`, or a nest of them.
             first: [N] whether an episode begins.
             numbers: [N] where they will be written.

@@ -82,7 +82,7 @@ class TeamNetwork(nn.Module):
         observation_spec: of the team.
         num_agents: G.
         out_size: numbers for each member.
-        config: the layers.
+        config: the layers between.
         out_gain: scale of the last layer's initial weights.
 
     Examples:
