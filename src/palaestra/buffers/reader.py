@@ -360,7 +360,7 @@ class StreamReader:
             index: [N] of rows that others follow.
         """
         kinds = self._storage.step_types
-        return (kinds.take(index) != LAST) & (kinds.take(index + self.num_lanes, mode="wrap") != FIRST)
+        return (kinds.take(index) != LAST) & (kinds.take(index + self.num_lanes, None, None, "wrap") != FIRST)
 
     def ends_with_next(self, index: np.ndarray) -> np.ndarray:
         """Whether the action of a row ended its episode.
@@ -439,7 +439,7 @@ class StreamReader:
         """
         if self._streams.sample_avail:
             return self.is_start(index) & (self._reach(index) == self._streams.stack_num - 1)
-        if not self._aligned(length):
+        if length == 1 or not self._aligned(length):
             return self.is_start(index)
         kinds = self._storage.step_types
         return (kinds.take(index) == LAST) | (kinds.take(index + self.num_lanes, mode="wrap") != FIRST)
@@ -491,7 +491,7 @@ class StreamReader:
         """
         take, rows = self._take, index + _offsets(n_step, self.num_lanes)  # [n+1, N]
         bootstrap = rows[1]
-        kinds = self._storage.step_types.take(rows, mode="wrap")
+        kinds = self._storage.step_types.take(rows, None, None, "wrap")
         if n_step > 1:  # `ops.n_step_end`
             bootstrap = index + self.num_lanes * np.maximum(_unbroken(kinds).sum(0), 1)
         fields = {
