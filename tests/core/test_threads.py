@@ -1,10 +1,12 @@
 """Threads that compute use as many cores as who starts them."""
 
+import itertools
+
 import pytest
 import torch
 
 from palaestra.algorithms import ALGORITHMS
-from palaestra.core import computing_thread
+from palaestra.core import computing_thread, threads
 from tests.robots.parts import OneTaskConfig, OneTaskRobot, collector_of, env_maker, robot_of
 
 
@@ -31,3 +33,24 @@ def test_a_robot_learns_with_the_cores_that_the_run_chose(cores, monkeypatch):
     with collector_of(robot, make_env) as collector:
         collector.unroll(20)
     assert set(found) == {cores}
+
+
+@pytest.mark.parametrize(("gain", "chosen"), [(1.1, 1), (0.4, 1), (1.5, 4)])
+def test_as_many_threads_as_are_measured_to_be_faster(gain, chosen, monkeypatch):
+    """The clock says what a gradient took, by the threads that computed it."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    now = itertools.accumulate(itertools.repeat(0), lambda total, _: total + 1e-4 / (gain ** (cores() > 1)), initial=0)
+    cores = torch.get_num_threads
+    monkeypatch.setattr(threads.time, "perf_counter", lambda: next(now))
+    torch.set_num_threads(3)
+    assert threads.faster_threads(256, (256, 256), 4) == chosen
+    assert cores() == 3
+
+
+def test_one_thread_for_small_networks_and_where_the_environment_says_so(monkeypatch):
+    assert threads.faster_threads(10**6, (512, 512), 4) == 1  # OMP_NUM_THREADS=1 in tests
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: pytest.fail("nothing has to be measured"))
+    assert threads.faster_threads(256, (64, 64), 4) == 1
+    assert threads.faster_threads(256, (), 4) == 1
+    assert threads.faster_threads(10**6, (512,), 1) == 1

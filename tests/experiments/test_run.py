@@ -303,6 +303,17 @@ def test_only_pictures_take_many_threads_not_every_observation_of_three_axes(mon
     assert choose_threads(config, {"camera": TensorSpec((3, 64, 64), torch.uint8)}) == 8
 
 
+def test_a_resumed_run_keeps_the_threads_that_were_measured(tmp_path, monkeypatch):
+    """F25: others round sums otherwise, and the machine may be busier now."""
+    monkeypatch.setattr("palaestra.experiments.learner.choose_threads", lambda config, _: config.run.num_threads or 2)
+    run = trained(tmp_path, trainer__total_env_steps=8)
+    assert json.loads((run.directory / "run.json").read_text())["threads"] == 2
+    monkeypatch.setattr("palaestra.experiments.learner.choose_threads", lambda config, _: config.run.num_threads or 1)
+    palaestra.resume(run.directory, trainer__total_env_steps=16)
+    assert torch.get_num_threads() == 2
+    assert json.loads((run.directory / "run.json").read_text())["threads"] == 2
+
+
 # -- finding runs
 
 

@@ -41,7 +41,8 @@ class RunConfig:
     deterministic: Annotated[bool, tyro.conf.arg(aliases=("--deterministic",))] = False
     """Equal results on equal GPUs too, by slower kernels; on a CPU they are equal anyway."""
     num_threads: int | None = None
-    """Threads of torch; by default 1 for small networks, else as many as there are cores."""
+    """Threads of torch; by default 1 or as many as there are cores, whichever is measured to be faster at the start of
+    the run, which keeps that number when it is resumed."""
     tensorboard: bool | None = None
     """Whether TensorBoard files are written; by default where TensorBoard, an extra, is installed."""
     loggers: Annotated[tuple[Literal["wandb", "mlflow", "trackio"], ...], tyro.conf.arg(aliases=("--loggers",))] = ()

@@ -23,6 +23,7 @@ from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, CheckpointError, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree
 from palaestra.core.importing import import_maker, parse_call
+from palaestra.core.threads import faster_threads
 from palaestra.envs import EnvConfig, Environment, create_environment, probe_specs
 from palaestra.experiments.config import ExperimentConfig, algorithm_class
 from palaestra.experiments.data import mixed
@@ -467,19 +468,20 @@ def set_up_torch(config: ExperimentConfig, observation_spec: SpecTree) -> None:
 
 
 def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side_by_side: int = 1) -> int:
-    """Threads of torch: as asked for; else one for small networks, where more only wait for each other.
+    """Threads of torch: as asked for; else all where there are pictures, and what is faster where there are none.
 
     Args:
         config: of the run.
         observation_spec: of its environment; pictures need large networks.
         side_by_side: runs that share the machine.
     """
-    network = getattr(config.algorithm, "network", None)
+    network, most = getattr(config.algorithm, "network", None), max(1, num_cores() // side_by_side)
+    if config.run.num_threads or has_pictures(observation_spec):
+        return config.run.num_threads or most
+    if not issubclass(algorithm_class(config.algorithm_name), Algorithm):  # a robot's threads wait for torch's
+        return 1
     rows = getattr(config.algorithm, "mini_batch_size", 0) or 0
-    small = isinstance(network, NetworkConfig) and max(network.hidden_sizes, default=0) * rows <= 256 * 256
-    small |= not issubclass(algorithm_class(config.algorithm_name), Algorithm)  # a robot's threads wait for torch's
-    small = small and not has_pictures(observation_spec)
-    return config.run.num_threads or (1 if small else max(1, num_cores() // side_by_side))
+    return faster_threads(rows, network.hidden_sizes, most) if isinstance(network, NetworkConfig) else most
 
 
 def compile_if_asked(config: ExperimentConfig, part: Algorithm[Any] | Collector) -> None:

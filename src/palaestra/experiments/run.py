@@ -378,6 +378,8 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
         Whether nothing of it is lost.
     """
     store, step, whole = directory.checkpoints(), 0, True
+    if config.run.num_threads is None:  # as measured when it began: other numbers round sums otherwise
+        torch.set_num_threads(directory.info.get("threads", torch.get_num_threads()))
     if store.never_saved:
         _log.warning("%s stopped before its first checkpoint: it begins at env step 0", directory.path)
     else:
