@@ -158,3 +158,26 @@ def test_a_compiled_network_gives_the_same_numbers(make):
     assert np.allclose(algorithm.policy(x.numpy()), expected, atol=1e-6)
     for name, gradient in algorithm.gradients(minibatch(algorithm)).values.items():
         assert torch.allclose(gradient, gradients[name], atol=1e-6)
+
+
+class Owner:
+    """Of a method to compile."""
+
+    def __init__(self) -> None:
+        self.weight = torch.ones(3)
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x).tanh()
+
+
+@pytest.mark.skipif(not fast.can_compile(), reason="this PyTorch cannot")
+def test_a_compiled_method_is_found_again_by_a_second_process():
+    """What PyTorch calls the graph is another name each time, and may not be part of the key of its cache."""
+    from torch._dynamo.utils import counters
+
+    for _ in range(2):
+        torch._dynamo.reset()
+        counters.clear()
+        owner, x = Owner(), torch.arange(3.0)
+        assert torch.allclose(fast.compiled_method(owner, Owner.scaled, x)(x), owner.scaled(x))
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 1
