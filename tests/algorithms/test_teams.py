@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from palaestra.core import Batch, MultiDiscreteSpec, TensorSpec
 from palaestra.policies import central_view
+from palaestra.policies.team import TeamNetwork
 from tests.algorithms.parts import collected, first_minibatch
 
 
@@ -49,3 +51,11 @@ def test_each_member_is_judged_by_its_own_critic_with_the_others_as_they_acted()
         mixed[:, g] = proposed[:, g]
         gain = gain + (algorithm.critic(view, mixed.flatten(-2))[g].squeeze(-1) * batch.observation.alive[:, g]).sum()
     torch.testing.assert_close(terms["actor"], -gain / (members * len(batch.action)))
+
+
+def test_a_team_may_have_one_member_that_sees_a_choice():
+    """What a member sees is described by the team's first, which is there in every team."""
+    spec = {"observation": MultiDiscreteSpec(nvec=(5,)), "alive": TensorSpec((1,))}
+    network = TeamNetwork(spec, 1, 2)
+    seen = Batch(observation=torch.tensor([[4], [0]]), alive=torch.ones(2, 1))
+    assert network(seen).shape == (2, 2)

@@ -262,6 +262,17 @@ def test_a_saved_sampler_goes_on_bit_for_bit():
         twin.load_state_tensors(state)
 
 
+def test_after_a_state_that_is_refused_a_sampler_draws_and_is_saved():
+    buffer, world = prioritized()
+    buffer.draw(replay(), generator())
+    state = buffer.sampler.state()
+    state.pop("restarts")
+    with pytest.raises(CheckpointError, match="the saved priorities have no 'restarts'"):
+        buffer.sampler.load_state(state)
+    assert buffer.sampler.state().keys() == {"highest", "beta"}
+    check_windows(buffer.draw(replay(), generator()), world, 1)
+
+
 def test_a_draw_and_its_weights_survive_uniform_priorities():
     """alpha 0 is uniform whatever was written back."""
     buffer, _ = filled(40, 2, 20)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palaestra.buffers import BalancedSampler, DeviceMemory, EpisodeSampler, PrioritizedSampler, Sampler, WholeSampler
+from palaestra.buffers.reader import StreamReader
 from palaestra.core import ConfigError, Offline, Prioritized, ShapeError
 from palaestra.ops import n_step_targets
 from tests.buffers.checks import check_unroll, check_windows
@@ -152,6 +153,16 @@ def test_ends_come_as_often_as_they_are_asked_for():
         assert set(drawn.index[chosen].tolist()) == set(all_of_it.tolist())
     with pytest.raises(ConfigError, match=r"share=1.5.*\[0, 1\]"):
         BalancedSampler(1.5)
+
+
+def test_rows_to_spare_are_drawn_so_that_few_draws_look_twice(monkeypatch):
+    """A quarter more than are asked for, and eight: about every fifth row of this world cannot be learned from."""
+    buffer, _ = filled(4000, 2, 1500)
+    looked, may_begin = [], StreamReader.may_begin
+    monkeypatch.setattr(StreamReader, "may_begin", lambda self, *at: looked.append(len(at[0])) or may_begin(self, *at))
+    assert len(buffer.draw(replay(mini_batch_size=1000), generator()).index) == 1000
+    assert looked[0] == 1258
+    assert sum(looked) < 1300
 
 
 def test_a_sampler_of_your_own_is_ten_lines():

@@ -122,6 +122,14 @@ def test_files_that_do_not_fit_are_named(tmp_path):
     assert isinstance(MainMemory().allocate("rows", {"x": ((2,), torch.float64)})["x"], torch.Tensor)
 
 
+def test_mapped_files_may_be_as_small_as_a_byte_or_empty(tmp_path):
+    shapes = {"small": ((1, 1), torch.uint8), "empty": ((4, 0), torch.float32)}
+    made = MappedFiles(tmp_path).allocate("rows", shapes)
+    made["small"][0] = 7
+    again = MappedFiles(tmp_path).allocate("rows", shapes)
+    assert (again["small"].tolist(), again["empty"].shape) == ([[7]], (4, 0))
+
+
 def write_until_killed(directory, rows, enough, wait_until):
     """A process that is killed some time after its write heads are at this place."""
 

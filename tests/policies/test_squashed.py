@@ -119,6 +119,14 @@ def test_a_population_is_kept_until_the_next_version():
     assert not torch.allclose(policy.act(STEP, phase=Phase.COLLECT).action, first)
 
 
+def test_a_population_that_resumes_at_any_version_draws_before_it_acts():
+    """Nothing has been drawn in this process, whatever the version."""
+    for version in (0, 1, 2):
+        policy = population()
+        policy.version = version
+        assert len(policy.act(STEP, phase=Phase.COLLECT).action) == len(OBSERVATION)
+
+
 def test_a_population_describes_only_the_lanes_that_acted():
     """One seed is not that of all."""
     policy = population()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from palaestra.core import Batch, CheckpointError
-from palaestra.training import CheckpointStore
+from palaestra.training import CheckpointStore, checkpoints
 
 
 def state(step: int) -> dict[str, Any]:
@@ -128,3 +128,25 @@ def test_a_value_that_cannot_be_saved_is_named_and_leaves_nothing(tmp_path):
     with pytest.raises(TypeError, match="object"):
         store.save(1, {"part": {"x": object()}})
     assert store.steps() == []
+
+
+def test_a_damaged_segment_is_read_from_its_second_copy_and_no_whole_one_is_blamed(tmp_path):
+    """D3: the fault tier flips bits in whole runs; here is one file."""
+    whole = {"segment-a.bin": 1, "copy-of-segment-a.bin": 1, "segment-b.bin": 1}
+    assert checkpoints._lost(tmp_path, ["segment-a.bin"], whole) == []
+    assert checkpoints._lost(tmp_path, ["segment-b.bin"], whole) == ["segment-b.bin"]
+    assert checkpoints._lost(tmp_path, ["segment-a.bin", "copy-of-segment-a.bin"], whole) == ["segment-a.bin"]
+    with pytest.raises(CheckpointError, match=r"state.json is missing or damaged"):
+        checkpoints._lost(tmp_path, ["state.json"], whole)
+
+
+def test_a_damaged_checkpoint_is_put_aside(tmp_path):
+    """F11: also where an earlier one of the same name was, and where none was."""
+    store = CheckpointStore(tmp_path)
+    for step in (1, 2):
+        store.save(step, state(step))
+    for _ in range(2):
+        (store.steps()[-1] / "state.json").write_text("{")
+        assert store.load_newest()[0] == 1
+        assert [path.name for path in tmp_path.glob("*.corrupt")] == ["step_0000000002.corrupt"]
+        store.save(2, state(2))

@@ -4,8 +4,10 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.measure import Measurement
 
 from palaestra.training import ConsoleLogger
+from palaestra.training.console import _Sparkline
 from tests.training.parts import trainer
 
 START = {"env_steps": 0, "metrics": 0, "episodes": 0}
@@ -54,6 +56,14 @@ def test_a_narrow_panel_shows_the_newest_returns(width):
     bars = "".join(bar for bar in line if bar in "▁█")
     assert bars == "▁" * (len(bars) - 1) + "█"
     assert min(width - 60, 30) <= len(bars) <= 60
+
+
+def test_returns_have_room_for_one_bar_at_least():
+    """`rich` gives a column what is left, between these two."""
+    console = Console(width=80)
+    for count in (0, 1, 5):
+        measured = Measurement.get(console, console.options, _Sparkline([1.0] * count))
+        assert (measured.minimum, measured.maximum) == (min(1, count), count)
 
 
 def test_a_terminal_shows_a_panel_before_the_first_episode():

@@ -44,6 +44,13 @@ def test_metrics_are_json_lines_and_episodes_are_csv(tmp_path):
     assert json.loads(rows[1]["info"]) == {"x@max": 3.0}
 
 
+def test_a_file_of_episodes_says_what_its_columns_are_before_the_first_ends(tmp_path):
+    logger = FileLogger(tmp_path)
+    logger.start(START)
+    assert (tmp_path / "episodes.csv").read_text() == "env_steps,return,length,env_id,info\n"
+    logger.close()
+
+
 def test_lines_are_in_the_file_as_soon_as_they_are_told(tmp_path):
     """F28: a process that is killed loses no line."""
     logger = FileLogger(tmp_path)

@@ -325,6 +325,8 @@ def test_a_finished_run_that_is_resumed_changes_nothing(tmp_path):
         "ppo", total=100, evaluate=lambda policy: pytest.fail("evaluated"), loggers=[recorder], checkpoints=store
     )
     again.load_state(state)
+    assert again.state()["trainer"]["seconds"] == state["trainer"]["seconds"]  # training time counts on
+    assert state["trainer"]["seconds"]["learning"] > 0
     result = again.run()
     assert (result.status, result.env_steps, result.evaluation) == ("done", first.env_steps, first.evaluation)
     assert recorder.rows == []

@@ -1,0 +1,49 @@
+"""Tests of `palaestra.training.async_evaluation`; processes that evaluate are in tests/cli/test_asynchronous.py."""
+
+import pytest
+
+from palaestra.policies import Phase, Policy
+from palaestra.rollout import Evaluation
+from palaestra.training.async_evaluation import Evaluator
+from tests.algorithms.parts import environment, make
+
+RESULT = Evaluation(1.0, 0.0, (1.0, 1.0), 10.0, 1, [0], deterministic=False, returns=[1.0])
+
+
+class Elsewhere:
+    """An evaluation that is over after some questions whether it is."""
+
+    def __init__(self, questions: int) -> None:
+        self.left = questions
+
+    def __call__(self, policy: Policy) -> Evaluation:
+        raise AssertionError("not here")
+
+    def submit(self, policy: Policy) -> "Elsewhere":
+        return self
+
+    def done(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def result(self) -> Evaluation:
+        return RESULT
+
+
+@pytest.fixture
+def policy():
+    with environment("discrete", 1, 0) as env:
+        return make("ppo", env, 0).policy
+
+
+def test_training_does_not_wait_for_an_evaluation_elsewhere(policy):
+    """What is over is handed out later, in order; waiting is asked for."""
+    elsewhere = Elsewhere(questions=3)
+    evaluator = Evaluator(elsewhere, asynchronous=True)
+    assert evaluator.make(10, policy) == []
+    assert evaluator.made() == []
+    assert elsewhere.left == 1
+    ((env_steps, result, evaluated),) = evaluator.made(wait=True)
+    assert (env_steps, result) == (10, RESULT)
+    assert evaluated is not policy
+    assert policy.phase is not Phase.EVAL
