@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import types
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ import coverage
 import pytest
 import torch  # noqa: F401 - what takes long to import is there in all processes that are forked
 
-from tools.mutation import EQUIVALENT, PACKAGES, ROOT, Mutant, draw, inside_functions
+from tools.mutation import PACKAGES, ROOT, Mutant, draw, inside_functions, page
 
 SOURCE = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((ROOT / "src").rglob("*.py")))).hexdigest()
 KEPT = ROOT / ".cache/mutants" / SOURCE[:12]
@@ -151,25 +151,6 @@ def chosen(mutant: Mutant, tests: dict[str, dict[str, Any]]) -> list[str]:
     order = sorted(met, key=lambda test: (f"tests/{package}/" not in test and test != DEFAULTS, met[test]))
     total = itertools.accumulate(met[test] for test in order)
     return [test for test, seconds in zip(order, total, strict=True) if seconds < BOUND_S]
-
-
-def page(results: list[tuple[Mutant, str]], drawn: int) -> str:
-    """The score, and every survivor."""
-    alive = [mutant for mutant, result in results if result == "passed"]
-    same = [mutant for mutant in alive if mutant.line() in EQUIVALENT]
-    killed, packages = len(results) - len(alive), Counter(Path(mutant.file).parts[2] for mutant, _ in results)
-    lines = (
-        "# Mutants\n",
-        "Written by `make mutants`: one small change of the library at a time, and whether a test notices.",
-        f"{len(results)} of {drawn} were run: {', '.join(f'{n} of {name}' for name, n in sorted(packages.items()))}.",
-        f"{killed} are killed; {len(same)} of the others change nothing:",
-        f"**{100 * killed / (len(results) - len(same)):.1f}%**.",
-        "",
-        "| survivor | why no test can see it |",
-        "|---|---|",
-        *(f"| `{m.line().replace('|', chr(92) + '|')}` | {EQUIVALENT.get(m.line(), '')} |" for m in alive),
-    )
-    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
-"""Every small change that can be made to a Python file: one operator, number, condition or statement."""
+"""Every small change that can be made to a Python file: an operator, number, condition or statement; and their page."""
 
 import ast
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,10 @@ EQUIVALENT: dict[str, str] = {
     ),
     "src/palaestra/buffers/lane_storage.py: reach = np.where(begins.any(-1, keepdims=True), "
     "begins.argmax(-1)[..., None], ((leaf.stacked) + (1)))": "no frame of a stack is further back",
+    "src/palaestra/buffers/prioritized.py: self._drawn = np.empty(1)": "read only after a draw, which sets it",
+    "src/palaestra/algorithms/c51.py: error = -(wanted * logits.log_softmax(-1)).sum((1))": (
+        "of two dimensions, 1 is the last"
+    ),
 }
 """Survivors that no test could notice (file: the line after the change), and why."""
 
@@ -44,8 +49,10 @@ class Mutant(NamedTuple):
         return source[: self.start] + self.text.encode() + source[self.end :]
 
     def line(self) -> str:
-        """The first line that is another."""
-        return f"{self.file}: {self.changed().decode().splitlines()[self.lineno - 1].strip()}"
+        """The first line that is another, and the statement where there is none any more."""
+        was = " ".join((ROOT / self.file).read_bytes()[self.start : self.end].decode().split())
+        line = self.changed().decode().splitlines()[self.lineno - 1].strip()
+        return f"{self.file}: {line}{f'  # was: {was}' if self.text == 'pass' else ''}"
 
 
 def mutants(file: Path) -> Iterator[Mutant]:
@@ -120,3 +127,22 @@ def draw(number: int) -> list[Mutant]:
     """So many of all mutants, at random; the same ones each time."""
     files = sorted(file for package in PACKAGES for file in (ROOT / "src/palaestra" / package).rglob("*.py"))
     return random.Random(0).sample([mutant for file in files for mutant in mutants(file)], number)
+
+
+def page(results: list[tuple[Mutant, str]], drawn: int) -> str:
+    """The score, and every survivor."""
+    alive = [mutant for mutant, result in results if result == "passed"]
+    same = [mutant for mutant in alive if mutant.line() in EQUIVALENT]
+    killed, packages = len(results) - len(alive), Counter(Path(mutant.file).parts[2] for mutant, _ in results)
+    lines = (
+        "# Mutants\n",
+        "Written by `make mutants`: one small change of the library at a time, and whether a test notices.",
+        f"{len(results)} of {drawn} were run: {', '.join(f'{n} of {name}' for name, n in sorted(packages.items()))}.",
+        f"{killed} are killed; {len(same)} of the others change nothing:",
+        f"**{100 * killed / (len(results) - len(same)):.1f}%**.",
+        "",
+        "| survivor | why no test can see it |",
+        "|---|---|",
+        *(f"| `{m.line().replace('|', chr(92) + '|')}` | {EQUIVALENT.get(m.line(), '')} |" for m in alive),
+    )
+    return "\n".join(lines) + "\n"
