@@ -228,7 +228,8 @@ class ChoiceHead(Head):
         return Categorical(numbers, mask)
 
     def env_action(self, action: Tensor) -> Tensor:
-        return (action + self._start if self._start else action).to(self._dtype)
+        action = action + self._start if self._start else action
+        return action if action.dtype is self._dtype else action.to(self._dtype)
 
 
 @final

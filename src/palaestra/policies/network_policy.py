@@ -275,7 +275,7 @@ class StochasticPolicy(NetworkPolicy):
         features, state = self.features(observation, state)
         distribution = self.distribution_of(self.head(features), self.action_mask(observation))
         action = distribution.mode() if deterministic else distribution.sample(self.generator)
-        return PolicyStep(self._explored(action, explore), state)
+        return PolicyStep(action if self.exploration is None else self._explored(action, explore), state)
 
     def acting_noise(self, observation: Any) -> Callable[[], Tensor] | None:
         if self.state_spec or self.exploration is not None or type(self).choose is not StochasticPolicy.choose:
