@@ -22,7 +22,6 @@ CHILD = Path(__file__)
 CALLS = {
     "train ppo eager": 3,
     "train dqn eager": 60,
-    "tensor 1024": 2,
     "buffer add": 400,
     "buffer sample": 200,
     "buffer prioritized_100": 200,
@@ -30,6 +29,7 @@ CALLS = {
     "step serial CartPole-v1 64": 100,
     "step adapted_pool CartPole-v1 8": 200,
     "step tensor 0": 100,
+    "tensor 1024": 2,
 }
 """Workloads of `revisions`, and how many calls are counted after as many that are not."""
 SWITCH = """
