@@ -26,6 +26,11 @@ EQUIVALENT: dict[str, str] = {
     ),
     "src/palaestra/buffers/lane_storage.py: reach = np.where(begins.any(-1, keepdims=True), "
     "begins.argmax(-1)[..., None], ((leaf.stacked) + (1)))": "no frame of a stack is further back",
+    "src/palaestra/ops/targets.py: moved = torch.minimum(torch.maximum(reward.unsqueeze(-1) + bootstrap.unsqueeze((1)) "
+    "* support, low), high)  # [N, Q]": "of [N], to which it adds one, 1 is the last",
+    "src/palaestra/policies/population.py: self._population[name] = parameter + self.noise_std * part": (
+        "`Policy.act` computes no gradients"
+    ),
     "src/palaestra/buffers/prioritized.py: self._drawn = np.empty(1)": "read only after a draw, which sets it",
     "src/palaestra/algorithms/c51.py: error = -(wanted * logits.log_softmax(-1)).sum((1))": (
         "of two dimensions, 1 is the last"

@@ -1,9 +1,12 @@
 """Tests of what teams learn: from whose reward, and of which value."""
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from palaestra.core import Batch, MultiDiscreteSpec, TensorSpec
+from palaestra import NetworkConfig
+from palaestra.core import Batch, BoundedSpec, MultiDiscreteSpec, TensorSpec
 from palaestra.policies import central_view
 from palaestra.policies.team import TeamNetwork
 from tests.algorithms.parts import collected, first_minibatch
@@ -59,3 +62,19 @@ def test_a_team_may_have_one_member_that_sees_a_choice():
     network = TeamNetwork(spec, 1, 2)
     seen = Batch(observation=torch.tensor([[4], [0]]), alive=torch.ones(2, 1))
     assert network(seen).shape == (2, 2)
+
+
+def test_an_encoder_of_your_own_is_told_what_one_member_sees():
+    """Without the team's dimension; with the bounds."""
+    seen = []
+    members = BoundedSpec((3, 2), minimum=np.full((3, 2), -1.0), maximum=np.full((3, 2), 4.0))
+    spec = {"observation": members, "alive": TensorSpec((3,))}
+
+    def encoder(spec):
+        seen.append(spec)
+        return nn.Linear(2, 2)
+
+    TeamNetwork(spec, 3, 2, NetworkConfig(encoder=encoder))
+    (told,) = seen
+    assert told.shape == (2,)
+    assert (told.minimum.tolist(), told.maximum.tolist()) == ([-1.0, -1.0], [4.0, 4.0])

@@ -262,6 +262,8 @@ def test_what_is_appended_without_versions_has_none():
     buffer.extend(Batch.of(fields))
     newest = buffer.newest(1)
     assert (newest.observation.tolist(), newest.policy_version.tolist()) == ([[70], [71]], [[0]])
+    buffer.append(torch.tensor([2]), step([MID]))
+    assert buffer.newest(1).policy_version.tolist() == [[0]]
 
 
 @pytest.mark.parametrize("complete", [False, True])

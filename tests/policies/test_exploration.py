@@ -169,9 +169,10 @@ def test_a_python_number_stays_one():
         (lambda: EpsilonGreedy(0), "num_actions=0; it must be at least 1"),
         (lambda: EpsilonGreedy(3, 1.5), r"epsilon=1.5; it must stay in \[0, 1\]"),
         (lambda: EpsilonGreedy(3, Linear(1.0, -0.1)), r"it must stay in \[0, 1\]"),
+        (lambda: EpsilonGreedy(3, Linear(0.5, 1.1)), r"it must stay in \[0, 1\]"),
         (lambda: UniformNoise(1.0, -1.0), "low must not be above high"),
     ],
-    ids=["actions", "epsilon", "schedule", "bounds"],
+    ids=["actions", "epsilon", "falling", "rising", "bounds"],
 )
 def test_impossible_settings_are_named(make, message):
     with pytest.raises(ConfigError, match=message):

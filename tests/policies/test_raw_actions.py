@@ -8,6 +8,7 @@ from torch.testing import assert_close
 from palaestra import NetworkConfig
 from palaestra.core import Batch, BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, TensorSpec
 from palaestra.policies import (
+    ActionRange,
     CategoricalPolicy,
     CompositePolicy,
     GaussianPolicy,
@@ -67,3 +68,12 @@ def _random(spec, rows):
 
 def _leaves(value):
     return [leaf for part in value.values() for leaf in _leaves(part)] if isinstance(value, Batch) else [value]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "executed"),
+    [(0.0, np.inf, [0.0, 3.0]), (-np.inf, 2.0, [-3.0, 2.0]), (-np.inf, np.inf, [-3.0, 3.0])],
+)
+def test_a_box_with_one_bound_is_clipped_there_and_not_rescaled(low, high, executed):
+    within = ActionRange(BoundedSpec((1,), minimum=np.array([low]), maximum=np.array([high])))
+    assert within(torch.tensor([[-3.0], [3.0]])).squeeze(-1).tolist() == executed

@@ -6,6 +6,7 @@ from palaestra.policies import Phase, Policy
 from palaestra.rollout import Evaluation
 from palaestra.training.async_evaluation import Evaluator
 from tests.algorithms.parts import environment, make
+from tests.training.parts import evaluation_in, trainer
 
 RESULT = Evaluation(1.0, 0.0, (1.0, 1.0), 10.0, 1, [0], deterministic=False, returns=[1.0])
 
@@ -47,3 +48,10 @@ def test_training_does_not_wait_for_an_evaluation_elsewhere(policy):
     assert (env_steps, result) == (10, RESULT)
     assert evaluated is not policy
     assert policy.phase is not Phase.EVAL
+
+
+def test_the_process_that_evaluates_ends_with_the_run(monkeypatch):
+    closed = []
+    monkeypatch.setattr(Evaluator, "close", lambda self: closed.append(self))
+    trainer("ppo", total=10, evaluate=evaluation_in()).run()
+    assert len(closed) == 1

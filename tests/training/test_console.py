@@ -1,6 +1,7 @@
 """Tests of `palaestra.training.console`: a panel on a terminal, plain lines in a pipe."""
 
 import io
+import threading
 
 import pytest
 from rich.console import Console
@@ -69,6 +70,24 @@ def test_returns_have_room_for_one_bar_at_least():
 def test_a_terminal_shows_a_panel_before_the_first_episode():
     row = {name: value for name, value in ROW.items() if name != "return_mean"}
     assert "no episode yet" in shown(True, [row])
+
+
+def test_a_run_with_workers_says_how_they_are():
+    numbers = {"there": 4, "late": 1, "lag_max": 3, "restarts": 2, "dropped": 5}
+    text = shown(True, [ROW | {f"workers/{name}": float(number) for name, number in numbers.items()}])
+    for part in ("4 there, 1 late", "lag at most 3", "2 restarts, 5 fragments dropped"):
+        assert part in text
+    assert "workers" not in shown(True, [ROW])
+
+
+def test_a_panel_has_no_thread_of_its_own():
+    """It would take time from learning at any moment."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    logger, before = ConsoleLogger("title", 10_000, console), threading.active_count()
+    logger.start(START)
+    logger.metrics(ROW)
+    assert threading.active_count() == before
+    logger.close()
 
 
 def test_a_pipe_gets_plain_lines():

@@ -20,6 +20,7 @@ from palaestra.training import (
     TensorBoardLogger,
     Trainer,
     TrainerConfig,
+    loggers,
 )
 from tests.multiagent.parts import RandomWorld
 from tests.multiagent.test_collector import TWO_KINDS, collector_of
@@ -62,7 +63,7 @@ def test_lines_are_in_the_file_as_soon_as_they_are_told(tmp_path):
     logger.close()
 
 
-def test_what_lies_beyond_the_checkpoint_is_cut_off(tmp_path):
+def test_what_lies_beyond_the_checkpoint_is_cut_off(tmp_path, caplog):
     """F25, F9: rows of a process that was killed after its last checkpoint, and half a line."""
     logger = FileLogger(tmp_path)
     logger.start(START)
@@ -74,6 +75,7 @@ def test_what_lies_beyond_the_checkpoint_is_cut_off(tmp_path):
         file.write('{"env_st')
     again = FileLogger(tmp_path)
     again.start({"env_steps": 2, "metrics": 2, "episodes": 1})
+    assert caplog.text == ""  # nothing is missing
     again.metrics({"env_steps": 30})
     again.episodes(30, [Episode(9.0, 1, 0, {})])
     again.close()
@@ -117,6 +119,15 @@ def test_rows_that_do_not_fit_on_the_disk_wait_until_there_is_room(tmp_path, cap
     assert rows == list(range(21))
     assert len((tmp_path / "episodes.csv").read_text().splitlines()) == 21
     assert "metrics.jsonl is written again" in caplog.text
+
+
+def test_a_row_larger_than_what_may_wait_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(loggers, "_MOST_WAITING_BYTES", 10)
+    logger = FileLogger(tmp_path)
+    logger.start(START)
+    logger.metrics({"env_steps": 1, "return_mean": 1.5})
+    logger.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"env_steps": 1, "return_mean": 1.5}
 
 
 def test_rows_that_never_fit_are_named_at_the_end(tmp_path, caplog):

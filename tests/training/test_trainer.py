@@ -75,6 +75,19 @@ def test_nothing_is_trained_before_the_initial_steps():
     assert next(env_steps for env_steps, steps in trained if steps) in (21, 22, 23)
 
 
+def test_exactly_the_initial_steps_are_random():
+    """ALF-10: with 2 environments an unroll ends at env step 20; what follows is the policy's, and is learned from."""
+    made = trainer("dqn", "discrete", learning_starts=20, unroll_length=1, gradient_steps=1, num_envs=2)
+    steps = []
+    while not made.algorithm.num_gradient_steps:
+        steps.append(made.collector.env_steps)
+        made.train_iter()
+    random = [bool(made._learning.acts_randomly(number)) for number in steps]
+    assert 20 in steps
+    assert random == [number < 20 for number in steps]
+    assert made.collector.env_steps == 22
+
+
 @pytest.mark.parametrize("n_step", [1, 3, 5])
 def test_learning_waits_until_every_lane_holds_a_window(n_step):
     """ALF-10, TS-22: without initial steps, several environments and n-step targets."""
