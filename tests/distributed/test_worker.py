@@ -1,13 +1,14 @@
 """`RolloutWorker`: what a new life begins with."""
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from palaestra import PPO, EnvConfig, PPOConfig, RunSeeds
-from palaestra.core import POLICY
+from palaestra.core import POLICY, EnvError
 from palaestra.distributed import CollectorFactory, RolloutWorker, acting_weights
 from palaestra.envs import probe_specs
 from tests.faults.parts import differences
@@ -64,3 +65,22 @@ def test_a_worker_that_was_asked_for_its_state_more_often_ends_in_the_same_one()
         states.append(worker.state())
         worker.close()
     assert differences(*states) == []
+
+
+@pytest.mark.parametrize("on_fault", ["raise", "restart"])
+def test_an_environment_has_its_number_of_the_whole_run(on_fault):
+    """F1: the fourth of four is the second environment of the second worker."""
+    fine: Any = {"kwargs": {"mode": "fine"}}
+    variants = (fine, fine, fine, {"kwargs": {"mode": "raise"}})
+    env = EnvConfig(name="tests.faults.broken:Broken", num_envs=4, variants=variants, on_fault=on_fault)
+    observation_spec, action_spec, _ = probe_specs(EnvConfig(name=env.name, kwargs={"mode": "fine"}))
+    make = functools.partial(PPO, observation_spec, action_spec, PPOConfig(unroll_length=8), RunSeeds(0))
+    worker = RolloutWorker(CollectorFactory(env=env, algorithm=make, num_workers=2), 1)
+    weights = acting_weights({POLICY: make().policy})
+    if on_fault == "raise":
+        with pytest.raises(EnvError, match=r"^environment 3 raised ValueError in episode 0"):
+            worker.collect(weights, 4, episodes=False, random=())
+    else:
+        (fault,) = worker.collect(weights, 4, episodes=False, random=()).faults
+        assert (fault.env_id, fault.handled) == (3, "restart")
+    worker.close()

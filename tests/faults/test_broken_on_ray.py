@@ -125,7 +125,8 @@ def test_an_environment_that_cannot_begin_ends_the_run_with_its_name(mode, runti
         manager_of(few, mode).unroll(6)
     said = str(failed.value)
     assert "rollout-1" in said
-    assert "environment 1 " in said
+    assert "environment 3 " in said  # of the run; it is the second of its worker
+    assert "environment 1 " not in said
     assert ("broken in " if mode.endswith("raises") else "did not answer in time and was interrupted") in said
     assert ("could not be made" if mode.startswith("made") else "in episode 0 (seed ") in said
     assert f'_fault("{mode.partition("_")[0]}")' in said
@@ -143,7 +144,7 @@ def test_an_environment_that_cannot_be_closed_is_named_when_its_run_is_over(mode
         runtime.stop(worker.id, timeout_s=30.0)
     (said,) = [record.getMessage() for record in caplog.records if "close" in record.getMessage()]
     assert said.startswith("rollout-1: close raised EnvError")
-    assert "environment 1 " in said
+    assert "environment 3 " in said
     assert "when it was closed in episode 0 (seed " in said
     assert ("broken in close" if mode == "close_raises" else "did not answer in time and was interrupted") in said
     assert time.monotonic() - started < 30.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import logging
@@ -206,10 +205,9 @@ class WorkerStreams:
         info.env_s += one.env_s * share
         info.inference_s += one.inference_s * share
         for fault in fragment.faults:
-            also = tuple(first + lane for lane in fault.also)
-            self.group.faults.append(dataclasses.replace(fault, env_id=first + fault.env_id, also=also))
+            self.group.faults.append(fault)
             if fault.handled == "warn":
-                _log.warning("%s", self.group.faults[-1])
+                _log.warning("%s", fault)
 
     def metrics(self) -> dict[str, float]:
         """Workers that are there, restarts and losses."""

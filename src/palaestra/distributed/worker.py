@@ -48,7 +48,7 @@ class Fragment(NamedTuple):
     lanes: dict[str, np.ndarray] | None
     """Seed and episode number of every environment, for the worker that takes its place; `None` where unknown."""
     faults: list[Fault]
-    """Of the environments, since the fragment before; environments are numbered within the worker."""
+    """Of the environments, since the fragment before; environments are numbered as in the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class CollectorFactory(_Shares):
             worker: its number; its policy has a seed of its own.
         """
         config, lane_seeds = self.share(worker)
-        env = create_environment(config, lane_seeds=lane_seeds)
+        env = create_environment(config, lane_seeds=lane_seeds, first_id=worker * config.num_envs)
         algorithm = self.algorithm()
         algorithm.policy.seed(RunSeeds(self.seed).integer("acting", 1 + worker))
         buffer = buffer_for(algorithm, config.num_envs, fragments=True, **env.row_specs)
@@ -130,7 +130,7 @@ class AgentsFactory(_Shares):
             worker: its number; its policies have seeds of their own.
         """
         config, lane_seeds = self.share(worker)
-        envs = create_multi_agent_envs(config, lane_seeds=lane_seeds)
+        envs = create_multi_agent_envs(config, lane_seeds=lane_seeds, first_id=worker * config.num_envs)
         policy_specs, actors = self.actors()
         collector = MultiAgentCollector(envs, policy_specs, actors, fragments=True)
         policies: dict[str, Policy] = {}
@@ -152,6 +152,7 @@ class RolloutWorker:
 
     def __init__(self, make: Callable[[int], ActingParts], number: int) -> None:
         self._parts = make(number)
+        self._number = number
         self._buffers: Mapping[str, ReplayBuffer] = self._parts.collector.buffers
         self._weights: Mapping[str, Any] | None = None
         self._faults_told = 0
@@ -242,8 +243,9 @@ class RolloutWorker:
         self._look_at_s = now + LOOK_PERIOD_S
         allowed = sum(buffer.size_bytes for buffer in self._buffers.values())
         nowhere = (-1, None, 0, None)
-        incidents = leaks_of(self._leaks.look(allowed), range(self._parts.env.batch_size))
-        return [Fault.of(incident, nowhere, handled="warn", first_id=0) for incident in incidents]
+        lanes = range(self._parts.env.batch_size)
+        incidents = leaks_of(self._leaks.look(allowed), lanes)
+        return [Fault.of(one, nowhere, handled="warn", first_id=self._number * len(lanes)) for one in incidents]
 
     def close(self) -> None:
         """Closes the environments."""

@@ -116,12 +116,13 @@ def _gym_wrapped(env: gymnasium.Env[Any, Any], duration: int, wrappers: Sequence
     return functools.reduce(lambda layer, wrapper: wrapper(layer), wrappers, env)
 
 
-def load_lane(config: EnvConfig, lane: int) -> SingleEnvironment:
+def load_lane(config: EnvConfig, lane: int, *, first_id: int = 0) -> SingleEnvironment:
     """One environment of a batch by itself, with all its layers.
 
     Args:
         config: of the batch.
         lane: which.
+        first_id: number of the batch's first environment, where this is a part of a larger one.
 
     Raises:
         ConfigError: as for `load`.
@@ -135,7 +136,7 @@ def load_lane(config: EnvConfig, lane: int) -> SingleEnvironment:
     last = (Untransformed,) if config.untransformed else ()
     return load(
         config.name,
-        env_id=lane,
+        env_id=first_id + lane,
         max_episode_steps=config.max_episode_steps,
         gym_wrappers=config.gym_wrappers,
         wrappers=(*config.wrappers, *config.train_wrappers, *chaos, *last),
@@ -144,13 +145,16 @@ def load_lane(config: EnvConfig, lane: int) -> SingleEnvironment:
     )
 
 
-def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence[int] | None = None) -> Environment:
+def create_environment(
+    config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence[int] | None = None, first_id: int = 0
+) -> Environment:
     """A batch of environments.
 
     Args:
         config: which, how many and how.
         seed: the run seed that the environments' seeds are derived from.
         lane_seeds: one for each instead, for example from `RunSeeds.integer("evaluation", lane)`.
+        first_id: number of the first environment in messages, where this is a part of a larger batch.
 
     Raises:
         ConfigError: the settings do not fit together, or name something that does not exist.
@@ -159,14 +163,14 @@ def create_environment(config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence
         >>> create_environment(EnvConfig(num_envs=2), seed=3).batch_size
         2
     """
-    env = _created(config, seed, lane_seeds)
+    env = _created(config, seed, lane_seeds, first_id)
     if config.inputs:
         env = InputEnvironment(env, config.inputs)
     env.find_info = functools.cache(functools.partial(_found, config))
     return env
 
 
-def _created(config: EnvConfig, seed: int, lane_seeds: Sequence[int] | None) -> Environment:
+def _created(config: EnvConfig, seed: int, lane_seeds: Sequence[int] | None, first_id: int) -> Environment:
     if lane_seeds is None:
         lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(config.num_envs)]
     if len(lane_seeds) != config.num_envs:
@@ -176,11 +180,11 @@ def _created(config: EnvConfig, seed: int, lane_seeds: Sequence[int] | None) -> 
         return _batched(config, maker, lane_seeds)
     if _steps_natively(config, maker):
         return _native(config, maker, lane_seeds)
-    factories = [functools.partial(load_lane, config, lane) for lane in range(config.num_envs)]
+    factories = [functools.partial(load_lane, config, lane, first_id=first_id) for lane in range(config.num_envs)]
     options = {"info": _named(config), "untransformed": config.untransformed, "auto_reset": config.auto_reset}
     if config.num_ready is not None:
         return _first_ready(config, factories, lane_seeds, options)
-    return LaneEnvironment(_driver(config, factories), lane_seeds=lane_seeds, **options)
+    return LaneEnvironment(_driver(config, factories, first_id), lane_seeds=lane_seeds, **options)
 
 
 def probe_specs(config: EnvConfig) -> tuple[SpecTree, SpecTree, TensorSpec]:
@@ -315,12 +319,12 @@ def _made(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         raise EnvError(f"{name!r} raised {kind} when it was made: {detail}") from error
 
 
-def _driver(config: EnvConfig, factories: Sequence[Callable[[], SingleEnvironment]]) -> Driver:
+def _driver(config: EnvConfig, factories: Sequence[Callable[[], SingleEnvironment]], first_id: int) -> Driver:
     if config.vectorization == "thread":
         return ThreadDriver(factories[0], faults=config.faults)
     if config.vectorization == "process":
-        return ProcessDriver(factories, num_workers=config.num_workers, faults=config.faults)
-    return SerialDriver(factories, faults=config.faults)
+        return ProcessDriver(factories, num_workers=config.num_workers, faults=config.faults, first_id=first_id)
+    return SerialDriver(factories, faults=config.faults, first_id=first_id)
 
 
 def _require_native(config: EnvConfig) -> None:

@@ -64,6 +64,7 @@ class MultiAgentEnvs:
         lane_seeds: one for each; fresh ones if `None`.
         faults: what to do about an environment that fails: `raise`, or `restart`, which makes it again and begins its
             next episode.
+        first_id: number of the first environment in messages, where these are a part of more.
 
     Raises:
         ConfigError: `faults` says `drop`.
@@ -87,19 +88,23 @@ class MultiAgentEnvs:
         *,
         lane_seeds: Sequence[int] | None = None,
         faults: FaultPolicy | None = None,
+        first_id: int = 0,
     ) -> None:
         if not factories:
             raise EnvError("no environments were given; at least one is needed")
         self._policy = faults or FaultPolicy()
         if self._policy.on_fault == "drop":
             raise ConfigError("on_fault is 'drop', but environments cannot continue without one of them; use 'restart'")
-        self._factories, self._budget = list(factories), RestartBudget(self._policy)
+        self._factories, self._budget, self._first_id = list(factories), RestartBudget(self._policy), first_id
         envs = [factory() for factory in factories]
         self.agents: Mapping[str, AgentSpec] = dict(envs[0].agents)
         """Every agent that may ever act, by name."""
         for number, env in enumerate(envs):
             if dict(env.agents) != self.agents or env.delayed != envs[0].delayed:
-                raise EnvError(f"environment {number} has other agents than environment 0; all must have the same")
+                raise EnvError(
+                    f"environment {first_id + number} has other agents than environment {first_id}; all must have the "
+                    "same"
+                )
         self.batch_size = len(envs)
         """Number of environments, B."""
         self.delayed = envs[0].delayed
@@ -146,7 +151,7 @@ class MultiAgentEnvs:
             self._stepped_or_restarted(number, lane, mine)
             for number, (lane, mine) in enumerate(zip(self._lanes, actions, strict=True))
         ]
-        self.restarted = frozenset(fault.env_id for fault in self.faults[before:])
+        self.restarted = frozenset(fault.env_id - self._first_id for fault in self.faults[before:])
         return outcomes
 
     def global_state(self) -> list[Any]:
@@ -189,8 +194,8 @@ class MultiAgentEnvs:
         Args:
             number: of the environment.
         """
-        lane = self._lanes[number]
-        return f"environment {number} in episode {lane.number} (seed {lane.episode_seed}), step {lane.steps}"
+        lane, env_id = self._lanes[number], self._first_id + number
+        return f"environment {env_id} in episode {lane.number} (seed {lane.episode_seed}), step {lane.steps}"
 
     def _stepped_or_restarted(self, number: int, lane: _Lane, actions: Mapping[str, Any]) -> MultiAgentStep:
         while True:
@@ -200,7 +205,7 @@ class MultiAgentEnvs:
                 if self._policy.on_fault == "raise":
                     raise
                 wait_s = self._budget.spend(number, self.faults[-1])
-                _log.warning("environment %d is made again in %.1f s: %s", number, wait_s, self.faults[-1])
+                _log.warning("it is made again in %.1f s: %s", wait_s, self.faults[-1])
                 time.sleep(wait_s)
                 with contextlib.suppress(Exception):
                     lane.env.close()
@@ -237,7 +242,7 @@ class MultiAgentEnvs:
         what = {"raised": f"raised {what}", "malformed": "broke a rule"}.get(kind, "gave no number")
         place = lane.number, lane.episode_seed, lane.steps, dict(actions)
         incident = Incident(Failure(number, kind, what, detail))
-        fault = Fault.of(incident, place, handled=self._policy.on_fault, first_id=0)
+        fault = Fault.of(incident, place, handled=self._policy.on_fault, first_id=self._first_id)
         self.faults.append(fault)
         text = f"{self.where(number)}, with actions {fault.action or 'of none'}, {fault.what}: {detail}"
         return ({"malformed": SpecError, "non-finite": NonFiniteError}.get(kind, EnvError))(text)
@@ -383,7 +388,7 @@ def load_multi_agent_env(name: str, kwargs: Mapping[str, Any] | None = None) -> 
 
 
 def create_multi_agent_envs(
-    config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence[int] | None = None
+    config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence[int] | None = None, first_id: int = 0
 ) -> MultiAgentEnvs:
     """Several environments of a configuration.
 
@@ -392,6 +397,7 @@ def create_multi_agent_envs(
             nothing for environments.
         seed: the run seed that the environments' seeds are derived from.
         lane_seeds: one for each instead.
+        first_id: number of the first environment in messages, where these are a part of more.
 
     Raises:
         ConfigError: a setting is for environments with one agent.
@@ -410,7 +416,7 @@ def create_multi_agent_envs(
     if lane_seeds is None:
         lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(config.num_envs)]
     factories = [functools.partial(load_multi_agent_env, lane.name, lane.all_kwargs) for lane in lanes]
-    return MultiAgentEnvs(factories, lane_seeds=lane_seeds, faults=config.faults)
+    return MultiAgentEnvs(factories, lane_seeds=lane_seeds, faults=config.faults, first_id=first_id)
 
 
 def _require_settings(config: EnvConfig) -> None:
