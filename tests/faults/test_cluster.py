@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from palaestra.experiments import RunDirectory
@@ -35,6 +36,16 @@ RUN = (
     *("--algorithm.unroll-length", "8", "--algorithm.network.hidden-sizes", "8", "--run.no-tensorboard"),
     *("--trainer.total-env-steps", "50000000", "--run.name", "run"),
 )
+
+
+LEFT_S = 10.0
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether a process still does anything; one that has ended waits for the process that adopted it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def processes_of(run: subprocess.Popen[Any], name: str) -> list[int]:
@@ -92,6 +103,50 @@ def test_d11_a_run_whose_node_is_lost_says_so_and_goes_on_elsewhere(mode, traini
     saved = steps_of(directory)[-1]
     command("resume", "runs/run", "--until", str(saved + 500), folder=tmp_path)
     assert logged(directory)[-1]["env_steps"] >= saved + 500
+
+
+def test_a_killed_run_leaves_no_process_of_ray(training, wait_until):
+    """F16: `kill -9` of the run alone; Ray's agents would look a minute for their head, which has ended, too."""
+    run = training()
+    begun = {pid: psutil.Process(pid) for pid in descendants(run.pid)}
+    names = {process.name() for process in begun.values()}
+    assert {"raylet", "gcs_server", "ray::DashboardAgent", "ray::RuntimeEnvAgent"} <= names
+    run.kill()
+    assert run.wait(LEFT_S) == -signal.SIGKILL
+    wait_until(lambda: not any(lives(one) for one in begun.values()), LEFT_S, what="the end of Ray's processes")
+
+
+def test_sigterm_to_every_process_of_a_run_on_ray_saves_and_ends_with_143(training, tmp_path, wait_until):
+    """F16, F22: Ray's own processes, too, as a service manager sends it; the run is the last to end, and goes on."""
+    run, directory = training(), tmp_path / "runs/run"
+    begun = [psutil.Process(pid) for pid in (run.pid, *descendants(run.pid))]
+    for one in begun[::-1]:
+        one.terminate()
+    text, _ = run.communicate(timeout=TIMEOUT_S)
+    assert run.returncode == 143, text
+    saved = steps_of(directory)[-1]
+    assert f"stopped after {saved:,} env steps; saved" in text
+    wait_until(lambda: not any(lives(one) for one in begun), LEFT_S, what="the end of Ray's processes")
+    command("resume", "runs/run", "--until", str(saved + 500), folder=tmp_path)
+    assert logged(directory)[-1]["env_steps"] >= saved + 500
+
+
+def test_a_cluster_that_a_killed_run_has_joined_stays(tmp_path, wait_until):
+    """F16: only what a run has started ends with it."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        join = f"from palaestra.runtime import RayRuntime; r = RayRuntime(address={cluster.address!r}); print('joined')"
+        program = [sys.executable, "-c", f"{join}; import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+        done = subprocess.run(program, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False)
+        assert (done.returncode, done.stdout) == (-signal.SIGKILL, "joined\n")
+        with RayRuntime(address=cluster.address) as runtime:
+            worker = runtime.start(Counter, name="counter")
+            (result,) = runtime.wait([runtime.call(worker, "add", 1)], timeout_s=TIMEOUT_S)
+            assert result.unwrap() == 1
+    finally:
+        cluster.shutdown()
 
 
 @pytest.mark.slow

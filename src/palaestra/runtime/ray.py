@@ -13,8 +13,9 @@ from typing import Any, final
 from palaestra.core import ConfigError, PalaestraError, import_extra
 from palaestra.runtime.calls import Arrival, Call, RemoteError, RestartPolicy, WorkerRecord, arrival
 from palaestra.runtime.messages import Failed, Message, Performer, Request, SharedCache, decode
+from palaestra.runtime.ray_processes import RayProcesses
 from palaestra.runtime.runtime import Runtime
-from palaestra.runtime.supervision import WorkerDiedError
+from palaestra.runtime.supervision import WorkerDiedError, ignore_sigterm
 
 __all__ = ["ClusterError", "RayRuntime"]
 
@@ -22,6 +23,7 @@ _log = logging.getLogger(__name__)
 _CONNECT_S = 10.0
 _SLICE_S = 0.5  # how soon a lost node is noticed
 _PROBE_S = 2.0
+_INLINE_BYTES = 64 << 10  # travels with the call; a node that is lost while Ray stores something ends this process
 _HEAD_S = 30.0  # so long a head may be away; Ray itself ends its processes after 60 s
 
 
@@ -33,7 +35,7 @@ class ClusterError(PalaestraError):
 
 @final
 class RayRuntime(Runtime):
-    """Workers as Ray actors. Arrays travel through Ray's object store; a `Shared` value is put there once.
+    """Workers as Ray actors. Large arrays travel through Ray's object store; a large `Shared` value is put there once.
 
     Ray must be able to import on every machine what this process imports: install the same packages there. Actors end
     with this process, whatever happens to it.
@@ -49,7 +51,8 @@ class RayRuntime(Runtime):
         MissingExtraError: ray is not installed.
         ConfigError: the cluster cannot be joined.
 
-    Every method raises `ClusterError` once the node of this machine, or the head, is gone.
+    Every method raises `ClusterError` once the node of this machine, or the head, is gone. A node that ends while Ray
+    stores something large takes this process with it: exit code 1.
     """
 
     def __init__(
@@ -63,9 +66,10 @@ class RayRuntime(Runtime):
         super().__init__(restarts)
         self._ray, self._threads = _imported(address), threads_per_worker
         self._own = not self._ray.is_initialized()
+        self._processes: RayProcesses | None = None
         if self._own:
             on_sigterm = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
-            _join(self._ray, address, num_cpus)
+            self._processes = _join(self._ray, address, num_cpus)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own ends the process with code 15
         self._cluster = _Cluster(self._ray)
@@ -100,6 +104,8 @@ class RayRuntime(Runtime):
         self._asked[reference] = worker, call
 
     def _stored(self, message: Message) -> Any:
+        if message.size_bytes <= _INLINE_BYTES:
+            return message
         with self._room_for(message):
             return self._ray.put(message)
 
@@ -174,6 +180,8 @@ class RayRuntime(Runtime):
         self._cluster.close()
         if self._own:
             self._ray.shutdown()
+        if self._processes is not None:
+            self._processes.close()
 
 
 def _imported(address: str | None) -> Any:
@@ -184,12 +192,13 @@ def _imported(address: str | None) -> Any:
     return import_extra("ray", "ray", "RayRuntime")
 
 
-def _join(ray: Any, address: str | None, num_cpus: int | None) -> None:
-    quiet = {"include_dashboard": False, "num_cpus": num_cpus} if address is None else {}
+def _join(ray: Any, address: str | None, num_cpus: int | None) -> RayProcesses | None:
+    quiet = {"logging_level": "ERROR", "log_to_driver": False, "configure_logging": False}
     try:
+        if address is None:  # which `ray.init` takes for whatever cluster runs on this machine
+            return RayProcesses(ray, address="local", include_dashboard=False, num_cpus=num_cpus, **quiet)
         _reach(address)
-        own = address or "local"  # `None` would join whatever cluster runs on this machine
-        ray.init(address=own, logging_level="ERROR", log_to_driver=False, configure_logging=False, **quiet)
+        ray.init(address=address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"the Ray cluster at {address!r} cannot be joined: {error}. Start one with `ray start --head`, give its "
@@ -197,9 +206,9 @@ def _join(ray: Any, address: str | None, num_cpus: int | None) -> None:
         ) from error
 
 
-def _reach(address: str | None, timeout_s: float = _CONNECT_S) -> None:
+def _reach(address: str, timeout_s: float = _CONNECT_S) -> None:
     """Knocks first, for ray itself tries for many minutes."""
-    host, colon, port = (address or "").rpartition(":")
+    host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "://" not in host:
         socket.create_connection((host, int(port)), timeout=timeout_s).close()
 
@@ -217,15 +226,19 @@ class _Cluster:
         """Whether one of them is known to be gone."""
 
     def require(self) -> None:
-        """Raises where the node has ended: its end of a connection is closed then."""
-        with contextlib.suppress(BlockingIOError):
+        """Raises where the node has ended: its end of a connection is closed then, or reset."""
+        try:
             if self._line.recv(1, socket.MSG_DONTWAIT):
                 return
-            self._line.close()
-            try:
-                self._line = self._connected()
-            except OSError:
-                self._lose("the Ray node of this machine has ended")
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._line.close()
+        try:
+            self._line = self._connected()
+        except OSError:
+            self._lose("the Ray node of this machine has ended")
 
     def require_head(self) -> None:
         """Raises where the head has not answered for half a minute; looks every two seconds."""
@@ -264,6 +277,8 @@ class _Actor:
     """A worker, on its machine."""
 
     def __init__(self, factory: Callable[[], Any], threads: int) -> None:
+        if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()):  # Ray was started by `RayProcesses`
+            ignore_sigterm()
         self._performer = Performer(factory, threads)
 
     def begin(self) -> Failed | None:

@@ -23,7 +23,15 @@ from typing import Any, Literal
 from palaestra.core import ConfigError, PalaestraError
 from palaestra.runtime.semaphore import SharedSemaphore
 
-__all__ = ["SupervisedProcess", "WorkerDiedError", "WorkerTimeoutError", "spin_acquire", "stop_all"]
+__all__ = [
+    "SupervisedProcess",
+    "WorkerDiedError",
+    "WorkerTimeoutError",
+    "ignore_sigterm",
+    "sigterm_blocked",
+    "spin_acquire",
+    "stop_all",
+]
 
 Context = Literal["spawn", "forkserver"]
 """How processes are started."""
@@ -76,7 +84,7 @@ class SupervisedProcess:
         arguments = (target, theirs, stacks, args)
         self._process = ctx.Process(target=_main, args=arguments, name=name, daemon=True)
         try:
-            with _sigterm_blocked():
+            with sigterm_blocked():
                 self._process.start()
         except (AttributeError, TypeError, ValueError) as error:
             raise ConfigError(
@@ -295,8 +303,11 @@ def stop_all(workers: Iterable[SupervisedProcess], timeout_s: float) -> None:
 
 
 @contextlib.contextmanager
-def _sigterm_blocked() -> Iterator[None]:
-    """What starts meanwhile inherits it: a fork server, without which all workers count as dead, outlives SIGTERM."""
+def sigterm_blocked() -> Iterator[None]:
+    """SIGTERM waits meanwhile, and processes that are started inherit this: they outlive it until their parent ends.
+
+    So does a fork server, without which all workers count as dead.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -304,10 +315,15 @@ def _sigterm_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def ignore_sigterm() -> None:
+    """From now on; programs that this process starts hear it again."""
+    signal.signal(signal.SIGTERM, lambda *_: None)  # no `SIG_IGN`, which they would inherit
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
 def _main(target: Callable[..., None], connection: Connection, stacks: Connection, args: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: None)  # no `SIG_IGN`, which programs that it starts would inherit
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    ignore_sigterm()
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno(), all_threads=True)
     threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
     target(connection, *args)
