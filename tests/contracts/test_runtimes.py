@@ -18,7 +18,7 @@ from palaestra.runtime import (
     Shared,
     WorkerDiedError,
 )
-from tests.contracts.workers import Counter, broken
+from tests.contracts.workers import Counter, Stubborn, broken
 
 QUICK = RestartPolicy(max_restarts=3, backoff_s=0.01)
 SOON = 60.0
@@ -261,3 +261,15 @@ def test_mistakes_are_named(runtime):
     runtime.close()
     with pytest.raises(ConfigError, match="was closed"):
         runtime.start(Counter, name="counter")
+
+
+def test_what_closing_raises_is_logged_and_stops_nobody(runtime, caplog, capfd):
+    """D12: with the worker's name and the traceback there, and no other traceback beside it."""
+    workers = [runtime.start(Stubborn, name=name) for name in ("first", "second")]
+    assert [answer(runtime, worker, "name") for worker in workers] == ["stubborn"] * 2
+    for worker in workers:
+        runtime.stop(worker, timeout_s=SOON)
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.partition("\n")[0] for text in said] == [f"{w}: close raised TwoWordsError:" for w in workers]
+    assert all("not and now" in text for text in said)
+    assert capfd.readouterr().err == ""

@@ -53,6 +53,16 @@ class Counter:
         return {"pixels": np.ones(shape, np.uint8), "reward": torch.arange(3.0)}
 
 
+class Stubborn:
+    """Does not let itself be closed."""
+
+    def name(self):
+        return "stubborn"
+
+    def close(self):
+        raise TwoWordsError("not", "now")
+
+
 class TwoWordsError(Exception):
     """Cannot be made again from its arguments alone."""
 

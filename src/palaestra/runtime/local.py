@@ -55,4 +55,4 @@ class LocalRuntime(Runtime):
         """See `Runtime.dismiss`. Nothing runs here by itself."""
 
     def end(self, worker: WorkerRecord, timeout_s: float) -> None:
-        worker.handle.close()
+        self.tell_closed(worker, worker.handle.close())

@@ -328,9 +328,13 @@ class Performer:
         except Exception as error:
             return Failed(error)
 
-    def close(self) -> None:
+    def close(self) -> Failed | None:
         """Lets the object close itself, where it can."""
         close = getattr(self._target, "close", None)
         self._target = None
-        if close is not None:
-            close()
+        try:
+            if close is not None:
+                close()
+        except Exception as error:
+            return Failed(error)
+        return None

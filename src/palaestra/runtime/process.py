@@ -34,6 +34,7 @@ __all__ = ["ProcessRuntime"]
 _ALIGNMENT = 64
 _FIRST_BYTES = 1 << 16
 _ANSWER_S = 60.0  # from the first byte of an answer to its last
+_CLOSED = "closed"
 _PRELOAD = ("palaestra.distributed",)  # and with it what most workers import
 
 Places = list[list[tuple[int, int]]]
@@ -135,11 +136,19 @@ class ProcessRuntime(Runtime):
     def dismiss(self, worker: WorkerRecord) -> None:
         with contextlib.suppress(WorkerDiedError, WorkerTimeoutError):
             worker.handle.process.send(None, time.monotonic())
+            worker.handle.dismissed = True
 
     def end(self, worker: WorkerRecord, timeout_s: float) -> None:
         seat: _Seat = worker.handle
         self._alive.pop((worker.id, worker.incarnation), None)
-        seat.process.stop(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        with contextlib.suppress(WorkerDiedError, WorkerTimeoutError):
+            while seat.dismissed:
+                sequence, what = seat.process.receive(deadline)
+                if sequence == _CLOSED:
+                    self.tell_closed(worker, what)
+                    break
+        seat.process.stop(max(deadline - time.monotonic(), 0.0))
         seat.requests.close()
         seat.answers.close()
 
@@ -154,6 +163,7 @@ class _Seat:
         self.worker, self.process = worker, process
         self.requests, self.answers, self.shared = _Slab(), _Slab(), SharedCache()
         self.call: Call | None = worker.running
+        self.dismissed = False
 
 
 class _Slab:
@@ -239,7 +249,8 @@ def _serve(connection: Connection, factory: Callable[[], Any], threads: int) -> 
             connection.send((None, needed))
             answers.receive(connection)
         connection.send((sequence, answers.write([answer])))
-    performer.close()
+    with contextlib.suppress(OSError):  # the driver is gone
+        connection.send((_CLOSED, performer.close()))
 
 
 def _next(connection: Connection) -> Any:

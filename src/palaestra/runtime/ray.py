@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
 from palaestra.core import ConfigError, PalaestraError, import_extra
-from palaestra.runtime.calls import Arrival, Call, RemoteError, RestartPolicy, WorkerRecord, arrival
+from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, arrival
 from palaestra.runtime.messages import Failed, Message, Performer, Request, SharedCache, decode
 from palaestra.runtime.ray_processes import RayProcesses
 from palaestra.runtime.runtime import Runtime
@@ -173,8 +173,7 @@ class RayRuntime(Runtime):
             _log.warning("%s did not close within %.1f s and was killed", worker.name, timeout_s)
             return
         with contextlib.suppress(self._ray.exceptions.RayError):  # it had ended before
-            if failed := self._ray.get(closed):
-                _log.warning("%s", RemoteError(f"{worker.name}: close", failed.kind, failed.detail))
+            self.tell_closed(worker, self._ray.get(closed))
 
     def release(self) -> None:
         self._cluster.close()
@@ -289,8 +288,4 @@ class _Actor:
         return self._performer.perform(method, message, {place: (key, m) for (place, key), m in values.items()})
 
     def close(self) -> Failed | None:
-        try:
-            self._performer.close()
-        except Exception as error:
-            return Failed(error)
-        return None
+        return self._performer.close()

@@ -1,5 +1,6 @@
 """`Runtime`: objects that live somewhere else, and calls of their methods that never block."""
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -7,12 +8,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from palaestra.core import ConfigError, PalaestraError, did_you_mean
-from palaestra.runtime.calls import Arrival, Call, RestartPolicy, Result, WorkerRecord, WorkerStatus
-from palaestra.runtime.messages import Factory, Request
+from palaestra.runtime.calls import Arrival, Call, RemoteError, RestartPolicy, Result, WorkerRecord, WorkerStatus
+from palaestra.runtime.messages import Factory, Failed, Request
 from palaestra.runtime.supervision import WorkerDiedError, WorkerTimeoutError
 
 __all__ = ["Runtime"]
 
+_log = logging.getLogger(__name__)
 _HOUR_S = 3600.0
 
 
@@ -100,6 +102,16 @@ class Runtime(ABC):
 
     def release(self) -> None:  # noqa: B027 - most have nothing to free
         """Frees what the runtime itself holds, once its workers have ended. Nothing by default."""
+
+    def tell_closed(self, worker: WorkerRecord, failed: Failed | None) -> None:
+        """For subclasses: logs what closing a worker's object raised, which stops nobody.
+
+        Args:
+            worker: whose.
+            failed: what `Performer.close` returned.
+        """
+        if failed is not None:
+            _log.warning("%s", RemoteError(f"{worker.name}: close", failed.kind, failed.detail))
 
     # -- for users
 
