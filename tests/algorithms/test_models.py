@@ -39,11 +39,9 @@ def factory(name: str, env: Any, **changes: Any) -> Any:
     kind: Any = ALGORITHMS[name]
     config = tiny_config(kind, **changes)
 
-    def algorithm(model_func: Any, seeds: RunSeeds) -> Any:
-        return kind(env.observation_spec, env.action_spec, config, seeds, network=lambda spec: model_func())
-
+    specs = {"observation_spec": env.observation_spec, "action_spec": env.action_spec}
     size = {"in_size": env.observation_spec.size, "size": 5}
-    return create_algorithm_func(Net, size, algorithm, {"seeds": RunSeeds(1)})
+    return create_algorithm_func(Net, size, kind, {**specs, "config": config, "seeds": RunSeeds(1)})
 
 
 def updated(env: Any, algorithm: Any) -> Any:

@@ -1,5 +1,7 @@
 """The library's own PPO, DQN and SAC as computation tasks, made of a user's network by `create_algorithm_func`."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -37,10 +39,8 @@ class Net(nn.Module):
 def factory(name, seed=0):
     kind, action_spec, config = SHIPPED[name]
 
-    def algorithm(model_func, seeds):
-        return kind(OBSERVATION, action_spec, config, seeds, network=lambda spec: model_func())
-
-    return create_algorithm_func(Net, {"size": 5}, algorithm, {"seeds": RunSeeds(seed)})
+    specs = {"observation_spec": OBSERVATION, "action_spec": action_spec}
+    return create_algorithm_func(Net, {"size": 5}, kind, {**specs, "config": config, "seeds": RunSeeds(seed)})
 
 
 def parameters(algorithm):
@@ -79,8 +79,8 @@ def test_a_task_of_a_shipped_algorithm_predicts_stores_and_learns(name):
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_factory_of_a_shipped_algorithm_makes_clones_that_share_nothing(name):
-    """PARL-30, PARL-32: equal at first; what one learns, the other does not."""
-    make = factory(name)
+    """PARL-30, PARL-32: equal at first; what one learns, the other does not. A factory may be sent to a process."""
+    make = pickle.loads(pickle.dumps(factory(name)))
     first, second = make(), make()
     assert not changed(first, parameters(second))
     storage = [{p.untyped_storage().data_ptr() for p in one.model.parameters()} for one in (first, second)]

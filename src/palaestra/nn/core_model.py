@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
@@ -296,6 +298,8 @@ class CoreModel(MovableModule):
     def get_action(self, state: Any) -> tuple[Tensor, Tensor]:
         """Actions for a batch of observations, and their log-probabilities: a thin view of the policy.
 
+        The models of all algorithms of this library have one; a model of your own may define this instead.
+
         Args:
             state: observations with a leading dimension.
 
@@ -303,7 +307,9 @@ class CoreModel(MovableModule):
             ConfigError: no policy acts with this model.
         """
         if not self._policy:
-            raise ConfigError("no policy acts with this model; call attach_policy, or act with a policy directly")
+            raise ConfigError(
+                "no policy acts with this model; call attach_policy, or define get_action in a class of your own"
+            )
         return self._policy[0].sample(state)
 
     # -- checkpoints
@@ -400,9 +406,10 @@ def create_algorithm_func(
     """A function without arguments that makes an algorithm with a model of its own: PARL's way of cloning.
 
     Args:
-        model_class: makes a model.
+        model_class: makes a model; for an algorithm of this library, a network from observations to features.
         model_args: its arguments by name.
-        algorithm_class: makes an algorithm; it is given `model_func`, which makes a new model whenever it is called.
+        algorithm_class: an algorithm of this library, or whatever else takes `network`; it makes each of its networks
+            with a new model. Or what takes `model_func`, which makes a new model whenever it is called.
         algorithm_args: its other arguments by name.
 
     Examples:
@@ -410,11 +417,13 @@ def create_algorithm_func(
         >>> make(), make()[0] is make()[0]
         ([{'size': 3}, 1], False)
     """
+    model_func = functools.partial(model_class, **model_args)
+    parameters = inspect.signature(algorithm_class).parameters
+    if "network" in parameters and "model_func" not in parameters:
+        return functools.partial(algorithm_class, network=functools.partial(_of_spec, model_func), **algorithm_args)
+    return functools.partial(algorithm_class, model_func=model_func, **algorithm_args)
 
-    def model_func() -> Any:
-        return model_class(**model_args)
 
-    def algorithm_func() -> Any:
-        return algorithm_class(model_func=model_func, **algorithm_args)
-
-    return algorithm_func
+def _of_spec(model_func: Callable[[], Any], observation_spec: Any) -> Any:
+    """A model that its arguments alone determine, where one is asked for by what it is to see."""
+    return model_func()
