@@ -32,6 +32,7 @@ from palaestra.envs import (
     probe_specs,
 )
 from palaestra.envs.tiny import Chain
+from palaestra.envs.wrappers import ScaleReward
 from tests.envs.worlds import Constant, Counter, Doubled, StepRecorder
 
 SEEDS = [RunSeeds(1).integer("environments", lane) for lane in range(3)]
@@ -148,6 +149,19 @@ def test_a_batched_environment_gets_the_time_limit_of_the_configuration():
     assert all(step.discount.tolist() == [1, 1] for step in steps)
     with pytest.raises(ConfigError, match="or its constructor a max_episode_steps"):
         create_environment(EnvConfig(name="tests.envs.worlds:Constant", max_episode_steps=5), lane_seeds=SEEDS[:1])
+
+
+def test_alf_44_the_converter_takes_the_discount_and_the_automatic_reset():
+    """ALF-44: converter(env_id, discount, auto_reset), under a limit and a wrapper."""
+    converter = GymEnvironment(Counter(), env_id=3, discount=0.5, auto_reset=False)
+    env = ScaleReward(TimeLimit(converter, 2), scale=2.0)
+    for _ in range(2):
+        with pytest.raises(EnvError, match=r"auto_reset is False; call reset\(\)"):
+            env.step(0)
+        steps = [env.reset(), env.step(0), env.step(0)]
+        assert [(step.env_id, step.step_type, step.discount) for step in steps] == [(3, 0, 1), (3, 1, 0.5), (3, 2, 0.5)]
+    env.auto_reset = True
+    assert env.step(0).step_type == 0
 
 
 @pytest.mark.parametrize("vectorization", ["serial", "process"])

@@ -269,6 +269,8 @@ class SingleEnvironment(_Specified):
 
     env_id: int = 0
     """Which environment of a batch this is."""
+    auto_reset: bool = True
+    """Whether the step after a LAST one begins the next episode; if not, it is an error, and you call `reset`."""
     _log: EpisodeLog | None = None
     _latest: TimeStep | None = None
 
@@ -337,9 +339,12 @@ class SingleEnvironment(_Specified):
             action: as the spec says.
 
         Raises:
-            EnvError: the environment failed.
+            EnvError: the environment failed, or `auto_reset` is off and there is no episode to go on with.
         """
-        return self._drive(self._episodes(), action)
+        log = self._episodes()
+        if not self.auto_reset and log.due:
+            raise EnvError("the episode has ended, or none has begun, and auto_reset is False; call reset()")
+        return self._drive(log, action)
 
     @final
     def state_dict(self) -> dict[str, Any]:
@@ -541,7 +546,7 @@ class EnvironmentWrapper(SingleEnvironment):
             kind, outer = type(env).__name__, type(self).__name__
             raise SpecError(f"{outer} was given a {kind}; it goes around a SingleEnvironment: GymEnvironment({kind}())")
         self.env = env
-        self.env_id = env.env_id
+        self.env_id, self.auto_reset = env.env_id, env.auto_reset
 
     @property
     def observation_spec(self) -> SpecTree:

@@ -32,6 +32,7 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
         gym_env: with its Gymnasium wrappers. Vector rewards are declared by an attribute `reward_space`.
         env_id: which environment of a batch this is.
         discount: continuation of every step that does not terminate; 1 unless a ported task has its own.
+        auto_reset: whether the step after a LAST one begins the next episode; if not, it is an error.
 
     Raises:
         SpecError: a space is missing, or has no arrays of fixed shape.
@@ -42,9 +43,12 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
         (0, 1.0)
     """
 
-    def __init__(self, gym_env: gymnasium.Env[Any, Any], env_id: int = 0, discount: float = 1.0) -> None:
+    def __init__(
+        self, gym_env: gymnasium.Env[Any, Any], env_id: int = 0, discount: float = 1.0, auto_reset: bool = True
+    ) -> None:
         self.gym_env = gym_env
         self.env_id = env_id
+        self.auto_reset = auto_reset
         self._discount = float(discount)
         for name in ("observation_space", "action_space"):
             if getattr(gym_env, name, None) is None:
