@@ -12,6 +12,7 @@ from palaestra import EnvConfig, create_environment
 from palaestra.algorithms import ALGORITHMS
 from palaestra.algorithms.gradient_algorithm import num_valid
 from palaestra.core import ConfigError, Replay
+from palaestra.experiments.config import config_from_mapping
 from tests.cli.parts import exit_code, output
 
 SEEN: list[list[int]] = []
@@ -119,3 +120,19 @@ def test_all_algorithms_that_replay_have_it_and_what_cannot_be_is_refused(tmp_pa
     workers = {"distributed__runtime": "local", "distributed__num_workers": 1, "distributed__mode": "async"}
     with pytest.raises(ConfigError, match=r"through its whole buffer in every update \(num_epochs=1\)"):
         palaestra.train("dqn", CHAIN, **there, **workers)
+
+
+def test_alf_08_a_preset_does_not_stand_in_its_way(tmp_path, monkeypatch, capsys):
+    """ALF-08: of an environment with tuned settings, from a mapping as from the command line."""
+    monkeypatch.chdir(tmp_path)
+    tuned: Any = palaestra.preset("dqn", "CartPole-v1")
+    assert tuned.algorithm.gradient_steps > 1
+    given: Any = {"algorithm": {"num_epochs": 2}}
+    config = config_from_mapping(palaestra.ExperimentConfig, given, base=tuned)
+    assert config.algorithm.plan.num_epochs == 2 and config.algorithm.mini_batch_size == tuned.algorithm.mini_batch_size
+    there = ("--algorithm.num-epochs", "2", "--dry-run")
+    assert exit_code("train", "dqn", "CartPole-v1", *there) == 0, output(capsys)
+    given["algorithm"]["gradient_steps"] = 2
+    both = config_from_mapping(palaestra.ExperimentConfig, given, base=tuned)
+    with pytest.raises(ConfigError, match=r"leave out gradient_steps, here 2"):
+        _ = both.algorithm.plan

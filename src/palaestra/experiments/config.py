@@ -288,6 +288,8 @@ def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, probl
             problems.append(f"{where} is {value!r}: a mapping of settings is needed")
         else:
             values[key] = None
+    if data.get("num_epochs") is not None and "gradient_steps" in values and "gradient_steps" not in data:
+        values["gradient_steps"] = 1  # passes over the whole buffer take the place of a preset's steps
     try:
         return kind(**values)
     except ConfigError as error:
