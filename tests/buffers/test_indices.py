@@ -115,6 +115,18 @@ def test_ts_11_a_sample_has_weights_where_rows_have_priorities():
     assert "weight" not in buffer.sample(0, generator())[0]
 
 
+def test_ts_11_the_numbers_of_a_sample_are_written_back_as_they_are():
+    """TS-11: `batch, i = buffer.sample(n)`, then `update_weight(i, w)`, with arrays as with tensors."""
+    weights = []
+    for kind in (np.asarray, lambda array: torch.from_numpy(np.array(array))):
+        buffer, _ = filled(24, 2, 7)
+        buffer.sampler = PrioritizedSampler(Prioritized())
+        _, index = buffer.sample(8, generator())
+        buffer.write_back(index if kind is np.asarray else kind(index), kind(np.arange(1.0, 9.0)))
+        weights.append(buffer.sample(64, generator())[0].weight)
+    assert torch.equal(*weights) and len(weights[0].unique()) > 3
+
+
 def test_ts_11_priorities_are_written_back_at_any_time():
     """TS-11: of rows that came after the last draw, and after the buffer was cleared."""
     buffer, world = filled(40, 1, 10)

@@ -5,7 +5,8 @@ import re
 import pytest
 
 import palaestra
-from palaestra.core import ConfigError
+from palaestra.core import ConfigError, StepType
+from palaestra.training import Callback
 from tests.cli import parts as cli
 from tests.experiments.parts import CHAIN, SMALL, Hook, config_of, trained
 
@@ -26,6 +27,31 @@ def test_train_run_and_resume_take_callbacks(tmp_path):
     assert f"learned {steps}" not in second.read_text()
     palaestra.run(config_of(tmp_path, run__name="other"), callbacks=[Hook(str(third))])
     assert third.read_text().count("learned") == kinds.count("learned") + 1
+
+
+class Greedy(Callback):
+    """Tianshou's `train_fn`: sets epsilon before each iteration, and notes what acted in it."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, list[int]]] = []
+
+    def iteration_began(self, trainer):
+        trainer.collector.policy.exploration.epsilon = 0.0 if self.seen else 1.0
+
+    def iteration_ended(self, trainer, updates):
+        rows = trainer.collector.buffer[-20:]
+        acted = rows.action[rows.step_type != StepType.LAST]
+        self.seen.append((trainer.collector.policy.exploration.epsilon, acted.tolist()))
+
+
+def test_ts_28_train_fn_sets_epsilon(tmp_path):
+    """TS-28: what a hook sets is what the iteration acts with: at random, then always alike."""
+    hook = Greedy()
+    settings = {**SMALL, "run__directory": str(tmp_path), "algorithm__unroll_length": 20, "env__num_envs": 1}
+    settings |= {"algorithm__learning_rate": 1e-9, "algorithm__learning_starts": 0, "trainer__total_env_steps": 60}
+    palaestra.train("dqn", "palaestra.envs.tiny:Bandit", callbacks=[hook], **settings)
+    assert [epsilon for epsilon, _ in hook.seen] == [1.0, *[0.0] * (len(hook.seen) - 1)]
+    assert len(set(hook.seen[0][1])) > 1 and len(set(hook.seen[-1][1])) == 1
 
 
 def test_the_command_line_takes_callbacks_by_name(tmp_path, monkeypatch, capsys):

@@ -126,6 +126,22 @@ def test_schedules_follow_the_run(schedule, values):
     assert changed == pytest.approx(values[0] * 3 / 4, abs=0.015)
 
 
+def test_epsilon_may_be_set_and_holds():
+    """MARO-46: for the rest of the schedule; what leaves [0, 1] is refused, and changes nothing."""
+    exploration = EpsilonGreedy(num_actions=4, epsilon=Linear(1.0, 0.0))
+    exploration.set_progress(0.5)
+    assert exploration.epsilon == 0.5
+    exploration.epsilon = 0.0
+    for progress in (0.5, 0.6):
+        assert exploration.epsilon == 0.0 and exploration(np.full(100, 3)).tolist() == [3] * 100
+        exploration.set_progress(progress)
+    exploration.epsilon = Linear(0.0, 1.0)
+    assert exploration.epsilon == pytest.approx(0.6)
+    with pytest.raises(ConfigError, match=r"given epsilon=2; it must stay in \[0, 1\]"):
+        exploration.epsilon = 2
+    assert exploration.epsilon == pytest.approx(0.6)
+
+
 def test_uniform_noise_lies_between_its_bounds():
     """MARO-44."""
     noise = UniformNoise(np.array([-1.0, 2.0]), np.array([1.0, 4.0]))(torch.zeros(MANY, 2))

@@ -180,11 +180,11 @@ class ExperienceMemory:
         made.info = Batch.of({**info, "terminated": take("discount", after) == 0})
         return made, index
 
-    def write_back(self, indices: torch.Tensor, priority: torch.Tensor) -> None:
+    def write_back(self, indices: torch.Tensor | np.ndarray, priority: torch.Tensor | np.ndarray) -> None:
         """Gives priorities of drawn transitions to the sampler.
 
         Args:
-            indices: the batch's `index` field.
+            indices: the batch's `index` field, or the numbers of `sample`.
             priority: non-negative, one for each.
         """
         self.buffer.write_back(indices, priority)

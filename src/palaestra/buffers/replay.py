@@ -160,11 +160,11 @@ class ReplayBuffer:
             return starts
         return starts[self.reader.ages(starts) % plan.mini_batch_length == 0]
 
-    def write_back(self, indices: Tensor, priority: Tensor) -> None:
+    def write_back(self, indices: Tensor | np.ndarray, priority: Tensor | np.ndarray) -> None:
         """Gives priorities of rows to the sampler, at any time; uniform sampling ignores them.
 
         Args:
-            indices: the batch's `index` field, or any row numbers.
+            indices: the batch's `index` field, the row numbers of `sample`, or any others.
             priority: non-negative, one for each.
 
         Raises:
@@ -176,7 +176,7 @@ class ReplayBuffer:
                 f"priorities of shape {list(priority.shape)} were given for rows of shape {list(indices.shape)}; one "
                 "for each row is needed"
             )
-        self.sampler.write_back(self._drawn_from, indices.cpu().numpy(), priority.cpu().numpy())
+        self.sampler.write_back(self._drawn_from, _array(indices), _array(priority))
 
     def sample(self, count: int, generator: torch.Generator) -> tuple[Batch, np.ndarray]:
         """Rows as they were stored; for learning, `draw` gives windows that know how they end.
@@ -315,6 +315,10 @@ class ReplayBuffer:
         for which, piece in StreamReader(saved).pieces(at_most=_PIECE):
             buffer.extend(piece, which)
         return buffer
+
+
+def _array(given: Tensor | np.ndarray) -> np.ndarray:
+    return given.cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
 
 
 def _unpickled(

@@ -28,6 +28,7 @@ class Exploration(ABC):
     def __init__(self, strength: Schedule, *, seed: int = 0) -> None:
         self.schedule = strength
         self.strength = schedule_value(strength, 0.0)
+        self.progress = 0.0
         self.generator = torch.Generator().manual_seed(seed)
 
     @final
@@ -37,7 +38,7 @@ class Exploration(ABC):
         Args:
             progress: env steps taken divided by the run's total, in [0, 1].
         """
-        self.strength = schedule_value(self.schedule, progress)
+        self.strength, self.progress = schedule_value(self.schedule, progress), progress
 
     @final
     def __call__(self, action: Any, *, generator: torch.Generator | None = None, mask: Any = None) -> Any:
@@ -74,6 +75,13 @@ class Exploration(ABC):
         """
 
 
+def _probability(epsilon: Schedule) -> Schedule:
+    ends = [schedule_value(epsilon, progress) for progress in np.linspace(0, 1, 11)]
+    if min(ends) < 0 or max(ends) > 1:
+        raise ConfigError(f"EpsilonGreedy was given epsilon={epsilon}; it must stay in [0, 1]")
+    return epsilon
+
+
 @final
 class EpsilonGreedy(Exploration):
     """Replaces each action, with probability ε, by one drawn uniformly from all allowed ones.
@@ -94,11 +102,21 @@ class EpsilonGreedy(Exploration):
     def __init__(self, num_actions: int, epsilon: Schedule = 0.1, *, seed: int = 0) -> None:
         if num_actions < 1:
             raise ConfigError(f"EpsilonGreedy was given num_actions={num_actions}; it must be at least 1")
-        ends = [schedule_value(epsilon, progress) for progress in np.linspace(0, 1, 11)]
-        if min(ends) < 0 or max(ends) > 1:
-            raise ConfigError(f"EpsilonGreedy was given epsilon={epsilon}; it must stay in [0, 1]")
-        super().__init__(epsilon, seed=seed)
+        super().__init__(_probability(epsilon), seed=seed)
         self.num_actions = num_actions
+
+    @property
+    def epsilon(self) -> float:
+        """ε now. Set to a number or a schedule, it takes the place of the schedule before.
+
+        That is not kept by checkpoints: a callback that sets it does so in every iteration.
+        """
+        return self.strength
+
+    @epsilon.setter
+    def epsilon(self, epsilon: Schedule) -> None:
+        self.schedule = _probability(epsilon)
+        self.strength = schedule_value(epsilon, self.progress)
 
     def explore(self, action: Tensor, generator: torch.Generator, mask: Tensor | None) -> Tensor:
         if self.strength < _LEAST_EPSILON:
