@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from palaestra import DQN, Collector, DQNConfig, EnvConfig, RunSeeds, Trainer, TrainerConfig, create_environment
+from palaestra import DQN, PPO, Collector, DQNConfig, EnvConfig, RunSeeds, Trainer, TrainerConfig, create_environment
 from palaestra.algorithms import UpdateInfo
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import TimeStep
@@ -62,3 +62,24 @@ def test_a_trainer_needs_something_that_collects_and_an_algorithm(env, algorithm
     result = Trainer(collector, algorithm, TrainerConfig(total_env_steps=400)).run()
     assert result.status == "done"
     assert algorithm.policy_version > 0
+
+
+@pytest.mark.parametrize("kind", [PPO, DQN])
+def test_ts_27_a_loop_of_ones_own_learns_what_the_trainer_does(kind):
+    """TS-27: collect, learn, move the schedules, twelve times; every weight is equal, so the trainer is a wrapper."""
+    config = {"unroll_length": 16, "mini_batch_size": 16} | ({"learning_starts": 0} if kind is DQN else {})
+    learned = []
+    for own in (False, True):
+        with create_environment(CARTPOLE, seed=0) as env:
+            algorithm = kind(env.observation_spec, env.action_spec, kind.config_class(**config), RunSeeds(0))
+            collector = Collector.of(env, algorithm)
+            if not own:
+                Trainer(collector, algorithm, TrainerConfig(total_env_steps=360)).run()
+            while own and collector.env_steps < 360:
+                collector.unroll(algorithm.plan.unroll_length)
+                algorithm.update(collector.buffer)
+                algorithm.set_progress(min(1.0, collector.env_steps / 360))
+            learned.append((collector.env_steps, algorithm.policy_version, algorithm.model.state_dict()))
+    (steps, version, weights), (own_steps, own_version, own_weights) = learned
+    assert steps == own_steps >= 360 and version == own_version >= 11
+    assert all(torch.equal(weights[name], own_weights[name]) for name in weights)

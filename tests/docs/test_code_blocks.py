@@ -15,7 +15,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -126,13 +126,17 @@ def run_page(found, folder, monkeypatch):
         run_python(block, namespace)
 
 
-def starts_processes(page: Path) -> bool:
-    return any("process" in block.code for block in blocks(page, "python"))
+def migrating() -> list[Any]:
+    """Pages for migrating users; in the fast tests those that start processes, which namespaces do not show."""
+    pages = [page for page in pages_with("python") if page.parent.name == "coming_from"]
+    starts = [any("process" in block.code for block in blocks(page, "python")) for page in pages]
+    return [
+        pytest.param(page, id=name(page), marks=() if fast else pytest.mark.slow)
+        for page, fast in zip(pages, starts, strict=True)
+    ]
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.parent.name == "coming_from" and starts_processes(page)], ids=name
-)
+@pytest.mark.parametrize("page", migrating())
 def test_a_page_for_migrating_users_is_a_script(page, tmp_path):
     """Its blocks in one file, as a reader would paste them: worker processes import that file."""
     script = tmp_path / "page.py"

@@ -49,7 +49,7 @@ def test_late_rewards_count_in_full():
 
 
 def test_an_evaluation_leaves_training_as_if_nothing_had_happened():
-    """TS-27: acting noise of its own; the collector's environments are not those of the evaluation."""
+    """Acting noise of its own; the collector's environments are not those of the evaluation."""
     results = []
     for evaluates in (False, True):
         collector, actors = collector_of(Shop, mapping={"*": "both"}, seed=4)
