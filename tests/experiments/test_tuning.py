@@ -1,6 +1,7 @@
 """Tests of `palaestra.experiments.tuning`: what is searched, and studies that go on."""
 
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import palaestra
 from palaestra.cli.main import main
 from palaestra.core import ConfigError, Linear
 from palaestra.experiments import Search, load_config, preset, search_space, tuning
-from palaestra.experiments.dimensions import with_values
+from palaestra.experiments.dimensions import first_values, with_values
 from palaestra.experiments.seeds import GroupResult, SeedResult
 
 LEARNING_RATE = {"algorithm.learning_rate": (1e-4, 1e-2)}
@@ -23,7 +24,7 @@ def trained(monkeypatch):
     """Names of trials that were trained; the return is their learning rate, plus 100 on seeds of the search."""
     names: list[str] = []
 
-    def train(config, path, seeds, first):
+    def train(config, path, seeds, first, ended=None):
         names.append(path.name)
         value = config.algorithm.learning_rate + (100 if first == 0 else 0)
         runs = [
@@ -36,8 +37,8 @@ def trained(monkeypatch):
     return names
 
 
-def searched(folder, trials=4, **options):
-    search = Search(output=str(folder), trials=trials, fresh_seeds=2, top=2)
+def searched(folder, trials=4, jobs=1, **options):
+    search = Search(output=str(folder), trials=trials, jobs=jobs, fresh_seeds=2, top=2)
     space = {one.path: None for one in search_space(preset("sac", "Pendulum-v1"))} | LEARNING_RATE
     return palaestra.tune("sac", "Pendulum-v1", search=search, space=space, **options)
 
@@ -98,16 +99,63 @@ def test_a_study_that_was_ended_goes_on_to_the_same_trials(tmp_path, trained, mo
     whole = searched(tmp_path / "whole")
     inner = tuning._trained
 
-    def ended(config, path, seeds, first):
+    def ended(config, path, seeds, first, *asked):
         if path.name == "trial_2":
             raise KeyboardInterrupt
-        return inner(config, path, seeds, first)
+        return inner(config, path, seeds, first, *asked)
 
     monkeypatch.setattr(tuning, "_trained", ended)
     with pytest.raises(KeyboardInterrupt):
         searched(tmp_path / "parts")
     monkeypatch.setattr(tuning, "_trained", inner)
     assert searched(tmp_path / "parts").winners == whole.winners
+
+
+def test_the_first_trial_has_the_values_of_the_configuration(tmp_path, trained):
+    found = searched(tmp_path, trials=1)
+    asked = preset("sac", "Pendulum-v1").algorithm.learning_rate
+    assert found.winners[0].settings == {"algorithm.learning_rate": pytest.approx(asked)}
+    config = preset("dqn", "Acrobot-v1")
+    space = search_space(config, {"algorithm.mini_batch_size": (100, 300), "algorithm.gamma": (0.5, 0.6)})
+    first = first_values(config, space)
+    assert (first["algorithm.mini_batch_size"], first["algorithm.gamma"]) == (7, pytest.approx(0.4))
+    assert first["algorithm.epsilon.end"] == config.algorithm.epsilon.end
+
+
+def test_trials_run_side_by_side(tmp_path, trained, monkeypatch):
+    inner, both = tuning._trained, threading.Barrier(2)
+
+    def together(config, path, *given):
+        if path.name.startswith("trial"):
+            both.wait(60)
+        return inner(config, path, *given)
+
+    monkeypatch.setattr(tuning, "_trained", together)
+    assert searched(tmp_path, jobs=2).complete == 4
+
+
+def test_hopeless_trials_are_pruned_and_cannot_win(tmp_path, trained, monkeypatch, wait_until):
+    """Evaluations appear while a trial runs; the last one's are worse than the others' and it is asked to end."""
+    inner, told = tuning._trained, []
+
+    def evaluated(config, path, seeds, first, ended=None):
+        hopeless = path.name == "trial_5"
+        for seed in range(seeds):
+            for number in (1, 2, 3):
+                file = path / f"seed_{seed}/evals/{number * 10_000}.json"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(json.dumps({"return_mean": -9.0 if hopeless else number}))
+        if hopeless:
+            wait_until(ended, what="the trial is asked to end")
+            raise KeyboardInterrupt
+        assert ended is None or not ended()
+        return inner(config, path, seeds, first)
+
+    monkeypatch.setattr(tuning, "_trained", evaluated)
+    found = searched(tmp_path / "pruned", trials=6, on_trial=told.append)
+    assert (found.complete, found.pruned) == (5, 1)
+    assert told[5] == "trial 5 was pruned at 10,000 env steps with -9.00"
+    assert 5 not in [winner.trial for winner in found.winners]
 
 
 def test_another_question_is_refused_in_the_same_folder(tmp_path, trained):

@@ -17,15 +17,17 @@ VERB = ("tune", "ppo", CHAIN, "--output", "study", "--trials", "3", "--seeds", "
 SETTINGS = ("--env.max-episode-steps", "6", "--trainer.total-env-steps", "20000", "--run.no-tensorboard")
 
 
-def test_a_killed_search_goes_on_with_the_trial_that_was_running(tmp_path, wait_until):
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_killed_search_goes_on_with_the_trials_that_were_running(jobs, tmp_path, wait_until):
+    verb = (*VERB, "--jobs", str(jobs))
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *VERB, *SETTINGS], cwd=tmp_path, env=child_environment(), start_new_session=True
+        [sys.executable, "-c", COMMAND, *verb, *SETTINGS], cwd=tmp_path, env=child_environment(), start_new_session=True
     )
     metrics = tmp_path / "study/runs/trial_1/seed_0/metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, 120, what="the second trial learns")
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    command(*VERB, *SETTINGS, "--json", folder=tmp_path)
+    command(*verb, *SETTINGS, "--json", folder=tmp_path)
     summary = json.loads((tmp_path / "study/summary.json").read_text())
     assert summary["complete"] == 3 and not summary["failed"]
     assert sorted(path.name for path in (tmp_path / "study/runs").glob("trial_*")) == ["trial_0", "trial_1", "trial_2"]

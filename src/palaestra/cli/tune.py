@@ -18,9 +18,13 @@ class TuneCommand(experiments.ExperimentConfig):
     """All settings of a run, and how far to search."""
 
     trials: int = 20
-    """How many have to be complete or failed."""
+    """How many are begun; the first has the settings as given."""
     seeds: int = 2
     """Seeds of each trial, side by side."""
+    jobs: int = 1
+    """Trials side by side."""
+    prune: bool = True
+    """End trials early that are worse than half of those before them after as many env steps."""
     time: str | None = None
     """Begin no further trial after so long, such as 30m or 2h; the winners are trained after that."""
     top: int = 3
@@ -41,6 +45,8 @@ class TuneCommand(experiments.ExperimentConfig):
             output=self.output or f"studies/{self.algorithm_name}_{name}",
             trials=self.trials,
             seeds=self.seeds,
+            jobs=self.jobs,
+            prune=self.prune,
             time_limit_s=None if self.time is None else seconds(self.time, "--time"),
             top=self.top,
             fresh_seeds=self.fresh_seeds,

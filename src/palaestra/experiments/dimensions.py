@@ -48,6 +48,17 @@ class Dimension:
             return 1 - float(trial.suggest_float(self.path, 1 - self.high, 1 - self.low, log=True))
         return float(trial.suggest_float(self.path, self.low, self.high, log=self.scale == "log"))
 
+    def stored(self, value: float) -> float:
+        """What Optuna keeps for a value, or for the nearest that can be drawn.
+
+        Args:
+            value: of the setting.
+        """
+        value = min(max(value, self.low), self.high)
+        if self.scale == "power_of_two":
+            return min(max(round(math.log2(value)), math.ceil(math.log2(self.low))), math.floor(math.log2(self.high)))
+        return 1 - value if self.scale == "log_below_one" else value
+
     def between(self, low: float, high: float) -> Self:
         """The same setting in another range.
 
@@ -114,6 +125,23 @@ def search_space(
     if not chosen:
         raise ConfigError("nothing is searched; give a path with its lowest and highest value")
     return tuple(chosen.values())
+
+
+def first_values(config: ExperimentConfig, space: Sequence[Dimension]) -> dict[str, float]:
+    """What Optuna keeps for a trial with the values of a configuration, or with the nearest.
+
+    Args:
+        config: that the search begins from.
+        space: what it tries.
+    """
+    known = {one.path: one.value for one in settings_of(ExperimentConfig, vars(config))}
+    found: dict[str, float] = {}
+    for one in space:
+        group, _, part = one.path.rpartition(".")
+        schedule = known.get(group)
+        value = getattr(schedule, part) if isinstance(schedule, Linear) else known[one.path]
+        found[one.path] = one.stored(float(value))
+    return found
 
 
 def with_values(config: ExperimentConfig, values: Mapping[str, float]) -> ExperimentConfig:

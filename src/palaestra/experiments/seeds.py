@@ -84,6 +84,7 @@ def train_seeds(
     *,
     progress: bool = False,
     on_start: Callable[[Path], None] | None = None,
+    ended: Callable[[], bool] | None = None,
 ) -> GroupResult:
     """Trains a configuration with several seeds side by side, each in a process of its own.
 
@@ -95,6 +96,7 @@ def train_seeds(
         seeds: how many, counted up from `run.seed`; or which.
         progress: whether to show a line for each seed.
         on_start: called with the group directory once it exists.
+        ended: asked several times a second; once it is true, the seeds save and end as after SIGTERM.
 
     Raises:
         ConfigError: the settings do not fit together; nothing has been started then.
@@ -114,16 +116,19 @@ def train_seeds(
         RunDirectory.create(dataclasses.replace(config, run=run))
     if on_start is not None:
         on_start(path)
-    return resume_seeds(path, progress=progress)
+    return resume_seeds(path, progress=progress, ended=ended)
 
 
-def resume_seeds(name: str | Path, *, root: str | Path = "runs", progress: bool = False) -> GroupResult:
+def resume_seeds(
+    name: str | Path, *, root: str | Path = "runs", progress: bool = False, ended: Callable[[], bool] | None = None
+) -> GroupResult:
     """Goes on with every seed of a group that has not come to its end.
 
     Args:
         name: path or name of the group, or `last`.
         root: where runs are.
         progress: whether to show a line for each seed.
+        ended: see `train_seeds`.
 
     Raises:
         CheckpointError: there is no such group.
@@ -139,7 +144,7 @@ def resume_seeds(name: str | Path, *, root: str | Path = "runs", progress: bool 
     panel = _Panel(str(group), seeds) if progress else None
     with StopSignals() as stop, contextlib.closing(panel) if panel else contextlib.nullcontext():
         try:
-            _supervise(seeds, stop, panel)
+            _supervise(seeds, stop, panel, ended)
         finally:
             for seed in seeds:
                 seed.kill()
@@ -272,13 +277,17 @@ def _number(value: float | None, form: str = "{:.1f}") -> str:
     return "–" if value is None else form.format(value)
 
 
-def _supervise(seeds: Sequence[_Seed], stop: StopSignals, panel: _Panel | None) -> None:
+def _supervise(
+    seeds: Sequence[_Seed], stop: StopSignals, panel: _Panel | None, ended: Callable[[], bool] | None
+) -> None:
     """Keeps as many processes running as there are cores until all seeds have ended, or a signal ends them."""
     waiting = [seed for seed in seeds if not seed.finished]
     most = max(1, num_cores() // (seeds[0].directory.config.run.num_threads or 1))
     deadline_s = float("inf")
     while time.monotonic() <= deadline_s:  # those that are left after it are ended by the caller
         running = [seed for seed in seeds if seed.running]
+        if stop.received is None and ended is not None and ended():
+            stop.received = signal.SIGTERM
         if stop.received is None:
             while waiting and len(running) < most:
                 running.append(waiting.pop(0).start())

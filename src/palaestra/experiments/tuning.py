@@ -6,8 +6,10 @@ import fcntl
 import json
 import math
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,13 @@ from typing import Any
 from palaestra.core import ConfigError, PalaestraError, import_extra, require_at_least
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config
 from palaestra.experiments.curves import mean_interval
-from palaestra.experiments.dimensions import Dimension, search_space, with_values
+from palaestra.experiments.dimensions import Dimension, first_values, search_space, with_values
 from palaestra.experiments.evaluation import evaluate_run
 from palaestra.experiments.presets import preset
+from palaestra.experiments.records import num_cores
 from palaestra.experiments.run_directory import find_runs
 from palaestra.experiments.seeds import GroupResult, resume_seeds, train_seeds
+from palaestra.training import StopSignals
 
 __all__ = ["Search", "TuningResult", "Winner", "tune"]
 
@@ -27,6 +31,9 @@ _FRESH_SEED = 10_000
 """Added to the run seed for the winners."""
 _EVALUATION_SEED = 20_000
 """Added to the run seed for their last evaluation."""
+_POLL_S = 0.2
+_MAKING = threading.Lock()
+"""Held while runs are made, which is not for several threads at once."""
 _LEAVES_S = 60.0
 """How long seeds of a search that was killed may take to save and end."""
 
@@ -38,9 +45,13 @@ class Search:
     output: str = "study"
     """Folder of the study; one that exists is continued."""
     trials: int = 20
-    """How many have to be complete or failed."""
+    """How many are begun; the first has the values of the configuration."""
     seeds: int = 2
     """Seeds of each trial, side by side."""
+    jobs: int = 1
+    """Trials side by side, each with its seeds; with more than one, what a trial draws depends on which end first."""
+    prune: bool = True
+    """Whether trials end early that are worse than half of those before them after as many env steps."""
     time_limit_s: float | None = None
     """Begin no further trial after so many seconds of this call; the winners come after that."""
     top: int = 3
@@ -51,7 +62,7 @@ class Search:
     """Episodes that score each of these seeds."""
 
     def __post_init__(self) -> None:
-        require_at_least(self, "search.", trials=1, seeds=1, top=1, fresh_seeds=2, fresh_episodes=1)
+        require_at_least(self, "search.", trials=1, seeds=1, jobs=1, top=1, fresh_seeds=2, fresh_episodes=1)
         if self.time_limit_s is not None and not 0 < self.time_limit_s < math.inf:
             raise ConfigError(f"search.time_limit_s is {self.time_limit_s}; it must be a number of seconds above 0")
 
@@ -87,6 +98,8 @@ class TuningResult:
     """What was searched."""
     complete: int
     """Trials with a score."""
+    pruned: int
+    """Trials that were ended early."""
     failed: dict[int, str]
     """What went wrong in the others, by number."""
     winners: tuple[Winner, ...]
@@ -99,7 +112,7 @@ class TuningResult:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.complete} trials are complete, {len(self.failed)} failed.",
+            f"{self.complete} trials are complete, {self.pruned} were pruned, {len(self.failed)} failed.",
             "",
             "| trial | search | fresh seeds | 95% interval | winner's curse |",
             "|---|---|---|---|---|",
@@ -152,7 +165,7 @@ def tune(
         raise ConfigError("trainer.eval_episodes is 0, so trials have no score; give a number of at least 1")
     folder = Path(search.output)
     with _held(folder, config, dimensions, search):
-        study = _study(folder)
+        study = _study(folder, first_values(config, dimensions), config.trainer.total_env_steps // 5)
         _search(study, config, dimensions, search, tell)
         result = _result(study, config, dimensions, search, tell)
     save_config(with_values(config, result.winners[0].settings), folder / "preset.yaml")
@@ -180,46 +193,135 @@ def _held(folder: Path, config: ExperimentConfig, space: tuple[Dimension, ...], 
         yield
 
 
-def _study(folder: Path) -> Any:
-    """The study of a folder, made where there is none."""
+def _study(folder: Path, first: Mapping[str, float], warm_up: int) -> Any:
+    """The study of a folder, made where there is none; its first trial has values that are given."""
     optuna = import_extra("optuna", "tune", "searching for settings")
     backend = import_extra("optuna.storages.journal", "tune", "searching for settings").JournalFileBackend
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = optuna.storages.JournalStorage(backend(str(folder / "journal.log")))
-    return optuna.create_study(study_name="tune", storage=storage, direction="maximize", load_if_exists=True)
+    # Half of the trials before have to be better at the same env steps, of which the first fifth say too little.
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=warm_up)
+    named: dict[str, Any] = {"study_name": "tune", "direction": "maximize", "load_if_exists": True}
+    study = optuna.create_study(storage=storage, pruner=pruner, **named)
+    if not study.get_trials(deepcopy=False):
+        study.enqueue_trial(first)
+    return study
 
 
 def _search(
     study: Any, config: ExperimentConfig, space: tuple[Dimension, ...], search: Search, tell: Callable[[str], None]
 ) -> None:
     """Runs trials until there are enough, those first that were running when the last process ended."""
-    optuna = import_extra("optuna", "tune", "searching for settings")
-    began_s, folder = time.monotonic(), Path(search.output)
-    waiting = [one.number for one in study.get_trials() if not one.state.is_finished()]
-    while waiting or sum(one.state.is_finished() for one in study.get_trials(deepcopy=False)) < search.trials:
-        if search.time_limit_s is not None and time.monotonic() - began_s > search.time_limit_s:
-            return
-        number = waiting.pop(0) if waiting else len(study.get_trials(deepcopy=False))
-        # What a trial draws depends on its number and on those before it, not on how often the search was ended.
-        study.sampler = optuna.samplers.TPESampler(seed=config.run.seed * 100_003 + number)
-        known = study.get_trials(deepcopy=False)
-        trial = optuna.Trial(study, known[number]._trial_id) if number < len(known) else study.ask()
-        values = {one.path: one.suggest(trial) for one in space}
-        trial.set_user_attr("settings", values)
-        name = f"trial_{number}"
+    began_s, leave, running = time.monotonic(), threading.Event(), dict[Future[float], Any]()
+    waiting = [one for one in study.get_trials() if one.state.name == "RUNNING"]
+    with StopSignals() as stop, ThreadPoolExecutor(search.jobs) as pool:
         try:
-            done = _trained(with_values(config, values), folder / "runs" / name, search.seeds, config.run.seed)
-            score = math.fsum(seed.best_return or 0.0 for seed in done.seeds) / search.seeds
-        except PalaestraError as error:
-            trial.set_user_attr("error", str(error))
-            study.tell(number, state=optuna.trial.TrialState.FAIL)
-            tell(f"trial {number} failed: {error}")
-        else:
-            study.tell(number, score)
-            tell(f"trial {number} scored {score:.2f}")
+            while True:
+                late = search.time_limit_s is not None and time.monotonic() - began_s > search.time_limit_s
+                while len(running) < search.jobs and not late and stop.received is None:
+                    if not waiting and _number_asked(study) >= search.trials:
+                        break
+                    trial = _asked(study, waiting.pop(0) if waiting else None, config.run.seed, space, search.jobs)
+                    running[pool.submit(_scored, trial, config, search, leave)] = trial
+                if not running:
+                    break
+                for future in wait(running, timeout=_POLL_S, return_when=FIRST_COMPLETED).done:
+                    _tell(study, running.pop(future), future, tell)
+                if stop.received is not None:
+                    leave.set()
+        except KeyboardInterrupt as stopped:  # of a trial, or of someone who ended only its processes
+            raise _interrupt(stop.exit_code) if stop.received else stopped from None
+        finally:
+            leave.set()  # trials in other threads end as after Ctrl-C
+    if stop.received is not None:
+        raise _interrupt(stop.exit_code)
 
 
-def _trained(config: ExperimentConfig, path: Path, seeds: int, first: int) -> GroupResult:
+def _number_asked(study: Any) -> int:
+    """Trials that were begun: all but the one with the values of the configuration, while it waits."""
+    return sum(one.state.name != "WAITING" for one in study.get_trials(deepcopy=False))
+
+
+def _asked(study: Any, known: Any, seed: int, space: tuple[Dimension, ...], jobs: int) -> Any:
+    """The next trial, or one that is known and was begun, with the values that it tries."""
+    optuna = import_extra("optuna", "tune", "searching for settings")
+    number = _number_asked(study) if known is None else known.number
+    # What a trial draws depends on its number and on those before it, not on how often the search was ended.
+    study.sampler = optuna.samplers.TPESampler(seed=seed * 100_003 + number, constant_liar=jobs > 1)
+    trial = study.ask() if known is None else optuna.Trial(study, known._trial_id)
+    trial.set_user_attr("settings", {one.path: one.suggest(trial) for one in space})
+    return trial
+
+
+def _scored(trial: Any, config: ExperimentConfig, search: Search, leave: threading.Event) -> float:
+    """The score of a trial, which is trained in processes of its own; called in a thread for each.
+
+    Raises:
+        TrialPruned: Optuna's; its evaluations are worse than those of most others after as many env steps.
+        PalaestraError: a seed failed, or was never evaluated.
+        KeyboardInterrupt: the search was asked to stop.
+    """
+    optuna, path = import_extra("optuna", "tune", "searching for settings"), Path(search.output) / "runs"
+    reported, hopeless = set(trial.storage.get_trial(trial._trial_id).intermediate_values), False
+    path /= f"trial_{trial.number}"
+
+    def ended() -> bool:
+        nonlocal hopeless
+        for env_steps, score in _evaluations(path, search.seeds) if search.prune else ():
+            if env_steps not in reported and not hopeless:
+                reported.add(env_steps)
+                trial.report(score, env_steps)
+                hopeless = trial.should_prune()
+        return hopeless or leave.is_set()
+
+    crowded = search.jobs * search.seeds >= num_cores() and config.run.num_threads is None
+    run = dataclasses.replace(config.run, num_threads=1) if crowded else config.run
+    tried = with_values(dataclasses.replace(config, run=run), trial.user_attrs["settings"])
+    try:
+        done = _trained(tried, path, search.seeds, config.run.seed, ended)
+    except KeyboardInterrupt:
+        if hopeless:
+            raise optuna.TrialPruned from None
+        raise
+    return math.fsum(seed.best_return or 0.0 for seed in done.seeds) / search.seeds
+
+
+def _evaluations(path: Path, seeds: int) -> list[tuple[int, float]]:
+    """Env steps at which all seeds of a trial were evaluated, and the mean over them of the best evaluation so far."""
+    found: list[dict[int, float]] = []
+    for seed in path.glob("seed_*"):
+        best, scores = -math.inf, dict[int, float]()
+        for file in sorted(seed.glob("evals/*.json"), key=lambda file: int(file.stem)):
+            with contextlib.suppress(ValueError):  # being written
+                best = max(best, float(json.loads(file.read_text())["return_mean"]))
+                scores[int(file.stem)] = best
+        found.append(scores)
+    common = set.intersection(*map(set, found)) if len(found) == seeds else set[int]()
+    return [(env_steps, math.fsum(scores[env_steps] for scores in found) / seeds) for env_steps in sorted(common)]
+
+
+def _tell(study: Any, trial: Any, future: Future[float], tell: Callable[[str], None]) -> None:
+    """Writes down how a trial ended; one that was asked to stop raises what it did, and goes on with the next call."""
+    optuna, error = import_extra("optuna", "tune", "searching for settings"), future.exception()
+    number = trial.number
+    if error is None:
+        study.tell(number, future.result())
+        tell(f"trial {number} scored {future.result():.2f}")
+    elif isinstance(error, optuna.TrialPruned):
+        study.tell(number, state=optuna.trial.TrialState.PRUNED)
+        steps, score = max(study.get_trials(deepcopy=False)[number].intermediate_values.items())
+        tell(f"trial {number} was pruned at {steps:,} env steps with {score:.2f}")
+    elif isinstance(error, PalaestraError):
+        trial.set_user_attr("error", str(error))
+        study.tell(number, state=optuna.trial.TrialState.FAIL)
+        tell(f"trial {number} failed: {error}")
+    else:
+        raise error
+
+
+def _trained(
+    config: ExperimentConfig, path: Path, seeds: int, first: int, ended: Callable[[], bool] | None = None
+) -> GroupResult:
     """The runs of a trial or a winner: those that are there go on.
 
     Raises:
@@ -230,20 +332,27 @@ def _trained(config: ExperimentConfig, path: Path, seeds: int, first: int) -> Gr
     if len(runs) < seeds:
         shutil.rmtree(path, ignore_errors=True)  # it was killed while the runs were being made
         run = dataclasses.replace(config.run, directory=str(path.parent), name=path.name)
-        done = train_seeds(dataclasses.replace(config, run=run), range(first, first + seeds))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_MAKING)
+            made = dataclasses.replace(config, run=run)
+            done = train_seeds(made, range(first, first + seeds), on_start=lambda _: stack.close(), ended=ended)
     else:
         deadline_s = time.monotonic() + _LEAVES_S
         while any(run.status == "running" for run in runs) and time.monotonic() < deadline_s:
-            time.sleep(0.2)  # they save, as their parent has ended
-        done = resume_seeds(path)
+            time.sleep(_POLL_S)  # they save, as their parent has ended
+        done = resume_seeds(path, ended=ended)
     if done.exit_code in (130, 143):
-        stopped = KeyboardInterrupt()
-        stopped.exit_code = done.exit_code  # type: ignore[attr-defined]
-        raise stopped
+        raise _interrupt(done.exit_code)
     for seed in done.seeds:
         if seed.exit_code or seed.best_return is None or not math.isfinite(seed.best_return):
             raise PalaestraError(f"seed {seed.seed} {seed.status}: {seed.error or 'no finite evaluation was made'}")
     return done
+
+
+def _interrupt(exit_code: int) -> KeyboardInterrupt:
+    stopped = KeyboardInterrupt()
+    stopped.exit_code = exit_code  # type: ignore[attr-defined]
+    return stopped
 
 
 def _result(
@@ -251,7 +360,7 @@ def _result(
 ) -> TuningResult:
     """Trains the best trials again on fresh seeds."""
     folder, trials = Path(search.output), study.get_trials(deepcopy=False)
-    complete = sorted((one for one in trials if one.value is not None), key=lambda one: (-one.value, one.number))
+    complete = sorted((one for one in trials if one.state.name == "COMPLETE"), key=lambda one: (-one.value, one.number))
     failed = {one.number: one.user_attrs.get("error", "") for one in trials if one.state.name == "FAIL"}
     if not complete:
         raise ConfigError(f"no trial in {folder} has a score; the first failure: {next(iter(failed.values()), 'none')}")
@@ -272,4 +381,5 @@ def _result(
         mean = math.fsum(scores) / len(scores)
         winners.append(Winner(trial.number, values, trial.value, mean, mean_interval(scores)))
         tell(f"trial {trial.number} scored {trial.value:.2f} in the search and {mean:.2f} on fresh seeds")
-    return TuningResult(folder, space, len(complete), failed, tuple(winners))
+    pruned = sum(one.state.name == "PRUNED" for one in trials)
+    return TuningResult(folder, space, len(complete), pruned, failed, tuple(winners))
