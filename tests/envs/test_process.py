@@ -354,3 +354,22 @@ def test_d1_eight_lanes_of_one_worker_resume_from_a_state_larger_than_a_pipe():
         found = again.step(actions)
     assert torch.equal(found.observation, expected.observation)
     assert found.step_type.tolist() == [1] * 8
+
+
+class SlowToLoad:
+    """Takes long where it is loaded, as the import of a large package does."""
+
+    def __reduce__(self):
+        return time.sleep, (60.0,)
+
+
+def test_d17_a_worker_that_is_only_slow_to_start_is_not_said_to_hang():
+    """No stack is shown, for there is none; what to do is."""
+    slow, faults = functools.partial(layered, "Pid", SlowToLoad()), FaultPolicy(reset_timeout_s=0.3)
+    with pytest.raises(EnvError) as failed:
+        ProcessDriver([slow], num_workers=1, faults=faults)
+    said = str(failed.value)
+    assert "while it was making its environments" in said
+    assert "only slow to start: use fewer workers (`--env.num-workers`), or wait for longer" in said
+    assert "It was doing" not in said
+    assert "__main__" not in said
