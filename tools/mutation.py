@@ -31,6 +31,11 @@ EQUIVALENT: dict[str, str] = {
     "src/palaestra/policies/population.py: self._population[name] = parameter + self.noise_std * part": (
         "`Policy.act` computes no gradients"
     ),
+    "src/palaestra/algorithms/sac.py: least_q = self.critic(seen.fixed, action).amin(0).squeeze((1))": (
+        "of [N, 1], 1 is the last"
+    ),
+    "src/palaestra/buffers/lane_storage.py: return torch.from_numpy(inside).to(self.tensor.device, "
+    "non_blocking=False)": ("only whether the copy is waited for"),
     "src/palaestra/buffers/prioritized.py: self._drawn = np.empty(1)": "read only after a draw, which sets it",
     "src/palaestra/algorithms/c51.py: error = -(wanted * logits.log_softmax(-1)).sum((1))": (
         "of two dimensions, 1 is the last"

@@ -79,6 +79,12 @@ def test_it_values_its_own_exploration():
     assert after[1, 0] < before[1, 0]
 
 
+def test_without_exploration_it_values_the_best_action():
+    algorithm = linear(trace_decay=0.0)
+    algorithm.policy.exploration = None
+    assert algorithm.preprocess(unroll([MID] * 3, [1.0] * 3), None).target[1, 0].item() == 2 + GAMMA * 22.0
+
+
 def test_noisy_layers_are_refused():
     config = SarsaConfig(network=NetworkConfig(noisy=True))
     with pytest.raises(ConfigError, match=r"leave network\.noisy off"):

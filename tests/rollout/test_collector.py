@@ -56,6 +56,14 @@ def test_collecting_episodes_gathers_at_least_so_many():
         assert len(collector.collect(n_episode=1).episodes) >= 1
 
 
+def test_collecting_episodes_stops_with_the_step_that_ends_the_last():
+    with environment("discrete", 3) as env:
+        collector = Collector.of(env, make("ppo", env))
+        info = collector.collect(n_episode=1)
+        assert (len(info.episodes), info.env_steps) == (3, 3 * 5)
+        assert collector.buffer.newest(1).step_type.tolist() == [[MID] * 3, [LAST] * 3]
+
+
 @pytest.mark.parametrize("request_", [{}, {"n_step": 1, "n_episode": 1}])
 def test_exactly_one_request_is_needed(request_):
     """TS-23: exactly one argument."""

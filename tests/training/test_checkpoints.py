@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from palaestra.buffers import saving
 from palaestra.core import Batch, CheckpointError
 from palaestra.training import CheckpointStore, checkpoints
+from tests.buffers.model import filled
 
 
 def state(step: int) -> dict[str, Any]:
@@ -138,6 +140,23 @@ def test_a_damaged_segment_is_read_from_its_second_copy_and_no_whole_one_is_blam
     assert checkpoints._lost(tmp_path, ["segment-a.bin", "copy-of-segment-a.bin"], whole) == ["segment-a.bin"]
     with pytest.raises(CheckpointError, match=r"state.json is missing or damaged"):
         checkpoints._lost(tmp_path, ["state.json"], whole)
+
+
+def test_a_lost_piece_of_a_buffer_is_refused_unless_it_may_be_left_out(tmp_path, monkeypatch):
+    """D3: what is left of the buffer then comes back, with the numbers of what is lost."""
+    monkeypatch.setattr(saving, "_SMALLEST", 1)
+    buffer, _ = filled(128, 2, 40)
+    store = CheckpointStore(tmp_path)
+    path = store.save(1, {"buffer": buffer.state_tensors()})
+    step, whole = store.load(path, without_lost=True)
+    first = min(path.glob("segment-*"))
+    first.write_bytes(first.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=rf"{first.name} is missing or damaged"):
+        store.load(path)
+    again, left = store.load(path, without_lost=True)
+    assert (step, again) == (1, 1)
+    assert "lost" not in whole["buffer"]
+    assert len(left["buffer"]["lost"]) == 1
 
 
 def test_a_damaged_checkpoint_is_put_aside(tmp_path):
