@@ -197,3 +197,13 @@ def test_a_path_out_of_the_folder_and_a_newer_format_are_refused(saved, tmp_path
         with pytest.raises(CheckpointError, match=message):
             ReplayBuffer.load(tmp_path / "data")
     assert ReplayBuffer.load(saved).draw(replay(), generator()).index.shape == (32,)
+
+
+def test_a_loaded_buffer_is_data_that_stay(tmp_path):
+    """TS-22: the last rows of an ended episode are drawn with n steps, too."""
+    buffer, world = filled(60, 2, 25)
+    buffer.save(tmp_path / "data")
+    loaded = ReplayBuffer.load(tmp_path / "data")
+    serials = loaded.take("observation", loaded.starts(4)).tolist()
+    assert sorted(serials) == sorted(lane.stream[i].serial for lane in world.lanes for i in lane.starts(4, fixed=True))
+    assert len(serials) > len(buffer.starts(4))

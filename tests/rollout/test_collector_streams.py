@@ -80,6 +80,19 @@ def test_the_actions_stored_are_those_executed():
         assert stored == env.actions[lane]
 
 
+@pytest.mark.parametrize("num_ready", [2, 4])
+def test_one_pass_gives_the_new_rows_their_log_probabilities_and_no_others(num_ready, monkeypatch):
+    env = Numbered(LENGTHS, num_ready=num_ready)
+    algorithm = make("ppo", env, unroll_length=5)
+    collector, rows, behaviour = Collector.of(env, algorithm), [], algorithm.policy.behaviour
+    monkeypatch.setattr(algorithm.policy, "behaviour", lambda *given: rows.append(len(given[0])) or behaviour(*given))
+    for length in (5, 3):
+        before = collector.buffer.positions.written
+        collector.unroll(length)
+        assert rows.pop() == (collector.buffer.positions.written - before).max()
+        assert rows == []
+
+
 @pytest.mark.parametrize("num_ready", [1, 3])
 def test_every_row_has_the_log_probability_of_the_weights_that_acted(num_ready):
     """Lanes that begin an episode within a step have more new rows than others, and older rows keep what they have."""

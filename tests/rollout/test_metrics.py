@@ -71,3 +71,15 @@ def test_a_metric_of_ones_own_is_in_every_row():
     shares = [row["won"] for row in recorder.rows]
     assert shares[-1] == sum(e.episode_return > 0 for e in recorder.ended[-100:]) / min(100, len(recorder.ended))
     assert all(math.isfinite(row["discounted_return_mean"]) for row in recorder.rows)
+
+
+def test_averages_are_over_the_newest_hundred_episodes_by_default():
+    episodes = [Episode(0.0 if number else 1000.0, 0 if number else 1000, 0, {}) for number in range(101)]
+    metrics = [AverageOf("own", lambda episode: episode.episode_return), *default_metrics()]
+    for metric in metrics:
+        metric.add(0, episodes[:100])
+    assert metrics[0].result() == {"own": 10.0}
+    for metric in metrics:
+        metric.add(0, episodes[100:])
+    results = {name: value for metric in metrics for name, value in metric.result().items()}
+    assert (results["own"], results["return_mean"], results["length_mean"]) == (0.0, 0.0, 0.0)

@@ -133,6 +133,7 @@ def test_a_notebook_has_one_panel_that_is_drawn_again(monkeypatch):
     assert [shown["update"] for shown in published] == [False, True, True]
     assert len({shown["id"] for shown in published}) == 1
     assert "99.5" in str(published[-1]["text/html"])
+    assert "99.5" in str(published[-1]["text/plain"])
     assert "color: #" in str(published[-1]["text/html"])  # by itself: a notebook keeps no style sheet of it
     assert "\x1b" not in str(published)
     assert stream.getvalue() == ""
