@@ -200,6 +200,10 @@ def test_gae_names_both_arrays_when_lengths_differ():
         gae(torch.ones(5, 2), torch.ones(5, 2), torch.ones(5), step_type, lambda_=0.9)
     with pytest.raises(ShapeError, match=r"value has shape \[1, 2\]; at least two time steps"):
         gae(torch.ones(1, 2), torch.ones(1, 2), torch.ones(1, 2), step_type[:1], lambda_=0.9)
+    one = torch.tensor(1.0)
+    with pytest.raises(ShapeError, match=r"value has shape \[\]; at least two time steps"):
+        gae(one, one, one, one.int(), lambda_=0.9)
+    assert gae(torch.ones(5), torch.ones(5), torch.ones(5), step_type[:, 0], lambda_=0.9).shape == (4,)
 
 
 @pytest.mark.usefixtures("unchecked_shapes")

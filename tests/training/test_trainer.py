@@ -369,6 +369,9 @@ def test_periods_default_to_parts_of_the_run():
     config = TrainerConfig(total_env_steps=5_000, checkpoint_every_steps=7)
     assert [config.period(name) for name in ("eval", "checkpoint", "log")] == [500, 7, 50]
     assert TrainerConfig(total_env_steps=5).period("log") == 1
+    for when in ({"eval_every_s": 3.0}, {"eval_at_steps": (10, 20)}):  # evaluations alone have another clock then
+        config = TrainerConfig(total_env_steps=5_000, **when)
+        assert [config.period(name) for name in ("eval", "checkpoint", "log")] == [0, 500, 50]
 
 
 # -- nothing is global
