@@ -12,7 +12,16 @@ import pytest
 import palaestra
 from palaestra.experiments import RunDirectory
 from tests.faults.child import train
-from tests.faults.parts import TIMEOUT_S, child_environment, differences, logged, run_contents, steps_of
+from tests.faults.parts import (
+    COMMAND,
+    TIMEOUT_S,
+    child_environment,
+    command,
+    differences,
+    logged,
+    run_contents,
+    steps_of,
+)
 
 SMALL = {
     "trainer__total_env_steps": 480,
@@ -112,3 +121,34 @@ def test_the_rest_of_a_killed_run_is_not_doubled(tmp_path):
     child({**order, "verb": "resume", "stop_at": saved + 1, "how": "SIGINT"}, 130)
     steps = [row["env_steps"] for row in logged(run)]
     assert steps == sorted(set(steps))
+
+
+@pytest.mark.fault
+def test_d1_a_killed_run_of_eight_halfcheetahs_in_one_worker_goes_on(tmp_path, wait_until):
+    """D1: what the worker is sent when it resumes is more than its socket takes at once."""
+    pytest.importorskip("mujoco")
+    run = tmp_path / "runs" / "run"
+    options = (
+        *("train", "ppo", "HalfCheetah-v5", "--env.num-envs", "8", "--env.vectorization", "process"),
+        *("--env.num-workers", "1", "--algorithm.unroll-length", "64", "--algorithm.network.hidden-sizes", "8"),
+        *("--trainer.total-env-steps", "50000000", "--trainer.checkpoint-every-steps", "2048", "--run.name", "run"),
+        *("--trainer.eval-every-steps", "0", "--run.no-tensorboard"),
+    )
+    training = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *options],
+        cwd=tmp_path,
+        env=child_environment(),
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        wait_until(
+            lambda: training.poll() is not None or max(steps_of(run), default=0) >= 6144, TIMEOUT_S, what="checkpoints"
+        )
+        assert training.poll() is None
+    finally:
+        training.kill()
+        training.wait()
+    saved = max(steps_of(run))
+    command("resume", "runs/run", "--until", str(saved + 2048), folder=tmp_path)
+    assert max(steps_of(run)) >= saved + 2048
