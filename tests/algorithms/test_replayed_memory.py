@@ -10,6 +10,8 @@ from torch.testing import assert_close
 
 import palaestra
 from palaestra import NetworkConfig
+from palaestra.algorithms import SACConfig
+from palaestra.algorithms.parts import replay_plan
 from palaestra.core import ConfigError, StepType, shards
 from tests.algorithms.parts import collected, environment, first_minibatch, make
 
@@ -148,3 +150,9 @@ def test_a_run_with_a_memory_is_resumed_as_if_it_had_never_stopped(name, runtime
     ):
         assert torch.equal(ours, theirs)
         assert torch.equal(ours, kept)
+
+
+@pytest.mark.parametrize(("rows", "length", "drawn"), [(256, 20, (12, 20)), (8, 20, (1, 20)), (8, 1, (8, 2))])
+def test_a_memory_draws_sequences_of_as_many_rows_and_at_least_one(rows, length, drawn):
+    plan = replay_plan(SACConfig(network=NETWORK, mini_batch_size=rows, mini_batch_length=length))
+    assert (plan.mini_batch_size, plan.mini_batch_length) == drawn
