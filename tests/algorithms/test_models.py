@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from palaestra.algorithms import ALGORITHMS
+from palaestra.algorithms import ALGORITHMS, Losses
 from palaestra.core import RunSeeds
 from palaestra.nn import create_algorithm_func
-from tests.algorithms.parts import collector_for, environment, tiny_config
+from tests.algorithms.parts import collected, collector_for, environment, first_minibatch, tiny_config
 
 FAMILIES = {
     "dqn": ("discrete", {"q": {"target_q"}}),
@@ -112,3 +112,16 @@ def test_the_model_of_a_shipped_algorithm_gives_actions(name):
         known = algorithm.policy.distribution(states).log_prob(action.detach())
         assert_close(log_prob, known, rtol=1e-4, atol=1e-4)
         assert log_prob.requires_grad
+
+
+def test_terms_that_train_a_component_with_different_others_add_up_there(monkeypatch):
+    algorithm, collector = collected("ddpg", "continuous")
+    batch = first_minibatch(algorithm, collector.buffer)
+    terms = algorithm.losses(batch).terms
+    before = algorithm.gradients(batch).values
+    twice = Losses({**terms, "again": terms["critic"] + 0.0 * terms["actor"]}, {})
+    monkeypatch.setattr(algorithm, "losses", lambda batch: twice)
+    monkeypatch.setattr(algorithm, "trains", {**algorithm.trains, "again": ("critic", "actor")})
+    after = algorithm.gradients(batch).values
+    for name, gradient in before.items():
+        assert_close(after[name], (2 if name.startswith("critic") else 1) * gradient)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palaestra.buffers import PrioritizedSampler, ReplayBuffer, saving
+from palaestra.buffers.streams import WritePositions
 from palaestra.core import Batch, CheckpointError, DiscreteSpec, TensorSpec
 from palaestra.core.files import second_copy
 from palaestra.training import CheckpointStore
@@ -147,3 +148,10 @@ def test_a_damaged_checkpoint_before_is_not_built_upon(tmp_path):
     second = store.save(2, {"buffer": buffer.state_tensors()})
     assert all(file.stat().st_nlink == 1 for file in second.glob("segment-*"))
     assert store.load_newest()[0] == 2
+
+
+@pytest.mark.parametrize(("size_bytes", "pieces"), [(1000, 1), (2**19, 4), (2**40, 250)])
+def test_pieces_are_large_enough_to_be_worth_a_file(size_bytes, pieces):
+    """128 KiB; and no more than 256 of them."""
+    places = saving.SegmentKeys(WritePositions(2, rows=9_999), 1, size_bytes).places
+    assert -(-10_000 // places) == pieces
