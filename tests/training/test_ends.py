@@ -25,7 +25,7 @@ class Result:
 
 
 def test_a_run_stops_once_an_evaluation_reaches_the_goal():
-    """TS-28: stop_fn; the reason is in the result."""
+    """TS-28, MARO-47: stop_fn, early stopper; the reason is in the result."""
     returns = iter([1.0, 3.0, 9.0])
     made = trainer(
         "ppo", total=10_000, eval_every_steps=50, stop_at_return=2.5, evaluate=lambda policy: Result(next(returns))
@@ -74,7 +74,7 @@ def test_evaluations_may_come_by_time():
 
 
 def test_callbacks_are_called_in_order_and_may_add_to_rows():
-    """TS-28: train_fn before, test_fn and save_fn after; one protocol for all of them."""
+    """TS-28, MARO-47: train_fn and post_collect, test_fn and post_evaluate, save_fn; one protocol for all of them."""
     calls, recorder = [], Recorder()
     hooks = Hooks(
         iteration_began=lambda t: calls.append("began"),

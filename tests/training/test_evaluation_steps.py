@@ -8,7 +8,7 @@ from tests.training.parts import Hooks, evaluation_in, trainer
 
 
 def test_evaluations_may_come_at_a_list_of_steps(tmp_path):
-    """MARO-47: each once, as soon as its env steps are reached, and at the end; also of a run that is resumed."""
+    """MARO-47: each once: before training, as soon as its env steps are reached, at the end; also of a resumed run."""
     steps: list[int] = []
 
     def made(until):
@@ -18,7 +18,7 @@ def test_evaluations_may_come_at_a_list_of_steps(tmp_path):
             callbacks=[
                 Hooks(iteration_ended=lambda t, updates: t.collector.env_steps >= until and t.stop("see you later"))
             ],
-            eval_at_steps=(30, 100, 110, 310),
+            eval_at_steps=(0, 30, 100, 110, 310),
             evaluate=lambda policy: (steps.append(one.collector.env_steps), evaluation_in()(policy))[1],
             checkpoints=CheckpointStore(tmp_path / "checkpoints"),
         )
@@ -34,9 +34,9 @@ def test_evaluations_may_come_at_a_list_of_steps(tmp_path):
     def reached(step):
         return -(-step // length) * length
 
-    wanted = [*sorted({reached(step) for step in (30, 100, 110)}), reached(200), reached(310), reached(400)]
+    wanted = [0, *sorted({reached(step) for step in (30, 100, 110)}), reached(200), reached(310), reached(400)]
     assert steps == wanted
-    assert len(steps) >= 5
+    assert len(steps) >= 6
 
 
 def test_two_periods_of_evaluation_are_refused():
@@ -45,5 +45,5 @@ def test_two_periods_of_evaluation_are_refused():
         TrainerConfig(eval_every_s=3, eval_every_steps=100)
     with pytest.raises(ConfigError, match=r"eval_every_steps is 10 and trainer.eval_at_steps is \(5,\); give one"):
         TrainerConfig(eval_every_steps=10, eval_at_steps=(5,))
-    with pytest.raises(ConfigError, match=r"eval_at_steps is \(5, 5\); give increasing numbers above 0"):
+    with pytest.raises(ConfigError, match=r"eval_at_steps is \(5, 5\); give increasing numbers from 0 on"):
         TrainerConfig(eval_at_steps=(5, 5))

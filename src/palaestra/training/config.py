@@ -42,7 +42,7 @@ class TrainerConfig:
     eval_every_s: float | None = None
     """Seconds between evaluations, in the place of env steps."""
     eval_at_steps: tuple[int, ...] = ()
-    """Env steps at which to evaluate, in the place of a period: increasing numbers."""
+    """Env steps at which to evaluate, in the place of a period: increasing numbers; 0 is before training."""
     eval_episodes: int = 20
     """Episodes of one evaluation; with 0 there are none, and no environments besides those of training."""
     eval_time_limit_s: float | None = 600.0
@@ -88,8 +88,8 @@ class TrainerConfig:
                 f"trainer.{given[0]} is {getattr(self, given[0])}, but trainer.eval_episodes is 0, so that nothing is "
                 "evaluated; leave out one of the two"
             )
-        if any(later <= earlier for earlier, later in itertools.pairwise((0, *self.eval_at_steps))):
-            problems.append(f"trainer.eval_at_steps is {self.eval_at_steps}; give increasing numbers above 0")
+        if any(later <= earlier for earlier, later in itertools.pairwise((-1, *self.eval_at_steps))):
+            problems.append(f"trainer.eval_at_steps is {self.eval_at_steps}; give increasing numbers from 0 on")
         if problems:
             raise ConfigError("\n".join(problems))
 

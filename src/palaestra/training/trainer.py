@@ -94,7 +94,7 @@ class Trainer:
         self._schedules_at = 0.0  # progress; a checkpoint in the middle of an unroll is beyond it
         self._evaluated_s = time.monotonic()
         self._evaluation: Evaluation | None = None
-        self._evaluation_broken_off = False
+        self._evaluation_broken_off = evaluate is not None and 0 in self.config.eval_at_steps  # or due before training
         self.best_return: float | None = None
         """The best mean return of all evaluations so far."""
         self._saved_step, self._failed_saves = -1, 0
