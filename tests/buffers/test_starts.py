@@ -80,7 +80,7 @@ def test_rows_that_are_lost_are_ends_of_episodes_and_no_others_are(monkeypatch, 
 
 
 def test_what_is_loaded_into_mapped_files_is_there_for_the_next_process(tmp_path):
-    """TS-12, F25: the positions are written with the rows."""
+    """F25: the positions are written with the rows."""
     buffer, world = make_buffer(24, 2, storage=MappedFiles(tmp_path / "one")), World(2, 12)
     world.open(buffer)
     for _ in range(9):

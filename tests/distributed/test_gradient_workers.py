@@ -262,6 +262,6 @@ def test_gradients_and_trajectories_of_several_places_are_one_update():
 
 
 def test_a_factory_that_cannot_be_sent_says_what_to_write():
-    """MARO-23, F27: a lambda in a factory is refused before anything starts, with what to give instead."""
+    """F27: a lambda in a factory is refused before anything starts, with what to give instead."""
     with local() as runtime, pytest.raises(ConfigError, match=r"Lambdas .* cannot; use .*functools.partial of one"):
         runtime.start(lambda: GradWorker({}), name="grad-worker")

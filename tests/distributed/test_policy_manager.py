@@ -145,7 +145,7 @@ def test_a_checkpoint_of_one_manager_is_one_of_the_other():
 
 
 def test_collection_begins_when_every_host_has_reported_its_newest_weights():
-    """MARO-02, MARO-06, MARO-07, MARO-09: collect, then update; actions are of the version after all updates."""
+    """MARO-02, 06, 07, 09, 22: collect, then update; actions are of the version after all updates."""
     with environment("discrete") as env, local() as runtime:
         algorithm = make("ppo", env)
         manager = DistributedPolicyManager({POLICY: algorithm}, runtime)

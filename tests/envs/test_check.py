@@ -283,7 +283,6 @@ class Column(Counter):
 
 
 def test_random_actions_follow_the_mask():
-    """TS-07."""
     report = check(Choosy, steps=200)
     assert report.ok, str(report)
 

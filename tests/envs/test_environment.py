@@ -3,8 +3,17 @@
 import numpy as np
 import pytest
 
-from palaestra.core import BoundedSpec, EnvError, RunSeeds, SpecError, episode_seed
-from palaestra.envs import EnvironmentWrapper, GymEnvironment, LaneEnvironment, SerialDriver, load, space_from_spec
+from palaestra import DQN, Collector, DQNConfig, EnvConfig, create_environment
+from palaestra.core import BoundedSpec, EnvError, RunSeeds, SpecError, StepType, episode_seed
+from palaestra.envs import (
+    EnvironmentWrapper,
+    GymEnvironment,
+    LaneEnvironment,
+    SerialDriver,
+    Wrap,
+    load,
+    space_from_spec,
+)
 from tests.envs.worlds import Counter, Doubled, Global, Nested, Reusing, counter
 
 
@@ -134,3 +143,33 @@ def test_changing_an_action_that_was_given_changes_no_time_step_and_the_environm
     assert action.tolist() == [1.0]
     action[:] = 7
     assert time_step.prev_action.tolist() == [1.0]
+
+
+class Ends(EnvironmentWrapper):
+    """Above the converter: ends each episode at its second step, for good or by the clock."""
+
+    def __init__(self, env, discount):
+        super().__init__(env)
+        self.end = discount
+
+    def begin_episode(self, seed):
+        self.steps = 0
+        return self.env.begin_episode(seed)
+
+    def advance(self, action):
+        self.steps += 1
+        step = self.env.advance(action)
+        return step._replace(step_type=StepType.LAST, discount=self.end) if self.steps == 2 else step
+
+
+@pytest.mark.parametrize("discount", [0.0, 1.0])
+def test_alf_40_a_wrapper_above_the_converter_says_what_kind_of_end_it_is(discount):
+    """ALF-40: what is learned from tells the two apart, as it does where Gymnasium says it."""
+    config = EnvConfig(name="CartPole-v1", num_envs=2, wrappers=(Wrap(Ends, discount=discount),))
+    with create_environment(config, seed=1) as env:
+        dqn = DQN(env.observation_spec, env.action_spec, DQNConfig(learning_starts=0))
+        collector = Collector.of(env, dqn)
+        collector.collect(n_step=12)
+        batch = dqn.preprocess(dqn.draw(collector.buffer), collector.buffer)
+    gamma = dqn.config.gamma
+    assert batch.bootstrap.unique().tolist() == pytest.approx([gamma] if discount else [0.0, gamma])

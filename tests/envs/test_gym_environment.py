@@ -107,5 +107,7 @@ def test_rendering_gives_a_picture_or_says_how_to_get_one():
 
 
 def test_the_converter_is_not_for_subclasses():
-    """ALF-41: what is special about an environment goes into a wrapper; type checkers refuse a subclass."""
+    """ALF-41: what is special about an environment goes into a wrapper; type checkers refuse a subclass, too."""
     assert GymEnvironment.__final__
+    with pytest.raises(TypeError, match="Mine extends GymEnvironment, which is fixed: change the task in a Gymnasium"):
+        type("Mine", (GymEnvironment,), {})

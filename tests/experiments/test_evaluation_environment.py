@@ -63,7 +63,7 @@ def run(tmp_path: Path, **settings: Any) -> tuple[dict[str, float], list[set[str
 
 @pytest.mark.parametrize("training", ["serial", "process"])
 def test_evaluations_of_a_run_are_in_a_thread_or_in_processes_as_it_says(tmp_path, training):
-    """ALF-51, ALF-53: one environment in a process or in a thread, whose seeds are not those of training."""
+    """ALF-49, ALF-51, ALF-53: one environment in a process or in a thread, whose seeds are not those of training."""
     for kind in ("auto", "thread", "process"):
         folder = tmp_path / kind
         folder.mkdir()

@@ -126,8 +126,9 @@ def test_a_wrong_name_is_refused_before_anything_is_trained(capsys):
 
 
 def test_a_class_given_in_python_is_written_by_its_name():
-    run = palaestra.train("ppo", CHAIN[0], algorithm__network=config_network(Net), trainer__total_env_steps=48)
-    assert RunDirectory(run.directory).config.algorithm.network.encoder == NAMED
+    for given in (config_network(Net), Net):
+        run = palaestra.train("ppo", CHAIN[0], algorithm__network=given, trainer__total_env_steps=48)
+        assert RunDirectory(run.directory).config.algorithm.network.encoder == NAMED
     with pytest.raises(ConfigError, match="which has no importable name"):
         config_to_mapping(config_network(lambda spec: Net(spec)))
 

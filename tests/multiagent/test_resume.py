@@ -104,7 +104,7 @@ def test_a_environment_that_does_not_replay_is_named():
 
 
 def test_a_policy_with_a_memory_keeps_one_for_each_agent(tmp_path):
-    """PARL-15: memories of agents that act at different times, through delayed rewards and a resume."""
+    """Memories of agents that act at different times, through delayed rewards and a resume."""
     network = NetworkConfig(hidden_sizes=(8,), recurrent="gru", recurrent_size=6)
     results = []
     for parts in (1, 2):

@@ -19,7 +19,7 @@ def model(option) -> CoreModel:
 
 @pytest.mark.parametrize("name", ["Adagrad", "adamax", "torch.optim.RAdam", "NAdam", "torch.optim:Adadelta"])
 def test_any_class_of_torch_steps_as_by_hand_and_is_restored(name):
-    """PARL-32."""
+    """MARO-35: any class of PyTorch, not only Adam and RMSprop."""
     ours, twin = model(OptimizerOption(name, {"lr": 0.1})), nn.Linear(3, 2)
     twin.load_state_dict(ours.component["q"].state_dict())
     theirs = OptimizerOption(name).torch_class(twin.parameters(), lr=0.1)

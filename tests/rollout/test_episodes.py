@@ -120,7 +120,7 @@ def test_an_entry_that_names_its_own_summary_has_only_that_one():
 
 @pytest.mark.parametrize("flush_every", [1, 2, 3, 1000])
 def test_discounted_returns_count_from_each_episodes_own_first_step(flush_every):
-    """ALF-57: gamma to the number of env steps before; an episode may go on over several looks."""
+    """Gamma to the number of env steps before; an episode may go on over several looks."""
     tracker, episodes = EpisodeTracker(2, gamma=0.5), []
     for number, (kinds, rewards) in enumerate(zip(STEP_TYPES, REWARDS, strict=True), start=1):
         tracker.add(TimeStep(torch.tensor(kinds), torch.tensor(rewards)))

@@ -65,6 +65,12 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
         self._begun, self._info_spec = False, None
         self._cut_off = False
 
+    def __init_subclass__(cls) -> None:
+        raise TypeError(
+            f"{cls.__name__} extends GymEnvironment, which is fixed: change the task in a Gymnasium wrapper below it, "
+            "time steps in an EnvironmentWrapper above it"
+        )
+
     @property
     def plain(self) -> bool:
         """Whether rewards are scalars and the discount is 1, so that a loop over many can do this layer's work."""

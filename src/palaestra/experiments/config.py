@@ -275,7 +275,7 @@ def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, probl
             problems.append(f"unknown key {where}{_instead(str(key), kind, values, path)}")
             continue
         nested = dataclass_of(hints[key])
-        if isinstance(value, str) and (shorthand := getattr(nested, "shorthand", None)):
+        if (isinstance(value, str) or callable(value)) and (shorthand := getattr(nested, "shorthand", None)):
             value = {shorthand: value}
         if nested is None or isinstance(value, nested):
             try:

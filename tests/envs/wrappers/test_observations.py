@@ -68,7 +68,7 @@ def test_tighter_bounds_of_the_inner_layer_are_kept():
 
 
 def test_the_newest_frames_are_stacked_newest_last_after_zeros():
-    """ALF-36, TS-25."""
+    """ALF-36."""
     env = FrameStack(numbers(), num_frames=2)
     assert seen(env) == [[[0.0], [1.0]], [[1.0], [3.0]], [[3.0], [-300.0]], [[-300.0], [0.5]]]
     assert (env.observation_spec.shape, env.observation_spec.stacked) == ((2, 1), 2)
