@@ -66,6 +66,8 @@ class Worker:
     """That was not answered yet."""
     asked_s: float = 0.0
     """When it was made, in `time.monotonic()` seconds."""
+    incarnation: int = 0
+    """That the newest call was made to."""
     position: Any = None
     """What its next incarnation begins with."""
 
@@ -123,19 +125,20 @@ class WorkerGroup:
             self._call(worker, "joining", "begin", worker.position)
         deadline = min(time.monotonic() + self._config.timeout_s, self.limit_s)
         while self._of("joining") and time.monotonic() < deadline:
-            self.admit(_SLICE_S)
+            self.admit(_SLICE_S, at_least=self._config.num_workers)
 
-    def admit(self, timeout_s: float = 0.0) -> None:
+    def admit(self, timeout_s: float = 0.0, *, at_least: int = 1) -> None:
         """Lets workers join that were started or restarted.
 
         Args:
-            timeout_s: how long to wait for one of them.
+            timeout_s: how long to wait for them.
+            at_least: how many to wait for.
 
         Raises:
             WorkersLostError: there are too few workers.
         """
         joining = self._of("joining")
-        for worker, result in self._ended(joining, at_least=1, timeout_s=timeout_s):
+        for worker, result in self._ended(joining, at_least=at_least, timeout_s=timeout_s):
             if result.error is None:
                 worker.state, self._enough_s = "idle", self._enough_s or time.monotonic()
                 self._joined(worker, result.value)
@@ -240,6 +243,7 @@ class WorkerGroup:
     def _call(self, worker: Worker, state: Literal["joining", "busy"], method: str, *args: Any, **kwargs: Any) -> None:
         worker.state, worker.asked_s = state, time.monotonic()
         worker.call = self.runtime.call(worker.id, method, *args, **kwargs)
+        worker.incarnation = worker.call.incarnation
 
     def _ended(self, workers: Sequence[Worker], *, at_least: int, timeout_s: float) -> list[tuple[Worker, Result]]:
         by_call = {worker.call: worker for worker in workers if worker.call is not None}
@@ -256,7 +260,7 @@ class WorkerGroup:
 
     def _replace(self, worker: Worker, what: str) -> None:
         """Restarts a worker, or gives it up."""
-        incarnation = self.runtime.status()[worker.id].incarnation
+        incarnation = worker.incarnation
         try:
             self.runtime.restart(worker.id)
         except WorkerDiedError as error:

@@ -3,6 +3,7 @@
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -47,8 +48,11 @@ class Runtime(ABC):
         """Lives that began again, of all workers."""
         self._policy = restarts or RestartPolicy()
         self._workers: dict[str, WorkerRecord] = {}
+        self._names = Counter[str]()
+        self._due: dict[str, WorkerRecord] = {}  # that are about to be restarted
         self._open: set[Call] = set()  # whose results were not taken yet
         self._results: dict[Call, Result] = {}
+        self._awaited: set[Call] = set()  # that the present `wait` has no result of
         self._closed = False
 
     # -- what a subclass defines
@@ -131,10 +135,11 @@ class Runtime(ABC):
         """
         if self._closed:
             raise ConfigError("this runtime was closed; make a new one")
-        number = sum(worker.name == name for worker in self._workers.values())
+        number = self._names[name]
         worker = WorkerRecord(f"{name}-{number}" if number else name, name, Factory(factory), dict(resources or {}))
         self._begin(worker)
         self._workers[worker.id] = worker
+        self._names[name] += 1
         return worker.id
 
     def call(self, worker: str, method: str, *args: Any, **kwargs: Any) -> Call:
@@ -156,7 +161,7 @@ class Runtime(ABC):
         self._open.add(call)
         if record.handle is None and record.due is None:
             assert record.error is not None
-            self._results[call] = Result(call, error=record.error)
+            self._note(Result(call, error=record.error))
         elif record.running is None and record.handle is not None and not record.queue:
             self._hand_over(record, call, request)
         else:
@@ -177,15 +182,16 @@ class Runtime(ABC):
         Raises:
             ConfigError: a result was taken before.
         """
-        wanted = list(calls)
+        wanted = list(dict.fromkeys(calls))
         if not self._open.issuperset(wanted):
             taken = next(call for call in wanted if call not in self._open)
             raise ConfigError(f"the result of {taken} was taken already, or another runtime was asked for it")
         need = len(wanted) if at_least is None else min(at_least, len(wanted))
         deadline = time.monotonic() + timeout_s
+        self._awaited = {call for call in wanted if call not in self._results}
         self._begin_due()
         self._take(self.poll(0.0))
-        while sum(call in self._results for call in wanted) < need:
+        while len(wanted) - len(self._awaited) < need:
             next_due = self._begin_due()
             left = deadline - time.monotonic()
             if left <= 0:
@@ -223,6 +229,7 @@ class Runtime(ABC):
             )
         record.restarts.append(now)
         record.due = now + (min(policy.backoff_s * 2 ** (number - 1), policy.max_backoff_s) if number else 0.0)
+        self._due[record.id] = record
         record.incarnation, record.sequence = record.incarnation + 1, 1
         self.restarted += 1
 
@@ -270,6 +277,7 @@ class Runtime(ABC):
         for record in records:
             self._bury(record, WorkerDiedError(f"{record.name} {why}"), max(0.0, deadline - time.monotonic()))
             record.due = None
+            self._due.pop(record.id, None)
 
     def _record(self, worker: str) -> WorkerRecord:
         if worker not in self._workers:
@@ -277,6 +285,7 @@ class Runtime(ABC):
         return self._workers[worker]
 
     def _begin(self, record: WorkerRecord) -> None:
+        self._due.pop(record.id, None)
         record.due, record.sequence = None, max(record.sequence, 1)
         record.running = Call(record.id, record.incarnation, 0, "__init__")
         record.since = time.monotonic()
@@ -285,7 +294,7 @@ class Runtime(ABC):
     def _begin_due(self) -> float:
         """Begins the incarnations that are due; returns the seconds to the next one."""
         now, soonest = time.monotonic(), float("inf")
-        for record in self._workers.values():
+        for record in list(self._due.values()):
             if record.due is not None and record.due <= now:
                 self._begin(record)
             elif record.due is not None:
@@ -298,6 +307,10 @@ class Runtime(ABC):
             self.submit(record, call, request)
         except (WorkerDiedError, WorkerTimeoutError) as error:
             self._bury(record, error)
+
+    def _note(self, result: Result) -> None:
+        self._results[result.call] = result
+        self._awaited.discard(result.call)
 
     def _take(self, arrivals: Iterable[Arrival]) -> None:
         for worker, incarnation, sequence, value, error in arrivals:
@@ -317,7 +330,7 @@ class Runtime(ABC):
                 record.running = None
                 if sequence:
                     record.calls += 1
-                    self._results[call] = Result(call, value, error)
+                    self._note(Result(call, value, error))
                 if record.queue:
                     self._hand_over(record, *record.queue.popleft())
 
@@ -330,7 +343,8 @@ class Runtime(ABC):
             asked.insert(0, record.running)
         record.running = None
         record.queue.clear()
-        self._results |= {call: Result(call, error=error) for call in asked}
+        for call in asked:
+            self._note(Result(call, error=error))
         if record.handle is not None:
             self.end(record, timeout_s)
             record.handle = None
