@@ -51,7 +51,7 @@ def _wait_until(
         time.sleep(poll_s)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def wait_until() -> WaitUntil:
     """`wait_until(condition, timeout_s, what="...")` polls until the condition holds, and fails at the deadline.
 

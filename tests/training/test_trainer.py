@@ -386,9 +386,8 @@ def test_two_trainers_in_one_process_do_not_meet():
             made.train_iter()
         alone.append(parameters(made))
     ppo, dqn = trainer("ppo"), trainer("dqn")
-    for _ in range(4):
-        ppo.train_iter()
-        dqn.train_iter()
+    for one in [ppo, dqn] * 4:
+        one.train_iter()
     assert equal(parameters(ppo), alone[0])
     assert equal(parameters(dqn), alone[1])
 

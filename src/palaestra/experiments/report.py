@@ -29,7 +29,8 @@ _LARGEST_VIDEO_BYTES = 8_000_000
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#1f2937;background:#fff}
 h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}code,pre{font-size:.85rem}
-table{border-collapse:collapse;font-size:.9rem}td,th{padding:.2rem .8rem .2rem 0;text-align:right}
+table{border-collapse:collapse;font-size:.9rem;display:block;overflow-x:auto}
+td,th{padding:.2rem .8rem .2rem 0;text-align:right}
 td:first-child,th:first-child{text-align:left}tr+tr{border-top:1px solid #e5e7eb}
 svg{width:100%;height:auto}svg text{font:11px system-ui,sans-serif}svg text:not([fill]){fill:#4b5563}
 svg .title{font-weight:600;fill:#1f2937}.grid{stroke:#e5e7eb}h3{font-size:.8rem;margin:1rem 0 .3rem}
