@@ -144,6 +144,9 @@ KINDS = {
 """An environment for each kind of action that an algorithm may accept."""
 
 MEMORY = {"network": NetworkConfig(hidden_sizes=(8,), recurrent="gru", recurrent_size=6), "mini_batch_length": 4}
+ATTENTION = NetworkConfig(
+    hidden_sizes=(8,), recurrent="attention", recurrent_size=8, attention_window=3, attention_layers=2
+)
 SETTINGS: dict[str, dict[str, Any]] = {
     "recurrent": MEMORY,
     "recurrent-masked": MEMORY,

@@ -13,7 +13,7 @@ from palaestra import NetworkConfig
 from palaestra.algorithms import SACConfig
 from palaestra.algorithms.parts import replay_plan
 from palaestra.core import ConfigError, StepType, shards
-from tests.algorithms.parts import collected, environment, first_minibatch, make
+from tests.algorithms.parts import ATTENTION, collected, environment, first_minibatch, make
 
 NETWORK = NetworkConfig(hidden_sizes=(8,), recurrent="gru", recurrent_size=6)
 NAMES = ("sac", "td3", "ddpg")
@@ -36,10 +36,11 @@ def through_time(network: Any, batch: Any, lane: int) -> Tensor:
     return torch.cat(rows)
 
 
+@pytest.mark.parametrize("network", [NETWORK, ATTENTION], ids=["gru", "attention"])
 @every
-def test_the_critics_loss_is_the_one_of_a_loop_over_rows(name):
+def test_the_critics_loss_is_the_one_of_a_loop_over_rows(name, network):
     """Beyond the list 5: stored state, burn-in, and what comes next through the target memory."""
-    algorithm, collector = remembering(name, gamma=0.9)
+    algorithm, collector = remembering(name, gamma=0.9, network=network)
     for part in ("target_memory", "target_critic"):
         for parameter in algorithm.model.component[part].parameters():
             parameter.data.mul_(1.3)

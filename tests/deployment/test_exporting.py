@@ -13,7 +13,7 @@ from palaestra.core import ConfigError, MissingExtraError, PalaestraError
 from palaestra.deployment import exporting
 from palaestra.experiments import RunDirectory, policies_of_run
 from palaestra.policies import load_policy, save_policy
-from tests.algorithms.parts import CASES, collected
+from tests.algorithms.parts import ATTENTION, CASES, collected
 from tests.cli.parts import exit_code, output
 from tests.experiments.parts import SMALL, trained
 from tests.experiments.test_robots import ROBOT, SIZES, WORLD
@@ -79,6 +79,30 @@ def test_a_memory_goes_in_and_out_and_ends_with_its_episode(tmp_path):
         state = answer.state
         assert action.tolist() == answer.act.tolist()
         torch.testing.assert_close(memory, state.hidden)
+
+
+def test_attention_is_exported_with_what_it_saw(tmp_path):
+    """Both formats, step by step beside the policy, beyond the window and over the end of an episode."""
+    policy = collected("ppo", "recurrent", network=ATTENTION)[0].policy.eval()
+    save_policy(policy, tmp_path / "policy")
+    made = {kind: palaestra.export(tmp_path / "policy", tmp_path / kind, format=kind)[0] for kind in ("torch", "onnx")}
+    names = ["observation", "state.seen", "state.length", "first"]
+    assert [entry["name"] for entry in made["onnx"].manifest["inputs"]] == names
+    program, session = torch.export.load(made["torch"].path).module(), onnxruntime.InferenceSession(made["onnx"].path)
+    state, memory = None, [leaf for _, leaf in policy.initial_state(1).items()]
+    generator = torch.Generator().manual_seed(0)
+    for step in range(12):
+        seen, first = torch.rand(1, *policy.observation_spec.shape, generator=generator), torch.tensor([step in (0, 7)])
+        given = dict(zip(names, (seen, *memory, first), strict=True))
+        run = session.run(None, {name: leaf.numpy() for name, leaf in given.items()})
+        with torch.no_grad():
+            action, *memory = program(seen, *memory, first)
+        answer = policy(palaestra.Batch(obs=seen), None if first else state)
+        state = answer.state
+        assert action.tolist() == answer.act.tolist() == run[0].tolist()
+        for ours, torchs, onnxs in zip(state.values(), memory, run[1:], strict=True):
+            torch.testing.assert_close(torchs, ours)
+            torch.testing.assert_close(torch.from_numpy(onnxs), ours)
 
 
 def test_every_policy_of_many_agents_has_a_program(tmp_path, capsys, monkeypatch):

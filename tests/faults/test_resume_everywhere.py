@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from palaestra import Collector, NetworkConfig, Trainer, TrainerConfig
+from palaestra import Collector, Trainer, TrainerConfig
 from palaestra.core import Offline
 from palaestra.envs import EnvConfig
 from palaestra.rollout import OfflineData
 from palaestra.training import CheckpointStore
-from tests.algorithms.parts import CASES, any_kind, collector_for, environment, make
+from tests.algorithms.parts import ATTENTION, CASES, MEMORY, any_kind, collector_for, environment, make
 from tests.faults.parts import differences
 from tests.training.parts import Recorder
 
@@ -124,8 +124,8 @@ def test_environments_in_processes_are_put_back_as_well(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vectorization", ["serial", "process"])
+@pytest.mark.parametrize("network", [MEMORY["network"], ATTENTION], ids=["gru", "attention"])
 @pytest.mark.parametrize("name", ["ppo", "r2d2"])
-def test_policies_with_a_memory_go_on_exactly(name, vectorization, tmp_path):
+def test_policies_with_a_memory_go_on_exactly(name, network, vectorization, tmp_path):
     """F25: the memory of every lane, and those stored with the rows, on-policy and replayed."""
-    network = NetworkConfig(hidden_sizes=(8,), recurrent="gru", recurrent_size=6)
     check(name, "discrete", tmp_path, vectorization, network=network, mini_batch_length=4)

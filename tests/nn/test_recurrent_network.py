@@ -8,11 +8,11 @@ from palaestra.core import Batch, ConfigError, ShapeError, TensorSpec
 from palaestra.nn import Network, NetworkConfig, QNetwork, RecurrentNetwork, with_memory
 
 SPEC = {"x": TensorSpec((3,)), "y": (TensorSpec((2,)),)}
-KINDS = pytest.mark.parametrize("kind", ["lstm", "gru"])
+KINDS = pytest.mark.parametrize("kind", ["lstm", "gru", "attention"])
 
 
 def network(kind):
-    config = NetworkConfig(hidden_sizes=(8,), recurrent=kind, recurrent_size=5)
+    config = NetworkConfig(hidden_sizes=(8,), recurrent=kind, recurrent_size=8, attention_window=3)
     return with_memory(SPEC, config, lambda spec, config: QNetwork(spec, 2, config))
 
 
@@ -53,7 +53,7 @@ def test_the_state_spec_is_what_states_look_like(kind):
     assert {key: tuple(leaf.shape) for key, leaf in state.items()} == {
         key: (7, *spec.shape) for key, spec in net.state_spec.items()
     }
-    assert set(net.state_spec) == {"lstm": {"hidden", "cell"}, "gru": {"hidden"}}[kind]
+    assert set(net.state_spec) == {"lstm": {"hidden", "cell"}, "gru": {"hidden"}, "attention": {"seen", "length"}}[kind]
 
 
 def test_a_state_that_was_forgotten_is_an_error():
@@ -71,6 +71,8 @@ def test_without_a_memory_the_network_is_the_plain_one():
     [
         ({"recurrent": "lsmt"}, "unknown memory 'lsmt'.*did you mean 'lstm'"),
         ({"recurrent": "gru", "recurrent_size": 0}, "recurrent_size is 0"),
+        ({"recurrent": "attention", "attention_window": 0}, "attention_window is 0"),
+        ({"recurrent": "attention", "attention_heads": 3}, "attention_heads 3, which does not divide it"),
         ({"recurrent": "gru", "noisy": True}, "leave out one of them"),
     ],
 )

@@ -17,7 +17,7 @@ from palaestra.core import (
     TimeStep,
 )
 from palaestra.policies import CategoricalPolicy, CompositePolicy, GaussianPolicy, Phase, ValueGreedyPolicy
-from tests.algorithms.parts import environment, make
+from tests.algorithms.parts import ATTENTION, MEMORY, environment, make
 
 VECTOR = TensorSpec((4,))
 CONFIG = NetworkConfig(hidden_sizes=(8,), recurrent="lstm", recurrent_size=5)
@@ -85,11 +85,12 @@ def test_calling_the_policy_begins_an_episode(make_policy):
         assert np.array_equal(given, expected.numpy())
 
 
+@pytest.mark.parametrize("network", [MEMORY["network"], ATTENTION], ids=["gru", "attention"])
 @pytest.mark.parametrize("name", ["a2c", "impala", "ppo", "reinforce"])
-def test_stored_log_probabilities_are_those_of_a_sequence_from_the_stored_state(name):
+def test_stored_log_probabilities_are_those_of_a_sequence_from_the_stored_state(name, network):
     """The memory that is kept beside a row is the one before it: a sequence from it gives what acting gave."""
     with environment("recurrent") as env:
-        algorithm = make(name, env, kind="recurrent")
+        algorithm = make(name, env, kind="recurrent", network=network)
         collector = Collector.of(env, algorithm)
         for _ in range(2):
             collector.unroll(11)

@@ -215,7 +215,8 @@ class _Program(nn.Module):
         observation, memory = _nest(self.policy.observation_spec, leaves), ()
         if self.state:
             first = given["first"]
-            kept = {name: given[name] * ~first[:, None] for name in self.state}
+            # not a product: a memory that is not finite must end with its episode as well
+            kept = {n: given[n].masked_fill(first.reshape(-1, *[1] * len(s.shape)), 0) for n, s in self.state.items()}
             memory = Batch.of({name.removeprefix("state."): leaf for name, leaf in kept.items()})
         step = self.policy.choose(observation, memory, False, True)
         paths = tree_paths(self.policy.env_action(step.action))

@@ -1,5 +1,6 @@
 """Networks: layers, encoders of nested observations, recurrent cells, and models with embedded optimizers."""
 
+from palaestra.nn.attention import *
 from palaestra.nn.batch_norm import *
 from palaestra.nn.cnn import *
 from palaestra.nn.config import *

@@ -13,8 +13,8 @@ from palaestra.nn.mlp import Activation, Initialisation, Layers
 
 __all__ = ["CNN", "EncoderOption", "NetworkConfig", "Recurrent", "encoder_name"]
 
-Recurrent: TypeAlias = Literal["lstm", "gru"]
-"""Kinds of recurrent cells."""
+Recurrent: TypeAlias = Literal["lstm", "gru", "attention"]
+"""Kinds of memory: recurrent cells, or attention over the last steps."""
 
 CNN: TypeAlias = Literal["auto", "nature", "impala", "small"]
 """Kinds of convolutional networks for pictures."""
@@ -58,9 +58,15 @@ class NetworkConfig:
     image_size: int = 512
     """Features of each encoded image."""
     recurrent: Recurrent | None = None
-    """Recurrent cells between the encoded observation and the hidden layers; none by default."""
+    """Memory between the encoded observation and the hidden layers: lstm, gru or attention; none by default."""
     recurrent_size: int = 128
-    """Units of the recurrent cells."""
+    """Units of the memory."""
+    attention_window: int = 64
+    """Steps before the present one that a layer of attention sees."""
+    attention_layers: int = 1
+    """Layers of attention."""
+    attention_heads: int = 4
+    """Heads of each layer of attention; they share its units."""
     encoder: EncoderOption = None
     """Your own network from observations to features, as my_package:MyNet; or one for each part of the algorithm."""
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, TensorSpec, did_you_mean
+from palaestra.nn.attention import AttentionMemory
 from palaestra.nn.config import NetworkConfig, Recurrent
 from palaestra.nn.encoder import encoder_of, has_pictures
 
@@ -44,9 +45,8 @@ class RecurrentCell(nn.Module):
 
     def __init__(self, kind: str, in_size: int, size: int) -> None:
         super().__init__()
-        known = get_args(Recurrent)
-        if kind not in known:
-            raise ConfigError(f"unknown memory {kind!r}{did_you_mean(kind, known)}; known are {list(known)}")
+        if kind not in ("lstm", "gru"):
+            raise ConfigError(f"unknown recurrent cell {kind!r}; known are lstm and gru")
         if size < 1:
             raise ConfigError(f"recurrent_size is {size}; it must be at least 1")
         self.in_size, self.out_size = in_size, size
@@ -59,6 +59,11 @@ class RecurrentCell(nn.Module):
                     nn.init.orthogonal_(gate)
             elif name.startswith("bias"):
                 nn.init.zeros_(parameter)
+
+    @property
+    def state_spec(self) -> dict[str, TensorSpec]:
+        """What the memory of one lane looks like."""
+        return dict.fromkeys(self.leaves, TensorSpec((self.out_size,)))
 
     def initial_state(self, batch_size: int) -> Batch:
         """The memory before an episode: zeros.
@@ -112,10 +117,20 @@ def _stretches(first: Tensor) -> list[int]:
     return [row for row, begins in enumerate(rows) if begins or row == 0]
 
 
+def _memory_of(in_size: int, config: NetworkConfig) -> RecurrentCell | AttentionMemory:
+    """The memory that a config asks for, of `in_size` features."""
+    kind, known = str(config.recurrent), get_args(Recurrent)
+    if kind not in known:
+        raise ConfigError(f"unknown memory {kind!r}{did_you_mean(kind, known)}; known are {list(known)}")
+    if kind == "attention":
+        return AttentionMemory(in_size, config)
+    return RecurrentCell(kind, in_size, config.recurrent_size)
+
+
 class RecurrentNetwork(nn.Module):
     """An encoder, a memory, and a network that sees the memory's output instead of the observation.
 
-    The memory of B lanes is a `Batch` of leaves [B, H]: `hidden`, and for an LSTM `cell`.
+    The memory is a `RecurrentCell` or an `AttentionMemory`, whose pages say what its state looks like.
 
     Args:
         observation_spec: what an observation looks like, without leading dimensions.
@@ -139,14 +154,14 @@ class RecurrentNetwork(nn.Module):
         if config.noisy:
             raise ConfigError("noisy=True and a memory do not go together; leave out one of them")
         self.encoder = encoder_of(observation_spec, config)
-        self.memory = RecurrentCell(str(config.recurrent), self.encoder.out_size, config.recurrent_size)
+        self.memory = _memory_of(self.encoder.out_size, config)
         self.feature_spec = TensorSpec((config.recurrent_size,))
         self.head = make(self.feature_spec, config.on_features())
 
     @property
     def state_spec(self) -> dict[str, TensorSpec]:
         """What the memory of one lane looks like."""
-        return dict.fromkeys(self.memory.leaves, self.feature_spec)
+        return self.memory.state_spec
 
     def initial_state(self, batch_size: int) -> Batch:
         """The memory before an episode: zeros.
@@ -161,7 +176,7 @@ class RecurrentNetwork(nn.Module):
 
         Args:
             observation: leaves [T, B, ...], or [B, ...] for one row of every lane.
-            state: the memory before the first row, leaves [B, H].
+            state: the memory before the first row, leaves [B, ...].
             first: [T, B] bool, where episodes begin and the memory with them; `None` stands for one row where none
                 does.
 

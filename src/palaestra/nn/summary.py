@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from palaestra.nn.attention import AttentionMemory
 from palaestra.nn.batch_norm import BatchNorm
 from palaestra.nn.cnn import ConvolutionalNetwork, NatureCNN, SmallCNN
 from palaestra.nn.core_model import CoreModel
@@ -68,6 +69,8 @@ def _layers(module: nn.Module) -> list[_Layer]:
             return [(f"{type(module.module).__name__} → ", None, module.out_size)]
         case RecurrentCell():
             return [(f"{type(module.cells).__name__} ", module.in_size, module.out_size)]
+        case AttentionMemory():
+            return [(f"attention {len(module.layers)} x {module.window} ", module.in_size, module.out_size)]
         case NoisyMLP():
             return [("noisy ", size_in, size_out) for _, size_in, size_out in _layers(module.mean)]
         case EnsembleLinear():

@@ -247,6 +247,8 @@ def _importable(name: str, path: Path) -> Any:
 def _require_size(config: NetworkConfig, saved: int, path: Path) -> None:
     """Refuses layers that are far larger than the weights that were saved, before memory is asked for."""
     widths = [*config.hidden_sizes, config.image_size, config.recurrent_size if config.recurrent else 0]
+    if config.recurrent == "attention":
+        widths += [config.attention_window, config.attention_layers * config.recurrent_size]
     described = sum(before * after for before, after in itertools.pairwise(config.hidden_sizes)) + 1000 * sum(widths)
     if min(widths) < 0 or described > 100 * saved + 10**8:
         raise CheckpointError(
