@@ -71,8 +71,8 @@ def compare(runtime: Callable[[], Runtime], *, num_workers: int = 6, **settings:
     with runtime() as place:
 
         def on_hosts_with_workers(algorithms: dict[str, PPO]) -> PolicyManager:
-            allocator = TrainerAllocator("by-experience", num_workers, list(algorithms))
-            workers = GradientWorkers(algorithms, place, num_workers, allocator=allocator, rebalance_period=4)
+            allocator = TrainerAllocator("by-experience", num_workers, list(algorithms), period=4)
+            workers = GradientWorkers(algorithms, place, num_workers, allocator=allocator)
             allocations.append(workers.allocation)
             crew.append(workers)
             return DistributedPolicyManager(algorithms, place, gradient_workers=workers)

@@ -173,6 +173,29 @@ def test_one_policy_may_have_a_host_too(mode):
         assert learned(Path(f"runs/run{count}"))
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn", "sac", "impala"])
+def test_a_resumed_run_may_have_another_number_of_gradient_workers(algorithm):
+    """With a number of shards: the same weights as with one worker all the way, bit for bit."""
+    env = "Pendulum-v1" if algorithm == "sac" else "CartPole-v1"
+    starts = () if algorithm in ("ppo", "impala") else ("--algorithm.learning-starts", "16")
+    options = (
+        "--env.num-envs",
+        "2",
+        "--runtime",
+        "local",
+        "--distributed.gradient-shards",
+        "4",
+        "--run.no-tensorboard",
+    )
+    sizes = (*starts, "--trainer.eval-episodes", "0", "--trainer.total-env-steps", "128")
+    for name, begun, resumed in (("one", "1", "1"), ("more", "2", "4")):
+        workers = ("--distributed.num-gradient-workers", begun, "--run.name", name)
+        assert exit_code("train", algorithm, env, *options, *sizes, *workers) == 0
+        more = () if begun == resumed else ("--override", f"distributed.num_gradient_workers={resumed}")
+        assert exit_code("resume", name, "--until", "256", *more) == 0
+    assert learned(Path("runs/one")) == learned(Path("runs/more"))
+
+
 def test_a_environment_that_fails_is_restarted_and_written_down():
     """F1: from the command line."""
     options = ("--env.on-fault", "restart", "--env.kwargs", "fails_at", "40", "--run.name", "run")

@@ -21,7 +21,7 @@ LEARNERS = ["ppo", "dqn", "sac"]
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and torch with CUDA")
 
 
-def updated_with(workers, algorithm, collector, times=1):
+def updated_with(workers, algorithm, collector, times=1, num_shards=None):
     """A copy of the algorithm after updates with so many gradient workers; `None` is without any."""
     mine, buffer = twin(algorithm), copy.deepcopy(collector.buffer)
     if workers is None:
@@ -30,7 +30,7 @@ def updated_with(workers, algorithm, collector, times=1):
             buffer = copy.deepcopy(buffer)  # a copy does not know who has learned from it
         return mine, info
     with local() as runtime:
-        pool = GradientWorkers({"policy": mine}, runtime, workers)
+        pool = GradientWorkers({"policy": mine}, runtime, workers, num_shards=num_shards)
         for _ in range(times):
             info = pool.update("policy", buffer)
             buffer = copy.deepcopy(buffer)
@@ -61,6 +61,17 @@ def test_an_update_is_the_same_across_one_two_and_four_gradient_workers(name):
         assert shared.policy_version == alone.policy_version == 2
         assert info.metrics.keys() == told.metrics.keys()
         assert info.metrics == pytest.approx(told.metrics, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_with_a_number_of_shards_any_number_of_workers_learns_the_same_bit_by_bit(name):
+    """Gradients are added in the order of the shards, whoever computed them."""
+    algorithm, collector = collected(name, any_kind(name))
+    algorithm.update(collector.buffer)
+    collector.unroll(12)
+    first, _ = updated_with(1, algorithm, collector, num_shards=4)
+    for workers in (2, 3, 4):
+        assert_weights_agree(updated_with(workers, algorithm, collector, num_shards=4)[0], first, 0)
 
 
 @pytest.mark.parametrize("name", GRADIENT)
@@ -186,8 +197,8 @@ def test_workers_are_shared_out_anew_while_training_goes_on():
     algorithms, collectors = several("ppo", "ppo")
     names = list(algorithms)
     with local() as runtime:
-        allocator = TrainerAllocator("by-experience", 4, names)
-        workers = GradientWorkers(algorithms, runtime, 4, allocator=allocator, rebalance_period=4)
+        allocator = TrainerAllocator("by-experience", 4, names, period=4)
+        workers = GradientWorkers(algorithms, runtime, 4, allocator=allocator)
         manager = SimplePolicyManager(algorithms, gradient_workers=workers)
         assert {name: len(mine) for name, mine in workers.allocation.items()} == {names[0]: 2, names[1]: 2}
         for busy, idle in (names, reversed(names)):

@@ -196,8 +196,8 @@ def test_hosts_workers_rebalancing_and_a_restart_leave_learning_as_it_is():
     simple = {name: twin(algorithm) for name, algorithm in algorithms.items()}
     mine = {name: copy.deepcopy(collector.buffer) for name, collector in collectors.items()}
     with ProcessRuntime(QUICK) as runtime:
-        allocator = TrainerAllocator("by-experience", 3, list(algorithms))
-        workers = GradientWorkers(algorithms, runtime, 3, allocator=allocator, rebalance_period=2)
+        allocator = TrainerAllocator("by-experience", 3, list(algorithms), period=2)
+        workers = GradientWorkers(algorithms, runtime, 3, allocator=allocator)
         manager = DistributedPolicyManager(algorithms, runtime, gradient_workers=workers)
         Mortal(runtime, "gradients", skip=4)
         Mortal(runtime, "step", skip=3)

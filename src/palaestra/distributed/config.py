@@ -28,6 +28,9 @@ class DistributedConfig:
     """Collect and learn in turn; or learn from whatever arrives, from actors that do not wait (asynchronous.*)."""
     num_gradient_workers: int = 0
     """Workers that compute gradients, each of a part of every minibatch; 0 computes them where the policy learns."""
+    gradient_shards: int | None = None
+    """Parts that every minibatch is cut into; one for each gradient worker if left out. With a number of its own a run
+    is equal bit for bit with any number of gradient workers, and a resumed one may have another."""
     allocation: AllocationMode | None = None
     """What the gradient workers that each of several policies has are proportional to; all have all if left out."""
     num_policy_hosts: int = 0
@@ -73,6 +76,11 @@ class DistributedConfig:
         if self.allocation is not None and not self.num_gradient_workers:
             raise ConfigError(
                 "distributed.allocation shares out gradient workers; give distributed.num_gradient_workers"
+            )
+        if self.gradient_shards is not None and not 1 <= self.num_gradient_workers <= self.gradient_shards:
+            raise ConfigError(
+                f"distributed.gradient_shards is {self.gradient_shards} and num_gradient_workers "
+                f"{self.num_gradient_workers}; give at least one worker, and a shard for each"
             )
         if self.timeout_s <= 0:
             raise ConfigError(f"distributed.timeout_s is {self.timeout_s}; it must be above 0 seconds")

@@ -33,6 +33,7 @@ class TrainerAllocator:
         num_trainers: gradient workers, at least 1.
         policies: their names.
         agents: number of agents by policy; needed by `by-agent`.
+        period: updates of any policy after which workers are shared out anew.
 
     Raises:
         ConfigError: the mode is unknown, there is no worker or no policy, or a policy's agents are missing.
@@ -50,9 +51,12 @@ class TrainerAllocator:
         policies: Sequence[str],
         *,
         agents: Mapping[str, int] | None = None,
+        period: int = 10,
     ) -> None:
         if mode not in get_args(AllocationMode):
             raise ConfigError(f"unknown allocation mode {mode!r}{did_you_mean(mode, get_args(AllocationMode))}")
+        if period < 1:
+            raise ConfigError(f"period is {period}; give at least 1 update")
         if num_trainers < 1 or not policies:
             raise ConfigError(
                 f"{num_trainers} gradient workers cannot be shared among {len(policies)} policies; both need at least 1"
@@ -61,8 +65,8 @@ class TrainerAllocator:
             raise ConfigError(f"by-agent needs the number of agents of every policy, at least 1; missing for {missing}")
         self.mode: AllocationMode = mode
         """What shares are proportional to."""
-        self.num_trainers = num_trainers
-        """Gradient workers."""
+        self.num_trainers, self.period = num_trainers, period
+        """Gradient workers; updates after which they are shared out anew."""
         self._policies, self._agents = list(policies), dict(agents or {})
 
     def allocate(self, experience: Mapping[str, float] | None = None) -> dict[str, list[int]]:
@@ -220,15 +224,16 @@ class GradientWorkers:
     """Splits every minibatch over `GradWorker`s. A task that a worker died of is given to another one.
 
     A policy's minibatches are cut into as many shards as it has workers, alive or not, so what is learned does not
-    depend on deaths; where an algorithm mixes rows, one worker gets them whole. Where no worker is left alive, this
-    process computes.
+    depend on deaths; where an algorithm mixes rows, one worker gets them whole. Gradients are added in the order of the
+    shards: with `num_shards`, what is learned does not depend on the number of workers either. Where no worker is left
+    alive, this process computes.
 
     Args:
         algorithms: by policy name; each must be a `GradientAlgorithm`.
         runtime: where the workers live.
         num_workers: how many; at least 1.
         allocator: shares them out among policies; by default every policy has all of them.
-        rebalance_period: updates (of any policy) after which the allocator is asked again.
+        num_shards: of each minibatch, for all policies; by default one for each worker of a policy.
         timeout_s: a worker that has not answered by then is ended, and its task is given to another one.
         resources: what each worker needs, where the runtime hands out resources.
 
@@ -243,13 +248,13 @@ class GradientWorkers:
         num_workers: int,
         *,
         allocator: TrainerAllocator | None = None,
-        rebalance_period: int = 10,
+        num_shards: int | None = None,
         timeout_s: float = 120.0,
         resources: Mapping[str, float] | None = None,
     ) -> None:
-        if num_workers < 1 or rebalance_period < 1:
+        if num_workers < 1 or (num_shards is not None and num_shards < num_workers):
             raise ConfigError(
-                f"num_workers={num_workers}, rebalance_period={rebalance_period}: give at least 1 of each"
+                f"num_workers={num_workers}, num_shards={num_shards}: give at least 1 worker, and a shard for each"
             )
         if allocator is not None and allocator.num_trainers != num_workers:
             raise ConfigError(f"the allocator shares out {allocator.num_trainers} workers, but there are {num_workers}")
@@ -258,7 +263,7 @@ class GradientWorkers:
         """Where the workers live."""
         self.reassigned = 0
         """Tasks that were given to another worker, because theirs had died."""
-        self._allocator, self._period, self._timeout_s = allocator, rebalance_period, timeout_s
+        self._allocator, self._num_shards, self._timeout_s = allocator, num_shards, timeout_s
         factory = learner_factory(GradWorker, self._algorithms)
         self._workers = [runtime.start(factory, name="grad-worker", resources=resources) for _ in range(num_workers)]
         self._allocation = {name: list(range(num_workers)) for name in self._algorithms}
@@ -325,7 +330,7 @@ class GradientWorkers:
         Args:
             policy: its name.
         """
-        return 1 if self._algorithms[policy].mixes_rows else len(self._allocation[policy])
+        return 1 if self._algorithms[policy].mixes_rows else self._num_shards or len(self._allocation[policy])
 
     def cut(self, policy: str, minibatch: Batch) -> list[Batch]:
         """The shards of a minibatch.
@@ -414,7 +419,7 @@ class GradientWorkers:
         """
         self._experience[policy] += rows
         self._updates += 1
-        if self._allocator is not None and self._updates % self._period == 0:
+        if self._allocator is not None and self._updates % self._allocator.period == 0:
             before, self._allocation = self._allocation, self._allocator.allocate(self._experience)
             if self._allocation != before:
                 _log.info("gradient workers are shared out anew: %s", self._allocation)

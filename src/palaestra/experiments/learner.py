@@ -121,12 +121,12 @@ class Learner(ABC):
         hosts, count = settings.num_policy_hosts, settings.num_gradient_workers
         if runtime is None or not (hosts or count):
             return self.manager
-        allocator = None
+        shares: dict[str, Any] = {"num_shards": settings.gradient_shards}
         if settings.allocation is not None:
-            allocator = distributed.TrainerAllocator(
+            shares["allocator"] = distributed.TrainerAllocator(
                 settings.allocation, count, list(algorithms), agents=self.num_agents
             )
-        workers = distributed.GradientWorkers(algorithms, runtime, count, allocator=allocator) if count else None
+        workers = distributed.GradientWorkers(algorithms, runtime, count, **shares) if count else None
         if hosts:
             return distributed.DistributedPolicyManager(algorithms, runtime, num_hosts=hosts, gradient_workers=workers)
         return SimplePolicyManager(algorithms, gradient_workers=workers)
