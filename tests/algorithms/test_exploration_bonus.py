@@ -123,3 +123,9 @@ def test_an_unknown_bonus_is_named():
         BonusConfig(kind="rdn")
     with pytest.raises(ConfigError, match=r"bonus\.weight is 0"):
         BonusConfig(weight=0.0)
+
+
+def test_observations_of_a_bonus_are_clipped_at_five_standard_deviations():
+    """Burda et al. 2019, section 2.4."""
+    algorithm, _ = with_bonus("ppo", "discrete", "rnd")
+    assert algorithm.bonus.fixed["normalizer"].clip == 5.0

@@ -91,6 +91,11 @@ def test_what_goes_in_comes_out_of_mapped_files_in_another_process_too(tmp_path,
     assert len(make_buffer(24, 2, storage=MappedFiles(tmp_path))) == 0
 
 
+def test_folders_above_that_of_mapped_files_are_made(tmp_path):
+    make_buffer(24, 2, storage=MappedFiles(tmp_path / "new" / "deeper"))
+    assert list((tmp_path / "new" / "deeper").glob("*.json"))
+
+
 def test_lanes_that_were_never_opened_stay_so(tmp_path):
     buffer, world = make_buffer(24, 2, storage=MappedFiles(tmp_path)), World(2, 12)
     world.open(buffer, [1])

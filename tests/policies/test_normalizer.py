@@ -116,3 +116,9 @@ def test_a_spec_without_floating_point_leaves_is_refused(spec):
 def test_a_clip_that_leaves_nothing_is_refused():
     with pytest.raises(ConfigError, match="clip=0; it must be greater than 0"):
         ObservationNormalizer(TensorSpec((3,)), clip=0)
+
+
+def test_what_never_varied_is_scaled_as_the_formula_says():
+    """(x − mean) / √(0 + 1e-8): a difference of 3e-4 is 3."""
+    normalizer = fed(TensorSpec((1,)), torch.zeros(8, 1))
+    assert_close(normalizer(torch.tensor([[3e-4]])), torch.tensor([[3.0]]))

@@ -158,3 +158,10 @@ def test_values_are_too_large_beyond_a_hundred_and_beyond_twenty_times_the_retur
     """F24."""
     row = CALM | {"learning/q_mean": value, "discounted_return_mean": largest}
     assert len(warned([row] * 20)) == count
+
+
+def test_five_gradients_are_enough_to_know_what_is_usual():
+    """Three long ones after them are warned of; after four, the first long one still counts as usual."""
+    bad = CALM | {"learning/gradient_norm/ppo": 900.0}
+    assert len(warned([*[CALM] * 5, *[bad] * 3])) == 1
+    assert warned([*[CALM] * 4, *[bad] * 3]) == []

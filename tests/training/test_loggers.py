@@ -242,3 +242,16 @@ def test_many_records_are_settled_on_the_way(count):
         averages.add([{"a": torch.tensor(0.5)}])
     assert len(averages._waiting.get("a", [])) < 32
     assert averages.take() == {"a": 0.5}
+
+
+def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_every_byte_once(tmp_path, monkeypatch):
+    """A write may be short; the rest follows where it stopped."""
+    write = loggers.os.pwrite
+    monkeypatch.setattr(loggers.os, "pwrite", lambda file, data, at: write(file, data[:5], at))
+    logger = FileLogger(tmp_path)
+    logger.start(START)
+    rows = [{"env_steps": 10, "return_mean": 1.5}, {"env_steps": 20, "return_mean": 2.5}]
+    for row in rows:
+        logger.metrics(row)
+    logger.close()
+    assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == rows

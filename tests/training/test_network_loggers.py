@@ -206,6 +206,7 @@ def test_weights_and_biases_gets_rows_against_env_steps(tmp_path, monkeypatch):
     calls = told("wandb", tmp_path, monkeypatch)
     (init,) = [named for name, _, named in calls if name == "init"]
     assert (init["project"], init["name"], init["mode"], init["resume"]) == ("project", "first", "offline", "allow")
+    assert len(init["id"]) == 16  # another length is another run: those of older versions would not go on
     assert init["id"] == next(n for name, _, n in told("wandb", tmp_path, monkeypatch) if name == "init")["id"]
     logged = [(args[0], named["step"]) for name, args, named in calls if name == "log"]
     assert [step for _, step in logged] == [100, 200]
