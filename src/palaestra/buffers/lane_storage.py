@@ -378,9 +378,9 @@ class LaneStorage:
         Returns:
             A tensor of shape `[*index.shape, ...]`, or a `Batch` of them for a nested field.
         """
-        leaf = self._leaves.get(name)
-        if leaf is None:
+        if name not in self._leaves:
             return Batch.of({key: self.take(f"{name}.{key}", index) for key in self._children[name]})
+        leaf = self._leaves[name]
         rows = leaf.take(index) if leaf.stacked == 1 else self._frames(leaf, index)
         return rows if self.device is None else rows.to(self.device, non_blocking=True)
 

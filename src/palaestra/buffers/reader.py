@@ -419,10 +419,10 @@ class StreamReader:
         if streams.states is not None and streams.state_period > 1:
             _, before, after = positions.aligned(usable, streams.state_period)
             total = int(before.sum() + after.sum())
-            pick = functools.partial(positions.pick_aligned, usable=usable, period=streams.state_period)
+            pick = functools.partial(positions.pick_aligned, usable, streams.state_period)
         else:
             total = usable * self.num_lanes if isinstance(usable, int) else int(usable.sum())
-            pick = functools.partial(positions.pick, usable=usable)
+            pick = functools.partial(positions.pick, usable)
         if total == 0:
             raise ShapeError(f"no row can be learned from yet: {length} rows must follow it; {self.held()}")
         return total, pick

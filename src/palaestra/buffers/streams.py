@@ -239,12 +239,12 @@ class WritePositions:
         """
         return places * self.num_lanes + np.arange(self.num_lanes)
 
-    def pick(self, number: np.ndarray, usable: np.ndarray | int) -> np.ndarray:
+    def pick(self, usable: np.ndarray | int, number: np.ndarray) -> np.ndarray:
         """Row numbers of the n-th usable rows, counted over all lanes from the oldest on.
 
         Args:
-            number: [N] below the sum over lanes.
             usable: how many of the oldest rows of each lane count; one number where all are in lockstep and equal.
+            number: [N] below the sum over lanes.
         """
         places, lanes = self.ring_size, self.num_lanes
         if isinstance(usable, int):
@@ -272,13 +272,13 @@ class WritePositions:
         before = np.maximum(-(-np.minimum(end, self.ring_size) // period) - first, 0)
         return first, before, -(-np.maximum(end - self.ring_size, 0) // period)
 
-    def pick_aligned(self, number: np.ndarray, usable: np.ndarray | int, period: int) -> np.ndarray:
+    def pick_aligned(self, usable: np.ndarray | int, period: int, number: np.ndarray) -> np.ndarray:
         """Row numbers of the n-th of the rows that `aligned` counts.
 
         Args:
-            number: [N] below their sum over lanes.
             usable: how many of the oldest rows of each lane count.
             period: at least 1.
+            number: [N] below their sum over lanes.
         """
         first, before, after = self.aligned(usable, period)
         ends = np.cumsum(before + after)
