@@ -91,7 +91,7 @@ STRANGE = {
     "module in a package": {"env__name": "evil_code.inner:run"},
     "part of Python": {"env__name": "os:system", "env__kwargs": {"command": "touch evil"}},
     "built into Python": {"env__name": "builtins:exec", "env__kwargs": {}},
-    "installed elsewhere": {"env__name": "pip:main", "env__kwargs": {"args": ["--version"]}},
+    "installed elsewhere": {"env__name": "pygments:lex", "env__kwargs": {"code": "", "lexer": 0}},
 }
 
 
