@@ -1,5 +1,6 @@
 """Acting and stepping in one graph gives what they give one after another."""
 
+import itertools
 from functools import partial
 
 import numpy as np
@@ -95,6 +96,7 @@ def test_an_unroll_that_was_paused_and_saved_goes_on_bit_for_bit(uncompiled):
     (whole, _), (cut, first) = collector(), collector()
     for one in (whole, cut):
         one.compile()
+        one._compiled._at_once = 1  # as on a GPU
     whole.unroll(LENGTH)
     moved, steps = cut.env.transition, iter(range(LENGTH))
 
@@ -108,6 +110,7 @@ def test_an_unroll_that_was_paused_and_saved_goes_on_bit_for_bit(uncompiled):
     assert cut.unfinished and cut.env_steps < whole.env_steps
     again, second = collector()
     again.compile()
+    again._compiled._at_once = 1
     second.load_state_tensors(first.state_tensors())
     again.buffer.load_state_tensors(cut.buffer.state_tensors())
     again.load_state(cut.state())
@@ -117,14 +120,40 @@ def test_an_unroll_that_was_paused_and_saved_goes_on_bit_for_bit(uncompiled):
     assert torch.equal(ours, theirs)
 
 
+def test_a_pause_on_a_cpu_waits_for_the_end_of_the_unroll(uncompiled):
+    made, _ = collector()
+    made.compile()
+    moved, steps = made.env.transition, itertools.count()
+
+    def interrupted(state, action):
+        if next(steps) == 11:
+            made.pause()
+        return moved(state, action)
+
+    made.env.transition = interrupted
+    made.unroll(LENGTH)
+    assert not made.unfinished and made.env_steps
+    made.pause()
+    assert made.unroll(LENGTH).env_steps, "a new unroll forgets what stopped the last one"
+
+
+def test_rows_that_are_fewer_than_those_of_the_first_unroll_follow_one_by_one(uncompiled):
+    plain, fast = collector()[0], collector()[0]
+    fast.compile()
+    for rows in (8, 11, 3):
+        assert plain.unroll(rows).env_steps == fast.unroll(rows).env_steps
+    assert sorted(fast._compiled._graphs) == [1, 8]
+    assert torch.equal(plain.buffer.recent("observation", 22), fast.buffer.recent("observation", 22))
+
+
 def test_an_attribute_that_is_set_counts_from_the_next_unroll_on(uncompiled):
     made, _ = collector(Drift)
     made.compile()
     made.unroll(4)
-    graph = made._compiled._graph
+    graph = made._compiled._graphs[4]
     made.set_env_attr("wind", 100.0)
     made.unroll(4)
-    assert made._compiled._graph is not graph  # constants of the old one are gone
+    assert made._compiled._graphs[4] is not graph  # constants of the old one are gone
     assert (made.buffer.recent("step_type", 4) == 2).any(), "the wind blows every point away"
 
 

@@ -39,6 +39,20 @@ class LaneTensors(NamedTuple):
     progress: _Progress
     """Of the episodes."""
 
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        """All tensors."""
+        return [*self.state.values(), *self.progress]
+
+    def with_leaves(self, leaves: Sequence[torch.Tensor]) -> "LaneTensors":
+        """Other tensors in the place of these.
+
+        Args:
+            leaves: in the order of `leaves`.
+        """
+        count = len(self.state)
+        return LaneTensors(dict(zip(self.state, leaves, strict=False)), _Progress(*leaves[count:]))
+
 
 class TensorEnvironment(SharedAttributes, Environment):
     """B environments that are tensors of leading dimension B, on any device; nothing passes through numpy.

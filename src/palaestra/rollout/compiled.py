@@ -9,19 +9,28 @@ from torch import Tensor
 from palaestra.core import Batch, ConfigError, TensorSpec, TimeStep
 from palaestra.envs import Environment, TensorEnvironment
 from palaestra.envs.tensor import LaneTensors
-from palaestra.nn import compiled_method
+from palaestra.nn import compiled_method, scan
 from palaestra.policies import NetworkPolicy, Policy
 
 __all__ = ["CompiledStep"]
 
 
 class _Given(NamedTuple):
-    """What a step depends on, besides weights."""
+    """What steps depend on, besides weights."""
 
     lanes: LaneTensors
     observation: Tensor
     noise: Tensor
-    """Of `NetworkPolicy.acting_noise`."""
+    """[T, ...] of `NetworkPolicy.acting_noise`, for each of T steps."""
+
+
+class _Steps(NamedTuple):
+    """What T steps give; leaves [T, B, ...]."""
+
+    action: Tensor
+    behaviour: dict[str, Tensor]
+    fields: tuple[Tensor, ...]
+    """Of the time steps that follow the actions."""
 
 
 @final
@@ -29,7 +38,7 @@ class CompiledStep:
     """A policy draws actions and a `TensorEnvironment` executes them, in one compiled graph without Python between.
 
     The same functions are compiled that act and step otherwise, and the same random numbers are drawn, so actions are
-    the same, and observations up to rounding.
+    the same, and observations up to rounding. On a CPU a whole unroll is one call, whose loop is compiled, too.
 
     Args:
         env: where to act.
@@ -38,7 +47,8 @@ class CompiledStep:
 
     def __init__(self, env: TensorEnvironment, policy: NetworkPolicy) -> None:
         self.env, self.policy = env, policy
-        self._graph: Callable[[Any], Any] | None = None
+        self._graphs: dict[int, Callable[[_Given], tuple[LaneTensors, _Steps]]] = {}
+        self._at_once = 1 if env.device.type != "cpu" else 0
         self._attributes = env.given_attributes
 
     @classmethod
@@ -65,7 +75,7 @@ class CompiledStep:
         Args:
             time_step: the newest one of every lane.
             rows: steps.
-            stop: asked before each step; ends the unroll early.
+            stop: asked before each call; ends the unroll early.
 
         Returns:
             What `ReplayBuffer.extend` takes: fields of time steps [T+1, B, ...], `action`, `policy_info` and
@@ -75,39 +85,44 @@ class CompiledStep:
             ConfigError: the policy has another exploration by now, with which it cannot act so.
         """
         env = self.env
-        if env.given_attributes is not self._attributes:  # which the graph has as constants
-            self._graph, self._attributes = None, env.given_attributes
+        if env.given_attributes is not self._attributes:  # which the graphs have as constants
+            self._graphs, self._attributes = {}, env.given_attributes
         draw = self.policy.acting_noise(time_step.observation)
         if draw is None:
             raise ConfigError(
                 "the policy's exploration has changed since collector.compile(); compile before, or after"
             )
-        fields = [(*time_step[:5],)]
-        actions: list[Tensor] = []
-        behaviour: list[dict[str, Tensor]] = []
-        lanes, observation, step = env.lanes, time_step.observation, self._graph
-        while len(actions) < rows and not stop():
-            given = _Given(lanes, observation, draw())
-            if step is None:
-                step = self._graph = compiled_method(self, CompiledStep._step, given)
-            lanes, action, described, after = step(given)
-            observation = after[3]
-            actions.append(action)
-            behaviour.append(described)
-            fields.append(after)
+        self._at_once = self._at_once or rows  # of the first unroll: each number has a graph of its own
+        done, steps, lanes, newest = 0, list[_Steps](), env.lanes, time_step
+        while done < rows and not stop():
+            count = self._at_once if rows - done >= self._at_once else 1
+            given = _Given(lanes, newest.observation, torch.stack([draw() for _ in range(count)]))
+            if count not in self._graphs:
+                self._graphs[count] = compiled_method(self, CompiledStep._steps, given)
+            lanes, taken = self._graphs[count](given)
+            newest = TimeStep(*(field[-1] for field in taken.fields), env_id=time_step.env_id)
+            steps.append(taken)
+            done += count
         env.lanes = lanes
-        newest = TimeStep(*fields[-1], env_id=time_step.env_id)
-        if not actions:
+        if not steps:
             return Batch(), newest
-        columns = zip(TimeStep._fields, zip(*fields, strict=True), strict=False)
-        version = torch.full((len(actions), env.batch_size), self.policy.version, dtype=torch.int32)
-        acted: dict[str, Any] = {"action": torch.stack(actions), "policy_version": version}
-        if behaviour[0]:
-            acted["policy_info"] = Batch.of({key: torch.stack([b[key] for b in behaviour]) for key in behaviour[0]})
-        return Batch.of({name: torch.stack(column) for name, column in columns} | acted), newest
+        before = [field.unsqueeze(0) for field in time_step[:5]]
+        columns = zip(TimeStep._fields, before, *(part.fields for part in steps), strict=False)
+        rows_of = {name: torch.cat(column) for name, *column in columns}
+        version = torch.full((done, env.batch_size), self.policy.version, dtype=torch.int32)
+        acted: dict[str, Any] = {"action": torch.cat([part.action for part in steps]), "policy_version": version}
+        if names := steps[0].behaviour:
+            acted["policy_info"] = Batch.of({key: torch.cat([part.behaviour[key] for part in steps]) for key in names})
+        return Batch.of(rows_of | acted), newest
 
-    def _step(self, given: _Given) -> tuple[LaneTensors, Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
-        """One graph."""
-        action, described = self.policy.act_with(given.observation, given.noise)
-        lanes, fields = self.env.advanced(given.lanes, self.policy.env_action(action))
-        return lanes, action, described, fields
+    def _steps(self, given: _Given) -> tuple[LaneTensors, _Steps]:
+        """One graph: a step for each row of the noise."""
+
+        def step(carried: list[Tensor], noise: Tensor) -> tuple[list[Tensor], Any]:
+            observation, *leaves = carried
+            action, described = self.policy.act_with(observation, noise)
+            lanes, fields = self.env.advanced(given.lanes.with_leaves(leaves), self.policy.env_action(action))
+            return [fields[3], *lanes.leaves], [action, described, list(fields)]
+
+        (_, *leaves), (action, described, fields) = scan(step, [given.observation, *given.lanes.leaves], given.noise)
+        return given.lanes.with_leaves(leaves), _Steps(action, described, tuple(fields))
