@@ -1,6 +1,6 @@
 """Measures what a resumed run has of the run that was interrupted; writes results/resume.json.
 
-    python -m benchmarks.resume                                  # this library
+    python -m benchmarks.resume                                  # this library; the others' rows stay
     python -m benchmarks.resume --peers /path/to/venv/bin/python # and Stable-Baselines3 and Tianshou, installed there
 
 DQN trains on CartPole-v1 for 2,000 env steps at a stretch, and again in two halves, each in a process of its own. Of
@@ -15,7 +15,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.record import provenance, write_json
+
 FOLDER = Path(__file__).parent
+RESULT = FOLDER.parent / "results" / "resume.json"
 LIBRARIES = {"palaestra": "ours.py", "stable_baselines3": "sb3.py", "tianshou": "tianshou_dqn.py"}
 
 
@@ -53,18 +56,31 @@ def measured(python: str, script: str) -> dict[str, bool]:
     return {**parts, "end": second["weights"] == whole["weights"]}
 
 
+def version(python: str, library: str) -> str:
+    """Which version of a library an interpreter has.
+
+    Args:
+        python: interpreter.
+        library: its name.
+    """
+    ask = f"import importlib.metadata as m; print(m.version({library!r}))"
+    return subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
+
+
 def main() -> None:
     """Measures and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", help="interpreter that has stable-baselines3 and tianshou")
     peers = parser.parse_args().peers
-    found = {}
+    found = json.loads(RESULT.read_text())
     for library, script in LIBRARIES.items():
         python = sys.executable if library == "palaestra" else peers
         if python:
-            found[library] = measured(python, script)
-            print(library, found[library])
-    (FOLDER.parent / "results" / "resume.json").write_text(json.dumps(found, indent=2) + "\n")
+            command = "python -m benchmarks.resume" + (" --peers PYTHON" if peers else "")
+            found[library] = {"resumed": measured(python, script), "version": version(python, library)}
+            found[library] |= provenance(command)
+            print(library, found[library]["resumed"])
+    write_json(RESULT, found)
 
 
 if __name__ == "__main__":
