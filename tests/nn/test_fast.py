@@ -169,6 +169,12 @@ class Owner:
     def scaled(self, x: torch.Tensor) -> torch.Tensor:
         return (self.weight * x).tanh()
 
+    def summed(self, x: torch.Tensor) -> torch.Tensor:
+        return fast.scan(lambda total, row: (total + self.weight * row, total), self.weight, x)[1]
+
+    def multiplied(self, x: torch.Tensor) -> torch.Tensor:
+        return fast.scan(lambda total, row: (total * row + self.weight, total), self.weight, x)[1]
+
 
 @pytest.mark.skipif(not fast.can_compile(), reason="this PyTorch cannot")
 def test_a_compiled_method_is_found_again_by_a_second_process():
@@ -181,3 +187,18 @@ def test_a_compiled_method_is_found_again_by_a_second_process():
         owner, x = Owner(), torch.arange(3.0)
         assert torch.allclose(fast.compiled_method(owner, Owner.scaled, x)(x), owner.scaled(x))
     assert counters["aot_autograd"]["autograd_cache_hit"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not fast.can_compile(), reason="this PyTorch cannot")
+def test_loops_that_differ_in_their_body_alone_are_not_each_other_in_the_cache():
+    from torch._dynamo.utils import counters
+
+    x = torch.arange(12.0).reshape(4, 3)
+    for _ in range(2):
+        torch._dynamo.reset()
+        counters.clear()
+        for method in (Owner.summed, Owner.multiplied):
+            owner = Owner()
+            torch.testing.assert_close(fast.compiled_method(owner, method, x)(x), method(owner, x))
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 2

@@ -247,7 +247,7 @@ def scan(step: Callable[[Any, Tensor], tuple[Any, Any]], carried: Any, xs: Tenso
     def copied(carried: Any, x: Tensor) -> tuple[Any, Any]:  # which a scan demands of what is one tensor twice
         return tree_map(torch.clone, step(carried, x))
 
-    return _scan(copied, carried, xs)
+    return _scan(copied, tree_map(torch.clone, carried), xs)
 
 
 def _inductor(graph: Any, example: Any, **options: Any) -> Any:
@@ -260,8 +260,10 @@ def _inductor(graph: Any, example: Any, **options: Any) -> Any:
     from torch._inductor.compile_fx import compile_fx  # takes seconds
 
     graph._backend_id = None
-    settings = {"size_asserts": False, "cpp_wrapper": True, "cpp.use_decompose_tanh": True}
-    return compile_fx(graph, example, config_patches=settings)
+    settings: dict[str, Any] = {"size_asserts": False, "cpp_wrapper": True, "cpp.use_decompose_tanh": True}
+    # The key holds the code of a loop's body, as it does for the subgraphs that PyTorch caches by itself.
+    loops = {f"torch.ops.higher_order.{name}": "" for name in ("scan", "while_loop")}
+    return compile_fx(graph, example, config_patches={**settings, "unsafe_marked_cacheable_functions": loops})
 
 
 @functools.cache
