@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch, DiscreteSpec, OnPolicy, ShapeError
+from palaestra.core import Batch, DiscreteSpec, OnPolicy, ShapeError, TensorSpec
 from tests.buffers.checks import check_contents
 from tests.buffers.model import FIRST, GAMMA, LAST, MID, NESTED, World, filled, generator, make_buffer, nested, step
 from tests.core.nests import assert_same
@@ -182,6 +182,20 @@ def test_fragments_join_to_the_stream_they_were_cut_from(lanes, rows, seed, part
     check_contents(joined, world)
 
 
+def test_a_fragment_longer_than_a_growing_buffer_makes_room_for_itself():
+    source = make_buffer(None, 1)
+    world = World(1, 10**6)
+    world.open(source)
+    for _ in range(300):
+        world.append(source)
+    joined = make_buffer(None, 1)
+    room = joined.positions.rows
+    joined.open(source[np.arange(1)])
+    joined.extend(source.draw(OnPolicy(unroll_length=1), generator()))
+    assert len(joined) == 300 > room
+    check_contents(joined, world)
+
+
 def test_a_fragment_that_does_not_fit_is_refused_and_changes_nothing():
     """F7."""
     buffer, world = filled(20, 2, 5)
@@ -282,3 +296,17 @@ def test_a_fragment_brings_the_policy_version_of_each_row(complete):
     buffer.extend(Batch.of(fields))
     newest = buffer.newest(5)
     assert newest.policy_version.tolist() == fields["policy_version"].tolist()
+
+
+def test_rows_keep_what_the_environment_reports_beside_observations_of_several_arrays():
+    specs = {"observation_spec": NESTED, "action_spec": DiscreteSpec(num=5)}
+    buffer = ReplayBuffer(10, 2, **specs, env_info_spec={"cost": TensorSpec(())})
+    for value in range(3):
+        seen = step([MID if value else FIRST] * 2)._replace(
+            observation=nested([value, value]), env_info=Batch(cost=torch.tensor([10.0 * value, 1.0]))
+        )
+        if value:
+            buffer.append(torch.tensor([0, 1]), seen)
+        else:
+            buffer.open(seen)
+    assert buffer.newest(2).env_info.cost.tolist() == [[0.0, 1.0], [10.0, 1.0], [20.0, 1.0]]

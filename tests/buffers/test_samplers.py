@@ -155,6 +155,15 @@ def test_ends_come_as_often_as_they_are_asked_for():
         BalancedSampler(1.5)
 
 
+def test_a_draw_that_balances_takes_two_numbers_for_each_row():
+    """What else is drawn from the same generator depends on it."""
+    buffer, _ = sampled(BalancedSampler())
+    drawn, beside = generator(), generator()
+    buffer.draw(replay(mini_batch_size=7), drawn)
+    torch.rand(2, 7, generator=beside, dtype=torch.float64)
+    assert torch.equal(drawn.get_state(), beside.get_state())
+
+
 def test_rows_to_spare_are_drawn_so_that_few_draws_look_twice(monkeypatch):
     """A quarter more than are asked for, and eight: about every fifth row of this world cannot be learned from."""
     buffer, _ = filled(4000, 2, 1500)

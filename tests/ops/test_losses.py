@@ -17,6 +17,7 @@ from palaestra.ops import (
     huber,
     masked_mean,
     policy_gradient,
+    quantile_huber,
     squared_errors,
 )
 
@@ -202,3 +203,11 @@ def test_losses_name_both_arrays_when_shapes_differ(call, names):
 def test_the_expectile_keeps_the_precision_of_its_errors():
     loss = expectile_loss(torch.tensor([3.0, -3.0], dtype=torch.float64), expectile=0.9)
     assert loss.tolist() == [0.9 * 9, (1 - 0.9) * 9]
+
+
+def test_quantile_losses_of_sequences_are_those_of_their_rows():
+    """Targets are centred row by row, whatever the leading dimensions are."""
+    quantile, target = torch.randn(3, 4, 5), 100 * torch.randn(3, 4, 6)
+    fraction = torch.linspace(0.1, 0.9, 5)
+    rows = quantile_huber(quantile.flatten(0, 1), target.flatten(0, 1), fraction)
+    assert torch.allclose(quantile_huber(quantile, target, fraction).flatten(), rows)

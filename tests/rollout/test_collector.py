@@ -1,5 +1,6 @@
 """Tests of `palaestra.rollout.collector`."""
 
+import itertools
 from typing import Any
 
 import gymnasium
@@ -166,6 +167,18 @@ def test_non_finite_data_is_caught_where_it_enters(value, where, at_once):
         with pytest.raises(NonFiniteError, match=rf"environment 0 emitted {place} = -?(nan|inf)") as caught:
             collector.unroll(8 if at_once else 1)
         assert caught.value.exit_code == 4
+
+
+def test_the_step_of_a_number_that_is_not_finite_is_counted_from_the_start_of_its_episode():
+    """F5: also where the episode began in an unroll before, and went on after it."""
+    with environment("discrete", 1) as env:
+        count = itertools.count()  # the reset is the first
+        made = Collector.of(
+            env, make("dqn", env), preprocess=lambda step: step._replace(reward=step.reward / (next(count) != 3))
+        )
+        made.unroll(1)
+        with pytest.raises(NonFiniteError, match=r"emitted reward = \w+ in episode 0 \(seed \d+\), step 3;"):
+            made.unroll(4)
 
 
 def test_what_preprocess_makes_is_looked_at_although_the_environment_looks_itself():

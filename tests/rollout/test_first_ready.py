@@ -26,6 +26,7 @@ def test_environments_in_processes_that_answer_first_ready_first_are_collected_l
         algorithm = make(name, env, capacity=400)
         collector = Collector.of(env, algorithm)
         info = collector.unroll(30)
+        assert 0 < info.env_s < info.total_s
         algorithm.update(collector.buffer)
         info = collector.unroll(30)
         algorithm.update(collector.buffer)

@@ -1,5 +1,7 @@
 """Tests of `palaestra.training.async_evaluation`; processes that evaluate are in tests/cli/test_asynchronous.py."""
 
+from typing import Any
+
 import pytest
 
 from palaestra.policies import Phase, Policy
@@ -55,3 +57,17 @@ def test_the_process_that_evaluates_ends_with_the_run(monkeypatch):
     monkeypatch.setattr(Evaluator, "close", lambda self: closed.append(self))
     trainer("ppo", total=10, evaluate=evaluation_in()).run()
     assert len(closed) == 1
+
+
+def test_only_the_last_evaluation_of_a_run_is_waited_for(monkeypatch):
+    waited: list[bool] = []
+    make_one = Evaluator.make
+
+    def noted(self: Evaluator, *arguments: Any, wait: bool) -> Any:
+        waited.append(wait)
+        return make_one(self, *arguments, wait=wait)
+
+    monkeypatch.setattr(Evaluator, "make", noted)
+    trainer("ppo", total=120, eval_every_steps=40, evaluate=evaluation_in()).run()
+    assert len(waited) > 2
+    assert waited == [False] * (len(waited) - 1) + [True]

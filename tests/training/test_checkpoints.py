@@ -10,6 +10,7 @@ import torch
 
 from palaestra.buffers import saving
 from palaestra.core import Batch, CheckpointError
+from palaestra.core.files import second_copy
 from palaestra.training import CheckpointStore, checkpoints
 from tests.buffers.model import filled
 
@@ -140,6 +141,19 @@ def test_a_damaged_segment_is_read_from_its_second_copy_and_no_whole_one_is_blam
     assert checkpoints._lost(tmp_path, ["segment-a.bin", "copy-of-segment-a.bin"], whole) == ["segment-a.bin"]
     with pytest.raises(CheckpointError, match=r"state.json is missing or damaged"):
         checkpoints._lost(tmp_path, ["state.json"], whole)
+
+
+def test_the_newest_pieces_of_a_buffer_are_written_twice(tmp_path, monkeypatch):
+    """D3: so many as the store is told; one that is damaged is read from its second copy."""
+    monkeypatch.setattr(saving, "_SMALLEST", 1)
+    buffer, _ = filled(128, 2, 40)
+    path = CheckpointStore(tmp_path, copies=2).save(1, {"buffer": buffer.state_tensors()})
+    copies = {file.name for file in path.iterdir()} & {second_copy(file.name) for file in path.glob("segment-*")}
+    assert len(copies) == 2
+    damaged = next(file for file in path.glob("segment-*") if second_copy(file.name) in copies)
+    damaged.write_bytes(b"")
+    _, loaded = CheckpointStore(tmp_path).load(path)
+    assert "lost" not in loaded["buffer"]
 
 
 def test_a_lost_piece_of_a_buffer_is_refused_unless_it_may_be_left_out(tmp_path, monkeypatch):

@@ -259,3 +259,19 @@ def test_a_checkpoint_that_cannot_fit_is_not_begun(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"it needs 4\.0 MiB and 3\.0 are free"):
         store.save(1, {"buffer": {"x": torch.zeros(2**20)}})
     assert list(store.directory.glob("*")) == []
+
+
+def test_a_best_policy_that_cannot_be_kept_does_not_end_the_run(caplog):
+    """F10: it counts among the failures that are allowed, and is tried again."""
+    failed: list[int] = []
+
+    def full(made: Trainer, result: Evaluated) -> None:
+        if len(failed) < 2:
+            failed.append(result.env_steps)
+            raise CheckpointError("No space left on device")
+
+    made = trainer("ppo", total=600, eval_every_steps=100, evaluate=evaluation_in(), callbacks=[Hooks(evaluated=full)])
+    with caplog.at_level(logging.WARNING):
+        assert made.run().status == "done"
+    assert len(failed) == 2
+    assert caplog.text.count("Training continues unsaved") == 2

@@ -1,6 +1,7 @@
 """Tests of `palaestra.training.checkpoints`: what checkpoints keep of loaded data."""
 
 import pytest
+import torch
 
 from palaestra import Collector, Trainer, TrainerConfig
 from palaestra.buffers import MixtureSource, ReplayBuffer, WholeSampler, sampler_of
@@ -8,6 +9,7 @@ from palaestra.core import ConfigError, Offline, ShapeError, TensorSpec
 from palaestra.rollout import OfflineData
 from palaestra.training import CheckpointStore
 from tests.algorithms.parts import environment, make
+from tests.buffers.model import FIRST, MID, make_buffer, step
 from tests.faults.parts import differences
 
 
@@ -45,6 +47,18 @@ def test_the_data_is_no_part_of_a_checkpoint_but_its_fingerprint_is():
     (loaded,) = state["loaded"]
     assert loaded["data"]["rows"] == len(data)
     assert len(loaded["data"]["sha256"]) == 64
+
+
+def test_data_that_differs_in_its_last_action_alone_is_other_data():
+    fingerprints = []
+    for action in (0, 1):
+        buffer = make_buffer(10, 1)
+        buffer.open(step([FIRST]))
+        for taken in (2, 3, action):
+            buffer.append(torch.tensor([taken]), step([MID]))
+        fingerprints.append(offline(buffer).state()["loaded"][0]["data"])
+    assert fingerprints[0]["rows"] == fingerprints[1]["rows"]
+    assert fingerprints[0]["sha256"] != fingerprints[1]["sha256"]
 
 
 def test_a_run_without_loaded_data_keeps_nothing_of_it():
