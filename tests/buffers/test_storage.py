@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from palaestra.buffers import MainMemory, MappedFiles, ReplayBuffer, storage
+from palaestra.buffers.streams import WritePositions
 from palaestra.core import BoundedSpec, CheckpointError, ConfigError, DiscreteSpec
 from tests.buffers.checks import check_contents, check_windows
 from tests.buffers.mapped_child import LANES, arrival, mapped, write
@@ -88,6 +89,19 @@ def test_what_goes_in_comes_out_of_mapped_files_in_another_process_too(tmp_path,
     world.append(again)
     check_windows(again.draw(replay(), generator()), world, 1)
     again.clear()
+    assert len(make_buffer(24, 2, storage=MappedFiles(tmp_path))) == 0
+
+
+def test_a_writer_that_ends_while_it_clears_leaves_no_row(tmp_path, monkeypatch):
+    """Rows that are about to be overwritten are not taken for whole ones."""
+    buffer, world = make_buffer(24, 2, storage=MappedFiles(tmp_path)), World(2, 12)
+    world.open(buffer)
+    for _ in range(6):
+        world.append(buffer)
+    monkeypatch.setattr(WritePositions, "restart", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        buffer.clear()
+    monkeypatch.undo()
     assert len(make_buffer(24, 2, storage=MappedFiles(tmp_path))) == 0
 
 

@@ -161,13 +161,10 @@ class Histograms(Callback):
 
     Data and gradients are those of one more draw, from which nothing is learned; so each row costs about a gradient
     step, and nothing in between.
-
-    Args:
-        seed: of the draws.
     """
 
-    def __init__(self, *, seed: int = 0) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
+    def __init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(0)
 
     def logged(self, trainer: Trainer, row: dict[str, Any]) -> None:
         """See `Callback.logged`."""
