@@ -84,3 +84,20 @@ def test_an_environment_has_its_number_of_the_whole_run(on_fault):
         (fault,) = worker.collect(weights, 4, episodes=False, random=()).faults
         assert (fault.env_id, fault.handled) == (3, "restart")
     worker.close()
+
+
+def test_chaos_in_one_environment_of_the_run_is_chaos_in_that_one_of_its_worker():
+    env = EnvConfig(name="CartPole-v1", num_envs=4, chaos="raise@2#3,nan@9")
+    observation_spec, action_spec, _ = probe_specs(EnvConfig(name="CartPole-v1"))
+    make = functools.partial(PPO, observation_spec, action_spec, PPOConfig(unroll_length=4), RunSeeds(0))
+    workers = CollectorFactory(env=env, algorithm=make, num_workers=2)
+    assert [workers.share(worker)[0].chaos for worker in range(2)] == ["nan@9", "raise@2#1,nan@9"]
+    weights = acting_weights({POLICY: make().policy})
+    quiet, struck = (RolloutWorker(workers, worker) for worker in range(2))
+    for worker in (quiet, struck):
+        worker.begin(None)
+    assert quiet.collect(weights, 4, episodes=False, random=()).info.rows == 4
+    with pytest.raises(EnvError, match="environment 3 .*chaos"):
+        struck.collect(weights, 4, episodes=False, random=())
+    for worker in (quiet, struck):
+        worker.close()

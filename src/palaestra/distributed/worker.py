@@ -11,7 +11,7 @@ import numpy as np
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, Batch, ConfigError, RunSeeds
-from palaestra.envs import EnvConfig, Fault, create_environment, leaks_of
+from palaestra.envs import EnvConfig, Fault, chaos_of, create_environment, leaks_of
 from palaestra.multiagent import MultiAgentCollector, PolicySpec, create_multi_agent_envs
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Collector, buffer_for, episode_discount
@@ -73,7 +73,8 @@ class _Shares:
         lane_seeds = [RunSeeds(self.seed).integer("environments", lane) for lane in lanes]
         turns = self.env.variants
         turns = tuple(turns[(lanes.start + turn) % len(turns)] for turn in range(len(turns)))
-        return dataclasses.replace(self.env, num_envs=size, variants=turns), lane_seeds
+        chaos = chaos_of(self.env.chaos, lanes)
+        return dataclasses.replace(self.env, num_envs=size, variants=turns, chaos=chaos), lane_seeds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from palaestra.core import ConfigError, TensorSpec, TimeStep, did_you_mean, spec
 from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.nest import flatten, unflatten
 
-__all__ = ["ChaosEnv", "ChaosRule", "chaos_rules"]
+__all__ = ["ChaosEnv", "ChaosRule", "chaos_of", "chaos_rules"]
 
 ChaosFault = Literal[
     "raise", "unpicklable", "kill", "exit", "hang", "slow", "nan", "inf", "nan_reward", "out_of_bounds", "shape",
@@ -83,6 +83,22 @@ def chaos_rules(text: str) -> tuple[ChaosRule, ...]:
             raise ConfigError(f"chaos {part!r} has the probability {probability!r}, which is no number in [0, 1]")
         rules.append(ChaosRule(fault, share, int(step) if step else None, int(env_id) if env_id else None))
     return tuple(rules)
+
+
+def chaos_of(text: str, lanes: range) -> str:
+    """The rules for some environments of a batch, which are counted from the first of these then.
+
+    Args:
+        text: rules that can be read.
+        lanes: which environments.
+
+    Examples:
+        >>> chaos_of("raise@3#5,nan@9,kill#0", range(4, 8))
+        'raise@3#1,nan@9'
+    """
+    parts = [part.partition("#") for part in text.split(",")]
+    own = [(rule, number) for rule, _, number in parts if not number or int(number) in lanes]
+    return ",".join(f"{rule}#{int(number) - lanes.start}" if number else rule for rule, number in own)
 
 
 @final

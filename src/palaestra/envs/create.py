@@ -16,7 +16,7 @@ from gymnasium.vector import VectorEnv
 from palaestra.core import Batch, ConfigError, EnvError, PalaestraError, RunSeeds, SpecTree, TensorSpec, did_you_mean
 from palaestra.core.importing import import_maker, import_module
 from palaestra.envs.batched import InputEnvironment, RawRows, UntransformedRows
-from palaestra.envs.chaos import ChaosEnv
+from palaestra.envs.chaos import ChaosEnv, chaos_of
 from palaestra.envs.driver import Driver
 from palaestra.envs.env_config import EnvConfig
 from palaestra.envs.environment import Environment, SingleEnvironment
@@ -131,7 +131,8 @@ def load_lane(config: EnvConfig, lane: int, *, first_id: int = 0) -> SingleEnvir
         >>> load_lane(EnvConfig(name="CartPole-v1", num_envs=4), 2).env_id
         2
     """
-    chaos = (functools.partial(ChaosEnv, rules=config.chaos),) if config.chaos else ()
+    rules = chaos_of(config.chaos, range(lane, lane + 1)).replace("#0", "")
+    chaos = (functools.partial(ChaosEnv, rules=rules),) if rules else ()
     config = config.of_lane(lane)
     last = (Untransformed,) if config.untransformed else ()
     return load(
