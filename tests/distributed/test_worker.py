@@ -97,7 +97,7 @@ def test_chaos_in_one_environment_of_the_run_is_chaos_in_that_one_of_its_worker(
     for worker in (quiet, struck):
         worker.begin(None)
     assert quiet.collect(weights, 4, episodes=False, random=()).info.rows == 4
-    with pytest.raises(EnvError, match="environment 3 .*chaos"):
+    with pytest.raises(EnvError, match=r"environment 3 .*chaos"):
         struck.collect(weights, 4, episodes=False, random=())
     for worker in (quiet, struck):
         worker.close()
