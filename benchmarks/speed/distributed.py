@@ -5,11 +5,13 @@
 | sleep | PPO, environments whose steps sleep 2 ms, 4 in each of 1, 2, 4, 8 workers | 85% of workers / 0.002 s |
 | rllib | the same, and in turns RLlib's PPO with as many env runners and the same settings | RLlib's speed |
 | cheetah | PPO, HalfCheetah, 2 workers and 1 in turns; 32 environments in each, and 32 in all | 1.6 times as fast |
+| learners | an update of PPO with 2.1M parameters, by two ranks and by one process in turns | 1.6 times as fast |
 | transport | observations out of 2 workers | 500 MB/s by processes, 200 MB/s by Ray |
 | call | one call without data | - |
 """
 
 import argparse
+import copy
 import dataclasses
 import functools
 import json
@@ -17,7 +19,7 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,10 +33,19 @@ from benchmarks.speed import peers
 from benchmarks.speed.ours import ppo
 from benchmarks.speed.sleepy import ENVS_EACH, MINIBATCHES, SLEEP_S
 from benchmarks.speed.workloads import PPOSettings
-from palaestra import EnvConfig, RunSeeds, Trainer, TrainerConfig
-from palaestra.algorithms import PPO
+from palaestra import (
+    PPO,
+    Collector,
+    EnvConfig,
+    NetworkConfig,
+    PPOConfig,
+    RunSeeds,
+    Trainer,
+    TrainerConfig,
+    create_environment,
+)
 from palaestra.core import POLICY
-from palaestra.distributed import CollectorFactory, DistributedConfig, RolloutManager
+from palaestra.distributed import CollectorFactory, DistributedConfig, GradientWorkers, RolloutManager
 from palaestra.envs import probe_specs
 from palaestra.rollout import buffer_for
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, Runtime
@@ -158,6 +169,42 @@ def cheetah(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def learners(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Updates of the same rows: of whole minibatches, of two shards by one rank, and of two shards by two ranks."""
+    env, settings = EnvConfig(name="Pendulum-v1", num_envs=32), {"minibatch_size": 512, "epochs": 4, "rows": 2048}
+    observation_spec, action_spec, _ = probe_specs(env)
+    network = NetworkConfig(hidden_sizes=(1024, 1024))
+    config = PPOConfig(unroll_length=64, num_epochs=4, mini_batch_size=512, network=network)
+    whole = PPO(observation_spec, action_spec, config, RunSeeds(0))
+    with create_environment(env) as envs:
+        collector = Collector.of(envs, whole)
+        collector.unroll(64)
+    one, two = copy.deepcopy(whole), copy.deepcopy(whole)
+    seconds: list[tuple[float, ...]] = []
+    with RUNTIMES[arguments.runtime]() as runtime:
+        alone = GradientWorkers({POLICY: one}, runtime, 0, num_shards=2)
+        both = GradientWorkers({POLICY: two}, runtime, 1, num_shards=2)
+        update = [whole.update, *(functools.partial(pool.update, POLICY) for pool in (alone, both))]
+        for _ in range(5 * arguments.rounds + 1):
+            seconds.append(tuple(_taken(make, copy.deepcopy(collector.buffer)) for make in update))
+        both.close()
+    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True))
+    medians, rows = [statistics.median(times) for times in zip(*seconds[1:], strict=True)], []
+    settings["parameters"] = sum(parameter.numel() for parameter in whole.model.parameters())
+    for place, name in enumerate(("one process, whole minibatches", "one rank, two shards")):
+        shares = sorted(times[place] / times[2] for times in seconds[1:])
+        what = f"2 ranks / {name} ({medians[place]:.2f} s); of {len(shares)} pairs {shares[0]:.2f} to {shares[-1]:.2f}"
+        value, share = 1e3 * medians[2], statistics.median(shares)
+        rows.append(row("learners", what, value, "ms an update", share, 1.6, **settings))
+    return rows
+
+
+def _taken(update: Callable[[Any], Any], buffer: Any) -> float:
+    began = time.perf_counter()
+    update(buffer)
+    return time.perf_counter() - began
+
+
 def transport(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     size, rows = int(np.prod(PIXELS)), []
     for name, least in (("process", 500.0), ("ray", 200.0)):
@@ -208,7 +255,7 @@ def row(
 
 
 RUNTIMES: dict[str, Any] = {"local": LocalRuntime, "process": ProcessRuntime, "ray": RayRuntime}
-TASKS = {"sleep": sleep, "rllib": rllib, "cheetah": cheetah, "transport": transport, "call": call}
+TASKS = {"sleep": sleep, "rllib": rllib, "cheetah": cheetah, "learners": learners, "transport": transport, "call": call}
 
 DEFAULT = [task for task in TASKS if task != "sleep"]
 """`rllib` measures the same."""

@@ -44,9 +44,10 @@ def test_an_asynchronous_run_is_resumed(tmp_path):
 
 
 def test_one_gradient_worker_changes_nothing_of_what_is_learned():
-    """MARO-27, MARO-31."""
-    alone = train("--runtime", "local", "--num-workers", "2", name="alone")
-    shared = train("--runtime", "local", "--num-workers", "2", "--distributed.num-gradient-workers", "1", name="shared")
+    """MARO-27: with a number of shards, whoever computes them."""
+    options = ("--runtime", "local", "--num-workers", "2", "--distributed.gradient-shards", "2")
+    alone = train(*options, name="alone")
+    shared = train(*options, "--distributed.num-gradient-workers", "1", name="shared")
     assert (alone / "episodes.csv").read_text() == (shared / "episodes.csv").read_text()
     learned = [{k: v for k, v in rows(run)[-1].items() if k.startswith("learning/")} for run in (alone, shared)]
     assert learned[0] == learned[1]
@@ -60,6 +61,7 @@ def test_one_gradient_worker_changes_nothing_of_what_is_learned():
         (("--runtime", "local", "--asynchronous.max-lag", "2"), "is for distributed.mode=async"),
         (("--runtime", "local", "--mode", "async", "--distributed.max-lag", "2"), "max_lag is for mode=sync"),
         (("--distributed.num-gradient-workers", "2"), "needs workers: give distributed.runtime"),
+        (("--distributed.gradient-shards", "2"), "gradient_shards needs workers: give distributed.runtime"),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(options, message, capsys):

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.distributed.gradient_workers`: data-parallel gradients."""
+"""Tests of `palaestra.distributed.gradient_workers`: replicas that learn together."""
 
 import copy
 import logging
@@ -8,16 +8,18 @@ import torch
 
 from palaestra.algorithms import ALGORITHMS, GradientAlgorithm
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import ConfigError, NonFiniteError, shards
-from palaestra.distributed import GradientWorkers, GradWorker, LossState, TrainerAllocator
-from palaestra.runtime import WorkerDiedError
+from palaestra.core import ConfigError, NonFiniteError, PalaestraError, shards
+from palaestra.distributed import GradientWorkers, PolicyHost, TrainerAllocator
+from palaestra.distributed.exchange import Exchange, GroupSeat, fingerprint
+from palaestra.distributed.policy_host import HostTask
 from palaestra.training import SimplePolicyManager
-from tests.algorithms.parts import CASES, any_kind, collected, first_minibatch
+from tests.algorithms.parts import CASES, any_kind, collected
 from tests.contracts.states import different, whole_state
 from tests.distributed.parts import Mortal, local, several, sources_of, twin
 
 GRADIENT = sorted({name for name, _ in CASES if issubclass(ALGORITHMS[name], GradientAlgorithm)})
 LEARNERS = ["ppo", "dqn", "sac"]
+RANKS = [*LEARNERS, "impala"]
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and torch with CUDA")
 
 
@@ -46,13 +48,13 @@ def assert_weights_agree(mine, others, tolerance):
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-def test_an_update_is_the_same_across_one_two_and_four_gradient_workers(name):
+def test_an_update_is_the_same_across_one_two_and_four_ranks(name):
     """MARO-20, MARO-27, MARO-30, MARO-39, acceptance scenario 8: within a relative 1e-5 of the update without any."""
     algorithm, collector = collected(name, any_kind(name))
     algorithm.update(collector.buffer)
     collector.unroll(12)
     alone, told = updated_with(None, algorithm, collector)
-    for workers in (1, 2, 4):
+    for workers in (0, 1, 3):
         shared, info = updated_with(workers, algorithm, collector)
         assert_weights_agree(shared, alone, 1e-5)
         assert info.gradient_steps == told.gradient_steps
@@ -63,34 +65,36 @@ def test_an_update_is_the_same_across_one_two_and_four_gradient_workers(name):
         assert info.metrics == pytest.approx(told.metrics, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", LEARNERS)
-def test_with_a_number_of_shards_any_number_of_workers_learns_the_same_bit_by_bit(name):
+@pytest.mark.parametrize("name", RANKS)
+def test_with_a_number_of_shards_any_number_of_ranks_learns_the_same_bit_by_bit(name):
     """Gradients are added in the order of the shards, whoever computed them."""
     algorithm, collector = collected(name, any_kind(name))
     algorithm.update(collector.buffer)
     collector.unroll(12)
-    first, _ = updated_with(1, algorithm, collector, num_shards=4)
-    for workers in (2, 3, 4):
-        assert_weights_agree(updated_with(workers, algorithm, collector, num_shards=4)[0], first, 0)
+    first, told = updated_with(0, algorithm, collector, times=2, num_shards=4)
+    for workers in (1, 3):
+        mine, heard = updated_with(workers, algorithm, collector, times=2, num_shards=4)
+        assert not different(whole_state(mine), whole_state(first))
+        assert heard.metrics == told.metrics
 
 
 @pytest.mark.parametrize("name", GRADIENT)
-def test_one_gradient_worker_learns_what_none_learns_bit_by_bit(name):
-    """MARO-24, MARO-31: every algorithm, with its targets, schedules, periodic terms and priorities."""
+def test_two_ranks_learn_what_one_learns_bit_by_bit(name):
+    """MARO-24: every algorithm, with its targets, schedules, periodic terms and priorities."""
     algorithm, collector = collected(name, any_kind(name))
-    alone, _ = updated_with(None, algorithm, collector, times=2)
-    shared, _ = updated_with(1, algorithm, collector, times=2)
+    alone, _ = updated_with(0, algorithm, collector, times=2, num_shards=2)
+    shared, _ = updated_with(1, algorithm, collector, times=2, num_shards=2)
     assert not different(whole_state(alone), whole_state(shared))
 
 
-def test_a_minibatch_whose_rows_are_mixed_goes_to_one_of_several_workers(caplog):
+def test_a_minibatch_whose_rows_are_mixed_is_learned_from_by_the_learner_alone(caplog):
     """Batch normalisation: what is learned does not depend on the number of workers, bit by bit."""
     algorithm, collector = collected("crossq", "batch-norm")
     alone, _ = updated_with(None, algorithm, collector, times=2)
     with caplog.at_level(logging.WARNING):
         shared, _ = updated_with(3, algorithm, collector, times=2)
     assert not different(whole_state(alone), whole_state(shared))
-    assert "so that one of its 3 gradient workers gets all of them" in caplog.text
+    assert "so that its learner gets all of them, and its 3 gradient workers do nothing for it" in caplog.text
 
 
 def test_priorities_of_shards_are_written_back_as_of_the_whole():
@@ -99,79 +103,147 @@ def test_priorities_of_shards_are_written_back_as_of_the_whole():
     mine = twin(algorithm)
     algorithm.update(buffers[0])
     with local() as runtime:
-        GradientWorkers({"policy": mine}, runtime, 3).update("policy", buffers[1])
+        GradientWorkers({"policy": mine}, runtime, 2).update("policy", buffers[1])
     one, other = (buffer.sampler.state() for buffer in buffers)
     assert one.keys() == other.keys()
     for key, value in one.items():
         assert torch.allclose(torch.as_tensor(value), torch.as_tensor(other[key]), rtol=1e-5), key
 
 
-def worker_for(algorithm):
-    return GradWorker({"policy": twin(algorithm)})
-
-
 @pytest.mark.parametrize("name", LEARNERS)
-def test_a_gradient_worker_remembers_nothing_that_an_answer_depends_on(name):
-    """MARO-31: repeated, reordered, on another worker and on a new one, a task has the same gradients."""
+def test_what_a_worker_answers_depends_on_its_task_alone(name):
+    """MARO-31: repeated, reordered, on another worker and on a new one, a task with its state ends the same."""
     algorithm, collector = collected(name, any_kind(name))
-    minibatch = first_minibatch(twin(algorithm), collector.buffer)
-    old = LossState.of(twin(algorithm), 0)
-    algorithm.update(collector.buffer)
-    algorithm.set_progress(0.5)
-    new = LossState.of(algorithm, 1)
-    first, second = worker_for(algorithm), worker_for(algorithm)
+    collector.unroll(12)
+    drawn = copy.deepcopy(collector.buffer).draw(algorithm.plan, algorithm.minibatch_generator)
+    old = algorithm.minibatch_generator.get_state(), copy.deepcopy(algorithm.state_tensors())
+    algorithm.update(copy.deepcopy(collector.buffer))
+    new = algorithm.minibatch_generator.get_state(), copy.deepcopy(algorithm.state_tensors())
+
+    def answer(worker, generator, state):
+        seat = GroupSeat("", 0, "group", 0, 1, 2, 60.0)
+        worker.update("policy", HostTask(0, generator, 0.5, seat), drawn, copy.deepcopy(state))
+        return copy.deepcopy(worker.finish("policy", 60.0).state)
+
+    first, second = (PolicyHost({"policy": twin(algorithm)}) for _ in range(2))
     tasks = [old, new, new, old]
-    answers = [first.gradients("policy", state, minibatch) for state in tasks]
-    again = [second.gradients("policy", state, minibatch) for state in reversed(tasks)]
-    fresh = [worker_for(algorithm).gradients("policy", state, minibatch) for state in tasks]
+    answers = [answer(first, *task) for task in tasks]
+    again = [answer(second, *task) for task in reversed(tasks)]
+    fresh = [answer(PolicyHost({"policy": twin(algorithm)}), *task) for task in tasks]
     for one, two, three in zip(answers, reversed(again), fresh, strict=True):
-        assert not different(one.values, two.values)
-        assert not different(one.values, three.values)
-    assert not different(answers[0].values, answers[3].values)
-    assert different(answers[0].values, answers[1].values)
+        assert not different(one, two)
+        assert not different(one, three)
+    assert not different(answers[0], answers[3])
+    assert different(answers[0], answers[1])
 
 
-def test_a_worker_loads_each_version_of_the_weights_once(monkeypatch):
-    """MARO-30: weights are cached by version."""
+class Sent:
+    """Notes for every update whether a worker was sent the policy's state; MARO-30."""
+
+    def __init__(self, runtime):
+        self.states = []
+        self._call = runtime.call
+        runtime.call = self
+
+    def __call__(self, worker, method, *args):
+        if method == "update":
+            self.states.append(args[-1] is not None)
+        return self._call(worker, method, *args)
+
+
+def test_weights_travel_to_a_worker_once_and_when_something_else_changed_them():
+    """MARO-30: after updates that both have made a worker has them, after a checkpoint was loaded it has not."""
+    algorithm, collector = collected("sac", any_kind("sac"))
+    collector.unroll(12)
+    earlier = copy.deepcopy(algorithm.state_tensors())
+    expected, _ = updated_with(0, algorithm, collector, num_shards=2)
+    with local() as runtime:
+        workers, sent = GradientWorkers({"policy": algorithm}, runtime, 1), Sent(runtime)
+        for _ in range(3):
+            workers.update("policy", copy.deepcopy(collector.buffer))
+        assert sent.states == [True, False, False]
+        algorithm.load_state_tensors(earlier)
+        workers.update("policy", copy.deepcopy(collector.buffer))
+        assert sent.states == [True, False, False, True]
+        assert workers.regrouped == 0
+    assert not different(whole_state(expected), whole_state(algorithm))
+
+
+def test_every_bit_of_the_weights_is_in_the_fingerprint():
+    algorithm, _ = collected("ppo", "discrete")
+    before = fingerprint(algorithm)
+    assert fingerprint(twin(algorithm)) == before
+    with torch.no_grad():
+        weight = next(iter(algorithm.model.parameters())).view(-1)[3:4]
+        weight.copy_(torch.nextafter(weight, weight + 1))
+    assert fingerprint(algorithm) != before
+
+
+def test_a_worker_that_comes_to_other_weights_ends_the_run(monkeypatch):
+    """A copy that has drifted would spoil every later update."""
     algorithm, collector = collected("ppo", "discrete")
-    minibatch = first_minibatch(twin(algorithm), collector.buffer)
-    loads = []
-    monkeypatch.setattr(LossState, "load_into", lambda state, algorithm: loads.append(state.version))
-    worker = GradWorker({"a": algorithm, "b": algorithm})
-    for policy, version in [("a", 0), ("a", 0), ("b", 0), ("a", 1), ("b", 0), ("a", 0)]:
-        worker.gradients(policy, LossState.of(algorithm, version), minibatch)
-    assert loads == [0, 0, 1, 0]
+    apply, exchange = GradientAlgorithm.apply_shards, Exchange.step
+
+    def step(self, one, minibatch):
+        if self.seat.rank:
+            one.apply_shards = lambda parts: apply(
+                one, [part._replace(values={k: 2 * v for k, v in part.values.items()}) for part in parts]
+            )
+        return exchange(self, one, minibatch)
+
+    monkeypatch.setattr(Exchange, "step", step)
+    with local() as runtime:
+        workers = GradientWorkers({"policy": algorithm}, runtime, 1)
+        with pytest.raises(PalaestraError, match="grad-worker has other weights of policy 'policy' than its learner"):
+            workers.update("policy", collector.buffer)
 
 
 # -- faults
 
 
-@pytest.mark.parametrize(("workers", "times"), [(1, 1), (2, 1), (2, 2), (4, 3)])
-def test_a_task_whose_worker_dies_is_given_to_another_and_weights_equal_the_unbroken_run(workers, times, caplog):
-    """F17, MARO-31: never a partial sum; with nobody left, this process computes."""
+@pytest.mark.parametrize(("workers", "times"), [(1, 1), (2, 1), (3, 3)])
+def test_a_worker_that_dies_before_an_update_changes_nothing_of_what_is_learned(workers, times, caplog):
+    """F17: never a partial sum; the learner makes the update alone, and the next one is shared again."""
     algorithm, collector = collected("ppo", "discrete")
-    unbroken, told = updated_with(workers, algorithm, collector)
-    mine = twin(algorithm)
+    unbroken, told = updated_with(0, algorithm, collector, times=3, num_shards=4)
+    mine, buffer = twin(algorithm), copy.deepcopy(collector.buffer)
     with local() as runtime, caplog.at_level(logging.WARNING):
-        pool = GradientWorkers({"policy": mine}, runtime, workers)
-        killer = Mortal(runtime, "gradients", times=times, skip=2)
-        info = pool.update("policy", copy.deepcopy(collector.buffer))
+        pool = GradientWorkers({"policy": mine}, runtime, workers, num_shards=4)
+        killer = Mortal(runtime, "update", times=times)
+        for _ in range(3):
+            info = pool.update("policy", buffer)
+            buffer = copy.deepcopy(buffer)
         assert len(killer.victims) == times
-        assert pool.reassigned >= times
         assert runtime.restarted >= 1
+        assert pool.regrouped >= 1
     assert not different(whole_state(unbroken), whole_state(mine))
     assert info.gradient_steps == told.gradient_steps
-    assert "died and its task is given to another one" in caplog.text
+    assert "a gradient worker is lost" in caplog.text
 
 
-def test_a_task_that_kills_every_worker_ends_the_run_with_the_cause():
-    algorithm, collector = collected("ppo", "discrete")
-    with local() as runtime:
-        pool = GradientWorkers({"policy": algorithm}, runtime, 6)
-        Mortal(runtime, "gradients", times=100)
-        with pytest.raises(WorkerDiedError, match=r"4 gradient workers died of the same task of policy 'policy'"):
-            pool.update("policy", collector.buffer)
-    assert not algorithm.policy.updating
+@pytest.mark.parametrize("name", RANKS)
+def test_a_group_that_breaks_in_the_middle_of_an_update_learns_the_same_bit_by_bit(name, monkeypatch, caplog):
+    """F17: the interrupted gradient step is made again, and the next update has a new group."""
+    algorithm, collector = collected(name, any_kind(name))
+    unbroken, _ = updated_with(0, algorithm, collector, times=3, num_shards=4)
+    mine, buffer, asked = twin(algorithm), copy.deepcopy(collector.buffer), []
+    gathered = Exchange._gathered
+
+    def breaks_once(exchange, parts):
+        asked.append(exchange.seat.rank)
+        if asked.count(1) == 2 and exchange.seat.rank == 1:
+            exchange._broken(RuntimeError("it was cut off by a test"))
+        return gathered(exchange, parts)
+
+    monkeypatch.setattr(Exchange, "_gathered", breaks_once)
+    with local() as runtime, caplog.at_level(logging.WARNING):
+        pool = GradientWorkers({"policy": mine}, runtime, 2, num_shards=4)
+        for _ in range(3):
+            pool.update("policy", buffer)
+            buffer = copy.deepcopy(buffer)
+        assert pool.regrouped == 1
+    assert "this process computes the rest of the update" in caplog.text
+    assert not different(whole_state(unbroken), whole_state(mine))
 
 
 def test_a_gradient_that_is_not_finite_skips_the_update_and_keeps_the_minibatch():
@@ -233,15 +305,17 @@ def test_what_cannot_work_is_refused():
     with local() as runtime:
         with pytest.raises(ConfigError, match="learns by TRPO, which makes updates of a kind of its own"):
             GradientWorkers({"policy": trpo}, runtime, 2)
-        with pytest.raises(ConfigError, match="give at least 1"):
-            GradientWorkers({"policy": ppo}, runtime, 0)
+        with pytest.raises(
+            ConfigError, match="num_shards=2: give at least 0 workers, and a shard for each and one for"
+        ):
+            GradientWorkers({"policy": ppo}, runtime, 2, num_shards=2)
         with pytest.raises(ConfigError, match="shares out 3 workers, but there are 2"):
             GradientWorkers({"policy": ppo}, runtime, 2, allocator=TrainerAllocator("by-policy", 3, ["policy"]))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 def test_workers_place_what_arrives_on_the_device_of_the_algorithm(device):
-    """MARO-31: they are sent CPU tensors, compute where the algorithm is, and it takes their gradients back."""
+    """They are sent CPU tensors, compute where the algorithm is, and it takes their gradients back."""
     algorithm, collector = collected("ppo", any_kind("ppo"), seed=3)
     algorithm.to(device)
     with local() as runtime:
@@ -275,4 +349,4 @@ def test_gradients_and_trajectories_of_several_places_are_one_update():
 def test_a_factory_that_cannot_be_sent_says_what_to_write():
     """F27: a lambda in a factory is refused before anything starts, with what to give instead."""
     with local() as runtime, pytest.raises(ConfigError, match=r"Lambdas .* cannot; use .*functools.partial of one"):
-        runtime.start(lambda: GradWorker({}), name="grad-worker")
+        runtime.start(lambda: PolicyHost({}), name="grad-worker")

@@ -172,7 +172,7 @@ def test_collection_begins_when_every_host_has_reported_its_newest_weights():
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_hosts_use_gradient_workers_as_the_simple_manager_does(workers):
-    """MARO-27, MARO-30: the host gathers gradients; both managers give the same weights bit by bit."""
+    """MARO-27, MARO-30: host and workers are a group; both managers give the same weights bit by bit."""
     algorithms, collectors = several("ppo", "dqn", "sac")
     simple = {name: twin(algorithm) for name, algorithm in algorithms.items()}
     mine = {name: copy.deepcopy(collector.buffer) for name, collector in collectors.items()}
@@ -199,8 +199,7 @@ def test_hosts_workers_rebalancing_and_a_restart_leave_learning_as_it_is():
         allocator = TrainerAllocator("by-experience", 3, list(algorithms), period=2)
         workers = GradientWorkers(algorithms, runtime, 3, allocator=allocator)
         manager = DistributedPolicyManager(algorithms, runtime, gradient_workers=workers)
-        Mortal(runtime, "gradients", skip=4)
-        Mortal(runtime, "step", skip=3)
+        Mortal(runtime, "update", times=2, skip=4)
         shares = [workers.allocation]
         here = SimplePolicyManager(simple)
         for _ in range(3):
@@ -232,8 +231,8 @@ def test_a_killed_host_is_replaced_and_nothing_is_lost_or_learned_twice(runtime_
     assert "a policy host died and is replaced" in caplog.text
 
 
-def test_a_host_that_dies_between_gradient_steps_begins_its_update_again():
-    """F14, F17: with gradient workers an update consists of many messages."""
+def test_a_host_that_dies_in_an_update_with_gradient_workers_begins_it_again():
+    """F14, F17: hosts and gradient workers, both policies, before and after they have begun."""
     algorithms, collectors = several("ppo", "dqn")
     unbroken = {name: twin(algorithm) for name, algorithm in algorithms.items()}
     mine = {name: copy.deepcopy(collector.buffer) for name, collector in collectors.items()}
@@ -243,7 +242,7 @@ def test_a_host_that_dies_between_gradient_steps_begins_its_update_again():
     with local() as runtime:
         pool = GradientWorkers(algorithms, runtime, 2)
         manager = DistributedPolicyManager(algorithms, runtime, num_hosts=1, gradient_workers=pool)
-        killer = Mortal(runtime, "step", times=2, skip=1)
+        killer = Mortal(runtime, "finish", times=2, skip=1)
         manager.update(sources_of(collectors))
         assert len(killer.victims) == 2
     for name, algorithm in algorithms.items():

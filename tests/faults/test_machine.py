@@ -137,11 +137,12 @@ def listening(pids: list[int]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "options", [(), ("--distributed.num-policy-hosts", "1", "--distributed.num-gradient-workers", "1")]
-)
+@pytest.mark.parametrize("options", [(), ("--distributed.num-policy-hosts", "1", "--distributed.gradient-shards", "2")])
 def test_no_process_of_a_run_listens_on_a_port(options, tmp_path, wait_until):
-    """F29, F30: policy servers, hosts and workers talk over pipes that only they have; nobody else can write there."""
+    """F29, F30: policy servers, hosts and workers talk over pipes that only they have; nobody else can write there.
+
+    Gradient workers do listen, on loopback: `test_replicas.py`.
+    """
     program = [sys.executable, "-c", COMMAND, "train", "impala", "CartPole-v1", *SMALL, "--env.num-envs", "2", *options]
     distributed = ("--distributed.runtime", "process", "--distributed.mode", "async", "--run.name", "run")
     endless = ("--trainer.total-env-steps", "50000000", "--trainer.log-every-steps", "50")

@@ -3,6 +3,7 @@
 from palaestra.distributed.config import *
 from palaestra.distributed.evaluation import *
 from palaestra.distributed.gradient_workers import *
+from palaestra.distributed.policy_host import *
 from palaestra.distributed.policy_manager import *
 from palaestra.distributed.policy_server import *
 from palaestra.distributed.rollout_manager import *

@@ -27,10 +27,10 @@ class DistributedConfig:
     mode: Annotated[Literal["sync", "async"], tyro.conf.arg(aliases=("--mode",))] = "sync"
     """Collect and learn in turn; or learn from whatever arrives, from actors that do not wait (asynchronous.*)."""
     num_gradient_workers: int = 0
-    """Workers that compute gradients, each of a part of every minibatch; 0 computes them where the policy learns."""
+    """Replicas that learn together with the process where the policy learns, each from a part of every minibatch."""
     gradient_shards: int | None = None
-    """Parts that every minibatch is cut into; one for each gradient worker if left out. With a number of its own a run
-    is equal bit for bit with any number of gradient workers, and a resumed one may have another."""
+    """Parts that every minibatch is cut into; one for each gradient worker and one more if left out. With a number of
+    its own a run is equal bit for bit with any number of gradient workers, and a resumed one may have another."""
     allocation: AllocationMode | None = None
     """What the gradient workers that each of several policies has are proportional to; all have all if left out."""
     num_policy_hosts: int = 0
@@ -69,6 +69,7 @@ class DistributedConfig:
         needing = {
             "mode=async": self.mode == "async",
             "num_gradient_workers": self.num_gradient_workers,
+            "gradient_shards": self.gradient_shards,
             "num_policy_hosts": self.num_policy_hosts,
         }
         if self.runtime is None and (given := [name for name, value in needing.items() if value]):
@@ -77,10 +78,10 @@ class DistributedConfig:
             raise ConfigError(
                 "distributed.allocation shares out gradient workers; give distributed.num_gradient_workers"
             )
-        if self.gradient_shards is not None and not 1 <= self.num_gradient_workers <= self.gradient_shards:
+        if self.gradient_shards is not None and self.num_gradient_workers >= self.gradient_shards:
             raise ConfigError(
                 f"distributed.gradient_shards is {self.gradient_shards} and num_gradient_workers "
-                f"{self.num_gradient_workers}; give at least one worker, and a shard for each"
+                f"{self.num_gradient_workers}; give a shard for each, and one for the process where the policy learns"
             )
         if self.timeout_s <= 0:
             raise ConfigError(f"distributed.timeout_s is {self.timeout_s}; it must be above 0 seconds")

@@ -1,24 +1,27 @@
-"""Gradients computed by workers, each of a part of every minibatch, and who computes for which policy."""
+"""Gradient workers: replicas that learn beside a policy's learner, and who learns beside which policy."""
 
 from __future__ import annotations
 
-import copy
-import functools
 import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
-from palaestra.algorithms import Algorithm, GradientAlgorithm, Gradients, StepResult, UpdateInfo
-from palaestra.core import Batch, ConfigError, DataSource, did_you_mean, shards
+from palaestra.algorithms import Algorithm, GradientAlgorithm, UpdateInfo
+from palaestra.core import ConfigError, DataSource, PalaestraError, did_you_mean
 from palaestra.distributed.config import AllocationMode
-from palaestra.policies import Phase
+from palaestra.distributed.exchange import Exchange, GroupSeat, fingerprint, listening_store, say_whether
+from palaestra.distributed.policy_host import DrawnSource, HostTask, Updated, host_factory, updated_by
 from palaestra.runtime import Call, Result, Runtime, Shared, WorkerDiedError
 
-__all__ = ["GradWorker", "GradientWorkers", "LossState", "TrainerAllocator", "require_gradients"]
+__all__ = ["GradientWorkers", "TrainerAllocator", "require_gradients"]
+
+_log = logging.getLogger(__name__)
+_PATIENCE_S = 0.2  # of one question whether an update has ended
+_FAREWELL_S = 5.0  # that replicas of a broken group have to say so, before they are left out for a while
 
 
 class TrainerAllocator:
@@ -104,141 +107,50 @@ class TrainerAllocator:
         return dict.fromkeys(self._policies, 1.0)
 
 
-class LossState(NamedTuple):
-    """All that the losses of an algorithm depend on, besides the minibatch."""
+@dataclass(eq=False)
+class _Round:
+    """One update of one policy, as its replicas see it."""
 
+    seat: GroupSeat
     version: int
-    """Distinct for every state of a policy; a worker that has it loads nothing."""
-    model: dict[str, Any]
-    """Parameters and buffers."""
-    normalizer: dict[str, Any]
-    """Of observations; empty where there is none."""
-    num_gradient_steps: int
-    """Which loss terms are due depends on it."""
-    progress: float
-    """Where schedules are, in [0, 1]."""
-
-    @classmethod
-    def of(cls, algorithm: GradientAlgorithm[Any], version: int) -> LossState:
-        """The state that an algorithm is in.
-
-        Args:
-            algorithm: which.
-            version: of the state.
-        """
-        normalizer = algorithm.policy.normalizer
-        return cls(
-            version,
-            dict(algorithm.model.state_dict()),
-            {} if normalizer is None else dict(normalizer.state_dict()),
-            algorithm.num_gradient_steps,
-            algorithm.progress,
-        )
-
-    def load_into(self, algorithm: GradientAlgorithm[Any]) -> None:
-        """Puts an algorithm of the same configuration into this state.
-
-        Args:
-            algorithm: which.
-        """
-        algorithm.model.load_state_dict(self.model)
-        if algorithm.policy.normalizer is not None:
-            algorithm.policy.normalizer.load_state_dict(self.normalizer)
-        algorithm.num_gradient_steps = self.num_gradient_steps
-        algorithm.set_progress(self.progress)
-
-
-def learner_factory(kind: Callable[[dict[str, Any]], Any], algorithms: Mapping[str, Algorithm[Any]]) -> Any:
-    """What makes a worker that learns, with copies of algorithms on the devices that they are on.
-
-    They are sent as they are on the CPU, and so is everything that follows; a worker places what arrives.
-
-    Args:
-        kind: of worker.
-        algorithms: by policy name.
-    """
-    sent = {name: one if one.device.type == "cpu" else copy.deepcopy(one).to("cpu") for name, one in algorithms.items()}
-    return functools.partial(_placed, kind, sent, {name: str(one.device) for name, one in algorithms.items()})
-
-
-def _placed(
-    kind: Callable[[dict[str, Any]], Any], algorithms: Mapping[str, Algorithm[Any]], devices: Mapping[str, str]
-) -> Any:
-    return kind({name: one.to(devices[name]) for name, one in algorithms.items()})
-
-
-class GradWorker:
-    """A stateless worker: what it answers depends on nothing but the state and the shard that it was sent.
-
-    Args:
-        algorithms: by policy name; they are the worker's own from now on.
-    """
-
-    def __init__(self, algorithms: Mapping[str, GradientAlgorithm[Any]]) -> None:
-        self._algorithms = dict(algorithms)
-        self._versions: dict[str, int] = {}
-
-    def gradients(self, policy: str, state: LossState, shard: Batch) -> Gradients:
-        """Gradients of a policy's losses.
-
-        Args:
-            policy: its name.
-            state: of its algorithm.
-            shard: a minibatch, or a part of one.
-        """
-        algorithm = self._algorithms[policy]
-        if self._versions.get(policy) != state.version:
-            self._versions.pop(policy, None)
-            state.load_into(algorithm)
-            self._versions[policy] = state.version
-        with algorithm.policy.in_phase(Phase.UPDATE):
-            return algorithm.gradients(algorithm.on_device(shard))
-
-
-_log = logging.getLogger(__name__)
-_MAX_DEATHS = 4  # of workers at one and the same task
-
-
-@dataclass(eq=False)
-class _Task:
-    """One shard of one gradient step: a state version and a part of a minibatch."""
-
-    policy: str
-    number: int
-    state: Shared
-    shard: Batch
+    incarnations: dict[str, int]
+    """Of the replicas; those that are lost are left out."""
+    to_begin: set[str] = field(default_factory=set)
+    """Replicas that have not said that they are there."""
+    fingerprints: dict[str, int] = field(default_factory=dict)
+    """Of the weights that replicas ended with."""
+    broken: bool = False
     deadline: float = 0.0
-    deaths: int = 0
-
-
-@dataclass(eq=False)
-class _Step:
-    """A gradient step that some shards are missing of."""
-
-    state: LossState
-    gradients: list[Gradients | None]
-    tasks: list[_Task] = field(default_factory=list)
 
 
 class GradientWorkers:
-    """Splits every minibatch over `GradWorker`s. A task that a worker died of is given to another one.
+    """Replicas, each with a copy of every policy's algorithm and optimizer, that make updates together with a learner.
 
-    A policy's minibatches are cut into as many shards as it has workers, alive or not, so what is learned does not
-    depend on deaths; where an algorithm mixes rows, one worker gets them whole. Gradients are added in the order of the
-    shards: with `num_shards`, what is learned does not depend on the number of workers either. Where no worker is left
-    alive, this process computes.
+    The learner, this process or a policy host, is rank 0 of a policy's group, and the policy's workers are the others.
+    All get the rows of an update once, and make the same update: of every minibatch each rank computes the gradients
+    of its shards, they are exchanged over gloo, and every rank adds them in the order of the shards and takes the same
+    optimizer step. With `num_shards`, what is learned does not depend on the number of workers, bit by bit. Weights
+    travel to a worker when it starts, after a fault, and when they were changed outside of an update.
+
+    Workers flush denormal numbers to zero, as training does; who calls `update` without a `Trainer` does so too
+    (`torch.set_flush_denormal`).
+
+    Where a worker dies or is silent, rank 0 makes the interrupted gradient step again, and the rest of the update, with
+    all shards itself: the result is the same. The next update has a new group of those that are alive. Where an
+    algorithm mixes rows, rank 0 learns alone.
 
     Args:
         algorithms: by policy name; each must be a `GradientAlgorithm`.
         runtime: where the workers live.
-        num_workers: how many; at least 1.
+        num_workers: how many, beside the learner; with 0 the learner computes all shards.
         allocator: shares them out among policies; by default every policy has all of them.
-        num_shards: of each minibatch, for all policies; by default one for each worker of a policy.
-        timeout_s: a worker that has not answered by then is ended, and its task is given to another one.
+        num_shards: of each minibatch, for all policies; by default one for each worker of a policy and its learner.
+        timeout_s: a rank that keeps the others waiting for longer is given up.
         resources: what each worker needs, where the runtime hands out resources.
 
     Raises:
-        ConfigError: an algorithm states no losses or is compiled, or the allocator is for another number of workers.
+        ConfigError: an algorithm states no losses, there are fewer shards than ranks, or the allocator is for another
+            number of workers.
     """
 
     def __init__(
@@ -252,47 +164,55 @@ class GradientWorkers:
         timeout_s: float = 120.0,
         resources: Mapping[str, float] | None = None,
     ) -> None:
-        if num_workers < 1 or (num_shards is not None and num_shards < num_workers):
+        if num_workers < 0 or (num_shards is not None and num_shards <= num_workers):
             raise ConfigError(
-                f"num_workers={num_workers}, num_shards={num_shards}: give at least 1 worker, and a shard for each"
+                f"num_workers={num_workers}, num_shards={num_shards}: give at least 0 workers, and a shard for each "
+                "and one for the learner"
             )
         if allocator is not None and allocator.num_trainers != num_workers:
             raise ConfigError(f"the allocator shares out {allocator.num_trainers} workers, but there are {num_workers}")
         self._algorithms = require_gradients(algorithms)
         self.runtime = runtime
         """Where the workers live."""
-        self.reassigned = 0
-        """Tasks that were given to another worker, because theirs had died."""
+        self.regrouped = 0
+        """Groups that were made because another was broken, or its ranks had changed."""
         self._allocator, self._num_shards, self._timeout_s = allocator, num_shards, timeout_s
-        factory = learner_factory(GradWorker, self._algorithms)
+        self._store = listening_store(runtime.address, timeout_s) if num_workers else None
+        factory = host_factory(self._algorithms)
         self._workers = [runtime.start(factory, name="grad-worker", resources=resources) for _ in range(num_workers)]
         self._allocation = {name: list(range(num_workers)) for name in self._algorithms}
         if allocator is not None:
             self._allocation = allocator.allocate()
         for name, workers in self._allocation.items():
-            if self._algorithms[name].mixes_rows and len(workers) > 1:
+            if self._algorithms[name].mixes_rows and workers:
                 _log.warning(
-                    "policy %r normalises the rows of a minibatch by the whole of it (network.batch_norm), so that one "
-                    "of its %d gradient workers gets all of them, and the others do nothing for it",
+                    "policy %r normalises the rows of a minibatch by the whole of it (network.batch_norm), so that its "
+                    "learner gets all of them, and its %d gradient workers do nothing for it",
                     name,
                     len(workers),
                 )
         self._experience: Counter[str] = Counter()
         self._updates = 0
-        self._versions = itertools.count()
-        self._tasks: dict[Call, _Task] = {}
-        self._steps: dict[str, _Step] = {}
-        self._spare: GradWorker | None = None
+        self._numbers, self._versions = itertools.count(), dict[str, int]()
+        self._fingerprints: dict[str, int] = {}
+        """By policy: of its learner's weights after its last update."""
+        self._held: dict[tuple[str, str], tuple[int, int]] = {}
+        """By policy and worker: the worker's incarnation that has a state, and the state's version."""
+        self._rounds: dict[str, _Round] = {}
+        self._last: dict[str, tuple[GroupSeat, dict[str, int]]] = {}
+        """By policy: the seat of rank 0 in the group that the last update left whole, and incarnations of the rest."""
+        self._exchanges: dict[str, Exchange] = {}
+        self._calls: dict[Call, tuple[str, _Round]] = {}
 
     @property
     def allocation(self) -> dict[str, list[int]]:
         """Numbers of the workers that each policy has."""
         return {name: list(workers) for name, workers in self._allocation.items()}
 
-    # -- updates that are driven here
+    # -- updates of which this process is rank 0
 
     def update(self, policy: str, source: DataSource) -> UpdateInfo:
-        """An update of this process's copy of a policy's algorithm, with gradients from the workers.
+        """An update of this process's copy of a policy's algorithm, together with the workers.
 
         Args:
             policy: its name.
@@ -300,115 +220,156 @@ class GradientWorkers:
 
         Raises:
             NonFiniteError: a gradient is NaN or infinite.
+            PalaestraError: a worker's weights are not this process's.
         """
         algorithm = self._algorithms[policy]
-
-        def step(minibatch: Batch) -> StepResult:
-            self.ask(policy, LossState.of(algorithm, self.version()), self.cut(policy, minibatch))
-            return algorithm.apply_shards([algorithm.on_device(part) for part in self._awaited(policy)])
-
-        info = algorithm.update(source, step)
+        drawn = DrawnSource(source.draw(algorithm.plan, algorithm.minibatch_generator))
+        shared = Shared(drawn.batch) if self._workers else None
+        seat = self.begin(policy, HostTask(0, algorithm.minibatch_generator.get_state(), algorithm.progress), shared)
+        while policy in self._rounds and self._rounds[policy].to_begin:
+            self.take(self.runtime.wait(self.calls, at_least=1, timeout_s=self.patience_s))
+        exchange = self._exchanges.get(policy)
+        if exchange is None or exchange.seat != seat:
+            if exchange is not None:
+                exchange.close()
+            exchange = self._exchanges[policy] = Exchange(seat)
+        ended = False
+        try:
+            info = updated_by(algorithm, drawn, exchange)
+            ended = True
+        finally:
+            drawn.write_back_to(source)
+            if not ended or exchange.error is not None:
+                exchange.close()
+                del self._exchanges[policy]
+            self.settle(policy, fingerprint(algorithm), broken=not ended or exchange.error is not None)
         self.learned(policy, info.rows_trained)
         return info
 
-    def _awaited(self, policy: str) -> list[Gradients]:
-        while True:
-            results = self.runtime.wait(self.calls, at_least=1, timeout_s=self.patience_s)
-            done = self.take(results)
-            if policy in done:
-                return done[policy]
+    # -- updates of which any process is rank 0
 
-    # -- updates that are driven elsewhere
-
-    def version(self) -> int:
-        """A version that no state had before."""
-        return next(self._versions)
-
-    def num_shards(self, policy: str) -> int:
-        """Into how many parts its minibatches are cut; one worker gets the whole where its algorithm mixes rows.
+    def begin(self, policy: str, task: HostTask, drawn: Shared | None) -> GroupSeat:
+        """Begins an update at the workers of a policy that are alive; `settle` ends it.
 
         Args:
             policy: its name.
-        """
-        return 1 if self._algorithms[policy].mixes_rows else self._num_shards or len(self._allocation[policy])
+            task: what to do.
+            drawn: the rows.
 
-    def cut(self, policy: str, minibatch: Batch) -> list[Batch]:
-        """The shards of a minibatch.
+        Returns:
+            The seat of rank 0, whose turn it is as soon as all have been asked.
+        """
+        algorithm = self._algorithms[policy]
+        self.take(self.runtime.wait(self.calls, at_least=0, timeout_s=0.0))
+        now = fingerprint(algorithm)
+        if self._fingerprints.get(policy) != now:
+            self._versions[policy] = next(self._numbers) << 32
+        incarnations = {worker: self.runtime.status()[worker].incarnation for worker in self._ready(policy)}
+        seat, version = self._seat(policy, incarnations), self._versions[policy]
+        round_ = _Round(seat, version, dict(incarnations), set(incarnations))
+        round_.deadline = time.monotonic() + self._timeout_s
+        if not incarnations:
+            return seat
+        self._rounds[policy], state = round_, None
+        for rank, (worker, incarnation) in enumerate(incarnations.items(), start=1):
+            needed = self._held.pop((policy, worker), None) != (incarnation, version)
+            if needed and state is None:
+                state = Shared(algorithm.state_tensors())
+            mine = task._replace(version=version, seat=seat._replace(rank=rank))
+            call = self.runtime.call(worker, "update", policy, mine, drawn, state if needed else None)
+            self._calls[call] = policy, round_
+        return seat
+
+    def settle(self, policy: str, weights: int | None, *, broken: bool) -> None:
+        """Ends an update: rank 0 has made it, and workers must have come to the same weights.
 
         Args:
             policy: its name.
-            minibatch: of an update.
-        """
-        return shards(minibatch, self._algorithms[policy].plan, self.num_shards(policy))
+            weights: `fingerprint` of rank 0's; `None` if it died, so that the update begins again.
+            broken: whether it made a part of it alone.
 
-    def ask(self, policy: str, state: LossState, parts: Sequence[Batch]) -> None:
-        """Begins a gradient step; `take` says when it has ended.
-
-        Args:
-            policy: its name.
-            state: of its algorithm.
-            parts: shards of the minibatch.
+        Raises:
+            PalaestraError: a worker's weights are others.
         """
-        shared, workers = Shared(state), self._allocation[policy]
-        self._steps[policy] = _Step(state, [None] * len(parts))
-        for number, shard in enumerate(parts):
-            task = _Task(policy, number, shared, shard)
-            self._steps[policy].tasks.append(task)
-            self._hand_out(task, self._workers[workers[number % len(workers)]])
+        round_ = self._rounds.get(policy)
+        if weights is None:
+            self._fingerprints.pop(policy, None)
+        else:
+            self._fingerprints[policy] = weights
+        if round_ is None:
+            return
+        round_.broken |= broken
+        round_.deadline = time.monotonic() + self._timeout_s
+        for worker in list(round_.incarnations):
+            self._ask(worker, policy, round_)
+        deadline = time.monotonic() + (_FAREWELL_S if round_.broken else self._timeout_s)
+        while (mine := [call for call, (_, one) in self._calls.items() if one is round_]) and (
+            (left := deadline - time.monotonic()) > 0
+        ):
+            self.take(self.runtime.wait(mine, at_least=1, timeout_s=left))
+        del self._rounds[policy]
+        self._versions[policy] += 1
+        whole = not round_.broken and len(round_.fingerprints) == round_.seat.size - 1
+        if whole:
+            self._last[policy] = round_.seat, round_.incarnations
+        else:
+            self._last.pop(policy, None)
+        for worker, other in round_.fingerprints.items() if weights is not None else ():
+            if other != weights:
+                raise PalaestraError(
+                    f"{worker} has other weights of policy {policy!r} than its learner, although both made the same "
+                    "update; processors of several kinds round differently: give all ranks machines of one kind, or "
+                    "leave gradient workers out"
+                )
+            self._held[policy, worker] = round_.incarnations[worker], self._versions[policy]
 
     @property
     def calls(self) -> list[Call]:
         """Whose results `take` waits for."""
-        return list(self._tasks)
+        return list(self._calls)
 
     @property
     def patience_s(self) -> float:
-        """Seconds until a worker has had its task for too long."""
-        deadline = min((task.deadline for task in self._tasks.values()), default=time.monotonic() + self._timeout_s)
+        """Seconds until a worker has had its update for too long."""
+        deadline = min((one.deadline for _, one in self._calls.values()), default=time.monotonic() + self._timeout_s)
         return max(0.0, deadline - time.monotonic())
 
-    def take(self, results: Iterable[Result]) -> dict[str, list[Gradients]]:
-        """Takes answers in, hands tasks of dead workers to others, and ends workers that take too long.
+    def take(self, results: Iterable[Result]) -> None:
+        """Takes answers in, asks workers that have begun how it went, and restarts those that died or take too long.
 
         Args:
             results: of any calls; others than `calls` are left out.
 
-        Returns:
-            By policy, the gradients of all shards of steps that have ended, in the order of the shards.
-
         Raises:
-            RemoteError: a worker failed at a task.
-            WorkerDiedError: several workers died of the same task.
+            RemoteError: a worker failed at an update.
         """
         for result in results:
-            if (task := self._tasks.pop(result.call, None)) is None:
+            if result.call not in self._calls:
                 continue
-            died = isinstance(result.error, WorkerDiedError)
-            if died:
-                self._revive(result.call.worker)
-            step = self._steps.get(task.policy)
-            if step is None or task not in step.tasks:
-                continue  # given up
-            if died:
-                self._pass_on(task, result)
-            else:
-                step.gradients[task.number] = result.unwrap()
+            policy, round_ = self._calls.pop(result.call)
+            worker = result.call.worker
+            if isinstance(result.error, WorkerDiedError):
+                self._lost(worker, round_, result.error)
+            elif (updated := result.unwrap()) is not None:
+                self._ended(worker, round_, updated)
+            elif result.call.method == "finish":
+                self._ask(worker, policy, round_)
+            if worker in round_.to_begin:
+                round_.to_begin.discard(worker)
+                if self._store is not None and not round_.to_begin:
+                    say_whether(self._store, round_.seat.name, not round_.broken)
         now = time.monotonic()
-        for call in [call for call, task in self._tasks.items() if task.deadline <= now]:
-            _log.warning("%s has not answered within %g s and is ended", call.worker, self._timeout_s)
+        for call in [call for call, (_, one) in self._calls.items() if one.deadline <= now]:
+            _log.warning("%s has not ended its update within %g s and is restarted", call.worker, self._timeout_s)
             self._revive(call.worker)  # its calls fail
-        done = {name: step for name, step in self._steps.items() if all(part is not None for part in step.gradients)}
-        for name in done:
-            del self._steps[name]
-        return {name: [part for part in step.gradients if part is not None] for name, step in done.items()}
 
-    def forget(self, policy: str) -> None:
-        """Gives up a gradient step that was begun, if there is one; answers that still come are dropped.
+    def num_shards(self, policy: str) -> int:
+        """Into how many parts its minibatches are cut; the learner gets the whole where its algorithm mixes rows.
 
         Args:
             policy: its name.
         """
-        self._steps.pop(policy, None)
+        return 1 if self._algorithms[policy].mixes_rows else self._num_shards or len(self._allocation[policy]) + 1
 
     def learned(self, policy: str, rows: int) -> None:
         """Says that an update has ended; after so many of them workers are shared out anew.
@@ -427,37 +388,57 @@ class GradientWorkers:
 
     def close(self) -> None:
         """Ends the workers; the runtime stays."""
+        for exchange in self._exchanges.values():
+            exchange.close()
         for worker in self._workers:
             self.runtime.stop(worker)
-        self._workers, self._tasks, self._steps = [], {}, {}
+        self._workers, self._calls, self._rounds, self._exchanges = [], {}, {}, {}
 
-    # -- tasks
+    # -- groups
 
-    def _hand_out(self, task: _Task, worker: str) -> None:
-        """To this worker if it can begin, else to one that can and has least to do, else to this process."""
-        if not self._ready(worker):
-            load = Counter(call.worker for call in self._tasks)
-            others = [other for other in self._workers if self._ready(other)]
-            if not others:
-                self._compute_here(task)
-                return
-            worker = min(others, key=lambda other: load[other])
-        task.deadline = time.monotonic() + self._timeout_s
-        self._tasks[self.runtime.call(worker, "gradients", task.policy, task.state, task.shard)] = task
+    def _ready(self, policy: str) -> list[str]:
+        """Workers of a policy that can begin: not those that come back, or have not left their last group."""
+        if self._algorithms[policy].mixes_rows:
+            return []
+        late = {call.worker for call, (name, one) in self._calls.items() if self._rounds.get(name) is not one}
+        ready, statuses = [], self.runtime.status()
+        for worker in (self._workers[number] for number in self._allocation[policy]):
+            status = statuses[worker]
+            if status.state in ("dead", "waiting"):
+                self._revive(worker)
+            elif worker not in late and (status.state != "starting" or not status.incarnation):
+                ready.append(worker)
+        return ready
 
-    def _ready(self, worker: str) -> bool:
-        status = self.runtime.status()[worker]
-        return status.state in ("idle", "busy") or (status.state == "starting" and status.incarnation == 0)
+    def _seat(self, policy: str, incarnations: dict[str, int]) -> GroupSeat:
+        """Of rank 0, in the group of the last update if that has the same ranks."""
+        shards, size = self.num_shards(policy), len(incarnations) + 1
+        seat, before = self._last.get(policy, (None, None))
+        if seat is None or before != incarnations or seat.num_shards != shards:
+            self.regrouped += policy in self._versions and self._versions[policy] & 0xFFFFFFFF > 0
+            name = f"{policy}/{next(self._numbers)}"
+            host, port = ("", 0) if self._store is None else (self._store.host, self._store.port)
+            seat = GroupSeat(host, port, name, 0, size, shards, self._timeout_s)
+        return seat
 
-    def _pass_on(self, task: _Task, result: Result) -> None:
-        task.deaths += 1
-        if task.deaths >= _MAX_DEATHS:
-            raise WorkerDiedError(
-                f"{task.deaths} gradient workers died of the same task of policy {task.policy!r}: {result.error}"
-            )
-        self.reassigned += 1
-        _log.warning("a gradient worker died and its task is given to another one: %s", result.error)
-        self._hand_out(task, result.call.worker)
+    def _ask(self, worker: str, policy: str, round_: _Round) -> None:
+        if self.runtime.status()[worker].incarnation != round_.incarnations.get(worker):
+            round_.incarnations.pop(worker, None)  # it died at another policy's update
+            round_.broken = True
+            return
+        self._calls[self.runtime.call(worker, "finish", policy, _PATIENCE_S)] = policy, round_
+
+    def _ended(self, worker: str, round_: _Round, updated: Updated) -> None:
+        if updated.broken or updated.fingerprint is None:
+            round_.broken = True
+        else:
+            round_.fingerprints[worker] = updated.fingerprint
+
+    def _lost(self, worker: str, round_: _Round, error: Exception) -> None:
+        _log.warning("a gradient worker is lost, and its policy's learner computes the rest of the update: %s", error)
+        round_.incarnations.pop(worker, None)
+        round_.broken = True
+        self._revive(worker)
 
     def _revive(self, worker: str) -> None:
         status = self.runtime.status()[worker]
@@ -467,13 +448,6 @@ class GradientWorkers:
             self.runtime.restart(worker)
         except WorkerDiedError as error:
             _log.warning("%s", error)
-
-    def _compute_here(self, task: _Task) -> None:
-        _log.warning("no gradient worker is alive; this process computes the gradients of policy %r", task.policy)
-        if self._spare is None:
-            self._spare = GradWorker(copy.deepcopy(self._algorithms))
-        step = self._steps[task.policy]
-        step.gradients[task.number] = self._spare.gradients(task.policy, step.state, task.shard)
 
 
 def require_gradients(algorithms: Mapping[str, Algorithm[Any]]) -> dict[str, GradientAlgorithm[Any]]:

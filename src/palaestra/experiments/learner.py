@@ -118,15 +118,15 @@ class Learner(ABC):
             runtime: where the run's workers live.
         """
         settings, algorithms = self.config.distributed, self.algorithms
-        hosts, count = settings.num_policy_hosts, settings.num_gradient_workers
-        if runtime is None or not (hosts or count):
+        hosts, count, shards = settings.num_policy_hosts, settings.num_gradient_workers, settings.gradient_shards
+        if runtime is None or not (hosts or count or shards):
             return self.manager
-        shares: dict[str, Any] = {"num_shards": settings.gradient_shards}
+        shares: dict[str, Any] = {"num_shards": shards}
         if settings.allocation is not None:
             shares["allocator"] = distributed.TrainerAllocator(
                 settings.allocation, count, list(algorithms), agents=self.num_agents
             )
-        workers = distributed.GradientWorkers(algorithms, runtime, count, **shares) if count else None
+        workers = distributed.GradientWorkers(algorithms, runtime, count, **shares) if count or shards else None
         if hosts:
             return distributed.DistributedPolicyManager(algorithms, runtime, num_hosts=hosts, gradient_workers=workers)
         return SimplePolicyManager(algorithms, gradient_workers=workers)
@@ -166,7 +166,7 @@ class Learner(ABC):
             raise ConfigError(
                 f"{name} tries one perturbation in each environment, all together; leave out env.num_ready"
             )
-        if settings.num_gradient_workers:
+        if settings.num_gradient_workers or settings.gradient_shards:
             distributed.require_gradients(algorithms)
         if settings.num_policy_hosts > len(algorithms):
             raise ConfigError(

@@ -78,6 +78,11 @@ class RayRuntime(Runtime):
         self._asked: dict[Any, tuple[WorkerRecord, Call]] = {}
         self._put = SharedCache()
 
+    @property
+    def address(self) -> str:
+        """See `Runtime.address`."""
+        return self._ray.util.get_node_ip_address()
+
     def launch(self, worker: WorkerRecord) -> Any:
         """See `Runtime.launch`.
 

@@ -104,6 +104,11 @@ class Runtime(ABC):
             timeout_s: so long it is waited for; then it is killed.
         """
 
+    @property
+    def address(self) -> str:
+        """Of this machine, as its workers reach it."""
+        return "127.0.0.1"
+
     def release(self) -> None:  # noqa: B027 - most have nothing to free
         """Frees what the runtime itself holds, once its workers have ended. Nothing by default."""
 

@@ -1,0 +1,229 @@
+"""`Exchange`: ranks that make one gradient step together, each with the gradients of its shards, over gloo."""
+
+import json
+import logging
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from palaestra.algorithms import GradientAlgorithm, Gradients, StepResult
+from palaestra.core import Batch, PalaestraError, shards
+
+__all__ = ["BrokenGroupError", "Exchange", "GroupSeat", "fingerprint", "listening_store"]
+
+_log = logging.getLogger(__name__)
+_dist: Any = torch.distributed  # what its stubs leave out is used here
+_GO, _STOP = "go", "stop"
+
+
+class BrokenGroupError(PalaestraError):
+    """A rank of a group is gone or silent, so that the others cannot go on with it."""
+
+
+class GroupSeat(NamedTuple):
+    """A rank's place in a group."""
+
+    address: str
+    """Of the store where ranks find each other."""
+    port: int
+    """Likewise."""
+    name: str
+    """Of the group; no other has it."""
+    rank: int
+    """0 is the one whose result counts."""
+    size: int
+    """Ranks in the group."""
+    num_shards: int
+    """Into how many parts every minibatch is cut, whatever the size."""
+    timeout_s: float
+    """A rank that keeps the others waiting for longer is given up."""
+
+
+def listening_store(address: str, timeout_s: float) -> Any:
+    """A store in this process, where ranks find each other; it listens at this address alone.
+
+    Args:
+        address: of this machine, as the ranks reach it.
+        timeout_s: of whoever waits for a key.
+    """
+    listener = socket.create_server((address, 0), backlog=512)
+    port = listener.getsockname()[1]
+    return _dist.TCPStore(
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=listener.detach(),
+    )
+
+
+def say_whether(store: Any, name: str, complete: bool) -> None:
+    """Lets the ranks of a group begin, or tells them that it is not to be.
+
+    Args:
+        store: of the driver.
+        name: of the group.
+        complete: whether all ranks are there.
+    """
+    store.set(f"{name}/begin", _GO if complete else _STOP)
+
+
+class Exchange:
+    """One rank's end of a group, which makes gradient steps.
+
+    Every rank computes the gradients of its own shards, tells them to all, and adds those of all shards in the order of
+    the shards. So all apply the same sum, and it is the same for any number of ranks. Where the group breaks, rank 0
+    computes what is missing, and all that follows, itself: computing changes nothing, so a step that was interrupted
+    is simply made again.
+
+    Args:
+        seat: of this rank.
+    """
+
+    def __init__(self, seat: GroupSeat) -> None:
+        self.seat = seat
+        """Of this rank."""
+        self.error: BrokenGroupError | None = None
+        """Why the group is broken; `None` while it is whole."""
+        self._group: Any = None
+
+    def connect(self) -> None:
+        """Finds the other ranks, unless that has happened; waits until the driver says that all are there.
+
+        Raises:
+            BrokenGroupError: they are not to be found, on a rank other than 0.
+        """
+        seat = self.seat
+        if self._group is not None or self.error is not None or seat.size == 1:
+            return
+        limit = timedelta(seconds=seat.timeout_s)
+        try:
+            store = _dist.TCPStore(seat.address, seat.port, is_master=False, wait_for_workers=False, timeout=limit)
+            if store.get(f"{seat.name}/begin").decode() != _GO:
+                raise RuntimeError("another rank did not come")
+            options = _dist.ProcessGroupGloo._Options()
+            options._timeout = limit
+            options._devices = [_dist.ProcessGroupGloo.create_device(hostname=_own_address(seat))]
+            self._group = _dist.ProcessGroupGloo(_dist.PrefixStore(seat.name, store), seat.rank, seat.size, options)
+        except RuntimeError as error:
+            self._broken(error)
+
+    def close(self) -> None:
+        """Leaves the group; ranks that wait for this one are told at once."""
+        self._group = None
+
+    def step(self, algorithm: GradientAlgorithm[Any], minibatch: Batch) -> StepResult:
+        """One gradient step.
+
+        Args:
+            algorithm: this rank's copy.
+            minibatch: the same on every rank.
+
+        Raises:
+            NonFiniteError: the gradient is NaN or infinite.
+            BrokenGroupError: the group broke, on a rank other than 0.
+        """
+        parts = shards(minibatch, algorithm.plan, self.seat.num_shards)
+        gathered = None
+        if self.seat.size > 1 and self.error is None:
+            mine = [algorithm.gradients(part) for part in parts[_share(len(parts), self.seat.rank, self.seat.size)]]
+            gathered = self._gathered(mine)
+        if gathered is None:
+            gathered = [_plain(algorithm.gradients(part)) for part in parts]
+        return algorithm.apply_shards([algorithm.on_device(part) for part in gathered])
+
+    def _gathered(self, mine: Sequence[Gradients]) -> list[Gradients] | None:
+        """The gradients of all shards; `None` on rank 0 of a group that broke."""
+        group, limit = self._group, timedelta(seconds=self.seat.timeout_s)
+        tensors, rest = _packed(mine)
+        length = sum(map(len, tensors))
+        sizes = torch.empty(self.seat.size, 2, dtype=torch.int64)
+        try:
+            if group is None:
+                raise RuntimeError("it was left")
+            group._allgather_base(sizes, torch.tensor([[length, len(rest)]])).wait(limit)
+            sent = torch.empty(-(-int(sizes.sum(1).max()) // 8) * 8, dtype=torch.uint8)  # rows begin at whole numbers
+            torch.cat([*tensors, rest], out=sent[: length + len(rest)])
+            received = sent.new_empty(self.seat.size, len(sent))
+            group._allgather_base(received.view(-1), sent).wait(limit)
+        except RuntimeError as error:
+            self._broken(error)
+            return None
+        return [
+            part
+            for row, (first, second) in zip(received, sizes.tolist(), strict=True)
+            for part in _unpacked(row[:first], row[first : first + second])
+        ]
+
+    def _broken(self, error: Exception) -> None:
+        self.close()
+        self.error = BrokenGroupError(f"rank {self.seat.rank} of {self.seat.size} lost the others: {error}")
+        if self.seat.rank:
+            raise self.error from error
+        _log.warning("a replica is lost, and this process computes the rest of the update: %s", error)
+
+
+def _own_address(seat: GroupSeat) -> str:
+    """Of this machine, as seen from where the store is."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((seat.address, seat.port))  # sends nothing
+        return probe.getsockname()[0]
+
+
+def _share(count: int, rank: int, size: int) -> slice:
+    """Which of so many shards a rank computes: a run of them, so that all together are in order."""
+    return slice(rank * count // size, (rank + 1) * count // size)
+
+
+def _plain(gradients: Gradients) -> Gradients:
+    """Laid out as those that come from another rank, on which the order of sums may depend."""
+    return gradients._replace(values={name: value.contiguous() for name, value in gradients.values.items()})
+
+
+def _packed(parts: Sequence[Gradients]) -> tuple[list[Tensor], Tensor]:
+    """All tensors one behind the other, and what they are, both as bytes; nothing that could run as code."""
+    leaves, told = [], []
+    for part in parts:
+        priority = {} if part.priority is None else {"": part.priority.detach()}
+        groups = [part.values, part.metrics, priority]
+        told.append([int(part.num_valid), *([_layout(name, leaf) for name, leaf in one.items()] for one in groups)])
+        leaves += [leaf.detach().cpu().reshape(-1).view(torch.uint8) for one in groups for leaf in one.values()]
+    return leaves, torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)
+
+
+def _layout(name: str, leaf: Tensor) -> tuple[str, str, list[int]]:
+    return name, str(leaf.dtype).removeprefix("torch."), list(leaf.shape)
+
+
+def _unpacked(data: Tensor, told: Tensor) -> list[Gradients]:
+    parts, begin = [], 0
+    for num_valid, *layouts in json.loads(told.numpy().tobytes()):
+        groups: list[dict[str, Tensor]] = [{}, {}, {}]
+        for group, layout in zip(groups, layouts, strict=True):
+            for name, kind, shape in layout:
+                dtype: torch.dtype = getattr(torch, kind)
+                leaf = data[begin : begin + torch.Size(shape).numel() * dtype.itemsize]
+                group[name] = (leaf.clone() if begin % dtype.itemsize else leaf).view(dtype).reshape(shape)
+                begin += len(leaf)
+        parts.append(Gradients(groups[0], num_valid, groups[1], groups[2].get("")))
+    return parts
+
+
+def fingerprint(algorithm: GradientAlgorithm[Any]) -> int:
+    """A number that tells states of an algorithm apart: made of every bit of its weights, and of its counters.
+
+    Args:
+        algorithm: whose.
+    """
+    total = algorithm.policy_version * 1_000_003 + algorithm.num_gradient_steps
+    for value in algorithm.model.state_dict().values():
+        bits = value.detach().reshape(-1)
+        bits = bits.view(torch.int32) if bits.element_size() % 4 == 0 else bits.view(torch.uint8)
+        total = (total * 31 + int(bits.sum())) % (1 << 61)
+    return total
