@@ -57,7 +57,7 @@ def test_a_collector_collects_without_an_algorithm(env, algorithm):
 
 
 def test_a_trainer_needs_something_that_collects_and_an_algorithm(env, algorithm):
-    """TS-01, ALF-12: it asks for two protocols, and an algorithm alone is one of them."""
+    """TS-01: it asks for two protocols, and an algorithm alone is one of them."""
     collector = Collector.of(env, algorithm)
     result = Trainer(collector, algorithm, TrainerConfig(total_env_steps=400)).run()
     assert result.status == "done"

@@ -10,7 +10,7 @@ MAX_LINES = 100
 
 
 def test_the_file_of_the_page_is_short_and_trains_from_the_command_line(tmp_path: Path):
-    """Issue 6, point 5: one file of at most 100 lines; what it says is its own, the rest is the library's."""
+    """ALF-12: one file of at most 100 lines is all there is to write; environment, data, training are the library's."""
     code = blocks(PAGE, "python")[0].code
     assert len(code.splitlines()) <= MAX_LINES
     (tmp_path / "awr.py").write_text(code)
