@@ -6,7 +6,8 @@ generator of the CPU. Its generators draw what those of the CPU draw, so a run o
 the CPU exactly.
 """
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -152,6 +153,16 @@ def _require_one_device(name: str, tensors: list[Tensor], far: bool) -> None:
         raise RuntimeError(f"{name}: expected all tensors on one device, but one of {strangers[0].shape} is on the CPU")
 
 
+def _there(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    """Threads see the device too: torch keeps such modes for each."""
+
+    def on_the_device(thread: threading.Thread) -> None:
+        with _Everywhere(), _Generated():
+            run(thread)
+
+    return on_the_device
+
+
 @contextmanager
 def pretend_device() -> Iterator[str]:
     """Inside, there is a device of this name, for `require_device` too."""
@@ -159,6 +170,7 @@ def pretend_device() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch, _Everywhere(), _Generated():
         patch.setattr(torch, "Generator", _Generators)
         patch.setattr(palaestra.core.tree, "available_devices", lambda: ["cpu", NAME])
+        patch.setattr(threading.Thread, "run", _there(threading.Thread.run))
         torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the same objects, as with CUDA
         torch._C._set_only_lift_cpu_tensors(True)  # so that `torch.tensor(..., device=)` is seen
         try:

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import time
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from palaestra.core import ConfigError, NonFiniteError, PalaestraError, shards
 from palaestra.distributed import GradientWorkers, PolicyHost, TrainerAllocator
 from palaestra.distributed.exchange import Exchange, GroupSeat, fingerprint
 from palaestra.distributed.policy_host import HostTask
+from palaestra.runtime import RemoteError
 from palaestra.training import SimplePolicyManager
 from tests.algorithms.parts import CASES, any_kind, collected
 from tests.contracts.states import different, whole_state
@@ -199,6 +201,25 @@ def test_a_worker_that_comes_to_other_weights_ends_the_run(monkeypatch):
 
 
 # -- faults
+
+
+def test_a_worker_that_fails_ends_the_run_with_the_cause_and_keeps_nobody_waiting(monkeypatch):
+    """F17: not at the deadline of two minutes, but at once."""
+    algorithm, collector = collected("ppo", "discrete")
+    exchange = Exchange.step
+
+    def step(self, one, minibatch):
+        if self.seat.rank:
+            raise RuntimeError("there is no memory left on this machine")
+        return exchange(self, one, minibatch)
+
+    monkeypatch.setattr(Exchange, "step", step)
+    with local() as runtime:
+        workers = GradientWorkers({"policy": algorithm}, runtime, 1)
+        began = time.monotonic()
+        with pytest.raises(RemoteError, match="there is no memory left on this machine"):
+            workers.update("policy", collector.buffer)
+        assert time.monotonic() - began < 60.0
 
 
 @pytest.mark.parametrize(("workers", "times"), [(1, 1), (2, 1), (3, 3)])

@@ -165,7 +165,7 @@ def test_gradient_workers_and_policy_hosts_compute_on_the_device(tmp_path, monke
 
     monkeypatch.setattr(GradientAlgorithm, "gradients", seen)
     with pretend_device() as device:
-        for kind in ("gradient workers", "policy hosts"):  # the pretend device is that of one thread
+        for kind in ("gradient workers", "policy hosts", "hosts and gradient workers"):
             places.clear()
             assert run(kind, tmp_path / kind, device).result.status == "done"
             assert places == {(device, device)}

@@ -181,6 +181,8 @@ class _Running:
             self._result = updated_by(self._algorithm, self._source, self._exchange)
         except Exception as error:
             self._result = error
+            if self._exchange is not None and not isinstance(error, NonFiniteError):
+                self._exchange.close()  # nobody waits for a rank that has failed
         self._ended_s = time.monotonic()
 
     def updated(self) -> Updated:
