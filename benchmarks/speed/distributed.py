@@ -171,38 +171,45 @@ def cheetah(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def learners(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Updates of the same rows: of whole minibatches, of two shards by one rank, and of two shards by two ranks."""
-    env, settings = EnvConfig(name="Pendulum-v1", num_envs=32), {"minibatch_size": 512, "epochs": 4, "rows": 2048}
+    env, settings = EnvConfig(name="Pendulum-v1", num_envs=64), {"minibatch_size": 2048, "epochs": 4, "rows": 4096}
     observation_spec, action_spec, _ = probe_specs(env)
     network = NetworkConfig(hidden_sizes=(1024, 1024))
-    config = PPOConfig(unroll_length=64, num_epochs=4, mini_batch_size=512, network=network)
+    config = PPOConfig(unroll_length=64, num_epochs=4, mini_batch_size=2048, network=network)
     whole = PPO(observation_spec, action_spec, config, RunSeeds(0))
     with create_environment(env) as envs:
         collector = Collector.of(envs, whole)
         collector.unroll(64)
     one, two = copy.deepcopy(whole), copy.deepcopy(whole)
-    seconds: list[tuple[float, ...]] = []
+    measured: list[list[tuple[float, float]]] = []
     with RUNTIMES[arguments.runtime]() as runtime:
         alone = GradientWorkers({POLICY: one}, runtime, 0, num_shards=2)
         both = GradientWorkers({POLICY: two}, runtime, 1, num_shards=2)
         update = [whole.update, *(functools.partial(pool.update, POLICY) for pool in (alone, both))]
         for _ in range(5 * arguments.rounds + 1):
-            seconds.append(tuple(_taken(make, copy.deepcopy(collector.buffer)) for make in update))
+            measured.append([_taken(make, copy.deepcopy(collector.buffer)) for make in update])
         both.close()
     assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True))
-    medians, rows = [statistics.median(times) for times in zip(*seconds[1:], strict=True)], []
     settings["parameters"] = sum(parameter.numel() for parameter in whole.model.parameters())
-    for place, name in enumerate(("one process, whole minibatches", "one rank, two shards")):
-        shares = sorted(times[place] / times[2] for times in seconds[1:])
-        what = f"2 ranks / {name} ({medians[place]:.2f} s); of {len(shares)} pairs {shares[0]:.2f} to {shares[-1]:.2f}"
-        value, share = 1e3 * medians[2], statistics.median(shares)
-        rows.append(row("learners", what, value, "ms an update", share, 1.6, **settings))
+    seconds, computing = ([[turn[i][k] for turn in measured[1:]] for i in range(3)] for k in range(2))
+    rows = []
+    for before, busy, name in zip(seconds, computing, ("whole minibatches", "two shards"), strict=False):
+        shares = sorted(ratios(before, seconds[2]))
+        more = {
+            "least_pair": shares[0],
+            "most_pair": shares[-1],
+            "cpu_share": statistics.median(ratios(busy, computing[2])),
+        }
+        what = f"2 ranks / 1 rank, {name} ({1e3 * statistics.median(before):,.0f} ms)"
+        value = 1e3 * statistics.median(seconds[2])
+        rows.append(row("learners", what, value, "ms", statistics.median(shares), 1.6, **settings, **more))
     return rows
 
 
-def _taken(update: Callable[[Any], Any], buffer: Any) -> float:
-    began = time.perf_counter()
+def _taken(update: Callable[[Any], Any], buffer: Any) -> tuple[float, float]:
+    """Seconds, and those in which this process computed: the difference is waiting, for a rank or for a core."""
+    began, computed = time.perf_counter(), time.thread_time()
     update(buffer)
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.thread_time() - computed
 
 
 def transport(arguments: argparse.Namespace) -> list[dict[str, Any]]:
