@@ -38,6 +38,8 @@ IMPOSSIBLE = [
     ("td3", "target_noise_std", -0.1, NOT_NEGATIVE),
     ("td3", "target_noise_clip", -0.1, NOT_NEGATIVE),
     ("td3_bc", "target_noise_clip", -0.1, NOT_NEGATIVE),
+    ("rebrac", "actor_penalty", -0.1, NOT_NEGATIVE),
+    ("rebrac", "critic_penalty", -0.1, NOT_NEGATIVE),
     ("ddpg", "exploration_std", Linear(0.1, -0.1), NOT_NEGATIVE),
     ("maddpg", "exploration_std", -0.1, NOT_NEGATIVE),
     ("cql", "num_actions", 0, POSITIVE),

@@ -14,7 +14,8 @@ from tests.contracts.states import different
 PARTS = {
     **dict.fromkeys(("ppo", "a2c", "impala", "ppg", "trpo"), ("policy", "value")),
     **dict.fromkeys(("dqn", "c51", "qr_dqn", "iqn", "rainbow", "pqn", "sarsa", "discrete_cql"), ("q",)),
-    **dict.fromkeys(("sac", "crossq", "redq", "quantile_sac", "cql", "ddpg", "td3", "td3_bc"), ("actor", "critic")),
+    **dict.fromkeys(("sac", "crossq", "redq", "quantile_sac", "cql", "ddpg"), ("actor", "critic")),
+    **dict.fromkeys(("td3", "td3_bc", "rebrac"), ("actor", "critic")),
     "iql": ("actor", "critic", "value"),
     **dict.fromkeys(("reinforce", "behaviour_cloning", "evolution_strategies"), ("policy",)),
 }

@@ -35,7 +35,7 @@ def loaded(algorithm, data, **offline):
 # -- whole runs
 
 
-@pytest.mark.parametrize("name", ["behaviour_cloning", "cql", "iql", "td3_bc"])
+@pytest.mark.parametrize("name", ["behaviour_cloning", "cql", "iql", "td3_bc", "rebrac"])
 def test_an_offline_algorithm_trains_from_a_folder(name, tmp_path):
     """Issue 6: offline and imitation, with evaluations, checkpoints, policy and report; its clock is its updates."""
     data = saved(tmp_path / "data")

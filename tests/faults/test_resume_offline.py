@@ -14,6 +14,7 @@ from tests.faults.test_resume import CUTS, DQN, SMALL, child
 OFFLINE = {"algorithm__mini_batch_size": 16, "algorithm__gradient_steps": 1, "algorithm__normalize_observation": True}
 ENDS: dict[str, Any] = {"offline__fraction": 0.25}
 RUNS = {
+    "offline-rebrac": ("rebrac", "Pendulum-v1", OFFLINE),
     "offline-td3_bc": ("td3_bc", "Pendulum-v1", OFFLINE),
     "offline-discrete_cql": ("discrete_cql", "CartPole-v1", OFFLINE | {"algorithm__gradient_steps": 2}),
     "hybrid-dqn": ("dqn", "CartPole-v1", DQN | ENDS),

@@ -29,6 +29,7 @@ from palaestra.algorithms.qr_dqn import *
 from palaestra.algorithms.quantile_sac import *
 from palaestra.algorithms.r2d2 import *
 from palaestra.algorithms.rainbow import *
+from palaestra.algorithms.rebrac import *
 from palaestra.algorithms.redq import *
 from palaestra.algorithms.reinforce import *
 from palaestra.algorithms.rewards import *
@@ -62,6 +63,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "quantile_sac": QuantileSAC,
     "r2d2": R2D2,
     "rainbow": Rainbow,
+    "rebrac": ReBRAC,
     "redq": REDQ,
     "reinforce": Reinforce,
     "sac": SAC,

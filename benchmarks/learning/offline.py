@@ -1,0 +1,79 @@
+"""`python -m benchmarks.learning.offline FOLDER`: TD3+BC and ReBRAC on data of random, medium and expert policies.
+
+Makes the data, 20,000 env steps of Pendulum-v1 each: of chance, and of SAC's best policy in 3,000 and 8,000 env steps.
+Each algorithm has one setting for all of it, its preset; that of ReBRAC was chosen on seeds 100 and 101. Five other
+seeds are reported, the last policy over 100 episodes. Results: `results/offline.*`, and a table on the page of ReBRAC.
+"""
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import palaestra
+from benchmarks.numbers import mean_interval
+from benchmarks.record import origin, provenance, publish, table, write_json
+from palaestra import load_policy
+from palaestra.experiments import collect_data, evaluate_run, preset, train_seeds
+
+RESULT = Path(__file__).parent / "results" / "offline.json"
+ENV, STEPS = "Pendulum-v1", 20_000
+DATA = {"random": None, "medium": 3_000, "expert": 8_000}
+"""Env steps of the training whose best policy acts; `None` is chance."""
+ALGORITHMS = ("behaviour_cloning", "td3_bc", "rebrac")
+
+
+def data(folder: Path) -> dict[str, float]:
+    """Makes what is not there yet; returns the mean return of each data set's episodes."""
+    for name, steps in DATA.items():
+        if (folder / name).exists():
+            continue
+        policy = None
+        if steps is not None:
+            path = str(folder / f"sac_{name}")
+            palaestra.train("sac", ENV, run__directory=path, trainer__total_env_steps=steps)
+            policy = load_policy(next(Path(path).iterdir()) / "policy")
+        summary = collect_data(policy, preset("sac", ENV).env, folder / name, steps=STEPS, seed=1)
+        (folder / f"{name}.json").write_text(json.dumps(summary.return_mean))
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in DATA}
+
+
+def returns(folder: Path, algorithm: str, name: str, seeds: list[int], **settings: Any) -> list[float]:
+    """Returns of the last policies."""
+    config = preset(algorithm, ENV)
+    config = dataclasses.replace(
+        config,
+        algorithm=dataclasses.replace(config.algorithm, **settings),
+        offline=dataclasses.replace(config.offline, data=str(folder / name)),
+        run=dataclasses.replace(config.run, directory=str(folder / "runs"), num_threads=1),
+        trainer=dataclasses.replace(config.trainer, total_env_steps=1_000, eval_episodes=0),
+    )
+    done = train_seeds(config, seeds)
+    return [evaluate_run(seed.directory, episodes=100, seed=20_000, which="last").return_mean for seed in done.seeds]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning.offline", description=__doc__)
+    parser.add_argument("folder", type=Path, help="for data and runs; data that is there already is used")
+    folder = parser.parse_args().folder.resolve()
+    record: dict[str, Any] = provenance("python -m benchmarks.learning.offline FOLDER")
+    record |= {"data": data(folder), "returns": {}}
+    for algorithm in ALGORITHMS:
+        for name in DATA:
+            found = record["returns"][f"{algorithm} {name}"] = returns(folder, algorithm, name, list(range(5)))
+            print(algorithm, name, [round(value) for value in found], flush=True)
+    write_json(RESULT, record)
+    rows = []
+    for name in DATA:
+        cells = [mean_interval(record["returns"][f"{algorithm} {name}"]) for algorithm in ALGORITHMS]
+        rows.append([name, f"{record['data'][name]:.0f}", *(f"{one.mean:.0f} ± {one.half_width:.0f}" for one in cells)])
+    header = ["data", "its episodes", "behaviour cloning", "TD3+BC", "ReBRAC"]
+    title = "Pendulum-v1, the last policy over 100 episodes; means over five seeds with 95% intervals:"
+    text = "\n\n".join([title, table(header, rows), origin(record)])
+    publish(RESULT.with_suffix(".md"), text, "docs/algorithms/rebrac.md")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
