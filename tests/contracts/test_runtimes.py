@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import threading
 import time
 
 import numpy as np
@@ -140,7 +141,7 @@ def test_what_a_method_raises_comes_back_as_text_and_the_worker_lives_on(runtime
     with pytest.raises(RemoteError, match=r"TwoWordsError(.|\n)*a and b"):
         answer(runtime, worker, "fail_strangely")
     with pytest.raises(RemoteError, match="cannot be sent"):
-        answer(runtime, worker, "lambda_")
+        answer(runtime, worker, "lock")
     with pytest.raises(RemoteError, match="AttributeError"):
         answer(runtime, worker, "no_such_method")
     assert answer(runtime, worker, "add") == 1
@@ -159,10 +160,27 @@ def test_an_object_that_cannot_be_made_fails_its_calls(runtime):
     assert runtime.status()[worker].state == "dead"
 
 
+def test_lambdas_and_local_functions_travel_with_what_they_have_bound(runtime):
+    """MARO-01: as what makes a worker's object, as an argument, and as an answer."""
+    start, large = 5, torch.arange(500.0)
+
+    def added(number):
+        return number + start + large.sum().item()
+
+    worker = runtime.start(lambda: Counter(start), name="counter")
+    assert answer(runtime, worker, "add") == 6
+    assert answer(runtime, worker, "echo", {"f": added})["f"](1) == 6 + 124_750
+    assert answer(runtime, worker, "lambda_")() == 0
+
+
 def test_what_cannot_be_sent_is_refused_at_once(runtime):
+    lock = threading.Lock()
     worker = runtime.start(Counter, name="counter")
+    with pytest.raises(ConfigError, match=r"cannot be sent to a worker: .*lock.*where it is used"):
+        runtime.call(worker, "echo", lock)
     with pytest.raises(ConfigError, match="cannot be sent to a worker"):
-        runtime.call(worker, "echo", lambda: 0)
+        runtime.start(lambda: lock, name="other")
+    assert list(runtime.status()) == [worker]
     assert answer(runtime, worker, "add") == 1
 
 

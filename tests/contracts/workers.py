@@ -40,6 +40,9 @@ class Counter:
     def lambda_(self):
         return lambda: 0
 
+    def lock(self):
+        return threading.Lock()
+
     def hang(self):
         threading.Event().wait()
 

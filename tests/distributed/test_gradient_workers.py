@@ -365,9 +365,3 @@ def test_gradients_and_trajectories_of_several_places_are_one_update():
     parts.update(received, step)
     for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-
-
-def test_a_factory_that_cannot_be_sent_says_what_to_write():
-    """F27: a lambda in a factory is refused before anything starts, with what to give instead."""
-    with local() as runtime, pytest.raises(ConfigError, match=r"Lambdas .* cannot; use .*functools.partial of one"):
-        runtime.start(lambda: PolicyHost({}), name="grad-worker")

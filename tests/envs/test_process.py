@@ -10,6 +10,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -219,9 +220,16 @@ def test_workers_end_when_their_parent_is_killed(wait_until):
     wait_until(lambda: all(gone(pid) for pid in pids), 10, what="the workers to end")
 
 
+def test_lambdas_with_what_they_have_bound_make_environments_in_a_worker():
+    bound = counter
+    with LaneEnvironment(ProcessDriver([lambda: bound(), bound], num_workers=1)) as env:
+        assert env.reset().step_type.tolist() == [0, 0]
+
+
 def test_factories_that_cannot_be_sent_are_refused():
-    with pytest.raises(ConfigError, match=r"functools\.partial"):
-        LaneEnvironment(ProcessDriver([lambda: counter()]))
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match=r"cannot be sent to a worker: .*lock.*where it is used"):
+        LaneEnvironment(ProcessDriver([lambda: lock and counter()]))
 
 
 def test_workers_with_different_specs_are_refused():

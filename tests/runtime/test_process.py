@@ -149,12 +149,6 @@ def test_nothing_is_left_of_a_closed_runtime():
     assert len(os.listdir("/proc/self/fd")) <= before + 4  # of the server that forks
 
 
-def test_a_factory_that_cannot_be_sent_is_refused(runtime):
-    with pytest.raises(ValueError, match="cannot be sent to a worker"):
-        runtime.start(lambda: None, name="counter")
-    assert runtime.status() == {}
-
-
 def test_an_object_that_kills_its_process_hints_at_the_guard_of_scripts(runtime):
     worker = runtime.start(end_at_once, name="counter")
     with pytest.raises(WorkerDiedError, match=r"exited with code 7 while it was making its object.*__main__"):

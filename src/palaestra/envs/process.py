@@ -21,7 +21,7 @@ from palaestra.envs.episodes import LaneEpisode
 from palaestra.envs.faults import Failure, FaultPolicy, Incident
 from palaestra.envs.rows import Rows, Specs
 from palaestra.envs.worker import BUSY, DONE, NEWS, STEP, Seat, View, layout
-from palaestra.runtime import SharedArrays, SupervisedProcess, stop_all
+from palaestra.runtime import SharedArrays, SupervisedProcess, sendable, stop_all
 
 __all__ = ["ProcessDriver"]
 
@@ -39,8 +39,8 @@ class ProcessDriver(Driver):
     hangs is noticed, and named together with the environment it was stepping, its seed, episode, step and action.
 
     Args:
-        factories: one for every environment; each makes its layers, and can be sent to another process (a function of
-            a module, or `functools.partial` of one).
+        factories: one for every environment; each makes its layers, and can be sent to another process: a function of a
+            module, `functools.partial` of one, or a lambda.
         num_workers: W; as many as there are cores, and at most one for every environment, if left out.
         context: how workers start: `forkserver` imports this library once, `spawn` in every worker.
         faults: what to do when an environment fails, and how long to wait for one.
@@ -75,7 +75,7 @@ class ProcessDriver(Driver):
         if not factories:
             raise SpecError("no environments were given; at least one is needed")
         self.batch_size, self.faults, self.first_id = len(factories), faults, first_id
-        self._factories, self._context = list(factories), context
+        self._factories, self._context = [sendable(make) for make in factories], context
         self._deadline, self._started, self._ready = 0.0, False, False
         self._processes: list[SupervisedProcess] = []
         self._seats: dict[int, Seat] = {}

@@ -6,6 +6,7 @@ read this way.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import os
@@ -13,10 +14,11 @@ import pickle
 import re
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import spawn
 from typing import Any, NamedTuple
 
+import cloudpickle
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,11 +26,12 @@ from torch import Tensor
 from palaestra.core import ConfigError
 from palaestra.runtime.memory import keep_freed_memory
 
-__all__ = ["Shared"]
+__all__ = ["Shared", "sendable"]
 
 _INLINE_BYTES = 1024  # smaller arrays travel in the header
 _KEPT = 8  # shared values that a worker remembers
 _FROM_SCRIPT = rb"\x8c\x08__main__|__main__:"  # a class or function of the script in a pickle, or named by text
+_UNPICKLED = (AttributeError, TypeError, pickle.PicklingError)
 _keys = itertools.count()
 
 
@@ -110,12 +113,23 @@ class SharedCache:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
+        return _reduced(obj) if isinstance(obj, Tensor) and obj.layout is torch.strided else NotImplemented
+
+
+class _ClosurePickler(cloudpickle.Pickler):
+    """Lambdas and local functions travel by value, with what they have bound; slower."""
+
+    def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Tensor) and obj.layout is torch.strided:
-            flat = obj.detach().cpu().contiguous().flatten()
-            # one element may have any stride, and a view as bytes needs 1
-            flat = flat.as_strided(flat.shape, (1,)).view(torch.uint8)
-            return _tensor, (flat.numpy(), obj.dtype, tuple(obj.shape))
-        return NotImplemented
+            return _reduced(obj)
+        return super().reducer_override(obj)
+
+
+def _reduced(tensor: Tensor) -> Any:
+    flat = tensor.detach().cpu().contiguous().flatten()
+    # one element may have any stride, and a view as bytes needs 1
+    flat = flat.as_strided(flat.shape, (1,)).view(torch.uint8)
+    return _tensor, (flat.numpy(), tensor.dtype, tuple(tensor.shape))
 
 
 def _tensor(raw: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -131,7 +145,15 @@ def encode(value: Any) -> Message:
     Raises:
         ConfigError: a part cannot be sent; the message names it.
     """
-    buffers: list[np.ndarray] = []
+    try:
+        return _encoded(value, _Pickler)
+    except _UNPICKLED:
+        with _named(f"a {type(value).__name__}"):
+            return _encoded(value, _ClosurePickler)
+
+
+def _encoded(value: Any, pickler: type[_Pickler | _ClosurePickler]) -> Message:
+    header, buffers = io.BytesIO(), list[np.ndarray]()
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
@@ -140,19 +162,20 @@ def encode(value: Any) -> Message:
         buffers.append(np.frombuffer(raw, np.uint8))
         return False
 
-    header = io.BytesIO()
-    try:
-        _Pickler(header, protocol=5, buffer_callback=keep).dump(value)
-    except (AttributeError, TypeError, pickle.PicklingError) as error:
-        raise _unsendable(f"a {type(value).__name__}", error) from error
+    pickler(header, protocol=5, buffer_callback=keep).dump(value)
     return Message(header.getvalue(), buffers)
 
 
-def _unsendable(what: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"{what} cannot be sent to a worker: {error}. Lambdas and local functions cannot; use a function of a module, "
-        "or functools.partial of one"
-    )
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Says what cannot be sent."""
+    try:
+        yield
+    except _UNPICKLED as error:
+        raise ConfigError(
+            f"{what} cannot be sent to a worker: {error}. Make what cannot be copied, such as locks, open files and "
+            "connections, where it is used"
+        ) from error
 
 
 def decode(message: Message) -> Any:
@@ -171,6 +194,8 @@ def decode(message: Message) -> Any:
 class Factory:
     """What makes a worker's object, by value: each worker gets a copy of what is bound to it, modules and all.
 
+    Lambdas and local functions are sent whole.
+
     What the script that runs has defined itself is found by importing the script where the worker lives, as Python's
     own processes do; so the script must lie there too.
 
@@ -182,12 +207,13 @@ class Factory:
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self._name, self._process = repr(make), os.getpid()
+        self._name, self._process, self._script = repr(make), os.getpid(), None
         try:
             self._bytes = pickle.dumps(make)
-        except (AttributeError, TypeError, pickle.PicklingError) as error:
-            raise _unsendable(self._name, error) from error
-        self._script = running_script() if re.search(_FROM_SCRIPT, self._bytes) else None
+            self._script = running_script() if re.search(_FROM_SCRIPT, self._bytes) else None
+        except _UNPICKLED:
+            with _named(self._name):
+                self._bytes = cloudpickle.dumps(make)  # which takes what a script has defined by value
 
     def __call__(self) -> Any:
         """A new object.
@@ -208,6 +234,22 @@ class Factory:
 
     def __repr__(self) -> str:
         return self._name
+
+
+def sendable(make: Callable[[], Any]) -> Callable[[], Any]:
+    """A function that can be sent to another process: itself where it can, else with a lambda's own code.
+
+    Args:
+        make: called without arguments.
+
+    Raises:
+        ConfigError: it cannot be sent.
+    """
+    try:
+        pickle.dumps(make)
+    except _UNPICKLED:
+        return Factory(make)
+    return make
 
 
 IN_A_SCRIPT = (
