@@ -41,6 +41,25 @@ def test_the_mixer_is_the_equation():
         assert total == pytest.approx(float(mixed + last[row, 0]), rel=1e-4, abs=1e-5)
 
 
+@torch.no_grad()
+def test_vdn_adds_the_members_values():
+    """Sunehag et al. 2017, equation (2), against rewards and the target networks' sum of the best actions."""
+    algorithm, collector = collected("qmix", "team", mixing="sum", double=False, gamma=0.9)
+    batch, policy = first_minibatch(algorithm, collector.buffer), algorithm.policy
+    error = 0.0
+    for n in range(len(batch.action)):
+        row, after = batch.observation[n : n + 1], batch.next_observation[n : n + 1]
+        now, then = (
+            policy.q_values(row)[0],
+            algorithm.target["members"](policy.normalize(after))[0].unflatten(0, (3, -1)),
+        )
+        allowed = then if policy.masks(after) is None else then.masked_fill(policy.masks(after)[0] == 0, -torch.inf)
+        value = sum(now[g, batch.action[n, g]] * row.alive[0, g] for g in range(3))
+        best = sum(allowed[g].max() for g in range(3) if after.alive[0, g])
+        error += float(value - batch.reward[n] - batch.bootstrap[n] * best) ** 2 / len(batch.action)
+    assert algorithm.losses(batch).terms["qmix"].item() == pytest.approx(error, rel=1e-4)
+
+
 def test_each_member_is_judged_by_its_own_critic_with_the_others_as_they_acted():
     """Lowe et al. 2017, equation (5); members that do not act are not judged."""
     algorithm, collector = collected("maddpg", "team-continuous")

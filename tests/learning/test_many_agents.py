@@ -1,5 +1,6 @@
 """Many agents solve a cooperative task whose best return is known: each algorithm, 3 seeds of 3."""
 
+import dataclasses
 from typing import ClassVar
 
 import numpy as np
@@ -28,6 +29,7 @@ CASES = {
     "mappo": (MAPPO, MAPPOConfig(**ON_POLICY, **PASSES), 20_000),
     "qmix": (QMIX, QMIXConfig(unroll_length=4, gamma=0.95, learning_rate=1e-3, capacity=20_000), 24_000),
 }
+CASES["vdn"] = (QMIX, dataclasses.replace(CASES["qmix"][1], mixing="sum"), 24_000)
 
 
 def envs_of(make, seed, num_envs=8, name="environments"):
@@ -73,7 +75,7 @@ def share_of_best(policies, policy_specs, episodes=100):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_a_team_meets_almost_as_fast_as_can_be(name, seed):
-    """MARO-15: independent PPO, MAPPO and QMIX reach 95% of the best return, for 3 seeds of 3; chance earns -2.6."""
+    """MARO-15: independent PPO, MAPPO, QMIX, VDN reach 95% of the best return, for 3 seeds of 3; chance earns -2.6."""
     torch.set_num_threads(1)
     assert share_of_best(*trained(Meeting, *CASES[name], seed)) > 0.95
 

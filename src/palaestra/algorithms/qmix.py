@@ -1,6 +1,7 @@
-"""QMIX: members' action values, mixed into the value of what the team does together.
+"""QMIX: members' action values, mixed into the value of what the team does together; VDN adds them.
 
-Paper: Rashid et al. 2018, https://arxiv.org/abs/1803.11485, equations (4) to (6) and figure 2.
+Papers: Rashid et al. 2018, https://arxiv.org/abs/1803.11485, equations (4) to (6) and figure 2; VDN: Sunehag et al.
+2017, https://arxiv.org/abs/1706.05296, equation (2).
 Departures: members have no memory and learn from replayed transitions, not episodes; the team's reward is the mean over
 its members; Adam instead of RMSProp; double Q-learning, as in the authors' code. A member that does not
 act enters the mixture with the value 0.
@@ -9,7 +10,7 @@ act enters the mixture with the value 0.
 import copy
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,8 @@ class QMIXConfig(AlgorithmConfig):
     """Probability of a random action while collecting, for each member."""
     double: bool = True
     """Whether the online network chooses the actions whose target values are used."""
+    mixing: Literal["monotonic", "sum"] = "monotonic"
+    """How members' values become the team's: by a network that rises with each, or as their sum, which is VDN."""
     mixing_size: int = 32
     """Units of the mixing network."""
     max_grad_norm: Positive[float] = 10.0
@@ -110,6 +113,22 @@ class Mixer(nn.Module):
         return (hidden * self.second_weight(state).abs()).sum(-1) + self.second_bias(state).squeeze(-1)
 
 
+class _Sum(nn.Module):
+    """VDN: the team's value is the sum of its members'."""
+
+    def forward(self, q: Tensor, state: Any) -> Tensor:
+        """The team's value.
+
+        Args:
+            q: [N, G] of the members' actions.
+            state: not looked at.
+
+        Returns:
+            [N] units of return.
+        """
+        return q.sum(-1)
+
+
 class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
     """Learns action values of a team's members through the value of what they do together.
 
@@ -136,12 +155,14 @@ class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or QMIXConfig(), seeds, network)
-        members, mixer = config.network.parts("members", team="mixer")
+        adds = config.mixing == "sum"
+        members, *mixer = config.network.parts("members", team=None if adds else "mixer")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = TeamGreedyPolicy.build(
                 observation_spec, action_spec, members, normalize=config.normalize_observation
             )
-            self.mixer = Mixer(central_spec(observation_spec), policy.num_agents, config.mixing_size, mixer)
+            state_spec, count = central_spec(observation_spec), policy.num_agents
+            self.mixer = _Sum() if adds else Mixer(state_spec, count, config.mixing_size, *mixer)
         policy.exploration = EpsilonGreedy(policy.num_actions, config.epsilon)
         networks = nn.ModuleDict({"members": policy.network, "mixer": self.mixer})
         self.target = copy.deepcopy(networks)
