@@ -27,7 +27,7 @@ from palaestra.core import (
 )
 from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError, did_you_mean
 from palaestra.core.schedule import Linear, Piecewise, schedule_range, schedule_value
-from palaestra.nn import CoreModel
+from palaestra.nn import CoreModel, Precision
 from palaestra.policies import NetworkPolicy, Policy
 
 __all__ = [
@@ -281,6 +281,19 @@ class Algorithm(ABC, Generic[PolicyT]):
         self._scheduled = {name: (schedule, value.to(target)) for name, (schedule, value) in self._scheduled.items()}
         self.device, self._moves = target, target.type != "cpu"
         return self
+
+    def set_precision(self, precision: Precision) -> None:
+        """Chooses how exact the matrix products of gradient steps are.
+
+        Args:
+            precision: float32; or bf16, where weights, sums and what is no product still stay in float32, and so do the
+                output layers of the library's networks, for returns need its digits.
+
+        Raises:
+            ConfigError: bf16, for a device that has no instructions for it, or without gradient steps.
+        """
+        if precision != "float32":
+            raise ConfigError(f"run.precision is {precision!r}, but {type(self).__name__} makes no gradient steps")
 
     @final
     def draw(self, source: DataSource) -> Batch:

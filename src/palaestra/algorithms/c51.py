@@ -16,7 +16,7 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, ReturnDistribution
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, ReturnDistribution, in_full_precision
 from palaestra.ops import categorical_projection, greedy_action
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
@@ -137,6 +137,6 @@ def cross_entropy(algorithm: Any, batch: parts.ValueBatch) -> Losses:
         wanted = categorical_projection(next_probs, network.support, batch.reward, batch.bootstrap)  # [N, Q]
     logits = network.outputs(policy.normalize(batch.observation), noise)[rows, batch.action]
     error = -(wanted * logits.log_softmax(-1)).sum(-1)
-    q = logits.detach().softmax(-1) @ network.support
+    q = in_full_precision(torch.matmul, logits.detach().softmax(-1), network.support)
     priority = error.detach().abs() if algorithm.config.prioritized else None
     return Losses({"q": parts.weighted_mean(error, batch)}, {"q_mean": q.mean()}, priority)

@@ -13,7 +13,7 @@ from palaestra.algorithms.algorithm import Algorithm, PolicyT, UpdateInfo
 from palaestra.algorithms.exploration_bonus import bonus_of
 from palaestra.algorithms.parts import kept_besides
 from palaestra.core import Batch, ConfigError, DataSource, NonFiniteError, Plan, RunSeeds, minibatches, shards
-from palaestra.nn import CoreModel, combine_gradients, compiled_method
+from palaestra.nn import CoreModel, Precision, bfloat16_products, combine_gradients, compiled_method, require_bfloat16
 from palaestra.policies import Phase
 
 __all__ = ["GradientAlgorithm", "GradientStep", "Gradients", "Losses", "StepResult"]
@@ -112,6 +112,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     term_periods: Mapping[str, int] = {}
     """Gradient steps from one use of a loss term to the next, where it is not used in every one; see `is_due`."""
 
+    _bfloat16 = False
     _compiled: CompiledSteps | None = None
     _compiled_gradients: CompiledSteps | None = None
 
@@ -222,7 +223,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         Raises:
             ConfigError: a loss term trains a component that has no optimizer.
         """
-        terms, metrics, priority, moments = self.losses(batch)
+        if self._bfloat16:
+            with bfloat16_products(self.device):
+                terms, metrics, priority, moments = self.losses(batch)
+        else:
+            terms, metrics, priority, moments = self.losses(batch)
         terms = terms if self.bonus is None else {**terms, "bonus": self.bonus.loss(batch)}
         by_components: dict[tuple[str, ...], Tensor] = {}
         for name, term in terms.items():
@@ -365,6 +370,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                 if isinstance(value, Tensor) and value.dtype == torch.float64:
                     batch = batch.replace(**{name: value.float()})
         return batch
+
+    def set_precision(self, precision: Precision) -> None:
+        if precision == "bf16":
+            require_bfloat16(self.device)
+        self._bfloat16 = precision == "bf16"
 
     def compile(self) -> None:
         """Compiles gradients and optimizer steps into one graph; the first update then takes seconds longer.

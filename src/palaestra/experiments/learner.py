@@ -386,6 +386,7 @@ def made_of(
         raise ConfigError(f"{name} does not fit {policy or config.env.name}: {error}{hint}") from error
     made.to(config.run.device)
     for algorithm in [made] if isinstance(made, Algorithm) else made.algorithms.values():
+        algorithm.set_precision(config.run.precision)
         compile_if_asked(config, algorithm)
     return made
 
@@ -464,7 +465,6 @@ def set_up_torch(config: ExperimentConfig, observation_spec: SpecTree) -> None:
     if config.run.deterministic:  # slower kernels, equal results on equal GPUs; on a CPU they are equal anyway
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(config.run.deterministic)
-    torch.backends.cudnn.benchmark = False
 
 
 def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side_by_side: int = 1) -> int:

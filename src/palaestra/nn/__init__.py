@@ -11,5 +11,6 @@ from palaestra.nn.fast import *
 from palaestra.nn.mlp import *
 from palaestra.nn.network import *
 from palaestra.nn.optimizer import *
+from palaestra.nn.precision import *
 from palaestra.nn.recurrent import *
 from palaestra.nn.summary import *

@@ -71,6 +71,7 @@ class BatchNorm(nn.Module):
             gain, shift, mean, variance = gain[members], shift[members], mean[members], variance[members]
         if moments is None:
             return torch.addcmul(shift, x - mean, gain * (variance + _EPSILON).rsqrt())
+        x = x.float()  # of products in bfloat16
         own_variance, own_mean = torch.var_mean(x, -2, correction=0, keepdim=x.ndim == 3)
         std = (own_variance + _EPSILON).sqrt()
         fixed_std, fixed_mean = std.detach(), own_mean.detach()

@@ -11,6 +11,7 @@ from palaestra.core import ConfigError, SpecTree
 from palaestra.nn.config import NetworkConfig
 from palaestra.nn.encoder import encoder_of
 from palaestra.nn.network import QNetwork, mlp_of
+from palaestra.nn.precision import in_full_precision
 
 __all__ = ["ImplicitQuantileNetwork", "ReturnDistribution", "ReturnNetwork"]
 
@@ -97,7 +98,7 @@ class ReturnNetwork(nn.Module):
             [..., A] units of return.
         """
         if self.distribution.kind == "atoms":
-            return outputs.softmax(-1) @ self.support
+            return in_full_precision(torch.matmul, outputs.softmax(-1), self.support)
         return outputs.mean(-1)
 
     def forward(self, observation: Any, noise: Tensor | None = None) -> Tensor:

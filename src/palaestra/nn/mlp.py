@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from palaestra.core import ConfigError, did_you_mean
 from palaestra.nn.batch_norm import BatchNormLinear
 from palaestra.nn.fast import Linear, call, submodules
+from palaestra.nn.precision import has_bfloat16_products, in_full_precision
 
 __all__ = ["MLP", "Activation", "Initialisation", "Layers", "NoisyMLP", "NormalizedLinear", "ResidualBlock"]
 
@@ -152,6 +153,7 @@ class MLP(nn.Module):
         )
         self.activation = activation
         self._function = ACTIVATIONS[activation]
+        self._last = None if out_size is None else len(self.layers) - 1
         self.num_activations = 0 if residual else len(hidden_sizes)
         """Layers that are followed by an activation, from the first."""
         orthogonal = init == "orthogonal" or (init == "auto" and (residual or activation == "tanh"))
@@ -173,7 +175,10 @@ class MLP(nn.Module):
         """
         function, num_activations = self._function, self.num_activations
         for index, layer in enumerate(submodules(submodules(self)["layers"]).values()):
-            x = call(layer, x) if moments is None or type(layer) is not BatchNormLinear else layer(x, moments)
+            given = () if moments is None or type(layer) is not BatchNormLinear else (moments,)
+            if index == self._last and has_bfloat16_products(x):
+                return in_full_precision(layer, x, *given)
+            x = layer(x, *given) if given else call(layer, x)
             if index < num_activations:
                 x = function(x)
         return x

@@ -11,6 +11,7 @@ from palaestra.nn.encoder import encoder_of
 from palaestra.nn.ensemble import ensemble_of
 from palaestra.nn.fast import call, submodules
 from palaestra.nn.mlp import ACTIVATIONS, MLP, NoisyMLP
+from palaestra.nn.precision import has_bfloat16_products, in_full_precision
 
 __all__ = ["CompositeNetwork", "EnsembleNetwork", "GaussianNetwork", "Network", "QNetwork"]
 
@@ -327,7 +328,7 @@ class EnsembleNetwork(nn.Module):
         in_size = self.encoder.out_size + action_size
         members = [mlp_of(in_size, config.hidden_sizes, out_size, config) for _ in range(num_members)]
         self.layers = nn.ModuleList(map(ensemble_of, zip(*(member.layers for member in members), strict=True)))
-        self._num_activations = members[0].num_activations
+        self._num_activations, self._last = members[0].num_activations, len(self.layers) - 1
         self._function = ACTIVATIONS[config.activation]
 
     def forward(
@@ -356,6 +357,9 @@ class EnsembleNetwork(nn.Module):
         if len(leading) != 1:
             x = x.reshape(-1, x.shape[-1])  # [N, in]
         for index, layer in enumerate(self.layers):
+            if index == self._last and has_bfloat16_products(x):
+                x = in_full_precision(layer, x, members, moments)
+                break
             x = layer(x, members, moments)  # [K, N, out]
             if index < num_activations:
                 x = self._function(x)

@@ -363,7 +363,7 @@ def weighted_sum(x: Float[Tensor, "*N"], weight: Float[Tensor, "*N"]) -> Float[T
         tensor(1.)
     """
     require_same_shape("[N]", x=x, weight=weight)
-    return weight @ x if x.ndim == 1 else (weight * x).sum()
+    return torch.dot(weight, x) if x.ndim == 1 else (weight * x).sum()
 
 
 def quantile_huber(

@@ -1,0 +1,88 @@
+"""Products in bfloat16: the same learning, to 3 digits."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from palaestra import NetworkConfig
+from palaestra.algorithms import ALGORITHMS, GradientAlgorithm
+from palaestra.core import ConfigError
+from palaestra.experiments import RunConfig, make_algorithm, preset
+from palaestra.nn import bfloat16_products
+from tests.algorithms.parts import CASES, SETTINGS, collector_for, environment, make
+
+GRADIENT_CASES = [(name, kind) for name, kind in CASES if issubclass(ALGORITHMS[name], GradientAlgorithm)]
+
+
+@pytest.fixture
+def instructions(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+
+
+def first_step(name: str, kind: str, precision: Any) -> tuple[dict[str, float], torch.Tensor]:
+    """The terms of the first losses, and the parameters after an update."""
+    env = environment(kind, num_envs=4, seed=11)
+    memory = SETTINGS.get(kind, {}).get("network", NetworkConfig())
+    network = dataclasses.replace(memory, hidden_sizes=(32, 32))
+    algorithm: Any = make(name, env, 11, kind=kind, unroll_length=24, mini_batch_size=24, capacity=400, network=network)
+    algorithm.set_precision(precision)
+    original, terms = algorithm.losses, []
+
+    def losses(batch: Any) -> Any:
+        stated = original(batch)
+        terms.append({key: float(term.detach()) for key, term in stated.terms.items()})
+        return stated
+
+    algorithm.losses = losses
+    collector = collector_for(env, algorithm)
+    while not terms:
+        collector.unroll(24)
+        algorithm.update(collector.buffer)
+    parameters = [parameter.detach().flatten() for parameter in algorithm.model.parameters()]
+    assert {parameter.dtype for parameter in parameters} == {torch.float32}
+    return terms[0], torch.cat(parameters)
+
+
+@pytest.mark.parametrize(("name", "kind"), GRADIENT_CASES)
+def test_losses_and_weights_are_near_those_of_single_precision(name, kind, instructions):
+    exact, weights = first_step(name, kind, "float32")
+    rounded, low_weights = first_step(name, kind, "bf16")
+    assert rounded == pytest.approx(exact, rel=0.05, abs=0.05)
+    assert low_weights.isfinite().all()
+    assert not torch.equal(weights, low_weights)  # else nothing was rounded
+
+
+def test_values_of_hundreds_keep_their_digits(instructions):
+    algorithm: Any = make("dqn", environment("discrete", num_envs=2, seed=0), 0, kind="discrete")
+    algorithm.set_precision("bf16")
+    with torch.no_grad():
+        algorithm.network.mlp.layers[-1].bias.fill_(500.3)
+        algorithm.network.mlp.layers[-1].weight.zero_()
+    with bfloat16_products(algorithm.device), torch.no_grad():
+        value = algorithm.network(torch.zeros(3, *algorithm.policy.observation_spec.shape))
+    assert value.dtype == torch.float32
+    assert float(value.max()) == pytest.approx(500.3, abs=1e-3)
+
+
+def of_preset(name: str) -> Any:
+    config = preset(name, "CartPole-v1")
+    return make_algorithm(dataclasses.replace(config, run=RunConfig(precision="bf16", num_threads=1)))
+
+
+def test_a_processor_without_the_instructions_is_an_error(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+    with pytest.raises(ConfigError, match="no instructions for products in bfloat16"):
+        of_preset("dqn")
+
+
+def test_an_algorithm_without_gradients_is_an_error():
+    with pytest.raises(ConfigError, match="EvolutionStrategies makes no gradient steps"):
+        of_preset("evolution_strategies")
+
+
+def test_a_precision_that_does_not_exist_is_an_error():
+    given: Any = "half"
+    with pytest.raises(ConfigError, match=r"run.precision is 'half'; it is float32 or bf16"):
+        RunConfig(precision=given)
