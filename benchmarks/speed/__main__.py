@@ -15,7 +15,9 @@ RESULTS = Path(__file__).parent / "results"
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
     parser.add_argument("what", nargs="?", default="all", choices=[*WORKLOADS, "import", "all"])
-    parser.add_argument("--rounds", type=int, default=5, help="one round: ours eager, the peer, ours compiled")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="one round: ours eager, the peer, ours compiled, in bfloat16"
+    )
     parser.add_argument("--warmup", type=float, default=3.0, help="seconds dropped after the first optimizer step")
     parser.add_argument("--window", type=float, default=6.0, help="seconds measured in each run")
     parser.add_argument("--peer-dir", type=Path, default=peers.default_directory(), help="where the peer is installed")
@@ -45,10 +47,11 @@ def main() -> None:
 
 def speed_record(name: str, arguments: argparse.Namespace, origin: dict[str, Any]) -> dict[str, Any]:
     python, versions = peers.peer_python(arguments.peer_dir)
+    sbx, its_versions = peers.sbx_python(arguments.peer_dir) if WORKLOADS[name].sbx else (None, {})
     with tempfile.TemporaryDirectory() as cache:
-        plan = compare.Plan(arguments.rounds, arguments.warmup, arguments.window, python, cache)
+        plan = compare.Plan(arguments.rounds, arguments.warmup, arguments.window, python, sbx, cache)
         runs = compare.run_rounds(name, plan)
-    return compare.make_record(name, runs, origin, versions)
+    return compare.make_record(name, runs, origin, {**its_versions, **versions})
 
 
 def start_up_record(arguments: argparse.Namespace, origin: dict[str, Any]) -> dict[str, Any]:

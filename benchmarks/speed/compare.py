@@ -13,8 +13,6 @@ from benchmarks.numbers import ratios, spread
 from benchmarks.record import ROOT, origin, table
 from benchmarks.speed.workloads import THREADS, WORKLOADS, Workload
 
-VARIANTS = ("eager", "peer", "compiled")
-"""One round, in this order."""
 PEER_NAME = "Stable-Baselines3"
 Runs = dict[str, list[dict[str, float]]]
 
@@ -25,15 +23,16 @@ class Plan:
     warmup_s: float
     window_s: float
     peer_python: Path
+    sbx_python: Path | None
     cache: str
     """Empty folder for compiled code, so that the first compilation is a cold one."""
 
 
 def run_rounds(name: str, plan: Plan) -> Runs:
-    runs: Runs = {variant: [] for variant in VARIANTS}
     workload = WORKLOADS[name]
+    runs: Runs = {variant: [] for variant in workload.variants}
     for number in range(plan.rounds):
-        for variant in VARIANTS:
+        for variant in workload.variants:
             result = run_once(name, variant, plan)
             check_work(workload, variant, result)
             runs[variant].append(result)
@@ -48,6 +47,9 @@ def run_once(name: str, variant: str, plan: Plan) -> dict[str, float]:
     if variant == "peer":
         env.pop("PYTHONPATH", None)
         command = [str(plan.peer_python), "-m", "benchmarks.speed.peer_sb3", name, *seconds]
+    elif variant == "sbx":
+        env.pop("PYTHONPATH", None)
+        command = ["taskset", "-c", "1", str(plan.sbx_python), "-m", "benchmarks.speed.peer_sbx", name, *seconds]
     else:
         command = [sys.executable, "-m", "benchmarks.speed.ours", name, variant, *seconds]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
@@ -63,15 +65,16 @@ def check_work(workload: Workload, variant: str, result: Mapping[str, float]) ->
     """
     expected = workload.updates_per_iteration * result["iterations"]
     rows = workload.rows_per_iteration * result["iterations"]
-    steps_are_right = result["env_steps"] == rows if variant == "peer" else 0.8 * rows <= result["env_steps"] <= rows
+    least = rows if variant in ("peer", "sbx") else 0.8 * rows
+    steps_are_right = least <= result["env_steps"] <= rows
     if result["updates"] != expected or not steps_are_right or result["threads"] != THREADS:
         raise SystemExit(f"{variant} did other work than it should: {expected} updates, {rows} rows; it did {result}")
 
 
 def evaluate(workload: Workload, runs: Runs) -> dict[str, Any]:
     """Medians, ratios to the peer within each round, and the bars."""
-    speeds = {variant: [run[workload.metric] for run in runs[variant]] for variant in VARIANTS}
-    rounds = {variant: ratios(speeds[variant], speeds["peer"]) for variant in workload.bars}
+    speeds = {variant: [run[workload.metric] for run in runs[variant]] for variant in runs}
+    rounds = {variant: ratios(speeds[variant], speeds["peer"]) for variant in runs if variant != "peer"}
     extra_s = [run["first_update_extra_s"] for run in runs["compiled"]]
     return {
         "speeds": {variant: spread(values)._asdict() for variant, values in speeds.items()},
@@ -79,6 +82,11 @@ def evaluate(workload: Workload, runs: Runs) -> dict[str, Any]:
         "bars": {
             variant: {"least": least, "met": spread(rounds[variant]).median >= least}
             for variant, least in workload.bars.items()
+        },
+        "sbx": {
+            variant: {**spread(ratio)._asdict(), "least": least, "met": spread(ratio).median >= least}
+            for variant, least in workload.sbx.items()
+            for ratio in [ratios(speeds[variant], speeds["sbx"])]
         },
         "compile_s": {"cold": extra_s[0], "cached": spread(extra_s[1:]).median if extra_s[1:] else None},
         "updates_per_iteration": {
@@ -108,28 +116,36 @@ def make_record(name: str, runs: Runs, origin_record: Mapping[str, Any], peer: M
 def markdown(record: Mapping[str, Any]) -> str:
     summary, unit, peer = record["summary"], record["unit"], record["peer"]
     names = {"eager": "Palaestra", "compiled": "Palaestra, `--compile`", "peer": peer["name"]}
+    names |= {"bf16": "Palaestra, `--compile --run.precision bf16`", "sbx": "SBX (JAX)"}
     rows = []
-    for variant in VARIANTS:
+    for variant in summary["speeds"]:
         speed, ratio = summary["speeds"][variant], summary["ratios"].get(variant)
         line = [names[variant], f"{speed['median']:,.0f}", f"{speed['low']:,.0f} to {speed['high']:,.0f}"]
         if ratio is None:
             rows.append([*line, "1", "", "", ""])
         else:
-            bar = summary["bars"][variant]
+            bar = summary["bars"].get(variant)
             each = ", ".join(f"{value:.2f}" for value in ratio["rounds"])
-            rows.append([*line, f"{ratio['median']:.2f}", each, f"{bar['least']}", "yes" if bar["met"] else "**no**"])
+            judged = ["", ""] if bar is None else [f"{bar['least']}", "yes" if bar["met"] else "**no**"]
+            rows.append([*line, f"{ratio['median']:.2f}", each, *judged])
     header = ["", f"{unit}, median", "min to max", "ratio, median", "ratio in each round", "bar", "met"]
     compile_s = summary["compile_s"]
     cached = "" if compile_s["cached"] is None else f", {compile_s['cached']:.1f} s from its cache"
+    beside_sbx = ", ".join(
+        f"{names[variant]} {found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f}; bar {found['least']}: "
+        f"{'met' if found['met'] else '**not met**'})"
+        for variant, found in summary["sbx"].items()
+    )
     settings = ", ".join(f"{key} {value}" for key, value in record["settings"].items() if key != "about")
     counts = ", ".join(
         f"{names[v]} {summary['updates_per_iteration'][v]:g} ({summary['env_steps_per_update'][v]:.3g} env steps each)"
-        for v in VARIANTS
+        for v in summary["speeds"]
     )
     return "\n\n".join(
         [
             f"## {record['title']}, {record['environment']}, {record['threads']} thread",
             table(header, rows),
+            *([f"Beside SBX: {beside_sbx}."] if beside_sbx else []),
             f"Compilation is not in these numbers: it took {compile_s['cold']:.1f} s{cached}.",
             f"The same work: optimizer steps per iteration, counted by Adam itself: {counts}.",
             f"Both sides: {settings}. {record['settings']['about']}",

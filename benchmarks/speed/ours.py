@@ -29,6 +29,7 @@ from palaestra import Collector, EnvConfig, ExperimentConfig, NetworkConfig, Run
 from palaestra.algorithms import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig, QRDQNConfig, SACConfig, TD3Config
 from palaestra.envs import create_environment
 from palaestra.experiments import make_algorithm
+from palaestra.nn import Precision
 from palaestra.training import FileLogger
 
 LOG_EVERY_STEPS = {"ppo": 1000, "ppo_cheetah": 1000, "dqn": 500, "qr_dqn": 500, "sac": 100, "td3": 100}
@@ -80,7 +81,7 @@ class WindowLogger:
         }
 
 
-def configuration(name: str, *, compiled: bool) -> ExperimentConfig:
+def configuration(name: str, *, compiled: bool, precision: Precision = "float32") -> ExperimentConfig:
     workload = WORKLOADS[name]
     settings = workload.settings
     return ExperimentConfig(
@@ -88,7 +89,7 @@ def configuration(name: str, *, compiled: bool) -> ExperimentConfig:
         algorithm=algorithm_config(settings),
         env=EnvConfig(name=workload.env, num_envs=settings.num_envs, vectorization="serial"),
         trainer=TrainerConfig(total_env_steps=ENDLESS, log_every_steps=LOG_EVERY_STEPS[name]),
-        run=RunConfig(num_threads=THREADS, compile=compiled),
+        run=RunConfig(num_threads=THREADS, compile=compiled, precision=precision),
     )
 
 
@@ -153,10 +154,11 @@ def sac_or_td3(settings: SACSettings) -> SACConfig | TD3Config:
     return TD3Config(**shared, **{name: getattr(settings, name) for name in names})
 
 
-def measure(name: str, *, compiled: bool, warmup_s: float, window_s: float) -> dict[str, float]:
+def measure(name: str, variant: str, *, warmup_s: float, window_s: float) -> dict[str, float]:
+    compiled = variant != "eager"
     if compiled and not any(shutil.which(compiler) for compiler in ("c++", "g++", "clang++")):
         raise SystemExit("the compiled variant needs a C++ compiler")
-    config = configuration(name, compiled=compiled)
+    config = configuration(name, compiled=compiled, precision="bf16" if variant == "bf16" else "float32")
     algorithm = make_algorithm(config)
     lanes = [RunSeeds(0).integer("environments", lane) for lane in range(config.env.num_envs)]
     timer = WindowLogger(algorithm, warmup_s, window_s)
@@ -168,4 +170,4 @@ def measure(name: str, *, compiled: bool, warmup_s: float, window_s: float) -> d
 
 if __name__ == "__main__":
     name, variant, warmup_s, window_s = sys.argv[1:]
-    print(json.dumps(measure(name, compiled=variant == "compiled", warmup_s=float(warmup_s), window_s=float(window_s))))
+    print(json.dumps(measure(name, variant, warmup_s=float(warmup_s), window_s=float(window_s))))

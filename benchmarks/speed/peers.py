@@ -11,9 +11,10 @@ from benchmarks.record import versions
 
 PEER = "stable-baselines3"
 PEER_VERSION = "2.9.2"
+SBX_VERSION = "0.28.0"
 CONTRIB = "sb3-contrib"
 """QR-DQN is in a package beside it, of the same version."""
-SHARED = ("torch", "gymnasium", "numpy", "mujoco")
+SHARED = ("torch", "gymnasium", "numpy", "mujoco", "imageio", "packaging")
 
 
 def default_directory() -> Path:
@@ -24,6 +25,12 @@ def default_directory() -> Path:
 def peer_python(directory: Path) -> tuple[Path, dict[str, str]]:
     """The interpreter in `DIRECTORY/sb3`, which is made where it is missing, and the versions it has."""
     return environment(directory, "sb3", {PEER: PEER_VERSION, CONTRIB: PEER_VERSION}, SHARED)
+
+
+def sbx_python(directory: Path) -> tuple[Path, dict[str, str]]:
+    """The interpreter in `DIRECTORY/sbx`, as `peer_python`."""
+    packages = {"sbx-rl": SBX_VERSION, PEER: PEER_VERSION, CONTRIB: PEER_VERSION, "jax": "0.10.2"}
+    return environment(directory, "sbx", packages, SHARED)
 
 
 def environment(

@@ -3,7 +3,8 @@
 Plain Python: the peers' environments, which know nothing of Palaestra, read this file too.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 ENV = "CartPole-v1"
 THREADS = 1
@@ -98,6 +99,10 @@ class Workload:
     """Least median ratio to the peer."""
     compiled: float
     """The same with `--compile`."""
+    bfloat16: bool = False
+    """Whether `--compile --run.precision bf16` is measured as well."""
+    sbx: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Least median ratios to SBX, which is Stable-Baselines3 in JAX, by variant; it is measured where there are any."""
     metric: str = "updates_per_s"
     """What is compared: `env_steps_per_s` or `updates_per_s`."""
     updates_per_iteration: int = 1
@@ -110,6 +115,11 @@ class Workload:
     def bars(self) -> dict[str, float]:
         """By variant of ours."""
         return {"eager": self.eager, "compiled": self.compiled}
+
+    @property
+    def variants(self) -> list[str]:
+        """What one round measures, in this order."""
+        return ["eager", "peer", "compiled", *(["bf16"] if self.bfloat16 else []), *(["sbx"] if self.sbx else [])]
 
     @property
     def unit(self) -> str:
@@ -141,6 +151,16 @@ WORKLOADS = {
     ),
     "dqn": Workload("DQN, one update per step", DQNSettings(), eager=1.8, compiled=2.7),
     "qr_dqn": Workload("QR-DQN, one update per step", QRDQNSettings(), eager=1.4, compiled=1.8),
-    "sac": Workload("SAC, one update per step", SACSettings(), eager=1.4, compiled=1.8, env="HalfCheetah-v5"),
-    "td3": Workload("TD3, one update per step", TD3Settings(), eager=1.4, compiled=1.8, env="HalfCheetah-v5"),
+    "sac": Workload(
+        "SAC, one update per step",
+        SACSettings(),
+        eager=1.4,
+        compiled=1.8,
+        bfloat16=True,
+        sbx={"compiled": 1.05, "bf16": 1.4},
+        env="HalfCheetah-v5",
+    ),
+    "td3": Workload(
+        "TD3, one update per step", TD3Settings(), eager=1.4, compiled=1.8, bfloat16=True, env="HalfCheetah-v5"
+    ),
 }

@@ -99,7 +99,7 @@ def test_the_report_has_the_median_ratio_of_the_rounds_and_whether_each_bar_is_m
 
 
 def test_one_round_has_no_cached_compilation():
-    runs = {variant: [result(1000.0)] for variant in compare.VARIANTS}
+    runs = {variant: [result(1000.0)] for variant in WORKLOADS["ppo"].variants}
     record = compare.make_record("ppo", runs, ORIGIN, {})
     assert record["summary"]["compile_s"] == {"cold": 1.0, "cached": None}
     assert "it took 1.0 s." in compare.markdown(record)
