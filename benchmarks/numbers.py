@@ -5,12 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# 97.5% quantiles of Student's t for 1, 2, ... 29 degrees of freedom.
-_T_975 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045),
-)
+from scipy import stats
 
 
 class Spread(NamedTuple):
@@ -43,8 +38,35 @@ def mean_interval(values: Sequence[float]) -> Interval:
     return Interval(mean, t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values)))
 
 
-def t_quantile(degrees_of_freedom: int) -> float:
+def t_quantile(degrees_of_freedom: float) -> float:
     """97.5% quantile of Student's t."""
-    if not 1 <= degrees_of_freedom <= len(_T_975):
-        raise ValueError(f"the table of t has 2 to {len(_T_975) + 1} values, not {degrees_of_freedom + 1}")
-    return _T_975[degrees_of_freedom - 1]
+    return float(stats.t.ppf(0.975, degrees_of_freedom))
+
+
+class Sample(NamedTuple):
+    """What is known of a population's mean."""
+
+    mean: float
+    std: float
+    """Of single values, with n - 1."""
+    count: int
+
+
+def sample(values: Sequence[float]) -> Sample:
+    return Sample(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan, len(values))
+
+
+def difference(first: Sample, second: Sample) -> Interval:
+    """First mean minus second, by Welch: variances may differ. No width where either side has one value.
+
+    A percentile bootstrap, stratified or not, holds the true difference of three values a side in about 80% of cases
+    instead of 95%: so few values have to be told by t.
+    """
+    mean = first.mean - second.mean
+    if min(first.count, second.count) < 2:
+        return Interval(mean, None)
+    a, b = (one.std**2 / one.count for one in (first, second))
+    if a + b == 0:
+        return Interval(mean, 0.0)
+    freedom = (a + b) ** 2 / (a**2 / (first.count - 1) + b**2 / (second.count - 1))
+    return Interval(mean, t_quantile(freedom) * math.sqrt(a + b))

@@ -22,8 +22,9 @@ stopped: `benchmarks/README.md` says how. This page is written from the committe
 TEXT = """\
 Mean return over seeds with its 95% interval, deterministic evaluation over 100 episodes; *last policy* is the one after
 the last update, *best policy* the one with the best evaluation during training. *Zoo* is one tuned run of RL Baselines3
-Zoo and the spread of its episodes. *Level* means that the last policy's mean is at least the other one's minus two
-standard errors. Commands, single seeds and machine: `benchmarks/learning/results/`."""
+Zoo and the spread of its episodes. *Level* is non-inferiority: the 95% interval of the difference lies above minus
+5% of what the other one is above random actions; *undecided* are rows whose interval is too wide to tell. Commands,
+single seeds and machine: `benchmarks/learning/results/`."""
 
 
 def section(algorithm: str, records: Records) -> str:
@@ -35,7 +36,7 @@ def section(algorithm: str, records: Records) -> str:
     for row in rows:
         record: Any = records[row.name]
         summary = summarize(row, record["seeds"], peer_seeds(row, records))
-        bars = "; ".join(f"{bar['text']}: {'met' if bar['met'] else '**not met**'}" for bar in summary["bars"])
+        bars = "; ".join(f"{bar['text']}: {verdict(bar)}" for bar in summary["bars"])
         done = len(record["seeds"])
         lines.append(
             [
@@ -50,6 +51,10 @@ def section(algorithm: str, records: Records) -> str:
         )
         curves.append(f"![{algorithm} on {row.env}](../assets/curves/{row.name}.svg)")
     return "\n\n".join([table(HEADER, lines), TEXT, *curves]) + "\n"
+
+
+def verdict(bar: Mapping[str, str]) -> str:
+    return bar["verdict"] if bar["verdict"] == "met" else f"**{bar['verdict']}**"
 
 
 def page_with(text: str, measured: str) -> str:

@@ -5,8 +5,9 @@ of each, deterministically, for 150,000 env steps. Where its environment had ano
 and `-v5`), the row says so. Where it has no row at our budget, Stable-Baselines3 itself is trained by the same queue.
 """
 
-import math
 from dataclasses import dataclass
+
+from benchmarks.numbers import Sample
 
 EVALUATED_STEPS = 150_000
 CAR_REPEAT = 8
@@ -25,8 +26,8 @@ class ZooRow:
     """Its environment, where it is not of the same version."""
 
     @property
-    def standard_error(self) -> float:
-        return self.std / math.sqrt(self.episodes)
+    def sample(self) -> Sample:
+        return Sample(self.mean, self.std, self.episodes)
 
 
 @dataclass(frozen=True)

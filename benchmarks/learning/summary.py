@@ -1,25 +1,28 @@
 """What the seeds of one preset say together, and the table of all presets."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from benchmarks.learning.chance import chance
 from benchmarks.learning.rows import CAR_REPEAT, ROWS, Row, peer_of
-from benchmarks.numbers import Interval, mean_interval, spread
+from benchmarks.numbers import Interval, Sample, difference, mean_interval, sample, spread
 from benchmarks.record import origin, table
 
 Seeds = Sequence[Mapping[str, Any]]
 CARTPOLE_RETURN = 500.0
 CARTPOLE_TRAIN_S = {"ppo": 30.0}
 CARTPOLE_SHARE = 4 / 5
+MARGIN = 0.05
 NOTES = f"""\
 Mean return over seeds with its 95% interval (Student's t); every seed's final evaluation is deterministic, over 100
 episodes. *Last policy* is the one after the last update, *best policy* the one that had the best evaluation during
 training; both are evaluated on episodes that are new to them. *Zoo* is one tuned run of RL Baselines3 Zoo: mean and
 standard deviation over the episodes of 150,000 env steps, with its environment where ours has another version. *Level*
-means that our mean is at least the Zoo's minus two standard errors, of ours and the Zoo's together. Rows of
+is non-inferiority: the 95% interval (Welch's t) of our mean minus the other one lies above minus 5% of what the other
+one is above random actions. It is *not met* where the interval lies below that, else *undecided*: the seeds are too few
+to tell. The Zoo's one run stands for its algorithm: the spread over its seeds is not in the interval. Rows of
 Stable-Baselines3 are trained by the same queue, with our hyperparameters. In MountainCarContinuous-v0 our presets
 execute every action {CAR_REPEAT} times: so many frames are one env step, and the budget is the Zoo's in frames.
 Rows from HalfCheetah-v5 on are trained with `--compile`. Training time is without evaluation, but with compilation."""
@@ -30,10 +33,9 @@ def summarize(row: Row, seeds: Seeds, peer: Seeds = ()) -> dict[str, Any]:
     last, best = (mean_interval(final(seeds, which)) for which in ("last", "best"))
     bars = []
     if row.zoo is not None:
-        bars.append(level_bar(final(seeds), "the Zoo", row.zoo.mean, row.zoo.standard_error))
+        bars.append(level_bar(final(seeds), "the Zoo", row.zoo.sample, chance()[row.env]))
     if peer:
-        theirs = final(peer)
-        bars.append(level_bar(final(seeds), "Stable-Baselines3", statistics.fmean(theirs), standard_error(theirs)))
+        bars.append(level_bar(final(seeds), "Stable-Baselines3", sample(final(peer)), chance()[row.env]))
     if row.env == "CartPole-v1":
         bars.append(cartpole_bar(seeds, row.env_steps, CARTPOLE_TRAIN_S.get(row.algorithm, math.inf)))
     return {
@@ -50,15 +52,24 @@ def final(seeds: Seeds, which: str = "last") -> list[float]:
     return [seed["final"][which]["return_mean"] for seed in seeds]
 
 
-def standard_error(returns: Sequence[float]) -> float:
-    """Of a mean over seeds; 0 for one seed, which says nothing about it."""
-    return statistics.stdev(returns) / math.sqrt(len(returns)) if len(returns) > 1 else 0.0
+def level_bar(returns: Sequence[float], whom: str, theirs: Sample, random: float) -> dict[str, Any]:
+    """Non-inferiority: whether the interval of our mean minus theirs lies above minus 5% of theirs minus chance.
 
-
-def level_bar(returns: Sequence[float], whom: str, mean: float, error: float) -> dict[str, Any]:
-    """Whether a mean over seeds is level with another mean, whose standard error is given."""
-    least = mean - 2 * math.hypot(standard_error(returns), error)
-    return {"text": f"level with {whom}: at least {least:.2f}", "met": statistics.fmean(returns) >= least}
+    Args:
+        returns: our seeds'.
+        whom: theirs.
+        theirs: their seeds, or the episodes of their only run.
+        random: the mean return of random actions.
+    """
+    least = -MARGIN * (theirs.mean - random)
+    mean, half_width = difference(sample(returns), theirs)
+    text = f"level with {whom}: {mean:.4g}"
+    if half_width is None:
+        verdict = "undecided"
+    else:
+        text += f" ± {half_width:.3g}"
+        verdict = "met" if mean - half_width > least else "not met" if mean + half_width < least else "undecided"
+    return {"text": f"{text}, above {least:.3g}", "verdict": verdict}
 
 
 def cartpole_bar(seeds: Seeds, env_steps: int, train_s: float) -> dict[str, Any]:
@@ -72,7 +83,7 @@ def cartpole_bar(seeds: Seeds, env_steps: int, train_s: float) -> dict[str, Any]
     time = "" if train_s == math.inf else f" and {train_s:.0f} s of training"
     what = f"500 over {seeds[0]['episodes']} episodes within {env_steps // 1000}k env steps{time}"
     text = f"{what}: {sum(solved)} of {len(seeds)} seeds"
-    return {"text": text, "met": sum(solved) >= CARTPOLE_SHARE * len(seeds)}
+    return {"text": text, "verdict": "met" if sum(solved) >= CARTPOLE_SHARE * len(seeds) else "not met"}
 
 
 def first_at(seed: Mapping[str, Any], least: float) -> float:
@@ -104,7 +115,7 @@ def markdown(records: Mapping[str, Mapping[str, Any] | None]) -> str:
             continue
         summary, done = summarize(row, record["seeds"], peer_seeds(row, records)), len(record["seeds"])
         state = f"done ({done})" if done >= row.seeds else f"partial ({done} of {row.seeds})"
-        bars = "; ".join(f"{bar['text']} **{'met' if bar['met'] else 'not met'}**" for bar in summary["bars"])
+        bars = "; ".join(f"{bar['text']} **{bar['verdict']}**" for bar in summary["bars"])
         means = [interval(summary["last"]), interval(summary["best"]), f"{summary['train_s']['median']:.0f} s"]
         lines.append([*line, state, *means, zoo_text(row), bars])
     header = [
