@@ -1,4 +1,4 @@
-"""`palaestra data`: data sets for offline training."""
+"""`palaestra data`: data sets for offline training, and what they say of a policy."""
 
 import shlex
 import sys
@@ -18,6 +18,7 @@ usage: palaestra data WHAT ...
   export RUN FOLDER                       the replay buffer of a run's newest checkpoint
   collect RUN FOLDER --steps N            the policy of a run acts
   collect random ENVIRONMENT FOLDER --steps N   chance acts
+  evaluate RUN FOLDER                     what the data says the policy of a run is worth, with an interval
   minari FOLDER DATASET                   complete episodes as a Minari dataset on this machine
 
 `palaestra data WHAT --help` has the options. Train with `--offline.data FOLDER`, or `--offline.data minari:DATASET`.
@@ -40,8 +41,24 @@ class CollectOptions(RunOptions):
     """Who acts by which policy, where chance acts for many agents: each policy has a folder of its own."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorthOptions(RunOptions):
+    """Options of `palaestra data evaluate`."""
+
+    which: str = "best"
+    """Which policy of the run: best, last, or the env steps of a checkpoint; it acts deterministically."""
+    gamma: float | None = None
+    """Discount, below 1; by default that of the run's algorithm."""
+    updates: int = 10_000
+    """Gradient steps."""
+    members: int = 20
+    """Of the bootstrap over episodes, which the interval comes from."""
+    seed: int = 0
+    """Seed of weights, minibatches and the bootstrap."""
+
+
 def data(arguments: list[str]) -> int:
-    """Makes data sets.
+    """Makes data sets, or says what they tell of a policy.
 
     Args:
         arguments: what was typed after the verb.
@@ -52,19 +69,22 @@ def data(arguments: list[str]) -> int:
     what, *rest = arguments
     if what not in _WHAT:
         raise ConfigError(f"`palaestra data` has no {what!r}{did_you_mean(what, _WHAT)}")
-    summary, options = _WHAT[what](rest)
-    follow = f"palaestra train ALGORITHM ENVIRONMENT --offline.data {shlex.quote(str(summary.path))}"
-    options.show(asdict(summary), f"data        {summary}\nnext        {follow}")
+    _WHAT[what](rest)
     return 0
 
 
-def _export(arguments: list[str]) -> tuple[experiments.DataSummary, JsonOptions]:
+def _made(summary: experiments.DataSummary, options: JsonOptions) -> None:
+    follow = f"palaestra train ALGORITHM ENVIRONMENT --offline.data {shlex.quote(str(summary.path))}"
+    options.show(asdict(summary), f"data        {summary}\nnext        {follow}")
+
+
+def _export(arguments: list[str]) -> None:
     usage = "palaestra data export RUN FOLDER"
     (run, folder), options = command(RunOptions, arguments, usage, "the run", "the folder")
-    return experiments.export_data(run, folder, root=options.root), options
+    _made(experiments.export_data(run, folder, root=options.root), options)
 
 
-def _collect(arguments: list[str]) -> tuple[experiments.DataSummary, JsonOptions]:
+def _collect(arguments: list[str]) -> None:
     usage, chance = "palaestra data collect RUN|random ENVIRONMENT FOLDER [--steps N]", arguments[:1] == ["random"]
     names = ("random", "the environment", "the folder") if chance else ("the run", "the folder")
     (*who, folder), rest = positional(arguments, usage, *names)
@@ -72,22 +92,37 @@ def _collect(arguments: list[str]) -> tuple[experiments.DataSummary, JsonOptions
     if chance:
         options = parse(CollectOptions, rest, usage, default=replace(options, env=EnvConfig(name=who[1])))
         env, agents, steps, seed = options.env, options.agents, options.steps, options.seed
-        return experiments.collect_by_chance(env, agents, folder, steps=steps, seed=seed), options
+        _made(experiments.collect_by_chance(env, agents, folder, steps=steps, seed=seed), options)
+        return
     run = experiments.find_run(who[0], options.root)
     own = {"env": run.config.env.for_evaluation(1), "agents": run.config.agents}
     options = parse(CollectOptions, rest, usage, default=replace(options, **own))
     if options.agents != run.config.agents:
         raise ConfigError(f"who acts by which policy is settled in {run.path}; leave out --agents")
     learner, policies = experiments.policies_of_run(run, options.which)
-    done = learner.record(policies, options.env, folder, steps=options.steps, seed=options.seed)
-    return done, options
+    _made(learner.record(policies, options.env, folder, steps=options.steps, seed=options.seed), options)
 
 
-def _minari(arguments: list[str]) -> tuple[experiments.DataSummary, JsonOptions]:
+def _evaluate(arguments: list[str]) -> None:
+    usage = "palaestra data evaluate RUN FOLDER [--gamma 0.99]"
+    (name, folder), options = command(WorthOptions, arguments, usage, "the run", "the folder")
+    run = experiments.find_run(name, options.root)
+    _, policies = experiments.policies_of_run(run, options.which)
+    if len(policies) > 1:
+        raise ConfigError(f"{run.path} has the policies {', '.join(policies)}; data is evaluated for a run of one")
+    own = getattr(run.config.algorithm, "gamma", None)
+    gamma = options.gamma if options.gamma is not None else own if isinstance(own, float) else 0.99
+    [policy] = policies.values()
+    sizes = {"updates": options.updates, "members": options.members}
+    found = experiments.evaluate_offline(policy, folder, gamma=gamma, seed=options.seed, **sizes)
+    options.show(asdict(found), f"worth       {found}")
+
+
+def _minari(arguments: list[str]) -> None:
     usage = "palaestra data minari FOLDER DATASET"
     (folder, dataset), options = command(JsonOptions, arguments, usage, "the folder", "the id of the dataset")
-    return experiments.export_minari(folder, dataset), options
+    _made(experiments.export_minari(folder, dataset), options)
 
 
-_WHAT = {"export": _export, "collect": _collect, "minari": _minari}
+_WHAT = {"export": _export, "collect": _collect, "evaluate": _evaluate, "minari": _minari}
 """The function of each kind."""

@@ -11,6 +11,7 @@ from palaestra.experiments.films import *
 from palaestra.experiments.learner import *
 from palaestra.experiments.logs import *
 from palaestra.experiments.measure import *
+from palaestra.experiments.offline_evaluation import *
 from palaestra.experiments.presets import *
 from palaestra.experiments.published import *
 from palaestra.experiments.records import *

@@ -59,11 +59,7 @@ def load_for(
             )
         return None
     _require_use(config, algorithm, name)
-    buffer = _read(data, algorithm.policy)
-    misfit = _misfit(buffer, algorithm.policy, reward_shape)
-    if misfit:
-        raise ConfigError(f"offline.data {data!r} does not fit {config.env.name}: {misfit}")
-    buffer = _as_sampled(buffer, algorithm.policy)
+    buffer = read_for(algorithm.policy, data, config.env.name, reward_shape)
     try:
         buffer.starts(plan.window)
     except (ShapeError, ConfigError) as error:
@@ -71,6 +67,26 @@ def load_for(
     if plan.data == "replay":
         buffer.sampler = sampler_of(plan)
     return buffer
+
+
+def read_for(policy: Policy, data: str, name: str, reward_shape: tuple[int, ...] = ()) -> ReplayBuffer:
+    """Data of the environment that a policy is for, with actions as it samples them.
+
+    Args:
+        policy: whose units actions get.
+        data: as `DataConfig.data`.
+        name: of the environment, for messages.
+        reward_shape: of one reward.
+
+    Raises:
+        ConfigError: there is none, or it is of another environment.
+        CheckpointError: it is damaged.
+    """
+    buffer = _read(data, policy)
+    misfit = _misfit(buffer, policy, reward_shape)
+    if misfit:
+        raise ConfigError(f"offline.data {data!r} does not fit {name}: {misfit}")
+    return _as_sampled(buffer, policy)
 
 
 def mixed(config: ExperimentConfig, buffer: ReplayBuffer, data: ReplayBuffer) -> MixtureSource:
