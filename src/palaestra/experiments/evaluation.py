@@ -123,7 +123,11 @@ def policies_of_run(directory: RunDirectory, which: str | int = "best") -> tuple
                 "`--which last` takes that of its newest checkpoint"
             )
         return learner, learner.kept_policies(directory.path)
-    return learner, learner.policies_of(_checkpoint(directory, which))
+    state = _checkpoint(directory, which)
+    policies = learner.policies_of(state)
+    for algorithm in learner.algorithms.values():  # whose policy explores as it did then
+        algorithm.set_progress(state["trainer"]["learning"]["progress"])
+    return learner, policies
 
 
 def policy_of_run(directory: RunDirectory, which: str | int = "best") -> Policy:

@@ -254,8 +254,6 @@ class Learner(ABC):
         if missing := [name for name, part in parts.items() if part not in state]:
             raise CheckpointError(f"the checkpoint has no policy {', '.join(map(repr, missing))}")
         self.manager.load_state({name: state[part] for name, part in parts.items()})
-        for algorithm in self.algorithms.values():  # which explores as it did then
-            algorithm.set_progress(state["trainer"]["learning"]["progress"])
         return self.policies
 
     @abstractmethod
