@@ -6,6 +6,7 @@
 | rllib | the same, and in turns RLlib's PPO with as many env runners and the same settings | RLlib's speed |
 | cheetah | PPO, HalfCheetah, 2 workers and 1 in turns; 32 environments in each, and 32 in all | 1.6 times as fast |
 | learners | an update of PPO with 2.1M parameters, by two ranks and by one process in turns | 1.6 times as fast |
+| bookkeeping | the driver's part for 10,000 workers that answer at once | start in 5 s, a round in 0.5 s, flat memory |
 | transport | observations out of 2 workers | 500 MB/s by processes, 200 MB/s by Ray |
 | call | one call without data | - |
 """
@@ -16,6 +17,7 @@ import dataclasses
 import functools
 import json
 import os
+import resource
 import statistics
 import subprocess
 import time
@@ -30,6 +32,7 @@ import torch
 from benchmarks.numbers import ratios
 from benchmarks.record import ROOT, origin, provenance, table, versions, write_json
 from benchmarks.speed import peers
+from benchmarks.speed.instant import Instant
 from benchmarks.speed.ours import ppo
 from benchmarks.speed.sleepy import ENVS_EACH, MINIBATCHES, SLEEP_S
 from benchmarks.speed.workloads import PPOSettings
@@ -46,6 +49,7 @@ from palaestra import (
 )
 from palaestra.core import POLICY
 from palaestra.distributed import CollectorFactory, DistributedConfig, GradientWorkers, RolloutManager
+from palaestra.distributed.worker_group import WorkerGroup
 from palaestra.envs import probe_specs
 from palaestra.rollout import buffer_for
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, Runtime
@@ -212,6 +216,40 @@ def _taken(update: Callable[[Any], Any], buffer: Any) -> tuple[float, float]:
     return time.perf_counter() - began, time.thread_time() - computed
 
 
+def bookkeeping(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Seconds to start the workers and to ask and hear each once; and megabytes that 20 more rounds leave behind."""
+    number, rows = 10_000, []
+    group = WorkerGroup(Instant(batch=100), functools.partial(list), DistributedConfig(num_workers=number), name="w")
+
+    def ask_all() -> None:
+        for worker in group.idle:
+            group.give(worker, "work")
+        assert len(group.take(at_least=number, timeout_s=60.0)) == number
+
+    started = _seconds(group.start)
+    rounds = [_seconds(ask_all) for _ in range(5 * arguments.rounds)]
+    before = _memory_mb()
+    for _ in range(20):
+        ask_all()
+    grown, median = _memory_mb() - before, statistics.median(rounds)
+    what = f"{number:,} workers"
+    rows.append(row("bookkeeping", f"{what}: start", started, "s", 5.0 / started, 1.0))
+    rows.append(row("bookkeeping", f"{what}: a round", median, "s", 0.5 / median, 1.0, most=max(rounds)))
+    rows.append(row("bookkeeping", f"{what}: growth in 20 rounds", grown, "MB", None, None))
+    return rows
+
+
+def _seconds(function: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+def _memory_mb() -> float:
+    """The most there was."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
 def transport(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     size, rows = int(np.prod(PIXELS)), []
     for name, least in (("process", 500.0), ("ray", 200.0)):
@@ -262,7 +300,8 @@ def row(
 
 
 RUNTIMES: dict[str, Any] = {"local": LocalRuntime, "process": ProcessRuntime, "ray": RayRuntime}
-TASKS = {"sleep": sleep, "rllib": rllib, "cheetah": cheetah, "learners": learners, "transport": transport, "call": call}
+TASKS = {"sleep": sleep, "rllib": rllib, "cheetah": cheetah, "learners": learners, "bookkeeping": bookkeeping}
+TASKS |= {"transport": transport, "call": call}
 
 DEFAULT = [task for task in TASKS if task != "sleep"]
 """`rllib` measures the same."""
@@ -299,7 +338,7 @@ def report(record: dict[str, Any]) -> str:
     return table(
         ["task", "what", "measured", "share", "needed", "met", "date"],
         [
-            [one["task"], one["what"], f"{one['value']:,.0f} {one['unit']}", *_bar(one), one["date"]]
+            [one["task"], one["what"], f"{_number(one['value'])} {one['unit']}", *_bar(one), one["date"]]
             for one in record["rows"]
         ],
     )
@@ -312,6 +351,10 @@ def kept(path: Path, tasks: Sequence[str]) -> list[dict[str, Any]]:
     record, measured = json.loads(path.read_text()), {*tasks, *(["sleep"] if "rllib" in tasks else [])}
     own = {"date": record["date"][:10], "revision": record["revision"]}
     return [{**own, **one} for one in record["rows"] if one["task"] not in measured]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def _bar(one: dict[str, Any]) -> list[str]:

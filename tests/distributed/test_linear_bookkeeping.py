@@ -3,35 +3,9 @@
 import sys
 from functools import partial
 
+from benchmarks.speed.instant import Instant
 from palaestra.distributed.config import DistributedConfig
 from palaestra.distributed.worker_group import WorkerGroup
-from palaestra.runtime import Runtime
-from palaestra.runtime.calls import Arrival
-
-
-class Instant(Runtime):
-    """Workers that answer at once, 10 of them in a poll."""
-
-    def __init__(self):
-        super().__init__()
-        self.arrivals = []
-
-    def launch(self, worker):
-        self.arrivals.append(Arrival(worker.id, worker.incarnation, 0))
-        return True
-
-    def submit(self, worker, call, request):
-        self.arrivals.append(Arrival(call.worker, call.incarnation, call.sequence))
-
-    def poll(self, timeout_s):
-        now, self.arrivals = self.arrivals[:10], self.arrivals[10:]
-        return now
-
-    def dismiss(self, worker):
-        pass
-
-    def end(self, worker, timeout_s):
-        pass
 
 
 def lines_of(number: int) -> int:

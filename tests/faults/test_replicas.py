@@ -53,7 +53,7 @@ def processes(runtime: ProcessRuntime, name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("name", ["ppo", "dqn", "sac", "impala"])
+@pytest.mark.parametrize("name", ["ppo", "dqn", "sac", "impala", "mappo"])
 def test_a_replica_killed_in_the_middle_of_an_update_changes_no_bit(name, workers, monkeypatch):
     """F17: the update, the one before it and those after it end with the weights of an unbroken run."""
     algorithm, buffer = many_steps(name)
