@@ -57,8 +57,20 @@ def test_a_resumed_run_goes_on_exactly_and_can_move_to_another_runtime():
     assert (whole / "episodes.csv").read_text() == (half.path / "episodes.csv").read_text()
 
 
-def test_the_number_of_workers_cannot_change_in_a_run_that_goes_on(capsys):
-    train("--runtime", "local")
+def test_a_run_goes_on_with_another_number_of_workers(capsys):
+    """It says that it is not the run it would have been, and why; and how many there were is written down."""
+    run = train("--runtime", "local")
+    assert exit_code("resume", "runs/run", "--until", "96", "--override", "distributed.num_workers=1") == 0
+    assert "statistical: with new episodes" in output(capsys)
+    info = RunDirectory(run).info
+    assert (info["resume"], info["status"]) == ("statistical", "done")
+    assert info["overrides"][-1]["changes"]["distributed.num_workers"] == [2, 1]
+    assert exit_code("resume", "runs/run", "--until", "144", "--override", "distributed.num_workers=3") == 2
+    assert "cannot be shared out evenly over 3 workers" in output(capsys)
+
+
+def test_the_number_of_actors_cannot_change_in_a_run_that_goes_on(capsys):
+    train("--runtime", "local", "--mode", "async")
     assert exit_code("resume", "runs/run", "--override", "distributed.num_workers=1") == 2
     assert "distributed.num_workers cannot change" in output(capsys)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from palaestra.core import CheckpointError, ConfigError, StepType
+from palaestra.core import ConfigError, StepType
 from palaestra.distributed import CollectorFactory, DistributedConfig, WorkersLostError
 from palaestra.envs import EnvConfig
 from palaestra.runtime import LocalRuntime, RemoteError, RestartPolicy
@@ -313,12 +313,28 @@ def test_who_is_still_at_work_begins_new_episodes_in_a_resumed_run(runtime):
     assert begun[0] > state["collect"]["workers"]["0"]["lanes"]["episode"][0]
 
 
-def test_a_checkpoint_of_other_workers_is_refused(runtime):
+@pytest.mark.parametrize("number", [1, 2])
+def test_another_number_of_workers_goes_on_with_the_next_episodes_of_the_same_environments(number, runtime):
+    """No episode is begun twice, and none of another seed."""
     trainer = make_trainer(runtime, "ppo", **FOUR)
-    trainer.train_iter()
+    iterate(trainer, 3)
     state = trainer.state()
-    with LocalRuntime() as second, pytest.raises(CheckpointError, match=r"of 4 workers and this run has 2"):
-        make_trainer(second, "ppo", num_workers=2).load_state(state)
+    before = [state["collect"]["workers"][str(worker)]["lanes"] for worker in range(4)]
+    with LocalRuntime() as second:
+        resumed = make_trainer(second, "ppo", num_workers=number)
+        resumed.load_state(copied(state))
+        assert resumed.collector.resume == "statistical"
+        assert resumed.collector.env_steps == trainer.collector.env_steps
+        iterate(resumed, 2)
+        assert resumed.collector.env_steps > trainer.collector.env_steps
+        after = [worker.position["lanes"] for worker in resumed.collector.group.workers]
+    assert len(after) == number
+    seeds, episodes = (
+        [np.concatenate([one[name] for one in lanes]).tolist() for lanes in (before, after)]
+        for name in ("lane_seed", "episode")
+    )
+    assert seeds[0] == seeds[1]
+    assert all(later > earlier for earlier, later in zip(*episodes, strict=True))
 
 
 def test_a_signal_ends_an_unroll_and_the_next_one_begins_it_again(runtime, monkeypatch):

@@ -42,3 +42,8 @@ def test_workers_have_the_attributes_that_were_set(runtime):
     kill(runtime, worker_of(manager, 1))
     unrolls(manager, 2)
     assert [shown(manager, lane) for lane in (0, 1)] == [{2}, {4}]
+    with LocalRuntime() as second:
+        other = make_manager(second, made_for(env), env, functools.partial(made_for, env), num_workers=1)
+        other.load_state(state)
+        unrolls(other, 1)
+        assert [shown(other, lane) for lane in (0, 1)] == [{2}, {4}]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch, CheckpointError, ConfigError, DataSource
+from palaestra.core import Batch, ConfigError, DataSource
 from palaestra.distributed.config import DistributedConfig
 from palaestra.distributed.worker import ActingParts, Fragment, RolloutWorker, acting_weights
 from palaestra.distributed.worker_group import Dropped, Worker, WorkerGroup
@@ -404,23 +404,35 @@ class RolloutManager(WorkerStreams):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state` gave; the workers take their positions when they start.
 
-        Args:
-            state: of a manager with as many workers.
+        Another number of workers begins the next episodes of the same environments.
 
-        Raises:
-            CheckpointError: it had another number of workers.
+        Args:
+            state: of a manager with as many environments.
         """
-        positions = state["workers"]
-        if positions and len(positions) != self._config.num_workers:
-            raise CheckpointError(
-                f"the checkpoint is of {len(positions)} workers and this run has {self._config.num_workers}; resume "
-                f"with distributed.num_workers={len(positions)}"
-            )
+        saved, number = state["workers"], self._config.num_workers
+        positions = [saved[str(worker)] for worker in range(len(saved))]
+        alike = len(positions) in (0, number)
+        if not alike:
+            positions = _shared_out([position["lanes"] for position in positions], number)
         self.env_steps = state["env_steps"]
         self.load_attributes(state)
         self._quota.load_state(state)
-        self._fragments, self._exact = state["fragments"], state["exact"]
-        self.positions = [positions[str(number)] for number in range(len(positions))] or None
+        self._fragments, self._exact = state["fragments"], state["exact"] and alike
+        self.positions = positions or None
+
+
+def _shared_out(lanes: Sequence[Mapping[str, Any] | None], number: int) -> list[dict[str, Any]]:
+    """Positions of another number of workers: the same environments in the same order; arrays, or lists as JSON."""
+    known = [one for one in lanes if one is not None]
+    positions: list[dict[str, Any]] = [{"lanes": {} if len(known) == len(lanes) else None} for _ in range(number)]
+    for name, first in known[0].items() if len(known) == len(lanes) else ():
+        is_text = isinstance(first, str)
+        every = [value for one in known for value in (json.loads(one[name]) if is_text else one[name])]
+        size = len(every) // number
+        for worker, position in enumerate(positions):
+            part = every[worker * size : (worker + 1) * size]
+            position["lanes"][name] = json.dumps(part) if is_text else np.array(part)
+    return positions
 
 
 def _beside(batches: Sequence[Batch]) -> Batch:

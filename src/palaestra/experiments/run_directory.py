@@ -294,7 +294,7 @@ def _natural(path: Path) -> tuple[int, str]:
 
 
 _FIXED = (
-    *("algorithm_name", "env", "algorithm.network", "distributed.num_workers"),
+    *("algorithm_name", "env", "algorithm.network"),
     *("run.seed", "run.directory", "run.name", "run.initial_policy"),
 )
 """What a checkpoint holds the results of, and no setting can change afterwards."""
@@ -318,10 +318,11 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
         )
     changed = config_from_mapping(ExperimentConfig, settings, base=config)
     changes = changes_between(config, changed)
+    fixed_here = (*_FIXED, *(["distributed.num_workers"] if config.distributed.mode == "async" else []))
     refused = [
         f"{path} cannot change in a run that continues (it is {old!r}, {new!r} was given); train a new run instead"
         for path, (old, new) in changes.items()
-        if any(path == fixed or path.startswith(f"{fixed}.") for fixed in _FIXED)
+        if any(path == fixed or path.startswith(f"{fixed}.") for fixed in fixed_here)
     ]
     reached, budget = run.env_steps, changed.trainer.total_env_steps
     if "trainer.total_env_steps" in changes and budget <= reached:
