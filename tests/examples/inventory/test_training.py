@@ -50,7 +50,7 @@ def test_the_margin_is_beside_a_rule_and_over_seeds():
     assert best_rule(lost | {"rolling plan": [0.15, 0.15]}) == "good"
     gain = margin(lost, runs, "good")
     assert gain.mean == pytest.approx((0.05 + 0.1 + 0.05) / 3)
-    assert gain.half_width == pytest.approx(4.303 * np.std([0.05, 0.1, 0.05], ddof=1) / np.sqrt(3))
+    assert gain.half_width == pytest.approx(4.3027 * np.std([0.05, 0.1, 0.05], ddof=1) / np.sqrt(3), rel=1e-4)
     assert gain.sure == (gain.mean > gain.half_width)
     assert not margin(lost, [{"share_lost": [0.2, 0.25]}] * 2, "good").sure
 
