@@ -57,18 +57,23 @@ def data(folder: Path) -> dict[str, float]:
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in DATA}
 
 
-def returns(folder: Path, algorithm: str, name: str, seeds: list[int], **settings: Any) -> list[float]:
-    """Returns of the last policies."""
-    config = preset(algorithm, ENV)
-    config = dataclasses.replace(
-        config,
-        algorithm=dataclasses.replace(config.algorithm, **settings),
-        offline=dataclasses.replace(config.offline, data=str(folder / name)),
-        run=dataclasses.replace(config.run, directory=str(folder / "runs"), num_threads=1),
-        trainer=dataclasses.replace(config.trainer, total_env_steps=1_000, eval_episodes=0),
-    )
-    done = train_seeds(config, seeds)
-    return [evaluate_run(seed.directory, episodes=100, seed=20_000, which="last").return_mean for seed in done.seeds]
+def returns(folder: Path, algorithm: str, name: str, seeds: list[int], setting: dict[str, float]) -> list[float]:
+    """Returns of the last policies; what is there already is taken as it is."""
+    values = "_".join(f"{value:g}" for value in setting.values())
+    done = folder / f"{algorithm}_{name}_{values}_seed{seeds[0]}.json"
+    if not done.exists():
+        config = preset(algorithm, ENV)
+        config = dataclasses.replace(
+            config,
+            algorithm=dataclasses.replace(config.algorithm, **setting),
+            offline=dataclasses.replace(config.offline, data=str(folder / name)),
+            run=dataclasses.replace(config.run, directory=str(folder / "runs"), num_threads=1),
+            trainer=dataclasses.replace(config.trainer, total_env_steps=1_000, eval_episodes=0),
+        )
+        runs = [seed.directory for seed in train_seeds(config, seeds).seeds]
+        found = [evaluate_run(run, episodes=100, seed=20_000, which="last").return_mean for run in runs]
+        done.write_text(json.dumps(found))
+    return json.loads(done.read_text())
 
 
 def chosen(folder: Path, algorithm: str, name: str) -> dict[str, float]:
@@ -76,21 +81,21 @@ def chosen(folder: Path, algorithm: str, name: str) -> dict[str, float]:
     settings = ALGORITHMS[algorithm]
     if len(settings) == 1:
         return settings[0]
-    found = [statistics.fmean(returns(folder, algorithm, name, CHOOSING, **one)) for one in settings]
+    found = [statistics.fmean(returns(folder, algorithm, name, CHOOSING, one)) for one in settings]
     print(algorithm, name, [round(value) for value in found], flush=True)
     return settings[found.index(max(found))]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning.offline", description=__doc__)
-    parser.add_argument("folder", type=Path, help="for data and runs; data that is there already is used")
+    parser.add_argument("folder", type=Path, help="for data, runs and their returns; what is there already is used")
     folder = parser.parse_args().folder.resolve()
     record: dict[str, Any] = provenance("python -m benchmarks.learning.offline FOLDER")
     record |= {"data": data(folder), "settings": {}, "returns": {}}
     for algorithm in ALGORITHMS:
         for name in DATA:
             setting = record["settings"][f"{algorithm} {name}"] = chosen(folder, algorithm, name)
-            found = record["returns"][f"{algorithm} {name}"] = returns(folder, algorithm, name, REPORTED, **setting)
+            found = record["returns"][f"{algorithm} {name}"] = returns(folder, algorithm, name, REPORTED, setting)
             print(algorithm, name, setting, [round(value) for value in found], flush=True)
     write_json(RESULT, record)
     rows = []
