@@ -109,7 +109,7 @@ def main() -> None:
     header = ["data", "its episodes", "behaviour cloning", "TD3+BC (value-weight)", "ReBRAC (both penalties)"]
     title = (
         "Pendulum-v1, the last policy over 100 episodes; means over five seeds with 95% intervals. In brackets the "
-        "settings that had the best mean over two other seeds:"
+        "settings\nthat had the best mean over two other seeds:"
     )
     text = "\n\n".join([title, table(header, rows), origin(record)])
     publish(RESULT.with_suffix(".md"), text, "docs/algorithms/rebrac.md")
