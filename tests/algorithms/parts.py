@@ -29,6 +29,10 @@ TINY: dict[str, Any] = {
     "num_actions": 3,
     "num_policy_phases": 1,
     "num_auxiliary_updates": 2,
+    "num_simulations": 3,
+    "model_steps": 2,
+    "td_steps": 2,
+    "state_size": 6,
 }
 
 
@@ -138,6 +142,7 @@ KINDS = {
     "composite": EnvConfig(name="tests.algorithms.parts:Parts", max_episode_steps=4),
     "recurrent": EnvConfig(name="palaestra.envs.tiny:Catch", kwargs={"num_rows": 6, "num_columns": 3}),
     "recurrent-masked": EnvConfig(name="tests.algorithms.parts:Masked", max_episode_steps=4),
+    "game": EnvConfig(name="palaestra.envs:TicTacToe"),
     "team": EnvConfig(name="tests.algorithms.teams:Team", max_episode_steps=5),
     "team-continuous": EnvConfig(name="tests.algorithms.teams:Team", kwargs={"discrete": False}, max_episode_steps=5),
 }
@@ -151,6 +156,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "recurrent": MEMORY,
     "recurrent-masked": MEMORY,
     "batch-norm": {"network": NetworkConfig(hidden_sizes=(8,), batch_norm=True)},
+    "game": {"simulator": "palaestra.envs:TicTacToe", "mini_batch_length": 4},
 }
 """What a kind changes besides the environment."""
 
@@ -179,8 +185,13 @@ def make(name: str, env: Environment, seed: int = 3, *, kind: str = "", **change
 
 
 def accepted(name: str, kind: str) -> bool:
-    """Whether an algorithm takes such actions; it says no by a `ConfigError`. Rewards by member are for teams alone."""
+    """Whether an algorithm takes such actions; it says no by a `ConfigError`.
+
+    Rewards by member are for teams alone, and games for what plans with them.
+    """
     if kind.startswith("team") and not ALGORITHMS[name].team:
+        return False
+    if kind == "game" and not hasattr(ALGORITHMS[name].config_class, "simulator"):
         return False
     with environment(kind, 1) as env:
         try:

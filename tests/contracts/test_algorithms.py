@@ -299,8 +299,13 @@ def test_discrete_actions_may_be_of_any_integer_type_and_begin_anywhere(name, ki
     collector.unroll(12)
     action, policy = collector.buffer.recent("action", 12), algorithm.policy
     executed = policy.env_action(action)
+    if isinstance(action, Batch):
+        with pytest.raises(ConfigError, match="stores more with an action"):
+            raw_actions(executed, env.action_spec, policy.raw_action_spec)
+        action = action["choice"]
+    else:
+        assert_close(raw_actions(executed, env.action_spec, policy.raw_action_spec), action)
     assert (action.dtype, executed.dtype) == (torch.int64, torch.int32)
-    assert_close(raw_actions(executed, env.action_spec, policy.raw_action_spec), action)
     info = algorithm.update(collector.buffer)
     assert all(np.isfinite(value) for value in info.metrics.values()), info.metrics
     assert policy(env.reset().observation).dtype == np.int32

@@ -4,6 +4,7 @@ from typing import Any
 
 from palaestra.algorithms.a2c import *
 from palaestra.algorithms.algorithm import *
+from palaestra.algorithms.alphazero import *
 from palaestra.algorithms.behaviour_cloning import *
 from palaestra.algorithms.c51 import *
 from palaestra.algorithms.cql import *
@@ -20,6 +21,7 @@ from palaestra.algorithms.iql import *
 from palaestra.algorithms.iqn import *
 from palaestra.algorithms.maddpg import *
 from palaestra.algorithms.mappo import *
+from palaestra.algorithms.muzero import *
 from palaestra.algorithms.parts import *
 from palaestra.algorithms.ppg import *
 from palaestra.algorithms.ppo import *
@@ -41,6 +43,7 @@ from palaestra.algorithms.trpo import *
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "a2c": A2C,
+    "alphazero": AlphaZero,
     "behaviour_cloning": BehaviourCloning,
     "c51": C51,
     "cql": CQL,
@@ -55,6 +58,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "iqn": IQN,
     "maddpg": MADDPG,
     "mappo": MAPPO,
+    "muzero": MuZero,
     "ppg": PPG,
     "ppo": PPO,
     "pqn": PQN,

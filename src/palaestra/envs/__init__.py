@@ -11,6 +11,7 @@
 """
 
 from palaestra.envs.batched import *
+from palaestra.envs.board_games import *
 from palaestra.envs.chaos import *
 from palaestra.envs.check import *
 from palaestra.envs.create import *

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import torch
 
-from palaestra.core import ConfigError, EnvError, ShapeError, SpecError, TensorSpec, TimeStep
+from palaestra.core import ConfigError, EnvError, ShapeError, SpecError, TensorSpec, TimeStep, spec_leaves, tree_paths
 from palaestra.envs.attributes import SharedAttributes
 from palaestra.envs.boundary import outside, require_all, tolerant_bounds
 from palaestra.envs.environment import Environment
@@ -143,8 +143,8 @@ class TensorEnvironment(SharedAttributes, Environment):
         """
 
     @abstractmethod
-    def observe(self, state: State) -> torch.Tensor:
-        """Observations [B, ...], in memory of their own.
+    def observe(self, state: State) -> Any:
+        """Observations [B, ...], in memory of their own: a tensor, or a `Batch` where the observation spec is a dict.
 
         Args:
             state: leaves [B, ...].
@@ -291,13 +291,14 @@ class TensorEnvironment(SharedAttributes, Environment):
     def _try_out(self) -> None:
         """One step of the task's functions, so that what does not fit is found at once."""
         _, reward, terminated = self.transition(self.lanes.state, self._none)
-        observation, spec = self.observe(self.lanes.state), self.observation_spec
-        if not isinstance(spec, TensorSpec):
+        observation, spec = self.observe(self.lanes.state), spec_leaves(self.observation_spec)
+        leaves = tree_paths(observation)
+        if leaves.keys() != spec.keys():
             raise SpecError(
-                f"{type(self).__name__} needs observations of one array, and its observation_spec is {spec}"
+                f"{type(self).__name__} observes {list(leaves)}, and its observation_spec is {self.observation_spec}"
             )
         given: list[tuple[str, torch.Tensor, tuple[int, ...], torch.dtype]] = [
-            ("the observation", observation, spec.shape, spec.dtype),
+            *(("the observation", leaves[path], leaf.shape, leaf.dtype) for path, leaf in spec.items()),
             ("the reward", reward, (), torch.float32),
             ("what says whether the task is over", terminated, (), torch.bool),
         ]
@@ -331,13 +332,17 @@ def _like(mask: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
 
 def _uniform(keys: torch.Tensor, episode: torch.Tensor, count: int) -> torch.Tensor:
     """Uniform numbers in [0, 1), [B, count], each a hash of (lane seed, episode, index)."""
-    lane = _mixed(keys[0] ^ (episode * -1640531527)) + keys[1]
+    lane = mixed(keys[0] ^ (episode * -1640531527)) + keys[1]
     index = torch.arange(count, dtype=torch.int32, device=keys.device) * -2048144789
-    return ((_mixed(lane[:, None] + index) >> 8) & 0xFFFFFF).to(torch.float32) * 2.0**-24
+    return ((mixed(lane[:, None] + index) >> 8) & 0xFFFFFF).to(torch.float32) * 2.0**-24
 
 
-def _mixed(x: torch.Tensor) -> torch.Tensor:
-    """Mixes the bits of int32 numbers (multiply and xor-shift; the constants are of C. Wellons' `lowbias32`)."""
+def mixed(x: torch.Tensor) -> torch.Tensor:
+    """Random bits of other bits, by multiply and xor-shift; the constants are of C. Wellons' `lowbias32`.
+
+    Args:
+        x: int32, any shape.
+    """
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
     x = (x ^ ((x >> 15) & 0x1FFFF)) * -2073254261
     return x ^ ((x >> 16) & 0xFFFF)

@@ -154,6 +154,9 @@ class ExperimentConfig:
                 f"algorithm_name is {self.algorithm_name!r} and algorithm is a {type(self.algorithm).__name__}; "
                 f"it must be a {needed.__name__}"
             )
+        if getattr(self.algorithm, "simulator", None) == "":  # what plans with the task itself plans with this one
+            own: Any = {"simulator": self.env.name}
+            object.__setattr__(self, "algorithm", dataclasses.replace(self.algorithm, **own))
         if self.asynchronous != AsynchronousConfig() and self.distributed.mode != "async":
             raise ConfigError(f"{self.asynchronous} is for distributed.mode=async, which is {self.distributed.mode}")
         if (number := self.trainer.episodes_per_iteration) is not None:

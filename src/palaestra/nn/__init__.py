@@ -11,6 +11,8 @@ from palaestra.nn.fast import *
 from palaestra.nn.mlp import *
 from palaestra.nn.network import *
 from palaestra.nn.optimizer import *
+from palaestra.nn.planning import *
 from palaestra.nn.precision import *
 from palaestra.nn.recurrent import *
+from palaestra.nn.search import *
 from palaestra.nn.summary import *

@@ -8,6 +8,7 @@ from palaestra.policies.normalizer import *
 from palaestra.policies.policy import *
 from palaestra.policies.population import *
 from palaestra.policies.rule_based import *
+from palaestra.policies.search import *
 from palaestra.policies.squashed import *
 from palaestra.policies.stochastic import *
 from palaestra.policies.team import *

@@ -164,6 +164,9 @@ def raw_actions(action: Any, action_spec: SpecTree, raw_action_spec: SpecTree) -
         action_spec: what the environment's action looks like.
         raw_action_spec: of the policy.
 
+    Raises:
+        ConfigError: the policy keeps more with an action than what was executed.
+
     Examples:
         >>> import numpy as np, torch
         >>> box = BoundedSpec((1,), minimum=np.array([-2.0]), maximum=np.array([2.0]))
@@ -174,7 +177,11 @@ def raw_actions(action: Any, action_spec: SpecTree, raw_action_spec: SpecTree) -
     if isinstance(action_spec, dict | tuple):
         children, raw = children_of(action_spec), children_of(raw_action_spec)
         return Batch.of({name: raw_actions(action[name], spec, raw[name]) for name, spec in children.items()})
-    assert isinstance(raw_action_spec, TensorSpec)
+    if not isinstance(raw_action_spec, TensorSpec):
+        raise ConfigError(
+            f"this policy stores more with an action, {', '.join(children_of(raw_action_spec))}, than data of another "
+            "one has; let it collect its own"
+        )
     if action_spec == raw_action_spec:
         return action
     if isinstance(action_spec, DiscreteSpec):

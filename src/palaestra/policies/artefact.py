@@ -19,6 +19,7 @@ from palaestra.policies.network_policy import NetworkPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import Policy
 from palaestra.policies.population import PopulationPolicy
+from palaestra.policies.search import SearchPolicy
 from palaestra.policies.squashed import DeterministicPolicy, SquashedGaussianPolicy
 from palaestra.policies.stochastic import CategoricalPolicy, CompositePolicy, GaussianPolicy
 from palaestra.policies.team import TeamCategoricalPolicy, TeamDeterministicPolicy, TeamGreedyPolicy
@@ -29,7 +30,7 @@ __all__ = ["load_policy", "load_weights", "save_policy"]
 _FORMAT = 1
 _CLASSES: tuple[type[NetworkPolicy], ...] = (
     *(CategoricalPolicy, CompositePolicy, DeterministicPolicy, GaussianPolicy),
-    *(PopulationPolicy, SquashedGaussianPolicy, ValueGreedyPolicy),
+    *(PopulationPolicy, SearchPolicy, SquashedGaussianPolicy, ValueGreedyPolicy),
     *(TeamCategoricalPolicy, TeamDeterministicPolicy, TeamGreedyPolicy),
 )
 _JSON, _WEIGHTS = "policy.json", "weights.safetensors"

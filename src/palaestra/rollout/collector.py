@@ -75,7 +75,6 @@ class Collector:
                 f"{self._num_ready} of {env.batch_size} environments are ready at a time; all are waited for at the "
                 "end of an unroll, so num_ready has to divide their number"
             )
-        self._random = RandomPolicy(policy.observation_spec, policy.raw_action_spec)
         self._tracker = EpisodeTracker(env.batch_size, gamma)
         self._writer = RowWriter(buffer, policy, self._tracker)
         self._time_step: TimeStep | None = None
@@ -256,8 +255,9 @@ class Collector:
         step = self.policy.act(time_step, state, phase=Phase.COLLECT)
         if not random:
             return step
-        self._random.draw_from(self.policy.generator)  # the hidden state continues as if the policy had acted
-        return step._replace(action=self._random.act(time_step).action)
+        chance = RandomPolicy(self.policy.observation_spec, self.policy.raw_action_spec)
+        chance.draw_from(self.policy.generator)  # the hidden state continues as if the policy had acted
+        return step._replace(action=chance.act(time_step).action)
 
     def _run(self, rows: int, info: CollectInfo, random: bool) -> int:
         """Collects rows from every environment; returns how many, which are fewer after `pause`."""

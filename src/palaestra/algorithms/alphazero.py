@@ -1,0 +1,144 @@
+"""Planning with the rules of a game, and learning from what planning finds.
+
+Papers: Danihelka et al. 2022, "Policy improvement by planning with Gumbel",
+https://openreview.net/forum?id=bERaNdoegnO; Silver et al. 2018, "AlphaZero", https://doi.org/10.1126/science.aar6404.
+Departures: the value learns from lambda-returns over the values that searches found, where AlphaZero takes the game's
+outcome alone (`trace_decay` 1); games are replayed in sequences.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from palaestra.algorithms import parts
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, PlanningOptions, allowed_logits
+from palaestra.ops import lambda_returns, masked_mean, valid_starts
+from palaestra.policies import SearchPolicy
+
+__all__ = ["AlphaZero", "AlphaZeroBatch", "AlphaZeroConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlphaZeroConfig(AlgorithmConfig):
+    """Hyperparameters of `AlphaZero`."""
+
+    simulator: str = ""
+    """The task as my_package:MyEnvironment, a `TensorEnvironment` with `state_of`; by default the run's environment."""
+    alternating: bool = True
+    """Whether two players take turns: a reward is that of the player who moved, and the next one's value a loss."""
+    num_simulations: Positive[int] = 32
+    """Steps of the simulator in each search."""
+    num_considered: Positive[int] = 16
+    """Most actions that a search tries at its root."""
+    value_scale: Positive[float] = 0.1
+    """How much differences of value count in a search beside the policy."""
+    learning_rate: NotNegative[Schedule] = 1e-3
+    """Step size of AdamW; a number or a schedule."""
+    weight_decay: NotNegative[float] = 1e-4
+    """Decay of weights in each step, as a share of the step size."""
+    gradient_steps: Positive[int] = 10
+    """Gradient steps in one update."""
+    mini_batch_size: Positive[int] = 16
+    """Sequences in a minibatch."""
+    mini_batch_length: Positive[int] = 16
+    """Time steps in a sequence; a value beyond them is what the search at their end found."""
+    unroll_length: Positive[float] = 32
+    """Time steps collected from every environment before each update."""
+    capacity: Positive[int] = 30_000
+    """Rows the replay buffer keeps."""
+    gamma: Fraction[float] = 1.0
+    """Discount per env step, in [0, 1]."""
+    trace_decay: Fraction[Schedule] = 0.9
+    """Lambda of the returns, in [0, 1]: 0 trusts the search after the next move, 1 the outcome alone."""
+    value_cost: Schedule = 1.0
+    """Weight of the value's cross-entropy."""
+    max_grad_norm: Positive[float] = 5.0
+    """Longest gradient, Euclidean norm over all parameters."""
+    max_return: Positive[float] = 1.0
+    """The largest return, either way, that values can tell apart."""
+    num_atoms: Positive[int] = 21
+    """Atoms of the value's distribution."""
+    network: NetworkConfig = field(
+        default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu", block="simba")
+    )
+    """One network for policy and value."""
+
+    plan_class = Replay
+
+    @property
+    def planning(self) -> PlanningOptions:
+        """What shapes the network, and the search."""
+        search = (self.num_simulations, self.num_considered, self.value_scale)
+        discount = -self.gamma if self.alternating else self.gamma
+        return PlanningOptions(discount, self.max_return, self.num_atoms, search, simulator=self.simulator)
+
+
+class AlphaZeroBatch(Batch):
+    """One minibatch of sequences; every field is [L, N, ...]."""
+
+    observation: Any
+    search_policy: Tensor
+    """[L, N, A] probabilities."""
+    value_target: Tensor
+    """Units of return."""
+    valid: Tensor
+
+
+class AlphaZero(GradientAlgorithm[SearchPolicy]):
+    """Learns policy and value of states from searches with a simulator, of games against itself or tasks alone.
+
+    Raises:
+        ConfigError: the action space is not discrete, or there is no simulator.
+    """
+
+    config_class = AlphaZeroConfig
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: AlphaZeroConfig | None = None,
+        seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
+    ) -> None:
+        config, seeds = parts.settings(config or AlphaZeroConfig(), seeds, network)
+        (layers,) = config.network.parts("network")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = SearchPolicy.build(observation_spec, action_spec, layers, planning=config.planning)
+        adam = OptimizerOption(
+            "adamw", {"lr": config.learning_rate, "weight_decay": config.weight_decay}, config.max_grad_norm
+        )
+        model = CoreModel({"network": policy.network}, {"network": adam})
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+
+    @torch.no_grad()
+    def preprocess(self, batch: Any, source: DataSource) -> AlphaZeroBatch:
+        """Adds lambda-returns over the values that searches found; that of the last row is the network's own."""
+        last = self.policy.network.values(self.policy.network.predict(batch.observation[-1:]).atoms)
+        value = torch.cat([batch.action["value"], last])  # [L+1, N]
+        settings = {"gamma": self.config.planning.discount, "lambda_": self.value_of("trace_decay")}
+        target = lambda_returns(value, batch.reward, batch.discount, batch.step_type, **settings)
+        return AlphaZeroBatch.of(
+            {
+                "observation": batch.observation[:-1],
+                "search_policy": batch.action["policy"],
+                "value_target": target,
+                "valid": valid_starts(batch.step_type).to(torch.float32),
+            }
+        )
+
+    def losses(self, batch: AlphaZeroBatch) -> Losses:
+        """Cross-entropy to the policy of the search (equation 12 of Danihelka et al.), and of the value's atoms."""
+        network = self.policy.network
+        said = network.predict(batch.observation)
+        logits = allowed_logits(said.logits, self.policy.action_mask(batch.observation))
+        policy = -(batch.search_policy * logits.log_softmax(-1)).sum(-1)
+        value = -(network.targets(batch.value_target) * said.atoms.log_softmax(-1)).sum(-1)
+        policy, value = masked_mean(policy, batch.valid), masked_mean(value, batch.valid)
+        total = policy + self.value_of("value_cost") * value
+        return Losses({"network": total}, {"policy_error": policy, "value_error": value})

@@ -1,0 +1,194 @@
+"""Planning with a model that is learned: of states, rewards, values and policies, never of observations.
+
+Papers: Schrittwieser et al. 2020, "MuZero", https://doi.org/10.1038/s41586-020-03051-4; the search is that of
+Danihelka et al. 2022, https://openreview.net/forum?id=bERaNdoegnO.
+Departures: sequences are drawn uniformly; networks are fully connected behind the encoder; a truncated episode
+bootstraps from the search at its end.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from palaestra.algorithms import parts
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.core import Batch, DataSource, Plan, Replay, RunSeeds, Schedule, SpecTree, StepType
+from palaestra.core import seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, LearnedModel, NetworkConfig, OptimizerOption, PlanningOptions
+from palaestra.ops import masked_mean, n_step_returns
+from palaestra.policies import SearchPolicy
+
+__all__ = ["MuZero", "MuZeroBatch", "MuZeroConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuZeroConfig(AlgorithmConfig):
+    """Hyperparameters of `MuZero`."""
+
+    alternating: bool = False
+    """Whether two players take turns: a reward is that of the player who moved, and the next one's value a loss."""
+    num_simulations: Positive[int] = 25
+    """Steps of the model in each search."""
+    num_considered: Positive[int] = 16
+    """Most actions that a search tries at its root."""
+    value_scale: Positive[float] = 0.1
+    """How much differences of value count in a search beside the policy."""
+    learning_rate: NotNegative[Schedule] = 1e-3
+    """Step size of AdamW; a number or a schedule."""
+    weight_decay: NotNegative[float] = 1e-4
+    """Decay of weights in each step, as a share of the step size."""
+    gradient_steps: Positive[int] = 8
+    """Gradient steps in one update."""
+    mini_batch_size: Positive[int] = 128
+    """Sequences in a minibatch."""
+    model_steps: Positive[int] = 5
+    """Steps that the model is unrolled in learning."""
+    td_steps: Positive[int] = 10
+    """Rewards summed before bootstrapping from the value that a search found."""
+    unroll_length: Positive[float] = 8
+    """Time steps collected from every environment before each update."""
+    capacity: Positive[int] = 100_000
+    """Rows the replay buffer keeps."""
+    gamma: Fraction[float] = 0.99
+    """Discount per env step, in [0, 1]."""
+    value_cost: Schedule = 0.5
+    """Weight of the value's cross-entropy."""
+    max_grad_norm: Positive[float] = 5.0
+    """Longest gradient, Euclidean norm over all parameters."""
+    max_return: Positive[float] = 200.0
+    """The largest return and reward, either way, that values can tell apart."""
+    num_atoms: Positive[int] = 51
+    """Atoms of the distributions of value and reward."""
+    state_size: Positive[int] = 64
+    """Numbers in a state of the model."""
+    normalize_observation: bool = False
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(128,), activation="relu"))
+    """Layers of each of the three networks."""
+
+    plan_class = Replay
+
+    @property
+    def plan(self) -> Plan:
+        """The data these settings ask for: sequences as long as the model is unrolled, and n steps beyond."""
+        return self.plan_with(mini_batch_length=self.model_steps + self.td_steps + 1)
+
+    @property
+    def planning(self) -> PlanningOptions:
+        """What shapes the networks, and the search."""
+        search = (self.num_simulations, self.num_considered, self.value_scale)
+        discount = -self.gamma if self.alternating else self.gamma
+        return PlanningOptions(discount, self.max_return, self.num_atoms, search, state_size=self.state_size)
+
+
+class MuZeroBatch(Batch):
+    """One minibatch of N sequences, K being `model_steps`."""
+
+    observation: Any
+    """[1, N, ...] in which the model begins."""
+    action: Tensor
+    """[K, N]."""
+    reward: Tensor
+    """[K, N] after each action; 0 after the end."""
+    search_policy: Tensor
+    """[K+1, N, A]."""
+    value_target: Tensor
+    """[K+1, N] units of return; 0 after the end."""
+    policy_weight: Tensor
+    """[K+1, N] 0 at and after the end of an episode."""
+    value_weight: Tensor
+    """[K+1, N] 0 after an episode was cut off."""
+    valid: Tensor
+    """[1, N] 0 where the first row is the last of its episode."""
+
+
+class MuZero(GradientAlgorithm[SearchPolicy]):
+    """Learns a model in which a search predicts rewards, values and policies, from replayed sequences.
+
+    Raises:
+        ConfigError: the action space is not discrete.
+    """
+
+    config_class = MuZeroConfig
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: MuZeroConfig | None = None,
+        seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
+    ) -> None:
+        config, seeds = parts.settings(config or MuZeroConfig(), seeds, network)
+        (layers,) = config.network.parts("network")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = SearchPolicy.build(
+                observation_spec,
+                action_spec,
+                layers,
+                normalize=config.normalize_observation,
+                planning=config.planning,
+            )
+        adam = OptimizerOption(
+            "adamw", {"lr": config.learning_rate, "weight_decay": config.weight_decay}, config.max_grad_norm
+        )
+        model = CoreModel({"network": policy.network}, {"network": adam})
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+
+    @torch.no_grad()
+    def preprocess(self, batch: Any, source: DataSource) -> MuZeroBatch:
+        """Targets of the first row and of the K after it; what lies after the end of an episode is nothing at all."""
+        steps = self.config.model_steps
+        found = batch.action["value"]
+        value = torch.cat([found, torch.zeros_like(found[:1])])  # no target reaches the last row
+        rows = (batch.reward, batch.discount, batch.step_type)
+        target = n_step_returns(value, *rows, gamma=self.config.planning.discount, n=self.config.td_steps)
+        last = (batch.step_type[: steps + 1] == StepType.LAST).to(torch.float32)
+        over = last.cummax(0).values  # [K+1, N] at and after an end
+        after = torch.cat([torch.zeros_like(over[:1]), over[:-1]])
+        terminated = (last * (batch.discount[: steps + 1] == 0)).cummax(0).values
+        known = torch.maximum(1 - after, terminated)
+        return MuZeroBatch.of(
+            {
+                "observation": batch.observation[:1],
+                "action": batch.action["choice"][:steps],
+                "reward": batch.reward[1 : steps + 1] * (1 - over[:-1]),
+                "search_policy": batch.action["policy"][: steps + 1],
+                "value_target": target[: steps + 1] * (1 - terminated),
+                "policy_weight": 1 - over,
+                "value_weight": known,
+                "valid": 1 - last[:1],
+            }
+        )
+
+    def losses(self, batch: MuZeroBatch) -> Losses:
+        """Equation (1): cross-entropies of rewards, values and policies over K steps, each a K-th beside the first."""
+        network: Any = self.policy.network
+        model: LearnedModel = network
+        state = model.encode(self.policy.normalize(batch.observation[0]))
+        steps, said, rewards = self.config.model_steps, [model.of_state(state)], []
+        for action in batch.action:
+            state, reward = model.step(state, action)
+            state = state * 0.5 + state.detach() * 0.5  # half of the gradient goes on: appendix G
+            said.append(model.of_state(state))
+            rewards.append(reward)
+        share = torch.full((steps + 1, 1), 1 / steps, device=state.device)
+        share[0] = 1.0
+        reward = _cross_entropy(model.targets(batch.reward), torch.stack(rewards))
+        value = _cross_entropy(model.targets(batch.value_target), torch.stack([one.atoms for one in said]))
+        policy = _cross_entropy(batch.search_policy, torch.stack([one.logits for one in said]))
+        errors = {
+            "reward_error": (reward * batch.value_weight[1:] * share[1:]).sum(0),
+            "value_error": (value * batch.value_weight * share).sum(0),
+            "policy_error": (policy * batch.policy_weight * share).sum(0),
+        }
+        means = {name: masked_mean(error, batch.valid[0]) for name, error in errors.items()}
+        total = means["reward_error"] + self.value_of("value_cost") * means["value_error"] + means["policy_error"]
+        return Losses({"network": total}, means)
+
+
+def _cross_entropy(target: Tensor, logits: Tensor) -> Tensor:
+    return -(target * logits.log_softmax(-1)).sum(-1)

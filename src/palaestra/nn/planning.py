@@ -1,0 +1,320 @@
+"""Networks for planning: what a state is worth, what to do there, and a model of what actions lead to."""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple, Protocol, final
+
+import torch
+from torch import Tensor, nn
+
+from palaestra.core import ConfigError, SpecTree, import_maker
+from palaestra.nn.config import NetworkConfig
+from palaestra.nn.encoder import ACTION_MASK
+from palaestra.nn.network import Network, mlp_of
+from palaestra.nn.search import NOT_ALLOWED, Expansion, SearchSettings
+from palaestra.ops import categorical_projection
+
+__all__ = ["LearnedModel", "PlanningNetwork", "PlanningOptions", "Prediction", "Simulator", "SimulatorModel", "allowed_logits"]
+
+_SLOPE = 0.001  # ε of equation (10) in Pohlen et al.
+
+
+class PlanningOptions(NamedTuple):
+    """What shapes a planning network besides its layers; JSON values, so that an artefact can say them."""
+
+    discount: float
+    """What the value of the next state counts; negative where the other player moves next."""
+    max_return: float
+    """The largest return, either way, that values can tell apart."""
+    num_atoms: int
+    """Atoms of values."""
+    search: tuple[float, ...]
+    """Fields of `SearchSettings`."""
+    state_size: int = 0
+    """Numbers in a learned state; 0 where a simulator is the model."""
+    simulator: str = ""
+    """`my_package:MyEnvironment`, the `Simulator`, where the model is not learned."""
+
+
+class Simulator(Protocol):
+    """A task that is known: environments of tensors whose observation tells the whole state."""
+
+    @property
+    def observation_spec(self) -> SpecTree:
+        """What an observation looks like."""
+        ...
+
+    def transition(self, state: dict[str, Tensor], action: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The next state, the reward, and whether the task is over: see `TensorEnvironment`.
+
+        Args:
+            state: leaves [B, ...].
+            action: [B].
+        """
+        ...
+
+    def observe(self, state: dict[str, Tensor]) -> Any:
+        """What the state looks like.
+
+        Args:
+            state: leaves [B, ...].
+        """
+        ...
+
+    def state_of(self, observation: Any) -> dict[str, Tensor]:
+        """The state that looks like this.
+
+        Args:
+            observation: leaves [B, ...].
+        """
+        ...
+
+
+class Prediction(NamedTuple):
+    """What a network says about states."""
+
+    logits: Tensor
+    """[..., A] of the policy; masks are not applied."""
+    atoms: Tensor
+    """[..., Q] logits of the atoms of the value."""
+
+
+class PlanningNetwork(nn.Module, ABC):
+    """A policy, values, and a model, for `gumbel_search`.
+
+    Values are distributions over atoms that are evenly spaced in scaled returns, and trained by cross-entropy:
+
+        h(x) = sign(x) (√(|x| + 1) − 1) + ε x
+
+    Schrittwieser et al. 2020, https://doi.org/10.1038/s41586-020-03051-4, appendix F, with h of Pohlen et al. 2018,
+    https://arxiv.org/abs/1805.11593, equation (10).
+
+    Args:
+        num_actions: A, choices.
+        options: what shapes it.
+
+    Raises:
+        ConfigError: there are fewer than two atoms, no return, or no simulation.
+    """
+
+    support: Tensor
+
+    def __init__(self, num_actions: int, options: PlanningOptions) -> None:
+        super().__init__()
+        settings = SearchSettings(*options.search)  # pyright: ignore[reportArgumentType]
+        self.search = settings._replace(
+            num_simulations=int(settings.num_simulations), num_considered=int(settings.num_considered)
+        )
+        if options.num_atoms < 2 or not options.max_return > 0 or min(self.search[:2]) < 1:
+            raise ConfigError(
+                f"{options} and {self.search}: give at least 2 atoms, a return above 0, and 1 simulation and action"
+            )
+        self.num_actions, self.options = num_actions, options
+        most = _scaled(torch.tensor(float(options.max_return)))
+        self.register_buffer("support", torch.linspace(-1, 1, options.num_atoms) * most, persistent=False)
+
+    @abstractmethod
+    def predict(self, observation: Any) -> Prediction:
+        """What the network says about observations.
+
+        Args:
+            observation: normalised, leaves [..., *observation].
+        """
+
+    @abstractmethod
+    def states(self, observation: Any) -> tuple[dict[str, Tensor], Prediction]:
+        """The states in which a search begins, and what the network says about them.
+
+        Args:
+            observation: normalised, leaves [B, ...].
+        """
+
+    @abstractmethod
+    def expand(self, state: dict[str, Tensor], action: Tensor) -> Expansion:
+        """What actions lead to.
+
+        Args:
+            state: leaves [B, ...].
+            action: [B].
+        """
+
+    def root(self, observation: Any) -> Expansion:
+        """Where a search begins.
+
+        Args:
+            observation: normalised, leaves [B, ...]; a key `action_mask` says what is allowed.
+        """
+        state, said = self.states(observation)
+        value = self.values(said.atoms)
+        mask = observation[ACTION_MASK] if not isinstance(observation, Tensor) and ACTION_MASK in observation else None
+        return Expansion(torch.zeros_like(value), torch.ones_like(value), allowed_logits(said.logits, mask), value, state)
+
+    def values(self, atoms: Tensor) -> Tensor:
+        """The means, in units of return.
+
+        Args:
+            atoms: [..., Q] logits.
+        """
+        return _unscaled((atoms.softmax(-1) * self.support).sum(-1))
+
+    def targets(self, value: Tensor) -> Tensor:
+        """Probabilities of the two atoms beside a return, whose mean it is.
+
+        Args:
+            value: [...] units of return; beyond the largest one it is cut.
+
+        Returns:
+            [..., Q].
+        """
+        scaled = _scaled(value)
+        one = torch.zeros(*value.shape, len(self.support), device=value.device)
+        one[..., 0] = 1.0
+        return categorical_projection(one, self.support, scaled, torch.zeros_like(scaled))
+
+    def _split(self, numbers: Tensor) -> Prediction:
+        return Prediction(*numbers.split([self.num_actions, len(self.support)], -1))
+
+
+@final
+class SimulatorModel(PlanningNetwork):
+    """A network for policy and value; the model is the task itself.
+
+    Silver et al. 2018, "AlphaZero", https://doi.org/10.1126/science.aar6404.
+
+    Args:
+        observation_spec: of one observation.
+        num_actions: A, choices.
+        config: of the network.
+        options: with a simulator.
+
+    Raises:
+        ConfigError: there is no such simulator, or the numbers are impossible.
+    """
+
+    def __init__(
+        self, observation_spec: SpecTree, num_actions: int, config: NetworkConfig, options: PlanningOptions
+    ) -> None:
+        super().__init__(num_actions, options)
+        self.network = Network(observation_spec, num_actions + options.num_atoms, config)
+        what = "a TensorEnvironment with state_of, whose observation tells the whole state,"
+        if not options.simulator:
+            raise ConfigError(
+                f"planning with the task itself needs {what} such as palaestra.envs:ConnectFour; name it as "
+                "algorithm.simulator, or learn a model of the task: muzero"
+            )
+        make = import_maker(options.simulator, what, lambda kind: hasattr(kind, "state_of"))
+        self.simulator: Simulator = make(1)
+        if self.simulator.observation_spec != observation_spec:
+            raise ConfigError(
+                f"{options.simulator} observes {self.simulator.observation_spec}, and the environment "
+                f"{observation_spec}: a search needs to begin where the environment is; leave out wrappers, or name "
+                "the environment itself as algorithm.simulator"
+            )
+
+    def predict(self, observation: Any) -> Prediction:
+        return self._split(self.network(observation))
+
+    def states(self, observation: Any) -> tuple[dict[str, Tensor], Prediction]:
+        return self.simulator.state_of(observation), self.predict(observation)
+
+    def expand(self, state: dict[str, Tensor], action: Tensor) -> Expansion:
+        state, reward, over = self.simulator.transition(state, action)
+        root = self.root(self.simulator.observe(state))
+        return root._replace(reward=reward, discount=torch.where(over, 0.0, self.options.discount), state=state)
+
+
+@final
+class LearnedModel(PlanningNetwork):
+    """Three networks: observations to states, states and actions to states and rewards, states to policy and value.
+
+    Schrittwieser et al. 2020, "MuZero", https://doi.org/10.1038/s41586-020-03051-4. Numbers of a state lie in [0, 1]:
+    appendix G.
+
+    Args:
+        observation_spec: of one observation.
+        num_actions: A, choices.
+        config: of each network.
+        options: with a `state_size`.
+
+    Raises:
+        ConfigError: the numbers are impossible.
+    """
+
+    def __init__(
+        self, observation_spec: SpecTree, num_actions: int, config: NetworkConfig, options: PlanningOptions
+    ) -> None:
+        super().__init__(num_actions, options)
+        size, atoms, inner = options.state_size, options.num_atoms, config.on_features()
+        self.representation = Network(observation_spec, size, config)
+        self.dynamics = mlp_of(size + num_actions, inner.hidden_sizes, size + atoms, inner)
+        self.prediction = mlp_of(size, inner.hidden_sizes, num_actions + atoms, inner, out_gain=0.01)
+
+    def predict(self, observation: Any) -> Prediction:
+        return self._split(self.prediction(self.encode(observation)))
+
+    def encode(self, observation: Any) -> Tensor:
+        """States [..., S] of observations.
+
+        Args:
+            observation: normalised, leaves [..., *observation].
+        """
+        return _in_unit_range(self.representation(observation))
+
+    def of_state(self, state: Tensor) -> Prediction:
+        """What the network says about states.
+
+        Args:
+            state: [..., S].
+        """
+        return self._split(self.prediction(state))
+
+    def step(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """What actions lead to.
+
+        Args:
+            state: [..., S].
+            action: [...].
+
+        Returns:
+            States [..., S], and logits of the atoms of the reward [..., Q].
+        """
+        taken = nn.functional.one_hot(action, self.num_actions).to(state.dtype)
+        change, reward = self.dynamics(torch.cat([state, taken], -1)).split(
+            [state.shape[-1], len(self.support)], -1
+        )
+        return _in_unit_range(state + change), reward
+
+    def states(self, observation: Any) -> tuple[dict[str, Tensor], Prediction]:
+        state = self.encode(observation)
+        return {"state": state}, self.of_state(state)
+
+    def expand(self, state: dict[str, Tensor], action: Tensor) -> Expansion:
+        after, reward = self.step(state["state"], action)
+        said = self.of_state(after)
+        value = self.values(said.atoms)
+        discount = torch.full_like(value, self.options.discount)
+        return Expansion(self.values(reward), discount, said.logits, value, {"state": after})
+
+
+def allowed_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Logits with `NOT_ALLOWED` where a mask forbids an action.
+
+    Args:
+        logits: [..., A].
+        mask: [..., A] bool or 0/1; `None` is all.
+    """
+    return logits if mask is None else torch.where(mask.bool(), logits, NOT_ALLOWED)
+
+
+def _scaled(value: Tensor) -> Tensor:
+    return value.sign() * ((value.abs() + 1).sqrt() - 1) + _SLOPE * value
+
+
+def _unscaled(scaled: Tensor) -> Tensor:
+    size = scaled.abs()
+    root = ((1 + 4 * _SLOPE * (size + 1 + _SLOPE)).sqrt() - 1) / (2 * _SLOPE)
+    return scaled.sign() * (root.square() - 1)
+
+
+def _in_unit_range(state: Tensor) -> Tensor:
+    low, high = state.amin(-1, keepdim=True), state.amax(-1, keepdim=True)
+    return (state - low) / (high - low).clamp(min=1e-5)

@@ -1,0 +1,219 @@
+"""Tests of `alphazero` and `muzero`: their targets and losses, one row after another, as the papers have them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from palaestra import Batch, RunSeeds
+from palaestra.algorithms import AlphaZero, AlphaZeroConfig, MuZero, MuZeroConfig
+from palaestra.core import ConfigError, DiscreteSpec, TensorSpec
+from palaestra.envs import TicTacToe
+from palaestra.nn import NetworkConfig
+from tests.algorithms.parts import collected
+
+SMALL = NetworkConfig(hidden_sizes=(8,), activation="relu")
+STEPS = [  # two sequences of rows: step type, discount
+    [(1, 1), (1, 1), (2, 0), (0, 1), (1, 1), (1, 1), (1, 1)],
+    [(0, 1), (1, 1), (1, 1), (2, 1), (0, 1), (1, 1), (2, 0)],
+]
+
+
+def rows(num_actions: int, observation: Tensor | Batch) -> Batch:
+    generator = torch.Generator().manual_seed(3)
+    kinds = torch.tensor(STEPS).transpose(0, 1)  # [L+1, N, 2]
+    length = len(kinds) - 1
+    action = {
+        "choice": torch.randint(num_actions, (length, 2), generator=generator),
+        "policy": torch.rand(length, 2, num_actions, generator=generator).softmax(-1),
+        "value": torch.rand(length, 2, generator=generator),
+    }
+    return Batch.of(
+        {
+            "observation": observation,
+            "step_type": kinds[..., 0].int(),
+            "discount": kinds[..., 1].float(),
+            "reward": torch.rand(length + 1, 2, generator=generator) * (kinds[..., 0] > 0),
+            "action": Batch.of(action),
+        }
+    )
+
+
+def muzero() -> MuZero:
+    config = MuZeroConfig(network=SMALL, model_steps=2, td_steps=3, state_size=4, gamma=0.9, max_return=5.0, num_atoms=7)
+    return MuZero(TensorSpec((3,)), DiscreteSpec(num=2), config, RunSeeds(1))
+
+
+def scaled(x: float) -> float:
+    return math.copysign(math.sqrt(abs(x) + 1) - 1, x) + 0.001 * x
+
+
+def two_atoms(x: float, most: float, count: int) -> np.ndarray:
+    """Equation of appendix F: the mean of the two atoms is the scaled number."""
+    atoms = np.linspace(-scaled(most), scaled(most), count)
+    place = np.clip(scaled(x), atoms[0], atoms[-1])
+    probs = np.zeros(count)
+    above = min(max(int(np.searchsorted(atoms, place)), 1), count - 1)
+    share = (place - atoms[above - 1]) / (atoms[above] - atoms[above - 1])
+    probs[above - 1], probs[above] = 1 - share, share
+    return probs
+
+
+def test_targets_of_values_are_the_two_atoms_beside_them_and_values_lead_back():
+    network = muzero().policy.network
+    returns = torch.tensor([-5.0, -0.3, 0.0, 0.2, 1.7, 4.9, 80.0])
+    probs = network.targets(returns)
+    for row, value in zip(probs, returns.tolist(), strict=True):
+        np.testing.assert_allclose(row, two_atoms(value, 5.0, 7), atol=1e-5)
+    back = network.values(probs.clamp(min=1e-30).log())
+    torch.testing.assert_close(back, returns.clamp(-5, 5), rtol=1e-3, atol=1e-3)
+
+
+def test_the_targets_of_muzero_end_with_their_episode():
+    algorithm = muzero()
+    batch = rows(2, torch.rand(7, 2, 3))
+    found = algorithm.preprocess(batch, None)
+    value, reward = batch.action["value"], batch.reward
+
+    def target(n: int, t: int) -> float:
+        """Three rewards and the value that a search found then; after a termination nothing."""
+        total, weight = 0.0, 1.0
+        for i in range(3):
+            if STEPS[n][t + i][0] == 2:
+                return total + weight * float(value[t + i, n]) * STEPS[n][t + i][1]
+            total += weight * float(reward[t + i + 1, n])
+            weight *= 0.9 * STEPS[n][t + i + 1][1]
+            if not weight:
+                return total
+        return total + weight * float(value[t + 3, n])
+
+    assert found.valid.tolist() == [[1.0, 1.0]]
+    assert found.value_target[:, 0].tolist() == pytest.approx([target(0, 0), target(0, 1), 0.0])
+    assert found.value_target[:, 1].tolist() == pytest.approx([target(1, 0), target(1, 1), target(1, 2)])
+    assert found.policy_weight.tolist() == [[1, 1], [1, 1], [0, 1]]
+    assert found.value_weight.tolist() == [[1, 1], [1, 1], [1, 1]]
+    torch.testing.assert_close(found.reward, reward[1:3])
+    torch.testing.assert_close(found.search_policy, batch.action["policy"][:3])
+
+
+@pytest.mark.parametrize("end", [0, 1, 2, 5])
+def test_what_follows_a_truncation_is_unknown_and_what_follows_a_termination_is_nothing(end):
+    algorithm = muzero()
+    kinds = [(1, 1)] * end + [(2, 1), (0, 1)] + [(1, 1)] * (5 - end)
+    ended = [(1, 1)] * end + [(2, 0), (0, 1)] + [(1, 1)] * (5 - end)
+    stack = torch.tensor([kinds, ended]).transpose(0, 1)
+    batch = rows(2, torch.rand(7, 2, 3)).replace(step_type=stack[..., 0].int(), discount=stack[..., 1].float())
+    found = algorithm.preprocess(batch, None)
+    assert found.value_weight[:, 0].tolist() == [float(k <= end) for k in range(3)]
+    assert found.value_weight[:, 1].tolist() == [1, 1, 1]
+    for n in range(2):
+        assert found.policy_weight[:, n].tolist() == [float(k < end) for k in range(3)]
+        assert found.valid[:, n].tolist() == [float(end > 0)]
+    assert [float(value) == 0 for value in found.value_target[:, 1]] == [k >= end for k in range(3)]
+    assert float(found.value_target[min(end, 2), 0]) > 0
+    assert [float(reward) == 0 for reward in found.reward[:, 1]] == [k >= end for k in range(2)]
+
+
+@torch.no_grad()
+def test_the_loss_of_muzero_is_that_of_the_paper():
+    """Equation (1), one row and one step after another."""
+    algorithm = muzero()
+    batch = algorithm.preprocess(rows(2, torch.rand(7, 2, 3)), None)
+    model, total = algorithm.policy.network, 0.0
+    for n in range(2):
+        state = model.encode(batch.observation[0, n])
+        for k in range(3):
+            share = 1.0 if k == 0 else 0.5
+            said = model.of_state(state)
+            target = two_atoms(float(batch.value_target[k, n]), 5.0, 7)
+            value = -(target * said.atoms.log_softmax(-1).numpy()).sum()
+            policy = -(batch.search_policy[k, n] * said.logits.log_softmax(-1)).sum()
+            total += share * (0.5 * value * float(batch.value_weight[k, n]))
+            total += share * float(policy) * float(batch.policy_weight[k, n])
+            if k < 2:
+                state, atoms = model.step(state, batch.action[k, n])
+                target = two_atoms(float(batch.reward[k, n]), 5.0, 7)
+                error = -(target * atoms.log_softmax(-1).numpy()).sum()
+                total += 0.5 * error * float(batch.value_weight[k + 1, n])
+    assert float(algorithm.losses(batch).terms["network"]) == pytest.approx(total / 2, rel=1e-4)
+
+
+def test_half_of_the_gradient_goes_through_each_step_of_the_model():
+    algorithm = muzero()
+    batch = algorithm.preprocess(rows(2, torch.rand(7, 2, 3)), None)
+    model = algorithm.policy.network
+    seen: list[Tensor] = []
+    original = model.encode
+
+    def encode(observation: Tensor) -> Tensor:
+        seen.append(original(observation).detach().requires_grad_())
+        return seen[-1]
+
+    model.encode = encode
+    only_last = batch.replace(
+        policy_weight=torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]),
+        value_weight=torch.zeros_like(batch.value_weight),
+    )
+    (found,) = torch.autograd.grad(algorithm.losses(only_last).terms["network"], seen[-1])
+    state = seen[-1]
+    for action in batch.action:
+        state, _ = model.step(state, action)
+    policy = -(batch.search_policy[-1] * model.of_state(state).logits.log_softmax(-1)).sum(-1)
+    (whole,) = torch.autograd.grad(policy.mean() / 2, seen[-1])
+    torch.testing.assert_close(found, whole / 4)
+
+
+def alphazero(**settings) -> AlphaZero:
+    env = TicTacToe(1)
+    config = AlphaZeroConfig(simulator="palaestra.envs:TicTacToe", network=SMALL, trace_decay=0.5, **settings)
+    return AlphaZero(env.observation_spec, env.action_spec, config, RunSeeds(1))
+
+
+@torch.no_grad()
+def test_the_values_of_alphazero_change_sides_with_every_move():
+    """Lambda-returns with a discount of -1: what the other player gains is lost."""
+    algorithm = alphazero()
+    boards = {"observation": torch.zeros(7, 2, 2, 3, 3), "action_mask": torch.ones(7, 2, 9, dtype=torch.bool)}
+    batch = rows(9, Batch.of(boards))
+    found = algorithm.preprocess(batch, None)
+    value, reward = batch.action["value"], batch.reward
+    network = algorithm.policy.network
+    last = network.values(network.predict(batch.observation[-1]).atoms)
+
+    def target(n: int, t: int) -> float:
+        if t == 6:
+            return float(last[n])
+        if STEPS[n][t][0] == 2:
+            return float(value[t, n])
+        after = float(value[t + 1, n]) if t < 5 else float(last[n])
+        return float(reward[t + 1, n]) - STEPS[n][t + 1][1] * (0.5 * after + 0.5 * target(n, t + 1))
+
+    for n in range(2):
+        assert found.value_target[:, n].tolist() == pytest.approx([target(n, t) for t in range(6)], rel=1e-5)
+        assert found.valid[:, n].tolist() == [float(kind != 2) for kind, _ in STEPS[n][:6]]
+
+
+def test_what_is_stored_is_what_the_search_found():
+    algorithm, collector = collected("alphazero", "game")
+    rows = collector.buffer.recent("action", 12)
+    mask = collector.buffer.recent("observation", 12)["action_mask"]
+    running = collector.buffer.recent("step_type", 12) != 2
+    torch.testing.assert_close(rows["policy"].sum(-1), torch.ones(12, 3))
+    assert rows["policy"][running & True].masked_select(~mask[running]).abs().max() < 1e-6
+    assert mask.gather(-1, rows["choice"].unsqueeze(-1)).squeeze(-1)[running].all()
+    assert algorithm.policy.env_action(rows).dtype == torch.int64
+
+
+def test_a_simulator_has_to_be_there_and_to_see_what_the_environment_shows():
+    """F27: an impossible pair."""
+    env = TicTacToe(1)
+    with pytest.raises(ConfigError, match=r"name it as algorithm.simulator, or learn a model of the task: muzero"):
+        AlphaZero(env.observation_spec, env.action_spec, AlphaZeroConfig())
+    with pytest.raises(ConfigError, match="a search needs to begin where the environment is"):
+        AlphaZero(TensorSpec((4,)), env.action_spec, AlphaZeroConfig(simulator="palaestra.envs:TicTacToe"))
+    with pytest.raises(ConfigError, match="state_of, whose observation tells"):
+        AlphaZero(env.observation_spec, env.action_spec, AlphaZeroConfig(simulator="palaestra.envs:TimeLimit"))
+    with pytest.raises(ConfigError, match="at least 2 atoms"):
+        alphazero(num_atoms=1)
