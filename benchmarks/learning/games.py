@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.record import origin, provenance, publish, table, write_json
 from palaestra import Policy
-from palaestra.core import POLICY, TimeStep
+from palaestra.core import POLICY, TimeStep, tree_select
 from palaestra.envs import ConnectFour, TicTacToe
 from palaestra.experiments import find_run, policies_of_run
 
@@ -143,7 +143,7 @@ def match(first: Play, second: Play, games: int) -> Record:
     while not over.all():
         running = (~over).nonzero().squeeze(-1)
         action = torch.zeros(games, dtype=torch.int64)
-        action[running] = (first if first_moves else second)(step.observation.map(lambda leaf: leaf[running]))
+        action[running] = (first if first_moves else second)(tree_select(step.observation, running))
         step = env.step(action)
         ended = (step.last & ~over).nonzero().squeeze(-1)
         gain[ended] = step.reward[ended] if first_moves else -step.reward[ended]
@@ -155,8 +155,8 @@ def measured(run: Path) -> dict[str, Any]:
     """One run's row."""
     directory = find_run(str(run))
     play = best_play(policies_of_run(directory, "last")[1][POLICY].eval())
-    trained = json.loads((directory.path / "result.json").read_text())
-    facts = {"seed": directory.config.run.seed, "env_steps": trained["env_steps"], "seconds": trained["seconds"]}
+    trained = json.loads((directory.path / "metrics.jsonl").read_text().splitlines()[-1])
+    facts = {"seed": directory.config.run.seed, "env_steps": trained["env_steps"], "seconds": trained["time/train_s"]}
     game = directory.config.env.name.rpartition(":")[2]
     if game == "TicTacToe":
         found = {"first": every_game(play, first=True), "second": every_game(play, first=False)}
@@ -186,7 +186,9 @@ def main() -> None:
         ]
         for row in record["rows"]
     ]
-    publish(RESULT, "alphazero", f"{table(heads, rows)}\n\n{origin(record)}")
+    text = f"{table(heads, rows)}\n\n{origin(record)}"
+    publish(RESULT.with_suffix(".md"), text, "docs/algorithms/alphazero.md")
+    print(text)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ PARTS = {
     **dict.fromkeys(("dqn", "c51", "qr_dqn", "iqn", "rainbow", "pqn", "sarsa", "discrete_cql"), ("q",)),
     **dict.fromkeys(("sac", "crossq", "redq", "quantile_sac", "cql", "ddpg"), ("actor", "critic")),
     **dict.fromkeys(("td3", "td3_bc", "rebrac"), ("actor", "critic")),
+    "muzero": ("network",),
     "iql": ("actor", "critic", "value"),
     **dict.fromkeys(("reinforce", "behaviour_cloning", "evolution_strategies"), ("policy",)),
 }

@@ -42,7 +42,9 @@ def rows(num_actions: int, observation: Tensor | Batch) -> Batch:
 
 
 def muzero() -> MuZero:
-    config = MuZeroConfig(network=SMALL, model_steps=2, td_steps=3, state_size=4, gamma=0.9, max_return=5.0, num_atoms=7)
+    config = MuZeroConfig(
+        network=SMALL, model_steps=2, td_steps=3, state_size=4, gamma=0.9, max_return=5.0, num_atoms=7
+    )
     return MuZero(TensorSpec((3,)), DiscreteSpec(num=2), config, RunSeeds(1))
 
 

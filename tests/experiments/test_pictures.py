@@ -111,7 +111,7 @@ def test_a_dry_run_says_what_it_built(tmp_path, monkeypatch, capsys):
     assert "network ppo SmallCNN 3x7x7 (below the 36 pixels of NatureCNN) → 8 → 64" in output(capsys)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS.keys() - {"alphazero"})  # its simulator says what it sees
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"alphazero"}))  # its simulator says what it sees
 @pytest.mark.parametrize(("cnn", "network"), [("impala", ImpalaCNN), ("auto", SmallCNN)])
 def test_every_algorithm_sees_small_pictures(name, cnn, network):
     kind: Any = ALGORITHMS[name]

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.nn.search`: against a plain transcription of the paper for one tree, and where answers are known."""
+"""Tests of `palaestra.nn.search`: against a plain transcription of the paper for one tree, and known answers."""
 
 import math
 from typing import Any
@@ -164,7 +164,11 @@ def test_the_gain_of_the_other_player_is_a_loss():
         over = moves == 2
         reward = (over & careless & (action == 1)).float()
         return Expansion(
-            reward, torch.where(over, 0.0, -1.0), torch.zeros(1, 2), torch.zeros(1), {"moves": moves, "careless": careless}
+            reward,
+            torch.where(over, 0.0, -1.0),
+            torch.zeros(1, 2),
+            torch.zeros(1),
+            {"moves": moves, "careless": careless},
         )
 
     start = {"moves": torch.zeros(1, dtype=torch.int64), "careless": torch.zeros(1, dtype=torch.bool)}

@@ -15,8 +15,17 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, Plan, Replay, RunSeeds, Schedule, SpecTree, StepType
-from palaestra.core import seeded_initialisation
+from palaestra.core import (
+    Batch,
+    DataSource,
+    Plan,
+    Replay,
+    RunSeeds,
+    Schedule,
+    SpecTree,
+    StepType,
+    seeded_initialisation,
+)
 from palaestra.nn import CoreModel, EncoderOption, LearnedModel, NetworkConfig, OptimizerOption, PlanningOptions
 from palaestra.ops import masked_mean, n_step_returns
 from palaestra.policies import SearchPolicy

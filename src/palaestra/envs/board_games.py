@@ -46,8 +46,8 @@ class _LineGame(TensorEnvironment):
     def observation_spec(self) -> dict[str, TensorSpec]:
         """`observation` [2, rows, columns]: 1 at the stones of who moves next, and of the other; and `action_mask`."""
         board = (2, self.rows, self.columns)
-        ends = {"minimum": np.zeros(board, np.float32), "maximum": np.ones(board, np.float32)}
-        return {"observation": BoundedSpec(board, **ends), "action_mask": TensorSpec((self._num,), torch.bool)}
+        stones = BoundedSpec(board, minimum=np.zeros(board, np.float32), maximum=np.ones(board, np.float32))
+        return {"observation": stones, "action_mask": TensorSpec((self._num,), torch.bool)}
 
     @property
     def action_spec(self) -> DiscreteSpec:

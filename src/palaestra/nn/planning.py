@@ -13,7 +13,15 @@ from palaestra.nn.network import Network, mlp_of
 from palaestra.nn.search import NOT_ALLOWED, Expansion, SearchSettings
 from palaestra.ops import categorical_projection
 
-__all__ = ["LearnedModel", "PlanningNetwork", "PlanningOptions", "Prediction", "Simulator", "SimulatorModel", "allowed_logits"]
+__all__ = [
+    "LearnedModel",
+    "PlanningNetwork",
+    "PlanningOptions",
+    "Prediction",
+    "Simulator",
+    "SimulatorModel",
+    "allowed_logits",
+]
 
 _SLOPE = 0.001  # ε of equation (10) in Pohlen et al.
 
@@ -146,7 +154,9 @@ class PlanningNetwork(nn.Module, ABC):
         state, said = self.states(observation)
         value = self.values(said.atoms)
         mask = observation[ACTION_MASK] if not isinstance(observation, Tensor) and ACTION_MASK in observation else None
-        return Expansion(torch.zeros_like(value), torch.ones_like(value), allowed_logits(said.logits, mask), value, state)
+        return Expansion(
+            torch.zeros_like(value), torch.ones_like(value), allowed_logits(said.logits, mask), value, state
+        )
 
     def values(self, atoms: Tensor) -> Tensor:
         """The means, in units of return.
@@ -278,9 +288,7 @@ class LearnedModel(PlanningNetwork):
             States [..., S], and logits of the atoms of the reward [..., Q].
         """
         taken = nn.functional.one_hot(action, self.num_actions).to(state.dtype)
-        change, reward = self.dynamics(torch.cat([state, taken], -1)).split(
-            [state.shape[-1], len(self.support)], -1
-        )
+        change, reward = self.dynamics(torch.cat([state, taken], -1)).split([state.shape[-1], len(self.support)], -1)
         return _in_unit_range(state + change), reward
 
     def states(self, observation: Any) -> tuple[dict[str, Tensor], Prediction]:

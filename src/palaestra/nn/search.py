@@ -22,8 +22,8 @@ class Expansion(NamedTuple):
     reward: Tensor
     """[B] of the action; 0 at a root."""
     discount: Tensor
-    """[B] what the value of the state counts for whoever acted: gamma; 0 where the task is over; negative where the other
-    player moves next, whose gain is a loss."""
+    """[B] what the value of the state counts for whoever acted: gamma; 0 where the task is over; negative where the
+    other player moves next, whose gain is a loss."""
     logits: Tensor
     """[B, A] of the policy there; actions that are not allowed have `NOT_ALLOWED`."""
     value: Tensor
@@ -82,7 +82,8 @@ def gumbel_search(
         >>> def expand(state, action):  # two steps; only the action 1 in both pays
         ...     steps, paid = state["steps"] + 1, state["paid"] * action
         ...     over = (steps == 2).float()
-        ...     return Expansion(paid * over, 1 - over, torch.zeros(1, 2), torch.zeros(1), {"steps": steps, "paid": paid})
+        ...     after = {"steps": steps, "paid": paid}
+        ...     return Expansion(paid * over, 1 - over, torch.zeros(1, 2), torch.zeros(1), after)
         >>> zero, one = torch.zeros(1), torch.ones(1)
         >>> root = Expansion(zero, one, torch.zeros(1, 2), zero, {"steps": zero, "paid": one})
         >>> gumbel_search(root, expand, SearchSettings(16)).action

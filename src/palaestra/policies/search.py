@@ -52,7 +52,7 @@ class SearchPolicy(NetworkPolicy):
         ConfigError: the action space is not discrete; the message says what fits it.
     """
 
-    network: PlanningNetwork
+    network: PlanningNetwork  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @classmethod
     def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
