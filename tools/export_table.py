@@ -13,7 +13,7 @@ import torch
 
 import palaestra
 from palaestra.core import PalaestraError
-from palaestra.policies import save_policy
+from palaestra.policies import SearchPolicy, save_policy
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -27,6 +27,7 @@ A small policy of every algorithm, for each kind of actions that it takes, with 
 and asked for at least 1,000 observations. Written by `tools/export_table.py`; not edited by hand. The difference is
 the largest of any number that came out, relative where it is above 1; more than 1e-5 is refused. "Ties" are discrete
 actions that differ where the policy itself decides either way, by the size of the batch.
+Policies that search, of `alphazero` and `muzero`, are not exported.
 
 | algorithm | actions | ONNX | ties | torch | ties |
 |---|---|---|---|---|---|
@@ -34,7 +35,7 @@ actions that differ where the policy itself decides either way, by the size of t
 
 
 def line(name: str, kind: str) -> str:
-    """One line of the table.
+    """One line of the table; none for a policy that searches.
 
     Args:
         name: of the algorithm.
@@ -42,6 +43,8 @@ def line(name: str, kind: str) -> str:
     """
     algorithm, collector = collected(name, kind, normalize_observation=True)
     policy = algorithm.policy.eval()
+    if isinstance(policy, SearchPolicy):
+        return ""
     if policy.normalizer is not None:
         policy.normalizer.merge(policy.normalizer.increment(collector.buffer.newest(4).observation))
     cells: list[str] = []

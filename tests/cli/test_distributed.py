@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,16 +95,7 @@ def test_mistakes_are_named_before_anything_starts(options, text, capsys):
 
 
 def test_without_ray_the_extra_is_named(capsys, monkeypatch):
-    import builtins
-
-    real = builtins.__import__
-
-    def without_ray(name, *args, **kwargs):
-        if name == "ray":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_ray)
+    monkeypatch.setitem(sys.modules, "ray", None)  # what Python takes for a module that is not there
     assert exit_code("train", "ppo", *CHAIN, *SHORT, *FEW_ITERATIONS, "--runtime", "ray") == 2
     assert "RayRuntime needs the package 'ray': pip install 'palaestra[ray]'" in output(capsys)
 

@@ -12,7 +12,7 @@ import palaestra
 from palaestra.core import ConfigError, MissingExtraError, PalaestraError
 from palaestra.deployment import exporting
 from palaestra.experiments import RunDirectory, policies_of_run
-from palaestra.policies import load_policy, save_policy
+from palaestra.policies import SearchPolicy, load_policy, save_policy
 from tests.algorithms.parts import ATTENTION, CASES, collected
 from tests.cli.parts import exit_code, output
 from tests.experiments.parts import SMALL, trained
@@ -162,7 +162,7 @@ def test_rules_have_nothing_to_export(tmp_path, monkeypatch):
         "policies_of_run",
         lambda run, which: (None, {"rule": palaestra.policies.RandomPolicy(*_specs(run))}),
     )
-    with pytest.raises(ConfigError, match="the policy 'rule' is a RandomPolicy: a rule in Python"):
+    with pytest.raises(ConfigError, match="the policy 'rule' is a RandomPolicy: a rule, or a search, in Python"):
         palaestra.export(done.directory, tmp_path / "out", format="torch")
 
 
@@ -177,6 +177,11 @@ def _specs(run: RunDirectory):
 def test_every_algorithm_has_programs_that_act_alike(name, kind, format, tmp_path):
     """All algorithms, with every kind of action that they accept, with memory, masks and statistics."""
     algorithm, collector = collected(name, kind, normalize_observation=True)
+    if isinstance(algorithm.policy, SearchPolicy):
+        save_policy(algorithm.policy, tmp_path / "run")
+        with pytest.raises(ConfigError, match="is a SearchPolicy: a rule, or a search, in Python"):
+            palaestra.export(tmp_path / "run", tmp_path / "out", format=format)
+        return
     if algorithm.policy.normalizer is not None:
         rows = collector.buffer.newest(4).observation
         algorithm.policy.normalizer.merge(algorithm.policy.normalizer.increment(rows))

@@ -30,7 +30,7 @@ from palaestra.core.files import fingerprint, whole_folder, write_json
 from palaestra.core.spec import SpecTree, TensorSpec, spec_leaves
 from palaestra.experiments import RunDirectory, find_run, policies_of_run
 from palaestra.experiments.records import package_version
-from palaestra.policies import NetworkPolicy, Phase, Policy, load_policy
+from palaestra.policies import NetworkPolicy, Phase, Policy, SearchPolicy, load_policy
 
 __all__ = ["ExportFormat", "Exported", "Parity", "export"]
 
@@ -127,10 +127,10 @@ def export(
     for name, one in policies.items():
         if policy not in (None, name):
             continue
-        if not isinstance(one, NetworkPolicy):
+        if not isinstance(one, NetworkPolicy) or isinstance(one, SearchPolicy):
             raise ConfigError(
-                f"the policy {name!r} is a {type(one).__name__}: a rule in Python without a network, which no other "
-                "program could run; export another one with --policy NAME"
+                f"the policy {name!r} is a {type(one).__name__}: a rule, or a search, in Python, which no other program "
+                "could run; serve it with `palaestra serve`, or export another one with --policy NAME"
             )
         chosen[name] = one
     target = source / "export" / format if directory is None else Path(directory)

@@ -19,6 +19,7 @@ from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.core import POLICY, CheckpointError, ConfigError, require_device
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.distributed import EvaluationWorker
+from palaestra.envs import TicTacToe
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
 from palaestra.experiments.learner import Collecting, Evaluate, Learner, attempt, make_callbacks
 from palaestra.experiments.presets import PRESETS
@@ -220,8 +221,8 @@ def algorithm_catalogue() -> list[AlgorithmEntry]:
 
 def _entry(name: str) -> AlgorithmEntry:
     kind: Any = ALGORITHMS[name]
-    vector = _OBSERVATIONS["vector"]
-    made = {action: _attempt(kind, vector, spec) for action, spec in _ACTIONS.items()}
+    seen = _OBSERVATIONS["nested" if _has_simulator(kind) else "vector"]
+    made = {action: _attempt(kind, seen, spec) for action, spec in _ACTIONS.items()}
     actions = tuple(action for action, algorithm in made.items() if algorithm is not None)
     plan = next((algorithm.plan for algorithm in made.values() if algorithm is not None), None)
     spec = _ACTIONS[actions[0]] if actions else _ACTIONS["discrete"]
@@ -238,6 +239,12 @@ def _entry(name: str) -> AlgorithmEntry:
 
 def _attempt(kind: Any, observation_spec: SpecTree, action_spec: SpecTree) -> Any:
     """An algorithm for these spaces, or for a team of two with them; `None` if it refuses."""
+    if _has_simulator(kind):  # takes the spaces of its simulator alone: a game stands for all of these kinds
+        game = TicTacToe(1)
+        if (type(observation_spec), type(action_spec)) != (type(game.observation_spec), type(game.action_spec)):
+            return None
+        config = kind.config_class(simulator="palaestra.envs:TicTacToe")
+        return attempt(kind, game.observation_spec, game.action_spec, config)
     if not kind.team:
         return attempt(kind, observation_spec, action_spec)
     try:
@@ -245,6 +252,10 @@ def _attempt(kind: Any, observation_spec: SpecTree, action_spec: SpecTree) -> An
     except ConfigError:
         return None
     return attempt(kind, *team)
+
+
+def _has_simulator(kind: Any) -> bool:
+    return "simulator" in {field.name for field in dataclasses.fields(kind.config_class)}
 
 
 def _features(kind: Any) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.experiments.config import ExperimentConfig
-from palaestra.experiments.curves import is_number, read_metrics
+from palaestra.experiments.curves import is_number, thinned_metrics
 from palaestra.experiments.played import Symptom, play, played_symptoms
 from palaestra.experiments.run_directory import RunDirectory, find_run
 
@@ -97,7 +97,7 @@ class _Log:
     def __init__(self, directory: RunDirectory) -> None:
         self.path = directory.path
         self.config: ExperimentConfig = directory.config
-        self.rows = read_metrics(directory.path)
+        self.rows = thinned_metrics(directory.path)
 
     def setting(self, name: str) -> float | None:
         """A number of the algorithm's configuration."""
