@@ -108,11 +108,11 @@ def test_all_algorithms_that_replay_have_it_and_what_cannot_be_is_refused(tmp_pa
     for name, kind in ALGORITHMS.items():
         if kind.config_class.plan_class is Replay and name != "redq":
             settings = {"prioritized": False} if name == "rainbow" else {}
-            plan: Any = kind.config_class(num_epochs=2, **settings).plan
+            plan: Any = kind.config_class(num_epochs=2, gradient_steps=1, **settings).plan
             assert plan.num_epochs == 2
-    with pytest.raises(ConfigError, match=r"leave out gradient_steps, here 1, and priorities, here Prioritized"):
+    with pytest.raises(ConfigError, match=r"gradient_steps, here 1, to 1, and leave out priorities, here Prioritized"):
         _ = palaestra.DQNConfig(num_epochs=1, prioritized=True).plan
-    with pytest.raises(ConfigError, match=r"leave out gradient_steps, here 2"):
+    with pytest.raises(ConfigError, match=r"set gradient_steps, here 2, to 1"):
         Replay(unroll_length=1, num_epochs=1, gradient_steps=2)
     with pytest.raises(ConfigError, match="num_epochs must be greater than 0"):
         Replay(unroll_length=1, num_epochs=0)
@@ -134,5 +134,5 @@ def test_alf_08_a_preset_does_not_stand_in_its_way(tmp_path, monkeypatch, capsys
     assert exit_code("train", "dqn", "CartPole-v1", *there) == 0, output(capsys)
     given["algorithm"]["gradient_steps"] = 2
     both = config_from_mapping(palaestra.ExperimentConfig, given, base=tuned)
-    with pytest.raises(ConfigError, match=r"leave out gradient_steps, here 2"):
+    with pytest.raises(ConfigError, match=r"set gradient_steps, here 2, to 1"):
         _ = both.algorithm.plan

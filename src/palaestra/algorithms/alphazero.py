@@ -43,6 +43,8 @@ class AlphaZeroConfig(AlgorithmConfig):
     """Decay of weights in each step, as a share of the step size."""
     gradient_steps: Positive[int] = 10
     """Gradient steps in one update."""
+    num_epochs: Positive[int | None] = None
+    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 16
     """Sequences in a minibatch."""
     mini_batch_length: Positive[int] = 16

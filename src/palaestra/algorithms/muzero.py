@@ -51,6 +51,8 @@ class MuZeroConfig(AlgorithmConfig):
     """Decay of weights in each step, as a share of the step size."""
     gradient_steps: Positive[int] = 8
     """Gradient steps in one update."""
+    num_epochs: Positive[int | None] = None
+    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 128
     """Sequences in a minibatch."""
     model_steps: Positive[int] = 5

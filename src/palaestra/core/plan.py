@@ -149,8 +149,8 @@ class Replay:
         _require_burn_in(self)
         if self.num_epochs is not None and (self.gradient_steps != 1 or self.prioritized is not None):
             raise ConfigError(
-                f"Replay(num_epochs={self.num_epochs}) goes through the whole buffer, so that nothing is drawn: leave "
-                f"out gradient_steps, here {self.gradient_steps}, and priorities, here {self.prioritized}"
+                f"Replay(num_epochs={self.num_epochs}) goes through the whole buffer, so that nothing is drawn: set "
+                f"gradient_steps, here {self.gradient_steps}, to 1, and leave out priorities, here {self.prioritized}"
             )
         if self.learning_starts < 0:
             raise ConfigError(f"Replay(learning_starts={self.learning_starts}): give at least 0 env steps")

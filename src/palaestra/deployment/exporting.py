@@ -129,8 +129,8 @@ def export(
             continue
         if not isinstance(one, NetworkPolicy) or isinstance(one, SearchPolicy):
             raise ConfigError(
-                f"the policy {name!r} is a {type(one).__name__}: a rule, or a search, in Python, which no other program "
-                "could run; serve it with `palaestra serve`, or export another one with --policy NAME"
+                f"the policy {name!r} is a {type(one).__name__}: a rule, or a search, in Python, which no other "
+                "program could run; serve it with `palaestra serve`, or export another one with --policy NAME"
             )
         chosen[name] = one
     target = source / "export" / format if directory is None else Path(directory)
