@@ -39,7 +39,7 @@ class Row:
     env_steps: int
     """The Zoo's budget, where it has the pair."""
     zoo: ZooRow | None = None
-    seeds: int = 3
+    seeds: int = 5
     peer: bool = False
     """Whether Stable-Baselines3 is trained, to compare with."""
     compile: bool = False
@@ -55,20 +55,20 @@ class Row:
         return f"{self.algorithm}{' of Stable-Baselines3' if self.peer else ''}"
 
 
-def _cartpole(algorithm: str, env_steps: int, *, zoo: bool = True, seeds: int = 3) -> Row:
-    return Row(algorithm, "CartPole-v1", env_steps, ZooRow(500.0, 0.0, 300) if zoo else None, seeds)
+def _cartpole(algorithm: str, env_steps: int, *, zoo: bool = True) -> Row:
+    return Row(algorithm, "CartPole-v1", env_steps, ZooRow(500.0, 0.0, 300) if zoo else None)
 
 
-def _acrobot(algorithm: str, env_steps: int, mean: float, std: float, seeds: int = 3) -> Row:
-    return Row(algorithm, "Acrobot-v1", env_steps, ZooRow(mean, std, round(EVALUATED_STEPS / (1 - mean))), seeds)
+def _acrobot(algorithm: str, env_steps: int, mean: float, std: float) -> Row:
+    return Row(algorithm, "Acrobot-v1", env_steps, ZooRow(mean, std, round(EVALUATED_STEPS / (1 - mean))))
 
 
-def _mountain_car(algorithm: str, env_steps: int, mean: float, std: float, seeds: int = 3) -> Row:
-    return Row(algorithm, "MountainCar-v0", env_steps, ZooRow(mean, std, round(EVALUATED_STEPS / -mean)), seeds)
+def _mountain_car(algorithm: str, env_steps: int, mean: float, std: float) -> Row:
+    return Row(algorithm, "MountainCar-v0", env_steps, ZooRow(mean, std, round(EVALUATED_STEPS / -mean)))
 
 
-def _pendulum(algorithm: str, env_steps: int, mean: float, std: float, seeds: int = 3) -> Row:
-    return Row(algorithm, "Pendulum-v1", env_steps, ZooRow(mean, std, EVALUATED_STEPS // 200), seeds)
+def _pendulum(algorithm: str, env_steps: int, mean: float, std: float) -> Row:
+    return Row(algorithm, "Pendulum-v1", env_steps, ZooRow(mean, std, EVALUATED_STEPS // 200))
 
 
 def _continuous_car(algorithm: str, frames: int, mean: float, std: float) -> Row:
@@ -78,13 +78,13 @@ def _continuous_car(algorithm: str, frames: int, mean: float, std: float) -> Row
 
 def _long(algorithm: str, env: str, env_steps: int, mean: float, std: float, zoo_env: str) -> Row:
     """An environment whose episodes have at most 1000 steps."""
-    return Row(algorithm, env, env_steps, ZooRow(mean, std, EVALUATED_STEPS // 1000, zoo_env), compile=True)
+    return Row(algorithm, env, env_steps, ZooRow(mean, std, EVALUATED_STEPS // 1000, zoo_env), seeds=3, compile=True)
 
 
 _ROWS = (
     # classic control: complete
-    _cartpole("ppo", 100_000, seeds=5),
-    _cartpole("dqn", 50_000, seeds=5),
+    _cartpole("ppo", 100_000),
+    _cartpole("dqn", 50_000),
     _cartpole("qr_dqn", 50_000),
     _cartpole("c51", 50_000, zoo=False),
     _cartpole("iqn", 50_000, zoo=False),
@@ -94,11 +94,11 @@ _ROWS = (
     _cartpole("ppg", 100_000, zoo=False),
     _cartpole("a2c", 500_000),
     _cartpole("impala", 500_000, zoo=False),
-    _cartpole("pqn", 500_000, zoo=False, seeds=5),
+    _cartpole("pqn", 500_000, zoo=False),
     _cartpole("sarsa", 500_000, zoo=False),
     _cartpole("reinforce", 500_000, zoo=False),
     _cartpole("evolution_strategies", 500_000, zoo=False),
-    _acrobot("dqn", 100_000, -76.639, 11.752, seeds=5),
+    _acrobot("dqn", 100_000, -76.639, 11.752),
     _acrobot("qr_dqn", 100_000, -69.135, 9.967),
     Row("c51", "Acrobot-v1", 100_000),
     Row("iqn", "Acrobot-v1", 100_000),
@@ -110,13 +110,13 @@ _ROWS = (
     Row("impala", "Acrobot-v1", 500_000),
     Row("sarsa", "Acrobot-v1", 200_000),
     Row("evolution_strategies", "Acrobot-v1", 500_000),
-    _mountain_car("dqn", 120_000, -100.849, 9.925, seeds=5),
+    _mountain_car("dqn", 120_000, -100.849, 9.925),
     _mountain_car("qr_dqn", 120_000, -106.042, 15.536),
-    _pendulum("ppo", 100_000, -172.225, 104.159, seeds=5),
+    _pendulum("ppo", 100_000, -172.225, 104.159),
     _pendulum("sac", 20_000, -156.995, 88.714),
     _pendulum("td3", 20_000, -151.855, 90.227),
     _pendulum("ddpg", 20_000, -152.099, 94.282),
-    Row("crossq", "Pendulum-v1", 10_000, seeds=5, compile=True),
+    Row("crossq", "Pendulum-v1", 10_000, compile=True),
     Row("quantile_sac", "Pendulum-v1", 20_000),
     Row("redq", "Pendulum-v1", 20_000),
     _pendulum("trpo", 100_000, -174.631, 127.577),
@@ -146,7 +146,7 @@ _ROWS = (
     _long("dqn", "LunarLander-v3", 100_000, 154.382, 79.241, "LunarLander-v2"),
     _long("ppo", "LunarLander-v3", 1_000_000, 242.119, 31.823, "LunarLander-v2"),
     _long("ppo", "Walker2d-v5", 1_000_000, 3478.798, 821.708, "Walker2d-v3"),
-    Row("ppo", "ALE/Pong-v5", 10_000_000, ZooRow(20.989, 0.105, 25, "PongNoFrameskip-v4")),
+    Row("ppo", "ALE/Pong-v5", 10_000_000, ZooRow(20.989, 0.105, 25, "PongNoFrameskip-v4"), seeds=3),
 )
 ROWS = {row.name: row for row in _ROWS}
 """Rows by the name of their file of results, in the order in which they are run."""
