@@ -19,7 +19,7 @@ from benchmarks.learning.pages import PAGES, write_pages
 from benchmarks.learning.rows import ROWS
 from benchmarks.learning.summary import markdown, peer_seeds
 from benchmarks.record import ROOT, provenance
-from benchmarks.speed.peers import default_directory, peer_python
+from benchmarks.speed.peers import default_directory, installed_peer
 
 RESULTS = Path(__file__).parent / "results"
 CURVES = ROOT / "docs" / "assets" / "curves"
@@ -57,7 +57,7 @@ def parse() -> argparse.Namespace:
 def run(arguments: argparse.Namespace) -> None:
     """One job after another; a row's file is written whenever one of its seeds is there."""
     jobs = queue.pending(arguments.results, arguments.rows, arguments.seeds)
-    peer = peer_python(arguments.peer_dir)[0] if any(job.row.peer for job in jobs) else None
+    peer = installed_peer(arguments.peer_dir, "sb3")[0] if any(job.row.peer for job in jobs) else None
     end = time.monotonic() + 60 * arguments.minutes if arguments.minutes else None
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(arguments.jobs) as pool:
 

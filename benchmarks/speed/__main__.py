@@ -1,4 +1,4 @@
-"""`python -m benchmarks.speed`: ours beside Stable-Baselines3, interleaved, and how long a user waits at the start."""
+"""`python -m benchmarks.speed`: ours beside other libraries, interleaved, and how long a user waits at the start."""
 
 import argparse
 import tempfile
@@ -16,7 +16,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
     parser.add_argument("what", nargs="?", default="all", choices=[*WORKLOADS, "import", "all"])
     parser.add_argument(
-        "--rounds", type=int, default=5, help="one round: ours eager, the peer, ours compiled, in bfloat16"
+        "--rounds", type=int, default=5, help="one round: ours eager, compiled, in bfloat16, and each peer"
     )
     parser.add_argument("--warmup", type=float, default=3.0, help="seconds dropped after the first optimizer step")
     parser.add_argument("--window", type=float, default=6.0, help="seconds measured in each run")
@@ -46,12 +46,14 @@ def main() -> None:
 
 
 def speed_record(name: str, arguments: argparse.Namespace, origin: dict[str, Any]) -> dict[str, Any]:
-    python, versions = peers.peer_python(arguments.peer_dir)
-    sbx, its_versions = peers.sbx_python(arguments.peer_dir) if WORKLOADS[name].sbx else (None, {})
+    installed = {peer: peers.installed_peer(arguments.peer_dir, peer) for peer in ["sb3", *WORKLOADS[name].beside]}
+    pythons = {peer: python for peer, (python, _) in installed.items()}
+    versions = {package: version for _, found in reversed(installed.values()) for package, version in found.items()}
     with tempfile.TemporaryDirectory() as cache:
-        plan = compare.Plan(arguments.rounds, arguments.warmup, arguments.window, python, sbx, cache)
-        runs = compare.run_rounds(name, plan)
-    return compare.make_record(name, runs, origin, {**its_versions, **versions})
+        runs = compare.run_rounds(
+            name, compare.Plan(arguments.rounds, arguments.warmup, arguments.window, pythons, cache)
+        )
+    return compare.make_record(name, runs, origin, versions)
 
 
 def start_up_record(arguments: argparse.Namespace, origin: dict[str, Any]) -> dict[str, Any]:

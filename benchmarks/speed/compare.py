@@ -11,9 +11,9 @@ from typing import Any
 
 from benchmarks.numbers import ratios, spread
 from benchmarks.record import ROOT, origin, table
+from benchmarks.speed.peers import OTHERS, STABLE_BASELINES
 from benchmarks.speed.workloads import THREADS, WORKLOADS, Workload
 
-PEER_NAME = "Stable-Baselines3"
 Runs = dict[str, list[dict[str, float]]]
 
 
@@ -22,8 +22,8 @@ class Plan:
     rounds: int
     warmup_s: float
     window_s: float
-    peer_python: Path
-    sbx_python: Path | None
+    pythons: Mapping[str, Path]
+    """Interpreters of the peers, by name."""
     cache: str
     """Empty folder for compiled code, so that the first compilation is a cold one."""
 
@@ -44,12 +44,12 @@ def run_rounds(name: str, plan: Plan) -> Runs:
 def run_once(name: str, variant: str, plan: Plan) -> dict[str, float]:
     seconds = [str(plan.warmup_s), str(plan.window_s)]
     env = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "TORCHINDUCTOR_CACHE_DIR": plan.cache}
-    if variant == "peer":
+    if variant == "peer" or variant in OTHERS:
+        peer = "sb3" if variant == "peer" else variant
         env.pop("PYTHONPATH", None)
-        command = [str(plan.peer_python), "-m", "benchmarks.speed.peer_sb3", name, *seconds]
-    elif variant == "sbx":
-        env.pop("PYTHONPATH", None)
-        command = ["taskset", "-c", "1", str(plan.sbx_python), "-m", "benchmarks.speed.peer_sbx", name, *seconds]
+        env["PEER_REPOSITORY"] = str(plan.pythons[peer].parents[1] / "repository")
+        module = ["-m", f"benchmarks.speed.peer_{peer}", name, *seconds]
+        command = [*(() if peer == "sb3" else OTHERS[peer].prefix), str(plan.pythons[peer]), *module]
     else:
         command = [sys.executable, "-m", "benchmarks.speed.ours", name, variant, *seconds]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
@@ -65,7 +65,7 @@ def check_work(workload: Workload, variant: str, result: Mapping[str, float]) ->
     """
     expected = workload.updates_per_iteration * result["iterations"]
     rows = workload.rows_per_iteration * result["iterations"]
-    least = rows if variant in ("peer", "sbx") else 0.8 * rows
+    least = rows if variant == "peer" or variant in OTHERS else 0.8 * rows
     steps_are_right = least <= result["env_steps"] <= rows
     if result["updates"] != expected or not steps_are_right or result["threads"] != THREADS:
         raise SystemExit(f"{variant} did other work than it should: {expected} updates, {rows} rows; it did {result}")
@@ -83,11 +83,7 @@ def evaluate(workload: Workload, runs: Runs) -> dict[str, Any]:
             variant: {"least": least, "met": spread(rounds[variant]).median >= least}
             for variant, least in workload.bars.items()
         },
-        "sbx": {
-            variant: {**spread(ratio)._asdict(), "least": least, "met": spread(ratio).median >= least}
-            for variant, least in workload.sbx.items()
-            for ratio in [ratios(speeds[variant], speeds["sbx"])]
-        },
+        "beside": {peer: beside(workload, speeds, peer) for peer in workload.beside},
         "compile_s": {"cold": extra_s[0], "cached": spread(extra_s[1:]).median if extra_s[1:] else None},
         "updates_per_iteration": {
             v: sum(r["updates"] for r in rs) / sum(r["iterations"] for r in rs) for v, rs in runs.items()
@@ -96,6 +92,17 @@ def evaluate(workload: Workload, runs: Runs) -> dict[str, Any]:
             v: sum(r["env_steps"] for r in rs) / sum(r["updates"] for r in rs) for v, rs in runs.items()
         },
     }
+
+
+def beside(workload: Workload, speeds: Mapping[str, list[float]], peer: str) -> dict[str, Any]:
+    """Ratios of our variants to another peer, and its bars."""
+    found: dict[str, Any] = {}
+    for variant in workload.variants:
+        if variant != "peer" and variant not in workload.beside:
+            ratio, least = spread(ratios(speeds[variant], speeds[peer])), workload.beside[peer].get(variant)
+            bar = {} if least is None else {"least": least, "met": ratio.median >= least}
+            found[variant] = {**ratio._asdict(), **bar}
+    return found
 
 
 def make_record(name: str, runs: Runs, origin_record: Mapping[str, Any], peer: Mapping[str, str]) -> dict[str, Any]:
@@ -107,7 +114,7 @@ def make_record(name: str, runs: Runs, origin_record: Mapping[str, Any], peer: M
         "threads": THREADS,
         "settings": {"about": type(workload.settings).__doc__, **asdict(workload.settings)},
         **origin_record,
-        "peer": {"name": PEER_NAME, "versions": dict(peer)},
+        "peer": {"name": STABLE_BASELINES.title, "versions": dict(peer)},
         "summary": evaluate(workload, runs),
         "runs": runs,
     }
@@ -116,7 +123,8 @@ def make_record(name: str, runs: Runs, origin_record: Mapping[str, Any], peer: M
 def markdown(record: Mapping[str, Any]) -> str:
     summary, unit, peer = record["summary"], record["unit"], record["peer"]
     names = {"eager": "Palaestra", "compiled": "Palaestra, `--compile`", "peer": peer["name"]}
-    names |= {"bf16": "Palaestra, `--compile --run.precision bf16`", "sbx": "SBX (JAX)"}
+    names |= {"bf16": "Palaestra, `--compile --run.precision bf16`"}
+    names |= {key: other.title for key, other in OTHERS.items()}
     rows = []
     for variant in summary["speeds"]:
         speed, ratio = summary["speeds"][variant], summary["ratios"].get(variant)
@@ -131,11 +139,16 @@ def markdown(record: Mapping[str, Any]) -> str:
     header = ["", f"{unit}, median", "min to max", "ratio, median", "ratio in each round", "bar", "met"]
     compile_s = summary["compile_s"]
     cached = "" if compile_s["cached"] is None else f", {compile_s['cached']:.1f} s from its cache"
-    beside_sbx = ", ".join(
-        f"{names[variant]} {found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f}; bar {found['least']}: "
-        f"{'met' if found['met'] else '**not met**'})"
-        for variant, found in summary["sbx"].items()
-    )
+    others = [
+        f"Beside {names[peer]}: "
+        + ", ".join(
+            f"{names[variant]} {ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}"
+            + (f"; bar {ratio['least']}: {'met' if ratio['met'] else '**not met**'})" if "least" in ratio else ")")
+            for variant, ratio in found.items()
+        )
+        + "."
+        for peer, found in summary["beside"].items()
+    ]
     settings = ", ".join(f"{key} {value}" for key, value in record["settings"].items() if key != "about")
     counts = ", ".join(
         f"{names[v]} {summary['updates_per_iteration'][v]:g} ({summary['env_steps_per_update'][v]:.3g} env steps each)"
@@ -145,7 +158,7 @@ def markdown(record: Mapping[str, Any]) -> str:
         [
             f"## {record['title']}, {record['environment']}, {record['threads']} thread",
             table(header, rows),
-            *([f"Beside SBX: {beside_sbx}."] if beside_sbx else []),
+            *others,
             f"Compilation is not in these numbers: it took {compile_s['cold']:.1f} s{cached}.",
             f"The same work: optimizer steps per iteration, counted by Adam itself: {counts}.",
             f"Both sides: {settings}. {record['settings']['about']}",

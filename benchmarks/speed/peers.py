@@ -5,16 +5,35 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.record import versions
 
-PEER = "stable-baselines3"
-PEER_VERSION = "2.9.2"
-SBX_VERSION = "0.28.0"
-CONTRIB = "sb3-contrib"
-"""QR-DQN is in a package beside it, of the same version."""
 SHARED = ("torch", "gymnasium", "numpy", "mujoco", "imageio", "packaging")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A library that is measured beside ours."""
+
+    title: str
+    packages: Mapping[str, str]
+    """Versions of what is installed for it, besides ours of `SHARED`."""
+    clone: str = ""
+    """The repository that its scripts are run from, cloned to `DIRECTORY/NAME/repository`; empty for a package."""
+    prefix: tuple[str, ...] = ()
+    """What its command begins with, to keep it to one core."""
+
+
+_SB3 = {"stable-baselines3": "2.9.2", "sb3-contrib": "2.9.2"}  # QR-DQN is in the second
+STABLE_BASELINES = Peer("Stable-Baselines3", _SB3)
+OTHERS = {
+    "sbx": Peer("SBX (JAX)", {"sbx-rl": "0.28.0", **_SB3, "jax": "0.10.2"}, prefix=("taskset", "-c", "1")),
+    "cleanrl": Peer("CleanRL", {"tyro": "1.0.17", "tensorboard": "2.21.0"}, clone="https://github.com/vwxyzjn/cleanrl"),
+    "torchrl": Peer("TorchRL", {"torchrl": "0.14.1", "tensordict": "0.14.3"}),
+    "tianshou": Peer("Tianshou", {"tianshou": "2.0.1"}),
+}
 
 
 def default_directory() -> Path:
@@ -22,15 +41,17 @@ def default_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "palaestra" / "peers"
 
 
-def peer_python(directory: Path) -> tuple[Path, dict[str, str]]:
-    """The interpreter in `DIRECTORY/sb3`, which is made where it is missing, and the versions it has."""
-    return environment(directory, "sb3", {PEER: PEER_VERSION, CONTRIB: PEER_VERSION}, SHARED)
-
-
-def sbx_python(directory: Path) -> tuple[Path, dict[str, str]]:
-    """The interpreter in `DIRECTORY/sbx`, as `peer_python`."""
-    packages = {"sbx-rl": SBX_VERSION, PEER: PEER_VERSION, CONTRIB: PEER_VERSION, "jax": "0.10.2"}
-    return environment(directory, "sbx", packages, SHARED)
+def installed_peer(directory: Path, name: str) -> tuple[Path, dict[str, str]]:
+    """The interpreter in `DIRECTORY/NAME`, which is made where it is missing, and the versions it has."""
+    peer = STABLE_BASELINES if name == "sb3" else OTHERS[name]
+    python, found = environment(directory, name, peer.packages, SHARED)
+    if peer.clone:
+        repository = directory / name / "repository"
+        if not repository.exists():
+            subprocess.run(["git", "clone", "-q", peer.clone, repository], check=True)
+        head = ["git", "-C", str(repository), "rev-parse", "--short=12", "HEAD"]
+        found[name] = subprocess.run(head, check=True, capture_output=True, text=True).stdout.strip()
+    return python, found
 
 
 def environment(

@@ -101,8 +101,8 @@ class Workload:
     """The same with `--compile`."""
     bfloat16: bool = False
     """Whether `--compile --run.precision bf16` is measured as well."""
-    sbx: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Least median ratios to SBX, which is Stable-Baselines3 in JAX, by variant; it is measured where there are any."""
+    beside: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    """Other peers that are measured, by their keys in `peers.OTHERS`: least median ratios to them, by variant."""
     metric: str = "updates_per_s"
     """What is compared: `env_steps_per_s` or `updates_per_s`."""
     updates_per_iteration: int = 1
@@ -118,8 +118,8 @@ class Workload:
 
     @property
     def variants(self) -> list[str]:
-        """What one round measures, in this order."""
-        return ["eager", "peer", "compiled", *(["bf16"] if self.bfloat16 else []), *(["sbx"] if self.sbx else [])]
+        """What one round measures, in this order; `peer` is Stable-Baselines3."""
+        return ["eager", "peer", "compiled", *(["bf16"] if self.bfloat16 else []), *self.beside]
 
     @property
     def unit(self) -> str:
@@ -138,6 +138,7 @@ WORKLOADS = {
         updates_per_iteration=16,
         eager=3.0,
         compiled=5.0,
+        beside={"cleanrl": {"compiled": 5.0}, "torchrl": {"compiled": 12.0}, "tianshou": {}},
     ),
     "ppo_cheetah": Workload(
         title="PPO, 8 environments x 256 steps",
@@ -148,6 +149,7 @@ WORKLOADS = {
         compiled=4.5,
         env="HalfCheetah-v5",
         algorithm="ppo",
+        beside={"cleanrl": {"compiled": 4.0}, "torchrl": {}, "tianshou": {}},
     ),
     "dqn": Workload("DQN, one update per step", DQNSettings(), eager=2.5, compiled=4.0),
     "qr_dqn": Workload("QR-DQN, one update per step", QRDQNSettings(), eager=1.4, compiled=1.8),
@@ -157,7 +159,7 @@ WORKLOADS = {
         eager=1.6,
         compiled=2.2,
         bfloat16=True,
-        sbx={"compiled": 1.05, "bf16": 1.4},
+        beside={"sbx": {"compiled": 1.05, "bf16": 1.4}},
         env="HalfCheetah-v5",
     ),
     "td3": Workload(

@@ -105,7 +105,7 @@ def test_the_table_has_every_row_and_says_how_much_of_it_is_done():
     }
     text = markdown(records)
     assert "| dqn | MountainCar-v0 | 120,000 | done (5) | -98.0 ± 2.0 | -98.0 ± 2.0 | 20 s | -100.849 ± 9.925 |" in text
-    assert "| sarsa | CartPole-v1 | 500,000 | partial (1 of 3) | 120.0 | 120.0 | 20 s |" in text
+    assert "| sarsa | CartPole-v1 | 500,000 | partial (1 of 5) | 120.0 | 120.0 | 20 s |" in text
     assert (
         "| ppo | HalfCheetah-v5 | 1,000,000 | not run (0 of 3) |  |  |  | 5819.1 ± 663.53 (HalfCheetah-v3) |  |" in text
     )
@@ -116,16 +116,16 @@ def test_the_queue_runs_what_is_missing_and_keeps_what_is_there(tmp_path):
     """F25 of a whole benchmark: stopped anywhere, it goes on with the next seed."""
     row, origin = ROWS["trpo_CartPole-v1"], provenance("python -m benchmarks.learning run trpo_CartPole-v1")
     assert queue.status(tmp_path, row) == "not run"
-    assert [job.seed for job in queue.pending(tmp_path, [row.name])] == [0, 1, 2]
+    assert [job.seed for job in queue.pending(tmp_path, [row.name])] == [0, 1, 2, 3, 4]
     queue.add(tmp_path, queue.Job(row, 1), seed(1, 480.0), origin)
     assert queue.status(tmp_path, row) == "partial"
-    assert [job.seed for job in queue.pending(tmp_path, [row.name])] == [0, 2]
-    for number in (2, 0):
+    assert [job.seed for job in queue.pending(tmp_path, [row.name])] == [0, 2, 3, 4]
+    for number in (2, 0, 4, 3):
         queue.add(tmp_path, queue.Job(row, number), seed(number, 500.0), origin)
     assert queue.status(tmp_path, row) == "done"
     assert queue.pending(tmp_path, [row.name]) == []
     record = json.loads((tmp_path / f"{row.name}.json").read_text())
-    assert [entry["seed"] for entry in record["seeds"]] == [0, 1, 2]
+    assert [entry["seed"] for entry in record["seeds"]] == [0, 1, 2, 3, 4]
     assert record["summary"]["last"]["mean"] == pytest.approx(1480 / 3)
     assert [job.seed for job in queue.pending(tmp_path, [row.name], seeds=[2, 7])] == [7]
 
@@ -191,7 +191,7 @@ def test_rows_of_the_peer_are_trained_by_the_peers_interpreter(tmp_path, monkeyp
         return seed(job.seed, 100.0)
 
     monkeypatch.setattr(command_line, "train", trained)
-    monkeypatch.setattr(command_line, "peer_python", lambda directory: (directory / "sb3" / "python", {}))
+    monkeypatch.setattr(command_line, "installed_peer", lambda directory, name: (directory / "sb3" / "python", {}))
     names = ["sac_HalfCheetah-v5", "sb3_sac_HalfCheetah-v5"]
     command = ["learning", "run", *names, "--seeds", "0", "--jobs", "1", "--env-steps", "500"]
     monkeypatch.setattr(sys, "argv", [*command, "--results", str(tmp_path), "--peer-dir", str(tmp_path)])

@@ -85,6 +85,9 @@ def test_the_report_has_the_median_ratio_of_the_rounds_and_whether_each_bar_is_m
         "eager": [result(s) for s in (31_000.0, 14_500.0, 32_000.0)],
         "peer": [result(s) for s in (10_000.0, 5_000.0, 10_000.0)],
         "compiled": [result(s) for s in (24_000.0, 13_000.0, 24_000.0)],
+        "cleanrl": [result(s) for s in (4_000.0, 2_600.0, 4_000.0)],
+        "torchrl": [result(s) for s in (4_000.0, 4_000.0, 4_000.0)],
+        "tianshou": [result(s) for s in (4_000.0, 4_000.0, 4_000.0)],
     }
     record = compare.make_record("ppo", runs, ORIGIN, {"stable-baselines3": "2.9.2"})
     summary = record["summary"]
@@ -94,6 +97,12 @@ def test_the_report_has_the_median_ratio_of_the_rounds_and_whether_each_bar_is_m
     text = compare.markdown(record)
     assert "| Palaestra | 31,000 | 14,500 to 32,000 | 3.10 | 3.10, 2.90, 3.20 | 3.0 | yes |" in text
     assert "| Palaestra, `--compile` | 24,000 | 13,000 to 24,000 | 2.40 | 2.40, 2.60, 2.40 | 5.0 | **no** |" in text
+    assert "| CleanRL | 4,000 | 2,600 to 4,000 | 0.40 |" in text
+    assert (
+        "Beside CleanRL: Palaestra 7.75 (5.58 to 8.00), Palaestra, `--compile` 6.00 (5.00 to 6.00; bar 5.0: met)."
+        in text
+    )
+    assert "`--compile` 6.00 (3.25 to 6.00; bar 12.0: **not met**)." in text
     assert "stable-baselines3 2.9.2" in text
     assert ORIGIN["command"] in text
 
@@ -117,12 +126,12 @@ def test_a_peer_environment_with_other_versions_is_refused(tmp_path, monkeypatch
     python = tmp_path / "sb3" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
-    found = {**dict.fromkeys((peers.PEER, peers.CONTRIB), peers.PEER_VERSION), **peers.versions(peers.SHARED)}
+    found = {**peers.STABLE_BASELINES.packages, **peers.versions(peers.SHARED)}
     monkeypatch.setattr(peers, "installed", lambda *_: found)
-    assert peers.peer_python(tmp_path) == (python, found)
+    assert peers.installed_peer(tmp_path, "sb3") == (python, found)
     monkeypatch.setattr(peers, "installed", lambda *_: {**found, "torch": "1.0.0"})
     with pytest.raises(SystemExit, match=r"torch 1\.0\.0 instead of"):
-        peers.peer_python(tmp_path)
+        peers.installed_peer(tmp_path, "sb3")
 
 
 def test_extras_of_a_peer_are_installed_and_its_version_is_looked_at(tmp_path, monkeypatch):

@@ -1,0 +1,109 @@
+"""One run of a script of CleanRL: `python -m benchmarks.speed.peer_cleanrl ppo WARMUP_S WINDOW_S`.
+
+The script is run as it is, with its own switches; `PEER_REPOSITORY` says where the checkout is. What it would write to
+TensorBoard ticks the window, and nothing is written. Prints one line of JSON.
+"""
+
+import contextlib
+import json
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import gymnasium
+import torch
+from torch.utils import tensorboard
+
+from benchmarks.speed.window import Window
+from benchmarks.speed.workloads import THREADS, WORKLOADS, PPOSettings, Workload
+
+SCRIPTS = {"CartPole-v1": "ppo.py", "HalfCheetah-v5": "ppo_continuous_action.py"}
+LAST_OF_ITERATION = "charts/SPS"
+ENDLESS = 10**9
+
+
+class WindowOverError(Exception):
+    """Ends the script between two iterations."""
+
+
+class WindowWriter:
+    """In the place of TensorBoard's writer."""
+
+    result: dict[str, float]
+    """Of the window."""
+
+    def __init__(self, warmup_s: float, window_s: float) -> None:
+        self.window = Window(lambda: self.counters, warmup_s, window_s)
+        self.counters = {"env_steps": 0, "updates": 0, "iterations": 0}
+
+    def add_text(self, *arguments: Any) -> None: ...
+
+    def add_scalar(self, name: str, value: float, env_steps: int) -> None:
+        if name == LAST_OF_ITERATION:
+            self.counters |= {"env_steps": env_steps, "iterations": self.counters["iterations"] + 1}
+            if self.window.tick():
+                raise WindowOverError
+
+    def counted(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """An optimizer's step, which is counted."""
+
+        def counting(*arguments: Any, **named: Any) -> Any:
+            self.counters["updates"] += 1
+            return step(*arguments, **named)
+
+        return counting
+
+
+class TransformObservation(gymnasium.wrappers.TransformObservation):
+    """As it was before Gymnasium 1.0, for which the script was written."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], func: Callable[[Any], Any]) -> None:
+        super().__init__(env, func, env.observation_space)
+
+
+def switches(workload: Workload) -> list[str]:
+    settings = workload.settings
+    assert isinstance(settings, PPOSettings)
+    assert settings.hidden_sizes == (64, 64)  # which the scripts have
+    rows = settings.num_envs * settings.unroll_length
+    numbers = {
+        "env-id": workload.env,
+        "total-timesteps": ENDLESS,
+        "num-envs": settings.num_envs,
+        "num-steps": settings.unroll_length,
+        "num-minibatches": rows // settings.minibatch_size,
+        "update-epochs": settings.epochs,
+        "learning-rate": settings.learning_rate,
+        "gamma": settings.gamma,
+        "gae-lambda": settings.gae_lambda,
+        "clip-coef": settings.clip,
+        "ent-coef": settings.entropy_cost,
+        "vf-coef": settings.value_cost,
+        "max-grad-norm": settings.max_grad_norm,
+    }
+    given = [part for name, value in numbers.items() for part in (f"--{name}", str(value))]
+    return [*given, "--no-clip-vloss", "--no-anneal-lr", "--no-cuda"]
+
+
+def measure(name: str, *, warmup_s: float, window_s: float) -> dict[str, float]:
+    torch.set_num_threads(THREADS)
+    workload, writer = WORKLOADS[name], WindowWriter(warmup_s, window_s)
+    script = Path(os.environ["PEER_REPOSITORY"]) / "cleanrl" / SCRIPTS[workload.env]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(tensorboard, "SummaryWriter", return_value=writer))
+        stack.enter_context(mock.patch.object(gymnasium.wrappers, "TransformObservation", TransformObservation))
+        stack.enter_context(mock.patch.object(torch.optim.Adam, "step", writer.counted(torch.optim.Adam.step)))
+        stack.enter_context(mock.patch.object(sys, "argv", [str(script), *switches(workload)]))
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        stack.enter_context(contextlib.suppress(WindowOverError))
+        runpy.run_path(str(script), run_name="__main__")
+    return {**writer.window.result, "threads": torch.get_num_threads()}
+
+
+if __name__ == "__main__":
+    name, warmup_s, window_s = sys.argv[1:]
+    print(json.dumps(measure(name, warmup_s=float(warmup_s), window_s=float(window_s))))
