@@ -17,7 +17,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from benchmarks.speed.peer_sb3 import model
-from benchmarks.speed.workloads import THREADS, WORKLOADS
+from benchmarks.speed.workloads import WORKLOADS
 
 INITIAL_STEPS = 10_000
 EVALUATIONS = 10
@@ -56,7 +56,7 @@ class Evaluations(BaseCallback):
 
 
 def run(algorithm: str, env: str, seed: int, env_steps: int) -> dict[str, Any]:
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(1)
     workload = WORKLOADS[algorithm]
     settings = dataclasses.replace(workload.settings, initial_steps=INITIAL_STEPS)
     learner = model(dataclasses.replace(workload, settings=settings, env=env), seed)

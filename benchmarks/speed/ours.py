@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.speed.window import Window
 from benchmarks.speed.workloads import (
-    THREADS,
     WORKLOADS,
+    CheetahPPOSettings,
     DQNSettings,
     PPOSettings,
     QRDQNSettings,
@@ -29,10 +29,12 @@ from palaestra import Collector, EnvConfig, ExperimentConfig, NetworkConfig, Run
 from palaestra.algorithms import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig, QRDQNConfig, SACConfig, TD3Config
 from palaestra.envs import create_environment
 from palaestra.experiments import make_algorithm
+from palaestra.experiments.learner import choose_threads
 from palaestra.nn import Precision
 from palaestra.training import FileLogger
 
-LOG_EVERY_STEPS = {"ppo": 1000, "ppo_cheetah": 1000, "dqn": 500, "qr_dqn": 500, "sac": 100, "td3": 100}
+LOG_EVERY_STEPS = {PPOSettings: 1000, CheetahPPOSettings: 1000, DQNSettings: 500, QRDQNSettings: 500}
+LOG_EVERY_STEPS |= {SACSettings: 100, TD3Settings: 100}
 ENDLESS = 10**9
 
 
@@ -88,8 +90,8 @@ def configuration(name: str, *, compiled: bool, precision: Precision = "float32"
         algorithm_name=workload.algorithm or name,
         algorithm=algorithm_config(settings),
         env=EnvConfig(name=workload.env, num_envs=settings.num_envs, vectorization="serial"),
-        trainer=TrainerConfig(total_env_steps=ENDLESS, log_every_steps=LOG_EVERY_STEPS[name]),
-        run=RunConfig(num_threads=THREADS, compile=compiled, precision=precision),
+        trainer=TrainerConfig(total_env_steps=ENDLESS, log_every_steps=LOG_EVERY_STEPS[type(settings)]),
+        run=RunConfig(num_threads=workload.threads, compile=compiled, precision=precision),
     )
 
 
@@ -160,6 +162,7 @@ def measure(name: str, variant: str, *, warmup_s: float, window_s: float) -> dic
         raise SystemExit("the compiled variant needs a C++ compiler")
     config = configuration(name, compiled=compiled, precision="bf16" if variant == "bf16" else "float32")
     algorithm = make_algorithm(config)
+    torch.set_num_threads(choose_threads(config, algorithm.policy.observation_spec))
     lanes = [RunSeeds(0).integer("environments", lane) for lane in range(config.env.num_envs)]
     timer = WindowLogger(algorithm, warmup_s, window_s)
     with create_environment(config.env, lane_seeds=lanes) as env, tempfile.TemporaryDirectory() as directory:

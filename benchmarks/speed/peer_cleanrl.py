@@ -19,7 +19,7 @@ import torch
 from torch.utils import tensorboard
 
 from benchmarks.speed.window import Window
-from benchmarks.speed.workloads import THREADS, WORKLOADS, PPOSettings, Workload
+from benchmarks.speed.workloads import WORKLOADS, PPOSettings, Workload
 
 SCRIPTS = {"CartPole-v1": "ppo.py", "HalfCheetah-v5": "ppo_continuous_action.py"}
 LAST_OF_ITERATION = "charts/SPS"
@@ -90,7 +90,6 @@ def switches(workload: Workload) -> list[str]:
 
 
 def measure(name: str, *, warmup_s: float, window_s: float) -> dict[str, float]:
-    torch.set_num_threads(THREADS)
     workload, writer = WORKLOADS[name], WindowWriter(warmup_s, window_s)
     script = Path(os.environ["PEER_REPOSITORY"]) / "cleanrl" / SCRIPTS[workload.env]
     with contextlib.ExitStack() as stack:

@@ -18,7 +18,6 @@ from stable_baselines3.common.noise import NormalActionNoise
 
 from benchmarks.speed.window import Window
 from benchmarks.speed.workloads import (
-    THREADS,
     WORKLOADS,
     DQNSettings,
     PPOSettings,
@@ -140,7 +139,6 @@ def sac_or_td3(settings: SACSettings, env: Any, network: dict[str, Any], seed: i
 
 
 def measure(name: str, *, warmup_s: float, window_s: float) -> dict[str, float]:
-    torch.set_num_threads(THREADS)
     callback = WindowCallback(warmup_s, window_s)
     with contextlib.suppress(WindowOverError):
         model(WORKLOADS[name]).learn(total_timesteps=ENDLESS, callback=callback)

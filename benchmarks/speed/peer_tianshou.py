@@ -24,7 +24,7 @@ from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
 from benchmarks.speed.window import Window
-from benchmarks.speed.workloads import THREADS, WORKLOADS, PPOSettings, Workload
+from benchmarks.speed.workloads import WORKLOADS, PPOSettings, Workload
 
 
 def networks(env: gymnasium.Env[Any, Any], settings: PPOSettings) -> tuple[Any, Any, Any]:
@@ -63,7 +63,6 @@ def algorithm(workload: Workload) -> PPO:
 
 
 def measure(name: str, *, warmup_s: float, window_s: float) -> dict[str, float]:
-    torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
     workload = WORKLOADS[name]

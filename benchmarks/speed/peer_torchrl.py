@@ -21,7 +21,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from benchmarks.speed.window import Window
-from benchmarks.speed.workloads import THREADS, WORKLOADS, PPOSettings, Workload
+from benchmarks.speed.workloads import WORKLOADS, PPOSettings, Workload
 
 ENDLESS = 10**9
 
@@ -55,7 +55,6 @@ def networks(env: TransformedEnv, settings: PPOSettings) -> tuple[ProbabilisticA
 
 
 def measure(name: str, *, warmup_s: float, window_s: float) -> dict[str, float]:
-    torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     workload = WORKLOADS[name]
     settings, rows = workload.settings, workload.rows_per_iteration

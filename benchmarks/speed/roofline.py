@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.record import origin, provenance, publish, table, write_json
 from benchmarks.speed import compare, ours
-from benchmarks.speed.workloads import THREADS, WORKLOADS, Workload
+from benchmarks.speed.workloads import WORKLOADS, Workload
 from palaestra import Collector
 from palaestra.core import POLICY
 from palaestra.envs import create_environment
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--window", type=float, default=4.0, help="seconds measured in each run")
     given = parser.parse_args()
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(1)
     command = f"python -m benchmarks.speed.roofline --rounds {given.rounds} --window {given.window:g}"
     record: dict[str, Any] = {
         **provenance(command),

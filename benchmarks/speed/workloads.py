@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 ENV = "CartPole-v1"
-THREADS = 1
 
 
 @dataclass(frozen=True)
@@ -107,6 +106,8 @@ class Workload:
     """What is compared: `env_steps_per_s` or `updates_per_s`."""
     updates_per_iteration: int = 1
     """Optimizer steps between two unrolls; both sides must have made exactly so many."""
+    threads: int | None = 1
+    """Of every side; `None` leaves each the number that it chooses by itself."""
     env: str = ENV
     algorithm: str = ""
     """Of ours; by default called as the workload is."""
@@ -161,6 +162,16 @@ WORKLOADS = {
         bfloat16=True,
         beside={"sbx": {"compiled": 1.05, "bf16": 1.4}},
         env="HalfCheetah-v5",
+    ),
+    "sac_as_it_comes": Workload(
+        "SAC, one update per step, threads as each side chooses",
+        SACSettings(),
+        eager=2.0,
+        compiled=3.0,
+        beside={"sbx": {"compiled": 1.3}},
+        threads=None,
+        env="HalfCheetah-v5",
+        algorithm="sac",
     ),
     "td3": Workload(
         "TD3, one update per step", TD3Settings(), eager=1.5, compiled=2.0, bfloat16=True, env="HalfCheetah-v5"
