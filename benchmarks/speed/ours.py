@@ -20,6 +20,7 @@ from benchmarks.speed.workloads import (
     WORKLOADS,
     CheetahPPOSettings,
     DQNSettings,
+    PongPPOSettings,
     PPOSettings,
     QRDQNSettings,
     SACSettings,
@@ -33,8 +34,8 @@ from palaestra.experiments.learner import choose_threads
 from palaestra.nn import Precision
 from palaestra.training import FileLogger
 
-LOG_EVERY_STEPS = {PPOSettings: 1000, CheetahPPOSettings: 1000, DQNSettings: 500, QRDQNSettings: 500}
-LOG_EVERY_STEPS |= {SACSettings: 100, TD3Settings: 100}
+LOG_EVERY_STEPS = dict.fromkeys((PPOSettings, CheetahPPOSettings, PongPPOSettings), 1000)
+LOG_EVERY_STEPS |= {DQNSettings: 500, QRDQNSettings: 500, SACSettings: 100, TD3Settings: 100}
 ENDLESS = 10**9
 
 

@@ -13,13 +13,15 @@ import torch
 from sb3_contrib import QRDQN
 from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.vec_env import VecFrameStack
 
 from benchmarks.speed.window import Window
 from benchmarks.speed.workloads import (
     WORKLOADS,
     DQNSettings,
+    PongPPOSettings,
     PPOSettings,
     QRDQNSettings,
     SACSettings,
@@ -60,18 +62,22 @@ class WindowCallback(BaseCallback):
 
 def model(workload: Workload, seed: int = 0) -> Any:
     settings = workload.settings
+    if isinstance(settings, PongPPOSettings):
+        kwargs = {"frameskip": 1, "repeat_action_probability": 0.25}  # as ours; the wrapper repeats actions
+        env: Any = make_atari_env(workload.env, n_envs=settings.num_envs, seed=seed, env_kwargs=kwargs)
+        return ppo("CnnPolicy", settings, VecFrameStack(env, 4), {"net_arch": []}, seed)
     env = make_vec_env(workload.env, n_envs=settings.num_envs, seed=seed)
     network = {"net_arch": list(settings.hidden_sizes), "activation_fn": ACTIVATIONS[settings.activation]}
     if isinstance(settings, SACSettings):
         return sac_or_td3(settings, env, network, seed)
     if isinstance(settings, PPOSettings):
-        return ppo(settings, env, network, seed)
+        return ppo("MlpPolicy", settings, env, network, seed)
     return dqn(settings, env, network, seed)
 
 
-def ppo(settings: PPOSettings, env: Any, network: dict[str, Any], seed: int) -> PPO:
+def ppo(policy: str, settings: PPOSettings, env: Any, network: dict[str, Any], seed: int) -> PPO:
     return PPO(
-        "MlpPolicy",
+        policy,
         env,
         policy_kwargs=network,
         learning_rate=settings.learning_rate,

@@ -27,7 +27,8 @@ class Peer:
 
 
 _SB3 = {"stable-baselines3": "2.9.2", "sb3-contrib": "2.9.2"}  # QR-DQN is in the second
-STABLE_BASELINES = Peer("Stable-Baselines3", _SB3)
+_ATARI = {"ale-py": "0.12.1", "opencv-python-headless": "5.0.0.93"}
+STABLE_BASELINES = Peer("Stable-Baselines3", {**_SB3, **_ATARI})
 OTHERS = {
     "sbx": Peer("SBX (JAX)", {"sbx-rl": "0.28.0", **_SB3, "jax": "0.10.2"}, prefix=("taskset", "-c", "1")),
     "cleanrl": Peer("CleanRL", {"tyro": "1.0.17", "tensorboard": "2.21.0"}, clone="https://github.com/vwxyzjn/cleanrl"),

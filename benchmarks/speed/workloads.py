@@ -38,6 +38,14 @@ class CheetahPPOSettings(PPOSettings):
 
 
 @dataclass(frozen=True)
+class PongPPOSettings(PPOSettings):
+    """The convolutional network of Mnih et al. 2015, shared by policy and value; each side's own preprocessing."""
+
+    hidden_sizes: tuple[int, ...] = ()
+    activation: str = "relu"
+
+
+@dataclass(frozen=True)
 class DQNSettings:
     """No double Q-learning, one-step targets, a constant epsilon, one gradient step after each step."""
 
@@ -151,6 +159,16 @@ WORKLOADS = {
         env="HalfCheetah-v5",
         algorithm="ppo",
         beside={"cleanrl": {"compiled": 4.0}, "torchrl": {}, "tianshou": {}},
+    ),
+    "ppo_pong": Workload(
+        title="PPO, 8 environments x 128 steps",
+        settings=PongPPOSettings(),
+        metric="env_steps_per_s",
+        updates_per_iteration=16,
+        eager=1.3,
+        compiled=1.6,
+        env="ALE/Pong-v5",
+        algorithm="ppo",
     ),
     "dqn": Workload("DQN, one update per step", DQNSettings(), eager=2.5, compiled=4.0),
     "qr_dqn": Workload("QR-DQN, one update per step", QRDQNSettings(), eager=1.4, compiled=1.8),

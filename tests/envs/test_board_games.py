@@ -124,6 +124,28 @@ def test_a_random_opponent_answers_every_move_and_begins_half_of_the_games(kind)
     assert ends.mean().abs() < 0.15, "two players who play alike"
 
 
+@pytest.mark.parametrize("kind", GAMES)
+def test_games_begin_after_each_number_of_random_moves_as_often(kind):
+    env = kind(1000, lane_seeds=list(range(1000)), random_moves=3)
+    stones = env.reset().observation["observation"].sum((2, 3))  # [B, 2]
+    counts = stones.sum(-1).long().bincount()
+    assert len(counts) == 4
+    assert counts.min() > 200
+    assert ((stones[:, 1] - stones[:, 0] == 0) | (stones[:, 1] - stones[:, 0] == 1)).all(), "players take turns"
+    assert len(env.reset().observation["observation"].flatten(1).unique(dim=0)) > 50
+
+
+def test_no_random_move_ends_a_game():
+    env = TicTacToe(2000, lane_seeds=list(range(2000)), random_moves=9)
+    observation = env.reset().observation
+    assert observation["action_mask"].any(-1).all()
+    boards = observation["observation"].flatten(2)
+    lines = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]])
+    assert not boards[:, :, lines].all(-1).any()
+
+
 def test_an_opponent_that_is_not_known_is_refused():
     with pytest.raises(ConfigError, match="give random, or nothing"):
         TicTacToe(1, opponent="perfect")
+    with pytest.raises(ConfigError, match="without an opponent"):
+        TicTacToe(1, opponent="random", random_moves=2)

@@ -27,6 +27,8 @@ class _LineGame(TensorEnvironment):
     Args:
         batch_size: B.
         opponent: who makes every other move: `random`, which makes the first of every other game; by default nobody.
+        random_moves: a game begins after 0 to so many random moves, each number as often, so that who plays against
+            itself sees positions that it would not choose. Fewer where the game would be over.
         options: of `TensorEnvironment`.
     """
 
@@ -36,10 +38,16 @@ class _LineGame(TensorEnvironment):
     length: ClassVar[int]
     """Stones of a line."""
 
-    def __init__(self, batch_size: int, *, opponent: Literal["random"] | None = None, **options: Any) -> None:
+    def __init__(
+        self, batch_size: int, *, opponent: Literal["random"] | None = None, random_moves: int = 0, **options: Any
+    ) -> None:
         if opponent not in (None, "random"):
             raise ConfigError(f"opponent is {opponent!r}; give random, or nothing to move for both players")
-        self._opponent = opponent
+        if random_moves < 0 or (random_moves and opponent):
+            raise ConfigError(
+                f"random_moves is {random_moves} and opponent {opponent!r}; give 0 or more, without an opponent"
+            )
+        self._opponent, self._random_moves = opponent, random_moves
         super().__init__(batch_size, **options)
 
     @property
@@ -68,19 +76,29 @@ class _LineGame(TensorEnvironment):
         """[B, A] on a board [B, cells]."""
 
     def fresh(self, uniform: torch.Tensor) -> State:
-        """Empty boards; or with the first stone of the opponent, where that begins.
+        """Empty boards; or with random moves made; or with the first stone of the opponent, where that begins.
 
         Args:
-            uniform: [B, 2] in [0, 1): who begins, and what the opponent draws.
+            uniform: [B, 2] in [0, 1): who begins, or how many moves are random; and what is drawn for them.
         """
         empty = uniform.new_zeros(len(uniform), self.rows * self.columns)
         state = {"own": empty, "other": empty.clone()}
-        if self._opponent is None:
-            return state
         luck = (uniform[:, 1] * 2**24).to(torch.int32)
+        if self._opponent is None:
+            return self._opened(state, uniform[:, 0] * (self._random_moves + 1), luck)
         answered, _, _ = self._move(state, self._drawn(state, luck))
         begins = (uniform[:, :1] < 0.5).to(torch.float32)
         return {"own": empty, "other": answered["other"] * begins, "luck": mixed(luck)}
+
+    def _opened(self, state: State, moves: torch.Tensor, luck: torch.Tensor) -> State:
+        """After random moves, as many as fit below each number."""
+        goes_on = torch.ones_like(moves, dtype=torch.bool)
+        for number in range(1, self._random_moves + 1):
+            moved, _, over = self._move(state, self._drawn(state, luck))
+            goes_on = goes_on & (moves >= number) & ~over
+            state = {name: torch.where(goes_on.unsqueeze(-1), moved[name], stones) for name, stones in state.items()}
+            luck = mixed(luck)
+        return state
 
     def transition(self, state: State, action: torch.Tensor) -> tuple[State, torch.Tensor, torch.Tensor]:
         """One stone, and the answer of the opponent, if there is one.
