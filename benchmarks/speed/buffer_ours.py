@@ -45,6 +45,8 @@ def buffer_call(task: str) -> Callable[[], Any]:
     if task == "add":
         return lambda: buffer.append(row["action"], steps[1])
     generator, plan = torch.Generator().manual_seed(0), Replay(unroll_length=1, mini_batch_size=tasks.BATCH)
+    if task == "sequences":
+        plan = Replay(unroll_length=1, mini_batch_size=tasks.SEQUENCES, mini_batch_length=tasks.LENGTH)
     if not by_priority:
         return lambda: buffer.draw(plan, generator)
     priority = torch.rand(tasks.BATCH, generator=generator) + 0.01

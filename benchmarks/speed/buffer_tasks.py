@@ -16,6 +16,8 @@ import numpy as np
 CAPACITY, LANES, OBSERVATION, ACTION, BATCH, EPISODE = 1_000_000, 8, 84, 6, 256, 200
 FRAMES, FRAME_BATCH = 50_000, 32
 """Transitions of the frame task: stacks of 4 frames of 84 x 84 bytes."""
+SEQUENCES, LENGTH = 32, 64
+"""Of the task with sequences: how many in a batch, and the steps of each."""
 BATCH_ROWS = 1024
 FIELDS = {"obs": (17,), "act": (6,), "rew": (), "done": (), "obs_next": (17,), "info": (3,)}
 """Of the `Batch` tasks."""
@@ -42,15 +44,18 @@ TASKS = {
     "sample": Task(
         "Sampling batches of 256 as torch tensors, 10^6 rows held",
         "batches/s",
-        {"sb3": 1.8, "tianshou": 2.0, "torchrl": 2.0},
+        {"sb3": 2.0, "tianshou": 2.0, "torchrl": 2.0},
     ),
     "prioritized_10": Task(
-        "Prioritized sample and update of 256, tensors out, 10% filled", "cycles/s", {"tianshou": 1.5, "cpprb": 1.2}
+        "Prioritized sample and update of 256, tensors out, 10% filled", "cycles/s", {"tianshou": 2.0, "cpprb": 2.0}
     ),
     "prioritized_100": Task(
-        "Prioritized sample and update of 256, tensors out, 100% filled", "cycles/s", {"tianshou": 1.5, "cpprb": 1.2}
+        "Prioritized sample and update of 256, tensors out, 100% filled", "cycles/s", {"tianshou": 2.0, "cpprb": 2.0}
     ),
-    "frames": Task("Sampling 32 stacks of 4 frames of 84 x 84 bytes, 5 x 10^4 transitions", "batches/s", {"sb3": 0.0}),
+    "frames": Task("Sampling 32 stacks of 4 frames of 84 x 84 bytes, 5 x 10^4 transitions", "batches/s", {"sb3": 1.3}),
+    "sequences": Task(
+        "Sampling 32 sequences of 64 steps as torch tensors, 10^6 rows held", "batches/s", {"torchrl": 1.5}
+    ),
     "construct": Task("Batch of 6 arrays: construct", "1/s", {"tianshou": 1.0, "torchrl": 1.0}),
     "index": Task("Batch of 6 arrays: 256 rows by number", "1/s", {"tianshou": 2.0, "torchrl": 2.0}),
     "stack": Task("Batch of 6 arrays: stack 8", "1/s", {"tianshou": 2.0, "torchrl": 2.0}),

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
 
 from benchmarks.speed import buffer_tasks as tasks
 
@@ -15,7 +15,11 @@ def make(task: str) -> Callable[[], Any]:
     if task in ("construct", "index", "stack", "cat"):
         return batch_call(task)
     count = tasks.LANES
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(tasks.CAPACITY), batch_size=tasks.BATCH)
+    size, sampler = tasks.BATCH, None
+    if task == "sequences":  # where episodes end is looked up once, since nothing is written any more
+        size = tasks.SEQUENCES * tasks.LENGTH
+        sampler = SliceSampler(slice_len=tasks.LENGTH, end_key="terminated", cache_values=True)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(tasks.CAPACITY), batch_size=size, sampler=sampler)
     row = tasks.rows(np.random.default_rng(0))
     over = np.zeros(count, bool)
 
@@ -30,6 +34,7 @@ def make(task: str) -> Callable[[], Any]:
         return TensorDict(fields, batch_size=[count])
 
     big = arrived().expand(1250, count).reshape(-1).contiguous()
+    big["terminated"][tasks.EPISODE - 1 :: tasks.EPISODE] = True
     for _ in range(tasks.CAPACITY // len(big)):
         buffer.extend(big)
     return (lambda: buffer.extend(arrived())) if task == "add" else buffer.sample

@@ -99,6 +99,23 @@ def test_stacks_come_out_as_they_went_in(lanes, rows, seed, writes):
     )
 
 
+def test_stacks_one_step_apart_share_the_frames_they_have_in_common():
+    camera = Camera(2, 0)
+    buffer = ReplayBuffer(40, 2, observation_spec=spec(), action_spec=DiscreteSpec(num=2))
+    buffer.open(camera.step(restart=True))
+    for _ in range(20):
+        buffer.append(torch.zeros(2, dtype=torch.int64), camera.step())
+    drawn = buffer.draw(replay(mini_batch_size=16), generator())
+    shared = drawn.observation.stack[:, 1:], drawn.next_observation.stack[:, :-1]
+    assert shared[0].data_ptr() == shared[1].data_ptr() and shared[0].untyped_storage().nbytes() == 16 * 5 * 8
+    # rows that end an episode are no starts, but whoever reads windows there gets what the environment showed
+    rows = buffer.reader.complete()
+    ends = rows[~buffer.reader.is_start(rows)]
+    assert len(ends)
+    check(camera, buffer.reader.windows(ends, 1).observation)
+    check(camera, buffer.reader.windows(ends, 1).next_observation)
+
+
 def test_frames_are_stored_once_and_stay_bytes():
     """TS-09 `save_only_last_obs`: uint8 until the network, a quarter of the bytes and no next observation."""
     options = {"action_spec": DiscreteSpec(num=2)}

@@ -49,7 +49,8 @@ class Windows(Batch):
     action: Any
     """[N, ...]."""
     next_observation: Any
-    """[N, ...] at the row to bootstrap from: n steps later, or where the episode ended."""
+    """[N, ...] at the row to bootstrap from: n steps later, or where the episode ended. Stacks of frames that are one
+    step apart share the memory of the frames that are in both; copy before you write to one of them."""
     reward: Tensor
     """[n+1, N] of the rows from the start on; row 0 belongs to the time before."""
     discount: Tensor

@@ -381,7 +381,29 @@ class LaneStorage:
         if name not in self._leaves:
             return Batch.of({key: self.take(f"{name}.{key}", index) for key in self._children[name]})
         leaf = self._leaves[name]
-        rows = leaf.take(index) if leaf.stacked == 1 else self._frames(leaf, index)
+        return self._handed_out(leaf.take(index) if leaf.stacked == 1 else self._frames(leaf, index, leaf.stacked))
+
+    def take_pair(self, name: str, rows: np.ndarray) -> tuple[Any, Any]:
+        """Copies of one field at rows and at their successors; both share the memory of frames that are in both.
+
+        Args:
+            name: of the field.
+            rows: [2, N] row numbers, and those of the rows after them.
+
+        Returns:
+            What `take` gives for the first, and for the second.
+        """
+        leaf = self._leaves.get(name)
+        if leaf is None:
+            pairs = {key: self.take_pair(f"{name}.{key}", rows) for key in self._children[name]}
+            first, second = ({key: pair[place] for key, pair in pairs.items()} for place in range(2))
+            return Batch.of(first), Batch.of(second)
+        if leaf.stacked == 1 or (self.step_types.take(rows[1], mode="wrap") == FIRST).any():
+            return self.take(name, rows[0]), self.take(name, rows[1])
+        frames = self._handed_out(self._frames(leaf, rows[1], leaf.stacked + 1))
+        return frames[:, :-1], frames[:, 1:]
+
+    def _handed_out(self, rows: Tensor) -> Tensor:
         return rows if self.device is None else rows.to(self.device, non_blocking=True)
 
     def view(self, name: str, rows: slice) -> Any:
@@ -409,13 +431,16 @@ class LaneStorage:
 
     # -- stacks of frames
 
-    def _frames(self, leaf: Leaf, index: np.ndarray) -> Tensor:
-        """Stacks put together: [*index.shape, stacked, ...], the newest frame last, zeros from before the episode."""
-        back = np.arange(leaf.stacked - 1, -1, -1)
+    def _frames(self, leaf: Leaf, index: np.ndarray, depth: int) -> Tensor:
+        """Frames up to rows: [*index.shape, depth, ...], the newest last, zeros from before the newest episode."""
+        back = np.arange(depth - 1, -1, -1)
         index = np.asarray(index)[..., None]
-        begins = self.step_types.take(index - self.lanes * back[1:][::-1], mode="wrap") == FIRST
-        reach = np.where(begins.any(-1, keepdims=True), begins.argmax(-1)[..., None], leaf.stacked - 1)
-        return leaf.take_frames(index - self.lanes * back, back > reach)
+        rows = index - self.lanes * back
+        begins = self.step_types.take(rows[..., :0:-1], mode="wrap") == FIRST
+        if not begins.any():
+            return leaf.take(rows)
+        reach = np.where(begins.any(-1, keepdims=True), begins.argmax(-1)[..., None], depth - 1)
+        return leaf.take_frames(rows, back > reach)
 
     def write_stacks(self, name: str, value: Any, chosen: np.ndarray, numbers: np.ndarray) -> None:
         """Writes the older frames of stacks to the rows before.
@@ -447,7 +472,7 @@ class LaneStorage:
         for path, given in self._stacked_leaves(name, value):
             leaf = self._leaves[path]
             # at the row before, without its oldest frame
-            older = as_array(self._frames(leaf, numbers - self.lanes))[:, 1:]
+            older = as_array(self._frames(leaf, numbers - self.lanes, leaf.stacked))[:, 1:]
             expected = np.where(first.reshape(-1, *(1,) * (older.ndim - 1)), 0, older)
             agrees &= (given[:, :-1] == expected).reshape(len(numbers), -1).all(1)
         return agrees

@@ -494,19 +494,21 @@ class StreamReader:
         kinds = self._storage.step_types.take(rows, None, None, "wrap")
         if n_step > 1:  # `ops.n_step_end`
             bootstrap = index + self.num_lanes * np.maximum(_unbroken(kinds).sum(0), 1)
+        if n_step > 1 or self._stacks:
+            observation, after = take("observation", index), take("observation", bootstrap)
+        else:
+            observation, after = self._storage.take_pair("observation", rows)
         fields = {
-            "observation": take("observation", index),
+            "observation": observation,
             "action": take("action", index),
-            "next_observation": take("observation", bootstrap),
+            "next_observation": after,
             "reward": take("reward", rows),
             "discount": take("discount", rows),
             "step_type": torch.from_numpy(kinds),
             "policy_info": take("policy_info", index) if self._streams.info_fields else Batch.of({}),
             "index": torch.from_numpy(index),
         }
-        for name in self._storage.extras:
-            fields[name] = take(name, rows)
-        return Windows.of(fields)
+        return Windows.of(fields | {name: take(name, rows) for name in self._storage.extras})
 
     def sequences(self, index: np.ndarray, length: int, burn_in: int) -> Unroll:
         """The sequences that start at given rows; behind the newest row of a lane they repeat it.
