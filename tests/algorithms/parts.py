@@ -205,6 +205,11 @@ CASES = [(name, kind) for name in ALGORITHMS for kind in KINDS if accepted(name,
 """Every algorithm with every kind of action that it accepts."""
 
 
+def searches(name: str) -> bool:
+    """Whether an algorithm acts by a search."""
+    return hasattr(ALGORITHMS[name].config_class, "planning")
+
+
 def any_kind(name: str) -> str:
     """A kind of action that an algorithm accepts."""
     return next(kind for algorithm, kind in CASES if algorithm == name)

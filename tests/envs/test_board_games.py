@@ -1,11 +1,13 @@
 """Tests of `palaestra.envs.board_games`: against rules in plain Python, and known numbers of positions."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 from palaestra.core import ConfigError
-from palaestra.envs import ConnectFour, TicTacToe
+from palaestra.envs import ConnectFour, EnvConfig, TicTacToe, create_environment
 from palaestra.policies import RandomPolicy
 
 GAMES = {TicTacToe: 3, ConnectFour: 4}
@@ -142,6 +144,21 @@ def test_no_random_move_ends_a_game():
     boards = observation["observation"].flatten(2)
     lines = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]])
     assert not boards[:, :, lines].all(-1).any()
+
+
+@pytest.mark.parametrize("kind", GAMES)
+def test_games_by_name_have_the_seeds_and_the_time_limit_of_the_run(kind):
+    """F25: options that a class hands on reach the environment as well."""
+    config = EnvConfig(name=f"palaestra.envs:{kind.__name__}", num_envs=20, max_episode_steps=2)
+    config = dataclasses.replace(config, kwargs={"opponent": "random"})
+    streams = []
+    for seed in (1, 1, 2):
+        with create_environment(config, seed=seed) as env:
+            steps = [env.reset(), *(env.step(torch.zeros(20, dtype=torch.int64)) for _ in range(6))]
+        streams.append(torch.stack([step.observation["observation"] for step in steps]))
+        assert steps[2].last.all()
+    assert torch.equal(streams[0], streams[1])
+    assert not torch.equal(streams[0], streams[2])
 
 
 def test_an_opponent_that_is_not_known_is_refused():

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -279,13 +280,18 @@ class TensorBoardLogger:
         # importing TensorBoard takes a while; the first step need not wait for it
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary  # pyright: ignore[reportAttributeAccessIssue]
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        if self._writer is None:
-            self._writer = EventFileWriter(str(self._directory))
+        def write(**fields: Any) -> None:
+            self._writer.write(Event(wall_time=time.time(), **fields).SerializeToString())
+
+        if self._writer is None:  # not TensorBoard's own writer, whose thread ends with a traceback of its own
+            self._directory.mkdir(parents=True, exist_ok=True)
+            name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+            self._writer = RecordWriter((self._directory / name).open("ab"))
+            write(file_version="brain.Event:2")
             if self._resumed_at:  # TensorBoard then hides what a killed process wrote after its last checkpoint
-                start = SessionLog(status=SessionLog.START)
-                self._writer.add_event(Event(wall_time=time.time(), step=self._resumed_at + 1, session_log=start))
+                write(step=self._resumed_at + 1, session_log=SessionLog(status=SessionLog.START))
         whole, by_episode, by_update = [], [], []
         for name, value in row.items():
             if isinstance(value, Histogram):
@@ -297,7 +303,8 @@ class TensorBoardLogger:
                 by_update.append(Summary.Value(tag=f"against updates/{name}", simple_value=value))
         for x, values in (("env_steps", whole), ("episodes", by_episode), ("policy_version", by_update)):
             if values and x in row:
-                self._writer.add_event(Event(wall_time=time.time(), step=int(row[x]), summary=Summary(value=values)))
+                write(step=int(row[x]), summary=Summary(value=values))
+        self._writer.flush()
 
     def episodes(self, env_steps: int, episodes: Sequence[Episode]) -> None:
         """Episodes are in the metrics as averages."""
