@@ -154,7 +154,9 @@ def test_games_by_name_have_the_seeds_and_the_time_limit_of_the_run(kind):
     streams = []
     for seed in (1, 1, 2):
         with create_environment(config, seed=seed) as env:
-            steps = [env.reset(), *(env.step(torch.zeros(20, dtype=torch.int64)) for _ in range(6))]
+            steps = [env.reset()]
+            for _ in range(6):
+                steps.append(env.step(steps[-1].observation["action_mask"].long().argmax(-1)))
         streams.append(torch.stack([step.observation["observation"] for step in steps]))
         assert steps[2].last.all()
     assert torch.equal(streams[0], streams[1])
