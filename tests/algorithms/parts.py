@@ -33,6 +33,13 @@ TINY: dict[str, Any] = {
     "model_steps": 2,
     "td_steps": 2,
     "state_size": 6,
+    "memory_size": 8,
+    "num_latents": 3,
+    "num_classes": 4,
+    "horizon": 3,
+    "num_starts": 2,
+    "num_bins": 9,
+    "free_nats": 0.0,
 }
 
 
@@ -172,6 +179,8 @@ def environment(config: EnvConfig | str, num_envs: int = 3, seed: int = 3, **cha
 def tiny_config(kind: type[Algorithm], **changes: Any) -> Any:
     """The configuration of any algorithm with small sizes, and with the changes that it knows."""
     fields = {field.name for field in dataclasses.fields(kind.config_class)}
+    if kind is ALGORITHMS["dreamer"]:
+        changes = {"mini_batch_length": 4, **changes}  # its default is longer than what is collected here
     if kind.config_class.plan_class is Replay and "num_epochs" not in changes:  # else nothing would be drawn
         fields -= {"num_epochs"}
     return kind.config_class(**{name: value for name, value in {**TINY, **changes}.items() if name in fields})

@@ -17,6 +17,7 @@ PARTS = {
     **dict.fromkeys(("sac", "crossq", "redq", "quantile_sac", "cql", "ddpg"), ("actor", "critic")),
     **dict.fromkeys(("td3", "td3_bc", "rebrac"), ("actor", "critic")),
     "muzero": ("network",),
+    "dreamer": ("world_model",),
     "iql": ("actor", "critic", "value"),
     **dict.fromkeys(("reinforce", "behaviour_cloning", "evolution_strategies"), ("policy",)),
 }

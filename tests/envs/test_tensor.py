@@ -1,5 +1,7 @@
 """Tests of `palaestra.envs.tensor`, with the pole on a cart as the task."""
 
+import math
+
 import gymnasium
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from palaestra.core import (
     save_tensors,
 )
 from palaestra.envs import EnvConfig, TensorEnvironment, create_environment
-from palaestra.envs.tiny import TensorCartPole
+from palaestra.envs.tiny import CartPoleSwingUp, TensorCartPole
 
 SEEDS = [11, 22, 33]
 
@@ -197,3 +199,64 @@ def test_actions_that_do_not_exist_are_refused(spec, action, words):
     assert env.reset().prev_action.eq(0).all()
     with pytest.raises(SpecError, match=words):
         env.step(torch.tensor(action))
+
+
+# -- the pole that has to be lifted
+
+
+def swing_up(x, angle, speed, turn, frames):
+    env = CartPoleSwingUp(1, lane_seeds=[0], frames_per_step=frames)
+    numbers = {"x": x, "angle": angle, "speed": speed, "turn": turn}
+    return env, {name: torch.tensor([value], dtype=torch.float64) for name, value in numbers.items()}
+
+
+def energy(state):
+    """Of a cart of 1 kg and a rod of 0.1 kg and 1 m, J, with the speed of the rod's middle written out."""
+    angle, speed, turn = state["angle"], state["speed"], state["turn"]
+    across, up = speed + 0.5 * turn * angle.cos(), -0.5 * turn * angle.sin()
+    rod = 0.05 * (across**2 + up**2) + 0.5 * (0.1 / 12) * turn**2
+    return float(0.5 * speed**2 + rod + 0.1 * 9.81 * 0.5 * angle.cos())
+
+
+def test_a_swinging_pole_loses_energy_to_friction_alone():
+    env, state = swing_up(0.0, 2.0, 0.1, 1.0, frames=1)
+    none, lost = torch.zeros(1, 1, dtype=torch.float64), 0.0
+    before = energy(state)
+    for _ in range(200):
+        lost += 0.01 * float(5e-4 * state["speed"] ** 2 + 2e-6 * state["turn"] ** 2)
+        state = env.transition(state, none)[0]
+    assert before - energy(state) == pytest.approx(lost, rel=0.02)
+    assert lost > 1e-5
+    pushed = env.transition(state, none + 1.0)[0]
+    work = 10 * float(pushed["x"] - state["x"])
+    assert energy(pushed) - energy(state) == pytest.approx(work, rel=1e-3)
+
+
+def test_a_hanging_pole_swings_with_the_period_of_small_angles():
+    """Of a rod on a free cart: the centre of mass stays, so that ω² = m l g (M + m) / ((M + m) I - (m l)²)."""
+    env, state = swing_up(0.0, math.pi + 0.01, 0.0, 0.0, frames=1)
+    omega = math.sqrt(0.05 * 9.81 * 1.1 / (1.1 * 0.1 / 3 - 0.05**2))
+    quarter = round(math.pi / 2 / omega / 0.01)
+    for _ in range(quarter):
+        state = env.transition(state, torch.zeros(1, 1, dtype=torch.float64))[0]
+    assert abs(float(state["angle"]) - math.pi) < 0.0005
+
+
+def test_the_rewards_of_the_swing_up_are_those_of_the_suite():
+    """One for a pole that stands still in the middle; its four factors; and the ends of the rail."""
+    still = torch.zeros(1, 1, dtype=torch.float64)
+    for numbers, action, expected in [
+        ((0.0, 0.0, 0.0, 0.0), 0.0, 1.0),
+        ((0.0, math.pi, 0.0, 0.0), 0.0, 0.0),
+        ((1.0, 0.0, 0.0, 0.0), 0.0, (1 + 0.1**0.25) / 2),
+        ((0.0, 0.0, 0.0, 5.0), 0.0, 0.55),
+        ((0.0, 0.0, 0.0, 0.0), 1.0, 0.8),
+    ]:
+        env, state = swing_up(*numbers, frames=1)
+        reward = float(env.transition(state, still + action)[1])
+        assert reward == pytest.approx(expected, abs=0.03), numbers
+    env, state = swing_up(1.79, math.pi, 3.0, 0.0, frames=8)
+    after, reward, over = env.transition(state, still)
+    assert float(after["x"]) <= 1.8 and float(after["speed"]) < 1.0 and not over.any()
+    with pytest.raises(ConfigError, match="at least 1 frame"):
+        CartPoleSwingUp(1, frames_per_step=0)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from palaestra.core import ConfigError
 from palaestra.envs.tiny import Backdrop, Bandit, Catch, Chain, Endless, Recall
 
 
@@ -51,6 +52,19 @@ def test_catch_can_always_be_won_in_nine_steps():
 @pytest.mark.parametrize("random", [False, True])
 def test_endless_is_worth_one_over_one_minus_gamma(random):
     assert play(Endless(random), lambda _: np.int64(0), 0.9) == pytest.approx(1 / (1 - 0.9))
+
+
+def test_a_picture_of_catch_shows_the_board():
+    board, picture = Catch(10, 5), Catch(10, 5, num_pixels=64)
+    check_env(picture, skip_render_check=True)
+    for step in range(9):
+        table = board.reset(seed=3)[0] if step == 0 else board.step(np.int64(2))[0]
+        seen = picture.reset(seed=3)[0] if step == 0 else picture.step(np.int64(2))[0]
+        assert seen.shape == (64, 64, 1)
+        cells = [[seen[int((r + 0.5) * 6.4), int((c + 0.5) * 12.8), 0] for c in range(5)] for r in range(10)]
+        assert (np.array(cells) == 255 * table.reshape(10, 5)).all()
+    with pytest.raises(ConfigError, match="every cell needs at least one"):
+        Catch(10, 5, num_pixels=9)
 
 
 def test_recall_pays_the_cue_and_nothing_else():

@@ -13,6 +13,7 @@ from palaestra.algorithms.ddpg import *
 from palaestra.algorithms.discrete_cql import *
 from palaestra.algorithms.discrete_sac import *
 from palaestra.algorithms.dqn import *
+from palaestra.algorithms.dreamer import *
 from palaestra.algorithms.evolution_strategies import *
 from palaestra.algorithms.exploration_bonus import *
 from palaestra.algorithms.gradient_algorithm import *
@@ -52,6 +53,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "discrete_cql": DiscreteCQL,
     "discrete_sac": DiscreteSAC,
     "dqn": DQN,
+    "dreamer": Dreamer,
     "evolution_strategies": EvolutionStrategies,
     "impala": IMPALA,
     "iql": IQL,

@@ -188,7 +188,7 @@ def has_pictures(observation_spec: SpecTree) -> bool:
         (True, False)
     """
     return any(
-        type(leaf) in (TensorSpec, BoundedSpec) and _channels_first(leaf) is not None
+        type(leaf) in (TensorSpec, BoundedSpec) and picture_shape(leaf) is not None
         for leaf in spec_leaves(observation_spec).values()
     )
 
@@ -201,14 +201,17 @@ def _encoder_of(spec: SpecTree, image_size: int, cnn: CNN) -> nn.Module:
         return _OneHot((spec.num,), spec.start, ndim=0)
     if isinstance(spec, MultiDiscreteSpec):
         return _OneHot(spec.nvec, 0, ndim=1)
-    channels_first = _channels_first(spec)
+    channels_first = picture_shape(spec)
     return _Numbers(spec) if channels_first is None else _Image(spec, cnn_of(channels_first, cnn, image_size))
 
 
-def _channels_first(spec: TensorSpec) -> tuple[int, ...] | None:
+def picture_shape(spec: TensorSpec) -> tuple[int, ...] | None:
     """[C, H, W] where the spec is an image, else `None`. Channels are last where the last axis is the shortest.
 
     Of images in a row, which have one axis more in front, the channels are one after another.
+
+    Args:
+        spec: of one leaf of an observation.
     """
     if spec.dtype not in (torch.uint8, torch.bool) or len(spec.shape) not in (3, 4):
         return None

@@ -13,7 +13,7 @@ from palaestra.nn.fast import call, submodules
 from palaestra.nn.mlp import ACTIVATIONS, MLP, NoisyMLP
 from palaestra.nn.precision import has_bfloat16_products, in_full_precision
 
-__all__ = ["CompositeNetwork", "EnsembleNetwork", "GaussianNetwork", "Network", "QNetwork"]
+__all__ = ["CompositeNetwork", "EnsembleNetwork", "GaussianNetwork", "Network", "QNetwork", "mlp_of"]
 
 
 class Network(nn.Module):

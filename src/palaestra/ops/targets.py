@@ -9,7 +9,16 @@ from torch import Tensor
 
 from palaestra.ops._arrays import Float, Int, Shaped, require_action_values, require_same_shape, shape_error
 
-__all__ = ["categorical_projection", "double_q_target", "greedy_action", "q_target", "td_target"]
+__all__ = [
+    "categorical_projection",
+    "double_q_target",
+    "greedy_action",
+    "q_target",
+    "symexp",
+    "symlog",
+    "td_target",
+    "two_hot",
+]
 
 
 def greedy_action(q: Float[Tensor, "*N A"], action_mask: Shaped[Tensor, "*N A"] | None = None) -> Int[Tensor, "*N"]:
@@ -189,3 +198,69 @@ def categorical_projection(
     projected = torch.zeros_like(next_probs)
     projected = projected.scatter_add(-1, index, next_probs * (1 - share))
     return projected.scatter_add(-1, index + 1, next_probs * share)
+
+
+def symlog(x: Float[Tensor, "*N"]) -> Float[Tensor, "*N"]:
+    """Numbers of any size, brought near 0.
+
+        symlog(x) = sign(x) ln(|x| + 1)
+
+    Hafner et al. 2025, https://doi.org/10.1038/s41586-025-08744-2, section "Robust predictions".
+
+    Args:
+        x: [N] of any unit.
+
+    Examples:
+        >>> symlog(torch.tensor([-1.0, 0.0, 1000.0]))
+        tensor([-0.6931,  0.0000,  6.9088])
+    """
+    return x.sign() * x.abs().log1p()
+
+
+def symexp(x: Float[Tensor, "*N"]) -> Float[Tensor, "*N"]:
+    """The inverse of `symlog`.
+
+        symexp(x) = sign(x) (exp(|x|) − 1)
+
+    Hafner et al. 2025, https://doi.org/10.1038/s41586-025-08744-2, section "Robust predictions".
+
+    Args:
+        x: [N].
+
+    Examples:
+        >>> symexp(symlog(torch.tensor([-3.0, 0.0, 8.0])))
+        tensor([-3.,  0.,  8.])
+    """
+    return x.sign() * x.abs().expm1()
+
+
+def two_hot(value: Float[Tensor, "*N"], bins: Float[Tensor, "Q"]) -> Float[Tensor, "*N Q"]:
+    """Probabilities of the two bins beside a number, whose mean it is.
+
+        pₖ = (bₖ₊₁ − x) / (bₖ₊₁ − bₖ),   pₖ₊₁ = 1 − pₖ,   bₖ ≤ x ≤ bₖ₊₁
+
+    Hafner et al. 2025, https://doi.org/10.1038/s41586-025-08744-2, section "Robust predictions".
+
+    Args:
+        value: [N] x; beyond the outermost bins it is cut.
+        bins: [Q] rising, at least two, with any spaces between.
+
+    Returns:
+        [N, Q], without gradient.
+
+    Raises:
+        ShapeError: there are fewer than two bins.
+
+    Examples:
+        >>> two_hot(torch.tensor([1.5, 9.0]), torch.tensor([-1.0, 1.0, 3.0]))
+        tensor([[0.0000, 0.7500, 0.2500],
+                [0.0000, 0.0000, 1.0000]])
+    """
+    if bins.ndim != 1 or len(bins) < 2:
+        raise shape_error("bins must be [Q], with Q of at least 2", bins=bins)
+    value = value.detach().contiguous()
+    below = (torch.bucketize(value, bins, right=True) - 1).clamp(0, len(bins) - 2)
+    low, high = bins[below], bins[below + 1]
+    share = ((value - low) / (high - low)).clamp(0, 1).unsqueeze(-1)  # of the bin above
+    empty = torch.zeros(*value.shape, len(bins), device=value.device)
+    return empty.scatter(-1, below.unsqueeze(-1), 1 - share).scatter(-1, below.unsqueeze(-1) + 1, share)

@@ -3,6 +3,7 @@
 from palaestra.policies.actions import *
 from palaestra.policies.artefact import *
 from palaestra.policies.exploration import *
+from palaestra.policies.latent import *
 from palaestra.policies.network_policy import *
 from palaestra.policies.normalizer import *
 from palaestra.policies.policy import *

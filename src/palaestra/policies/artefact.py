@@ -15,6 +15,7 @@ from palaestra.core import load_tensors, save_tensors, spec_from_json, spec_to_j
 from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean
 from palaestra.core.importing import code_of, import_object, is_trusted
 from palaestra.nn import EncoderOption, NetworkConfig, encoder_name
+from palaestra.policies.latent import LatentPolicy
 from palaestra.policies.network_policy import NetworkPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import Policy
@@ -29,7 +30,7 @@ __all__ = ["load_policy", "load_weights", "save_policy"]
 
 _FORMAT = 1
 _CLASSES: tuple[type[NetworkPolicy], ...] = (
-    *(CategoricalPolicy, CompositePolicy, DeterministicPolicy, GaussianPolicy),
+    *(CategoricalPolicy, CompositePolicy, DeterministicPolicy, GaussianPolicy, LatentPolicy),
     *(PopulationPolicy, SearchPolicy, SquashedGaussianPolicy, ValueGreedyPolicy),
     *(TeamCategoricalPolicy, TeamDeterministicPolicy, TeamGreedyPolicy),
 )

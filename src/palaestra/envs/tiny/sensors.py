@@ -80,6 +80,10 @@ class Catch(TinyEnv):
     Args:
         num_rows: of the board.
         num_columns: of the board.
+        num_pixels: height and width of a grey picture in the place of a table of numbers; 0 for the table.
+
+    Raises:
+        ConfigError: a picture has fewer pixels than the board cells.
 
     Examples:
         >>> env = Catch()
@@ -88,8 +92,15 @@ class Catch(TinyEnv):
         ((50,), 2.0)
     """
 
-    def __init__(self, num_rows: int = 10, num_columns: int = 5) -> None:
+    def __init__(self, num_rows: int = 10, num_columns: int = 5, num_pixels: int = 0) -> None:
+        if 0 < num_pixels < max(num_rows, num_columns):
+            raise ConfigError(
+                f"num_pixels is {num_pixels} for a board of {num_rows} x {num_columns}; every cell needs at least one"
+            )
         self.observation_space = spaces.Box(0, 1, (num_rows * num_columns,), np.float32)
+        if num_pixels:
+            self.observation_space = spaces.Box(0, 255, (num_pixels, num_pixels, 1), np.uint8)
+        self._cell_of = [np.arange(num_pixels) * count // max(num_pixels, 1) for count in (num_rows, num_columns)]
         self.action_space = spaces.Discrete(3)
         self._num_rows, self._num_columns = num_rows, num_columns
         self._row = self._column = self._paddle = 0
@@ -109,7 +120,8 @@ class Catch(TinyEnv):
         board = np.zeros((self._num_rows, self._num_columns), np.float32)
         board[self._row, self._column] = 1
         board[-1, self._paddle] = 1
-        return board.reshape(-1)
+        rows, columns = self._cell_of
+        return board[np.ix_(rows, columns)][..., None].astype(np.uint8) * 255 if len(rows) else board.reshape(-1)
 
 
 @final
