@@ -44,11 +44,14 @@ class Row:
     """Whether Stable-Baselines3 is trained, to compare with."""
     compile: bool = False
     """Whether our updates are compiled (`--compile`), which pays in runs of many minutes."""
+    rival: str | None = None
+    """Another algorithm of ours with a row of the same environment and budget, which this one has to surpass."""
 
     @property
     def name(self) -> str:
         """Of its file of results."""
-        return f"{'sb3_' if self.peer else ''}{self.algorithm}_{self.env.replace('/', '-')}"
+        env = self.env.replace("palaestra.envs:", "").replace("/", "-")
+        return f"{'sb3_' if self.peer else ''}{self.algorithm}_{env}"
 
     @property
     def title(self) -> str:
@@ -134,6 +137,11 @@ _ROWS = (
     Row("ppg", "MountainCarContinuous-v0", 20_000 // CAR_REPEAT),
     Row("impala", "MountainCarContinuous-v0", 100_000 // CAR_REPEAT),
     Row("evolution_strategies", "MountainCarContinuous-v0", 100_000 // CAR_REPEAT),
+    *(
+        Row(algorithm, f"palaestra.envs:MinAtar{game}", 2_000_000, seeds=seeds, compile=True, rival=rival)
+        for game in ("Breakout", "SpaceInvaders")
+        for algorithm, seeds, rival in (("pqn", 3, "dqn"), ("dqn", 2, None))
+    ),
     # hours each
     _long("ppo", "HalfCheetah-v5", 1_000_000, 5819.099, 663.530, "HalfCheetah-v3"),
     _long("ppo", "Hopper-v5", 1_000_000, 2410.435, 10.026, "Hopper-v3"),
@@ -153,5 +161,7 @@ ROWS = {row.name: row for row in _ROWS}
 
 
 def peer_of(row: Row) -> Row | None:
-    """The row of Stable-Baselines3 that ours is compared with, if there is one."""
+    """The row that this one is compared with, if there is one: of its rival, or of Stable-Baselines3."""
+    if row.rival is not None:
+        return ROWS[row.name.replace(row.algorithm, row.rival, 1)]
     return None if row.peer else ROWS.get(f"sb3_{row.name}")

@@ -34,7 +34,9 @@ def summarize(row: Row, seeds: Seeds, peer: Seeds = ()) -> dict[str, Any]:
     bars = []
     if row.zoo is not None:
         bars.append(level_bar(final(seeds), "the Zoo", row.zoo.sample, chance()[row.env]))
-    if peer:
+    if peer and row.rival is not None:
+        bars.append(rival_bar(final(seeds), row.rival, sample(final(peer))))
+    elif peer:
         bars.append(level_bar(final(seeds), "Stable-Baselines3", sample(final(peer)), chance()[row.env]))
     if row.env == "CartPole-v1":
         bars.append(cartpole_bar(seeds, row.env_steps, CARTPOLE_TRAIN_S.get(row.algorithm, math.inf)))
@@ -70,6 +72,22 @@ def level_bar(returns: Sequence[float], whom: str, theirs: Sample, random: float
         text += f" ± {half_width:.3g}"
         verdict = "met" if mean - half_width > least else "not met" if mean + half_width < least else "undecided"
     return {"text": f"{text}, above {least:.3g}", "verdict": verdict}
+
+
+def rival_bar(returns: Sequence[float], whom: str, theirs: Sample) -> dict[str, Any]:
+    """Superiority: whether the interval of our mean minus theirs lies above 0.
+
+    Args:
+        returns: our seeds'.
+        whom: theirs.
+        theirs: their seeds.
+    """
+    mean, half_width = difference(sample(returns), theirs)
+    text = f"above {whom} at equal steps: {mean:.4g}"
+    if half_width is None:
+        return {"text": text, "verdict": "undecided"}
+    verdict = "met" if mean > half_width else "not met" if mean < -half_width else "undecided"
+    return {"text": f"{text} ± {half_width:.3g}", "verdict": verdict}
 
 
 def cartpole_bar(seeds: Seeds, env_steps: int, train_s: float) -> dict[str, Any]:

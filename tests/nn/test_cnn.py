@@ -6,9 +6,9 @@ from torch import nn
 from torch.testing import assert_close
 
 from palaestra.core import ConfigError, ShapeError, TensorSpec
-from palaestra.nn import Encoder, ImpalaCNN, NatureCNN, SmallCNN, network_summary
+from palaestra.nn import Encoder, ImpalaCNN, MinAtarCNN, NatureCNN, SmallCNN, network_summary
 
-SMALLEST = {NatureCNN: (1, 36, 36), SmallCNN: (1, 5, 5), ImpalaCNN: (1, 5, 5)}
+SMALLEST = {NatureCNN: (1, 36, 36), SmallCNN: (1, 5, 5), ImpalaCNN: (1, 5, 5), MinAtarCNN: (1, 5, 5)}
 
 
 def images(*shape):
@@ -42,6 +42,38 @@ def test_a_residual_block_adds_its_input():
         nn.init.zeros_(parameter)
     x = torch.randn(2, 16, 4, 4)
     assert torch.equal(block(x), x)
+
+
+def test_the_network_of_minatar_is_one_convolution_and_one_layer():
+    cnn = MinAtarCNN((4, 10, 10))
+    shapes = [tuple(parameter.shape) for parameter in cnn.parameters() if parameter.ndim > 1]
+    assert shapes == [(16, 4, 3, 3), (128, 16 * 8 * 8)]
+
+
+def test_normalised_layers_are_those_of_the_equation():
+    """Ba et al. 2016, equation (4): over the channels of each pixel, and over the units of the last layer."""
+    cnn = MinAtarCNN((2, 6, 7), out_size=5, layer_norm=True)
+    for parameter in cnn.parameters():
+        nn.init.normal_(parameter)
+    weights = dict(cnn.named_parameters())
+    image = torch.rand(3, 2, 6, 7)
+
+    def normal(x, axis):
+        return (x - x.mean(axis, keepdim=True)) / (x.var(axis, correction=0, keepdim=True) + 1e-5).sqrt()
+
+    x = nn.functional.conv2d(image, weights["convolutions.0.weight"], weights["convolutions.0.bias"])
+    gain, shift = (weights[f"convolutions.1.{name}"].view(1, 16, 1, 1) for name in ("weight", "bias"))
+    x = (normal(x, 1) * gain + shift).relu().flatten(1)
+    x = normal(x @ weights["linear.weight"].T + weights["linear.bias"], 1)
+    assert_close(cnn(image), (x * weights["linear.gain"] + weights["linear.shift"]).relu())
+
+
+@pytest.mark.parametrize("kind", SMALLEST)
+def test_a_network_is_normalised_where_it_is_asked_for(kind):
+    plain, normalised = (kind(SMALLEST[kind], out_size=8, layer_norm=on) for on in (False, True))
+    assert not any(isinstance(module, nn.LayerNorm) for module in plain.modules())
+    assert any(isinstance(module, nn.LayerNorm) for module in normalised.modules())
+    assert normalised(images(2, *SMALLEST[kind])).shape == (2, 8)
 
 
 @pytest.mark.parametrize("kind", SMALLEST)

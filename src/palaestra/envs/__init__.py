@@ -22,6 +22,7 @@ from palaestra.envs.faults import *
 from palaestra.envs.first_ready import *
 from palaestra.envs.gym_environment import *
 from palaestra.envs.lane_environment import *
+from palaestra.envs.minatar import *
 from palaestra.envs.native_vector import *
 from palaestra.envs.process import *
 from palaestra.envs.serial import *

@@ -1,4 +1,4 @@
-"""Convolutional networks: `NatureCNN`, the residual network of IMPALA, and `SmallCNN` for pictures below 36 pixels."""
+"""Convolutional networks: `NatureCNN`, the residual network of IMPALA, and two for pictures below 36 pixels."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from palaestra.core import ConfigError, ShapeError, did_you_mean
 from palaestra.nn.config import CNN
+from palaestra.nn.mlp import NormalizedLinear
 
-__all__ = ["ConvolutionalNetwork", "ImpalaCNN", "NatureCNN", "SmallCNN"]
+__all__ = ["ConvolutionalNetwork", "ImpalaCNN", "MinAtarCNN", "NatureCNN", "SmallCNN"]
 
 
 class ConvolutionalNetwork(nn.Module):
@@ -19,6 +20,8 @@ class ConvolutionalNetwork(nn.Module):
     Args:
         shape: [C, H, W], channels first.
         out_size: features.
+        layer_norm: whether what each layer gives is normalised before its relu: of a convolution the channels of every
+            pixel. Inside residual blocks it is not.
 
     Raises:
         ShapeError: the shape is no picture, or one that is too small.
@@ -27,7 +30,7 @@ class ConvolutionalNetwork(nn.Module):
     smallest: ClassVar[int] = 5
     """The least height and width, pixels: what is smaller is a table of numbers rather than a picture."""
 
-    def __init__(self, shape: Sequence[int], out_size: int) -> None:
+    def __init__(self, shape: Sequence[int], out_size: int, *, layer_norm: bool = False) -> None:
         super().__init__()
         if not self.fits(shape):
             raise ShapeError(
@@ -37,8 +40,14 @@ class ConvolutionalNetwork(nn.Module):
         self.shape = tuple(shape)
         self.out_size = out_size
         channels, height, width = shape
-        self.convolutions = nn.Sequential(*self._layers(channels), nn.ReLU(inplace=True), nn.Flatten())
-        self.linear = nn.Linear(self._num_channels * self._pixels_out(height) * self._pixels_out(width), out_size)
+        layers = list[nn.Module]()
+        for layer in self._layers(channels):
+            layers.append(layer)
+            if layer_norm and isinstance(layer, nn.Conv2d):
+                layers.append(_PixelNorm(layer.out_channels))
+        self.convolutions = nn.Sequential(*layers, nn.ReLU(inplace=True), nn.Flatten())
+        kind = NormalizedLinear if layer_norm else nn.Linear
+        self.linear = kind(self._num_channels * self._pixels_out(height) * self._pixels_out(width), out_size)
 
     _num_channels: ClassVar[int]
 
@@ -83,6 +92,7 @@ class NatureCNN(ConvolutionalNetwork):
     Args:
         shape: [C, H, W], channels first; H and W at least 36 pixels.
         out_size: features.
+        layer_norm: see `ConvolutionalNetwork`.
 
     Raises:
         ShapeError: the shape is no image or too small.
@@ -95,8 +105,8 @@ class NatureCNN(ConvolutionalNetwork):
     smallest = 36  # below, the third convolution has nothing to look at
     _num_channels = 64
 
-    def __init__(self, shape: Sequence[int], out_size: int = 512) -> None:
-        super().__init__(shape, out_size)
+    def __init__(self, shape: Sequence[int], out_size: int = 512, *, layer_norm: bool = False) -> None:
+        super().__init__(shape, out_size, layer_norm=layer_norm)
         _orthogonal(self)
 
     def _layers(self, channels: int) -> list[nn.Module]:
@@ -124,6 +134,7 @@ class SmallCNN(ConvolutionalNetwork):
     Args:
         shape: [C, H, W], channels first; H and W at least 5 pixels.
         out_size: features.
+        layer_norm: see `ConvolutionalNetwork`.
 
     Raises:
         ShapeError: the shape is no image or too small.
@@ -135,8 +146,8 @@ class SmallCNN(ConvolutionalNetwork):
 
     _num_channels = 64
 
-    def __init__(self, shape: Sequence[int], out_size: int = 512) -> None:
-        super().__init__(shape, out_size)
+    def __init__(self, shape: Sequence[int], out_size: int = 512, *, layer_norm: bool = False) -> None:
+        super().__init__(shape, out_size, layer_norm=layer_norm)
         _orthogonal(self)
 
     def _layers(self, channels: int) -> list[nn.Module]:
@@ -152,6 +163,39 @@ class SmallCNN(ConvolutionalNetwork):
         return -(-pixels // 4)
 
 
+class MinAtarCNN(ConvolutionalNetwork):
+    """One convolution of 3 x 3 pixels with 16 channels, and one fully connected layer, each with a relu.
+
+    Young and Tian 2019, https://arxiv.org/abs/1903.03176, section 3; with `layer_norm` that of Gallici et al. 2025,
+    https://arxiv.org/abs/2407.04811, for MinAtar. Departs from the papers: orthogonal initialisation with gain √2,
+    biases 0.
+
+    Args:
+        shape: [C, H, W], channels first; H and W at least 5 pixels.
+        out_size: features; 128 in the papers.
+        layer_norm: see `ConvolutionalNetwork`.
+
+    Raises:
+        ShapeError: the shape is no image or too small.
+
+    Examples:
+        >>> MinAtarCNN((4, 10, 10))(torch.zeros(2, 4, 10, 10, dtype=torch.bool)).shape
+        torch.Size([2, 128])
+    """
+
+    _num_channels = 16
+
+    def __init__(self, shape: Sequence[int], out_size: int = 128, *, layer_norm: bool = False) -> None:
+        super().__init__(shape, out_size, layer_norm=layer_norm)
+        _orthogonal(self)
+
+    def _layers(self, channels: int) -> list[nn.Module]:
+        return [nn.Conv2d(channels, 16, 3)]
+
+    def _pixels_out(self, pixels: int) -> int:
+        return pixels - 2
+
+
 class ImpalaCNN(ConvolutionalNetwork):
     """The residual network of IMPALA: fifteen convolutions of 3 x 3 pixels and one fully connected layer.
 
@@ -164,6 +208,7 @@ class ImpalaCNN(ConvolutionalNetwork):
     Args:
         shape: [C, H, W], channels first; H and W at least 5 pixels.
         out_size: features; 256 in the paper.
+        layer_norm: see `ConvolutionalNetwork`.
 
     Raises:
         ShapeError: the shape is no image or too small.
@@ -175,8 +220,8 @@ class ImpalaCNN(ConvolutionalNetwork):
 
     _num_channels = 32
 
-    def __init__(self, shape: Sequence[int], out_size: int = 256) -> None:
-        super().__init__(shape, out_size)
+    def __init__(self, shape: Sequence[int], out_size: int = 256, *, layer_norm: bool = False) -> None:
+        super().__init__(shape, out_size, layer_norm=layer_norm)
 
     def _layers(self, channels: int) -> list[nn.Module]:
         layers: list[nn.Module] = []
@@ -187,6 +232,13 @@ class ImpalaCNN(ConvolutionalNetwork):
 
     def _pixels_out(self, pixels: int) -> int:
         return -(-pixels // 8)
+
+
+class _PixelNorm(nn.LayerNorm):
+    """Layer normalisation over the channels of every pixel, [N, C, H, W]."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.movedim(1, -1)).movedim(-1, 1)
 
 
 class _Residual(nn.Module):
@@ -201,16 +253,22 @@ class _Residual(nn.Module):
         return x + self.second(torch.relu_(self.first(torch.relu(x))))
 
 
-_KINDS: dict[str, type[ConvolutionalNetwork]] = {"nature": NatureCNN, "small": SmallCNN, "impala": ImpalaCNN}
+_KINDS: dict[str, type[ConvolutionalNetwork]] = {
+    "nature": NatureCNN,
+    "small": SmallCNN,
+    "impala": ImpalaCNN,
+    "minatar": MinAtarCNN,
+}
 
 
-def cnn_of(shape: Sequence[int], kind: str, out_size: int) -> ConvolutionalNetwork:
+def cnn_of(shape: Sequence[int], kind: str, out_size: int, *, layer_norm: bool = False) -> ConvolutionalNetwork:
     """The convolutional network that a configuration asks for.
 
     Args:
         shape: [C, H, W], channels first.
         kind: see `NetworkConfig.cnn`.
         out_size: features.
+        layer_norm: see `ConvolutionalNetwork`.
 
     Raises:
         ConfigError: the kind is unknown, or the images are too small for it.
@@ -221,9 +279,9 @@ def cnn_of(shape: Sequence[int], kind: str, out_size: int) -> ConvolutionalNetwo
     if not network.fits(shape):
         raise ConfigError(
             f"network.cnn is {kind!r}, which needs images of at least {network.smallest} x {network.smallest} pixels, "
-            f"and they are {list(shape)}, channels first; choose small or impala, or leave it out"
+            f"and they are {list(shape)}, channels first; choose small, minatar or impala, or leave it out"
         )
-    return network(shape, out_size)
+    return network(shape, out_size, layer_norm=layer_norm)
 
 
 def _orthogonal(network: nn.Module) -> None:

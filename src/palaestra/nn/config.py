@@ -16,7 +16,7 @@ __all__ = ["CNN", "EncoderOption", "NetworkConfig", "Recurrent", "encoder_name"]
 Recurrent: TypeAlias = Literal["lstm", "gru", "attention"]
 """Kinds of memory: recurrent cells, or attention over the last steps."""
 
-CNN: TypeAlias = Literal["auto", "nature", "impala", "small"]
+CNN: TypeAlias = Literal["auto", "nature", "impala", "small", "minatar"]
 """Kinds of convolutional networks for pictures."""
 
 EncoderOption: TypeAlias = str | dict[str, Any] | Callable[..., Any] | None
@@ -40,7 +40,7 @@ class NetworkConfig:
     activation: Activation = "tanh"
     """Function after each hidden layer."""
     layer_norm: bool = False
-    """Whether the units of each hidden layer are normalised before its activation, row by row."""
+    """Whether the units of each hidden layer are normalised before its activation, row by row; for pictures, too."""
     batch_norm: bool = False
     """Whether the inputs of each layer are normalised by the minibatch; for algorithms that learn with it: crossq."""
     block: Literal["simba"] | None = None
@@ -54,7 +54,8 @@ class NetworkConfig:
     initial_log_std: float = 0.0
     """log σ at the start, in raw units, of normal policies that learn it apart from the mean; 0 is a σ of 1."""
     cnn: CNN = "auto"
-    """Network for pictures: nature, impala (residual, 15 layers), small, or auto: nature from 36 pixels, else small."""
+    """Network for pictures: nature, impala (residual, 15 layers), small, minatar (one layer), or auto: nature from 36
+    pixels, else small."""
     image_size: int = 512
     """Features of each encoded image."""
     recurrent: Recurrent | None = None

@@ -1,7 +1,8 @@
 """Encoders: one flat feature vector from any nest of observations, pictures by convolutional networks."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class Encoder(nn.Module):
         observation_spec: the spec tree.
         image_size: features of each image.
         cnn: the network for images, see `NetworkConfig.cnn`.
+        layer_norm: whether its layers are normalised.
 
     Raises:
         ConfigError: there is nothing to encode, or the images are too small for the network.
@@ -49,10 +51,13 @@ class Encoder(nn.Module):
         tensor([[0.5000, 1.0000, 0.0000, 0.0000, 1.0000]])
     """
 
-    def __init__(self, observation_spec: SpecTree, *, image_size: int = 512, cnn: CNN = "auto") -> None:
+    def __init__(
+        self, observation_spec: SpecTree, *, image_size: int = 512, cnn: CNN = "auto", layer_norm: bool = False
+    ) -> None:
         super().__init__()
         observation_spec = _without_mask(observation_spec)
-        self.root = _encoder_of(observation_spec, image_size, cnn)
+        make = functools.partial(cnn_of, kind=cnn, out_size=image_size, layer_norm=layer_norm)
+        self.root = _encoder_of(observation_spec, make)
         self.out_size: int = self.root.out_size  # pyright: ignore[reportAttributeAccessIssue]
         self.is_identity = isinstance(self.root, _Numbers) and self.root.is_identity
         if self.out_size < 1:
@@ -161,7 +166,8 @@ def encoder_of(observation_spec: SpecTree, config: NetworkConfig) -> Encoder | O
         ConfigError: there is nothing to encode, or the user's encoder cannot be made.
     """
     if config.encoder is None:
-        return Encoder(observation_spec, image_size=config.image_size, cnn=config.cnn)
+        images: Any = {"image_size": config.image_size, "cnn": config.cnn, "layer_norm": config.layer_norm}
+        return Encoder(observation_spec, **images)
     return OwnEncoder(observation_spec, config.encoder)
 
 
@@ -193,16 +199,16 @@ def has_pictures(observation_spec: SpecTree) -> bool:
     )
 
 
-def _encoder_of(spec: SpecTree, image_size: int, cnn: CNN) -> nn.Module:
+def _encoder_of(spec: SpecTree, make: Callable[[Sequence[int]], ConvolutionalNetwork]) -> nn.Module:
     if isinstance(spec, dict | tuple):
         items = spec.items() if isinstance(spec, dict) else enumerate(spec)
-        return _Children({str(name): _encoder_of(child, image_size, cnn) for name, child in items})
+        return _Children({str(name): _encoder_of(child, make) for name, child in items})
     if isinstance(spec, DiscreteSpec):
         return _OneHot((spec.num,), spec.start, ndim=0)
     if isinstance(spec, MultiDiscreteSpec):
         return _OneHot(spec.nvec, 0, ndim=1)
     channels_first = picture_shape(spec)
-    return _Numbers(spec) if channels_first is None else _Image(spec, cnn_of(channels_first, cnn, image_size))
+    return _Numbers(spec) if channels_first is None else _Image(spec, make(channels_first))
 
 
 def picture_shape(spec: TensorSpec) -> tuple[int, ...] | None:
