@@ -68,8 +68,20 @@ def test_a_row_with_a_peer_is_compared_with_what_the_peer_learned():
     assert peer_of(ROWS["sb3_sac_HalfCheetah-v5"]) is None
 
 
+def test_a_row_with_a_rival_has_to_be_above_it():
+    row = ROWS["pqn_MinAtarBreakout"]
+    theirs = [seed(i, value) for i, value in enumerate((9.0, 10.0, 11.0))]
+    verdicts = {}
+    for mean in (5.0, 10.5, 20.0):
+        bars = summarize(row, [seed(i, mean + i / 10) for i in range(3)], theirs)["bars"]
+        verdicts[mean] = [bar["verdict"] for bar in bars]
+    assert verdicts == {5.0: ["not met"], 10.5: ["undecided"], 20.0: ["met"]}
+    assert peer_of(row) == ROWS["dqn_MinAtarBreakout"]
+    assert peer_of(ROWS["dqn_MinAtarBreakout"]) is None
+
+
 def test_chance_is_known_of_every_environment_that_has_a_row_to_compare_with():
-    with_bars = {row.env for row in ROWS.values() if not row.peer and (row.zoo or peer_of(row))}
+    with_bars = {row.env for row in ROWS.values() if not row.peer and (row.zoo or (peer_of(row) and row.rival is None))}
     done = {row.env for row in ROWS.values() if queue.read(RESULTS, row) is not None}
     assert with_bars & done <= chance().keys()
 
