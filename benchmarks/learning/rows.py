@@ -138,7 +138,7 @@ _ROWS = (
     Row("impala", "MountainCarContinuous-v0", 100_000 // CAR_REPEAT),
     Row("evolution_strategies", "MountainCarContinuous-v0", 100_000 // CAR_REPEAT),
     *(
-        Row(algorithm, f"palaestra.envs:MinAtar{game}", 2_000_000, seeds=seeds, compile=True, rival=rival)
+        Row(algorithm, f"palaestra.envs:MinAtar{game}", 1_000_000, seeds=seeds, compile=True, rival=rival)
         for game in ("Breakout", "SpaceInvaders")
         for algorithm, seeds, rival in (("pqn", 3, "dqn"), ("dqn", 2, None))
     ),

@@ -26,7 +26,7 @@ class _MinAtarGame(TensorEnvironment):
     """A picture of 10 x 10 cells with a channel for each kind of thing; rewards are of the score.
 
     Args:
-        batch_size: B.
+        batch_size: how many games, B.
         sticky_action_prob: with which chance the button that was pressed before is pressed again, whatever the action.
         difficulty_ramping: whether a game becomes harder the longer it lasts, where it has such a rule.
         minimal_action_set: whether actions are those alone that do something in this game, or all six buttons.
@@ -87,8 +87,8 @@ class _MinAtarGame(TensorEnvironment):
         """One frame.
 
         Args:
-            state: leaves [B, ...].
-            action: [B].
+            state: of the games.
+            action: which button, [B].
         """
         luck = mixed(state["luck"] - 1640531527)
         sticks = ((luck >> 8) & 0xFFFFFF).to(torch.float32) * 2.0**-24 < self._sticky
@@ -105,9 +105,7 @@ class MinAtarBreakout(_MinAtarGame):
     from; a brick is gone with the first touch, and while the ball stays among bricks it breaks no second one. When the
     last brick is gone and the ball comes down, all are there again. A ball that is missed ends the game.
 
-    Args:
-        batch_size: B.
-        options: `sticky_action_prob` and `minimal_action_set`, and those of `TensorEnvironment`.
+    Options are `sticky_action_prob`, `minimal_action_set` and those of `TensorEnvironment`.
 
     Examples:
         >>> env = MinAtarBreakout(2, lane_seeds=[1, 2])
@@ -170,7 +168,7 @@ class MinAtarBreakout(_MinAtarGame):
         """The picture [B, 10, 10, 4].
 
         Args:
-            state: leaves [B, ...].
+            state: of the games.
         """
         ball = _one(state["y"]).unsqueeze(2) & _one(state["x"]).unsqueeze(1)
         trail = _one(state["trail_y"]).unsqueeze(2) & _one(state["trail_x"]).unsqueeze(1)
@@ -186,9 +184,7 @@ class MinAtarSpaceInvaders(_MinAtarGame):
     or an alien that hits the cannon, or aliens that have come all the way down, end the game. When all are shot, the
     next ones come, and with ramping they move a bit more often, up to twice as often as the first.
 
-    Args:
-        batch_size: B.
-        options: `sticky_action_prob`, `difficulty_ramping` and `minimal_action_set`, and those of `TensorEnvironment`.
+    Options are `sticky_action_prob`, `difficulty_ramping`, `minimal_action_set` and those of `TensorEnvironment`.
 
     Examples:
         >>> env = MinAtarSpaceInvaders(2, lane_seeds=[1, 2])
@@ -257,7 +253,7 @@ class MinAtarSpaceInvaders(_MinAtarGame):
         """The picture [B, 10, 10, 6].
 
         Args:
-            state: leaves [B, ...].
+            state: of the games.
         """
         aliens, to_the_left = state["aliens"], (state["direction"] < 0).view(-1, 1, 1)
         kinds = [aliens, aliens & to_the_left, aliens & ~to_the_left, state["shots"], state["bullets"]]
