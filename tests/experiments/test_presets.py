@@ -36,7 +36,13 @@ def test_the_settings_of_a_family_are_known_and_in_range(key):
 
 
 @pytest.mark.parametrize(
-    ("name", "package"), [("ALE/Pong-v5", "ale_py"), ("HalfCheetah-v5", "mujoco"), ("envpool:Hopper-v5", "envpool")]
+    ("name", "package"),
+    [
+        ("ALE/Pong-v5", "ale_py"),
+        ("HalfCheetah-v5", "mujoco"),
+        ("envpool:Hopper-v5", "envpool"),
+        ("envpool:Pong-v5", "envpool"),
+    ],
 )
 @pytest.mark.slow
 def test_a_preset_trains_and_evaluates_out_of_the_box(name, package, tmp_path, monkeypatch):
