@@ -75,6 +75,86 @@ def test_each_member_is_judged_by_its_own_critic_with_the_others_as_they_acted()
     torch.testing.assert_close(terms["actor"], -gain / (members * len(batch.action)))
 
 
+def test_coma_judges_an_action_by_what_the_others_would_have_been_worth():
+    """Foerster et al. 2018, equations (4) and (5), member by member; the baseline has no gradient of its own."""
+    algorithm, collector = collected("coma", "team", num_epochs=1, entropy_cost=0.0)
+    batch = first_minibatch(algorithm, collector.buffer)
+    policy = algorithm.policy.distribution(batch.observation)
+    log_prob, acts = policy.log_prob(batch.action), batch.observation.alive
+    seen = algorithm.policy.normalize(batch.observation)
+    total = torch.zeros(())
+    for g in range(3):
+        worth = []
+        for action in range(4):  # the critic is not told what the member itself did
+            joint = batch.action.clone()
+            joint[..., g] = action
+            worth.append(algorithm.critic(seen, joint)[..., g, :].detach())
+        for other in worth:
+            torch.testing.assert_close(other, worth[0])
+        own = worth[0].gather(-1, batch.action[..., g : g + 1]).squeeze(-1)
+        advantage = own - (policy.probs[..., g, :].detach() * worth[0]).sum(-1)
+        total = total - (advantage * log_prob[..., g] * acts[..., g] * batch.valid).sum()
+    term = algorithm.losses(batch).terms["actor"]
+    torch.testing.assert_close(term, total / (3 * batch.valid.sum()))
+    parameters = list(algorithm.policy.network.parameters())
+    ours, expected = (torch.autograd.grad(loss, parameters) for loss in (term, total / (3 * batch.valid.sum())))
+    torch.testing.assert_close(ours, expected)
+
+
+def test_comas_critic_learns_lambda_returns_of_the_target_critic():
+    """Algorithm 1, row by row from the end: what follows an end of an episode counts nothing."""
+    algorithm, collector = collected("coma", "team", gamma=0.9, trace_decay=0.7)
+    unroll = collector.buffer.draw(algorithm.plan, torch.Generator())
+    ends = unroll.step_type[1:] == 2
+    assert (ends & (unroll.discount[1:] == 0)).any()
+    target = algorithm.preprocess(unroll, collector.buffer).target
+    seen = algorithm.policy.normalize(unroll.observation[:-1])
+    values = algorithm.target_critic(seen, unroll.action).gather(-1, unroll.action.unsqueeze(-1)).squeeze(-1)
+    reward, discount, valid = unroll.reward.mean(-1), unroll.discount, unroll.valid.bool()
+    checked = 0
+    for t in range(len(target)):
+        for b in range(target.shape[1]):
+            if not valid[t, b]:
+                continue
+            if ends[t, b] and discount[t + 1, b] == 0:
+                expected = reward[t + 1, b].expand(3)
+            elif t + 1 < len(target) and valid[t + 1, b]:
+                expected = reward[t + 1, b] + 0.9 * (0.3 * values[t + 1, b] + 0.7 * target[t + 1, b])
+            else:  # bootstraps from a joint action that was drawn
+                continue
+            torch.testing.assert_close(target[t, b], expected)
+            checked += 1
+    assert checked > 10
+
+
+def test_masac_is_the_equations_for_every_member():
+    """Lowe et al. 2017, (5) and (6), with the soft values of Haarnoja et al. 2018, (5), (6), (9) and (18)."""
+    algorithm, collector = collected("masac", "team-continuous", gamma=0.9)
+    batch = first_minibatch(algorithm, collector.buffer)
+    view, after = central_view(batch.observation), central_view(batch.next_observation)
+    policy, alpha, members = algorithm.policy, algorithm.temperature(), 3
+    action, log_prob = policy.distribution(batch.observation).at(batch.noise.unflatten(-1, (members, 2)))
+    following, next_log_prob = policy.distribution(batch.next_observation).at(batch.next_noise.unflatten(-1, (3, 2)))
+    errors, costs, excess = [], [], []
+    for g in range(members):
+        own = slice(2 * g, 2 * g + 2)
+        soft = algorithm.target_critic(after, following.flatten(-2))[own].amin(0).squeeze(-1)
+        soft = soft - alpha * next_log_prob[:, g] * batch.next_observation.alive[:, g]
+        target = (batch.reward[:, g] + batch.bootstrap[:, g] * soft).detach()
+        for q in algorithm.critic(view, batch.action)[own].squeeze(-1):
+            errors.append((q - target).square().mean() / (2 * members))
+        mixed = batch.action.unflatten(-1, (members, 2)).clone()
+        mixed[:, g] = action[:, g]
+        least = algorithm.critic(view, mixed.flatten(-2))[own].amin(0).squeeze(-1)
+        acts = batch.observation.alive[:, g]
+        costs.append(((alpha * log_prob[:, g] - least) * acts).mean() / members)
+        excess.append(((log_prob[:, g] - 2) * acts).mean().detach() / members)
+    terms = algorithm.losses(batch).terms
+    torch.testing.assert_close(terms["critic"], torch.stack(errors).sum())
+    torch.testing.assert_close(terms["actor"], torch.stack(costs).sum())
+    torch.testing.assert_close(terms["temperature"], -algorithm.temperature.log * torch.stack(excess).sum())
+
+
 def test_a_team_may_have_one_member_that_sees_a_choice():
     """What a member sees is described by the team's first, which is there in every team."""
     spec = {"observation": MultiDiscreteSpec(nvec=(5,)), "alive": TensorSpec((1,))}

@@ -109,7 +109,8 @@ def test_every_algorithm_says_what_it_supports(capsys):
     assert (by_name["ppo"]["data"], by_name["dqn"]["data"]) == ("on-policy", "replay")
     assert by_name["r2d2"]["features"] == ["memory", "n-step", "priorities", "bonus", "gradient workers"]
     assert by_name["evolution_strategies"]["features"] == []
-    assert [name for name, entry in by_name.items() if "team" in entry["features"]] == ["maddpg", "mappo", "qmix"]
+    teams = [name for name, entry in by_name.items() if "team" in entry["features"]]
+    assert teams == ["coma", "maddpg", "mappo", "masac", "qmix"]
     assert by_name["qmix"]["features"] == ["n-step", "gradient workers", "team"]
     assert exit_code("list", "algorithms") == 0
     assert re.search(r"ppo .* nested +memory, bonus, gradient workers", capsys.readouterr().out)

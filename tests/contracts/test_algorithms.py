@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -150,6 +151,7 @@ def test_every_coefficient_of_a_loss_moves_the_gradient(name, cost, kind):
     for value in (0.1, 0.7):
         algorithm, collector = collected(name, kind, **{cost: value})
         batch = prepared(shaken(algorithm), collector)
+        algorithm.num_gradient_steps = math.lcm(*algorithm.term_periods.values()) - 1  # all terms are due
         gradients.append(algorithm.gradients(minibatches_of(algorithm, batch)[0]).values)
     moved = [float((gradients[0][key] - gradients[1][key]).norm()) for key in gradients[0]]
     assert max(moved) > 1e-3, f"{cost} changes no gradient"

@@ -8,8 +8,19 @@ import pytest
 import torch
 
 from palaestra import DQN, PPO, DQNConfig, Linear, PPOConfig, RunSeeds
-from palaestra.algorithms import MADDPG, MAPPO, QMIX, MADDPGConfig, MAPPOConfig, QMIXConfig
-from palaestra.core import BoundedSpec, TensorSpec, restart, termination
+from palaestra.algorithms import (
+    COMA,
+    MADDPG,
+    MAPPO,
+    MASAC,
+    QMIX,
+    COMAConfig,
+    MADDPGConfig,
+    MAPPOConfig,
+    MASACConfig,
+    QMIXConfig,
+)
+from palaestra.core import Batch, BoundedSpec, TensorSpec, restart, termination
 from palaestra.multiagent import (
     AgentsConfig,
     AgentSpec,
@@ -29,6 +40,8 @@ CASES = {
     "mappo": (MAPPO, MAPPOConfig(**ON_POLICY, **PASSES), 20_000),
     "qmix": (QMIX, QMIXConfig(unroll_length=4, gamma=0.95, learning_rate=1e-3, capacity=20_000), 24_000),
 }
+SHORT = {"unroll_length": 4, "num_epochs": 2, "learning_rate": 2e-3, "trace_decay": 0.9}
+CASES["coma"] = (COMA, COMAConfig(gamma=0.95, entropy_cost=Linear(0.3, 0.0), **SHORT), 50_000)
 CASES["vdn"] = (QMIX, dataclasses.replace(CASES["qmix"][1], mixing="sum"), 24_000)
 
 
@@ -75,9 +88,12 @@ def share_of_best(policies, policy_specs, episodes=100):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_a_team_meets_almost_as_fast_as_can_be(name, seed):
-    """MARO-15: independent PPO, MAPPO, QMIX, VDN reach 95% of the best return, for 3 seeds of 3; chance earns -2.6."""
+    """MARO-15: independent PPO, MAPPO, QMIX, VDN reach 95% of the best return, for 3 seeds of 3; chance earns -2.6.
+
+    COMA, whose actors make one step an unroll, reaches 90% in twice the steps.
+    """
     torch.set_num_threads(1)
-    assert share_of_best(*trained(Meeting, *CASES[name], seed)) > 0.95
+    assert share_of_best(*trained(Meeting, *CASES[name], seed)) > (0.9 if name == "coma" else 0.95)
 
 
 @pytest.mark.slow
@@ -122,3 +138,25 @@ def test_maddpg_finds_the_balance_in_closed_form():
     assert policy_specs[name].team
     observation = {"observation": np.ones((2, 1), np.float32), "alive": np.ones(2, np.float32)}
     assert np.allclose(policy(observation).reshape(-1), 0.2, atol=0.05)
+
+
+@pytest.mark.slow
+def test_masac_finds_the_balance_in_closed_form_and_is_as_random_as_was_asked():
+    """Each follows exp(Q / alpha), about the normal distribution around 0.2 with variance alpha / 2.
+
+    So an entropy of -1 nat needs alpha = exp(-2) / (pi e) = 0.0158.
+    """
+    torch.set_num_threads(1)
+    config = MASACConfig(
+        learning_rate=1e-3, temperature_learning_rate=1e-3, learning_starts=200, mini_batch_size=64, tau=0.02
+    )
+    policies, policy_specs = trained(Balance, MASAC, config, 12_000, 0)
+    ((name, policy),) = policies.items()
+    assert policy_specs[name].team
+    observation = {"observation": np.ones((2, 1), np.float32), "alive": np.ones(2, np.float32)}
+    assert np.allclose(policy(observation).reshape(-1), 0.2, atol=0.05)
+    rows = Batch.of({name: torch.from_numpy(leaf).expand(4000, *leaf.shape) for name, leaf in observation.items()})
+    with torch.no_grad():
+        action, log_prob = policy.sample(rows)
+    assert -float(log_prob.mean()) / 2 == pytest.approx(-1, abs=0.3)
+    assert float(action.var()) == pytest.approx(0.0158 / 2, rel=0.5)

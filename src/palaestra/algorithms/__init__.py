@@ -7,6 +7,7 @@ from palaestra.algorithms.algorithm import *
 from palaestra.algorithms.alphazero import *
 from palaestra.algorithms.behaviour_cloning import *
 from palaestra.algorithms.c51 import *
+from palaestra.algorithms.coma import *
 from palaestra.algorithms.cql import *
 from palaestra.algorithms.crossq import *
 from palaestra.algorithms.ddpg import *
@@ -22,6 +23,7 @@ from palaestra.algorithms.iql import *
 from palaestra.algorithms.iqn import *
 from palaestra.algorithms.maddpg import *
 from palaestra.algorithms.mappo import *
+from palaestra.algorithms.masac import *
 from palaestra.algorithms.muzero import *
 from palaestra.algorithms.parts import *
 from palaestra.algorithms.ppg import *
@@ -47,6 +49,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "alphazero": AlphaZero,
     "behaviour_cloning": BehaviourCloning,
     "c51": C51,
+    "coma": COMA,
     "cql": CQL,
     "crossq": CrossQ,
     "ddpg": DDPG,
@@ -60,6 +63,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "iqn": IQN,
     "maddpg": MADDPG,
     "mappo": MAPPO,
+    "masac": MASAC,
     "muzero": MuZero,
     "ppg": PPG,
     "ppo": PPO,

@@ -108,14 +108,7 @@ class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
 
     def preprocess(self, batch: Any, source: DataSource) -> MADDPGBatch:
         """Reduces n-step windows to transitions, the reward of every member by itself."""
-        members = (-1, batch.reward.shape[1], self.num_agents)
-        discount, step_type = (
-            field.unsqueeze(-1).expand(members).flatten(1) for field in (batch.discount, batch.step_type)
-        )
-        flat = batch.replace(reward=batch.reward.flatten(1), discount=discount, step_type=step_type)
-        found = parts.n_step_transitions(flat, self.value_of("gamma"), MADDPGBatch)
-        reward, bootstrap = (field.unflatten(0, members[1:]) for field in (found.reward, found.bootstrap))
-        return found.replace(reward=reward, bootstrap=bootstrap)
+        return parts.member_transitions(batch, self.value_of("gamma"), MADDPGBatch)
 
     def losses(self, batch: MADDPGBatch) -> Losses:
         """Equation (6) for each member's critic; (5) for each member's action, those of the others as they were."""

@@ -302,6 +302,27 @@ def n_step_transitions(windows: Any, gamma: float, layout: type[_BatchT] = Trans
     return layout.of({**fields, "weight": windows.weight} if "weight" in windows else fields)
 
 
+def member_transitions(windows: Any, gamma: float, layout: type[_BatchT] = TransitionBatch) -> _BatchT:
+    """Reduces n-step windows of a team to transitions, the reward of every member by itself.
+
+    Args:
+        windows: `buffers.Windows`, rewards [n+1, N, G].
+        gamma: discount per env step.
+        layout: see `n_step_transitions`.
+
+    Returns:
+        Fields [N, ...]; rewards and bootstraps are [N, G].
+    """
+    members = windows.reward.shape
+    discount, step_type = (
+        field.unsqueeze(-1).expand(members).flatten(1) for field in (windows.discount, windows.step_type)
+    )
+    flat = windows.replace(reward=windows.reward.flatten(1), discount=discount, step_type=step_type)
+    found: Any = n_step_transitions(flat, gamma, layout)
+    reward, bootstrap = (field.unflatten(0, members[1:]) for field in (found.reward, found.bootstrap))
+    return found.replace(reward=reward, bootstrap=bootstrap)
+
+
 def kept_besides(drawn: Batch, gamma: float) -> dict[str, Any]:
     """What rows keep beside observation and reward, with one entry for each action, as losses find it.
 

@@ -23,7 +23,12 @@ from palaestra.policies.population import PopulationPolicy
 from palaestra.policies.search import SearchPolicy
 from palaestra.policies.squashed import DeterministicPolicy, SquashedGaussianPolicy
 from palaestra.policies.stochastic import CategoricalPolicy, CompositePolicy, GaussianPolicy
-from palaestra.policies.team import TeamCategoricalPolicy, TeamDeterministicPolicy, TeamGreedyPolicy
+from palaestra.policies.team import (
+    TeamCategoricalPolicy,
+    TeamDeterministicPolicy,
+    TeamGreedyPolicy,
+    TeamSquashedGaussianPolicy,
+)
 from palaestra.policies.value_greedy import ValueGreedyPolicy
 
 __all__ = ["load_policy", "load_weights", "save_policy"]
@@ -32,7 +37,7 @@ _FORMAT = 1
 _CLASSES: tuple[type[NetworkPolicy], ...] = (
     *(CategoricalPolicy, CompositePolicy, DeterministicPolicy, GaussianPolicy, LatentPolicy),
     *(PopulationPolicy, SearchPolicy, SquashedGaussianPolicy, ValueGreedyPolicy),
-    *(TeamCategoricalPolicy, TeamDeterministicPolicy, TeamGreedyPolicy),
+    *(TeamCategoricalPolicy, TeamDeterministicPolicy, TeamGreedyPolicy, TeamSquashedGaussianPolicy),
 )
 _JSON, _WEIGHTS = "policy.json", "weights.safetensors"
 

@@ -66,6 +66,16 @@ def require_box(policy: str, action_spec: SpecTree) -> BoundedSpec:
 _LOG_STD_RANGE = (-20.0, 2.0)
 
 
+def squashed_gaussian(outputs: Tensor) -> SquashedGaussian:
+    """The distribution that a network's outputs describe.
+
+    Args:
+        outputs: [..., 2A], means and log standard deviations; the latter are clipped to [-20, 2].
+    """
+    mean, log_std = outputs.chunk(2, -1)
+    return SquashedGaussian(mean, log_std.clamp(*_LOG_STD_RANGE))
+
+
 @final
 class SquashedGaussianPolicy(SquashedPolicy):
     """Draws an action from a normal distribution pressed into [-1, 1] by tanh, and maps it onto the action space.
@@ -103,8 +113,7 @@ class SquashedGaussianPolicy(SquashedPolicy):
         Args:
             outputs: [..., 2A] of the network.
         """
-        mean, log_std = outputs.chunk(2, -1)
-        return SquashedGaussian(mean, log_std.clamp(*_LOG_STD_RANGE))
+        return squashed_gaussian(outputs)
 
     def distribution(self, observation: Any, state: Any = (), first: Tensor | None = None) -> SquashedGaussian:
         """The distribution over raw actions, with gradients.

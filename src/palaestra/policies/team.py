@@ -13,19 +13,20 @@ from torch import Tensor, nn
 from palaestra.core import Batch, ConfigError
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.nn import ACTION_MASK, Network, NetworkConfig, OwnEncoder
-from palaestra.ops import Categorical, greedy_action
+from palaestra.ops import Categorical, SquashedGaussian, greedy_action
 from palaestra.policies.actions import Head, head_of
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.network_policy import NetworkPolicy, StochasticPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import PolicyStep
-from palaestra.policies.squashed import DeterministicPolicy
+from palaestra.policies.squashed import DeterministicPolicy, SquashedPolicy, squashed_gaussian
 
 __all__ = [
     "TeamCategoricalPolicy",
     "TeamDeterministicPolicy",
     "TeamGreedyPolicy",
     "TeamNetwork",
+    "TeamSquashedGaussianPolicy",
     "central_spec",
     "central_view",
     "team_size",
@@ -260,12 +261,57 @@ class TeamDeterministicPolicy(DeterministicPolicy):
         return TeamNetwork(observation_spec, count, action_spec.size // count, config)
 
 
+@final
+class TeamSquashedGaussianPolicy(SquashedPolicy):
+    """Draws every member's action from a normal distribution pressed into [-1, 1] by tanh, and maps it onto its box.
+
+    Args:
+        network: observation of the team -> [..., G x 2A], mean and log standard deviation of each member in turn.
+        observation_spec: of the team.
+        action_spec: a floating-point box [G, ...] with finite bounds.
+        normalizer: of what members see.
+        exploration: usually none, for the policy is random itself.
+
+    Raises:
+        ConfigError: the specs are not those of a team with such actions.
+    """
+
+    @classmethod
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
+        count = team_size(observation_spec, action_spec)
+        return TeamNetwork(observation_spec, count, 2 * action_spec.size // count, config)
+
+    def distribution(self, observation: Any) -> SquashedGaussian:
+        """What every member's raw action is drawn from, with gradients; log-probabilities are [..., G].
+
+        Args:
+            observation: of the team, raw, with any leading dimensions.
+
+        Returns:
+            Over [..., G, A] raw actions in (-1, 1).
+        """
+        return self._by_member(self._outputs(observation))
+
+    def sample(self, observation: Any) -> tuple[Tensor, Tensor]:
+        distribution = self.distribution(observation)
+        action, log_prob = distribution.at(torch.empty_like(distribution.mean).normal_(generator=self.generator))
+        return action.flatten(-2), log_prob.sum(-1)
+
+    def _action(self, outputs: Tensor, deterministic: bool) -> Tensor:
+        members = self._by_member(outputs)
+        return (members.mode() if deterministic else members.sample(self.generator)).flatten(-2)
+
+    def _by_member(self, outputs: Tensor) -> SquashedGaussian:
+        return squashed_gaussian(outputs.unflatten(-1, (self.action_spec.shape[0], -1)))
+
+
 def _choices(policy: str, observation_spec: SpecTree, action_spec: SpecTree) -> tuple[int, int]:
     """G and A."""
     count = team_size(observation_spec, action_spec)
     if not isinstance(action_spec, MultiDiscreteSpec):
         raise ConfigError(
-            f"{policy} needs members that take one discrete action and was given {action_spec}. For boxes use MADDPG"
+            f"{policy} needs members that take one discrete action and was given {action_spec}. For boxes use MADDPG "
+            "or MASAC"
         )
     return count, action_spec.nvec[0]
 
